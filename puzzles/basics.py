@@ -1,0 +1,1552 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   pallas_puzzles: {order: 1}
+# ---
+
+# %% [markdown]
+# # Pallas basics: from one line to a fused matmul
+#
+# Thirteen puzzles from here you will have written tiled matrix multiplications: with the sum kept on the chip, over a
+# batch, with bias and GELU applied before a single result leaves, and within a budget of bytes. They are the skeleton
+# of the kernels inside real models.
+#
+# You need to know JAX and NumPy. You need no TPU: your kernels run here exactly as you would ship them, simulated.
+#
+# Each puzzle is a function whose body says `YOUR CODE HERE`. Fill it and run the `check` below it: it runs your kernel
+# one step at a time and, if something is off, names the step and your line. Stuck? Three hints are folded away under
+# every check: a nudge, the pattern, the solution. `show` draws what your kernel did. Nobody is timing you.
+
+# %%
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl  # Pallas
+from jax.experimental.pallas import tpu as pltpu  # what only TPUs have
+from jaxtyping import Array, BFloat16, Float  # Float[Array, "M N"]: an array of floats with M rows and N columns
+
+from pallas_puzzles import Budget, case, check, normal, progress, setup, show
+
+setup()  # a real TPU if there is one, else JAX's simulator of one
+
+# %% [markdown]
+# ## Puzzle 1: Add ten
+#
+# **Goal.** Write a kernel that adds 10 to every element of `x`.
+#
+# ### Theory
+#
+# One attention head over 8192 tokens has 8192 x 8192 scores: 256 MiB of float32. You would like them never to be
+# stored. `jit` has no word for that wish. In Pallas, what is stored where is up to you.
+#
+# Two memories matter. **HBM** is large and slow (16 GB on a TPU v5e): your arrays live there. **VMEM** is small and
+# fast (a kernel on a v5e gets 16 MiB unless it asks for more): kernels compute there.
+#
+# `pl.pallas_call(kernel, out_shape=...)` returns a function. When you call it with `x`, this happens:
+#
+# ```text
+#     HBM      x                       result
+#              | copy in                  ^ copy out
+#              v                          |
+#     VMEM   x_ref  ---- kernel ---->  o_ref
+# ```
+#
+# `x_ref` and `o_ref` are **Refs**: buffers in VMEM, not arrays. `ref[...]` reads a buffer and gives you an array;
+# `ref[...] = value` overwrites it. A kernel returns nothing; it leaves its result in `o_ref`, which starts out holding
+# garbage.
+
+
+# %%
+def add_ten_spec(x: Float[Array, "N"]) -> Float[Array, "N"]:
+    return x + 10
+
+
+def add_ten_kernel(x_ref, o_ref):
+    # x_ref: all of x, (N,)      o_ref: the result, (N,), garbage so far
+    pass  # YOUR CODE HERE
+
+
+def add_ten(x: Float[Array, "N"]) -> Float[Array, "N"]:
+    # out_shape: shape and dtype of the result, as a jax.ShapeDtypeStruct (a description, no data)
+    return pl.pallas_call(add_ten_kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+# %%
+# Inputs are drawn at random. variants: more inputs it has to get right. budget: what it may use; here, one pallas_call.
+check("basics/1", add_ten, add_ten_spec, normal((640,)), variants=[case(normal((1000,)))], budget=Budget(calls=1))
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# There are two things to do: get numbers out of one buffer, and put numbers into the other. Mind the second.
+# `o_ref = something` is ordinary Python: it points the *name* `o_ref` at something else, and the buffer never hears
+# of it. What does the theory offer instead?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def add_ten_kernel(x_ref, o_ref):
+#     x = ____          # read the whole buffer
+#     ____ = x + 10     # overwrite the whole buffer
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def add_ten_kernel(x_ref, o_ref):
+#     o_ref[...] = x_ref[...] + 10
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A kernel fills buffers; `pallas_call` does the moving. Between reading and writing it is plain `jnp`.
+# But `x` had to fit into VMEM as a whole. What if it does not?
+
+# %% [markdown]
+# ## Puzzle 2: Add two vectors, block by block
+#
+# **Goal.** Add two vectors, `b` elements at a time. Write the kernel, and say how many steps it takes.
+#
+# ### Theory
+#
+# A vector of 4 Mi float32 is 16 MiB: it alone fills the VMEM of Puzzle 1, and an addition needs three. So cut.
+#
+# Two more arguments of `pallas_call` do that. The **grid** says how often the kernel runs: `grid=(5,)` means five
+# **steps**, like `for i in range(5)`. A **`pl.BlockSpec`** says, for one array, which block of it lies in VMEM at
+# step `i`. `pl.BlockSpec((b,), lambda i: (i,))` reads: blocks of `b` elements; at step `i`, block number `i`.
+#
+# ```text
+#     x       [  0  |  1  |  2  |  3  |  4  ]      HBM
+#     y       [  0  |  1  |  2  |  3  |  4  ]
+#                      |
+#                      | step i = 1: copy in
+#                      v
+#             x_ref + y_ref -> o_ref               VMEM, b elements each
+#                                |
+#                                | copy out
+#                      +---------+
+#                      v
+#     result  [  0  |  1  |  2  |  3  |  4  ]      HBM
+# ```
+#
+# Before a step its input blocks are copied in, after it its output block is copied out. On a TPU the steps run one
+# after the other, in order. A grid with several axes is a nest of loops, the last axis innermost. The kernel receives
+# its Refs in the order inputs, then outputs.
+
+
+# %%
+def vector_add_spec(x: Float[Array, "N"], y: Float[Array, "N"]) -> Float[Array, "N"]:
+    return x + y
+
+
+def vector_add_kernel(x_ref, y_ref, o_ref):
+    # x_ref, y_ref, o_ref: (b,), block i of x, of y and of the result
+    pass  # YOUR CODE HERE
+
+
+def vector_add_grid(n, b):
+    # n: how long the vectors are, a multiple of b      b: how long a block is
+    # Return the grid: a tuple with the number of steps along each axis (here there is one).
+    pass  # YOUR CODE HERE
+
+
+def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> Float[Array, "N"]:
+    # b: a TPU takes 1-D float32 blocks of 128, 256, 512, any multiple of 1024, or the whole array
+    block = pl.BlockSpec((b,), lambda i: (i,))
+    return pl.pallas_call(
+        vector_add_kernel,
+        grid=vector_add_grid(x.shape[0], b),
+        in_specs=[block, block],  # one BlockSpec per input
+        out_specs=block,  # and one for the output
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+    )(x, y)
+
+
+# %%
+check(
+    "basics/2",
+    vector_add,
+    vector_add_spec,
+    normal((1280,)),
+    normal((1280,)),
+    variants=[case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288))],
+    budget=Budget(vmem_bytes=6_144),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The kernel never sees the vectors, only `b` elements of each: write it as if the world were that small. For the grid,
+# count blocks: every step fills one block of the result, and nothing but a step fills a block. Too few steps, and
+# blocks keep their garbage. Too many, and a step works on a block that does not exist; the TPU compiler does not notice.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def vector_add_kernel(x_ref, y_ref, o_ref):
+#     o_ref[...] = ____
+#
+#
+# def vector_add_grid(n, b):
+#     return (____,)    # a tuple, and integers in it: Python's / makes floats
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def vector_add_kernel(x_ref, y_ref, o_ref):
+#     o_ref[...] = x_ref[...] + y_ref[...]
+#
+#
+# def vector_add_grid(n, b):
+#     return (n // b,)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Blocks of 256 elements add vectors of any length: VMEM no longer knows how long they are. See for
+# yourself; step through it, and watch which block of each array is in VMEM. (The table counts every block twice over in
+# VMEM. Puzzle 6 tells why.)
+
+# %%
+show(vector_add, normal((1280,)), normal((1280,)))
+
+# %% [markdown]
+# ## Puzzle 3: Last page first
+#
+# **Goal.** `x` is a sequence of pages of 256 elements. Return the pages in reverse order, each page itself unchanged.
+# The kernel is given; write the index map.
+#
+# ### Theory
+#
+# A server keeps the keys of a conversation in pages, wherever memory was free. Reordering them before use would read
+# and write every byte once more. Better to tell the copy where to look.
+#
+# The function inside a `BlockSpec` does that. It is called an **index map**. It takes the grid index of the step, one
+# argument per grid axis. It returns which block this step gets: a tuple with one block *number* per dimension of the
+# array. Pallas multiplies by the block size: with blocks of 256, block number 2 starts at element 512.
+#
+# ```text
+#     step i            0    1    2    3    4
+#                       ?    ?    ?    ?    ?    reverse_map
+#     x              [ p0 | p1 | p2 | p3 | p4 ]
+#     result         [ p4 | p3 | p2 | p1 | p0 ]
+# ```
+#
+# An index map may compute with its arguments as it likes, but the block has to exist. Negative numbers do not count
+# from the end, and nothing past the end is promised; the TPU compiler does not even notice.
+
+
+# %%
+def reverse_pages_spec(x: Float[Array, "N"]) -> Float[Array, "N"]:
+    return x.reshape(-1, 256)[::-1].reshape(-1)
+
+
+def copy_kernel(x_ref, o_ref):
+    o_ref[...] = x_ref[...]
+
+
+def reverse_map(i, num_pages):
+    # i: the step; it writes page i of the result      num_pages: how many pages x has
+    # Return the number of the page of x to read, as a tuple.
+    pass  # YOUR CODE HERE
+
+
+def reverse_pages(x: Float[Array, "N"]) -> Float[Array, "N"]:
+    num_pages = x.shape[0] // 256
+    return pl.pallas_call(
+        copy_kernel,
+        grid=(num_pages,),
+        # an index map gets the grid index and nothing else: partial fills in num_pages beforehand
+        in_specs=[pl.BlockSpec((256,), functools.partial(reverse_map, num_pages=num_pages))],
+        out_specs=pl.BlockSpec((256,), lambda i: (i,)),
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+    )(x)
+
+
+# %%
+check(
+    "basics/3",
+    reverse_pages,
+    reverse_pages_spec,
+    normal((1280,)),
+    variants=[case(normal((2048,)), budget=Budget(vmem_bytes=4_096, hbm_bytes=16_384))],
+    budget=Budget(vmem_bytes=4_096, hbm_bytes=10_240),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Make a table for five pages: which page belongs in place 0, in place 1, in place 4? Two numbers in every line of that
+# table add up to the same thing. Pages are numbered from 0, so there is no page number `num_pages`.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def reverse_map(i, num_pages):
+#     last = ____              # the number of the last page
+#     return (last ____ i,)    # a page number, not a position in x
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def reverse_map(i, num_pages):
+#     return (num_pages - 1 - i,)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The index map moves no data: it only aims the copies that happen anyway. Your reversal costs the 10,240
+# bytes of a plain copy, 5,120 in and 5,120 out. Paged attention finds its scattered pages in the same way.
+
+# %% [markdown]
+# ## Puzzle 4: Transpose, tile by tile
+#
+# **Goal.** Transpose a matrix. Write the kernel for one tile, and the index map of the result.
+#
+# ### Theory
+#
+# Transposing 8192 x 8192 float32 in one go would take 256 MiB of VMEM, twice. In tiles of 128 x 256 it takes 128 KiB,
+# twice. The grid gets two axes, `i` down and `j` across, and by Puzzle 2 the steps come row by row. Index maps now
+# take two arguments and return two block numbers.
+#
+# ```text
+#     x (M, N)                       result (N, M)
+#
+#           j=0   j=1                  +---+---+---+
+#         +-----+-----+                |   |   |   |
+#     i=0 |  0  |  1  |                |   |   |   |
+#         +-----+-----+                +---+---+---+
+#     i=1 |  2  |  3  |                |   |   |   |
+#         +-----+-----+                |   |   |   |
+#     i=2 |  4  |  5  |                +---+---+---+
+#         +-----+-----+
+#      the number of the step          which step writes where?
+# ```
+#
+# How small may a tile be? The TPU computes on registers of 8 rows and 128 columns. So the last two sizes of a block
+# must be **multiples of 8 and of 128**, or span the whole array in that dimension. The compiler refuses anything else.
+# Tiles of 8 x 128 would suit `x`, but not the result: its tiles are 128 x 8.
+
+
+# %%
+def transpose_spec(x: Float[Array, "M N"]) -> Float[Array, "N M"]:
+    return x.T
+
+
+def transpose_kernel(x_ref, o_ref):
+    # x_ref: (bm, bn), tile (i, j) of x      o_ref: (bn, bm), a tile of the result
+    pass  # YOUR CODE HERE
+
+
+def transpose_out_map(i, j):
+    # Return the row and the column of the tile of the result that step (i, j) fills.
+    pass  # YOUR CODE HERE
+
+
+def transpose(x: Float[Array, "M N"], *, bm: int = 128, bn: int = 256) -> Float[Array, "N M"]:
+    M, N = x.shape
+    return pl.pallas_call(
+        transpose_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[pl.BlockSpec((bm, bn), lambda i, j: (i, j))],
+        out_specs=pl.BlockSpec((bn, bm), transpose_out_map),
+        out_shape=jax.ShapeDtypeStruct((N, M), x.dtype),
+    )(x)
+
+
+# %%
+check(
+    "basics/4",
+    transpose,
+    transpose_spec,
+    normal((384, 512)),
+    variants=[case(normal((768, 640)), bm=256, bn=128, budget=Budget(vmem_bytes=524_288))],
+    budget=Budget(vmem_bytes=524_288),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Two things have to turn: the numbers inside a tile, and the place of the tile. Each is the business of one function,
+# and doing only one of them leaves a picture cut into squares and shuffled. Follow step 1 through the drawing: its
+# tile comes from the top right corner of `x`. Into which corner of the result does that corner go?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def transpose_kernel(x_ref, o_ref):
+#     tile = x_ref[...]     # (bm, bn)
+#     o_ref[...] = ____     # (bn, bm)
+#
+#
+# def transpose_out_map(i, j):
+#     # tile row ____ of the result came from tile column ____ of x
+#     return (____, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def transpose_kernel(x_ref, o_ref):
+#     o_ref[...] = x_ref[...].T
+#
+#
+# def transpose_out_map(i, j):
+#     return (j, i)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Tiles, index maps, nested loops: you can now walk over any matrix in any pattern. So far every step
+# brought new blocks. The savings begin when one does not.
+
+# %% [markdown]
+# ## Puzzle 5: Scale the rows, shift the columns
+#
+# **Goal.** Compute `x * scale + shift`, with one scale per row and one shift per column. Write the kernel and the
+# index maps of `scale` and `shift`.
+#
+# ### Theory
+#
+# Let `x` be 8192 x 4096 in float32. A shift per column is 4096 numbers, 16 KiB. Broadcast to the shape of `x` it would
+# be 128 MiB to read, as much as `x` itself.
+#
+# Every operand has its own BlockSpec, and an index map may ignore a grid axis. Then the block number stays the same
+# from one step to the next, and here is the rule that most of this notebook rests on:
+#
+# **A block is copied only when its number changes from one step to the next.**
+#
+# An input whose number stays is not fetched again. An output whose number stays keeps its place in VMEM, with what the
+# kernel wrote there; it goes back to HBM when the number changes, or after the last step. The output block that follows
+# starts out as garbage again.
+#
+# ```text
+#     step (i, j)            0,0    0,1    0,2    1,0    1,1    1,2   ...
+#     lambda i, j: (i, j)    copy   copy   copy   copy   copy   copy
+#     lambda i, j: (0, 0)    copy    -      -      -      -      -
+# ```
+
+
+# %%
+def scale_shift_spec(
+    x: Float[Array, "M N"], scale: Float[Array, "M 1"], shift: Float[Array, "1 N"]
+) -> Float[Array, "M N"]:
+    return x * scale + shift
+
+
+def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
+    # x_ref, o_ref: (bm, bn)      scale_ref: (bm, 1)      shift_ref: (1, bn)
+    pass  # YOUR CODE HERE
+
+
+def scale_map(i, j):
+    # scale is (M, 1), cut into blocks of (bm, 1). Return the number of the one that tile (i, j) needs.
+    pass  # YOUR CODE HERE
+
+
+def shift_map(i, j):
+    # shift is (1, N), cut into blocks of (1, bn). Return the number of the one that tile (i, j) needs.
+    pass  # YOUR CODE HERE
+
+
+def scale_shift(
+    x: Float[Array, "M N"], scale: Float[Array, "M 1"], shift: Float[Array, "1 N"], *, bm: int = 8, bn: int = 256
+) -> Float[Array, "M N"]:
+    M, N = x.shape
+    tile = pl.BlockSpec((bm, bn), lambda i, j: (i, j))
+    return pl.pallas_call(
+        scale_shift_kernel,
+        grid=(M // bm, N // bn),
+        # sizes of 1 are fine here: they span the whole dimension
+        in_specs=[tile, pl.BlockSpec((bm, 1), scale_map), pl.BlockSpec((1, bn), shift_map)],
+        out_specs=tile,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+    )(x, scale, shift)
+
+
+# %%
+check(
+    "basics/5",
+    scale_shift,
+    scale_shift_spec,
+    normal((32, 768)),
+    normal((32, 1)),
+    normal((1, 768)),
+    variants=[
+        case(
+            normal((48, 1280)),
+            normal((48, 1)),
+            normal((1, 1280)),
+            bm=16,
+            bn=128,
+            budget=Budget(hbm_bytes=507_072, vmem_bytes=33_920),
+        )
+    ],
+    budget=Budget(hbm_bytes=209_024, vmem_bytes=34_880),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Stand at tile (2, 1) of `x`. It covers the rows of block row 2 and the columns of block column 1. Which of these does
+# a scale belong to, and which does a shift? In the other dimension there is a single block, so only one number is
+# possible there. The kernel is ordinary `jnp` broadcasting.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
+#     o_ref[...] = ____      # (bm, bn) with (bm, 1) and (1, bn)
+#
+#
+# def scale_map(i, j):
+#     return (____, 0)
+#
+#
+# def shift_map(i, j):
+#     return (____, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
+#     o_ref[...] = x_ref[...] * scale_ref[...] + shift_ref[...]
+#
+#
+# def scale_map(i, j):
+#     return (i, 0)
+#
+#
+# def shift_map(i, j):
+#     return (0, j)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Four blocks of scales, four copies: `j` runs inside, and the scales stay. But the three blocks of shifts
+# are copied twelve times, because each step brings the next one. Look at the moves below. Then guess what happens if
+# the two loops change places; Puzzle 13 makes you rich on it.
+
+# %%
+show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
+
+# %% [markdown]
+# ## Puzzle 6: Wire it yourself
+#
+# **Goal.** Compute `x * sigmoid(g)` in bfloat16. Write everything: the kernel, and the whole `pallas_call`, with the
+# largest blocks of whole rows that fit into `vmem_bytes`.
+#
+# ### Theory
+#
+# How large should a block be? A step costs about 0.35 microseconds on a v5e before it does anything. 8192 rows in
+# blocks of 8 are 1024 steps: 0.36 ms. In blocks of 256 they are 32 steps: 0.01 ms. So blocks should be large. VMEM
+# sets the limit.
+#
+# When is it full? While the kernel works on one step, the blocks of the next are on their way in, and the results of
+# the last one on their way out:
+#
+# ```text
+#     time --->
+#     copy in     | 0 | 1 | 2 | 3 |
+#     compute         | 0 | 1 | 2 | 3 |
+#     copy out            | 0 | 1 | 2 | 3 |
+# ```
+#
+# You write nothing for this; it is what a grid is for. But a buffer cannot be filled and read at the same time, so
+# every block of every operand has **two buffers**: one in use, one in transit.
+#
+# ```text
+#     VMEM  =  2 x (bytes of a block of x  +  of a block of g  +  of a block of the result)
+# ```
+#
+# A float32 has 4 bytes, a bfloat16 has 2. And a Ref has a dtype: convert what you store with `.astype(o_ref.dtype)`.
+
+
+# %%
+def gated_spec(x: Float[Array, "M N"], g: Float[Array, "M N"]) -> BFloat16[Array, "M N"]:
+    return (x * jax.nn.sigmoid(g)).astype(jnp.bfloat16)
+
+
+def gated_kernel(x_ref, g_ref, o_ref):
+    # x_ref, g_ref: (bm, N), float32      o_ref: (bm, N), bfloat16
+    pass  # YOUR CODE HERE
+
+
+def gated(x: Float[Array, "M N"], g: Float[Array, "M N"], *, vmem_bytes: int = 262_144) -> BFloat16[Array, "M N"]:
+    # 1. Blocks are (bm, N). Find bm: the largest multiple of 8 that divides M and keeps all buffers within vmem_bytes.
+    # 2. Return the result of a pallas_call with that block. You know all of its arguments by now:
+    #    kernel, grid, in_specs, out_specs, out_shape.
+    pass  # YOUR CODE HERE
+
+
+# %%
+check(
+    "basics/6",
+    gated,
+    gated_spec,
+    normal((96, 384)),
+    normal((96, 384)),
+    variants=[
+        case(
+            normal((160, 256), scale=4.0),
+            normal((160, 256), scale=4.0),
+            vmem_bytes=100_000,
+            budget=Budget(vmem_bytes=100_000, grid_steps=10, calls=1),
+        )
+    ],
+    budget=Budget(vmem_bytes=262_144, grid_steps=3, calls=1),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Start with what one row costs: how many bytes has it in `x`, in `g`, in the result, and how often does each of these
+# lie in VMEM? All sizes are plain Python integers when the function runs, so a loop over candidates is fine. For the
+# call, take Puzzle 4 as a model; a grid with one axis is enough, and all three operands can share one BlockSpec.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def gated(x, g, *, vmem_bytes=262_144):
+#     M, N = x.shape
+#     bytes_per_row = ____                      # all three operands, two buffers each
+#     fitting = [bm for bm in range(8, M + 1, 8) if ____ and ____]
+#     bm = max(fitting)
+#     block = pl.BlockSpec(____, lambda i: ____)
+#     return pl.pallas_call(
+#         gated_kernel, grid=____, in_specs=____, out_specs=____, out_shape=jax.ShapeDtypeStruct(____, ____)
+#     )(x, g)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def gated_kernel(x_ref, g_ref, o_ref):
+#     o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+#
+#
+# def gated(x, g, *, vmem_bytes=262_144):
+#     M, N = x.shape
+#     bytes_per_row = 2 * N * (4 + 4 + 2)
+#     fitting = [bm for bm in range(8, M + 1, 8) if M % bm == 0 and bm * bytes_per_row <= vmem_bytes]
+#     bm = max(fitting)
+#     block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+#     return pl.pallas_call(
+#         gated_kernel,
+#         grid=(M // bm,),
+#         in_specs=[block, block],
+#         out_specs=block,
+#         out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+#     )(x, g)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** That was a complete kernel, from an empty function. The copies run behind your arithmetic without a word
+# from you. What the kernel lacks is a sense of place: it cannot tell one block from another. Yet.
+
+# %% [markdown]
+# ## Puzzle 7: Which step am I?
+#
+# **Goal.** Row `q` and column `k` of `x` are the score of query `q` and key `k`. Add `0.125 * (k - q)` to it: the further
+# back a key lies, the lower its score.
+#
+# ### Theory
+#
+# Some language models (look for ALiBi) tell near words from far ones in just this way. As an array, that bias for 8192
+# queries and 8192 keys is 256 MiB to read. But it follows from two numbers that the kernel can ask for: where it is in
+# the grid.
+#
+# `pl.program_id(axis)` is the index of the current step along one axis of the grid. At step (2, 1), `pl.program_id(0)`
+# is 2 and `pl.program_id(1)` is 1. You need it because a kernel sees its block and nothing around it. Inside, rows are
+# numbered from 0, in every block:
+#
+# ```text
+#     x, tiles of 32 x 128         the x_ref of step (2, 1)
+#
+#       +-----+-----+-----+            column 0 .. 127
+#       | 0,0 | 0,1 | 0,2 |           +---------------+
+#       +-----+-----+-----+     row 0 |               |
+#       | 1,0 | 1,1 | 1,2 |       ..  |               |
+#       +-----+-----+-----+        31 |               |
+#       | 2,0 |#2,1#| 2,2 |           +---------------+
+#       +-----+-----+-----+      where is that in x?
+# ```
+#
+# A Ref has a `.shape`, as an array has. `jnp.arange` works inside a kernel.
+
+
+# %%
+def distance_bias_spec(x: Float[Array, "Q K"]) -> Float[Array, "Q K"]:
+    Q, K = x.shape
+    return x + 0.125 * (jnp.arange(K)[None, :] - jnp.arange(Q)[:, None])
+
+
+def distance_bias_kernel(x_ref, o_ref):
+    # x_ref, o_ref: (bq, bk), tile (i, j)
+    pass  # YOUR CODE HERE
+
+
+def distance_bias(x: Float[Array, "Q K"], *, bq: int = 32, bk: int = 128) -> Float[Array, "Q K"]:
+    Q, K = x.shape
+    tile = pl.BlockSpec((bq, bk), lambda i, j: (i, j))
+    return pl.pallas_call(
+        distance_bias_kernel,
+        grid=(Q // bq, K // bk),
+        in_specs=[tile],
+        out_specs=tile,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+    )(x)
+
+
+# %%
+check(
+    "basics/7",
+    distance_bias,
+    distance_bias_spec,
+    normal((96, 512)),
+    variants=[case(normal((320, 768)), bq=64, bk=256, budget=Budget(hbm_bytes=1_966_080, vmem_bytes=262_144))],
+    budget=Budget(hbm_bytes=393_216, vmem_bytes=65_536),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Work out one element by hand: at step (2, 1), with tiles of 32 x 128, the corner `x_ref[0, 0]` is which query, which
+# key? Tiles before it take up room, and the room depends on their size, which is not the same in the two directions.
+# Then do it for all rows and all columns at once; `[:, None]` and `[None, :]` turn two vectors into a table.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def distance_bias_kernel(x_ref, o_ref):
+#     bq, bk = x_ref.shape
+#     q = ____ + jnp.arange(bq)     # (bq,), positions in x, not in the tile
+#     k = ____ + jnp.arange(bk)     # (bk,)
+#     o_ref[...] = x_ref[...] + 0.125 * ____     # (bq, bk)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def distance_bias_kernel(x_ref, o_ref):
+#     bq, bk = x_ref.shape
+#     q = pl.program_id(0) * bq + jnp.arange(bq)
+#     k = pl.program_id(1) * bk + jnp.arange(bk)
+#     o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Local position plus step times block size is the global position: the most used line in all of Pallas.
+# What can be computed from it need never be stored. Causal masks are made of it, and so is the answer to the next
+# question: what if the blocks do not fit?
+
+# %% [markdown]
+# ## Puzzle 8: The ragged edge
+#
+# **Goal.** The rows of `x` come in chunks of 16; the last chunk may be shorter. From every chunk, subtract its mean
+# over the rows.
+#
+# ### Theory
+#
+# Prompts have 1000 tokens, or 1003. Blocks do not care: 1000 rows in chunks of 16 are 62 full ones and 8 rows. So the
+# grid is rounded up, to 63 steps, and the last block hangs over the edge of the array:
+#
+# ```text
+#     100 rows, chunks of 16            320 columns, blocks of 128
+#
+#      0 +------------------+               0      128     256  320
+#     16 +------------------+               +-------+-------+---+...+
+#        ...                                |       |       |   |   :
+#     96 +------------------+ <- last chunk |       |       |   | ? :
+#    100 |   4 real rows    |               +-------+-------+---+...+
+#        +..................+
+#        : 12 rows of what? :
+#    112 +..................+
+# ```
+#
+# Every block has its full shape, at the edge too. On the way out, what hangs over is **dropped**: you cannot damage
+# anything there. On the way in, what hangs over is **garbage**: any bits at all, which may well read as NaN.
+#
+# Often that is no problem: garbage columns turn into garbage columns, and are dropped. It becomes one when garbage and
+# data meet in the same number, as in a mean over rows.
+
+
+# %%
+def centre_chunks_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    chunks = [x[start : start + 16] for start in range(0, x.shape[0], 16)]  # the last one may be shorter
+    return jnp.concatenate([chunk - chunk.mean(axis=0) for chunk in chunks])
+
+
+def centre_kernel(x_ref, o_ref, *, num_rows):
+    # x_ref, o_ref: (16, bn), chunk i, column block j      num_rows: how many rows x has, M
+    pass  # YOUR CODE HERE
+
+
+def centre_chunks(x: Float[Array, "M N"], *, bn: int = 128) -> Float[Array, "M N"]:
+    M, N = x.shape
+    block = pl.BlockSpec((16, bn), lambda i, j: (i, j))
+    return pl.pallas_call(
+        functools.partial(centre_kernel, num_rows=M),
+        grid=(-(-M // 16), -(-N // bn)),  # divided and rounded up
+        in_specs=[block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+    )(x)
+
+
+# %%
+check(
+    "basics/8",
+    centre_chunks,
+    centre_chunks_spec,
+    normal((100, 320), shift=3.0),
+    variants=[
+        case(normal((41, 640), scale=5.0, shift=-20.0), bn=256, budget=Budget(vmem_bytes=65_536)),
+        case(normal((64, 384), shift=3.0), budget=Budget(vmem_bytes=32_768)),
+    ],
+    budget=Budget(vmem_bytes=32_768),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# A row is real if its position in `x` (Puzzle 7) is below `num_rows`. Replace what is not real by something that does
+# no harm to a sum. Replace, not multiply: NaN times 0 is NaN, so garbage survives a multiplication with a mask. And a
+# mean is a sum divided by a count. Which count?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def centre_kernel(x_ref, o_ref, *, num_rows):
+#     rows = ____ + jnp.arange(16)             # positions in x
+#     real = ____                              # (16, 1), True for real rows
+#     x = x_ref[...]
+#     total = jnp.where(real, ____, ____).sum(axis=0, keepdims=True)
+#     count = ____                             # 16, but less in the last chunk
+#     o_ref[...] = x - total / count
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def centre_kernel(x_ref, o_ref, *, num_rows):
+#     start = pl.program_id(0) * 16
+#     real = (start + jnp.arange(16))[:, None] < num_rows
+#     x = x_ref[...]
+#     total = jnp.where(real, x, 0).sum(axis=0, keepdims=True)
+#     count = jnp.minimum(16, num_rows - start)
+#     o_ref[...] = x - total / count
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Mask what enters a reduction, ignore the rest. In other people's kernels the rounded-up division is
+# called `pl.cdiv(M, 16)`. Now for the opposite problem: a reduction that is too long for one block.
+
+# %% [markdown]
+# ## Puzzle 9: Row sum
+#
+# **Goal.** Sum the rows of `x`, which arrive in several column blocks. Write the kernel and the output's index map.
+#
+# ### Theory
+#
+# A large language model scores a vocabulary of 262,144 words. Eight rows of such scores are 8 MiB; two buffers of that,
+# and 16 MiB of VMEM are gone. So a row comes in pieces, and its sum has to grow from step to step.
+#
+# It can grow in `o_ref`. Recall Puzzle 5: while the number of an output block stays the same, the block stays in VMEM
+# with what you wrote. And you may read it.
+#
+# ```text
+#     x           j=0   j=1   j=2   j=3
+#           i=0  [ a  |  b  |  c  |  d ]
+#
+#     o_ref     ? --> a --> a+b --> a+b+c --> a+b+c+d --> HBM
+# ```
+#
+# The trouble is the `?`: on the first visit the block holds garbage. What must happen at some steps only goes here:
+#
+# ```python
+# @pl.when(condition)
+# def _():          # the name does not matter: it is called at once, if the condition holds
+#     ...
+# ```
+#
+# A Python `if` cannot do this: the kernel is traced once, before any step has run. And `pl.when` skips its body, not
+# the copies: the blocks of a step come in regardless.
+
+
+# %%
+def row_sum_spec(x: Float[Array, "M N"]) -> Float[Array, "M 1"]:
+    return x.sum(axis=1, keepdims=True)
+
+
+def row_sum_kernel(x_ref, o_ref):
+    # x_ref: (bm, bn), block (i, j) of x      o_ref: (bm, 1), the sums of these rows so far
+    pass  # YOUR CODE HERE
+
+
+def row_sum_out_map(i, j):
+    # The result is (M, 1), in blocks of (bm, 1). Return the number of the one that step (i, j) adds to.
+    pass  # YOUR CODE HERE
+
+
+def row_sum(x: Float[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float[Array, "M 1"]:
+    M, N = x.shape
+    return pl.pallas_call(
+        row_sum_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[pl.BlockSpec((bm, bn), lambda i, j: (i, j))],
+        out_specs=pl.BlockSpec((bm, 1), row_sum_out_map),
+        out_shape=jax.ShapeDtypeStruct((M, 1), x.dtype),
+    )(x)
+
+
+# %%
+check(
+    "basics/9",
+    row_sum,
+    row_sum_spec,
+    normal((24, 512), shift=1.0),
+    variants=[case(normal((64, 768)), bm=16, bn=256, budget=Budget(hbm_bytes=196_864, vmem_bytes=32_896))],
+    budget=Budget(hbm_bytes=49_248, vmem_bytes=8_256),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Three steps in the life of an output block: it is visited for the first time, it grows, it leaves. Only the first
+# needs special care, and it happens once per row of blocks, not once per kernel. Which of the two grid axes tells you
+# that a visit is the first? A sum that keeps its dimension (`keepdims=True`) already has the shape of `o_ref`.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def row_sum_kernel(x_ref, o_ref):
+#     @pl.when(____ == 0)
+#     def _():
+#         o_ref[...] = ____
+#
+#     o_ref[...] += ____       # reads, adds, writes
+#
+#
+# def row_sum_out_map(i, j):
+#     return (____, ____)      # must not change while j runs
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def row_sum_kernel(x_ref, o_ref):
+#     @pl.when(pl.program_id(1) == 0)
+#     def _():
+#         o_ref[...] = jnp.zeros_like(o_ref)
+#
+#     o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
+#
+#
+# def row_sum_out_map(i, j):
+#     return (i, 0)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Zero on the first visit, add on every visit: this is how every reduction in Pallas works. It leans on
+# the steps coming in order, one output block at a time. (A grid axis can be declared parallel; along such an axis no
+# order is promised, and no sum may run.) Watch the output: four visits, one write.
+
+# %%
+show(row_sum, normal((24, 512)))
+
+# %% [markdown]
+# ## Puzzle 10: Tiled matmul
+#
+# **Goal.** Multiply two bfloat16 matrices, tile by tile, with the sum in float32.
+#
+# ### Theory
+#
+# Tiles multiply as numbers do: tile (i, j) of the product is the sum over `k` of tile (i, k) of `x` times tile (k, j)
+# of `y`. The grid is `(i, j, k)`, with `k` last, so that the steps of one sum follow one another.
+#
+# ```text
+#              K                 N                   N
+#        +---+---+---+---+     +---+---+           +---+---+
+#      M |   |   |   |   |     |   | 0 |           |   |   |
+#        +---+---+---+---+     +---+---+           +---+---+
+#        | 0 | 1 | 2 | 3 |  @  |   | 1 |    =    M |   |sum|
+#        +---+---+---+---+     +---+---+           +---+---+
+#        |   |   |   |   |   K |   | 2 |           |   |   |
+#        +---+---+---+---+     +---+---+           +---+---+
+#                              |   | 3 |
+#                              +---+---+
+# ```
+#
+# But where does the sum grow? Not in `o_ref`: it is bfloat16, which has 8 significant bits. There, 256 + 1 is 256; try
+# `jnp.bfloat16(256) + 1`.
+#
+# `scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)]` gives the kernel one more Ref: **scratch**, a buffer in VMEM that
+# belongs to no array. Nothing is copied in or out. It starts as garbage, and keeps what you write from step to step,
+# from tile to tile. Refs arrive as inputs, outputs, scratch.
+
+
+# %%
+def matmul_spec(x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"]) -> BFloat16[Array, "M N"]:
+    return jnp.dot(x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
+    # x_ref: (bm, bk), bfloat16      y_ref: (bk, bn), bfloat16      o_ref: (bm, bn), bfloat16
+    # acc_ref: (bm, bn), float32, the scratch      num_k: how many steps k takes
+    # jnp.dot(..., preferred_element_type=jnp.float32) multiplies bfloat16 tiles into float32.
+    pass  # YOUR CODE HERE
+
+
+def matmul(
+    x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"], *, bm: int = 32, bn: int = 256, bk: int = 128
+) -> BFloat16[Array, "M N"]:
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        functools.partial(matmul_kernel, num_k=K // bk),
+        grid=(M // bm, N // bn, K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+    )(x, y)
+
+
+# %%
+check(
+    "basics/10",
+    matmul,
+    matmul_spec,
+    normal((96, 2048), "bfloat16"),
+    normal((2048, 512), "bfloat16"),
+    variants=[
+        case(
+            normal((128, 768), "bfloat16", shift=1.0),
+            normal((768, 384), "bfloat16"),
+            bm=64,
+            bn=128,
+            bk=256,
+            budget=Budget(vmem_bytes=262_144, output_stores=1),
+        )
+    ],
+    budget=Budget(vmem_bytes=212_992, output_stores=1),  # output_stores: how often each result may be stored
+    tol=8e-3,  # about one unit in the last place of a bfloat16
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# It is Puzzle 9 with one more act. The scratch has a first visit as well, once per output tile: zero it then. Add at
+# every step. And at the end, unlike in Puzzle 9, the sum does not lie where the result has to be. When exactly is it
+# complete? In bfloat16, everything you store before that is a draft that nobody will read.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
+#     k = ____
+#
+#     @pl.when(____)
+#     def _():
+#         ____ = jnp.zeros_like(acc_ref)
+#
+#     acc_ref[...] += ____       # a product of two tiles, in float32
+#
+#     @pl.when(____)
+#     def _():
+#         o_ref[...] = ____      # mind the dtype
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
+#     k = pl.program_id(2)
+#
+#     @pl.when(k == 0)
+#     def _():
+#         acc_ref[...] = jnp.zeros_like(acc_ref)
+#
+#     acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+#
+#     @pl.when(k == num_k - 1)
+#     def _():
+#         o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Zero, accumulate, store: this is *the* TPU kernel, and the rest of the notebook are variations on it.
+# (`pl.num_programs(2)` would have told the kernel `num_k`; you will meet it in other people's code.) Here it is with four
+# steps of `k`: they run inside, and the output leaves at every fourth step.
+
+# %%
+show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
+
+# %% [markdown]
+# ## Puzzle 11: Batched matmul
+#
+# **Goal.** Multiply `B` pairs of matrices in one call, with the kernel of Puzzle 10 as it is. Write the BlockSpecs.
+#
+# ### Theory
+#
+# Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. With a call for
+# each, the copies would start from nothing 512 times, with no work to hide behind (look at the first and last column of
+# the drawing in Puzzle 6). With one more grid axis in front there is one call, and the next product's tiles are under
+# way while this one finishes.
+#
+# But `x` is now (B, M, K), and a block of (1, bm, bk) makes a three-dimensional Ref. `matmul_kernel` wants two
+# dimensions.
+#
+# A **`None` in a block shape** is a dimension of size 1, squeezed away: the block still takes one slice of the array
+# there, but the Ref does not have the dimension. The index map does not change: it returns one number per dimension of
+# the *array*, the squeezed one too.
+#
+# ```text
+#     array           block shape      Ref
+#     (6, 40, 256)    (1, 8, 128)      (1, 8, 128)
+#     (6, 40, 256)    (None, 8, 128)   (8, 128)
+# ```
+#
+# To keep it short, blocks here span all of `N`.
+
+
+# %%
+def batched_matmul_spec(x: BFloat16[Array, "B M K"], y: BFloat16[Array, "B K N"]) -> BFloat16[Array, "B M N"]:
+    return jnp.einsum("bmk,bkn->bmn", x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+def batched_specs(bm, bk, N):
+    # The grid is (b, i, k): batch, block of rows, step of the sum. matmul_kernel wants
+    # x_ref: (bm, bk)      y_ref: (bk, N)      o_ref: (bm, N)
+    # Return in_specs, out_specs: a list with the BlockSpecs of x and y, and the BlockSpec of the result.
+    pass  # YOUR CODE HERE
+
+
+def batched_matmul(
+    x: BFloat16[Array, "B M K"], y: BFloat16[Array, "B K N"], *, bm: int = 32, bk: int = 256
+) -> BFloat16[Array, "B M N"]:
+    (B, M, K), (_, _, N) = x.shape, y.shape
+    in_specs, out_specs = batched_specs(bm, bk, N)
+    return pl.pallas_call(
+        functools.partial(matmul_kernel, num_k=K // bk),  # your own, from Puzzle 10; k is axis 2 again
+        grid=(B, M // bm, K // bk),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_shape=jax.ShapeDtypeStruct((B, M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, N), jnp.float32)],
+    )(x, y)
+
+
+# %%
+check(
+    "basics/11",
+    batched_matmul,
+    batched_matmul_spec,
+    normal((3, 64, 768), "bfloat16"),
+    normal((3, 768, 384), "bfloat16"),
+    variants=[
+        case(
+            normal((4, 48, 384), "bfloat16"),
+            normal((4, 384, 128), "bfloat16"),
+            bm=16,
+            bk=128,
+            budget=Budget(vmem_bytes=90_112, calls=1),
+        )
+    ],
+    budget=Budget(vmem_bytes=524_288, calls=1),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Write Puzzle 10's three index maps down without `j`, since there is one block along `N`. Then put the batch in front,
+# in all three. The shapes change in one place each, and so do the maps, but not in the same way: one of them loses a
+# dimension on the way to the kernel, the other does not.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def batched_specs(bm, bk, N):
+#     x_spec = pl.BlockSpec((____, bm, bk), lambda b, i, k: (____, ____, ____))
+#     y_spec = pl.BlockSpec((____, bk, N), lambda b, i, k: (____, ____, ____))
+#     out_spec = ____
+#     return [x_spec, y_spec], out_spec
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def batched_specs(bm, bk, N):
+#     x_spec = pl.BlockSpec((None, bm, bk), lambda b, i, k: (b, i, k))
+#     y_spec = pl.BlockSpec((None, bk, N), lambda b, i, k: (b, k, 0))
+#     out_spec = pl.BlockSpec((None, bm, N), lambda b, i, k: (b, i, 0))
+#     return [x_spec, y_spec], out_spec
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A kernel for two dimensions, a grid for three: the kernel did not notice. `jax.vmap` of a `pallas_call`
+# does the same trick for you, with a grid axis in front; now you know what it is made of.
+
+# %% [markdown]
+# ## Puzzle 12: Matmul, bias, GELU
+#
+# **Goal.** Compute `gelu(x @ w + bias)` in one kernel. Write the kernel and the bias's index map.
+#
+# ### Theory
+#
+# Much of a transformer is a matmul, a bias, an activation. `jit` does not fuse the last two into your `pallas_call`:
+# the product goes to HBM, comes back, and goes out again. For a product of 8192 x 8192 bfloat16 that is 128 MiB out and
+# 128 MiB in for nothing. At the 819 GB/s of a v5e: a third of a millisecond.
+#
+# And there is a better moment. At the last `k`, the finished tile lies in `acc_ref`: in VMEM, in float32, with nothing
+# lost to rounding yet. What you do to it there costs no traffic but the bias itself. It is called the **epilogue**.
+#
+# ```text
+#     k = 0       acc  =  x(i,0) @ w(0,j)
+#     k = 1       acc +=  x(i,1) @ w(1,j)
+#      ...
+#     k = last    acc +=  x(i,k) @ w(k,j)
+#                 epilogue:  acc --> o_ref --> HBM, once
+# ```
+#
+# It has to wait its turn, though. GELU is not linear: gelu(a) + gelu(b) is not gelu(a + b).
+
+
+# %%
+def fused_linear_spec(
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "K N"], bias: Float[Array, "1 N"]
+) -> BFloat16[Array, "M N"]:
+    return jax.nn.gelu(jnp.dot(x, w, preferred_element_type=jnp.float32) + bias).astype(jnp.bfloat16)
+
+
+def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
+    # x_ref: (bm, bk), bfloat16      w_ref: (bk, bn), bfloat16      bias_ref: (1, bn), float32
+    # o_ref: (bm, bn), bfloat16      acc_ref: (bm, bn), float32      num_k: how many steps k takes
+    pass  # YOUR CODE HERE
+
+
+def bias_map(i, j, k):
+    # bias is (1, N), in blocks of (1, bn). Return the number of the one that step (i, j, k) needs.
+    pass  # YOUR CODE HERE
+
+
+def fused_linear(
+    x: BFloat16[Array, "M K"],
+    w: BFloat16[Array, "K N"],
+    bias: Float[Array, "1 N"],
+    *,
+    bm: int = 32,
+    bn: int = 128,
+    bk: int = 256,
+) -> BFloat16[Array, "M N"]:
+    (M, K), (_, N) = x.shape, w.shape
+    return pl.pallas_call(
+        functools.partial(fused_linear_kernel, num_k=K // bk),
+        grid=(M // bm, N // bn, K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+            pl.BlockSpec((1, bn), bias_map),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+    )(x, w, bias)
+
+
+# %%
+check(
+    "basics/12",
+    fused_linear,
+    fused_linear_spec,
+    normal((96, 768), "bfloat16"),
+    normal((768, 256), "bfloat16", scale=0.05),
+    normal((1, 256)),
+    variants=[
+        case(
+            normal((192, 512), "bfloat16"),
+            normal((512, 768), "bfloat16", scale=0.05),
+            normal((1, 768), shift=-1.0),
+            bm=64,
+            bn=256,
+            bk=128,
+            budget=Budget(hbm_bytes=3_253_248, vmem_bytes=296_960, calls=1, output_stores=1),
+        )
+    ],
+    budget=Budget(hbm_bytes=1_526_784, vmem_bytes=197_632, calls=1, output_stores=1),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Start from your Puzzle 10. Bias and activation belong to the finished sum: how often per output tile, then, and at
+# which step? Stay in float32 until the very end; the rounding to bfloat16 is the last thing that happens. For the map,
+# remember that a block comes in whether the body uses it or not, so its number had better not change along `k`.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
+#     ____                      # zero and accumulate, as in Puzzle 10
+#
+#     @pl.when(____)
+#     def _():
+#         y = ____              # (bm, bn), float32: the finished sum, and the bias
+#         o_ref[...] = jax.nn.gelu(____)____
+#
+#
+# def bias_map(i, j, k):
+#     return (____, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
+#     k = pl.program_id(2)
+#
+#     @pl.when(k == 0)
+#     def _():
+#         acc_ref[...] = jnp.zeros_like(acc_ref)
+#
+#     acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+#
+#     @pl.when(k == num_k - 1)
+#     def _():
+#         y = acc_ref[...] + bias_ref[...]
+#         o_ref[...] = jax.nn.gelu(y).astype(o_ref.dtype)
+#
+#
+# def bias_map(i, j, k):
+#     return (0, j)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Bias, activation, scaling: whatever works on the finished tile spares the result a second trip. This is
+# what people mean by a fused kernel. One thing is left: the same arithmetic can still read seven times the bytes.
+
+# %% [markdown]
+# ## Puzzle 13: Fewer bytes
+#
+# **Goal.** Multiply `x` and `y` with as little HBM traffic as the tiles allow. Write the whole `pallas_call`, and let
+# the shapes decide which of the two loops goes outside.
+#
+# ### Theory
+#
+# With `K` short enough for one block there is no `k` loop: `x` comes in blocks of (bm, K), `y` in blocks of (K, bn). Any
+# order of the tiles gives the same product. It does not give the same traffic. By the rule of Puzzle 5:
+#
+# ```text
+#     bytes of an operand  =  bytes of a block  x  (1 + how often its number changes between two steps)
+#
+#     2 x 3 tiles, columns inside:      x  0 0 0 1 1 1        y  0 1 2 0 1 2
+# ```
+#
+# Two copies of `x` blocks, six of `y` blocks. The operand that belongs to the outer loop comes in once; the other one
+# comes in again for every turn of that loop.
+#
+# Does it matter? Take 8192 x 1024 times 1024 x 4096 in bfloat16, tiles of 128 x 1024. Rows outside, the inputs cost
+# 16 + 64 x 8 = 528 MiB; columns outside, 8 + 4 x 16 = 72 MiB. At 819 GB/s: 0.68 against 0.09 ms. The arithmetic takes
+# 0.35 ms on a v5e. One order leaves it waiting, the other does not.
+
+
+# %%
+def lean_matmul_spec(x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"]) -> BFloat16[Array, "M N"]:
+    return jnp.dot(x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+def dot_kernel(x_ref, y_ref, o_ref):
+    # x_ref: (bm, K)      y_ref: (K, bn)      o_ref: (bm, bn)
+    o_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+
+
+def lean_matmul(
+    x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"], *, bm: int = 64, bn: int = 512
+) -> BFloat16[Array, "M N"]:
+    # Call dot_kernel on every tile. The blocks are fixed: (bm, K), (K, bn), (bm, bn). The order is yours: work out
+    # the traffic of both, and build the grid and the index maps of the cheaper one.
+    pass  # YOUR CODE HERE
+
+
+# %%
+# The budgets are exactly the bytes of the better order. In the second case it is the other one that is better.
+check(
+    "basics/13",
+    lean_matmul,
+    lean_matmul_spec,
+    normal((256, 128), "bfloat16"),
+    normal((128, 1536), "bfloat16"),
+    variants=[
+        case(
+            normal((1536, 256), "bfloat16"),
+            normal((256, 384), "bfloat16"),
+            bm=512,
+            bn=128,
+            budget=Budget(hbm_bytes=2_555_904, vmem_bytes=917_504, calls=1),
+        )
+    ],
+    budget=Budget(hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Count elements; the 2 bytes of each are the same on both sides. One order reads `x` once and `y` once per block of
+# rows; what does the other one read? (The result is written once in both, so it does not decide.) Shapes are plain
+# Python integers, so an ordinary `if` can choose. Mind that the first grid index is whatever loop you put outside: an
+# index map may name its arguments `(j, i)`.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def lean_matmul(x, y, *, bm=64, bn=512):
+#     (M, K), (_, N) = x.shape, y.shape
+#     rows, cols = M // bm, N // bn            # tiles down, tiles across
+#     rows_outside = x.size + ____             # elements read
+#     cols_outside = ____
+#     if rows_outside <= cols_outside:
+#         grid = (rows, cols)
+#         x_map, y_map, out_map = lambda i, j: ____, lambda i, j: ____, lambda i, j: (i, j)
+#     else:
+#         grid = ____
+#         x_map, y_map, out_map = lambda j, i: ____, lambda j, i: ____, lambda j, i: ____
+#     return pl.pallas_call(____)(x, y)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def lean_matmul(x, y, *, bm=64, bn=512):
+#     (M, K), (_, N) = x.shape, y.shape
+#     rows, cols = M // bm, N // bn
+#     rows_outside = x.size + rows * y.size
+#     cols_outside = y.size + cols * x.size
+#     if rows_outside <= cols_outside:
+#         grid = (rows, cols)
+#         x_map, y_map, out_map = lambda i, j: (i, 0), lambda i, j: (0, j), lambda i, j: (i, j)
+#     else:
+#         grid = (cols, rows)
+#         x_map, y_map, out_map = lambda j, i: (i, 0), lambda j, i: (0, j), lambda j, i: (i, j)
+#     return pl.pallas_call(
+#         dot_kernel,
+#         grid=grid,
+#         in_specs=[pl.BlockSpec((bm, K), x_map), pl.BlockSpec((K, bn), y_map)],
+#         out_specs=pl.BlockSpec((bm, bn), out_map),
+#         out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+#     )(x, y)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Not one multiplication changed, and the traffic did. Count bytes before you write a kernel; the grid is
+# where you save them. Still hungry? Walk like a snake, every second row backwards, and save one more copy per turn.
+
+# %%
+show(lean_matmul, normal((256, 128), "bfloat16"), normal((128, 1536), "bfloat16"))
+
+# %% [markdown]
+# ## What you built
+#
+# A matrix multiplication that goes through memory tile by tile, sums in float32 beside its inputs, ends each tile with
+# a bias and a GELU, and leaves each result once. Here it is, all of it, at work:
+
+# %%
+show(fused_linear, normal((96, 768), "bfloat16"), normal((768, 256), "bfloat16", scale=0.05), normal((1, 256)))
+
+# %% [markdown]
+# **Read next.** `jax.experimental.pallas.ops.tpu.matmul`, the matmul that ships with JAX. It is your Puzzle 10, almost
+# line by line, but for one thing: it stores the result at every `k`. Why is that right all the same, and what does it
+# cost? (The rule of Puzzle 5 has the answer.) Its `compiler_params` declare two axes parallel: `matmul.py` tells that
+# story.
+#
+# **Next notebook.** `softmax.py`: reductions inside a block, rows wider than VMEM, and the trick of rescaling a running
+# sum that makes flash attention possible.
+
+# %%
+progress()

@@ -1,0 +1,363 @@
+"""One verdict on an answer: out of the lens, the budget, the TPU front end, and JAX's own simulator."""
+
+import contextlib
+import contextvars
+import dataclasses
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .inputs import Budget, Case, draw
+
+if TYPE_CHECKING:
+    from .lens.diagnose import Finding, Tolerance
+    from .lens.machine import Figures, Run
+    from .verdict import Verdict
+
+TIME_LIMIT_S = 20.0
+DRAWS = 3
+
+
+@dataclasses.dataclass
+class _Collection:
+    verdicts: list["Verdict"]
+    thorough: bool
+
+
+_collection: contextvars.ContextVar[_Collection | None] = contextvars.ContextVar("collection", default=None)
+
+
+@contextlib.contextmanager
+def collecting(*, thorough: bool = False) -> Iterator[list["Verdict"]]:
+    """While active, verdicts are appended to the list it yields, and neither displayed nor recorded as progress.
+
+    thorough: JAX's simulator confirms every variant, not only the first draw.
+    """
+    token = _collection.set(_Collection([], thorough))
+    try:
+        yield _collection.get().verdicts  # type: ignore[union-attr]
+    finally:
+        _collection.reset(token)
+
+
+def check(
+    puzzle: str,
+    fn: Callable[..., Any],
+    spec: Callable[..., Any],
+    *inputs: Any,
+    variants: Sequence[Case] = (),
+    budget: Budget | None = None,
+    tol: float | None = None,
+    allow: Sequence[str] = (),
+    seed: int | None = None,
+) -> "Verdict":
+    """Judges an answer and says why. Displays the verdict and records it as progress.
+
+    puzzle: its name, "basics/9". fn: the reader's function, arrays -> arrays, block sizes as keyword arguments.
+    spec: what fn should compute, arrays -> arrays in plain jnp. inputs: Inputs such as normal((24, 512)), or arrays.
+    variants: more inputs and block sizes that fn must get right. budget: what it may cost on `inputs`.
+    tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance).
+    allow: names of JAX primitives that may work on arrays outside of the kernels. seed: repeats given draws.
+    """
+    from . import curriculum
+    from .verdict import Verdict, emit
+
+    known = curriculum.find(puzzle)
+    title = f"{puzzle} {known.title}" if known else puzzle
+    open_holes = _untouched(known, fn, sys._getframe(1).f_globals) if known else []
+    if open_holes:
+        names = " and ".join(open_holes)
+        verdict = Verdict(
+            puzzle, "unsolved", [], f"{title}: not solved yet.", next=f"Write {names}, where it says YOUR CODE HERE."
+        )
+    else:
+        verdict = _judge(fn, spec, [Case(inputs, {}, budget), *variants], tol, allow, seed)
+        verdict.puzzle = puzzle
+        verdict.headline = f"{title}: {'solved.' if verdict else 'not yet.'}"
+        following = curriculum.next_puzzle(puzzle) if known and verdict else None
+        if following:
+            verdict.next = f"Next: {following.id} {following.title}"
+    collection = _collection.get()
+    if collection is not None:
+        collection.verdicts.append(verdict)
+        return verdict
+    if verdict.status != "unsolved":
+        from . import progress
+
+        progress.record(puzzle, bool(verdict))
+    return emit(verdict)
+
+
+def check_call(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    want: Any,
+    *,
+    budget: Budget | None = None,
+    tol: float | None = None,
+    allow: Sequence[str] | None = None,
+    confirm: bool = True,
+    **blocks: Any,
+) -> "Verdict":
+    """Judges one run of `fn(*args, **blocks)` against the expected result, without a puzzle around it.
+
+    allow=None: any work outside of the kernels is fine. confirm: let the TPU front end and JAX's simulator have a say.
+    """
+    from .lens.diagnose import Tolerance
+
+    tolerance = None if tol is None else Tolerance(tol)
+    judge = _Judge(fn, tolerance, allow)
+    verdict = judge.run_case(tuple(args), lambda *_: want, Case(tuple(args), blocks, budget), first=True)
+    if verdict is None and confirm:
+        verdict = judge.confirm(tuple(args), blocks, want)
+    return verdict or judge.passed()
+
+
+# --- holes -----------------------------------------------------------------------------------------------------------
+
+
+def _untouched(known: Any, fn: Any, caller_globals: dict[str, Any]) -> list[str]:
+    """The holes of a puzzle that still hold the skeleton's code."""
+    import inspect
+
+    from . import curriculum
+
+    plain = inspect.unwrap(fn)
+    spaces = [getattr(plain, "__globals__", {}), caller_globals]
+    still_open = []
+    for name, pristine in curriculum.pristine_code(known).items():
+        found = next((space[name] for space in spaces if name in space), None)
+        code = getattr(inspect.unwrap(found) if callable(found) else found, "__code__", None)
+        if code is not None and (code.co_code, code.co_consts, code.co_names) == (
+            pristine.co_code,
+            pristine.co_consts,
+            pristine.co_names,
+        ):
+            still_open.append(name)
+    return still_open
+
+
+# --- the judgement ---------------------------------------------------------------------------------------------------
+
+
+def _judge(
+    fn: Callable[..., Any],
+    spec: Callable[..., Any],
+    cases: Sequence[Case],
+    tol: float | None,
+    allow: Sequence[str],
+    seed: int | None,
+) -> "Verdict":
+    from .lens.diagnose import Tolerance
+
+    collection = _collection.get()
+    thorough = collection is not None and collection.thorough
+    judge = _Judge(fn, None if tol is None else Tolerance(tol), allow)
+    to_confirm = []
+    for number, case in enumerate(cases):
+        for i in range(DRAWS if number == 0 else 1):
+            draw_seed = seed if seed is not None else i if i == 0 else int(np.random.SeedSequence().entropy % 2**32)
+            args = draw(case.inputs, np.random.default_rng(draw_seed))
+            first = number == 0 and i == 0
+            verdict = judge.run_case(args, spec, case, first=first)
+            if verdict is not None:
+                if not first:
+                    verdict.notes.append(_which(args, case, number, draw_seed))
+                return verdict
+            if i == 0 and (number == 0 or thorough):
+                to_confirm.append((args, case.blocks, judge.want))
+    for args, blocks, want in to_confirm:
+        verdict = judge.confirm(args, blocks, want)
+        if verdict is not None:
+            return verdict
+    return judge.passed()
+
+
+def _which(args: Sequence[Any], case: Case, number: int, seed: int) -> str:
+    shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in map(np.asarray, args))
+    blocks = "".join(f", {k}={v}" for k, v in case.blocks.items())
+    what = "other random values" if number == 0 else f"variant {number}"
+    return f"The notebook's own example passes. This is {what}: {shapes}{blocks} (seed={seed})."
+
+
+class _Judge:
+    """Runs an answer on one case after the other, and stops at the first thing that is wrong."""
+
+    def __init__(self, fn: Callable[..., Any], tolerance: "Tolerance | None", allow: Sequence[str] | None):
+        self.fn, self.tolerance, self.allow = fn, tolerance, allow
+        self.figures: list[Figures] = []
+        self.notes: list[str] = []
+        self.want: Any = None
+
+    def run_case(self, args: tuple[Any, ...], spec: Callable[..., Any], case: Case, *, first: bool) -> "Verdict | None":
+        """The verdict on one draw when it is not a pass, else None."""
+        from .lens.diagnose import diagnose, explain_outside
+        from .lens.machine import figures
+
+        try:
+            run = self._run(args, case.blocks)
+        except Exception as error:
+            return self._error(error)
+        if first:
+            self.figures = [figures(t) for t in run.traces]
+        self.want = _expected(spec, args)
+        bypass = explain_outside(run.outside, self.allow) if self.allow is not None else None
+        no_kernel = self._no_kernel(run) if self.allow is not None else None
+        diagnosis = diagnose(run, self.want, self.tolerance)
+        findings = [f for f in (no_kernel, bypass) if f] + diagnosis.findings
+        if not findings and case.budget:
+            findings = _over_budget(run, [figures(t) for t in run.traces], case.budget)
+        return self._failed(findings, diagnosis) if findings else None
+
+    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
+        from .lens.machine import Beyond, Run, trace
+        from .simulate import simulate
+        from .watchdog import time_limit
+
+        try:
+            with time_limit(TIME_LIMIT_S, "your kernel"):
+                return trace(self.fn, *args, **blocks)
+        except Beyond as e:
+            note = f"The lens cannot follow this: {e}. JAX's simulator judges instead."
+            if note not in self.notes:
+                self.notes.append(note)
+            outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
+            return Run([], outputs, [], [], [])
+
+    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Verdict | None":
+        """The TPU front end and JAX's own simulator: None when both agree with a pass."""
+        from .lens.diagnose import Finding, diagnose
+        from .lens.machine import Run
+        from .simulate import simulate
+        from .tpu.lowering import refusal
+
+        refused = refusal(self.fn, *args, **blocks)
+        if refused is not None:
+            return self._failed(
+                [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
+            )
+        try:
+            outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
+        except Exception as error:
+            verdict = self._error(error)
+            verdict.notes.append(_DISAGREE)
+            return verdict
+        findings = diagnose(Run([], outputs, [], [], []), want, self.tolerance).findings
+        if not findings:
+            return None
+        verdict = self._failed(findings)
+        verdict.notes.append(_DISAGREE)
+        return verdict
+
+    def _no_kernel(self, run: "Run") -> "Finding | None":
+        from .lens.diagnose import Finding
+
+        if run.traces and all(run.from_kernel):
+            return None
+        if not run.traces and self.notes:
+            return None  # beyond the lens
+        what = "no pallas_call is reached" if not run.calls else "part of the result does not come out of a pallas_call"
+        return Finding("outside", f"{what}: the work of this puzzle is done inside a kernel.")
+
+    def _error(self, error: BaseException) -> "Verdict":
+        from .lens.diagnose import explain_error
+
+        return self._verdict("error", [explain_error(error)], traceback="".join(traceback.format_exception(error)))
+
+    def _failed(self, findings: "list[Finding]", diagnosis: Any = None) -> "Verdict":
+        from .verdict import TileMap
+
+        tiles = None
+        if diagnosis is not None and diagnosis.operand is not None:
+            tiles = TileMap(diagnosis.operand, diagnosis.tiles)
+        return self._verdict("failed", findings, tiles=tiles)
+
+    def passed(self) -> "Verdict":
+        from .verdict import gained
+
+        return self._verdict("passed", [], gained=gained(self.figures))
+
+    def _verdict(self, status: str, findings: "list[Finding]", **more: Any) -> "Verdict":
+        from .verdict import Verdict
+
+        headline = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet."}[status]
+        return Verdict("", status, findings, headline, notes=list(self.notes), figures=self.figures, **more)
+
+
+_DISAGREE = (
+    "The lens passed this, JAX's TPU simulator did not. One of the two has a bug, most likely the lens: the simulator's "
+    "word counts. Please report it."
+)
+
+
+def _expected(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The spec's result as NumPy arrays, computed on the CPU in full precision."""
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
+        return jax.tree.map(np.asarray, spec(*map(jax.numpy.asarray, args)))
+
+
+# --- budgets ---------------------------------------------------------------------------------------------------------
+
+
+def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Finding]":
+    """'Right answer, but ...': the figure, the budget, and where the bytes go."""
+    from .lens.diagnose import Finding, dead_stores
+    from .verdict import human_bytes
+
+    findings = []
+
+    def over(kind: str, text: str, evidence: Sequence[str] = ()) -> None:
+        findings.append(Finding("budget", f"Right answer, but {text}", list(evidence), operand=kind))
+
+    hbm = sum(c.hbm_bytes for c in costs)
+    if budget.hbm_bytes is not None and hbm > budget.hbm_bytes:
+        text = (
+            f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(budget.hbm_bytes)}. A block is "
+            "copied whenever its index differs from the step before: look at which operand moves more often than it must."
+        )
+        over("hbm_bytes", text, _where_bytes_go(costs))
+    vmem = max((c.vmem_bytes for c in costs), default=0)
+    if budget.vmem_bytes is not None and vmem > budget.vmem_bytes:
+        rows = [
+            f"{r.operand.name}: {r.buffers} x {human_bytes(r.operand.block_bytes)}" for c in costs for r in c.operands
+        ]
+        text = (
+            f"it holds {human_bytes(vmem)} of VMEM; the budget is {human_bytes(budget.vmem_bytes)}. Use smaller blocks."
+        )
+        over("vmem_bytes", text, rows)
+    steps = sum(c.steps for c in costs)
+    if budget.grid_steps is not None and steps > budget.grid_steps:
+        over(
+            "grid_steps",
+            f"it takes {steps} grid steps; the budget is {budget.grid_steps}. Do more per step, or skip steps.",
+        )
+    if budget.calls is not None and len(costs) != budget.calls:
+        over("calls", f"it uses {len(costs)} pallas_call(s); this puzzle asks for {budget.calls}.")
+    for trace in run.traces if budget.output_stores is not None else ():
+        for name, stores in dead_stores(trace).items():
+            if stores > budget.output_stores:
+                found = Finding(
+                    "budget",
+                    f"Right answer, but {name} is stored at {stores} steps of each block, and all but the last are thrown "
+                    f"away: store it {'once' if budget.output_stores == 1 else f'{budget.output_stores} times'}, on the last step.",
+                    [],
+                    next((e.line for e in trace.events if e.op == "store" and e.ref == name), None),
+                    operand=name,
+                )
+                findings.append(found)
+    return findings
+
+
+def _where_bytes_go(costs: "list[Figures]") -> list[str]:
+    from .verdict import human_bytes
+
+    rows = sorted((r for c in costs for r in c.operands), key=lambda r: -r.hbm_bytes)
+    return [
+        f"{r.operand.name}: {r.moves} moves, {human_bytes(r.hbm_bytes)} ({r.hbm_bytes / max(1, r.once_bytes):.2g} times the array)"
+        for r in rows[:4]
+    ]

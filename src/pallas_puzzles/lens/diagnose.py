@@ -1,0 +1,997 @@
+"""From a trace and the expected result to findings in plain English: cause first, then what to try, then evidence."""
+
+import collections
+import dataclasses
+import itertools
+import math
+import re
+import traceback as tb
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .capture import Operand, Outside, SourceLine, _where, is_readers_file, source_line
+from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, spans
+from .ops import is_floating
+
+Block = tuple[int, ...]
+
+
+@dataclasses.dataclass
+class Finding:
+    """One thing that is wrong. `cause`: one or two sentences, with what to try. `evidence`: which blocks, how wrong."""
+
+    kind: str
+    cause: str
+    evidence: list[str] = dataclasses.field(default_factory=list)
+    line: SourceLine | None = None
+    step: int | None = None
+    at: tuple[int, ...] | None = None
+    operand: str | None = None
+    block: Block | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """|got - want| <= atol + rtol * |want|; atol is `relative` times the root mean square of `want`."""
+
+    relative: float
+
+    def close(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
+        """Element by element; NaN is never close."""
+        if self.relative == 0:
+            return got == want
+        return np.isclose(got, want, rtol=self.relative, atol=self.atol(want))
+
+    def atol(self, want: np.ndarray) -> float:
+        finite = want[np.isfinite(want)]
+        return self.relative * float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+
+
+def default_tolerance(dtype: np.dtype) -> Tolerance:
+    """A few units in the last place after a long sum: 3e-5 for float32, 2e-2 for bfloat16, 4e-3 for float16, 0 else."""
+    if not is_floating(dtype):
+        return Tolerance(0.0)
+    return Tolerance({8: 1e-9, 4: 3e-5}.get(dtype.itemsize, 4e-3 if dtype == np.float16 else 2e-2))
+
+
+@dataclasses.dataclass
+class Diagnosis:
+    """What is wrong with a run. Empty findings: nothing. `tiles`: block -> "ok" or what is wrong with it."""
+
+    findings: list[Finding]
+    operand: Operand | None = None
+    tiles: dict[Block, str] = dataclasses.field(default_factory=dict)
+    summary: str = ""
+
+
+# Which finding is the likelier root of the others: lower comes first.
+_ORDER = [
+    "structure",
+    "shape",
+    "dtype",
+    "hbm-load",
+    "hbm-store",
+    "hang",
+    "map-bounds",
+    "ref-bounds",
+    "unwaited",
+    "race",
+    "revisit",
+    "never-stored",
+    "unvisited",
+    "unwritten",
+    "stale",
+    "reset",
+    "overwritten",
+    "partly-stored",
+    "sometimes-stored",
+    "carry",
+    "padding",
+    "input-store",
+    "overflow",
+    "local-position",
+    "moved",
+    "unread",
+    "transposed",
+    "precision",
+    "offset",
+    "scaled",
+    "nan",
+    "zeros",
+    "values",
+]
+_VALUES = frozenset(["moved", "unread", "transposed", "flipped", "precision", "offset", "scaled", "nan", "zeros", "values", "local-position"])
+_ROOTS = frozenset(
+    ["hang", "map-bounds", "ref-bounds", "unwaited", "revisit", "never-stored", "unvisited", "unwritten", "stale", "reset", "overwritten", "partly-stored", "sometimes-stored", "carry", "padding", "overflow", "input-store"]
+)
+# kind -> the kinds that explain it away
+_FOLLOWS = {
+    "padding": frozenset({"map-bounds"}),
+    "unvisited": frozenset({"map-bounds"}),
+    "unwritten": frozenset({"hang", "unwaited", "never-stored"}),
+    "stale": frozenset({"revisit", "hang"}),
+    "overwritten": frozenset({"unvisited", "map-bounds"}),
+    "sometimes-stored": frozenset({"revisit"}),
+}
+FATAL = frozenset(["hbm-load", "hbm-store", "hang", "map-bounds", "ref-bounds", "unwaited", "revisit"])
+
+
+def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnosis:
+    """Compares a run with the expected result (a pytree of arrays) and explains what is wrong.
+
+    Findings that are wrong whatever the values (a wait that never ends, an out-of-bounds block, a race) count even when
+    the values agree: they agree by luck.
+    """
+    import jax
+
+    got_leaves, want_leaves = jax.tree.leaves(run.outputs), jax.tree.leaves(want)
+    findings = _structure(got_leaves, want_leaves)
+    diagnosis = Diagnosis(findings)
+    wrong = False
+    if not findings:
+        for got, expected in zip(got_leaves, want_leaves, strict=True):
+            found = _output(run, np.asarray(got), np.asarray(expected), tolerance)
+            if found is not None:
+                wrong = True
+                diagnosis.findings += found.findings
+                if diagnosis.operand is None:
+                    diagnosis.operand, diagnosis.tiles, diagnosis.summary = found.operand, found.tiles, found.summary
+    for trace in run.traces:
+        diagnosis.findings += _incidents(trace, wrong)
+        diagnosis.findings += list(_races(trace))
+    diagnosis.findings = _roots(diagnosis.findings, poisoned=_has_nan(got_leaves))
+    if diagnosis.findings and diagnosis.summary:
+        diagnosis.findings[0].evidence.insert(0, diagnosis.summary)
+    return diagnosis
+
+
+def _has_nan(leaves: list[Any]) -> bool:
+    """Whether uninitialised memory can have reached the result: it is NaN in floats, and cannot be told in integers."""
+    arrays = [np.asarray(x) for x in leaves]
+    return any(not is_floating(a.dtype) or bool(np.isnan(a.astype(np.float64)).any()) for a in arrays)
+
+
+def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
+    """The likeliest cause first, without those that only follow from another."""
+    kinds = {f.kind for f in findings}
+    by_ref = {(f.kind, f.operand) for f in findings}
+
+    def follows(f: Finding) -> bool:
+        if f.kind in _VALUES and kinds & _ROOTS - ({"padding", "unwritten", "stale"} if not poisoned else set()):
+            return f.kind not in ("moved", "transposed", "unread") or bool(
+                kinds & {"map-bounds", "unvisited", "revisit"}
+            )
+        if f.kind in ("stale", "carry") and ("unwritten", f.operand) in by_ref:
+            return True
+        return bool(kinds & _FOLLOWS.get(f.kind, frozenset()))
+
+    def order(f: Finding) -> int:
+        rank = _ORDER.index(f.kind) if f.kind in _ORDER else len(_ORDER)
+        return rank + (len(_ORDER) if f.kind in ("padding", "unwritten", "stale") and not poisoned else 0)
+
+    return sorted((f for f in findings if not follows(f)), key=order)
+
+
+def _structure(got: list[Any], want: list[Any]) -> list[Finding]:
+    if len(got) != len(want):
+        return [Finding("structure", f"the function returns {len(got)} array(s), the spec {len(want)}.")]
+    for g, w in zip(got, want, strict=True):
+        g, w = np.asarray(g), np.asarray(w)
+        if g.shape != w.shape:
+            cause = f"the result has shape {g.shape}, the spec says {w.shape}: look at out_shape and at what is done to the result."
+            return [Finding("shape", cause)]
+        if g.dtype != w.dtype:
+            cause = f"the result is {g.dtype}, the spec says {w.dtype}: look at the dtype in out_shape and at astype."
+            return [Finding("dtype", cause)]
+    return []
+
+
+# --- incidents: what the machine saw ---------------------------------------------------------------------------------
+
+
+def at(trace: Trace, step: int) -> str:
+    """'step 4, grid index (1, 0)'."""
+    index = tuple(int(i) for i in trace.steps[step]) if trace.n else ()
+    return f"step {step}, grid index {index}" if index else "the only step"
+
+
+def _incidents(trace: Trace, wrong: bool) -> Iterator[Finding]:
+    """One finding per kind, ref and line; those that harm only a wrong result are left out of a right one."""
+    groups: dict[Any, list[Incident]] = collections.OrderedDict()
+    for incident in trace.incidents:
+        groups.setdefault((incident.kind, incident.ref, id(incident.eqn)), []).append(incident)
+    seen: set[tuple[str, str]] = set()
+    for (kind, ref, _), group in groups.items():
+        if kind not in FATAL and not wrong:
+            continue
+        if (kind, ref) in seen or kind not in _EXPLAIN:
+            continue
+        seen.add((kind, ref))
+        first = group[0]
+        cause = _EXPLAIN[kind](trace, first)
+        if cause:
+            more = f"the same happens at {len(group) - 1} more step(s), up to step {group[-1].step}"
+            evidence = [more] if len(group) > 1 else []
+            line = first.line or _map_line(trace, ref, kind)
+            yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block)
+
+
+def _map_line(trace: Trace, ref: str, kind: str) -> SourceLine | None:
+    operand = next((o for o in trace.call.operands if o.name == ref), None)
+    if operand is None or operand.index_map is None or kind not in ("map-bounds", "revisit"):
+        return None
+    return _where(operand.index_map)
+
+
+def still_axes(trace: Trace, k: int) -> list[int]:
+    """The grid axes along which the block of operand k does not change: those it is revisited or reduced over."""
+    grid, blocks = trace.call.grid, trace.blocks[k]
+    by_step = dict(zip(trace.steps, blocks, strict=True))
+    axes = []
+    for d, size in enumerate(grid):
+        if size < 2 or d in trace.call.vmapped:
+            continue
+        if all(by_step[s] == by_step[(*s[:d], 0, *s[d + 1 :])] for s in trace.steps):
+            axes.append(d)
+    return axes
+
+
+def _reduction_axes(trace: Trace) -> list[int]:
+    """Grid axes that every pipelined output stays put on, as program_id counts them."""
+    outs = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and not o.in_hbm]
+    shared = set.intersection(*(set(still_axes(trace, k)) for k in outs)) if outs else set()
+    own = [d for d in range(len(trace.call.grid)) if d not in trace.call.vmapped]
+    return sorted(own.index(d) for d in shared)
+
+
+def _first_step_test(trace: Trace) -> str:
+    axes = _reduction_axes(trace)
+    if not axes:
+        return "before the first read"
+    tests = " & ".join(f"(pl.program_id({d}) == 0)" if len(axes) > 1 else f"pl.program_id({d}) == 0" for d in axes)
+    return f"on the first step of every output block: @pl.when({tests})"
+
+
+def _explain_hbm(trace: Trace, i: Incident) -> str:
+    verb, way = ("reads", "from HBM into VMEM") if i.kind == "hbm-load" else ("writes", "from VMEM out to HBM")
+    return (
+        f"{at(trace, i.step)}: the kernel {verb} {i.ref} directly, but {i.ref} lives in HBM (memory_space=pl.ANY) and "
+        f"a kernel can only touch VMEM and SMEM. Copy it {way} first, with pltpu.sync_copy or make_async_copy."
+    )
+
+
+def _explain_hang(trace: Trace, i: Incident) -> str:
+    d = i.detail
+    if d["dma"]:
+        flight = "no copy that uses it is in flight" if not d["got"] else f"only {d['got']} bytes are in flight"
+        return (
+            f"{at(trace, i.step)}: the kernel waits for {d['needed']} bytes on DMA semaphore {i.ref}, but {flight}: on a "
+            "TPU it waits for ever. Call .start() on the copy before .wait(), and wait once per copy."
+        )
+    return (
+        f"{at(trace, i.step)}: the kernel waits for {d['needed']} on semaphore {i.ref}, whose count is {d['got']}, and "
+        "nobody will signal it: on a TPU it waits for ever. Signal it first (pl.semaphore_signal), or drop the wait."
+    )
+
+
+def _explain_unwaited(trace: Trace, i: Incident) -> str:
+    return (
+        f"{i.count} copy into {i.ref} is started but never waited for: what the kernel reads from {i.ref} is what was "
+        "there before. Call .wait() on the copy before reading."
+    )
+
+
+def _axis_range(o: Operand, start: Sequence[int], d: int) -> str:
+    return f"elements {start[d]} to {start[d] + o.block[d] - 1} of {o.shape[d]}"
+
+
+def _explain_map_bounds(trace: Trace, i: Incident) -> str:
+    o: Operand = i.detail["operand"]
+    start, block = i.detail["start"], i.block or ()
+    d = next(d for d, (s, size) in enumerate(zip(start, o.shape, strict=True)) if s < 0 or s >= size)
+    head = (
+        f"{at(trace, i.step)}: the index map of {o.name} returns block {block}, out of bounds: along dimension {d} that "
+        f"is {_axis_range(o, start, d)}, where the block indices run from 0 to {o.tiles[d] - 1}. "
+    )
+    if o.dims[d].kind == "blocked" and o.block[d] > 1 and block[d] % o.block[d] == 0 and block[d] > 0:
+        return head + f"An index map returns block indices, not element offsets: leave out the factor {o.block[d]}."
+    if block[d] == o.tiles[d] and i.step and any(
+        s[a] == o.tiles[d] for s in trace.steps for a in range(len(s))
+    ):  # fmt: skip
+        return (
+            head + f"The grid is longer than the array: {o.tiles[d]} steps along this dimension are enough (pl.cdiv)."
+        )
+    return head + "Look at the index map, and at the size of the grid."
+
+
+def _explain_ref_bounds(trace: Trace, i: Incident) -> str:
+    d = i.detail
+    what = f"index {d['first']}" if d["first"] == d["last"] else f"elements {d['first']} to {d['last']}"
+    head = (
+        f"{at(trace, i.step)}: the kernel {d['verb']} {i.ref} at {what}, out of bounds: this dimension of the Ref has "
+        f"{d['dim']} elements. "
+    )
+    operand = next((o for o in trace.call.operands if o.name == i.ref), None)
+    if operand is not None and not operand.in_hbm:
+        head += (
+            "A blocked Ref is one block and counts from its own start: the index map has already chosen which block, so "
+            "no offset is to be added."
+        )
+    else:
+        head += "Look at the start and the size of the slice."
+    return head
+
+
+def _explain_revisit(trace: Trace, i: Incident) -> str:
+    axes = _reduction_axes(trace)
+    axis = f" (grid axis {axes[0]})" if axes else ""
+    return (
+        f"{at(trace, i.step)}: output block {i.block} of {i.ref} is visited again, after it was left at step "
+        f"{i.detail['left_at']} and written back; on a TPU its earlier contents do not come back. Make the axis{axis} "
+        "that returns to the same block the last one of the grid, so that all its steps follow each other."
+    )
+
+
+def _explain_unwritten(trace: Trace, i: Incident) -> str:
+    kind = "scratch memory" if i.ref in {s.name for s in trace.call.scratch} else "an output block"
+    if not any(o.name == i.ref for o in trace.call.outs) and kind == "an output block":
+        kind = "scoped memory"
+    copying = any(p.kind == "unwaited" and p.ref == i.ref for p in trace.incidents)
+    if copying:
+        return ""
+    return (
+        f"{at(trace, i.step)}: the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} starts "
+        f"out as garbage. Set {i.ref} to its starting value (zero, for a sum) {_first_step_test(trace)}."
+    )
+
+
+def _explain_stale(trace: Trace, i: Incident) -> str:
+    k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
+    here, before = trace.blocks[k][i.step], trace.blocks[k][i.detail["left_at"]]
+    return (
+        f"{at(trace, i.step)}: the kernel reads {i.ref} before storing anything in block {here}: the buffer still holds "
+        f"what step {i.detail['left_at']} left there for block {before}. Set it to its starting value (zero, for a sum) "
+        f"{_first_step_test(trace)}, not only once."
+    )
+
+
+def _explain_carry(trace: Trace, i: Incident) -> str:
+    return (
+        f"{at(trace, i.step)}: the kernel reads {i.ref} as step {i.detail['left_at']} left it, and that step belonged to "
+        f"another output block. Scratch keeps its contents from step to step: set it to its starting value (zero, for "
+        f"a sum) {_first_step_test(trace)}, not only once."
+    )
+
+
+def _explain_padding(trace: Trace, i: Incident) -> str:
+    k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
+    o = trace.call.operands[k]
+    return (
+        f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the edge "
+        f"of the array: block {trace.blocks[k][i.step]} hangs over shape {o.shape}, and that padding holds garbage. "
+        "Mask it before it mixes with real data: jnp.where(position < size, x, 0)."
+    )
+
+
+def _explain_input_store(trace: Trace, i: Incident) -> str:
+    return (
+        f"{at(trace, i.step)}: the kernel stores into {i.ref}, which is an input: that changes the copy in VMEM and never "
+        "reaches HBM. Store into the output Ref."
+    )
+
+
+def _explain_overflow(trace: Trace, i: Incident) -> str:
+    return (
+        f"{at(trace, i.step)}: exp of values up to {i.detail['largest']:.4g} overflows to infinity. Subtract the maximum "
+        "before taking exp: the quotient stays the same."
+    )
+
+
+_EXPLAIN: dict[str, Callable[[Trace, Incident], str]] = {
+    "hbm-load": _explain_hbm,
+    "hbm-store": _explain_hbm,
+    "hang": _explain_hang,
+    "unwaited": _explain_unwaited,
+    "map-bounds": _explain_map_bounds,
+    "ref-bounds": _explain_ref_bounds,
+    "revisit": _explain_revisit,
+    "unwritten": _explain_unwritten,
+    "stale": _explain_stale,
+    "carry": _explain_carry,
+    "padding": _explain_padding,
+    "input-store": _explain_input_store,
+    "overflow": _explain_overflow,
+}
+
+
+def _races(trace: Trace) -> Iterator[Finding]:
+    call = trace.call
+    parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s and d not in call.vmapped]
+    for k, o in enumerate(call.operands):
+        if o.role != "out" or o.in_hbm or not parallel:
+            continue
+        writers: dict[Any, set[tuple[int, ...]]] = collections.defaultdict(set)
+        for step, block in zip(trace.steps, trace.blocks[k], strict=True):
+            writers[block].add(tuple(step[d] for d in parallel))
+        block = next((b for b, w in writers.items() if len(w) > 1), None)
+        if block is None:
+            continue
+        guilty = [d for p, d in enumerate(parallel) if len({w[p] for w in writers[block]}) > 1]
+        axes = ", ".join(map(str, guilty))
+        cause = (
+            f"data race: grid axis {axes} is marked 'parallel', but {len(writers[block])} of its steps write the same block "
+            f"{block} of {o.name}, and on two cores they would run at the same time. Mark axis {axes} 'arbitrary' in "
+            "dimension_semantics, or give each step its own block."
+        )
+        yield Finding("race", cause, [], call.where, operand=o.name, block=block)
+
+
+# --- wrong values ----------------------------------------------------------------------------------------------------
+
+
+def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None) -> Diagnosis | None:
+    tolerance = tolerance or default_tolerance(want.dtype)
+    g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (got, want))
+    bad = ~tolerance.close(g, w)
+    if not bad.any():
+        return None
+    for trace in reversed(run.traces):
+        for j, out in enumerate(trace.outputs):
+            if out.size == got.size and np.array_equal(
+                out.reshape(-1), got.reshape(-1), equal_nan=is_floating(out.dtype)
+            ):
+                shape = trace.call.outs[j].shape
+                return _Blocks(trace, j, g.reshape(shape), w.reshape(shape), bad.reshape(shape), tolerance).diagnose()
+    cause = f"the result is wrong in {int(bad.sum())} of {bad.size} elements: {_sample(g, w, bad, 'result')}."
+    return Diagnosis([Finding("values", cause)])
+
+
+def _sample(got: np.ndarray, want: np.ndarray, bad: np.ndarray, name: str) -> str:
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{name}{list(index)} is {got[index]:.6g}, expected {want[index]:.6g}"
+
+
+@dataclasses.dataclass
+class _Blocks:
+    """A wrong output, block by block."""
+
+    trace: Trace
+    j: int
+    got: np.ndarray
+    want: np.ndarray
+    bad: np.ndarray
+    tolerance: Tolerance
+
+    def __post_init__(self) -> None:
+        self.o: Operand = self.trace.call.outs[self.j]
+        self.k = [k for k, o in enumerate(self.trace.call.operands) if o.role == "out"][self.j]
+        tiles = self.o.tiles if not self.o.in_hbm else (1,) * len(self.o.shape)
+        self.tiles = list(np.ndindex(*tiles))
+        self.count = tiles
+        self.atol = max(self.tolerance.atol(self.want.astype(np.float64)), 1e-12)
+        self.elementwise = any(d.kind == "element" for d in self.o.dims)
+
+    def cut(self, array: np.ndarray, tile: Block) -> np.ndarray:
+        if self.o.in_hbm:
+            return array
+        return array[tuple(slice(i * b, (i + 1) * b) for i, b in zip(tile, self.o.block, strict=True))]
+
+    def steps_of(self, tile: Block) -> list[int]:
+        if self.o.in_hbm or self.elementwise:
+            return []
+        return [s for visit in self.trace.visits[self.j].get(tile, []) for s in visit]
+
+    def diagnose(self) -> Diagnosis:
+        status = {t: self._status(t) for t in self.tiles}
+        wrong = {t: s for t, s in status.items() if s != ("ok",)}
+        findings = list(self._missing(wrong)) + list(self._lost()) + list(self._never_read())
+        findings += list(self._pattern(wrong))
+        for finding in findings:
+            finding.operand = finding.operand or self.o.name
+        texts = {t: _STATUS_WORDS.get(s[0], s[0]) for t, s in status.items()}
+        return Diagnosis(findings, self.o, texts, self._summary(len(wrong)))
+
+    def _summary(self, wrong: int) -> str:
+        error = np.abs(self.got.astype(np.float64) - self.want.astype(np.float64))[self.bad]
+        error = error[np.isfinite(error)]
+        size = f"largest error {error.max():.3g}" if error.size else "no finite value among them"
+        n = int(self.bad.sum())
+        sample = _sample(self.got, self.want, self.bad, self.o.name.removesuffix("_ref"))
+        return f"{self.o.name}: {wrong} of {len(self.tiles)} blocks wrong ({n} of {self.bad.size} elements, {size}; {sample})"
+
+    # -- what kind of wrong is one block
+
+    def _status(self, tile: Block) -> tuple[Any, ...]:
+        bad = self.cut(self.bad, tile)
+        if not bad.any():
+            return ("ok",)
+        state = self.cut(self.trace.state[self.j], tile)[bad]
+        if not self.o.in_hbm and not self.elementwise and not self.steps_of(tile):
+            return ("unvisited",)
+        if (state == NOT_VISITED).all():
+            return ("unvisited",) if not self.o.in_hbm else ("never stored",)
+        if (state == NOT_STORED).all():
+            return ("never stored",) if bad.all() else ("partly stored", _where_in(bad))
+        if (state == STALE).all():
+            return ("left over",)
+        return self._values(tile, bad)
+
+    def _values(self, tile: Block, bad: np.ndarray) -> tuple[Any, ...]:
+        got, want = self.cut(self.got, tile), self.cut(self.want, tile)
+        here = _where_in(bad)
+        if np.isnan(got[bad].astype(np.float64)).all() and not np.isnan(want[bad].astype(np.float64)).any():
+            return ("nan", here)
+        if got.ndim >= 2 and got.shape[-1] == got.shape[-2] and self._same(got, np.swapaxes(want, -1, -2)):
+            return ("transposed",)
+        for axis in range(got.ndim):
+            if got.shape[axis] > 1 and self._same(got, np.flip(want, axis)):
+                return ("flipped", axis)
+        for other in self.tiles:
+            if other != tile and got.size > 1 and self._same(got, self.cut(self.want, other)):
+                return ("holds", other)
+        with np.errstate(all="ignore"):
+            difference = (got.astype(np.float64) - want.astype(np.float64))[bad]
+            ratio = got[bad].astype(np.float64) / want[bad].astype(np.float64)
+        if not np.isfinite(difference).all():
+            return ("values", here)
+        if (got[bad] == 0).all():
+            return ("zeros", here)
+        if difference.size > 1 and np.ptp(difference) <= 10 * self.atol + 1e-5 * np.abs(difference).max():
+            return ("offset", float(difference.mean()), here)
+        if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) <= 1e-3 * max(1.0, float(np.abs(ratio).max())):
+            return ("scaled", float(ratio.mean()), here)
+        return ("values", here)
+
+    def _same(self, a: np.ndarray, b: np.ndarray) -> bool:
+        return a.shape == b.shape and bool(self.tolerance.close(a, b).all())
+
+    # -- blocks that were not written as they should be
+
+    def _missing(self, wrong: dict[Block, tuple[Any, ...]]) -> Iterator[Finding]:
+        groups = collections.defaultdict(list)
+        for tile, status in wrong.items():
+            groups[status[0]].append(tile)
+        if groups["unvisited"]:
+            yield self._unvisited(groups["unvisited"])
+        stored = any(e.op != "load" and e.ref == self.o.name for e in self.trace.events)
+        if not stored and not self.o.in_hbm and self.trace.n:
+            yield self._never_stored()
+            return
+        if groups["never stored"] or groups["left over"]:
+            yield self._sometimes_stored(sorted(groups["never stored"] + groups["left over"]))
+        if groups["partly stored"]:
+            yield self._partly_stored(groups["partly stored"], wrong)
+
+    def _unvisited(self, tiles: list[Block]) -> Finding:
+        o, call = self.o, self.trace.call
+        count = math.prod(self.count)
+        cause = (
+            f"{_blocks(tiles)} of {o.name} {'is' if len(tiles) == 1 else 'are'} never visited: the grid {call.grid} has "
+            f"{self.trace.n} step(s), the array has {count} blocks of {o.block}. "
+        )
+        if self.trace.n < count:
+            axes = [d for d in range(len(o.shape)) if max(t[d] for t in tiles) + 1 == self.count[d]]
+            d = axes[0] if axes else 0
+            cause += f"The grid is too short: pl.cdiv({o.shape[d]}, {o.block[d]}) = {self.count[d]} steps along dimension {d}."
+        else:
+            cause += "No step's index map returns it: look at the index map of the output."
+        return Finding("unvisited", cause, [], _where(o.index_map), block=tiles[0], operand=o.name)
+
+    def _never_stored(self) -> Finding:
+        cause = (
+            f"the kernel never stores anything into {self.o.name}: what you see is uninitialised memory. Write "
+            f"{self.o.name}[...] = value; {self.o.name} = value only gives the name to something else."
+        )
+        return Finding("never-stored", cause, [], self.trace.call.where, 0, self.trace.steps[0], self.o.name)
+
+    def _sometimes_stored(self, tiles: list[Block]) -> Finding:
+        steps = [s for t in tiles for s in self.steps_of(t)]
+        first = min(steps) if steps else 0
+        cause = (
+            f"{_blocks(tiles)} of {self.o.name} {'is' if len(tiles) == 1 else 'are'} visited, but nothing is stored there: at "
+            f"{at(self.trace, first)}, the kernel stores nothing into {self.o.name}, and what is written back is whatever "
+            "the buffer held. Look at the condition around the store."
+        )
+        line = next((e.line for e in self.trace.events if e.op == "store" and e.ref == self.o.name), None)
+        return Finding("sometimes-stored", cause, [], line, first, self.trace.steps[first], self.o.name, tiles[0])
+
+    def _partly_stored(self, tiles: list[Block], wrong: dict[Block, tuple[Any, ...]]) -> Finding:
+        tile = tiles[0]
+        stores = [e for e in self.trace.events if e.op == "store" and e.ref == self.o.name]
+        step = next((e.step for e in stores if e.step in self.steps_of(tile)), 0)
+        which = wrong[tile][1]
+        cause = (
+            f"the kernel stores only part of {self.o.name}: in {_blocks(tiles)} nobody writes {which}, which keep whatever "
+            f"was in memory. Store the whole block: {self.o.name}[...] = value."
+        )
+        line = stores[0].line if stores else None
+        return Finding("partly-stored", cause, [], line, step, self.trace.steps[step], self.o.name, tile)
+
+    # -- accumulation that loses what came before
+
+    def _lost(self) -> Iterator[Finding]:
+        """Outputs and accumulators that are overwritten, or reset, at every step of one output block."""
+        visits = [v for vs in self.trace.visits[self.j].values() for v in vs if len(v) > 1]
+        if not visits or self.o.in_hbm:
+            return
+        names = [self.o.name, *(s.name for s in self.trace.call.scratch if s.space in ("vmem", "smem"))]
+        events = collections.defaultdict(list)
+        for e in self.trace.events:
+            if e.ref in names:
+                events[e.ref, e.step].append(e)
+        resets = [r for r in (self._reset(name, visits[0], events) for name in names) if r]
+        if resets:
+            yield resets[-1]
+            return
+        finding = self._overwritten(visits[0], events)
+        if finding:
+            yield finding
+
+    def _reset(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """At every step of a visit the first thing that happens to `name` is a store of all of it, then it is read."""
+        lines = []
+        for s in visit:
+            mine = events[name, s]
+            if len(mine) < 2 or mine[0].op != "store" or not mine[0].whole:
+                return None
+            if not any(e.op == "load" for e in mine[1:]) or not any(e.op == "store" for e in mine[2:]):
+                return None
+            lines.append(mine[0])
+        block = self.trace.blocks[self.k][visit[0]]
+        cause = (
+            f"{name} is reset at every step: steps {spans(visit)} all belong to block {block} of {self.o.name}, and each "
+            f"throws away what the one before had added. Reset it only {_first_step_test(self.trace)}."
+        )
+        s = visit[1]
+        return Finding("reset", cause, [], lines[1].line, s, self.trace.steps[s], name, block)
+
+    def _overwritten(self, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """The output is stored at several steps of a visit, and nothing remembers the earlier ones."""
+        stores = [s for s in visit if any(e.op == "store" for e in events[self.o.name, s])]
+        remembers = any(e.op == "load" for (name, s), es in events.items() if s in visit for e in es if name == e.ref)
+        if len(stores) < 2 or remembers:
+            return None
+        block = self.trace.blocks[self.k][visit[0]]
+        last = events[self.o.name, stores[-1]][-1]
+        cause = (
+            f"block {block} of {self.o.name} is overwritten: steps {spans(stores)} all store into it and only the last, "
+            f"{at(self.trace, stores[-1])}, survives. Add to it instead ({self.o.name}[...] += ...), and set it to zero "
+            f"{_first_step_test(self.trace)}."
+        )
+        return Finding(
+            "overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], self.o.name, block
+        )
+
+    # -- inputs that are not read where they should be
+
+    def _never_read(self) -> Iterator[Finding]:
+        call = self.trace.call
+        if call.scalar_names:
+            return
+        for k, o in enumerate(call.operands):
+            if o.role != "in" or o.in_hbm or any(d.kind == "element" for d in o.dims):
+                continue
+            missing = sorted(set(np.ndindex(*o.tiles)) - set(self.trace.blocks[k]))
+            if not missing:
+                continue
+            idle = [d for d in still_axes(self.trace, k)]
+            axes = f" It does not move along grid axis {', '.join(map(str, idle))}." if idle else ""
+            cause = (
+                f"{_blocks(missing)} of {o.name} {'is' if len(missing) == 1 else 'are'} never read: no step's index map "
+                f"returns {'it' if len(missing) == 1 else 'them'}.{axes} Look at the index map of {o.name}."
+            )
+            yield Finding("unread", cause, [], _where(o.index_map), operand=o.name, block=missing[0])
+
+    # -- values that are wrong in a telling way
+
+    def _pattern(self, wrong: dict[Block, tuple[Any, ...]]) -> Iterator[Finding]:
+        by_kind = collections.defaultdict(dict)
+        for tile, status in wrong.items():
+            by_kind[status[0]][tile] = status
+        moved = {t: s[1] for t, s in by_kind["holds"].items()}
+        if moved:
+            yield self._moved(moved)
+        offsets = {t: s[1] for t, s in by_kind["offset"].items()}
+        if offsets:
+            yield self._offset(offsets, by_kind["offset"])
+        values = {**by_kind["values"], **by_kind["scaled"]}
+        if values and self._imprecise():
+            yield self._precision(values)
+            return
+        for kind in ("transposed", "flipped", "scaled", "zeros", "nan", "values"):
+            if by_kind[kind]:
+                yield self._plain(kind, by_kind[kind])
+
+    def _store_line(self, tile: Block) -> tuple[SourceLine | None, int | None]:
+        """The line and step that last stored into a block."""
+        writer = self.cut(self.trace.writer[self.j], tile)
+        step = int(writer.max()) if writer.size else -1
+        stores = [e for e in self.trace.events if e.op != "load" and e.ref == self.o.name and e.step == step]
+        return (stores[-1].line, step) if stores else (None, None)
+
+    def _finding(self, kind: str, cause: str, tile: Block, evidence: Sequence[str] = ()) -> Finding:
+        line, step = self._store_line(tile)
+        index = self.trace.steps[step] if step is not None else None
+        return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile)
+
+    def _moved(self, moved: dict[Block, Block]) -> Finding:
+        tile, source = next(iter(moved.items()))
+        rule = _permutation(moved, self.count)
+        example = f"block {tile} of {self.o.name} holds what belongs in block {source}"
+        step = (self.steps_of(tile) or [0])[-1]
+        cause = f"{at(self.trace, step)}: {example}. {rule or 'Look at the index maps: some block goes to the wrong place.'}"
+        more = [f"block {t} holds what belongs in block {s}" for t, s in list(moved.items())[1:4]]
+        line = self._suspect_map()
+        return Finding("moved", cause, more, line, step, self.trace.steps[step], self.o.name, tile)
+
+    def _suspect_map(self) -> SourceLine | None:
+        """The index map that most likely errs: an input's that differs from the output's, else the output's."""
+        mine = self.trace.blocks[self.k]
+        for k, o in enumerate(self.trace.call.operands):
+            if o.role == "in" and o.index_map is not None and o.tiles == self.o.tiles and self.trace.blocks[k] != mine:
+                return _where(o.index_map)
+        return _where(self.o.index_map)
+
+    def _offset(self, offsets: dict[Block, float], statuses: dict[Block, tuple[Any, ...]]) -> Finding:
+        tile, value = next(iter(offsets.items()))
+        slopes = self._slopes(offsets)
+        head = f"block {tile} of {self.o.name} is off by the constant {value:+.6g}"
+        more = [f"block {t}: off by {v:+.6g}" for t, v in list(offsets.items())[1:4]]
+        if slopes and len(slopes) == 1:
+            ((axis, _),) = slopes.items()
+            cause = (
+                f"{head}, and the constant grows with the block index along dimension {axis}: a position is counted from the "
+                f"start of the block, not of the array. Add pl.program_id(...) * {self.o.block[axis]} to it."
+            )
+            return self._finding("local-position", cause, tile, more)
+        if slopes:
+            terms = ", ".join(f"{v:+.6g} per block along dimension {d}" for d, v in slopes.items())
+            cause = (
+                f"{head}, and the constant depends on where the block is ({terms}): a program id of the wrong axis is "
+                "used. pl.program_id(d) is the step's index along grid axis d."
+            )
+            return self._finding("local-position", cause, tile, more)
+        cause = f"{head}{_in(statuses[tile][2])}: something is added once too often, or left out."
+        return self._finding("offset", cause, tile, more)
+
+    def _slopes(self, offsets: dict[Block, float]) -> dict[int, float] | None:
+        """The offset as a linear function of the block index, block 0 being right: {dimension: slope}, or None."""
+        slopes = {}
+        for d in range(len(self.count)):
+            unit = tuple(int(e == d) for e in range(len(self.count)))
+            if self.count[d] > 1 and abs(offsets.get(unit, 0.0)) > 0:
+                slopes[d] = offsets[unit]
+        allowed = 10 * self.atol + 1e-4 * max(map(abs, offsets.values()))
+        for t in self.tiles:
+            if abs(sum(t[d] * v for d, v in slopes.items()) - offsets.get(t, 0.0)) > allowed:
+                return None
+        return slopes or None
+
+    def _imprecise(self) -> bool:
+        got, want = self.got.astype(np.float64), self.want.astype(np.float64)
+        if not np.isfinite(got).all() or not is_floating(self.trace.outputs[self.j].dtype):
+            return False
+        scale = np.sqrt(np.mean(np.square(want))) or 1.0
+        return bool(np.sqrt(np.mean(np.square(got - want))) < 0.03 * scale) and bool(
+            np.abs(got - want).max() < 0.3 * scale
+        )
+
+    def _precision(self, tiles: dict[Block, Any]) -> Finding:
+        narrow = [
+            s for s in self.trace.call.scratch if is_floating(s.dtype) and s.dtype.itemsize < 4 and s.space == "vmem"
+        ]
+        error = np.abs(self.got.astype(np.float64) - self.want.astype(np.float64)).max()
+        tile = next(iter(tiles))
+        head = f"the values are nearly right (largest error {error:.2g}): rounding, not logic. "
+        if narrow:
+            tail = f"{narrow[0].name} is {narrow[0].dtype}, and every addition to it rounds: accumulate in float32."
+        else:
+            tail = "Somewhere a sum or a product is kept in a 16-bit float: use preferred_element_type=jnp.float32 and cast at the end."
+        return self._finding("precision", head + tail, tile)
+
+    def _plain(self, kind: str, tiles: dict[Block, tuple[Any, ...]]) -> Finding:
+        tile, status = next(iter(tiles.items()))
+        which = _blocks(list(tiles))
+        steps = self.steps_of(tile)
+        when = f" (last stored at {at(self.trace, self._store_line(tile)[1] or 0)})" if steps else ""
+        name = self.o.name
+        if kind == "transposed":
+            cause = f"{which} of {name} {_is(tiles)} transposed inside the block{when}: rows and columns have changed places."
+        elif kind == "flipped":
+            cause = f"{which} of {name} {_is(tiles)} reversed inside the block along dimension {status[1]}{when}."
+        elif kind == "scaled":
+            cause = f"{which} of {name} {_is(tiles)} {status[1]:.6g} times what is expected{_in(status[2])}{when}: a factor too much or too little."
+        elif kind == "zeros":
+            cause = f"{which} of {name} {_is(tiles)} zero{_in(status[1])}{when}: the result is never added, or is masked away."
+        elif kind == "nan":
+            cause = f"{which} of {name} {_is(tiles)} NaN{_in(status[1])}{when}: uninitialised memory is NaN here, and so is 0/0 or inf - inf."
+        else:
+            cause = (
+                f"{which} of {name} {_is(tiles)} wrong{_in(status[1])}{when}. Follow one element of that block by hand."
+            )
+        return self._finding(kind, cause, tile)
+
+
+_STATUS_WORDS = {
+    "holds": "holds another block's values",
+    "values": "wrong values",
+    "offset": "off by a constant",
+    "scaled": "off by a factor",
+    "nan": "NaN",
+    "zeros": "zero",
+    "unvisited": "never visited",
+}
+
+
+def _is(tiles: Any) -> str:
+    return "is" if len(tiles) == 1 else "are"
+
+
+def _in(where: str) -> str:
+    return f" in {where}" if where else ""
+
+
+def _blocks(tiles: Sequence[Block]) -> str:
+    """'block (3, 0)' or 'blocks (0, 0), (0, 1), ... (12 of them)'."""
+    if len(tiles) == 1:
+        return f"block {tuple(tiles[0])}"
+    shown = ", ".join(str(tuple(t)) for t in tiles[:3])
+    return f"blocks {shown}" + (f", ... ({len(tiles)} of them)" if len(tiles) > 3 else "")
+
+
+def _where_in(bad: np.ndarray) -> str:
+    """Which rows or columns of a block are wrong, in words; '' for all of it."""
+    if bad.ndim == 0 or bad.all():
+        return ""
+    hit = np.nonzero(bad)
+    names = (
+        ["elements"]
+        if bad.ndim == 1
+        else ["rows", "columns"]
+        if bad.ndim == 2
+        else [f"dim {d}:" for d in range(bad.ndim)]
+    )
+    parts = []
+    for d, name in enumerate(names):
+        values = np.unique(hit[d])
+        if len(values) < bad.shape[d]:
+            parts.append(f"{name} {_short_spans(values)}")
+    return ", ".join(parts) or "scattered elements"
+
+
+def _short_spans(values: np.ndarray) -> str:
+    text = spans(values.tolist())
+    return text if text.count(",") < 4 else ", ".join(text.split(", ")[:3]) + ", ..."
+
+
+def _permutation(moved: dict[Block, Block], count: tuple[int, ...]) -> str | None:
+    """A rule that says where every moved block came from, with what to look for."""
+    if all(len(t) == 2 and s == (t[1], t[0]) for t, s in moved.items()):
+        return "Row and column are swapped: look for an index map that returns (j, i) where (i, j) is meant."
+    for axis in range(len(count)):
+        rest = [d for d in range(len(count)) if d != axis]
+        if any(t[d] != s[d] for t, s in moved.items() for d in rest):
+            continue
+        shifts = {s[axis] - t[axis] for t, s in moved.items()}
+        if len({s[axis] for s in moved.values()}) == 1 and len(moved) > 1:
+            return f"Every block comes from the same place: an index map does not move along dimension {axis}."
+        if all(s[axis] == count[axis] - 1 - t[axis] for t, s in moved.items()):
+            return f"The blocks are in reverse order along dimension {axis}: look at the index maps."
+        if len(shifts) == 1:
+            return f"Every block comes from {abs(shifts.pop())} block(s) further along dimension {axis}: an index map is off by that much."
+        if len({(s[axis] - t[axis]) % count[axis] for t, s in moved.items()}) == 1:
+            return f"The blocks are rotated along dimension {axis}: an index map is off by a constant."
+        if len({s[axis] + t[axis] for t, s in moved.items()}) == 1 and len(moved) > 1:
+            return f"The blocks run backwards along dimension {axis}: check both ends of the index map."
+    return None
+
+
+# --- exceptions ------------------------------------------------------------------------------------------------------
+
+_ERRORS: list[tuple[str, str, str]] = [
+    # (pattern in the exception text, kind, what to tell the reader)
+    (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|a Ref can't be passed|"
+     r"not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{", "ref-arithmetic",
+     "a Ref is used as if it were an array: read it first, x_ref[...]"),
+    (r"should return None|must return None|kernel function.*return", "returns",
+     "a kernel returns nothing: store the result, o_ref[...] = value"),
+    (r"captures constants", "constants",
+     "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or lax.broadcasted_iota"),
+    (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion", "python-if",
+     "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
+     "@pl.when(condition) for a block of code, jnp.where for a value"),
+    (r"Invalid dtype for `swap`", "store-dtype", "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype)"),
+    (r"Invalid shape for `swap`", "store-shape",
+     "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps a reduced dimension; jnp.broadcast_to widens"),
+    (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
+     "an index map returns integer block indices: use // instead of /"),
+    (r"Index map function.*must return|index_map.*must return", "map-length",
+     "an index map returns one block index per dimension of the array"),
+    (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
+     "a kernel gets one Ref per operand: scalar prefetch first, then inputs, outputs, scratch, in that order"),
+    (r"Out of bound (slice|indexer)", "ref-bounds",
+     "a Ref is indexed past its end: inside the kernel a blocked Ref is one block and counts from its own start"),
+    (r"TracerArrayConversionError", "numpy",
+     "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
+    (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
+     "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
+    (r"name '(\w+)' is not defined", "name", "this name does not exist here: a misspelling, or a cell that has not been run"),
+]  # fmt: skip
+
+
+_MAP_ARITY = "An index map takes one argument per grid axis, then one per scalar-prefetch operand."
+
+
+def _in_index_map(error: BaseException) -> bool:
+    """Whether JAX was calling an index map (names of its frames: seen on jax 0.11.2 and 0.12.0.1)."""
+    return any("block_spec" in f.name or "index_map" in f.name for f in tb.extract_tb(error.__traceback__))
+
+
+def readers_frame(error: BaseException) -> SourceLine | None:
+    """The innermost line of the reader's own code in a traceback, following causes."""
+    found: SourceLine | None = None
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        for frame in tb.extract_tb(current.__traceback__):
+            if is_readers_file(frame.filename) and not frame.filename.endswith("runpy.py"):
+                found = source_line(frame.filename, frame.lineno or 0)
+        if found:
+            return found
+        current = current.__cause__ or current.__context__
+    return found
+
+
+def explain_error(error: BaseException) -> Finding:
+    """An exception raised while tracing the reader's code, in one sentence, with the reader's own line."""
+    text = str(error)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    name = type(error).__name__
+    haystack = f"{name}: {text}"
+    line = readers_frame(error)
+    named = re.search(r" at (/[^\s:]+|<\w+>|\S+\.py):(\d+)\b", first)  # "kernel at file.py:12": JAX names the function
+    if named and is_readers_file(named[1]):
+        line = source_line(named[1], int(named[2]))
+    if _in_index_map(error) and re.search(r"\(\) (takes|missing)", text):
+        return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
+    for pattern, kind, advice in _ERRORS:
+        if re.search(pattern, haystack, re.S):
+            return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
+    return Finding("error", f"{name}: {_shorten(first)}", [], line)
+
+
+def _shorten(text: str, width: int = 220) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding | None:
+    """Array work outside of the kernels, beyond reshapes, casts and what is allowed."""
+    refused = [o for o in outside if o.primitive not in allow]
+    if not refused:
+        return None
+    names = ", ".join(dict.fromkeys(o.primitive for o in refused))
+    first = refused[0]
+    cause = (
+        f"{names} is done outside of the kernel, on arrays of shape {first.shape}: this puzzle is about doing the work inside "
+        "pallas_call. Only reshapes and casts may happen outside."
+    )
+    evidence = [
+        f"{o.primitive} on shape {o.shape}" + (f" at {o.line}: {o.line.text}" if o.line else "") for o in refused[1:4]
+    ]
+    return Finding("outside", cause, evidence, first.line)
+
+
+def dead_stores(trace: Trace) -> dict[str, int]:
+    """Per output: the most steps of one visit that store into its block."""
+    most: dict[str, int] = {}
+    stored = collections.defaultdict(set)
+    for e in trace.events:
+        if e.op == "store":
+            stored[e.ref].add(e.step)
+    for j, o in enumerate(trace.call.outs):
+        visits = itertools.chain.from_iterable(trace.visits[j].values())
+        most[o.name] = max((len(stored[o.name] & set(v)) for v in visits), default=0)
+    return most

@@ -1,0 +1,842 @@
+"""A small NumPy machine: runs a captured kernel one grid step at a time and remembers who wrote each element, and when.
+
+The primitives on Refs (get, swap, dma_start, ...) and their parameters are not public API: seen on jax 0.11.2 and
+0.12.0.1.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jec
+import numpy as np
+
+from .capture import Call, Operand, Outside, SourceLine, _arg_names, capture, line_of, space_of
+from .ops import (
+    ELEMENTWISE,
+    INLINED,
+    Beyond,
+    cost,
+    evaluate,
+    inlined,
+    is_floating,
+    np_dtype,
+    poison,
+    run_scan,
+    run_while,
+)
+
+MAX_STEPS = 16384
+NOT_VISITED, NOT_STORED, STALE, WRITTEN = range(4)
+
+
+class Buffer:
+    """A Ref: its values, which elements hold something (None: all of them), and the last step that stored each."""
+
+    __slots__ = ("left_at", "name", "role", "space", "values", "writer", "written")
+
+    def __init__(self, name: str, values: np.ndarray, space: str, role: str, written: bool):
+        self.name, self.space, self.role = name, space, role
+        self.values = np.ascontiguousarray(values).reshape(np.shape(values))
+        self.written = None if written else np.zeros(self.values.shape, bool)
+        self.writer = np.full(self.values.shape, -1, np.int32) if role in ("out", "scratch") else None
+        self.left_at = -1  # outputs: the last step of the visit before this one
+
+    @classmethod
+    def empty(cls, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str) -> "Buffer":
+        return cls(name, poison(shape, dtype), space, role, written=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def arrive(self, left_at: int) -> None:
+        """A new visit of an output block: what the buffer held belongs to another block."""
+        self.values = poison(self.values.shape, self.values.dtype)
+        self.written = np.zeros(self.values.shape, bool)
+        self.writer = np.full(self.values.shape, -1, np.int32)
+        self.left_at = left_at
+
+
+@dataclasses.dataclass(slots=True)
+class Event:
+    """One load, store or delivered copy. `whole`: it touched every element of the ref."""
+
+    step: int
+    op: str  # "load" | "store" | "dma"
+    ref: str
+    whole: bool
+    count: int
+    eqn: Any
+    box: tuple[Any, ...] = ()
+
+    @property
+    def line(self) -> SourceLine | None:
+        return line_of(self.eqn)
+
+
+@dataclasses.dataclass
+class Incident:
+    """Something that the machine saw and that is wrong, or would explain a wrong result."""
+
+    kind: str
+    step: int
+    at: tuple[int, ...]
+    ref: str
+    eqn: Any = None
+    count: int = 0
+    total: int = 0
+    block: tuple[int, ...] | None = None
+    detail: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def line(self) -> SourceLine | None:
+        return line_of(self.eqn) if self.eqn is not None else None
+
+
+@dataclasses.dataclass
+class Trace:
+    """What a call did. Lists over operands are indexed by k (position in call.operands), over steps by s."""
+
+    call: Call
+    steps: list[tuple[int, ...]]
+    blocks: list[list[tuple[int, ...] | None]]
+    starts: list[list[tuple[int, ...] | None]]
+    fetched: list[list[bool]]
+    flushed: list[list[bool]]
+    outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    state: list[np.ndarray] = dataclasses.field(default_factory=list)
+    writer: list[np.ndarray] = dataclasses.field(default_factory=list)
+    visits: list[dict[tuple[int, ...], list[list[int]]]] = dataclasses.field(default_factory=list)
+    events: list[Event] = dataclasses.field(default_factory=list)
+    incidents: list[Incident] = dataclasses.field(default_factory=list)
+    flops: list[int] = dataclasses.field(default_factory=list)
+    transcendentals: list[int] = dataclasses.field(default_factory=list)
+    dma_bytes: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def n(self) -> int:
+        return len(self.steps)
+
+    def output_index(self, name: str) -> int:
+        return next(j for j, o in enumerate(self.call.outs) if o.name == name)
+
+
+@dataclasses.dataclass(frozen=True)
+class OperandFigures:
+    """What one operand costs. `once_bytes`: moving the whole array exactly once."""
+
+    operand: Operand
+    buffers: int
+    vmem_bytes: int
+    moves: int
+    hbm_bytes: int
+    once_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What a call costs: bytes between HBM and VMEM, VMEM held, arithmetic done."""
+
+    name: str
+    operands: list[OperandFigures]
+    scratch_bytes: int
+    vmem_bytes: int
+    dma_bytes: int
+    hbm_bytes: int
+    once_bytes: int
+    flops: int
+    transcendentals: int
+    steps: int
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs per byte moved between HBM and VMEM."""
+        return self.flops / self.hbm_bytes if self.hbm_bytes else None
+
+
+def figures(trace: Trace) -> Figures:
+    """The costs of a traced call; blocks that hang over the edge count only their part inside the array."""
+    rows = [_operand_figures(trace, k) for k in range(len(trace.call.operands))]
+    scratch = sum(s.nbytes for s in trace.call.scratch if s.space == "vmem")
+    dma = sum(trace.dma_bytes)
+    return Figures(
+        name=trace.call.name,
+        operands=rows,
+        scratch_bytes=scratch,
+        vmem_bytes=scratch + sum(r.vmem_bytes for r in rows),
+        dma_bytes=dma,
+        hbm_bytes=dma + sum(r.hbm_bytes for r in rows),
+        once_bytes=sum(r.once_bytes for r in rows),
+        flops=sum(trace.flops),
+        transcendentals=sum(trace.transcendentals),
+        steps=trace.n,
+    )
+
+
+def _operand_figures(trace: Trace, k: int) -> OperandFigures:
+    o = trace.call.operands[k]
+    if o.in_hbm:
+        return OperandFigures(o, 0, 0, 0, 0, o.array_bytes)
+    moved = trace.fetched[k] if o.role == "in" else trace.flushed[k]
+    nbytes = 0
+    for start, moves in zip(trace.starts[k], moved, strict=True):
+        if moves and start is not None:
+            inside = (max(0, min(s + b, d) - max(s, 0)) for s, b, d in zip(start, o.block, o.shape, strict=True))
+            nbytes += o.itemsize * math.prod(inside)
+    buffers = 1 if o.block == o.shape else o.buffer_count
+    vmem = buffers * o.block_bytes if o.space == "vmem" else 0
+    return OperandFigures(o, buffers, vmem, sum(moved), nbytes, o.array_bytes)
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(slots=True)
+class _Place:
+    """Where in a buffer: a chain of NumPy keys, or (where keys cannot chain) a flat index array."""
+
+    keys: list[Any]
+    flat: np.ndarray | None = None
+
+    def get(self, array: np.ndarray) -> Any:
+        if self.flat is not None:
+            return array.reshape(-1)[self.flat]
+        view, key = self._last(array)
+        return view[key]
+
+    def set(self, array: np.ndarray, value: Any) -> None:
+        if self.flat is not None:
+            array.reshape(-1)[self.flat] = value
+        else:
+            view, key = self._last(array)
+            view[key] = value
+
+    def _last(self, array: np.ndarray) -> tuple[np.ndarray, Any]:
+        for key in self.keys[:-1]:
+            array = array[key]
+        return array, self.keys[-1] if self.keys else ...
+
+    def box(self) -> tuple[Any, ...]:
+        key = self.keys[-1] if self.keys else ()
+        key = key if isinstance(key, tuple) else (key,)
+        return tuple((k.start, k.stop, k.step) if isinstance(k, slice) else k for k in key if k is not Ellipsis)
+
+
+_WHOLE = _Place([])
+_SILENT = frozenset(["debug_print", "debug_callback", "delay", "trace_start", "trace_stop", "check", "touch", "trace_value"])
+
+
+class _Machine:
+    def __init__(self, call: Call, detail: bool):
+        self.call, self.detail = call, detail
+        self.step, self.index = 0, ()
+        self.visit_start = 0
+        self.events: list[Event] = []
+        self.incidents: list[Incident] = []
+        self.flops = self.transcendentals = self.dma_bytes = 0
+        self.pending: dict[Any, list[tuple[Any, Any, Any]]] = {}
+        self.counts: dict[Any, int] = {}
+        self.costs: dict[int, tuple[int, int]] = {}
+        self.static: dict[int, Any] = {}
+        self.quiet = False
+        self.grid_axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
+        self.rules: dict[str, Callable[[Any, list[Any]], Any]] = {
+            name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_do_")
+        }
+
+    def incident(self, kind: str, ref: str, eqn: Any, **more: Any) -> None:
+        if not self.quiet:
+            count, total, block = more.pop("count", 0), more.pop("total", 0), more.pop("block", None)
+            at = tuple(int(i) for i in self.index)
+            self.incidents.append(Incident(kind, self.step, at, ref, eqn, count, total, block, more))
+
+    # -- programs
+
+    def run(self, jaxpr: Any, values: Sequence[Any], consts: Sequence[Any] = ()) -> list[Any]:
+        if hasattr(jaxpr, "jaxpr"):
+            jaxpr, consts = jaxpr.jaxpr, consts or jaxpr.consts
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, values, strict=True))
+        literal = jec.Literal
+        for eqn in jaxpr.eqns:
+            inputs = [v.val if isinstance(v, literal) else env[v] for v in eqn.invars]
+            out = self.apply(eqn, inputs)
+            if eqn.primitive.multiple_results:
+                env.update(zip(eqn.outvars, out, strict=True))
+            else:
+                env[eqn.outvars[0]] = out
+        return [v.val if isinstance(v, literal) else env[v] for v in jaxpr.outvars]
+
+    def apply(self, eqn: Any, values: list[Any]) -> Any:
+        name = eqn.primitive.name
+        rule = self.rules.get(name)
+        if rule is not None:
+            return rule(eqn, values)
+        if name in _SILENT:
+            return [] if eqn.primitive.multiple_results else values[0] if values else None
+        inner = inlined(eqn) if name in INLINED else None
+        if inner is not None:
+            return self.run(inner, values)
+        if any(isinstance(v, Buffer) for v in values):
+            raise Beyond(f"the primitive {name} on a Ref")
+        flops, transcendentals = self._cost(eqn)
+        self.flops += flops
+        self.transcendentals += transcendentals
+        out = evaluate(eqn, values)
+        if name == "exp" and np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
+            self.incident("overflow", "", eqn, largest=float(np.max(values[0])))
+        return out
+
+    def _cost(self, eqn: Any) -> tuple[int, int]:
+        found = self.costs.get(id(eqn))
+        if found is None:
+            found = self.costs[id(eqn)] = cost(eqn)
+        return found
+
+    def _do_cond(self, eqn: Any, values: list[Any]) -> list[Any]:
+        return self.run(eqn.params["branches"][int(np.asarray(values[0]))], values[1:])
+
+    def _do_scan(self, eqn: Any, values: list[Any]) -> list[Any]:
+        return run_scan(eqn, values, lambda xs: self.run(eqn.params["jaxpr"], xs))
+
+    def _do_while(self, eqn: Any, values: list[Any]) -> list[Any]:
+        return run_while(eqn, values, self.run)
+
+    def _do_run_scoped(self, eqn: Any, values: list[Any]) -> list[Any]:
+        jaxpr = eqn.params["jaxpr"]
+        names = _arg_names(jaxpr)
+        buffers = [
+            Buffer.empty(n, tuple(getattr(v.aval, "shape", ())), np_dtype(v.aval), space_of(v.aval), "scratch")
+            for n, v in zip(names, jaxpr.invars, strict=True)
+        ]
+        return self.run(jaxpr, buffers, values)
+
+    def _do_program_id(self, eqn: Any, values: list[Any]) -> Any:
+        return np.int32(self.index[self.grid_axes[eqn.params["axis"]]])
+
+    def _do_num_programs(self, eqn: Any, values: list[Any]) -> Any:
+        return np.int32(self.call.grid[self.grid_axes[eqn.params["axis"]]])
+
+    def _do_axis_index(self, eqn: Any, values: list[Any]) -> Any:
+        name = eqn.params["axis_name"]
+        if name not in self.call.grid_names:
+            raise Beyond(f"the position on the mesh axis {name!r}: several devices")
+        return np.int32(self.index[self.call.grid_names.index(name)])
+
+    def _do_multiple_of(self, eqn: Any, values: list[Any]) -> Any:
+        return values[0]
+
+    def _do_optimization_barrier(self, eqn: Any, values: list[Any]) -> list[Any]:
+        return list(values)
+
+    def _do_roll(self, eqn: Any, values: list[Any]) -> Any:
+        x, shift = np.asarray(values[0]), int(np.asarray(values[1]))
+        axis, stride, stride_axis = (eqn.params.get(k) for k in ("axis", "stride", "stride_axis"))
+        if stride is None:
+            return np.roll(x, shift, axis)
+        rows = np.split(x, x.shape[stride_axis], stride_axis)
+        return np.concatenate([np.roll(r, shift + i * stride, axis) for i, r in enumerate(rows)], stride_axis)
+
+    # -- loads and stores
+
+    def _do_get(self, eqn: Any, values: list[Any]) -> Any:
+        return self.load(values[0], self._transforms(eqn, values[1:]), eqn)
+
+    def _do_swap(self, eqn: Any, values: list[Any]) -> Any:
+        return self.store(values[0], self._transforms(eqn, values[2:]), values[1], eqn)
+
+    def _do_addupdate(self, eqn: Any, values: list[Any]) -> list[Any]:
+        transforms = self._transforms(eqn, values[2:])
+        old = self.load(values[0], transforms, eqn)
+        self.store(values[0], transforms, old + np.asarray(values[1]).astype(old.dtype), eqn)
+        return []
+
+    def _do_masked_load(self, eqn: Any, values: list[Any]) -> Any:
+        ref, transforms, mask, other = jax.tree.unflatten(eqn.params["args_tree"], values)
+        ref, transforms = _plain_ref(ref, transforms)
+        loaded = self.load(ref, transforms, eqn, mask)
+        if mask is None:
+            return loaded
+        fallback = poison(loaded.shape, loaded.dtype) if other is None else other
+        return np.where(np.asarray(mask), loaded, fallback).astype(loaded.dtype, copy=False)
+
+    def _do_masked_swap(self, eqn: Any, values: list[Any]) -> Any:
+        ref, transforms, value, mask = jax.tree.unflatten(eqn.params["args_tree"], values)
+        ref, transforms = _plain_ref(ref, transforms)
+        return self.store(ref, transforms, value, eqn, mask)
+
+    def _transforms(self, eqn: Any, leaves: list[Any]) -> Any:
+        """The index transforms of a Ref access; those without run-time values are built once per equation."""
+        if leaves:
+            return jax.tree.unflatten(eqn.params["tree"], leaves)
+        found = self.static.get(id(eqn))
+        if found is None:
+            found = self.static[id(eqn)] = jax.tree.unflatten(eqn.params["tree"], ())
+        return found
+
+    def load(self, ref: Buffer, transforms: Any, eqn: Any, mask: Any = None) -> np.ndarray:
+        if ref.space in ("any", "hbm"):
+            self.incident("hbm-load", ref.name, eqn)
+        place = self.locate(ref, transforms, "reads", eqn)
+        value = np.array(place.get(ref.values))
+        if ref.written is not None:
+            self._note_load(ref, place, value, mask, eqn)
+        if self.detail and ref.role != "scalar":
+            whole = value.size == ref.values.size
+            self.events.append(Event(self.step, "load", ref.name, whole, value.size, eqn))
+        return value
+
+    def _note_load(self, ref: Buffer, place: _Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
+        known = place.get(ref.written)
+        if mask is not None:
+            known = known | ~np.asarray(mask, bool)
+        missing = int(value.size - np.count_nonzero(known))
+        if missing:
+            kind = "padding" if ref.role == "in" else "stale" if ref.left_at >= 0 else "unwritten"
+            self.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
+        elif ref.role == "scratch" and value.size and ref.space != "semaphore":
+            newest = int(np.max(place.get(ref.writer)))
+            if 0 <= newest < self.visit_start:
+                self.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
+
+    def store(self, ref: Buffer, transforms: Any, value: Any, eqn: Any, mask: Any = None) -> np.ndarray:
+        if ref.space in ("any", "hbm"):
+            self.incident("hbm-store", ref.name, eqn)
+        if ref.role in ("in", "scalar"):
+            self.incident("input-store", ref.name, eqn)
+        place = self.locate(ref, transforms, "writes", eqn)
+        old = np.array(place.get(ref.values))
+        value = np.asarray(value).astype(ref.values.dtype, copy=False)
+        if mask is None:
+            self._put(ref, place, value)
+        else:
+            mask = np.broadcast_to(np.asarray(mask, bool), old.shape)
+            place.set(ref.values, np.where(mask, value, old))
+            if ref.written is not None:
+                place.set(ref.written, place.get(ref.written) | mask)
+            if ref.writer is not None:
+                place.set(ref.writer, np.where(mask, self.step, place.get(ref.writer)))
+        if self.detail:
+            whole = old.size == ref.values.size and mask is None
+            self.events.append(Event(self.step, "store", ref.name, whole, old.size, eqn, place.box()))
+        return old
+
+    def _put(self, ref: Buffer, place: _Place, value: np.ndarray, written: Any = True) -> None:
+        place.set(ref.values, value)
+        if ref.written is not None:
+            place.set(ref.written, written)
+        if ref.writer is not None:
+            place.set(ref.writer, self.step)
+
+    # -- addresses
+
+    def locate(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> _Place:
+        """Transforms of a Ref as NumPy keys; an index outside the Ref is noted and clamped, as interpret mode does."""
+        if not transforms:
+            return _WHOLE
+        keys: list[Any] = []
+        shape, chainable = ref.shape, True
+        for t in transforms:
+            kind = type(t).__name__
+            if kind == "MemorySpaceCastTransform":
+                continue
+            if kind == "NDIndexer":
+                key, gathers = self._key(ref, t, shape, verb, eqn)
+                keys.append(key)
+                shape = tuple(t.get_indexer_shape_static())
+                chainable &= not gathers or t is transforms[-1]
+            elif kind in ("ReshapeTransform", "RefReshaper"):
+                keys.append(lambda a, s=tuple(t.shape): a.reshape(s))
+                shape, chainable = tuple(t.shape), False
+            elif kind in ("TransposeTransform", "RefTransposer"):
+                keys.append(lambda a, p=tuple(t.permutation): a.transpose(p))
+                shape, chainable = tuple(shape[i] for i in t.permutation), False
+            else:
+                raise Beyond(f"a Ref seen through {kind}")
+        if chainable:
+            return _Place(keys)
+        flat = np.arange(ref.values.size).reshape(ref.shape)
+        for key in keys:
+            flat = key(flat) if callable(key) else flat[key]
+        return _Place(keys=[], flat=flat)
+
+    def _key(self, ref: Buffer, indexer: Any, shape: tuple[int, ...], verb: str, eqn: Any) -> tuple[Any, bool]:
+        key: list[Any] = []
+        gathers = False
+        for index, dim in zip(indexer.indices, shape, strict=True):
+            if hasattr(index, "start") and hasattr(index, "size") and hasattr(index, "stride"):
+                start, size, stride = int(index.start), int(index.size), int(index.stride or 1)
+                last = start + (size - 1) * stride
+                if size and (start < 0 or last >= dim):
+                    self.incident("ref-bounds", ref.name, eqn, verb=verb, first=start, last=last, dim=dim)
+                    start = max(0, min(start, dim - 1 - (size - 1) * stride))
+                key.append(slice(start, start + (size - 1) * stride + 1 if size else start, stride))
+                continue
+            positions = np.asarray(index)
+            if positions.size and ((positions < 0).any() or (positions >= dim).any()):
+                lo, hi = int(positions.min()), int(positions.max())
+                self.incident("ref-bounds", ref.name, eqn, verb=verb, first=lo, last=hi, dim=dim)
+                positions = np.clip(positions, 0, dim - 1)
+            gathers |= positions.ndim > 0
+            key.append(positions if positions.ndim else int(positions))
+        return tuple(key) if gathers else (*key, ...), gathers
+
+    # -- copies and semaphores
+
+    def _semaphore(self, sem: Any, transforms: Any = ()) -> tuple[Any, str]:
+        ref, transforms = _plain_ref(sem, transforms)
+        at = tuple(int(np.asarray(i)) for t in transforms for i in t.indices if not hasattr(i, "stride"))
+        return (id(ref), at), ref.name + (str(list(at)) if at else "")
+
+    def _do_dma_start(self, eqn: Any, values: list[Any]) -> list[Any]:
+        src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
+        if device is not None or src_sem is not None:
+            raise Beyond("a copy to another device (remote DMA)")
+        key, _ = self._semaphore(dst_sem)
+        self.pending.setdefault(key, []).append((src, dst, eqn))
+        return []
+
+    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
+        _, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
+        if device is not None:
+            raise Beyond("a copy to another device (remote DMA)")
+        key, name = self._semaphore(dst_sem)
+        queue = self.pending.get(key, [])
+        needed = self._view_bytes(dst, eqn)
+        got = 0
+        while queue and got < needed:
+            got += self._deliver(*queue.pop(0))
+        if got < needed:
+            self.incident("hang", name, eqn, needed=needed, got=got, dma=True)
+        return []
+
+    def _view_bytes(self, view: Any, eqn: Any) -> int:
+        ref, transforms = _plain_ref(view)
+        before, self.quiet = self.quiet, True
+        try:
+            place = self.locate(ref, transforms, "waits for", eqn)
+        finally:
+            self.quiet = before
+        return np.asarray(place.get(ref.values)).nbytes
+
+    def _deliver(self, src: Any, dst: Any, eqn: Any) -> int:
+        """Copies happen when they are waited for: what is read before that is the old content, as in JAX's simulator."""
+        source, source_transforms = _plain_ref(src)
+        target, target_transforms = _plain_ref(dst)
+        here = self.locate(source, source_transforms, "copies from", eqn)
+        there = self.locate(target, target_transforms, "copies to", eqn)
+        value = np.array(here.get(source.values))
+        known = True if source.written is None else np.array(here.get(source.written))
+        shape = np.shape(there.get(target.values))
+        value = value.reshape(shape)
+        if eqn.params.get("add"):
+            value = np.asarray(there.get(target.values)) + value
+        self._put(target, there, value, known if known is True else known.reshape(shape))
+        if "hbm" in (source.space, target.space) or "any" in (source.space, target.space):
+            self.dma_bytes += value.nbytes
+        if self.detail:
+            whole = value.size == target.values.size
+            self.events.append(Event(self.step, "dma", target.name, whole, value.size, eqn, there.box()))
+        return value.nbytes
+
+    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
+        ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]
+        if device is not None or core is not None:
+            raise Beyond("a signal to another device or core")
+        key, _ = self._semaphore(ref, transforms)
+        self.counts[key] = self.counts.get(key, 0) + int(np.asarray(amount))
+        return []
+
+    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
+        ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
+        key, name = self._semaphore(ref, transforms)
+        needed, got = int(np.asarray(amount)), self.counts.get(key, 0)
+        if got < needed:
+            self.incident("hang", name, eqn, needed=needed, got=got, dma=False)
+        elif decrement is None or np.asarray(decrement).all():
+            self.counts[key] = got - needed
+        return []
+
+    def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
+        ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
+        return np.int32(self.counts.get(self._semaphore(ref, transforms)[0], 0))
+
+    def _beyond_rule(self, eqn: Any, values: list[Any]) -> Any:
+        raise Beyond(f"{eqn.primitive.name}: its result differs from backend to backend")
+
+    _do_prng_seed = _do_prng_random_bits = _do_stochastic_round = _beyond_rule
+
+
+def _plain_ref(ref: Any, transforms: Any = ()) -> tuple[Buffer, tuple[Any, ...]]:
+    """(buffer, transforms) of a Ref or of a Ref seen through `.at[...]`."""
+    if isinstance(ref, Buffer):
+        return ref, tuple(transforms or ())
+    inner = getattr(ref, "ref", None)
+    if not isinstance(inner, Buffer):
+        raise Beyond("several Refs seen as one")
+    return inner, (*ref.transforms, *(transforms or ()))
+
+
+# --- the grid --------------------------------------------------------------------------------------------------------
+
+
+def _is_elementwise(jaxpr: Any) -> bool:
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    for eqn in jaxpr.eqns:
+        inner = inlined(eqn)
+        if inner is not None:
+            if not _is_elementwise(inner):
+                return False
+        elif eqn.primitive.name not in ELEMENTWISE and eqn.primitive.name not in ("num_programs", "multiple_of"):
+            return False
+    return True
+
+
+def _block_indices(machine: _Machine, o: Operand, steps: list[Any], scalars: list[Buffer]) -> list[tuple[int, ...]]:
+    """The block index of operand `o` at every step, all at once where its index map is plain arithmetic."""
+    consts = getattr(o.index_map, "consts", ())
+    if steps and _is_elementwise(o.index_map):
+        columns = np.asarray(steps, np.int32).reshape(len(steps), -1).T
+        out = machine.run(o.index_map, [*columns, *scalars], consts)
+        return list(zip(*(np.broadcast_to(np.asarray(x), len(steps)).tolist() for x in out), strict=True)) or [
+            () for _ in steps
+        ]
+    found = []
+    for s, index in enumerate(steps):
+        machine.step, machine.index = s, index
+        out = machine.run(o.index_map, [*[np.int32(i) for i in index], *scalars], consts)
+        found.append(tuple(int(np.asarray(x)) for x in out))
+    return found
+
+
+def _start(o: Operand, block: tuple[int, ...]) -> tuple[int, ...]:
+    """Element offset of a block in its array."""
+    return tuple(i - d.padding[0] if d.kind == "element" else i * d.size for i, d in zip(block, o.dims, strict=True))
+
+
+def _outside(o: Operand, start: tuple[int, ...]) -> bool:
+    return any(
+        s < -d.padding[0] or s >= max(size + d.padding[1], 1) for s, d, size in zip(start, o.dims, o.shape, strict=True)
+    )
+
+
+def _changes(blocks: list[Any]) -> list[bool]:
+    return [s == 0 or blocks[s] != blocks[s - 1] for s in range(len(blocks))]
+
+
+def _plan(machine: _Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool]]]:
+    call = machine.call
+    steps = list(np.ndindex(*call.grid)) if call.grid else [()]
+    n = len(steps)
+    blocks: list[list[Any]] = []
+    starts: list[list[Any]] = []
+    for o in call.operands:
+        if o.in_hbm or o.index_map is None:
+            blocks.append([None] * n)
+            starts.append([None] * n)
+            continue
+        indices = _block_indices(machine, o, steps, scalars)
+        blocks.append(list(indices))
+        starts.append([_start(o, b) for b in indices])
+    changed = [_changes(b) for b in blocks]
+    fetched, flushed = [], []
+    for k, o in enumerate(call.operands):
+        nothing = [False] * n
+        fetched.append(changed[k] if o.role == "in" and not o.in_hbm else nothing)
+        last = [s == n - 1 or changed[k][s + 1] for s in range(n)]
+        flushed.append(last if o.role == "out" and not o.in_hbm else nothing)
+    return Trace(call, steps, blocks, starts, fetched, flushed), changed
+
+
+def _region(o: Operand, start: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
+    """(slices of the array, slices of the block, does the block lie wholly inside)."""
+    full, local, inside = [], [], True
+    for s, b, d in zip(start, o.block, o.shape, strict=True):
+        lo, hi = max(0, min(s, d)), max(0, min(s + b, d))
+        full.append(slice(lo, hi))
+        local.append(slice(lo - s, max(lo - s, hi - s)))
+        inside &= lo == s and hi == s + b
+    return tuple(full), tuple(local), inside
+
+
+def run_call(call: Call, *, detail: bool = True, plan_only: bool = False, max_steps: int = MAX_STEPS) -> Trace:
+    """Runs one captured call. `plan_only`: just which block is where at each step. Raises Beyond."""
+    try:
+        return _run_call(call, detail, plan_only, max_steps)
+    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
+        raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
+
+
+def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
+    steps = math.prod(call.grid)
+    if steps > max_steps:
+        raise Beyond(f"{call.name} has {steps} grid steps, more than {max_steps}; use smaller arrays or larger blocks")
+    machine = _Machine(call, detail)
+    scalars = [  # copies: a kernel may store into them
+        Buffer(n, np.array(v), "smem", "scalar", written=True)
+        for n, v in zip(call.scalar_names, call.scalars, strict=True)
+    ]
+    trace, changed = _plan(machine, scalars)
+    trace.incidents = machine.incidents
+    if not plan_only:
+        _Execution(machine, trace, changed, scalars).run()
+    return trace
+
+
+class _Execution:
+    """The loop over grid steps: fetch what changed, run the body, write back what is about to change."""
+
+    def __init__(self, machine: _Machine, trace: Trace, changed: list[list[bool]], scalars: list[Buffer]):
+        self.m, self.t, self.changed, self.scalars = machine, trace, changed, scalars
+        call = trace.call
+        source = iter(call.inputs)
+        self.hbm: list[Buffer] = []
+        for o in call.operands:
+            if o.role == "in":
+                value = np.array(next(source)) if o.in_hbm or call.aliases else next(source)
+                self.hbm.append(Buffer(o.name, value, "hbm", "in", written=True))
+            else:
+                j = len(trace.visits)
+                trace.visits.append({})
+                aliased = [i for i, out in call.aliases.items() if out == j]
+                self.hbm.append(self._output(o, aliased))
+        self.local = [
+            h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role)
+            for h, o in zip(self.hbm, call.operands, strict=True)
+        ]
+        self.scratch = [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch") for s in call.scratch]
+        self.outs = [k for k, o in enumerate(call.operands) if o.role == "out"]
+        trace.state = [np.zeros(o.shape, np.int8) for o in call.outs]
+        trace.writer = [np.full(o.shape, -1, np.int32) for o in call.outs]
+        for j, k in enumerate(self.outs):
+            if self.hbm[k].written is None:
+                trace.state[j][...] = WRITTEN  # what the aliased input held counts as written
+
+    def _output(self, o: Operand, aliased: list[int]) -> Buffer:
+        if not aliased:
+            return Buffer.empty(o.name, o.shape, o.dtype, "hbm", "out")
+        shared = self.hbm[aliased[0]]
+        shared.role = "out"
+        shared.writer = np.full(shared.shape, -1, np.int32)
+        return shared
+
+    def run(self) -> None:
+        m, t = self.m, self.t
+        kernel, consts = t.call.kernel, getattr(t.call.kernel, "consts", ())
+        refs = [*self.scalars, *self.local, *self.scratch]
+        for s, index in enumerate(t.steps):
+            m.step, m.index = s, index
+            m.flops = m.transcendentals = m.dma_bytes = 0
+            if any(self.changed[k][s] for k in self.outs if not t.call.operands[k].in_hbm):
+                m.visit_start = s
+            for k, o in enumerate(t.call.operands):
+                if not o.in_hbm:
+                    self._arrive(k, o, s)
+            m.run(kernel, refs, consts)
+            for j, k in enumerate(self.outs):
+                if t.flushed[k][s]:
+                    self._flush(j, k, s)
+            t.flops.append(m.flops)
+            t.transcendentals.append(m.transcendentals)
+            t.dma_bytes.append(m.dma_bytes)
+        self._finish()
+
+    def _arrive(self, k: int, o: Operand, s: int) -> None:
+        t = self.t
+        start, block = t.starts[k][s], t.blocks[k][s]
+        if self.changed[k][s]:
+            if _outside(o, start):
+                self.m.incident("map-bounds", o.name, None, block=block, start=start, operand=o)
+            if o.role == "in":
+                self._fetch(k, o, start)
+        if o.role == "out":
+            visits = t.visits[self.outs.index(k)].setdefault(block, [])
+            if self.changed[k][s]:
+                if visits:
+                    self.m.incident("revisit", o.name, None, block=block, left_at=visits[-1][-1])
+                visits.append([])
+                self.local[k].arrive(left_at=s - 1)
+            visits[-1].append(s)
+
+    def _fetch(self, k: int, o: Operand, start: tuple[int, ...]) -> None:
+        full, local, inside = _region(o, start)
+        source, target = self.hbm[k], self.local[k]
+        if inside and source.written is None:
+            target.values = np.array(source.values[full]).reshape(o.ref_shape)
+            target.written = None
+            return
+        values, written = poison(o.block, o.dtype), np.zeros(o.block, bool)
+        values[local] = source.values[full]
+        written[local] = True if source.written is None else source.written[full]
+        target.values, target.written = values.reshape(o.ref_shape), written.reshape(o.ref_shape)
+
+    def _flush(self, j: int, k: int, s: int) -> None:
+        o = self.t.call.operands[k]
+        full, local, _ = _region(o, self.t.starts[k][s])
+        block, target = self.local[k], self.hbm[k]
+        written = block.written.reshape(o.block)[local]
+        target.values[full] = block.values.reshape(o.block)[local]
+        if target.written is not None:
+            target.written[full] = written
+        missing = NOT_STORED if block.written.any() or block.left_at < 0 else STALE
+        self.t.state[j][full] = np.where(written, WRITTEN, missing)
+        self.t.writer[j][full] = block.writer.reshape(o.block)[local]
+
+    def _finish(self) -> None:
+        t = self.t
+        for queue in self.m.pending.values():
+            if queue:
+                self.m.incident("unwaited", _plain_ref(queue[0][1])[0].name, queue[0][2], count=len(queue))
+        for j, k in enumerate(self.outs):
+            if t.call.operands[k].in_hbm:
+                written = self.hbm[k].written
+                t.state[j] = np.full(self.hbm[k].shape, WRITTEN, np.int8)
+                if written is not None:
+                    t.state[j] = np.where(written, WRITTEN, NOT_VISITED).astype(np.int8)
+                t.writer[j] = self.hbm[k].writer
+        t.outputs = [self.hbm[k].values for k in self.outs]
+        t.events = self.m.events
+
+
+# --- a whole function ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Run:
+    """A function run through the machine. `from_kernel`: per flat output, does it come out of a pallas_call?"""
+
+    traces: list[Trace]
+    outputs: Any
+    outside: list[Outside]
+    from_kernel: list[bool]
+    calls: list[Call]
+
+
+def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: int = MAX_STEPS, **kwargs: Any) -> Run:
+    """Runs `fn(*args, **kwargs)` with every pallas_call in the machine.
+
+    args: arrays or pytrees of arrays; kwargs: static values such as block sizes.
+    Raises Beyond for what the machine cannot follow, and whatever tracing the reader's code raises.
+    """
+    traces: list[Trace] = []
+
+    def on_call(call: Call, eqn: Any, values: list[Any]) -> list[Any]:
+        traces.append(run_call(call, detail=detail, max_steps=max_steps))
+        return list(traces[-1].outputs)
+
+    seen = capture(fn, *args, on_call=on_call, **kwargs)
+    return Run(traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] -> '0-2, 5'."""
+    groups = itertools.groupby(enumerate(sorted(set(map(int, numbers)))), lambda pair: pair[1] - pair[0])
+    runs = [[v for _, v in g] for _, g in groups]
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+
+
+__all__ = ["Beyond", "Figures", "Run", "Trace", "figures", "is_floating", "run_call", "spans", "trace"]

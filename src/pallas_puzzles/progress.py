@@ -1,0 +1,355 @@
+"""What the reader has solved and which hints they have seen: one small JSON file, shared by notebooks and command."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import html
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .curriculum import Notebook, Puzzle
+
+VERSION = 1
+LOCK_TIMEOUT_S = 5.0
+BAR_WIDTH = 13
+
+Entry = dict[str, Any]  # {"solved": "2026-01-31T12:00:00Z" | None, "hints": 2, "attempts": 5}
+NEW: Entry = {"solved": None, "hints": 0, "attempts": 0}
+
+_said: set[str] = set()  # notices of this process
+_unsaved: dict[str, Entry] = {}  # what this process could not write; the next write that works takes it along
+
+
+class _Unusable(Exception):
+    """Progress cannot be recorded; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is solved. As text, as HTML, and for the `puzzles` command: the map of notebooks and what is next."""
+
+    puzzles: dict[str, Entry]
+    course: Path | None = None
+
+    def solved(self, puzzle_id: str) -> bool:
+        return bool(self.entry(puzzle_id)["solved"])
+
+    def entry(self, puzzle_id: str) -> Entry:
+        return {**NEW, **self.puzzles.get(puzzle_id, {})}
+
+    def solved_in(self, book: Notebook) -> int:
+        return sum(self.solved(each.id) for each in book.puzzles)
+
+    def next(self) -> Puzzle | None:
+        """The first unsolved puzzle of the notebook that was last solved in, else of the whole course."""
+        from . import curriculum
+
+        everything = curriculum.all_puzzles(self.course)
+        unsolved = [each for each in everything if not self.solved(each.id)]
+        solved = [each for each in everything if self.solved(each.id)]
+        if solved:
+            latest = max(solved, key=lambda each: self.entry(each.id)["solved"])
+            unsolved.sort(key=lambda each: each.notebook != latest.notebook)  # stable: the course's order stays
+        return unsolved[0] if unsolved else None
+
+    def __str__(self) -> str:
+        books, upcoming = self._books(), self.next()
+        width = max(len(book.name) for book in books)
+        lines = []
+        for book in books:
+            done, total = self.solved_in(book), len(book.puzzles)
+            lines.append(f"{book.name:{width}}  {_bar(done, total)} {done:>2}/{total:<2}  {book.title}")
+            if upcoming and upcoming.notebook == book.name:
+                lines += [f"    {each.number:>3}  {self._word(each, upcoming):6}  {each.title}" for each in book.puzzles]
+        return "\n".join([*lines, self.advice()])
+
+    def _repr_html_(self) -> str:
+        upcoming = self.next()
+        blocks = []
+        for book in self._books():
+            done, total = self.solved_in(book), len(book.puzzles)
+            rows = "".join(
+                f"<tr><td>{each.number}</td><td style='text-align:left'>{html.escape(each.title)}</td>"
+                f"<td style='text-align:left'>{self._word(each, upcoming)}</td></tr>"
+                for each in book.puzzles
+            )
+            here = " open" if upcoming and upcoming.notebook == book.name else ""
+            blocks.append(
+                f"<details{here}><summary><code>{book.name}</code> {html.escape(book.title)}: "
+                f"{done} of {total} solved <code>{_bar(done, total)}</code></summary><table>{rows}</table></details>"
+            )
+        return f"<div>{''.join(blocks)}<p>{html.escape(self.advice())}</p></div>"
+
+    def advice(self) -> str:
+        """One line: what is next."""
+        upcoming = self.next()
+        return f"next: {upcoming.id}  {upcoming.title}" if upcoming else "every puzzle is solved"
+
+    def _books(self) -> list[Notebook]:
+        from . import curriculum
+
+        return curriculum.notebooks(self.course)
+
+    def _word(self, puzzle: Puzzle, upcoming: Puzzle | None) -> str:
+        if self.solved(puzzle.id):
+            return "solved"
+        return "next" if upcoming and puzzle.id == upcoming.id else ""
+
+
+def _bar(done: int, total: int) -> str:
+    filled = round(BAR_WIDTH * done / total) if total else 0
+    filled = min(max(filled, int(done > 0)), BAR_WIDTH - int(done < total))  # full when done, and only then
+    return "#" * filled + "." * (BAR_WIDTH - filled)
+
+
+# ---- what the rest of the package calls ------------------------------------------------------------------------------
+
+
+def state_folder() -> Path:
+    """Where progress lives: $PALLAS_PUZZLES_HOME, else the user's data folder."""
+    if home := os.environ.get("PALLAS_PUZZLES_HOME"):
+        return Path(home).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_data_path("pallas-puzzles", appauthor=False)
+
+
+def load() -> Progress:
+    """What is recorded. Never raises: what cannot be read counts as nothing, and is said once."""
+    recorded: dict[str, Entry] = {}
+    try:
+        with _locked():
+            recorded = _read()
+    except _Unusable as reason:
+        _say(str(reason))
+        with contextlib.suppress(_Unusable):
+            recorded = _read()  # a folder that cannot be written may still be read
+    return Progress(_with_unsaved(recorded))
+
+
+def progress() -> Progress:
+    """The map of notebooks and puzzles: what is solved, and what is next."""
+    return load()
+
+
+def record(puzzle_id: str, solved: bool) -> None:
+    """Counts an attempt; a puzzle that is solved once stays solved. Never raises."""
+
+    def change(entry: Entry) -> None:
+        entry["attempts"] += 1
+        if solved and not entry["solved"]:
+            entry["solved"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+    _update(puzzle_id, change)
+
+
+def record_hint(puzzle_id: str, most: int | None = None) -> int:
+    """Counts one more hint, up to `most`, and returns how many have been seen. Never raises."""
+
+    def change(entry: Entry) -> None:
+        entry["hints"] += int(most is None or entry["hints"] < most)
+
+    return int(_update(puzzle_id, change)["hints"])
+
+
+def hint(puzzle_id: str) -> None:
+    """Shows the next hint of a puzzle, and remembers that it was seen. After the last one, shows that again."""
+    text = next_hint(puzzle_id)
+    if _in_ipython():
+        from IPython.display import Markdown, display
+
+        display(Markdown(text))
+    else:
+        print(text)
+
+
+def next_hint(puzzle_id: str) -> str:
+    """The next hint as markdown; counts it. Raises CurriculumError for an unknown puzzle."""
+    from . import curriculum
+
+    puzzle = curriculum.puzzle(puzzle_id)
+    total = len(puzzle.hints)
+    if not total:
+        return f"{puzzle.id} has no hints."
+    number = min(max(record_hint(puzzle.id, most=total), 1), total)
+    last = " (the last one)" if number == total else ""
+    return f"**{puzzle.id} {puzzle.title}: hint {number} of {total}{last}**\n\n{puzzle.hints[number - 1]}"
+
+
+def _in_ipython() -> bool:
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return get_ipython() is not None
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def _update(puzzle_id: str, change: Callable[[Entry], None]) -> Entry:
+    """Reads, changes and writes one entry while nobody else does; in memory alone where writing is impossible."""
+    try:
+        with _locked():
+            puzzles = _with_unsaved(_read())
+            entry = puzzles.setdefault(puzzle_id, dict(NEW))
+            change(entry)
+            _write(puzzles)
+            _unsaved.clear()
+    except _Unusable as reason:
+        _say(str(reason))
+        entry = _unsaved.setdefault(puzzle_id, dict(NEW))
+        change(entry)
+    return entry
+
+
+def _with_unsaved(recorded: dict[str, Entry]) -> dict[str, Entry]:
+    puzzles = {key: {**NEW, **entry} for key, entry in recorded.items()}
+    for key, more in _unsaved.items():
+        entry = puzzles.setdefault(key, dict(NEW))
+        entry["solved"] = entry["solved"] or more["solved"]
+        entry["hints"] = max(entry["hints"], more["hints"])
+        entry["attempts"] += more["attempts"]
+    return puzzles
+
+
+def _file() -> Path:
+    return state_folder() / "progress.json"
+
+
+def _read() -> dict[str, Entry]:
+    """The entries in the file; a damaged file is moved aside first."""
+    path = _file()
+    try:
+        text = path.read_bytes().decode("utf-8")
+        content = json.loads(text)
+        _validate(content)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise _Unusable(f"{path} cannot be read ({error.strerror}): progress is not recorded") from None
+    except ValueError:
+        _set_aside(path)
+        return {}
+    if content["version"] > VERSION:
+        raise _Unusable(
+            f"{path} was written by a newer pallas-puzzles and is left alone: progress is not recorded; "
+            f'`pip install --upgrade "pallas-puzzles"` brings it back'
+        )
+    return content["puzzles"]
+
+
+def _validate(content: Any) -> None:
+    """Raises ValueError unless `content` is a progress file of this version, or of a newer one."""
+    version = content.get("version") if isinstance(content, dict) else None
+    if not isinstance(version, int) or version < 1:
+        raise ValueError("no version")
+    if version > VERSION:
+        return
+    entries = content.get("puzzles")
+    if not isinstance(entries, dict) or not all(isinstance(each, dict) for each in entries.values()):
+        raise ValueError("no puzzles")
+    for each in entries.values():
+        counts = (each.get("hints", 0), each.get("attempts", 0))
+        if not isinstance(each.get("solved"), str | None) or not all(type(count) is int for count in counts):
+            raise ValueError("an entry with other types")
+
+
+def _set_aside(path: Path) -> None:
+    stem = f"{path.name}.damaged-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
+    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise _Unusable(f"{path} is damaged and cannot be moved ({error.strerror}): progress is not recorded") from None
+    _say(f"{path} is damaged: it is kept as {aside.name}, and progress starts anew")
+
+
+def _write(puzzles: dict[str, Entry]) -> None:
+    """Atomically: at any moment the file is the old one or the new one, whole."""
+    path = _file()
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with open(temporary, "w", encoding="utf-8") as stream:
+            json.dump({"version": VERSION, "puzzles": puzzles}, stream, indent=1, sort_keys=True)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise _Unusable(f"{path} cannot be written ({error.strerror}): progress is not recorded") from None
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Holds the lock of the state folder, which it makes where there is none."""
+    folder = state_folder()
+    if not folder.is_absolute():  # no home: "~" would become a folder of that name
+        raise _Unusable("there is no home folder to keep progress in: set PALLAS_PUZZLES_HOME to a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = open(folder / "progress.lock", "a+b")  # noqa: SIM115
+    except OSError as error:
+        raise _Unusable(
+            f"{folder} cannot be written ({error.strerror}): progress is not recorded; "
+            f"set PALLAS_PUZZLES_HOME to a folder of yours"
+        ) from None
+    with stream:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while not _try_lock(stream.fileno()):
+            if time.monotonic() > deadline:
+                raise _Unusable(f"{stream.name} is held by another program: this is not recorded")
+            time.sleep(0.005)
+        try:
+            yield
+        finally:
+            _unlock(stream.fileno())
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(handle: int) -> bool:
+        os.lseek(handle, 0, os.SEEK_SET)
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(handle: int) -> None:
+        os.lseek(handle, 0, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
+else:
+    import fcntl
+
+    def _try_lock(handle: int) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError:
+            return True  # a file system without locks: there, one writer at a time is all we can serve
+        return True
+
+    def _unlock(handle: int) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _say(notice: str) -> None:
+    """One line on stderr, once in a process."""
+    if notice not in _said:
+        _said.add(notice)
+        print(f"pallas-puzzles: {notice}", file=sys.stderr)

@@ -1,0 +1,151 @@
+"""Time limits that really stop a Python loop which never ends, in whatever thread it runs."""
+
+import ctypes
+import functools
+import os
+import sys
+import sysconfig
+import threading
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from .lens.capture import SourceLine
+
+_POLL_S = 0.005
+_PATIENCE_S = 0.25  # how long to wait for the loop to come back into the reader's own code
+_UNWINDING_S = 0.5  # how long the reader's `finally` and `with` may take before the block is stopped once more
+_LIBRARIES = tuple({os.path.realpath(path) + os.sep for key, path in sysconfig.get_paths().items() if "lib" in key})
+_OUR_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# An exception that arrives while one of these is at work would leave a half-undone context behind.
+_FRAGILE = {"__enter__", "__exit__", "__del__"}
+
+
+class TimeLimit(BaseException):
+    """A block took longer than its limit. No Exception, so that `except Exception` in the reader's loop lets it pass."""
+
+    seconds: float = 0.0
+    what: str = "this"
+
+    @property
+    def line(self) -> "SourceLine | None":
+        """The reader's own line at which the block was stopped, where it has one."""
+        return reader_line(self.__traceback__)
+
+    def __str__(self) -> str:
+        if self.args:
+            return str(self.args[0])
+        stopped = f"stopped at {self.line}: {self.line.text}" if self.line else "stopped"
+        return f"{self.what} ran for more than {self.seconds:g} s and was {stopped.rstrip(': ')}"
+
+
+class time_limit:  # noqa: N801 (reads as a function: `with time_limit(10, "your kernel"):`)
+    """Stops the block with TimeLimit after `seconds`, `what` being its subject: "your kernel".
+
+    A second thread plants an exception in the thread that runs the block, which is CPython's only way to stop a loop
+    from outside on every system and in every thread. It arrives between two bytecodes: a call into C that does not
+    return is not stopped. Limits nest. Nothing arrives after the block has ended.
+    """
+
+    def __init__(self, seconds: float, what: str = "this") -> None:
+        self.seconds = seconds
+        self._what = what
+        self._lock = threading.Lock()
+        self._wake = threading.Event()  # set: the block is over, or has to be
+        self._over = False
+        self._planted = False
+
+    def __enter__(self) -> Self:
+        self._thread = threading.get_ident()
+        self._stop = _stop_class(self, self._what)
+        threading.Thread(target=self._watch, name="time limit", daemon=True).start()
+        return self
+
+    def expire(self) -> None:
+        """Ends the block now, as if its time were up. For other threads."""
+        self._wake.set()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        with self._lock:
+            self._over = True
+            if self._planted:
+                plant(self._thread, None)
+        self._wake.set()
+
+    def _watch(self) -> None:
+        self._wake.wait(self.seconds)
+        polls_left = _PATIENCE_S / _POLL_S
+        pause = threading.Event()
+        while True:
+            with self._lock:
+                if self._over:
+                    return
+                frame = sys._current_frames().get(self._thread)
+                if frame is None:
+                    return
+                # This thread has just been given the interpreter, so the other one stands between two bytecodes of this
+                # very frame, or in C: the exception arrives here and nowhere else.
+                planted = _at_reader(frame) if polls_left > 0 else not _is_fragile(frame)
+                if planted:
+                    self._planted = True
+                    plant(self._thread, self._stop)
+                del frame
+            polls_left -= 1
+            pause.wait(_UNWINDING_S if planted else _POLL_S)
+
+    def _arrived(self, frame: FrameType | None) -> None:
+        """The exception is being raised, in `frame`; from now on there is nothing left to take back."""
+        self._planted = False
+        if frame is not None and frame.f_code is _EXIT:  # __exit__ will not get any further
+            self._over = True
+
+
+_EXIT: CodeType = time_limit.__exit__.__code__
+
+
+def _stop_class(limit: time_limit, what: str) -> type[TimeLimit]:
+    """An exception class of this limit alone: what is planted is a class, and nested limits must not be mixed up."""
+
+    def __init__(self: TimeLimit) -> None:
+        limit._arrived(sys._getframe(1))
+
+    return type("TimeLimit", (TimeLimit,), {"seconds": limit.seconds, "what": what, "__init__": __init__})
+
+
+def plant(thread: int, error: type[BaseException] | None) -> None:
+    """Has `error` raised in the thread with that ident at its next bytecode; None takes back one not yet raised."""
+    planted = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), planted)
+
+
+@functools.cache
+def is_library_file(file: str) -> bool:
+    """True for the standard library, installed packages and this package itself."""
+    path = os.path.realpath(file)
+    return file.startswith("<frozen") or path.startswith((*_LIBRARIES, _OUR_DIR))
+
+
+def _at_reader(frame: FrameType) -> bool:
+    return not is_library_file(frame.f_code.co_filename)
+
+
+def _is_fragile(frame: FrameType | None) -> bool:
+    """True where an exception would do harm: while a context is entered or left, anywhere up the stack."""
+    while frame is not None:
+        if frame.f_code.co_name in _FRAGILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def reader_line(tb: TracebackType | None) -> "SourceLine | None":
+    """The innermost line of a traceback that is neither a library's nor ours, else None."""
+    from .lens.capture import source_line
+
+    found: Any = None
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        if not is_library_file(file):
+            found = file, tb.tb_lineno
+        tb = tb.tb_next
+    return source_line(*found) if found else None

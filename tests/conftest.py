@@ -1,0 +1,28 @@
+"""What every test stands on: no accelerator but a TPU, and nobody's progress but its own."""
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+import pytest
+
+# A TPU shows as a device file. Whatever else is there, the puzzles run on the CPU. Set before anything imports JAX.
+ON_TPU = bool([*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")])
+if not ON_TPU:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    if ON_TPU:
+        return 0  # a TPU belongs to one process at a time
+    return min(os.cpu_count() or 1, 4)
+
+
+def pytest_report_header() -> str:
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy"))
+    return f"{versions}, JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["PALLAS_PUZZLES_HOME"] = str(tmp_path_factory.mktemp("home"))

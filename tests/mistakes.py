@@ -1,0 +1,547 @@
+"""What learners get wrong, one small kernel each. `# <- here` marks the line that a finding should point to."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from zoo import F32, HBM, I32, integers, like, normal, rows, tiles, widened
+
+MARK = "# <- here"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A wrong kernel (two of them only look wrong): a function, its arguments, and what it should have returned."""
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    want: Callable[..., Any]
+
+    @property
+    def expected(self) -> Any:
+        return self.want(*jax.tree.map(widened, self.args))
+
+    @property
+    def line(self) -> int | None:
+        """Number of the marked line in this file, None where the mistake has no line of its own."""
+        source, first = inspect.getsourcelines(self.fn)
+        marked = [first + i for i, text in enumerate(source) if MARK in text]
+        assert len(marked) <= 1, f"{self.name} marks {len(marked)} lines"
+        return marked[0] if marked else None
+
+
+MISTAKES: dict[str, Mistake] = {}
+
+
+def mistake(*args: Any, want: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        assert fn.__name__ not in MISTAKES, f"two mistakes are called {fn.__name__}"
+        MISTAKES[fn.__name__] = Mistake(fn.__name__, fn, args, want)
+        return fn
+
+    return register
+
+
+X = normal(32, 384)  # cut into blocks of (8, 128): a grid of (4, 3)
+A, B = normal(64, 96), normal(96, 256)
+SHORT = normal(100)
+RAGGED = normal(20, 384)  # two and a half slabs of eight rows
+TILE = tiles(8, 128)
+
+
+def np_double(x: np.ndarray) -> np.ndarray:
+    return 2 * x
+
+
+def np_row_sum(x: np.ndarray) -> np.ndarray:
+    return x.sum(1, keepdims=True)
+
+
+def same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def per_tile(kernel: Callable[..., None], x: Any, dtype: Any = None, **more: Any) -> Any:
+    """One program per (8, 128) block of x."""
+    grid = (x.shape[0] // 8, x.shape[1] // 128)
+    return pl.pallas_call(kernel, grid=grid, in_specs=[TILE], out_specs=TILE, out_shape=like(x, dtype=dtype), **more)(x)
+
+
+def per_row_block(kernel: Callable[..., None], x: Any, **more: Any) -> Any:
+    """Step (i, j) sees block (i, j) of x and block (i, 0) of a column vector."""
+    column = pl.BlockSpec((8, 1), lambda i, j: (i, 0))
+    shape = like(x, (x.shape[0], 1))
+    return pl.pallas_call(kernel, grid=(4, 3), in_specs=[TILE], out_specs=column, out_shape=shape, **more)(x)
+
+
+def matmul_call(kernel: Callable[..., None], a: Any, b: Any) -> Any:
+    """Step (i, j, k) sees a[i, k] of (16, 32), b[k, j] of (32, 128), o[i, j], and an accumulator."""
+    return pl.pallas_call(
+        kernel, grid=(4, 2, 3),
+        in_specs=[pl.BlockSpec((16, 32), lambda i, j, k: (i, k)), pl.BlockSpec((32, 128), lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec((16, 128), lambda i, j, k: (i, j)), out_shape=like(a, (64, 256)),
+        scratch_shapes=[pltpu.VMEM((16, 128), F32)])(a, b)  # fmt: skip
+
+
+def double_kernel(x_ref, o_ref):
+    o_ref[...] = 2 * x_ref[...]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Not stored, or not everywhere
+# ---------------------------------------------------------------------------------------------------------------------
+@mistake(X, want=np_double)
+def nothing_stored(x):
+    def kernel(x_ref, o_ref):  # <- here
+        pass
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=np_double)
+def upper_half_stored(x):
+    def kernel(x_ref, o_ref):
+        o_ref[0:4, :] = 2 * x_ref[0:4, :]  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=np_double)
+def even_rows_of_blocks_stored(x):
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(0) % 2 == 0)
+        def _():
+            o_ref[...] = 2 * x_ref[...]  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def ref_rebound_instead_of_stored(x):
+    def kernel(x_ref, o_ref):  # <- here
+        o_ref = x_ref[...]  # noqa: F841
+
+    return per_tile(kernel, x)
+
+
+@mistake(RAGGED, want=np_double)
+def grid_by_floor_division(x):
+    def o_map(i):  # <- here
+        return i, 0
+
+    slab, out = rows(8, 384), pl.BlockSpec((8, 384), o_map)
+    return pl.pallas_call(double_kernel, grid=(20 // 8,), in_specs=[slab], out_specs=out, out_shape=like(x))(x)
+
+
+@mistake(RAGGED, want=np_double)
+def ragged_last_block_is_fine(x):
+    slab = rows(8, 384)
+    return pl.pallas_call(double_kernel, grid=(pl.cdiv(20, 8),), in_specs=[slab], out_specs=slab, out_shape=like(x))(x)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Accumulators
+# ---------------------------------------------------------------------------------------------------------------------
+@mistake(A, B, want=np.matmul)
+def accumulator_never_zeroed(a, b):
+    def kernel(a_ref, b_ref, o_ref, acc_ref):
+        acc_ref[...] += jnp.dot(a_ref[...], b_ref[...])  # <- here
+
+        @pl.when(pl.program_id(2) == 2)
+        def _():
+            o_ref[...] = acc_ref[...]
+
+    return matmul_call(kernel, a, b)
+
+
+@mistake(A, B, want=np.matmul)
+def accumulator_zeroed_once_for_all(a, b):
+    def kernel(a_ref, b_ref, o_ref, acc_ref):
+        i, j, k = (pl.program_id(axis) for axis in range(3))
+
+        @pl.when((i == 0) & (j == 0) & (k == 0))
+        def _():
+            acc_ref[...] = jnp.zeros_like(acc_ref)
+
+        acc_ref[...] += jnp.dot(a_ref[...], b_ref[...])  # <- here
+
+        @pl.when(k == 2)
+        def _():
+            o_ref[...] = acc_ref[...]
+
+    return matmul_call(kernel, a, b)
+
+
+@mistake(X, want=np_row_sum)
+def output_never_zeroed(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] += x_ref[...].sum(1, keepdims=True)  # <- here
+
+    return per_row_block(kernel, x)
+
+
+@mistake(X, want=np_row_sum)
+def overwritten_instead_of_accumulated(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...].sum(1, keepdims=True)  # <- here
+
+    return per_row_block(kernel, x)
+
+
+@mistake(SHORT, want=lambda x: x.sum(keepdims=True))
+def padding_summed(x):
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        o_ref[...] += x_ref[...].sum(keepdims=True)  # <- here
+
+    return pl.pallas_call(
+        kernel, grid=(4,), in_specs=[tiles(32)], out_specs=pl.BlockSpec((1,), lambda i: (0,)),
+        out_shape=like(x, (1,)))(x)  # fmt: skip
+
+
+@mistake(X, want=same)
+def scratch_read_before_written(x):
+    def kernel(x_ref, o_ref, offset_ref):
+        o_ref[...] = x_ref[...] + offset_ref[...]  # <- here
+
+    return per_tile(kernel, x, scratch_shapes=[pltpu.VMEM((8, 128), F32)])
+
+
+@mistake(integers(-9, 9, 32, 384), want=same)
+def integer_scratch_read_before_written(x):
+    def kernel(x_ref, o_ref, offset_ref):
+        o_ref[...] = x_ref[...] + offset_ref[...]  # <- here
+
+    return per_tile(kernel, x, scratch_shapes=[pltpu.VMEM((8, 128), I32)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Index maps
+# ---------------------------------------------------------------------------------------------------------------------
+@mistake(X, want=np_double)
+def input_block_past_the_end(x):
+    def x_map(i, j):  # <- here
+        return i + 1, j
+
+    spec = pl.BlockSpec((8, 128), x_map)
+    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+
+
+@mistake(X, want=np_double)
+def input_block_before_the_start(x):
+    def x_map(i, j):  # <- here
+        return i - 1, j
+
+    spec = pl.BlockSpec((8, 128), x_map)
+    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+
+
+@mistake(X, want=np_double)
+def output_block_past_the_end(x):
+    def o_map(i, j):  # <- here
+        return i + 1, j
+
+    spec = pl.BlockSpec((8, 128), o_map)
+    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[TILE], out_specs=spec, out_shape=like(x))(x)
+
+
+@mistake(X, want=np_double)
+def offsets_instead_of_block_indices(x):
+    def x_map(i, j):  # <- here
+        return i * 8, j * 128
+
+    spec = pl.BlockSpec((8, 128), x_map)
+    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=spec, out_shape=like(x))(x)
+
+
+@mistake(normal(24, 384), want=same)
+def rows_and_columns_swapped(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    def o_map(i, j):  # <- here
+        return j, i
+
+    spec = pl.BlockSpec((8, 128), o_map)
+    return pl.pallas_call(kernel, grid=(3, 3), in_specs=[TILE], out_specs=spec, out_shape=like(x))(x)
+
+
+@mistake(X, want=same)
+def every_column_lands_in_the_first(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    def o_map(i, j):  # <- here
+        return i, 0
+
+    spec = pl.BlockSpec((8, 128), o_map)
+    return pl.pallas_call(kernel, grid=(4, 3), in_specs=[TILE], out_specs=spec, out_shape=like(x))(x)
+
+
+@mistake(X, want=lambda x: x + np.repeat(np.arange(4), 8)[:, None])
+def wrong_program_id(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + pl.program_id(1)  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def slice_past_the_ref(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[pl.ds(pl.program_id(0) * 8, 8), :]  # <- here
+
+    return per_tile(kernel, x)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The order of steps
+# ---------------------------------------------------------------------------------------------------------------------
+def both_parallel() -> Any:
+    return pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+
+
+@mistake(X, want=np_row_sum)
+def reduction_axis_marked_parallel(x):
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        o_ref[...] += x_ref[...].sum(1, keepdims=True)
+
+    return per_row_block(kernel, x, compiler_params=both_parallel())
+
+
+@mistake(X, want=lambda x: x.sum(0, keepdims=True))
+def parallel_and_never_zeroed(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] += x_ref[...].sum(0, keepdims=True)
+
+    return pl.pallas_call(
+        kernel, grid=(3, 4), in_specs=[pl.BlockSpec((8, 128), lambda j, i: (i, j))],
+        out_specs=pl.BlockSpec((1, 128), lambda j, i: (0, j)), out_shape=like(x, (1, 384)),
+        compiler_params=both_parallel())(x)  # fmt: skip
+
+
+@mistake(X, want=np_row_sum)
+def reduction_axis_outermost(x):
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        o_ref[...] += x_ref[...].sum(1, keepdims=True)
+
+    return pl.pallas_call(
+        kernel, grid=(3, 4), in_specs=[pl.BlockSpec((8, 128), lambda j, i: (i, j))],
+        out_specs=pl.BlockSpec((8, 1), lambda j, i: (i, 0)), out_shape=like(x, (32, 1)))(x)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What JAX refuses while it traces
+# ---------------------------------------------------------------------------------------------------------------------
+@mistake(integers(-9, 9, 32, 384), want=lambda x: x // 2)
+def float_into_an_integer_ref(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 0.5  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def float32_into_a_bfloat16_ref(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]  # <- here
+
+    return per_tile(kernel, x, dtype=jnp.bfloat16)
+
+
+@mistake(X, want=same)
+def row_stored_into_a_block(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...].sum(0)  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def transposed_value_into_a_block(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...].T  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def exception_of_their_own(x):
+    def kernel(x_ref, o_ref):
+        raise RuntimeError("to be written tomorrow")  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def misspelt_name(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = xref[...]  # noqa: F821  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=lambda x: x + 1)
+def arithmetic_on_a_ref(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref + 1  # <- here
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def python_if_on_a_program_id(x):
+    def kernel(x_ref, o_ref):
+        if pl.program_id(0) == 0:  # <- here
+            o_ref[...] = x_ref[...]
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def value_returned(x):
+    def kernel(x_ref, o_ref):  # <- here
+        return x_ref[...]
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=same)
+def kernel_with_too_few_refs(x):
+    def kernel(x_ref):
+        pass
+
+    return per_tile(kernel, x)
+
+
+@mistake(X, want=np_double)
+def index_map_with_too_few_arguments(x):
+    def x_map(i):
+        return i, 0
+
+    spec = pl.BlockSpec((8, 128), x_map)
+    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+
+
+@mistake(X, want=np_double)
+def index_map_with_too_few_results(x):
+    def x_map(i, j):  # <- here
+        return i
+
+    spec = pl.BlockSpec((8, 128), x_map)
+    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+
+
+@mistake(X, want=np_double)
+def index_map_with_true_division(x):
+    def x_map(i, j):  # <- here
+        return i / 1, j
+
+    spec = pl.BlockSpec((8, 128), x_map)
+    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+
+
+@mistake(X, want=lambda x: x + np.tile(np.arange(128), 3))
+def array_captured_by_the_kernel(x):
+    ramp = jnp.arange(128.0)
+
+    def kernel(x_ref, o_ref):  # <- here
+        o_ref[...] = x_ref[...] + ramp
+
+    return per_tile(kernel, x)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Copies and semaphores
+# ---------------------------------------------------------------------------------------------------------------------
+def copying(kernel: Callable[..., None], x: Any, buffer_rows: int) -> Any:
+    """A kernel without grid: x in HBM, a buffer and a semaphore to copy it with."""
+    shape = (buffer_rows, x.shape[1])
+    scratch = [pltpu.VMEM(shape, x.dtype), pltpu.SemaphoreType.DMA]
+    return pl.pallas_call(kernel, in_specs=[HBM], out_shape=like(x, shape), scratch_shapes=scratch)(x)
+
+
+@mistake(X, want=same)
+def copy_never_waited_for(x):
+    def kernel(x_hbm, o_ref, buffer, sem):
+        pltpu.make_async_copy(x_hbm, buffer, sem).start()  # <- here
+        o_ref[...] = buffer[...]
+
+    return copying(kernel, x, 32)
+
+
+@mistake(X, want=same)
+def wait_for_a_copy_never_started(x):
+    def kernel(x_hbm, o_ref, buffer, sem):
+        pltpu.make_async_copy(x_hbm, buffer, sem).wait()  # <- here
+        o_ref[...] = buffer[...]
+
+    return copying(kernel, x, 32)
+
+
+@mistake(X, want=lambda x: x[8:24])
+def copy_past_the_end(x):
+    def kernel(x_hbm, o_ref, buffer, sem):
+        first = 8 * pl.program_id(0) + 20
+        copy = pltpu.make_async_copy(x_hbm.at[pl.ds(first, 8)], buffer, sem)
+        copy.start()  # <- here
+        copy.wait()
+        o_ref[...] = buffer[...]
+
+    return pl.pallas_call(
+        kernel, grid=(2,), in_specs=[HBM], out_specs=rows(8, 384), out_shape=like(x, (16, 384)),
+        scratch_shapes=[pltpu.VMEM((8, 384), F32), pltpu.SemaphoreType.DMA])(x)  # fmt: skip
+
+
+@mistake(X, want=lambda x: x[24:])
+def constant_slice_past_the_end(x):
+    def kernel(x_hbm, o_ref):
+        pltpu.sync_copy(x_hbm.at[pl.ds(28, 8)], o_ref)  # <- here
+
+    return pl.pallas_call(kernel, in_specs=[HBM], out_shape=like(x, (8, 384)))(x)
+
+
+@mistake(X, want=same)
+def read_straight_from_hbm(x):
+    def kernel(x_hbm, o_ref):
+        o_ref[...] = x_hbm[...]  # <- here
+
+    return pl.pallas_call(kernel, in_specs=[HBM], out_shape=like(x))(x)
+
+
+@mistake(X, want=same)
+def wait_for_a_signal_that_never_comes(x):
+    def kernel(x_ref, o_ref, ready):
+        pl.semaphore_wait(ready, 1)  # <- here
+        o_ref[...] = x_ref[...]
+
+    return per_tile(kernel, x, scratch_shapes=[pltpu.SemaphoreType.REGULAR])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Right everywhere but on the real chip
+# ---------------------------------------------------------------------------------------------------------------------
+@mistake(normal(32, 192), want=np_double)
+def block_too_small_for_the_chip(x):
+    spec = tiles(4, 32)
+    return pl.pallas_call(double_kernel, grid=(8, 6), in_specs=[spec], out_specs=spec, out_shape=like(x))(x)

@@ -1,0 +1,174 @@
+"""A reader's first ten minutes in a real browser and JupyterLab: solve, be told so, look at a picture, share it."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+from playwright.sync_api import Locator, Page, expect, sync_playwright
+
+from course import functions
+from pallas_puzzles import curriculum
+
+pytestmark = pytest.mark.browser
+
+BOOK = next(book for book in curriculum.notebooks() if book.name == "basics")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+# The app, so that the test can wait for what JupyterLab knows instead of guessing from the page
+SETTINGS = {
+    "LabApp": {"expose_app_in_browser": True, "news_url": None},
+    "ServerApp": {"allow_root": True, "port_retries": 0},
+    "IdentityProvider": {"token": ""},
+}
+
+expect.set_options(timeout=30_000)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("browser") / "workspace"
+
+
+@pytest.fixture(scope="module")
+def server(workspace: Path) -> Iterator[str]:
+    """`puzzles init` and `puzzles lab`, with a configuration that is nobody's; yields the address."""
+    folder = workspace.parent
+    (folder / "config").mkdir()
+    (folder / "config" / "jupyter_lab_config.json").write_text(json.dumps(SETTINGS))
+    places = {"PALLAS_PUZZLES_HOME": "home", "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data"}
+    places |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "layouts", "IPYTHONDIR": "ipython"}
+    variables = {**os.environ, **{name: str(folder / place) for name, place in places.items()}}
+    puzzles = [sys.executable, "-m", "pallas_puzzles"]
+    subprocess.run([*puzzles, "init", str(workspace)], env=variables, check=True, capture_output=True)
+    port = free_port()
+    log = folder / "lab.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [*puzzles, "lab", "--no-browser", "--port", str(port)], env=variables, stdout=stream, stderr=stream
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_for(address, process, log)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def wait_for(address: str, process: subprocess.Popen, log: Path) -> None:
+    end = monotonic() + 60
+    while monotonic() < end and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"{address}/api/status", timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            sleep(0.1)
+    raise AssertionError(f"JupyterLab does not answer:\n{log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def page(server: str) -> Iterator[Page]:
+    assert CHROMIUM, "no Chromium found: install it, or leave these tests out with -m 'not browser'"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser.new_page(viewport={"width": 1300, "height": 1100})
+        browser.close()
+
+
+# ---- what a reader does ----------------------------------------------------------------------------------------------
+
+
+def open_notebook(page: Page, server: str, name: str) -> None:
+    page.goto(f"{server}/lab/tree/{name}?reset")
+    page.wait_for_function(f"window.jupyterapp?.shell.currentWidget?.context?.path == {json.dumps(name)}")
+    page.wait_for_function("window.jupyterapp.shell.currentWidget.context.isReady")
+
+
+def wait_for_kernel(page: Page) -> None:
+    session = "window.jupyterapp.shell.currentWidget.context.sessionContext.session"
+    page.wait_for_function(f"{session}?.kernel?.status == 'idle'", timeout=60_000)
+
+
+def command(page: Page, name: str) -> None:
+    """Runs a command of JupyterLab's menus and waits until it is done."""
+    page.evaluate("name => window.jupyterapp.commands.execute(name).then(() => null)", name)
+
+
+def cell_with(page: Page, text: str) -> Locator:
+    """The one code cell whose source holds the text, scrolled into view."""
+    number = page.evaluate(
+        """text => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+            .flatMap((cell, i) => cell.type == 'code' && cell.sharedModel.getSource().includes(text) ? [i] : [])""",
+        text,
+    )
+    assert len(number) == 1, f"{len(number)} cells with {text!r}"
+    page.evaluate(
+        """i => { const notebook = window.jupyterapp.shell.currentWidget.content;
+            notebook.deselectAll(); notebook.activeCellIndex = i; return notebook.scrollToItem(i, 'start'); }""",
+        number[0],
+    )
+    return page.locator(".jp-Notebook .jp-Cell.jp-mod-active")
+
+
+def run(page: Page, text: str) -> Locator:
+    """Runs the cell with this text; returns its output."""
+    cell = cell_with(page, text)
+    command(page, "notebook:run-cell")
+    return cell.locator(".jp-OutputArea")
+
+
+def solve(page: Page, puzzle: curriculum.Puzzle) -> Locator:
+    """Types the last hint over the holes, runs the cell and the check; returns the verdict."""
+    answers = functions(puzzle.solution)
+    for hole in puzzle.holes:
+        cell = cell_with(page, f"def {hole}(")
+        after = f"def {hole}("
+        lines = cell.locator(".cm-line")
+        texts = lines.all_inner_texts()
+        start = next(i for i, text in enumerate(texts) if text.startswith(after))
+        place = next(i for i, text in enumerate(texts) if i > start and curriculum.HOLE in text)
+        lines.nth(place).click()
+        page.keyboard.press("Home")
+        page.keyboard.press("Shift+End")
+        body = [line for line in answers[hole].splitlines()[1:] if line.strip()]
+        page.keyboard.type("\n".join(line.strip() for line in body))
+    run(page, f"def {puzzle.holes[0]}(")
+    return run(page, f'"{puzzle.id}"')
+
+
+def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -> None:
+    pictures = workspace.parent
+    open_notebook(page, server, "basics.ipynb")
+    wait_for_kernel(page)
+    run(page, "from pallas_puzzles import")
+
+    first, second = BOOK.puzzles[:2]
+    run(page, f"def {first.holes[0]}(")
+    expect(run(page, f'"{first.id}"')).to_contain_text("not solved yet")
+    verdict = solve(page, first)
+    expect(verdict).to_contain_text(f"{first.title}: solved")
+    expect(verdict).not_to_contain_text("not solved yet")
+    page.screenshot(path=pictures / "1-solved.png")
+
+    expect(solve(page, second)).to_contain_text(f"{second.title}: solved")
+    drawn = run(page, "show(vector_add")
+    expect(drawn.locator("img")).to_be_visible()

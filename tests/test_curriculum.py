@@ -1,0 +1,362 @@
+"""Reading a course, laying answers over its holes, and running a reader's file up to a check."""
+
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import demo_course
+import nbformat
+import pytest
+from demo_course import ADD_ONE, ADD_TWO, DEMO, solved
+
+from pallas_puzzles import curriculum
+from pallas_puzzles.curriculum import CurriculumError, ast_equal, run
+
+
+@pytest.fixture(autouse=True)
+def course(tmp_path, monkeypatch):
+    folder = demo_course.make(tmp_path / "course")
+    monkeypatch.setenv("PALLAS_PUZZLES_COURSE", str(folder))
+    monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path / "home"))
+    return folder
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    return path
+
+
+def line_number(text: str, part: str) -> int:
+    assert text.count(part) == 1, f"{part!r} is there {text.count(part)} times"
+    return text[: text.index(part)].count("\n") + 1
+
+
+def words(verdict) -> str:
+    """All that a verdict says, wherever it stands."""
+    return " ".join([verdict.headline, *verdict.notes, *(text for each in verdict.findings for text in [each.cause, *each.evidence])])
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_notebooks_come_in_their_order():
+    demo, other = curriculum.notebooks()
+    assert [demo.name, other.name] == ["demo", "a_second"]
+    assert demo.title == "A small demonstration" and demo.order == 1
+    assert [each.id for each in demo.puzzles] == ["demo/1", "demo/2a"]
+
+
+def test_a_puzzle():
+    one, two = curriculum.notebooks()[0].puzzles
+    assert (one.title, one.goal) == ("Add one", "Add one to every element of `x`.")
+    assert one.holes == ("add_one_kernel",)
+    assert two.holes == ("x_map", "add_two_kernel"), "a comment after the body belongs to the function"
+    assert [hint.split("\n")[0] for hint in one.hints] == ["What does `x_ref[...]` give?", "`o_ref[...] = ...`", "```python"]
+    assert ast_equal(one.solution, ADD_ONE) and ast_equal(two.solution, ADD_TWO)
+
+
+def test_cells_know_where_they_stand():
+    book = curriculum.notebooks()[0]
+    lines = DEMO.splitlines()
+    code = [each for each in book.cells if each.kind == "code"]
+    assert len(code) == 5
+    for each in code:
+        assert each.source.splitlines()[0] == lines[each.line - 1]
+    assert [each.section for each in code] == ["", "1", "1", "2a", "2a"]
+    assert book.cells[-1].section == "", "what follows the last puzzle belongs to none"
+    assert book.cells[0].source == "# A small demonstration\n\nIt has two puzzles."
+    assert 'check("demo/2a"' in book.cells[book.puzzles[1].check_cell].source
+
+
+def test_an_unknown_puzzle_names_its_neighbours():
+    with pytest.raises(CurriculumError, match=r"demo/2a.*puzzles list"):
+        curriculum.puzzle("demo/2")
+    for wrong in ("", "demo", "../demo/1", "nonsense/17"):
+        with pytest.raises(CurriculumError, match="puzzles list"):
+            curriculum.puzzle(wrong)
+
+
+def test_next_puzzle():
+    assert curriculum.next_puzzle("demo/1").id == "demo/2a"
+    assert curriculum.next_puzzle("demo/2a").id == "a_second/1"
+    assert curriculum.next_puzzle("a_second/1") is None
+
+
+def test_pristine_code_tells_an_untouched_hole():
+    pristine = curriculum.pristine_code(curriculum.puzzle("demo/2a"))
+    assert list(pristine) == ["x_map", "add_two_kernel"]
+    for name, code in pristine.items():
+        assert isinstance(code, types.CodeType)
+        assert code.co_firstlineno == line_number(DEMO, f"def {name}(")
+    names: dict = {}
+    exec("def add_two_kernel(x_ref, o_ref):\n    # thinking\n\n    ...", names)
+    assert names["add_two_kernel"].__code__.co_code == pristine["add_two_kernel"].co_code
+    exec(ADD_TWO, names)
+    assert names["add_two_kernel"].__code__.co_code != pristine["add_two_kernel"].co_code
+
+
+def test_signature_leaves_annotations_out(course):
+    text = DEMO.replace("def x_map(i):", "def x_map(i: int, /, j=0, *, k: 'int' = 2) -> tuple:")
+    write(course / "puzzles" / "demo.py", text)
+    puzzle = curriculum.puzzle("demo/2a")
+    assert curriculum.signature(puzzle, "x_map") == "x_map(i, /, j=0, *, k=2)"
+    with pytest.raises(CurriculumError, match="x_map, add_two_kernel"):
+        curriculum.signature(puzzle, "y_map")
+
+
+def test_ast_equal():
+    assert ast_equal("def f(x):\n    '''Doc.'''\n    return (x)  # why\n", "def f(x): return x")
+    assert ast_equal("def f():\n    '''Doc.'''", "def f(): pass")
+    assert not ast_equal("def f(x): return x + 1", "def f(x): return 1 + x")
+    assert not ast_equal("def f(x): return x", "def f(y): return y")
+
+
+def test_a_changed_file_is_read_again(course):
+    assert curriculum.puzzle("demo/1").title == "Add one"
+    write(course / "puzzles" / "demo.py", DEMO.replace("Add one\n", "Add the number one\n"))
+    assert curriculum.puzzle("demo/1").title == "Add the number one"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("{order: 1}", "{}", "order"),
+        ('check("demo/2a"', 'check("demo/3"', r'Puzzle 2a has no cell with check\("demo/2a"'),
+        ("## Puzzle 2a", "## Puzzle 1", "Puzzle 1 is there 2 times"),
+        ("    return x + 1.0", "    return (x + 1.0", r"demo.py:\d+: "),
+    ],
+)
+def test_a_malformed_notebook_says_what_it_lacks(course, old, new, message):
+    write(course / "puzzles" / "demo.py", DEMO.replace(old, new))
+    with pytest.raises(CurriculumError, match=message):
+        curriculum.notebooks()
+
+
+def test_no_course(tmp_path):
+    with pytest.raises(CurriculumError, match="no puzzles in"):
+        curriculum.notebooks(tmp_path)
+
+
+def test_reading_is_fast_and_needs_no_jax(tmp_path):
+    long = DEMO + "".join(DEMO[DEMO.index("# %% [markdown]\n# ## Puzzle 2a") :].replace("2a", f"{n}") for n in range(3, 15))
+    path = write(tmp_path / "demo.py", long)
+    assert len(long.splitlines()) > 600
+    times_s = []
+    for _ in range(3):
+        curriculum._parse.cache_clear()
+        start = time.perf_counter()
+        assert len(curriculum.notebook(path).puzzles) == 14
+        times_s.append(time.perf_counter() - start)
+    assert min(times_s) < 0.1  # 0.02 on an idle laptop
+    code = "import sys, pallas_puzzles.curriculum as c; c.notebooks(); print([m for m in sys.modules if m in ('jax', 'jupytext', 'nbformat')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_course_itself_is_not_solved():
+    verdict = run("demo/1")
+    assert verdict.status == "unsolved" and verdict.puzzle == "demo/1"
+
+
+def test_a_readers_file(tmp_path, capsys):
+    mine = write(tmp_path / "demo.py", solved())
+    assert run("demo/1", source=mine).status == "passed"
+    assert run("demo/2a", source=mine).status == "unsolved"
+    assert capsys.readouterr().out == "", "a run displays nothing"
+
+
+def test_windows_line_endings_and_a_byte_order_mark(tmp_path):
+    mine = tmp_path / "demo.py"
+    mine.write_bytes(b"\xef\xbb\xbf" + solved().replace("\n", "\r\n").encode())
+    assert run("demo/1", source=mine).status == "passed"
+
+
+def test_only_what_the_check_needs_is_run(tmp_path):
+    text = solved().replace('check("demo/2a"', 'print("too far")\ncheck("demo/2a"')
+    text = text.replace("# ## Puzzle 2a", "# ## Puzzle 2a").replace(
+        'check("demo/1", add_one, add_one_spec, normal((8, 128)))',
+        'assert __name__ != "__main__"\n'
+        'check("demo/0", 1 / 0)\nresult = show(1 / 0)\nhint(1 / 0)\n'
+        'verdict = check("demo/1", add_one, add_one_spec, normal((8, 128)))\n'
+        'raise RuntimeError("after the check")',
+    )
+    mine = write(tmp_path / "demo.py", text)
+    assert run("demo/1", source=mine).status == "passed"
+
+
+def test_the_last_check_of_a_puzzle_counts(tmp_path):
+    again = f'\n\n# %%\n{ADD_ONE}\ncheck("demo/1", add_one, add_one_spec, normal((8, 128)))\n'
+    assert run("demo/1", source=write(tmp_path / "demo.py", DEMO + again)).status == "passed"
+
+
+def notebook(path: Path, *sources: str, **replacements: str) -> Path:
+    """DEMO as an .ipynb whose code cells are changed: `sources` are put in front."""
+    cells = [nbformat.v4.new_code_cell(each) for each in sources]
+    for each in curriculum.notebooks()[0].cells:
+        new = nbformat.v4.new_code_cell if each.kind == "code" else nbformat.v4.new_markdown_cell
+        source = each.source
+        for old, text in replacements.items():
+            source = source.replace(f"# {old}", text)
+        cells.append(new(source))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+def test_an_ipynb_with_magics(tmp_path, course):
+    write(course / "puzzles" / "demo.py", solved())
+    magics = ("%load_ext autoreload\n!ls\nprint?\nx = (7\n% 4)\nassert x == 3", "%%bash\nrm nothing", "%%time\ny = x", "display(y)")
+    mine = notebook(tmp_path / "mine.ipynb", *magics)
+    write(course / "puzzles" / "demo.py", DEMO)
+    verdict = run("demo/1", source=mine)
+    assert verdict.status == "passed", words(verdict)
+
+
+def test_an_error_in_an_ipynb_names_the_cell(tmp_path, course):
+    write(course / "puzzles" / "demo.py", DEMO.replace("    pass  # YOUR CODE HERE", "    o_ref[...] = x_ref[...] + one"))
+    mine = notebook(tmp_path / "mine.ipynb")
+    write(course / "puzzles" / "demo.py", DEMO)
+    verdict = run("demo/1", source=mine)
+    finding = verdict.findings[0]
+    assert (finding.line.file, finding.line.line) == ("mine.ipynb[cell 4]", 7)
+    assert finding.line.text == "o_ref[...] = x_ref[...] + one"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("    return x + 1.0", "    return (x + 1.0", "never closed"),
+        ("def add_one(x):", "add_oen(3)\n\n\ndef add_one(x):", "name 'add_oen' is not defined"),
+        ("setup()\n", "setup()\nimport no_such_module\n", "no_such_module"),
+        ('check("demo/1", add_one,', 'check("demo/1", add_one_more,', "add_one_more"),
+        ("def add_one(x):", "raise SystemExit('enough')\n\n\ndef add_one(x):", "enough"),
+    ],
+)
+def test_what_fails_before_the_check_is_named(tmp_path, old, new, says):
+    text = solved().replace(old, new)
+    verdict = run("demo/1", source=write(tmp_path / "demo.py", text))
+    assert verdict.status == "error" and not verdict
+    finding = verdict.findings[0]
+    assert finding.kind == "error" and says in finding.cause
+    assert "Traceback" not in str(verdict), "a traceback is never the first thing seen"
+    wrong = next(number for number, line in enumerate(text.splitlines(), 1) if line not in solved().splitlines())
+    assert finding.line.line == wrong and finding.line.text == text.splitlines()[wrong - 1].strip()
+    assert f"demo.py:{wrong}" in finding.cause
+
+
+@pytest.mark.parametrize("wrong", ["    return (x + 1.0", "    return x + 1.0\n\n\n1 / 0"])
+def test_another_puzzles_cell_does_not_stand_in_the_way(tmp_path, wrong):
+    text = DEMO.replace("    return add_one_spec(x) + 1.0", "    return x + 2.0")
+    text = text.replace("    return x + 1.0", wrong)
+    text = text.replace('    # YOUR CODE HERE\n\n\ndef add_two_kernel(x_ref, o_ref):\n    pass\n', "    return i, 0\n\n\ndef add_two_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 2.0\n")
+    verdict = run("demo/2a", source=write(tmp_path / "demo.py", text))
+    assert verdict.status == "passed", words(verdict)
+    assert "Puzzle 1" in verdict.notes[-1] and "demo.py:" in verdict.notes[-1]
+
+
+def test_a_file_without_the_check(tmp_path):
+    mine = write(tmp_path / "demo.py", DEMO.replace('check("demo/1", add_one, add_one_spec, normal((8, 128)))', ""))
+    with pytest.raises(CurriculumError, match=r'no call check\("demo/1", \.\.\.\)'):
+        run("demo/1", source=mine)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.py", b"\xff\xfe"), ("a.ipynb", b"{"), ("a.ipynb", b"{}"), ("missing.py", None)])
+def test_a_file_that_cannot_be_read(tmp_path, name, content):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(CurriculumError, match=name):
+        run("demo/1", source=tmp_path / name)
+
+
+# ---- overlays --------------------------------------------------------------------------------------------------------
+
+
+def test_the_solution_passes_as_text_and_as_a_file(tmp_path):
+    for puzzle in curriculum.notebooks()[0].puzzles:
+        assert run(puzzle.id, overlay=puzzle.solution).status == "passed"
+        assert run(puzzle.id, overlay=write(tmp_path / "answer.py", puzzle.solution)).status == "passed"
+
+
+def test_one_file_may_answer_every_puzzle(tmp_path):
+    answers = write(tmp_path / "answers.py", f"import jax.numpy as jnp\n\n{ADD_ONE}\n{ADD_TWO}")
+    assert [run(each, overlay=answers).status for each in ("demo/1", "demo/2a")] == ["passed", "passed"]
+
+
+def test_a_wrong_answer_is_refused():
+    assert run("demo/1", overlay=ADD_ONE.replace("1.0", "1.5")).status == "failed"
+
+
+def test_holes_that_an_overlay_leaves_stay_unsolved():
+    assert run("demo/2a", overlay=ADD_TWO[: ADD_TWO.index("def add_two")]).status == "unsolved"
+
+
+def test_earlier_puzzles_get_the_solutions(course):
+    text = DEMO.replace("def add_two_spec(x):", "def three(x):\n    return add_one(add_two(x))\n\n\ndef add_two_spec(x):")
+    text = text.replace("add_one_spec(x) + 1.0", "add_one_spec(x) + 2.0").replace('"demo/2a", add_two,', '"demo/2a", three,')
+    write(course / "puzzles" / "demo.py", text)
+    assert run("demo/2a", overlay=ADD_TWO).status == "passed"
+
+
+def test_helpers_come_along_and_what_the_notebook_gives_stays(tmp_path):
+    answer = "import functools\n\nONE = 1.0\n\n\n@functools.cache\ndef one():\n    return ONE\n\n\n"
+    answer += ADD_ONE.replace("+ 1.0", "+ one()")
+    answer += "\n\ndef add_one_spec(x):\n    return x\n\n\nprint('never')\nadd_one(1 / 0)\n"
+    verdict = run("demo/1", overlay=write(tmp_path / "answer.py", answer))
+    assert verdict.status == "passed", words(verdict)
+    assert "answer.py:15: add_one_spec is left out" in " ".join(verdict.notes)
+
+
+def test_a_hole_is_replaced_before_the_next_statement_uses_it(course):
+    text = DEMO.replace("def add_one(x):", "kernel_at_once = add_one_kernel\n\n\ndef add_one(x):")
+    write(course / "puzzles" / "demo.py", text.replace("pallas_call(add_one_kernel", "pallas_call(kernel_at_once"))
+    assert run("demo/1", overlay=ADD_ONE).status == "passed"
+
+
+@pytest.mark.parametrize(
+    "theirs", ["(x_ref, out_ref)", "(x_ref)", "(x_ref, o_ref, extra=0)", "(o_ref, x_ref)", "(x_ref, *o_ref)", "(x_ref, *, o_ref)"]
+)
+def test_another_signature_is_refused(tmp_path, theirs):
+    answer = write(tmp_path / "answer.py", f"# a comment\ndef add_one_kernel{theirs}:\n    x_ref[...]\n")
+    with pytest.raises(CurriculumError) as error:
+        run("demo/1", overlay=answer)
+    assert "answer.py:2: " in str(error.value) and "add_one_kernel(x_ref, o_ref)" in str(error.value)
+
+
+def test_annotations_may_differ():
+    assert run("demo/1", overlay=ADD_ONE.replace("(x_ref, o_ref)", "(x_ref: 'ref', o_ref) -> None")).status == "passed"
+
+
+def test_an_overlay_without_an_answer():
+    with pytest.raises(CurriculumError, match="add_one_kernel"):
+        run("demo/1", overlay=ADD_TWO)
+
+
+def test_line_numbers_point_into_the_overlay(tmp_path):
+    text = "# one\n# two\n\n\ndef helper(x):\n    return x + undefined\n\n\n" + ADD_ONE.replace("+ 1.0", "+ helper(1.0)")
+    path = write(tmp_path / "answer.py", text)
+    for overlay, file in ((path, str(path)), (text, "<overlay>")):
+        verdict = run("demo/1", overlay=overlay)
+        assert verdict.status == "error", words(verdict)
+        line = verdict.findings[0].line
+        assert (line.file, line.line, line.text) == (file, 6, "return x + undefined")
+
+
+def test_an_overlay_that_does_not_parse(tmp_path):
+    verdict = run("demo/1", overlay=write(tmp_path / "answer.py", ADD_ONE.replace("1.0", "(1.0")))
+    assert verdict.status == "error" and "answer.py:2" in verdict.findings[0].cause
+
+
+# ---- the real course -------------------------------------------------------------------------------------------------
+
+
+def test_the_real_course_can_be_read(monkeypatch):
+    monkeypatch.delenv("PALLAS_PUZZLES_COURSE")
+    if not any((curriculum.course_folder() / "puzzles").glob("*.py")):
+        pytest.skip("no puzzles yet")
+    for book in curriculum.notebooks():
+        assert book.puzzles, f"{book.path} has no puzzle"
+        for puzzle in book.puzzles:
+            assert set(curriculum.pristine_code(puzzle)) == set(puzzle.holes)

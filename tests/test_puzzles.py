@@ -1,0 +1,163 @@
+"""The contract of every puzzle: unsolved is said calmly, the solution passes, wrong answers are refused."""
+
+import ast
+import re
+from collections import Counter
+
+import pytest
+
+import bank
+from course import PUZZLES, functions
+from pallas_puzzles import curriculum
+from pallas_puzzles.curriculum import Notebook, Puzzle
+
+BOOKS = curriculum.notebooks()
+WRONG_ANSWERS = bank.read_all()
+assert WRONG_ANSWERS, "no wrong answer found"
+
+MAX_THEORY_WORDS = 220
+
+each_puzzle = pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puzzle.id)
+each_book = pytest.mark.parametrize("book", BOOKS, ids=lambda book: book.name)
+
+
+def book_of(puzzle: Puzzle) -> Notebook:
+    return next(book for book in BOOKS if book.name == puzzle.notebook)
+
+
+def markdown(puzzle: Puzzle) -> list[str]:
+    """The markdown cells of one puzzle."""
+    cells = book_of(puzzle).cells
+    return [cell.source for cell in cells if cell.kind == "markdown" and cell.section == puzzle.number]
+
+
+def theory(puzzle: Puzzle) -> str:
+    """The prose under `### Theory`, without code and pictures."""
+    (text,) = [source for source in markdown(puzzle) if "### Theory" in source]
+    text = text.partition("### Theory")[2]
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line for line in text.splitlines() if not line.startswith(("    ", "|"))]
+    return "\n".join(lines)
+
+
+# ---- what every puzzle has -------------------------------------------------------------------------------------------
+
+
+@each_puzzle
+def test_a_puzzle_has_its_parts(puzzle: Puzzle) -> None:
+    assert puzzle.title
+    assert puzzle.goal
+    assert puzzle.holes, "no function with # YOUR CODE HERE"
+    assert len(puzzle.hints) == 3, "a question that points, the pattern with gaps, the solution"
+    assert all(puzzle.hints)
+    assert "```python" not in puzzle.hints[0], "the first hint is a question, not code"
+    cells = book_of(puzzle).cells
+    last = cells[puzzle.check_cell]
+    after = [cell for cell in cells[puzzle.check_cell + 1 :] if cell.section == puzzle.number]
+    assert last.source.count("check(") == 1
+    assert any("<details>" in cell.source for cell in after), "the hints come after the check"
+
+
+@each_puzzle
+def test_the_theory_is_short(puzzle: Puzzle) -> None:
+    words = len(theory(puzzle).split())
+    assert 20 < words <= MAX_THEORY_WORDS, f"{words} words"
+
+
+@each_puzzle
+def test_a_skeleton_tells_what_it_is_given(puzzle: Puzzle) -> None:
+    for hole, source in puzzle.skeletons.items():
+        assert ast.parse(source)
+        assert "pass  # YOUR CODE HERE" in source, hole
+
+
+@each_book
+def test_names_do_not_collide(book: Notebook) -> None:
+    defined = Counter[str]()
+    for cell in book.cells:
+        if cell.kind == "code":
+            defined.update(functions(cell.source))
+    twice = [name for name, count in defined.items() if count > 1]
+    assert not twice, f"defined twice in {book.name}: {twice}"
+
+
+@each_book
+def test_a_notebook_needs_no_badge_or_installer_of_its_own(book: Notebook) -> None:
+    text = book.path.read_text("utf-8")
+    assert "colab" not in text.lower()
+    assert "pip install" not in text
+
+
+# ---- unsolved --------------------------------------------------------------------------------------------------------
+
+
+@each_puzzle
+def test_unsolved_is_said_calmly(puzzle: Puzzle) -> None:
+    verdict = curriculum.run(puzzle.id)
+    assert verdict.status == "unsolved", str(verdict)
+    assert not verdict
+    assert "not solved yet" in str(verdict)
+    assert "Traceback" not in str(verdict)
+
+
+# ---- solved ----------------------------------------------------------------------------------------------------------
+
+
+@each_puzzle
+def test_the_last_hint_is_the_solution(puzzle: Puzzle) -> None:
+    solutions = functions((puzzle.path.parents[1] / "solutions" / f"{puzzle.notebook}.py").read_text("utf-8"))
+    hinted = functions(puzzle.solution)
+    assert set(puzzle.holes) <= set(hinted), "the last hint leaves a hole open"
+    for hole in puzzle.holes:
+        assert curriculum.ast_equal(hinted[hole], solutions[hole]), f"{hole}: the last hint and solutions/ differ"
+
+
+@each_book
+def test_the_solutions_fill_the_holes_in_order(book: Notebook) -> None:
+    tree = ast.parse((book.path.parents[1] / "solutions" / f"{book.name}.py").read_text("utf-8"))
+    strangers = [
+        ast.unparse(node).splitlines()[0]
+        for node in tree.body
+        if not isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+    assert not strangers, "imports and the functions that fill the holes, nothing else"
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert defined == [hole for puzzle in book.puzzles for hole in puzzle.holes]
+
+
+@each_puzzle
+def test_the_solution_passes(puzzle: Puzzle) -> None:
+    verdict = curriculum.run(puzzle.id, overlay=puzzle.path.parents[1] / "solutions" / f"{puzzle.notebook}.py")
+    assert verdict, str(verdict)
+    assert verdict.status == "passed"
+    assert verdict.gained, "a pass says what was gained"
+    assert not verdict.findings
+
+
+# ---- wrong answers ---------------------------------------------------------------------------------------------------
+
+
+@each_puzzle
+def test_a_puzzle_has_at_least_three_wrong_answers(puzzle: Puzzle) -> None:
+    mine = [answer for answer in WRONG_ANSWERS if answer.puzzle == puzzle.id]
+    assert len({answer.code for answer in mine}) >= 3
+    assert len({answer.title for answer in mine}) == len(mine), "two of them have the same title"
+
+
+@pytest.mark.parametrize("answer", WRONG_ANSWERS, ids=str)
+def test_a_wrong_answer_is_refused_and_explained(answer: bank.WrongAnswer) -> None:
+    assert answer.first, f"{answer.where}: says nothing of the first finding"
+    verdict = curriculum.run(answer.puzzle, overlay=answer.code)
+    text = str(verdict)
+    assert not verdict, f"{answer.where}: accepted\n{text}"
+    assert verdict.status in ("failed", "error"), f"{answer.where}\n{text}"
+    assert len(text.splitlines()) <= 24, f"{answer.where}: more than a screen\n{text}"
+    assert verdict.findings, f"{answer.where}\n{text}"
+    for wanted in answer.first:
+        assert wanted in verdict.findings[0].cause, f"{answer.where}\n{text}"
+    for wanted in answer.says:
+        assert wanted in text, f"{answer.where}\n{text}"
+    for unwanted in answer.never:
+        assert unwanted not in text, f"{answer.where}\n{text}"

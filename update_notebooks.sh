@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Builds notebooks/*.ipynb from puzzles/*.py. With --check: changes nothing, exits 1 and names what is out of date.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+exec uv run --quiet python -m pallas_puzzles.notebooks "$@"
