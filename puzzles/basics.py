@@ -59,9 +59,9 @@ setup()  # a real TPU if there is one, else JAX's simulator of one
 #     VMEM   x_ref  ---- kernel ---->  o_ref
 # ```
 #
-# `x_ref` and `o_ref` are **Refs**: buffers in VMEM, not arrays. `ref[...]` reads a buffer and gives you an array;
-# `ref[...] = value` overwrites it. A kernel returns nothing; it leaves its result in `o_ref`, which starts out holding
-# garbage.
+# `x_ref` and `o_ref` are **Refs**: buffers in VMEM, not arrays. `ref[...]` reads a buffer and gives you an array.
+# `ref[...] = value` overwrites it, with an array of exactly its shape and dtype. A kernel returns nothing; it leaves
+# its result in `o_ref`, which starts out as garbage.
 
 
 # %%
@@ -112,8 +112,8 @@ check("basics/1", add_ten, add_ten_spec, normal((640,)), variants=[case(normal((
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A kernel fills buffers; `pallas_call` does the moving. Between reading and writing it is plain `jnp`.
-# But `x` had to fit into VMEM as a whole. What if it does not?
+# **Takeaway.** A kernel fills buffers; `pallas_call` does the moving. Between reading and writing you use `jnp`, and
+# most of it works. But `x` had to fit into VMEM as a whole. What if it does not?
 
 # %% [markdown]
 # ## Puzzle 2: Add two vectors, block by block
@@ -588,14 +588,14 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 #     copy out            | 0 | 1 | 2 | 3 |
 # ```
 #
-# You write nothing for this; it is what a grid is for. But a buffer cannot be filled and read at the same time, so
-# every block of every operand has **two buffers**: one in use, one in transit.
+# You write nothing for this; the grid brings it along. But a buffer cannot be filled and read at the same time. So
+# every block that changes from step to step has **two buffers**: one in use, one in transit.
 #
 # ```text
 #     VMEM  =  2 x (bytes of a block of x  +  of a block of g  +  of a block of the result)
 # ```
 #
-# A float32 has 4 bytes, a bfloat16 has 2. And a Ref has a dtype: convert what you store with `.astype(o_ref.dtype)`.
+# A float32 has 4 bytes, a bfloat16 has 2. And a Ref knows its dtype: `.astype(o_ref.dtype)` makes a value fit.
 
 
 # %%
@@ -935,6 +935,7 @@ def row_sum_spec(x: Float[Array, "M N"]) -> Float[Array, "M 1"]:
 
 def row_sum_kernel(x_ref, o_ref):
     # x_ref: (bm, bn), block (i, j) of x      o_ref: (bm, 1), the sums of these rows so far
+    # What you store has the shape of the Ref (Puzzle 1): an array of zeros will do, the number 0 will not.
     pass  # YOUR CODE HERE
 
 
@@ -1228,9 +1229,9 @@ check(
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write Puzzle 10's three index maps down without `j`, since there is one block along `N`. Then put the batch in front,
-# in all three. The shapes change in one place each, and so do the maps, but not in the same way: one of them loses a
-# dimension on the way to the kernel, the other does not.
+# Every Ref has to look as it did in Puzzle 10, so decide first what the kernel may see of the batch. Then the maps, one
+# operand at a time: as `k` moves on, which dimension of `x` moves, which one of `y`, and does the result move at all?
+# Where a block spans a whole dimension, there is only block number 0.
 #
 # </details>
 #

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+
 from zoo import F32, HBM, I32, integers, like, normal, rows, tiles, widened
 
 MARK = "# <- here"

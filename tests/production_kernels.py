@@ -14,6 +14,7 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
 from zoo import Exhibit, integers, normal
 
 PRODUCTION: dict[str, Exhibit] = {}

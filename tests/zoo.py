@@ -284,7 +284,8 @@ def no_step_at_all(x):
 
     spec = tiles(8, 128)
     return pl.pallas_call(
-        kernel, grid=(2, 0), in_specs=[spec], out_specs=spec, out_shape=like(x), input_output_aliases={0: 0})(x)  # fmt: skip
+        kernel, grid=(2, 0), in_specs=[spec], out_specs=spec, out_shape=like(x),
+        input_output_aliases={0: 0})(x)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -336,8 +337,8 @@ def np_block_sparse(columns, counts, x, y):
 
 
 @exhibit(
-    np.array([[0, 2, 2], [1, 3, 2], [3, 3, 3]], np.int32), np.array([2, 3, 0], np.int32), normal(24, 64), normal(64, 128),
-    want=np_block_sparse,
+    np.array([[0, 2, 2], [1, 3, 2], [3, 3, 3]], np.int32), np.array([2, 3, 0], np.int32),
+    normal(24, 64), normal(64, 128), want=np_block_sparse,
 )  # fmt: skip
 def block_sparse_matmul(columns, counts, x, y):
     def kernel(columns_ref, counts_ref, x_ref, y_ref, o_ref):
@@ -424,7 +425,8 @@ def polynomial_with_coefficients_in_smem(c, x):
 
     coefficients = pl.BlockSpec((1, 4), lambda i: (i, 0), memory_space=pltpu.SMEM)
     return pl.pallas_call(
-        kernel, grid=(3,), in_specs=[coefficients, rows(8, 128)], out_specs=rows(8, 128), out_shape=like(x))(c, x)  # fmt: skip
+        kernel, grid=(3,), in_specs=[coefficients, rows(8, 128)], out_specs=rows(8, 128),
+        out_shape=like(x))(c, x)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import contextlib
 import contextvars
 import dataclasses
+import inspect
+import secrets
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +67,10 @@ def check(
     from . import curriculum
     from .verdict import Verdict, emit
 
-    known = curriculum.find(puzzle)
+    try:
+        known = curriculum.puzzle(puzzle)
+    except curriculum.CurriculumError:
+        known = None  # a kernel of the reader's own, outside of the course
     title = f"{puzzle} {known.title}" if known else puzzle
     open_holes = _untouched(known, fn, sys._getframe(1).f_globals) if known else []
     if open_holes:
@@ -84,10 +89,10 @@ def check(
     if collection is not None:
         collection.verdicts.append(verdict)
         return verdict
-    if verdict.status != "unsolved":
-        from . import progress
+    if known and verdict.status != "unsolved":
+        from .progress import record
 
-        progress.record(puzzle, bool(verdict))
+        record(puzzle, bool(verdict))
     return emit(verdict)
 
 
@@ -110,7 +115,7 @@ def check_call(
 
     tolerance = None if tol is None else Tolerance(tol)
     judge = _Judge(fn, tolerance, allow)
-    verdict = judge.run_case(tuple(args), lambda *_: want, Case(tuple(args), blocks, budget), first=True)
+    verdict = judge.run_case(tuple(args), want, Case(tuple(args), blocks, budget), first=True)
     if verdict is None and confirm:
         verdict = judge.confirm(tuple(args), blocks, want)
     return verdict or judge.passed()
@@ -121,7 +126,6 @@ def check_call(
 
 def _untouched(known: Any, fn: Any, caller_globals: dict[str, Any]) -> list[str]:
     """The holes of a puzzle that still hold the skeleton's code."""
-    import inspect
 
     from . import curriculum
 
@@ -159,18 +163,18 @@ def _judge(
     to_confirm = []
     for number, case in enumerate(cases):
         for i in range(DRAWS if number == 0 else 1):
-            draw_seed = seed if seed is not None else i if i == 0 else int(np.random.SeedSequence().entropy % 2**32)
+            draw_seed = seed if seed is not None else i if i == 0 else secrets.randbits(32)
             args = draw(case.inputs, np.random.default_rng(draw_seed))
             first = number == 0 and i == 0
-            verdict = judge.run_case(args, spec, case, first=first)
+            verdict = judge.run_case(args, _expected(spec, args), case, first=first)
             if verdict is not None:
                 if not first:
                     verdict.notes.append(_which(args, case, number, draw_seed))
                 return verdict
             if i == 0 and (number == 0 or thorough):
-                to_confirm.append((args, case.blocks, judge.want))
-    for args, blocks, want in to_confirm:
-        verdict = judge.confirm(args, blocks, want)
+                to_confirm.append((args, case.blocks))
+    for args, blocks in to_confirm:
+        verdict = judge.confirm(args, blocks, _expected_by_jax(spec, args))
         if verdict is not None:
             return verdict
     return judge.passed()
@@ -190,23 +194,22 @@ class _Judge:
         self.fn, self.tolerance, self.allow = fn, tolerance, allow
         self.figures: list[Figures] = []
         self.notes: list[str] = []
-        self.want: Any = None
 
-    def run_case(self, args: tuple[Any, ...], spec: Callable[..., Any], case: Case, *, first: bool) -> "Verdict | None":
+    def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> "Verdict | None":
         """The verdict on one draw when it is not a pass, else None."""
         from .lens.diagnose import diagnose, explain_outside
         from .lens.machine import figures
+        from .watchdog import TimeLimit
 
         try:
             run = self._run(args, case.blocks)
-        except Exception as error:
+        except (Exception, TimeLimit) as error:
             return self._error(error)
         if first:
             self.figures = [figures(t) for t in run.traces]
-        self.want = _expected(spec, args)
         bypass = explain_outside(run.outside, self.allow) if self.allow is not None else None
         no_kernel = self._no_kernel(run) if self.allow is not None else None
-        diagnosis = diagnose(run, self.want, self.tolerance)
+        diagnosis = diagnose(run, want, self.tolerance)
         findings = [f for f in (no_kernel, bypass) if f] + diagnosis.findings
         if not findings and case.budget:
             findings = _over_budget(run, [figures(t) for t in run.traces], case.budget)
@@ -233,6 +236,7 @@ class _Judge:
         from .lens.machine import Run
         from .simulate import simulate
         from .tpu.lowering import refusal
+        from .watchdog import TimeLimit
 
         refused = refusal(self.fn, *args, **blocks)
         if refused is not None:
@@ -241,7 +245,7 @@ class _Judge:
             )
         try:
             outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
-        except Exception as error:
+        except (Exception, TimeLimit) as error:
             verdict = self._error(error)
             verdict.notes.append(_DISAGREE)
             return verdict
@@ -265,7 +269,8 @@ class _Judge:
     def _error(self, error: BaseException) -> "Verdict":
         from .lens.diagnose import explain_error
 
-        return self._verdict("error", [explain_error(error)], traceback="".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
+        return self._verdict("error", [explain_error(error)], traceback=text)
 
     def _failed(self, findings: "list[Finding]", diagnosis: Any = None) -> "Verdict":
         from .verdict import TileMap
@@ -288,13 +293,25 @@ class _Judge:
 
 
 _DISAGREE = (
-    "The lens passed this, JAX's TPU simulator did not. One of the two has a bug, most likely the lens: the simulator's "
+    "The lens passed this, JAX's TPU simulator did not. One of the two has a bug, most likely the lens: the "
+    "simulator's "
     "word counts. Please report it."
 )
 
 
 def _expected(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """The spec's result as NumPy arrays, computed on the CPU in full precision."""
+    """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
+    from .lens.capture import capture
+    from .lens.machine import run_call
+
+    try:
+        return capture(spec, *args, on_call=lambda call, *_: run_call(call).outputs).outputs
+    except Exception:
+        return _expected_by_jax(spec, args)
+
+
+def _expected_by_jax(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
     import jax
 
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
@@ -317,8 +334,10 @@ def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fi
     hbm = sum(c.hbm_bytes for c in costs)
     if budget.hbm_bytes is not None and hbm > budget.hbm_bytes:
         text = (
-            f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(budget.hbm_bytes)}. A block is "
-            "copied whenever its index differs from the step before: look at which operand moves more often than it must."
+            f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(budget.hbm_bytes)}. A "
+            "block is "
+            "copied whenever its index differs from the step before: look at which operand moves more often than it "
+            "must."
         )
         over("hbm_bytes", text, _where_bytes_go(costs))
     vmem = max((c.vmem_bytes for c in costs), default=0)
@@ -338,13 +357,16 @@ def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fi
         )
     if budget.calls is not None and len(costs) != budget.calls:
         over("calls", f"it uses {len(costs)} pallas_call(s); this puzzle asks for {budget.calls}.")
-    for trace in run.traces if budget.output_stores is not None else ():
+    most = budget.output_stores
+    for trace in run.traces if most is not None else ():
         for name, stores in dead_stores(trace).items():
-            if stores > budget.output_stores:
+            if most is not None and stores > most:
                 found = Finding(
                     "budget",
-                    f"Right answer, but {name} is stored at {stores} steps of each block, and all but the last are thrown "
-                    f"away: store it {'once' if budget.output_stores == 1 else f'{budget.output_stores} times'}, on the last step.",
+                    f"Right answer, but {name} is stored at {stores} steps of each block, and all but the last are "
+                    "thrown "
+                    f"away: store it {'once' if budget.output_stores == 1 else f'{budget.output_stores} times'}, on "
+                    "the last step.",
                     [],
                     next((e.line for e in trace.events if e.op == "store" and e.ref == name), None),
                     operand=name,
@@ -358,6 +380,7 @@ def _where_bytes_go(costs: "list[Figures]") -> list[str]:
 
     rows = sorted((r for c in costs for r in c.operands), key=lambda r: -r.hbm_bytes)
     return [
-        f"{r.operand.name}: {r.moves} moves, {human_bytes(r.hbm_bytes)} ({r.hbm_bytes / max(1, r.once_bytes):.2g} times the array)"
+        f"{r.operand.name}: {r.moves} moves, {human_bytes(r.hbm_bytes)} ({r.hbm_bytes / max(1, r.once_bytes):.2g} "
+        "times the array)"
         for r in rows[:4]
     ]

@@ -6,6 +6,7 @@ import os
 import sys
 import sysconfig
 import threading
+import time
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,12 +14,13 @@ if TYPE_CHECKING:
     from .lens.capture import SourceLine
 
 _POLL_S = 0.005
-_PATIENCE_S = 0.25  # how long to wait for the loop to come back into the reader's own code
 _UNWINDING_S = 0.5  # how long the reader's `finally` and `with` may take before the block is stopped once more
-_LIBRARIES = tuple({os.path.realpath(path) + os.sep for key, path in sysconfig.get_paths().items() if "lib" in key})
-_OUR_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# An exception that arrives while one of these is at work would leave a half-undone context behind.
+_PATIENCE_S = 0.25  # how long to wait for the loop to come back into the reader's own code
+_LAST_S = 2.0  # after this, anywhere will do
+# An exception that arrives while one of these is at work would leave a context half undone.
 _FRAGILE = {"__enter__", "__exit__", "__del__"}
+_LIBRARIES = tuple({os.path.realpath(path) + os.sep for key, path in sysconfig.get_paths().items() if "lib" in key})
+_OUR_DIR = os.path.dirname(os.path.realpath(__file__)) + os.sep
 
 
 class TimeLimit(BaseException):
@@ -57,6 +59,7 @@ class time_limit:  # noqa: N801 (reads as a function: `with time_limit(10, "your
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
+        self._outside: FrameType | None = sys._getframe(1)
         self._stop = _stop_class(self, self._what)
         threading.Thread(target=self._watch, name="time limit", daemon=True).start()
         return self
@@ -71,27 +74,36 @@ class time_limit:  # noqa: N801 (reads as a function: `with time_limit(10, "your
             if self._planted:
                 plant(self._thread, None)
         self._wake.set()
+        self._outside = None
 
     def _watch(self) -> None:
         self._wake.wait(self.seconds)
-        polls_left = _PATIENCE_S / _POLL_S
-        pause = threading.Event()
+        since = time.monotonic()
         while True:
             with self._lock:
-                if self._over:
-                    return
                 frame = sys._current_frames().get(self._thread)
-                if frame is None:
+                if self._over or frame is None:
                     return
                 # This thread has just been given the interpreter, so the other one stands between two bytecodes of this
-                # very frame, or in C: the exception arrives here and nowhere else.
-                planted = _at_reader(frame) if polls_left > 0 else not _is_fragile(frame)
+                # very frame, or in C: the exception arrives in this frame and nowhere else.
+                planted = self._may_stop(frame, time.monotonic() - since)
                 if planted:
                     self._planted = True
                     plant(self._thread, self._stop)
                 del frame
-            polls_left -= 1
-            pause.wait(_UNWINDING_S if planted else _POLL_S)
+            time.sleep(_UNWINDING_S if planted else _POLL_S)
+
+    def _may_stop(self, frame: FrameType, late_s: float) -> bool:
+        if late_s > _LAST_S:
+            return True
+        if late_s < _PATIENCE_S and is_library_file(frame.f_code.co_filename):
+            return False
+        at: FrameType | None = frame
+        while at is not None and at is not self._outside:
+            if at.f_code.co_name in _FRAGILE:
+                return False
+            at = at.f_back
+        return True
 
     def _arrived(self, frame: FrameType | None) -> None:
         """The exception is being raised, in `frame`; from now on there is nothing left to take back."""
@@ -120,22 +132,11 @@ def plant(thread: int, error: type[BaseException] | None) -> None:
 
 @functools.cache
 def is_library_file(file: str) -> bool:
-    """True for the standard library, installed packages and this package itself."""
+    """True for the standard library, installed packages, this package, and code that has no file."""
+    if file.startswith("<"):
+        return not file.startswith("<ipython-input")
     path = os.path.realpath(file)
-    return file.startswith("<frozen") or path.startswith((*_LIBRARIES, _OUR_DIR))
-
-
-def _at_reader(frame: FrameType) -> bool:
-    return not is_library_file(frame.f_code.co_filename)
-
-
-def _is_fragile(frame: FrameType | None) -> bool:
-    """True where an exception would do harm: while a context is entered or left, anywhere up the stack."""
-    while frame is not None:
-        if frame.f_code.co_name in _FRAGILE:
-            return True
-        frame = frame.f_back
-    return False
+    return path.startswith((*_LIBRARIES, _OUR_DIR)) or "site-packages" in path or "dist-packages" in path
 
 
 def reader_line(tb: TracebackType | None) -> "SourceLine | None":

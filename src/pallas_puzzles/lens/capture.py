@@ -1,7 +1,7 @@
 """From a JAX function to the pallas_calls in it, with concrete operands.
 
-This is the one reader of JAX's pallas_call equation. The equation's parameters are not public API: every field read here
-was seen on jax 0.11.2 and 0.12.0.1.
+This is the one reader of JAX's pallas_call equation. The equation's parameters are not public API: every field read
+here was seen on jax 0.11.2 and 0.12.0.1.
 """
 
 import contextlib
@@ -326,7 +326,18 @@ def _subprograms(eqn: Any) -> Iterator[Any]:
 
 # Moves that do no arithmetic: allowed outside of a kernel. A broadcast counts as one only when it starts from a scalar.
 MOVES = frozenset(
-    ["reshape", "squeeze", "expand_dims", "convert_element_type", "copy", "copy_p", "broadcast_in_dim", "stop_gradient", "sharding_constraint", "optimization_barrier"]
+    [
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "broadcast_in_dim",
+        "stop_gradient",
+        "sharding_constraint",
+        "optimization_barrier",
+    ]
 )
 
 OnCall = Callable[[Call, Any, list[Any]], list[Any]]

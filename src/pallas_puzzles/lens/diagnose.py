@@ -102,9 +102,41 @@ _ORDER = [
     "zeros",
     "values",
 ]
-_VALUES = frozenset(["moved", "unread", "transposed", "flipped", "precision", "offset", "scaled", "nan", "zeros", "values", "local-position"])
+_VALUES = frozenset(
+    [
+        "moved",
+        "unread",
+        "transposed",
+        "flipped",
+        "precision",
+        "offset",
+        "scaled",
+        "nan",
+        "zeros",
+        "values",
+        "local-position",
+    ]
+)
 _ROOTS = frozenset(
-    ["hang", "map-bounds", "ref-bounds", "unwaited", "revisit", "never-stored", "unvisited", "unwritten", "stale", "reset", "overwritten", "partly-stored", "sometimes-stored", "carry", "padding", "overflow", "input-store"]
+    [
+        "hang",
+        "map-bounds",
+        "ref-bounds",
+        "unwaited",
+        "revisit",
+        "never-stored",
+        "unvisited",
+        "unwritten",
+        "stale",
+        "reset",
+        "overwritten",
+        "partly-stored",
+        "sometimes-stored",
+        "carry",
+        "padding",
+        "overflow",
+        "input-store",
+    ]
 )
 # kind -> the kinds that explain it away
 _FOLLOWS = {
@@ -180,7 +212,10 @@ def _structure(got: list[Any], want: list[Any]) -> list[Finding]:
     for g, w in zip(got, want, strict=True):
         g, w = np.asarray(g), np.asarray(w)
         if g.shape != w.shape:
-            cause = f"the result has shape {g.shape}, the spec says {w.shape}: look at out_shape and at what is done to the result."
+            cause = (
+                f"the result has shape {g.shape}, the spec says {w.shape}: look at out_shape and at what is done to "
+                "the result."
+            )
             return [Finding("shape", cause)]
         if g.dtype != w.dtype:
             cause = f"the result is {g.dtype}, the spec says {w.dtype}: look at the dtype in out_shape and at astype."
@@ -267,7 +302,8 @@ def _explain_hang(trace: Trace, i: Incident) -> str:
     if d["dma"]:
         flight = "no copy that uses it is in flight" if not d["got"] else f"only {d['got']} bytes are in flight"
         return (
-            f"{at(trace, i.step)}: the kernel waits for {d['needed']} bytes on DMA semaphore {i.ref}, but {flight}: on a "
+            f"{at(trace, i.step)}: the kernel waits for {d['needed']} bytes on DMA semaphore {i.ref}, but {flight}: "
+            "on a "
             "TPU it waits for ever. Call .start() on the copy before .wait(), and wait once per copy."
         )
     return (
@@ -292,7 +328,8 @@ def _explain_map_bounds(trace: Trace, i: Incident) -> str:
     start, block = i.detail["start"], i.block or ()
     d = next(d for d, (s, size) in enumerate(zip(start, o.shape, strict=True)) if s < 0 or s >= size)
     head = (
-        f"{at(trace, i.step)}: the index map of {o.name} returns block {block}, out of bounds: along dimension {d} that "
+        f"{at(trace, i.step)}: the index map of {o.name} returns block {block}, out of bounds: along dimension {d} "
+        "that "
         f"is {_axis_range(o, start, d)}, where the block indices run from 0 to {o.tiles[d] - 1}. "
     )
     if o.dims[d].kind == "blocked" and o.block[d] > 1 and block[d] % o.block[d] == 0 and block[d] > 0:
@@ -316,7 +353,8 @@ def _explain_ref_bounds(trace: Trace, i: Incident) -> str:
     operand = next((o for o in trace.call.operands if o.name == i.ref), None)
     if operand is not None and not operand.in_hbm:
         head += (
-            "A blocked Ref is one block and counts from its own start: the index map has already chosen which block, so "
+            "A blocked Ref is one block and counts from its own start: the index map has already chosen which block, "
+            "so "
             "no offset is to be added."
         )
     else:
@@ -351,15 +389,18 @@ def _explain_stale(trace: Trace, i: Incident) -> str:
     k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
     here, before = trace.blocks[k][i.step], trace.blocks[k][i.detail["left_at"]]
     return (
-        f"{at(trace, i.step)}: the kernel reads {i.ref} before storing anything in block {here}: the buffer still holds "
-        f"what step {i.detail['left_at']} left there for block {before}. Set it to its starting value (zero, for a sum) "
+        f"{at(trace, i.step)}: the kernel reads {i.ref} before storing anything in block {here}: the buffer still "
+        "holds "
+        f"what step {i.detail['left_at']} left there for block {before}. Set it to its starting value (zero, for a "
+        "sum) "
         f"{_first_step_test(trace)}, not only once."
     )
 
 
 def _explain_carry(trace: Trace, i: Incident) -> str:
     return (
-        f"{at(trace, i.step)}: the kernel reads {i.ref} as step {i.detail['left_at']} left it, and that step belonged to "
+        f"{at(trace, i.step)}: the kernel reads {i.ref} as step {i.detail['left_at']} left it, and that step "
+        "belonged to "
         f"another output block. Scratch keeps its contents from step to step: set it to its starting value (zero, for "
         f"a sum) {_first_step_test(trace)}, not only once."
     )
@@ -369,7 +410,8 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
     k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
     o = trace.call.operands[k]
     return (
-        f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the edge "
+        f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the "
+        "edge "
         f"of the array: block {trace.blocks[k][i.step]} hangs over shape {o.shape}, and that padding holds garbage. "
         "Mask it before it mixes with real data: jnp.where(position < size, x, 0)."
     )
@@ -377,14 +419,16 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
 
 def _explain_input_store(trace: Trace, i: Incident) -> str:
     return (
-        f"{at(trace, i.step)}: the kernel stores into {i.ref}, which is an input: that changes the copy in VMEM and never "
+        f"{at(trace, i.step)}: the kernel stores into {i.ref}, which is an input: that changes the copy in VMEM and "
+        "never "
         "reaches HBM. Store into the output Ref."
     )
 
 
 def _explain_overflow(trace: Trace, i: Incident) -> str:
     return (
-        f"{at(trace, i.step)}: exp of values up to {i.detail['largest']:.4g} overflows to infinity. Subtract the maximum "
+        f"{at(trace, i.step)}: exp of values up to {i.detail['largest']:.4g} overflows to infinity. Subtract the "
+        "maximum "
         "before taking exp: the quotient stays the same."
     )
 
@@ -421,7 +465,8 @@ def _races(trace: Trace) -> Iterator[Finding]:
         guilty = [d for p, d in enumerate(parallel) if len({w[p] for w in writers[block]}) > 1]
         axes = ", ".join(map(str, guilty))
         cause = (
-            f"data race: grid axis {axes} is marked 'parallel', but {len(writers[block])} of its steps write the same block "
+            f"data race: grid axis {axes} is marked 'parallel', but {len(writers[block])} of its steps write the "
+            "same block "
             f"{block} of {o.name}, and on two cores they would run at the same time. Mark axis {axes} 'arbitrary' in "
             "dimension_semantics, or give each step its own block."
         )
@@ -499,7 +544,10 @@ class _Blocks:
         size = f"largest error {error.max():.3g}" if error.size else "no finite value among them"
         n = int(self.bad.sum())
         sample = _sample(self.got, self.want, self.bad, self.o.name.removesuffix("_ref"))
-        return f"{self.o.name}: {wrong} of {len(self.tiles)} blocks wrong ({n} of {self.bad.size} elements, {size}; {sample})"
+        return (
+            f"{self.o.name}: {wrong} of {len(self.tiles)} blocks wrong ({n} of {self.bad.size} elements, {size}; "
+            f"{sample})"
+        )
 
     # -- what kind of wrong is one block
 
@@ -568,13 +616,17 @@ class _Blocks:
         o, call = self.o, self.trace.call
         count = math.prod(self.count)
         cause = (
-            f"{_blocks(tiles)} of {o.name} {'is' if len(tiles) == 1 else 'are'} never visited: the grid {call.grid} has "
+            f"{_blocks(tiles)} of {o.name} {'is' if len(tiles) == 1 else 'are'} never visited: the grid {call.grid} "
+            "has "
             f"{self.trace.n} step(s), the array has {count} blocks of {o.block}. "
         )
         if self.trace.n < count:
             axes = [d for d in range(len(o.shape)) if max(t[d] for t in tiles) + 1 == self.count[d]]
             d = axes[0] if axes else 0
-            cause += f"The grid is too short: pl.cdiv({o.shape[d]}, {o.block[d]}) = {self.count[d]} steps along dimension {d}."
+            cause += (
+                f"The grid is too short: pl.cdiv({o.shape[d]}, {o.block[d]}) = {self.count[d]} steps along dimension "
+                f"{d}."
+            )
         else:
             cause += "No step's index map returns it: look at the index map of the output."
         return Finding("unvisited", cause, [], _where(o.index_map), block=tiles[0], operand=o.name)
@@ -590,8 +642,10 @@ class _Blocks:
         steps = [s for t in tiles for s in self.steps_of(t)]
         first = min(steps) if steps else 0
         cause = (
-            f"{_blocks(tiles)} of {self.o.name} {'is' if len(tiles) == 1 else 'are'} visited, but nothing is stored there: at "
-            f"{at(self.trace, first)}, the kernel stores nothing into {self.o.name}, and what is written back is whatever "
+            f"{_blocks(tiles)} of {self.o.name} {'is' if len(tiles) == 1 else 'are'} visited, but nothing is stored "
+            "there: at "
+            f"{at(self.trace, first)}, the kernel stores nothing into {self.o.name}, and what is written back is "
+            "whatever "
             "the buffer held. Look at the condition around the store."
         )
         line = next((e.line for e in self.trace.events if e.op == "store" and e.ref == self.o.name), None)
@@ -603,7 +657,8 @@ class _Blocks:
         step = next((e.step for e in stores if e.step in self.steps_of(tile)), 0)
         which = wrong[tile][1]
         cause = (
-            f"the kernel stores only part of {self.o.name}: in {_blocks(tiles)} nobody writes {which}, which keep whatever "
+            f"the kernel stores only part of {self.o.name}: in {_blocks(tiles)} nobody writes {which}, which keep "
+            "whatever "
             f"was in memory. Store the whole block: {self.o.name}[...] = value."
         )
         line = stores[0].line if stores else None
@@ -641,7 +696,8 @@ class _Blocks:
             lines.append(mine[0])
         block = self.trace.blocks[self.k][visit[0]]
         cause = (
-            f"{name} is reset at every step: steps {spans(visit)} all belong to block {block} of {self.o.name}, and each "
+            f"{name} is reset at every step: steps {spans(visit)} all belong to block {block} of {self.o.name}, and "
+            "each "
             f"throws away what the one before had added. Reset it only {_first_step_test(self.trace)}."
         )
         s = visit[1]
@@ -656,8 +712,10 @@ class _Blocks:
         block = self.trace.blocks[self.k][visit[0]]
         last = events[self.o.name, stores[-1]][-1]
         cause = (
-            f"block {block} of {self.o.name} is overwritten: steps {spans(stores)} all store into it and only the last, "
-            f"{at(self.trace, stores[-1])}, survives. Add to it instead ({self.o.name}[...] += ...), and set it to zero "
+            f"block {block} of {self.o.name} is overwritten: steps {spans(stores)} all store into it and only the "
+            "last, "
+            f"{at(self.trace, stores[-1])}, survives. Add to it instead ({self.o.name}[...] += ...), and set it to "
+            "zero "
             f"{_first_step_test(self.trace)}."
         )
         return Finding(
@@ -676,10 +734,11 @@ class _Blocks:
             missing = sorted(set(np.ndindex(*o.tiles)) - set(self.trace.blocks[k]))
             if not missing:
                 continue
-            idle = [d for d in still_axes(self.trace, k)]
+            idle = still_axes(self.trace, k)
             axes = f" It does not move along grid axis {', '.join(map(str, idle))}." if idle else ""
             cause = (
-                f"{_blocks(missing)} of {o.name} {'is' if len(missing) == 1 else 'are'} never read: no step's index map "
+                f"{_blocks(missing)} of {o.name} {'is' if len(missing) == 1 else 'are'} never read: no step's index "
+                "map "
                 f"returns {'it' if len(missing) == 1 else 'them'}.{axes} Look at the index map of {o.name}."
             )
             yield Finding("unread", cause, [], _where(o.index_map), operand=o.name, block=missing[0])
@@ -721,7 +780,10 @@ class _Blocks:
         rule = _permutation(moved, self.count)
         example = f"block {tile} of {self.o.name} holds what belongs in block {source}"
         step = (self.steps_of(tile) or [0])[-1]
-        cause = f"{at(self.trace, step)}: {example}. {rule or 'Look at the index maps: some block goes to the wrong place.'}"
+        cause = (
+            f"{at(self.trace, step)}: {example}. "
+            f"{rule or 'Look at the index maps: some block goes to the wrong place.'}"
+        )
         more = [f"block {t} holds what belongs in block {s}" for t, s in list(moved.items())[1:4]]
         line = self._suspect_map()
         return Finding("moved", cause, more, line, step, self.trace.steps[step], self.o.name, tile)
@@ -742,7 +804,8 @@ class _Blocks:
         if slopes and len(slopes) == 1:
             ((axis, _),) = slopes.items()
             cause = (
-                f"{head}, and the constant grows with the block index along dimension {axis}: a position is counted from the "
+                f"{head}, and the constant grows with the block index along dimension {axis}: a position is counted "
+                "from the "
                 f"start of the block, not of the array. Add pl.program_id(...) * {self.o.block[axis]} to it."
             )
             return self._finding("local-position", cause, tile, more)
@@ -788,7 +851,10 @@ class _Blocks:
         if narrow:
             tail = f"{narrow[0].name} is {narrow[0].dtype}, and every addition to it rounds: accumulate in float32."
         else:
-            tail = "Somewhere a sum or a product is kept in a 16-bit float: use preferred_element_type=jnp.float32 and cast at the end."
+            tail = (
+                "Somewhere a sum or a product is kept in a 16-bit float: use preferred_element_type=jnp.float32 and "
+                "cast at the end."
+            )
         return self._finding("precision", head + tail, tile)
 
     def _plain(self, kind: str, tiles: dict[Block, tuple[Any, ...]]) -> Finding:
@@ -798,15 +864,27 @@ class _Blocks:
         when = f" (last stored at {at(self.trace, self._store_line(tile)[1] or 0)})" if steps else ""
         name = self.o.name
         if kind == "transposed":
-            cause = f"{which} of {name} {_is(tiles)} transposed inside the block{when}: rows and columns have changed places."
+            cause = (
+                f"{which} of {name} {_is(tiles)} transposed inside the block{when}: rows and columns have changed "
+                "places."
+            )
         elif kind == "flipped":
             cause = f"{which} of {name} {_is(tiles)} reversed inside the block along dimension {status[1]}{when}."
         elif kind == "scaled":
-            cause = f"{which} of {name} {_is(tiles)} {status[1]:.6g} times what is expected{_in(status[2])}{when}: a factor too much or too little."
+            cause = (
+                f"{which} of {name} {_is(tiles)} {status[1]:.6g} times what is expected{_in(status[2])}{when}: a "
+                "factor too much or too little."
+            )
         elif kind == "zeros":
-            cause = f"{which} of {name} {_is(tiles)} zero{_in(status[1])}{when}: the result is never added, or is masked away."
+            cause = (
+                f"{which} of {name} {_is(tiles)} zero{_in(status[1])}{when}: the result is never added, or is masked "
+                "away."
+            )
         elif kind == "nan":
-            cause = f"{which} of {name} {_is(tiles)} NaN{_in(status[1])}{when}: uninitialised memory is NaN here, and so is 0/0 or inf - inf."
+            cause = (
+                f"{which} of {name} {_is(tiles)} NaN{_in(status[1])}{when}: uninitialised memory is NaN here, and so "
+                "is 0/0 or inf - inf."
+            )
         else:
             cause = (
                 f"{which} of {name} {_is(tiles)} wrong{_in(status[1])}{when}. Follow one element of that block by hand."
@@ -880,7 +958,10 @@ def _permutation(moved: dict[Block, Block], count: tuple[int, ...]) -> str | Non
         if all(s[axis] == count[axis] - 1 - t[axis] for t, s in moved.items()):
             return f"The blocks are in reverse order along dimension {axis}: look at the index maps."
         if len(shifts) == 1:
-            return f"Every block comes from {abs(shifts.pop())} block(s) further along dimension {axis}: an index map is off by that much."
+            return (
+                f"Every block comes from {abs(shifts.pop())} block(s) further along dimension {axis}: an index map is "
+                "off by that much."
+            )
         if len({(s[axis] - t[axis]) % count[axis] for t, s in moved.items()}) == 1:
             return f"The blocks are rotated along dimension {axis}: an index map is off by a constant."
         if len({s[axis] + t[axis] for t, s in moved.items()}) == 1 and len(moved) > 1:
@@ -892,19 +973,22 @@ def _permutation(moved: dict[Block, Block], count: tuple[int, ...]) -> str | Non
 
 _ERRORS: list[tuple[str, str, str]] = [
     # (pattern in the exception text, kind, what to tell the reader)
-    (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|a Ref can't be passed|"
-     r"not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{", "ref-arithmetic",
+    (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|"
+     r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{", "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...]"),
     (r"should return None|must return None|kernel function.*return", "returns",
      "a kernel returns nothing: store the result, o_ref[...] = value"),
     (r"captures constants", "constants",
-     "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or lax.broadcasted_iota"),
+     "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
+     "lax.broadcasted_iota"),
     (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion", "python-if",
      "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
      "@pl.when(condition) for a block of code, jnp.where for a value"),
-    (r"Invalid dtype for `swap`", "store-dtype", "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype)"),
+    (r"Invalid dtype for `swap`", "store-dtype",
+     "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype)"),
     (r"Invalid shape for `swap`", "store-shape",
-     "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps a reduced dimension; jnp.broadcast_to widens"),
+     "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
+     "a reduced dimension; jnp.broadcast_to widens"),
     (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
      "an index map returns integer block indices: use // instead of /"),
     (r"Index map function.*must return|index_map.*must return", "map-length",
@@ -917,7 +1001,8 @@ _ERRORS: list[tuple[str, str, str]] = [
      "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
      "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
-    (r"name '(\w+)' is not defined", "name", "this name does not exist here: a misspelling, or a cell that has not been run"),
+    (r"name '(\w+)' is not defined", "name",
+     "this name does not exist here: a misspelling, or a cell that has not been run"),
 ]  # fmt: skip
 
 
@@ -975,7 +1060,8 @@ def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding
     names = ", ".join(dict.fromkeys(o.primitive for o in refused))
     first = refused[0]
     cause = (
-        f"{names} is done outside of the kernel, on arrays of shape {first.shape}: this puzzle is about doing the work inside "
+        f"{names} is done outside of the kernel, on arrays of shape {first.shape}: this puzzle is about doing the "
+        "work inside "
         "pallas_call. Only reshapes and casts may happen outside."
     )
     evidence = [

@@ -227,7 +227,9 @@ class _Place:
 
 
 _WHOLE = _Place([])
-_SILENT = frozenset(["debug_print", "debug_callback", "delay", "trace_start", "trace_stop", "check", "touch", "trace_value"])
+_SILENT = frozenset(
+    ["debug_print", "debug_callback", "delay", "trace_start", "trace_stop", "check", "touch", "trace_value"]
+)
 
 
 class _Machine:
@@ -501,7 +503,7 @@ class _Machine:
         return []
 
     def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
-        _, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
+        _, dst, dst_sem, _, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
         if device is not None:
             raise Beyond("a copy to another device (remote DMA)")
         key, name = self._semaphore(dst_sem)
@@ -524,7 +526,7 @@ class _Machine:
         return np.asarray(place.get(ref.values)).nbytes
 
     def _deliver(self, src: Any, dst: Any, eqn: Any) -> int:
-        """Copies happen when they are waited for: what is read before that is the old content, as in JAX's simulator."""
+        """A copy happens when it is waited for: until then the old content is read, as in JAX's simulator."""
         source, source_transforms = _plain_ref(src)
         target, target_transforms = _plain_ref(dst)
         here = self.locate(source, source_transforms, "copies from", eqn)

@@ -57,8 +57,10 @@ def _div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if is_floating(np.asarray(x).dtype):
         return np.true_divide(x, y)
     x, y = np.asarray(x), np.asarray(y)
-    safe = np.where(y == 0, 1, y)  # XLA: x / 0 is -1
-    return np.where(y == 0, -1, np.sign(x) * np.sign(safe) * (np.abs(x) // np.abs(safe)))
+    safe = np.where(y == 0, 1, y).astype(y.dtype)
+    inexact_and_negative = (np.fmod(x, safe) != 0) & ((x < 0) != (safe < 0))
+    quotient = np.floor_divide(x, safe) + inexact_and_negative  # rounded towards zero
+    return np.where(y == 0, np.array(-1).astype(x.dtype), quotient)  # XLA: x / 0 is -1
 
 
 def _rem(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -67,6 +69,16 @@ def _rem(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.fmod(x, y)
     safe = np.where(y == 0, 1, y)
     return np.where(y == 0, x, np.fmod(x, safe))
+
+
+def _convert(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
+    """A cast. From float to integer XLA saturates and makes NaN 0, where NumPy's result is undefined."""
+    x, dtype = np.asarray(x), np.dtype(new_dtype)
+    if not is_floating(x.dtype) or dtype.kind not in "iu":
+        return x  # the result is cast to the equation's dtype in any case
+    limits = np.iinfo(dtype)
+    whole = np.trunc(x.astype(np.float64))
+    return np.clip(np.where(np.isnan(whole), 0, whole), limits.min, limits.max).astype(dtype)
 
 
 def _logistic(x: np.ndarray) -> np.ndarray:
@@ -160,7 +172,7 @@ def _arg(which: Op) -> Op:
 
 def _cumulative(ufunc: Op) -> Op:
     def op(x: np.ndarray, *, axis: int, reverse: bool) -> np.ndarray:
-        x = np.asarray(x)
+        x = _wide(np.asarray(x))
         return np.flip(ufunc(np.flip(x, axis), axis=axis), axis) if reverse else ufunc(x, axis=axis)
 
     return op
@@ -240,7 +252,7 @@ ELEMENTWISE: dict[str, Op] = {
     "is_finite": np.isfinite,
     "select_n": _select,
     "clamp": lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
-    "convert_element_type": lambda x, **_: x,  # the result is cast to the equation's dtype in any case
+    "convert_element_type": _convert,
     "copy": lambda x: x,
     "copy_p": lambda x: x,
     "stop_gradient": lambda x: x,
@@ -280,8 +292,29 @@ REDUCING: dict[str, Op] = {
 
 OPS: dict[str, Op] = {**ELEMENTWISE, **STRUCTURAL, **REDUCING}
 
-TRANSCENDENTAL = frozenset(["exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sqrt", "rsqrt", "pow", "sin", "cos", "tan", "erf", "erf_inv", "cbrt"])
-_FREE = frozenset(["select_n", "convert_element_type", "copy", "copy_p", "stop_gradient", "eq", "ne", "lt", "le", "gt", "ge"])
+TRANSCENDENTAL = frozenset(
+    [
+        "exp",
+        "exp2",
+        "log",
+        "log1p",
+        "expm1",
+        "tanh",
+        "logistic",
+        "sqrt",
+        "rsqrt",
+        "pow",
+        "sin",
+        "cos",
+        "tan",
+        "erf",
+        "erf_inv",
+        "cbrt",
+    ]
+)
+_FREE = frozenset(
+    ["select_n", "convert_element_type", "copy", "copy_p", "stop_gradient", "eq", "ne", "lt", "le", "gt", "ge"]
+)
 _ARITHMETIC = frozenset(ELEMENTWISE) - _FREE - TRANSCENDENTAL
 
 # Equations that only hold another program: primitive name -> the parameters that may carry its jaxpr.
@@ -372,7 +405,7 @@ def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
         try:
             with np.errstate(all="ignore"):
                 out = op(*values, **(params if name not in _NO_PARAMS else {}))
-            return np.asarray(out).astype(np_dtype(eqn.outvars[0].aval), copy=False)
+                return np.asarray(out).astype(np_dtype(eqn.outvars[0].aval), copy=False)
         except KeyError:
             pass  # a form that is left to JAX
     return _by_jax(eqn, values)

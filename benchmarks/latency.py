@@ -1,0 +1,150 @@
+"""How long a reader waits: medians over fresh processes, printed as a table.
+
+    uv run python benchmarks/latency.py [--runs 5]
+
+Each row is measured in processes of its own, after the imports that the row names. The goals are those of the project:
+a failing verdict within 0.15 s, a passing one (with JAX's simulator) within 1.2 s, the lens at least 5 times faster
+than JAX's TPU simulator on the same kernel in the same run, at most 0.3 s on top of `import jax`, 4096 grid steps
+within 1.5 s.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+
+# What every measuring process starts with: a tiled matmul, 4 x 4 x 4 = 64 grid steps, as a reader writes it.
+PRELUDE = """
+import json, time
+import numpy as np
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import pallas_puzzles
+from pallas_puzzles import check, normal
+from pallas_puzzles.check import collecting
+
+def spec(x, y):
+    return jnp.dot(x, y, preferred_element_type=jnp.float32)
+
+def kernel(x_ref, y_ref, o_ref, acc_ref, *, zeroed):
+    if zeroed:
+        @pl.when(pl.program_id(2) == 0)
+        def _():
+            acc_ref[...] = jnp.zeros_like(acc_ref)
+    acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...]
+
+def matmul(x, y, *, bm=32, bn=128, bk=128, zeroed=True):
+    (m, k), n = x.shape, y.shape[1]
+    return pl.pallas_call(
+        lambda *refs: kernel(*refs, zeroed=zeroed),
+        grid=(m // bm, n // bn, k // bk),
+        in_specs=[pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)), pl.BlockSpec((bk, bn), lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((m, n), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+    )(x, y)
+
+inputs = normal((128, 512)), normal((512, 512))
+def report(**seconds):
+    print(json.dumps(seconds))
+"""
+
+IMPORT_JAX = """
+import json, time
+start = time.perf_counter()
+import jax
+print(json.dumps({"seconds": time.perf_counter() - start}))
+"""
+
+IMPORT_OURS = """
+import json, time
+import jax
+start = time.perf_counter()
+import pallas_puzzles
+print(json.dumps({"seconds": time.perf_counter() - start}))
+"""
+
+VERDICT = """
+start = time.perf_counter()
+with collecting() as verdicts:
+    check("a kernel of mine", lambda x, y: matmul(x, y, zeroed={zeroed}), spec, *inputs)
+shown = verdicts[0]._repr_html_()
+seconds = time.perf_counter() - start
+assert verdicts[0].status == {status!r}, str(verdicts[0])
+report(seconds=seconds)
+"""
+
+LENS_AND_SIMULATOR = """
+from pallas_puzzles import lens
+from pallas_puzzles.simulate import simulate
+x, y = (i.draw(np.random.default_rng(0)) for i in inputs)
+def timed(run):
+    start = time.perf_counter()
+    out = run()
+    return time.perf_counter() - start, out
+first_lens, run = timed(lambda: lens.trace(matmul, x, y))
+first_simulator, simulated = timed(lambda: simulate(matmul, x, y))
+again_lens, _ = timed(lambda: lens.trace(matmul, x, y))
+again_simulator, _ = timed(lambda: simulate(matmul, x, y))
+np.testing.assert_allclose(run.outputs, simulated, rtol=1e-4, atol=1e-3)
+report(lens=first_lens, simulator=first_simulator, lens_again=again_lens, simulator_again=again_simulator)
+"""
+
+MANY_STEPS = """
+from pallas_puzzles import lens
+x, y = (normal(s).draw(np.random.default_rng(0)) for s in ((512, 2048), (2048, 2048)))
+start = time.perf_counter()
+run = lens.trace(matmul, x, y)
+seconds = time.perf_counter() - start
+assert run.traces[0].n == 4096
+report(seconds=seconds)
+"""
+
+
+def measure(code: str, runs: int) -> dict[str, float]:
+    """Medians of what `code` reports, over `runs` fresh processes."""
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    results = []
+    for _ in range(runs):
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr)
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+    return {key: statistics.median(r[key] for r in results) for key in results[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="fresh processes per row")
+    runs = parser.parse_args().runs
+    rows: list[tuple[str, str, str, bool]] = []
+
+    def row(what: str, value: float, goal: float, unit: str = "s", at_most: bool = True) -> None:
+        met = value <= goal if at_most else value >= goal
+        rows.append((what, f"{value:.3f} {unit}", f"{'<=' if at_most else '>='} {goal} {unit}", met))
+
+    seconds: Callable[[str], float] = lambda code: measure(code, runs)["seconds"]
+    row("a failing verdict, 64 grid steps", seconds(PRELUDE + VERDICT.format(zeroed=False, status="failed")), 0.15)
+    row("a passing verdict, 64 grid steps", seconds(PRELUDE + VERDICT.format(zeroed=True, status="passed")), 1.2)
+    both = measure(PRELUDE + LENS_AND_SIMULATOR, runs)
+    row("simulator / lens, first run", both["simulator"] / both["lens"], 5, "times", at_most=False)
+    row("simulator / lens, again", both["simulator_again"] / both["lens_again"], 5, "times", at_most=False)
+    row("import pallas_puzzles, after jax", seconds(IMPORT_OURS), 0.3)
+    row("the lens, 4096 grid steps", seconds(PRELUDE + MANY_STEPS), 1.5)
+
+    print(f"medians of {runs} fresh processes, {os.cpu_count()} cores\n")
+    print(f"{'what':36} {'measured':>14} {'goal':>14}")
+    for what, measured, goal, met in rows:
+        print(f"{what:36} {measured:>14} {goal:>14}  {'' if met else 'MISSED'}")
+    print(f"\nimport jax alone: {seconds(IMPORT_JAX):.3f} s")
+
+
+if __name__ == "__main__":
+    main()
