@@ -307,6 +307,15 @@ def slice_past_the_ref(x):
     return per_tile(kernel, x)
 
 
+@mistake(X, want=lambda x: np.where(np.arange(32)[:, None] % 8 == 7, 0, x))
+def negative_index_into_a_ref(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        o_ref[-1] = jnp.zeros(128)  # <- here
+
+    return per_tile(kernel, x)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The order of steps
 # ---------------------------------------------------------------------------------------------------------------------

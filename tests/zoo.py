@@ -679,6 +679,18 @@ def reshape_and_concatenate(x):
     return pl.pallas_call(kernel, out_shape=like(x, (32, 32)))(x)
 
 
+@exhibit(normal(16, 256), want=lambda x: (x.astype(F32).view(np.int32), x.astype(np.dtype(BF16))))
+def bits_taken_apart_and_put_together(x):
+    def kernel(x_ref, bits_ref, narrow_ref):
+        bits_ref[...] = pltpu.bitcast(x_ref[...], I32)
+        pairs = pltpu.bitcast(x_ref[...].astype(BF16), I32)  # (4, 128)
+        narrow_ref[...] = pltpu.bitcast(pairs, BF16)
+
+    return pl.pallas_call(
+        kernel, grid=(2, 2), in_specs=[tiles(8, 128)], out_specs=(tiles(8, 128),) * 2,
+        out_shape=(like(x, dtype=I32), like(x, dtype=BF16)))(x)  # fmt: skip
+
+
 @exhibit(normal(16, 256), want=lambda x: x + np.add.outer(np.repeat([0, 10], 8), np.repeat([0, 1], 128)))
 def program_id_in_nested_functions(x):
     def tag():

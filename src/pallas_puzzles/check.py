@@ -264,7 +264,9 @@ class _Judge:
         if not run.traces and self.notes:
             return None  # beyond the lens
         what = "no pallas_call is reached" if not run.calls else "part of the result does not come out of a pallas_call"
-        return Finding("outside", f"{what}: the work of this puzzle is done inside a kernel.")
+        return Finding(
+            "outside", f"{what}: the work is done outside of a kernel, and this puzzle is about doing it inside."
+        )
 
     def _error(self, error: BaseException) -> "Verdict":
         from .lens.diagnose import explain_error

@@ -151,7 +151,9 @@ def pristine_code(puzzle: Puzzle) -> dict[str, types.CodeType]:
     made = {}
     for name, source in puzzle.skeletons.items():
         module = compile(source, str(puzzle.path), "exec", dont_inherit=True)
-        made[name] = next(each for each in module.co_consts if isinstance(each, types.CodeType) and each.co_name == name)
+        made[name] = next(
+            each for each in module.co_consts if isinstance(each, types.CodeType) and each.co_name == name
+        )
     return made
 
 
@@ -171,7 +173,11 @@ def _dump(tree: ast.AST) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 node.body = node.body[1:] or [ast.Pass()]
     return ast.dump(tree)
 
@@ -215,7 +221,13 @@ def _percent_cells(text: str, file: str) -> Iterator[Cell]:
         yield Cell("code", "\n".join(lines[first : edges[0]]).rstrip(), first + 1, file)
     for start, end in zip(edges, edges[1:], strict=False):
         body = lines[start + 1 : end]
-        kind = "markdown" if re.search(r"\[(markdown|md)\]", lines[start]) else "raw" if "[raw]" in lines[start] else "code"
+        kind = (
+            "markdown"
+            if re.search(r"\[(markdown|md)\]", lines[start])
+            else "raw"
+            if "[raw]" in lines[start]
+            else "code"
+        )
         if kind != "code":
             body = [re.sub(r"^# ?", "", line) for line in body]
         yield Cell(kind, "\n".join(body).rstrip(), start + 2, file)
@@ -503,7 +515,9 @@ class _Session:
                 if HOLE not in given[node.name] and not ast_equal(given[node.name], ast.unparse(node)):
                     self.notes.append(f"{each.file}:{node.lineno}: {node.name} is left out: the notebook's own is used")
             elif isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef) or (
-                isinstance(node, ast.Assign | ast.AnnAssign) and not _names(node) & given.keys() and not _only_displays(node)
+                isinstance(node, ast.Assign | ast.AnnAssign)
+                and not _names(node) & given.keys()
+                and not _only_displays(node)
             ):
                 helpers.append(each)
         return fills, helpers
@@ -516,7 +530,9 @@ class _Session:
         from .verdict import Verdict
 
         line = _where(error, self.files)
-        cause = f"{_what(error)}. " + (f"It stands at {line}, " if line else "It happens ") + "before the check is reached."
+        cause = (
+            f"{_what(error)}. " + (f"It stands at {line}, " if line else "It happens ") + "before the check is reached."
+        )
         earlier = [f"earlier, {self.notes[0]}"] if self.notes and isinstance(error, NameError) else []
         return Verdict(
             puzzle=self.target.id,

@@ -68,7 +68,9 @@ class Progress:
             done, total = self.solved_in(book), len(book.puzzles)
             lines.append(f"{book.name:{width}}  {_bar(done, total)} {done:>2}/{total:<2}  {book.title}")
             if upcoming and upcoming.notebook == book.name:
-                lines += [f"    {each.number:>3}  {self._word(each, upcoming):6}  {each.title}" for each in book.puzzles]
+                lines += [
+                    f"    {each.number:>3}  {self._word(each, upcoming):6}  {each.title}" for each in book.puzzles
+                ]
         return "\n".join([*lines, self.advice()])
 
     def _repr_html_(self) -> str:

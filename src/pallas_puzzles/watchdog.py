@@ -1,7 +1,6 @@
 """Time limits that really stop a Python loop which never ends, in whatever thread it runs."""
 
 import ctypes
-import functools
 import os
 import sys
 import sysconfig
@@ -14,13 +13,17 @@ if TYPE_CHECKING:
     from .lens.capture import SourceLine
 
 _POLL_S = 0.005
-_UNWINDING_S = 0.5  # how long the reader's `finally` and `with` may take before the block is stopped once more
+_UNWINDING_S = 0.5, 0.5, 0.02  # how long the reader's `finally` may take before the block is stopped once more
 _PATIENCE_S = 0.25  # how long to wait for the loop to come back into the reader's own code
 _LAST_S = 2.0  # after this, anywhere will do
 # An exception that arrives while one of these is at work would leave a context half undone.
 _FRAGILE = {"__enter__", "__exit__", "__del__"}
-_LIBRARIES = tuple({os.path.realpath(path) + os.sep for key, path in sysconfig.get_paths().items() if "lib" in key})
-_OUR_DIR = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_OUR_DIR = os.path.dirname(os.path.abspath(__file__))
+_LIBRARY_DIRS = tuple(
+    form(path) + os.sep
+    for path in [_OUR_DIR, *(p for key, p in sysconfig.get_paths().items() if "lib" in key)]
+    for form in (os.path.abspath, os.path.realpath)
+)
 
 
 class TimeLimit(BaseException):
@@ -79,6 +82,8 @@ class time_limit:  # noqa: N801 (reads as a function: `with time_limit(10, "your
     def _watch(self) -> None:
         self._wake.wait(self.seconds)
         since = time.monotonic()
+        pauses = iter(_UNWINDING_S)
+        pause = _POLL_S
         while True:
             with self._lock:
                 frame = sys._current_frames().get(self._thread)
@@ -91,7 +96,8 @@ class time_limit:  # noqa: N801 (reads as a function: `with time_limit(10, "your
                     self._planted = True
                     plant(self._thread, self._stop)
                 del frame
-            time.sleep(_UNWINDING_S if planted else _POLL_S)
+            pause = next(pauses, pause) if planted else _POLL_S
+            time.sleep(pause)
 
     def _may_stop(self, frame: FrameType, late_s: float) -> bool:
         if late_s > _LAST_S:
@@ -130,13 +136,11 @@ def plant(thread: int, error: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), planted)
 
 
-@functools.cache
 def is_library_file(file: str) -> bool:
-    """True for the standard library, installed packages, this package, and code that has no file."""
+    """True for the standard library, installed packages, this package, and code that has no file. Touches no disk."""
     if file.startswith("<"):
         return not file.startswith("<ipython-input")
-    path = os.path.realpath(file)
-    return path.startswith((*_LIBRARIES, _OUR_DIR)) or "site-packages" in path or "dist-packages" in path
+    return file.startswith(_LIBRARY_DIRS) or "site-packages" in file or "dist-packages" in file
 
 
 def reader_line(tb: TracebackType | None) -> "SourceLine | None":

@@ -117,7 +117,7 @@ def vector_add_grid(n, b):
 
 
 # %% basics/2: a float in the grid
-# first: grid
+# first: integers
 # says: //
 def vector_add_kernel(x_ref, y_ref, o_ref):
     o_ref[...] = x_ref[...] + y_ref[...]
@@ -128,8 +128,8 @@ def vector_add_grid(n, b):
 
 
 # %% basics/2: the kernel reaches for the whole vector
-# first: out of bounds
-# says: block
+# first: past its end
+# first: one block
 def vector_add_kernel(x_ref, y_ref, o_ref):
     for start in range(0, 1280, 256):
         o_ref[start : start + 256] = x_ref[start : start + 256] + y_ref[start : start + 256]
@@ -140,7 +140,7 @@ def vector_add_grid(n, b):
 
 
 # %% basics/2: y is forgotten
-# first: y_ref
+# first: never reads y_ref
 def vector_add_kernel(x_ref, y_ref, o_ref):
     o_ref[...] = x_ref[...] + x_ref[...]
 
@@ -212,6 +212,7 @@ def transpose_out_map(i, j):
 # %% basics/4: the tile is turned but not moved
 # first: out of bounds
 # first: block (2, 0)
+# not: The grid is longer
 def transpose_kernel(x_ref, o_ref):
     o_ref[...] = x_ref[...].T
 
@@ -253,7 +254,8 @@ def transpose_out_map(i, j):
 
 # %% basics/5: the roles are swapped
 # first: out of bounds
-# says: scale_ref
+# first: scale_ref
+# not: The grid is longer
 def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
     o_ref[...] = x_ref[...] * scale_ref[...] + shift_ref[...]
 
@@ -270,6 +272,7 @@ def shift_map(i, j):
 # first: out of bounds
 # first: scale_ref
 # says: dimension 1
+# not: The grid is longer
 def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
     o_ref[...] = x_ref[...] * scale_ref[...] + shift_ref[...]
 
@@ -283,8 +286,9 @@ def shift_map(i, j):
 
 
 # %% basics/5: always the first block
-# first: wrong
-# says: (1, 0)
+# first: never read
+# first: scale_ref
+# says: shift_ref
 def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
     o_ref[...] = x_ref[...] * scale_ref[...] + shift_ref[...]
 
@@ -298,7 +302,7 @@ def shift_map(i, j):
 
 
 # %% basics/5: the shift is forgotten
-# first: shift_ref
+# first: never reads shift_ref
 def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
     o_ref[...] = x_ref[...] * scale_ref[...]
 
@@ -314,6 +318,7 @@ def shift_map(i, j):
 # %% basics/5: the index of the shift runs along the rows
 # first: out of bounds
 # first: shift_ref
+# not: The grid is longer
 def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
     o_ref[...] = x_ref[...] * scale_ref[...] + shift_ref[...]
 
@@ -379,8 +384,8 @@ def gated(x, g, *, vmem_bytes=262_144):
 
 
 # %% basics/6: the sigmoid is taken outside
+# first: logistic
 # first: outside of the kernel
-# says: logistic
 def gated_kernel(x_ref, g_ref, o_ref):
     o_ref[...] = (x_ref[...] * g_ref[...]).astype(o_ref.dtype)
 
@@ -469,6 +474,7 @@ def gated(x, g, *, vmem_bytes=262_144):
 # %% basics/7: positions inside the tile
 # first: start of the block
 # says: pl.program_id
+# not: wrong axis
 def distance_bias_kernel(x_ref, o_ref):
     bq, bk = x_ref.shape
     q = jnp.arange(bq)
@@ -489,6 +495,7 @@ def distance_bias_kernel(x_ref, o_ref):
 
 # %% basics/7: the axes are swapped
 # first: off by the constant
+# first: wrong axis
 # says: pl.program_id
 def distance_bias_kernel(x_ref, o_ref):
     bq, bk = x_ref.shape
@@ -529,8 +536,8 @@ def distance_bias_kernel(x_ref, o_ref):
 
 
 # %% basics/8: the padding goes into the mean
+# first: step 18
 # first: beyond the edge
-# says: step 18
 # says: jnp.where
 def centre_kernel(x_ref, o_ref, *, num_rows):
     x = x_ref[...]
@@ -540,6 +547,7 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 # %% basics/8: masked, but divided by 16
 # first: wrong
 # says: (6, 0)
+# not: Mask it
 def centre_kernel(x_ref, o_ref, *, num_rows):
     start = pl.program_id(0) * 16
     real = (start + jnp.arange(16))[:, None] < num_rows
@@ -548,9 +556,10 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 
 
 # %% basics/8: NaN times zero
+# first: step 18
 # first: beyond the edge
-# says: NaN
 # says: jnp.where
+# says: multipl
 def centre_kernel(x_ref, o_ref, *, num_rows):
     start = pl.program_id(0) * 16
     real = ((start + jnp.arange(16))[:, None] < num_rows).astype(jnp.float32)
@@ -560,8 +569,8 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 
 
 # %% basics/8: the mask counts inside the chunk
+# first: step 18
 # first: beyond the edge
-# says: step 18
 def centre_kernel(x_ref, o_ref, *, num_rows):
     real = jnp.arange(16)[:, None] < num_rows
     x = x_ref[...]
@@ -570,8 +579,8 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 
 
 # %% basics/8: one row of padding too many
+# first: step 18
 # first: beyond the edge
-# says: step 18
 def centre_kernel(x_ref, o_ref, *, num_rows):
     start = pl.program_id(0) * 16
     real = (start + jnp.arange(16))[:, None] <= num_rows
@@ -581,6 +590,7 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 
 
 # %% basics/8: only the real rows are written, and the mean is that of everything
+# first: step 18
 # first: beyond the edge
 def centre_kernel(x_ref, o_ref, *, num_rows):
     start = pl.program_id(0) * 16
@@ -699,7 +709,8 @@ def row_sum_out_map(i, j):
 
 # %% basics/9: zeroed after the addition
 # first: step 0
-# says: o_ref
+# first: o_ref
+# first: garbage
 def row_sum_kernel(x_ref, o_ref):
     o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
 
@@ -791,6 +802,7 @@ def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
 
 # %% basics/10: the last product alone, by way of the scratch
 # first: acc_ref
+# first: overwritten
 # says: +=
 def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
     acc_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
@@ -846,6 +858,7 @@ def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
 
 # %% basics/10: the number of steps of the example
 # first: o_ref
+# first: condition
 # says: variant 1
 def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
     @pl.when(pl.program_id(2) == 0)
@@ -860,8 +873,8 @@ def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
 
 
 # %% basics/11: the batch index is lost on the way in
-# first: wrong
-# says: y_ref
+# first: y_ref
+# first: never read
 def batched_specs(bm, bk, N):
     x_spec = pl.BlockSpec((None, bm, bk), lambda b, i, k: (b, i, k))
     y_spec = pl.BlockSpec((None, bk, N), lambda b, i, k: (0, k, 0))
@@ -882,6 +895,7 @@ def batched_specs(bm, bk, N):
 # %% basics/11: the right-hand side is transposed
 # first: out of bounds
 # first: y_ref
+# not: The grid is longer
 def batched_specs(bm, bk, N):
     x_spec = pl.BlockSpec((None, bm, bk), lambda b, i, k: (b, i, k))
     y_spec = pl.BlockSpec((None, bk, N), lambda b, i, k: (b, 0, k))
@@ -918,6 +932,7 @@ def batched_specs(bm, bk, N):
 
 # %% basics/11: Puzzle 10's arguments with the batch at the end
 # first: out of bounds
+# not: The grid is longer
 def batched_specs(bm, bk, N):
     x_spec = pl.BlockSpec((None, bm, bk), lambda i, k, b: (b, i, k))
     y_spec = pl.BlockSpec((None, bk, N), lambda i, k, b: (b, k, 0))
@@ -927,7 +942,7 @@ def batched_specs(bm, bk, N):
 
 # %% basics/12: the activation at every step
 # first: wrong
-# says: o_ref
+# says: every step
 def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
     @pl.when(pl.program_id(2) == 0)
     def _():
@@ -964,6 +979,8 @@ def bias_map(i, j, k):
 
 # %% basics/12: the bias at every step
 # first: wrong
+# says: every step
+# says: bias_ref
 def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
     @pl.when(pl.program_id(2) == 0)
     def _():
@@ -1016,8 +1033,9 @@ def bias_map(i, j, k):
     return (0, j)
 
 
-# %% basics/12: the bias starts the sum, but of every tile alike
-# first: wrong
+# %% basics/12: every tile gets the first block of the bias
+# first: bias_ref
+# first: never read
 def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
     @pl.when(pl.program_id(2) == 0)
     def _():
@@ -1037,6 +1055,7 @@ def bias_map(i, j, k):
 # %% basics/12: the bias moves with k
 # first: out of bounds
 # first: bias_ref
+# not: The grid is longer
 def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
     @pl.when(pl.program_id(2) == 0)
     def _():
@@ -1137,6 +1156,7 @@ def lean_matmul(x, y, *, bm=64, bn=512):
 
 # %% basics/13: the loops change places, the maps do not
 # first: out of bounds
+# first: y_ref
 def lean_matmul(x, y, *, bm=64, bn=512):
     (M, K), (_, N) = x.shape, y.shape
     return pl.pallas_call(
@@ -1163,6 +1183,7 @@ def lean_matmul(x, y, *, bm=64, bn=512):
 
 
 # %% basics/13: the product is taken outside
-# first: outside
+# first: no pallas_call
+# says: dot_general
 def lean_matmul(x, y, *, bm=64, bn=512):
     return jnp.dot(x, y, preferred_element_type=jnp.float32).astype(x.dtype)

@@ -37,7 +37,10 @@ class SourceLine:
 
     def __str__(self) -> str:
         cell = _notebook_cell(self.file)
-        return f"{cell}, line {self.line}" if cell else f"{os.path.basename(self.file)}:{self.line}"
+        if cell:
+            return f"{cell}, line {self.line}"
+        name = self.file if self.file.startswith("<") else os.path.basename(self.file)
+        return f"{name}:{self.line}"
 
 
 def _notebook_cell(file: str) -> str | None:
@@ -203,13 +206,14 @@ def _dim(dim: Any) -> Dim:
     raise Beyond(f"block dimensions of the kind pl.{type(dim).__name__}")
 
 
-def _arg_names(jaxpr: Any) -> list[str]:
+def arg_names(jaxpr: Any) -> list[str]:
     names = list(jaxpr.debug_info.arg_names or ())
     names += [f"ref{i}" for i in range(len(names), len(jaxpr.invars))]
     return [str(n) if n else f"ref{i}" for i, n in enumerate(names)]
 
 
-def _where(jaxpr: Any) -> SourceLine | None:
+def where_defined(jaxpr: Any) -> SourceLine | None:
+    """The line where the reader defined a kernel or an index map."""
     match = re.search(r" at (.*):(\d+)$", str(jaxpr.debug_info.func_src_info or ""))
     return source_line(match[1], int(match[2])) if match else None
 
@@ -230,7 +234,7 @@ def describe(eqn: Any, grid_bounds: Sequence[int] = ()) -> Call:
         return _describe_whole_array_kernel(eqn)
     p = eqn.params
     mapping, kernel = p["grid_mapping"], p["jaxpr"]
-    names = _arg_names(kernel)
+    names = arg_names(kernel)
     bounds = iter(grid_bounds)
     grid = tuple(g if isinstance(g, int) else int(next(bounds)) for g in mapping.grid)
     n_scalars, n_in, n_out = mapping.num_index_operands, mapping.num_inputs, mapping.num_outputs
@@ -250,7 +254,7 @@ def describe(eqn: Any, grid_bounds: Sequence[int] = ()) -> Call:
     first = n_scalars + n_in + n_out
     return Call(
         name=str(p.get("name") or kernel.debug_info.func_name),
-        where=_where(kernel),
+        where=where_defined(kernel),
         grid=grid,
         grid_names=tuple(mapping.grid_names or ()),
         vmapped=tuple(mapping.vmapped_dims),
@@ -274,7 +278,7 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
     if len(p["jaxprs"]) != 1:
         raise Beyond("several programs in one kernel (mpmd)")
     (kernel,), (mesh,) = p["jaxprs"], p["meshes"]
-    names, n_in, n_out = _arg_names(kernel), len(eqn.invars), len(eqn.outvars)
+    names, n_in, n_out = arg_names(kernel), len(eqn.invars), len(eqn.outvars)
     operands = []
     for i, var in enumerate(kernel.invars[: n_in + n_out]):
         shape = tuple(var.aval.shape)
@@ -285,7 +289,7 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
         raise Beyond(f"a kernel over several cores {shape}")
     return Call(
         name=str(p.get("name") or kernel.debug_info.func_name),
-        where=_where(kernel),
+        where=where_defined(kernel),
         grid=tuple(shape.values()),
         grid_names=tuple(shape),
         vmapped=(),
@@ -314,10 +318,10 @@ def is_call(eqn: Any) -> bool:
 def holds_call(jaxpr: Any) -> bool:
     """True when a pallas_call stands anywhere inside `jaxpr`."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return any(is_call(e) or any(holds_call(s) for s in _subprograms(e)) for e in jaxpr.eqns)
+    return any(is_call(e) or any(holds_call(s) for s in subprograms(e)) for e in jaxpr.eqns)
 
 
-def _subprograms(eqn: Any) -> Iterator[Any]:
+def subprograms(eqn: Any) -> Iterator[Any]:
     for value in eqn.params.values():
         for item in value if isinstance(value, (list, tuple)) else [value]:
             if hasattr(item, "eqns") or hasattr(item, "jaxpr"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .capture import Operand, Outside, SourceLine, _where, is_readers_file, source_line
+from .capture import Operand, Outside, SourceLine, is_readers_file, line_of, source_line, subprograms, where_defined
 from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, spans
 from .ops import is_floating
 
@@ -64,79 +64,23 @@ class Diagnosis:
     operand: Operand | None = None
     tiles: dict[Block, str] = dataclasses.field(default_factory=dict)
     summary: str = ""
+    steps: frozenset[int] = frozenset()  # those that visit a wrong block
 
 
 # Which finding is the likelier root of the others: lower comes first.
-_ORDER = [
-    "structure",
-    "shape",
-    "dtype",
-    "hbm-load",
-    "hbm-store",
-    "hang",
-    "map-bounds",
-    "ref-bounds",
-    "unwaited",
-    "race",
-    "revisit",
-    "never-stored",
-    "unvisited",
-    "unwritten",
-    "stale",
-    "reset",
-    "overwritten",
-    "partly-stored",
-    "sometimes-stored",
-    "carry",
-    "padding",
-    "input-store",
-    "overflow",
-    "local-position",
-    "moved",
-    "unread",
-    "transposed",
-    "precision",
-    "offset",
-    "scaled",
-    "nan",
-    "zeros",
-    "values",
-]
+_ORDER = (
+    "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race revisit never-stored unvisited "
+    "unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store overflow "
+    "local-position "
+    "moved unread unused transposed flipped precision offset scaled nan zeros values"
+).split()
 _VALUES = frozenset(
-    [
-        "moved",
-        "unread",
-        "transposed",
-        "flipped",
-        "precision",
-        "offset",
-        "scaled",
-        "nan",
-        "zeros",
-        "values",
-        "local-position",
-    ]
+    "moved unread unused transposed flipped precision offset scaled nan zeros values local-position".split()
 )
 _ROOTS = frozenset(
-    [
-        "hang",
-        "map-bounds",
-        "ref-bounds",
-        "unwaited",
-        "revisit",
-        "never-stored",
-        "unvisited",
-        "unwritten",
-        "stale",
-        "reset",
-        "overwritten",
-        "partly-stored",
-        "sometimes-stored",
-        "carry",
-        "padding",
-        "overflow",
-        "input-store",
-    ]
+    "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten "
+    "partly-stored "
+    "sometimes-stored carry padding overflow input-store".split()
 )
 # kind -> the kinds that explain it away
 _FOLLOWS = {
@@ -147,7 +91,7 @@ _FOLLOWS = {
     "overwritten": frozenset({"unvisited", "map-bounds"}),
     "sometimes-stored": frozenset({"revisit"}),
 }
-FATAL = frozenset(["hbm-load", "hbm-store", "hang", "map-bounds", "ref-bounds", "unwaited", "revisit"])
+FATAL = frozenset("hbm-load hbm-store hang map-bounds ref-bounds unwaited revisit".split())
 
 
 def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnosis:
@@ -169,9 +113,10 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
                 wrong = True
                 diagnosis.findings += found.findings
                 if diagnosis.operand is None:
-                    diagnosis.operand, diagnosis.tiles, diagnosis.summary = found.operand, found.tiles, found.summary
+                    diagnosis.operand, diagnosis.tiles = found.operand, found.tiles
+                    diagnosis.summary, diagnosis.steps = found.summary, found.steps
     for trace in run.traces:
-        diagnosis.findings += _incidents(trace, wrong)
+        diagnosis.findings += _incidents(trace, wrong, diagnosis.steps)
         diagnosis.findings += list(_races(trace))
     diagnosis.findings = _roots(diagnosis.findings, poisoned=_has_nan(got_leaves))
     if diagnosis.findings and diagnosis.summary:
@@ -192,16 +137,20 @@ def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
 
     def follows(f: Finding) -> bool:
         if f.kind in _VALUES and kinds & _ROOTS - ({"padding", "unwritten", "stale"} if not poisoned else set()):
-            return f.kind not in ("moved", "transposed", "unread") or bool(
+            return f.kind not in ("moved", "transposed", "unread", "unused") or bool(
                 kinds & {"map-bounds", "unvisited", "revisit"}
             )
+        if f.kind == "padding" and not poisoned:
+            return True
         if f.kind in ("stale", "carry") and ("unwritten", f.operand) in by_ref:
+            return True
+        if f.kind in ("values", "nan", "offset", "scaled") and kinds & {"unused", "unread"}:
             return True
         return bool(kinds & _FOLLOWS.get(f.kind, frozenset()))
 
     def order(f: Finding) -> int:
         rank = _ORDER.index(f.kind) if f.kind in _ORDER else len(_ORDER)
-        return rank + (len(_ORDER) if f.kind in ("padding", "unwritten", "stale") and not poisoned else 0)
+        return rank + (len(_ORDER) if f.kind in ("unwritten", "stale") and not poisoned else 0)
 
     return sorted((f for f in findings if not follows(f)), key=order)
 
@@ -232,7 +181,7 @@ def at(trace: Trace, step: int) -> str:
     return f"step {step}, grid index {index}" if index else "the only step"
 
 
-def _incidents(trace: Trace, wrong: bool) -> Iterator[Finding]:
+def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Finding]:
     """One finding per kind, ref and line; those that harm only a wrong result are left out of a right one."""
     groups: dict[Any, list[Incident]] = collections.OrderedDict()
     for incident in trace.incidents:
@@ -244,6 +193,8 @@ def _incidents(trace: Trace, wrong: bool) -> Iterator[Finding]:
         if (kind, ref) in seen or kind not in _EXPLAIN:
             continue
         seen.add((kind, ref))
+        if kind == "padding":  # elsewhere it may well be harmless
+            group = [i for i in group if i.step in steps] or group
         first = group[0]
         cause = _EXPLAIN[kind](trace, first)
         if cause:
@@ -257,7 +208,7 @@ def _map_line(trace: Trace, ref: str, kind: str) -> SourceLine | None:
     operand = next((o for o in trace.call.operands if o.name == ref), None)
     if operand is None or operand.index_map is None or kind not in ("map-bounds", "revisit"):
         return None
-    return _where(operand.index_map)
+    return where_defined(operand.index_map)
 
 
 def still_axes(trace: Trace, k: int) -> list[int]:
@@ -334,7 +285,7 @@ def _explain_map_bounds(trace: Trace, i: Incident) -> str:
     )
     if o.dims[d].kind == "blocked" and o.block[d] > 1 and block[d] % o.block[d] == 0 and block[d] > 0:
         return head + f"An index map returns block indices, not element offsets: leave out the factor {o.block[d]}."
-    if block[d] == o.tiles[d] and i.step and any(
+    if block[d] == o.tiles[d] and len(trace.call.grid) == 1 and any(
         s[a] == o.tiles[d] for s in trace.steps for a in range(len(s))
     ):  # fmt: skip
         return (
@@ -413,7 +364,7 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
         f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the "
         "edge "
         f"of the array: block {trace.blocks[k][i.step]} hangs over shape {o.shape}, and that padding holds garbage. "
-        "Mask it before it mixes with real data: jnp.where(position < size, x, 0)."
+        "Mask it before it mixes with real data, with jnp.where(position < size, x, 0); multiplying by zero leaves NaN NaN."
     )
 
 
@@ -516,6 +467,9 @@ class _Blocks:
         self.tiles = list(np.ndindex(*tiles))
         self.count = tiles
         self.atol = max(self.tolerance.atol(self.want.astype(np.float64)), 1e-12)
+        finite = self.want[np.isfinite(self.want.astype(np.float64))]
+        self.noise = 2e-6 * float(np.abs(finite).max(initial=0))  # what float32 rounding can make of a constant
+        self.corners: np.ndarray | None = None
         self.elementwise = any(d.kind == "element" for d in self.o.dims)
 
     def cut(self, array: np.ndarray, tile: Block) -> np.ndarray:
@@ -536,7 +490,8 @@ class _Blocks:
         for finding in findings:
             finding.operand = finding.operand or self.o.name
         texts = {t: _STATUS_WORDS.get(s[0], s[0]) for t, s in status.items()}
-        return Diagnosis(findings, self.o, texts, self._summary(len(wrong)))
+        steps = frozenset(s for t in wrong for s in self.steps_of(t))
+        return Diagnosis(findings, self.o, texts, self._summary(len(wrong)), steps)
 
     def _summary(self, wrong: int) -> str:
         error = np.abs(self.got.astype(np.float64) - self.want.astype(np.float64))[self.bad]
@@ -576,8 +531,8 @@ class _Blocks:
         for axis in range(got.ndim):
             if got.shape[axis] > 1 and self._same(got, np.flip(want, axis)):
                 return ("flipped", axis)
-        for other in self.tiles:
-            if other != tile and got.size > 1 and self._same(got, self.cut(self.want, other)):
+        for other in self._candidates(got) if got.size > 1 else ():
+            if other != tile and self._same(got, self.cut(self.want, other)):
                 return ("holds", other)
         with np.errstate(all="ignore"):
             difference = (got.astype(np.float64) - want.astype(np.float64))[bad]
@@ -586,11 +541,19 @@ class _Blocks:
             return ("values", here)
         if (got[bad] == 0).all():
             return ("zeros", here)
-        if difference.size > 1 and np.ptp(difference) <= 10 * self.atol + 1e-5 * np.abs(difference).max():
-            return ("offset", float(difference.mean()), here)
+        middle = float(difference.mean())
+        if difference.size > 1 and abs(middle) > self.atol and np.ptp(difference) <= 1e-3 * abs(middle) + self.noise:
+            return ("offset", middle, here)
         if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) <= 1e-3 * max(1.0, float(np.abs(ratio).max())):
             return ("scaled", float(ratio.mean()), here)
         return ("values", here)
+
+    def _candidates(self, got: np.ndarray) -> list[Block]:
+        """The blocks whose first expected element is the first one of `got`."""
+        if self.corners is None:
+            self.corners = np.array([self.cut(self.want, t).flat[0] for t in self.tiles])
+        near = np.isclose(self.corners.astype(np.float64), float(got.flat[0]), rtol=0.05, atol=10 * self.atol)
+        return [self.tiles[i] for i in np.flatnonzero(near)]
 
     def _same(self, a: np.ndarray, b: np.ndarray) -> bool:
         return a.shape == b.shape and bool(self.tolerance.close(a, b).all())
@@ -629,14 +592,24 @@ class _Blocks:
             )
         else:
             cause += "No step's index map returns it: look at the index map of the output."
-        return Finding("unvisited", cause, [], _where(o.index_map), block=tiles[0], operand=o.name)
+        return Finding("unvisited", cause, [], where_defined(o.index_map), block=tiles[0], operand=o.name)
 
     def _never_stored(self) -> Finding:
-        cause = (
-            f"the kernel never stores anything into {self.o.name}: what you see is uninitialised memory. Write "
-            f"{self.o.name}[...] = value; {self.o.name} = value only gives the name to something else."
-        )
-        return Finding("never-stored", cause, [], self.trace.call.where, 0, self.trace.steps[0], self.o.name)
+        name, call = self.o.name, self.trace.call
+        store = _store_into(call.kernel, call.kernel.invars[len(call.scalar_names) + self.k])
+        line = call.where if store is None else line_of(store)
+        if store is None:
+            cause = (
+                f"the kernel never stores anything into {name}: what you see is uninitialised memory. Write "
+                f"{name}[...] = value; {name} = value only gives the name to something else."
+            )
+        else:
+            last = tuple(size - 1 for size in call.grid)
+            cause = (
+                f"the store into {name} is never reached: the condition around it holds at no step. Program ids count "
+                f"from 0; at the last step they are {last}."
+            )
+        return Finding("never-stored", cause, [], line, 0, self.trace.steps[0], name)
 
     def _sometimes_stored(self, tiles: list[Block]) -> Finding:
         steps = [s for t in tiles for s in self.steps_of(t)]
@@ -676,10 +649,11 @@ class _Blocks:
         for e in self.trace.events:
             if e.ref in names:
                 events[e.ref, e.step].append(e)
-        resets = [r for r in (self._reset(name, visits[0], events) for name in names) if r]
-        if resets:
-            yield resets[-1]
-            return
+        for look in (self._reset, self._reset_late, self._replaced):
+            found = [f for f in (look(name, visits[0], events) for name in names) if f]
+            if found:
+                yield found[-1]
+                return
         finding = self._overwritten(visits[0], events)
         if finding:
             yield finding
@@ -702,6 +676,36 @@ class _Blocks:
         )
         s = visit[1]
         return Finding("reset", cause, [], lines[1].line, s, self.trace.steps[s], name, block)
+
+    def _reset_late(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """On the first step `name` is added to, and only then set to its starting value."""
+        mine = events[name, visit[0]]
+        if len(mine) < 3 or mine[0].op != "load" or not mine[-1].whole:
+            return None
+        if [e.op for e in mine[-2:]] != ["store", "store"] or len(events[name, visit[1]]) >= len(mine):
+            return None
+        s = visit[0]
+        cause = (
+            f"{at(self.trace, s)}: {name} is set to its starting value after this step has added to it: what the "
+            "step added "
+            f"is lost, and what it added to was garbage. Set it before the first read of {name}."
+        )
+        return Finding("reset", cause, [], mine[-1].line, s, self.trace.steps[s], name, self.trace.blocks[self.k][s])
+
+    def _replaced(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """A scratch buffer that every step overwrites and only the last one reads."""
+        if name == self.o.name or not all(events[name, s] and events[name, s][0].op == "store" for s in visit):
+            return None
+        if any(e.op == "load" for s in visit[:-1] for e in events[name, s]) or not events[name, visit[-1]][0].whole:
+            return None
+        s, block = visit[-1], self.trace.blocks[self.k][visit[0]]
+        cause = (
+            f"{name} is overwritten: steps {spans(visit)}, all of block {block} of {self.o.name}, store into it and "
+            "only "
+            f"the last, {at(self.trace, s)}, survives. Add to it instead ({name}[...] += ...), and set it to zero "
+            f"{_first_step_test(self.trace)}."
+        )
+        return Finding("overwritten", cause, [], events[name, s][0].line, s, self.trace.steps[s], name, block)
 
     def _overwritten(self, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """The output is stored at several steps of a visit, and nothing remembers the earlier ones."""
@@ -731,6 +735,10 @@ class _Blocks:
         for k, o in enumerate(call.operands):
             if o.role != "in" or o.in_hbm or any(d.kind == "element" for d in o.dims):
                 continue
+            if not any(e.op != "store" and e.ref == o.name for e in self.trace.events):
+                cause = f"the kernel never reads {o.name}: the result cannot depend on it yet."
+                yield Finding("unused", cause, [], call.where, operand=o.name)
+                continue
             missing = sorted(set(np.ndindex(*o.tiles)) - set(self.trace.blocks[k]))
             if not missing:
                 continue
@@ -741,24 +749,24 @@ class _Blocks:
                 "map "
                 f"returns {'it' if len(missing) == 1 else 'them'}.{axes} Look at the index map of {o.name}."
             )
-            yield Finding("unread", cause, [], _where(o.index_map), operand=o.name, block=missing[0])
+            yield Finding("unread", cause, [], where_defined(o.index_map), operand=o.name, block=missing[0])
 
     # -- values that are wrong in a telling way
 
     def _pattern(self, wrong: dict[Block, tuple[Any, ...]]) -> Iterator[Finding]:
-        by_kind = collections.defaultdict(dict)
+        by_kind: dict[str, dict[Block, tuple[Any, ...]]] = collections.defaultdict(dict)
         for tile, status in wrong.items():
             by_kind[status[0]][tile] = status
+        near = {t: s for kind in ("values", "scaled", "offset") for t, s in by_kind[kind].items()}
+        if near and len(near) == len(wrong) and self._imprecise():
+            yield self._precision(near)
+            return
         moved = {t: s[1] for t, s in by_kind["holds"].items()}
         if moved:
             yield self._moved(moved)
         offsets = {t: s[1] for t, s in by_kind["offset"].items()}
         if offsets:
             yield self._offset(offsets, by_kind["offset"])
-        values = {**by_kind["values"], **by_kind["scaled"]}
-        if values and self._imprecise():
-            yield self._precision(values)
-            return
         for kind in ("transposed", "flipped", "scaled", "zeros", "nan", "values"):
             if by_kind[kind]:
                 yield self._plain(kind, by_kind[kind])
@@ -789,22 +797,26 @@ class _Blocks:
         return Finding("moved", cause, more, line, step, self.trace.steps[step], self.o.name, tile)
 
     def _suspect_map(self) -> SourceLine | None:
-        """The index map that most likely errs: an input's that differs from the output's, else the output's."""
-        mine = self.trace.blocks[self.k]
+        """The index map that most likely errs. Where an input and the output disagree: the one that is not plainly the
+        grid index, and the input's where neither is; else the output's."""
+        mine, plain = self.trace.blocks[self.k], self.trace.steps
         for k, o in enumerate(self.trace.call.operands):
-            if o.role == "in" and o.index_map is not None and o.tiles == self.o.tiles and self.trace.blocks[k] != mine:
-                return _where(o.index_map)
-        return _where(self.o.index_map)
+            theirs = self.trace.blocks[k]
+            if o.role == "in" and o.index_map is not None and o.tiles == self.o.tiles and theirs != mine:
+                return where_defined(self.o.index_map if theirs == plain else o.index_map)
+        return where_defined(self.o.index_map)
 
     def _offset(self, offsets: dict[Block, float], statuses: dict[Block, tuple[Any, ...]]) -> Finding:
         tile, value = next(iter(offsets.items()))
         slopes = self._slopes(offsets)
         head = f"block {tile} of {self.o.name} is off by the constant {value:+.6g}"
         more = [f"block {t}: off by {v:+.6g}" for t, v in list(offsets.items())[1:4]]
-        if slopes and len(slopes) == 1:
-            ((axis, _),) = slopes.items()
+        per_element = {round(abs(v) / self.o.block[d], 6) for d, v in (slopes or {}).items()}
+        if slopes and len(per_element) == 1:
+            axis = min(slopes)
             cause = (
-                f"{head}, and the constant grows with the block index along dimension {axis}: a position is counted "
+                f"{head}, and the constant grows with the block index along dimension {_axes(slopes)}: a position is "
+                "counted "
                 "from the "
                 f"start of the block, not of the array. Add pl.program_id(...) * {self.o.block[axis]} to it."
             )
@@ -842,20 +854,25 @@ class _Blocks:
         )
 
     def _precision(self, tiles: dict[Block, Any]) -> Finding:
-        narrow = [
-            s for s in self.trace.call.scratch if is_floating(s.dtype) and s.dtype.itemsize < 4 and s.space == "vmem"
-        ]
+        call = self.trace.call
+        narrow = [s for s in call.scratch if is_floating(s.dtype) and s.dtype.itemsize < 4 and s.space == "vmem"]
         error = np.abs(self.got.astype(np.float64) - self.want.astype(np.float64)).max()
-        tile = next(iter(tiles))
         head = f"the values are nearly right (largest error {error:.2g}): rounding, not logic. "
+        grows = any(e.op == "load" and e.ref == self.o.name for e in self.trace.events)
         if narrow:
             tail = f"{narrow[0].name} is {narrow[0].dtype}, and every addition to it rounds: accumulate in float32."
+        elif grows and self.o.itemsize < 4:
+            tail = (
+                f"The sum grows in {self.o.name}, which is 16-bit ({self.o.dtype}), and every addition to it rounds: "
+                "keep it "
+                "in a float32 scratch buffer, and cast once at the end."
+            )
         else:
             tail = (
-                "Somewhere a sum or a product is kept in a 16-bit float: use preferred_element_type=jnp.float32 and "
-                "cast at the end."
+                "Somewhere a sum or a product is kept in a 16-bit float: keep it in float32 "
+                "(preferred_element_type=jnp.float32 for jnp.dot) and cast once at the end."
             )
-        return self._finding("precision", head + tail, tile)
+        return self._finding("precision", head + tail, next(iter(tiles)))
 
     def _plain(self, kind: str, tiles: dict[Block, tuple[Any, ...]]) -> Finding:
         tile, status = next(iter(tiles.items()))
@@ -889,7 +906,53 @@ class _Blocks:
             cause = (
                 f"{which} of {name} {_is(tiles)} wrong{_in(status[1])}{when}. Follow one element of that block by hand."
             )
-        return self._finding(kind, cause, tile)
+        return self._finding(kind, cause, tile, self._every_step(tile))
+
+    def _every_step(self, tile: Block) -> list[str]:
+        """What the kernel does at every step of a sum, and might have to do once."""
+        steps = self.steps_of(tile)
+        if len(steps) < 2:
+            return []
+        found = []
+        events = [e for e in self.trace.events if e.op == "load" and e.step in steps]
+        for k, o in enumerate(self.trace.call.operands):
+            read_at = {e.step for e in events if e.ref == o.name}
+            if o.role == "in" and len({self.trace.blocks[k][s] for s in steps}) == 1 and len(read_at) == len(steps):
+                line = next(e.line for e in events if e.ref == o.name)
+                found.append(
+                    f"{o.name} is read at every step of the sum ({line}), though its block stays the same: what is "
+                    "added "
+                    f"every step is added {len(steps)} times"
+                )
+        if self.trace.flops and all(self.trace.transcendentals[s] for s in steps):
+            found.append(
+                f"exp, tanh or the like is applied at every step of the sum (steps {spans(steps)}): what is not "
+                "linear has "
+                "to wait for the last step"
+            )
+        return found
+
+
+def _axes(numbers: Any) -> str:
+    return " and ".join(map(str, numbers))
+
+
+def _store_into(jaxpr: Any, ref: Any) -> Any | None:
+    """The first equation that stores into `ref`, anywhere in a kernel, reached or not."""
+    for eqn in jaxpr.eqns:
+        if not any(v is ref for v in eqn.invars):
+            continue
+        if eqn.primitive.name in ("swap", "masked_swap", "addupdate", "dma_start"):
+            return eqn
+        for inner in subprograms(eqn):
+            inner = getattr(inner, "jaxpr", inner)
+            shift = len(eqn.invars) - len(inner.invars)  # a cond's predicate, a while's other half
+            for i, v in enumerate(eqn.invars):
+                if v is ref and 0 <= i - shift < len(inner.invars):
+                    found = _store_into(inner, inner.invars[i - shift])
+                    if found is not None:
+                        return found
+    return None
 
 
 _STATUS_WORDS = {
@@ -974,7 +1037,8 @@ def _permutation(moved: dict[Block, Block], count: tuple[int, ...]) -> str | Non
 _ERRORS: list[tuple[str, str, str]] = [
     # (pattern in the exception text, kind, what to tell the reader)
     (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|"
-     r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{", "ref-arithmetic",
+     r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{",
+     "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...]"),
     (r"should return None|must return None|kernel function.*return", "returns",
      "a kernel returns nothing: store the result, o_ref[...] = value"),
@@ -991,12 +1055,14 @@ _ERRORS: list[tuple[str, str, str]] = [
      "a reduced dimension; jnp.broadcast_to widens"),
     (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
      "an index map returns integer block indices: use // instead of /"),
+    (r"Grid must be a tuple of integers", "grid-float",
+     "a grid is a tuple of integers: use // (or pl.cdiv, which rounds up) instead of /"),
     (r"Index map function.*must return|index_map.*must return", "map-length",
      "an index map returns one block index per dimension of the array"),
     (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
      "a kernel gets one Ref per operand: scalar prefetch first, then inputs, outputs, scratch, in that order"),
     (r"Out of bound (slice|indexer)", "ref-bounds",
-     "a Ref is indexed past its end: inside the kernel a blocked Ref is one block and counts from its own start"),
+     "a Ref is indexed past its end, out of bounds: inside the kernel a blocked Ref is one block and counts from its own start"),
     (r"TracerArrayConversionError", "numpy",
      "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",

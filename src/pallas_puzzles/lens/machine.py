@@ -14,7 +14,7 @@ import jax
 import jax.extend.core as jec
 import numpy as np
 
-from .capture import Call, Operand, Outside, SourceLine, _arg_names, capture, line_of, space_of
+from .capture import Call, Operand, Outside, SourceLine, arg_names, capture, line_of, space_of
 from .ops import (
     ELEMENTWISE,
     INLINED,
@@ -310,7 +310,7 @@ class _Machine:
 
     def _do_run_scoped(self, eqn: Any, values: list[Any]) -> list[Any]:
         jaxpr = eqn.params["jaxpr"]
-        names = _arg_names(jaxpr)
+        names = arg_names(jaxpr)
         buffers = [
             Buffer.empty(n, tuple(getattr(v.aval, "shape", ())), np_dtype(v.aval), space_of(v.aval), "scratch")
             for n, v in zip(names, jaxpr.invars, strict=True)

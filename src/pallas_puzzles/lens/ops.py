@@ -203,6 +203,14 @@ def _dot_general(
     return np.matmul(left, right).reshape(*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf))
 
 
+def _bitcast(x: np.ndarray, *, ty: Any, dim: int = -2) -> np.ndarray:
+    """pltpu.bitcast: `dim` grows or shrinks by the ratio of the widths (jax 0.11 has no `dim`: the second minor one)."""
+    x, dtype = np.asarray(x), np.dtype(ty)
+    if x.itemsize == dtype.itemsize:
+        return np.ascontiguousarray(x).view(dtype)
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(x, dim, -1)).view(dtype), -1, dim)
+
+
 def _split(x: np.ndarray, *, sizes: Any, axis: int) -> list[np.ndarray]:
     return np.split(np.asarray(x), np.cumsum(sizes)[:-1], axis=axis)
 
@@ -272,6 +280,7 @@ STRUCTURAL: dict[str, Op] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "iota": _iota,
+    "bitcast": _bitcast,
     "pad": _pad,
 }
 
