@@ -127,7 +127,7 @@ check("demo/2a", add_two, add_two_spec, normal((24, 128)))
 # Two additions.
 '''
 
-OTHER = '''\
+OTHER = """\
 # ---
 # jupyter:
 #   pallas_puzzles:
@@ -147,7 +147,7 @@ from pallas_puzzles import check
 
 # %%
 check("other/1", None, None)
-'''
+"""
 
 
 def make(folder: Path) -> Path:

@@ -297,7 +297,9 @@ def test_correct_kernels_pass_without_findings(exhibit: Exhibit) -> None:
     assert bool(verdict) == (not verdict.findings)
 
 
-@pytest.mark.parametrize("name", ["matmul_f32", "softmax_with_ragged_rows", "sum_with_double_buffering"])
+@pytest.mark.parametrize(
+    "name", ["grouped_matmul", "softmax_with_ragged_rows", "sum_with_double_buffering", "forward_and_backward"]
+)
 def test_correct_kernels_are_confirmed_by_the_front_end_and_the_simulator(name: str) -> None:
     exhibit = ZOO[name]
     want = in_the_dtypes_of(exhibit.fn, exhibit.args, exhibit.expected)

@@ -118,7 +118,7 @@ def check_call(
     verdict = judge.run_case(tuple(args), want, Case(tuple(args), blocks, budget), first=True)
     if verdict is None and confirm:
         verdict = judge.confirm(tuple(args), blocks, want)
-    return verdict or judge.passed()
+    return judge.passed() if verdict is None else verdict
 
 
 # --- holes -----------------------------------------------------------------------------------------------------------

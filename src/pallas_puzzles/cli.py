@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import curriculum, progress, workspace
+from . import curriculum, workspace
+from .progress import Progress, load, next_hint, record
 
 if TYPE_CHECKING:
     from .verdict import Verdict
@@ -32,12 +34,13 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
-def main() -> None:
-    """Runs the command; what cannot be done is one line on stderr and exit code 2."""
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command, and exits; what cannot be done is one line on stderr and exit code 2."""
+    words = sys.argv[1:] if argv is None else argv
     try:
-        app(prog_name="puzzles")
+        app(args=words, prog_name="puzzles")
     except (curriculum.CurriculumError, workspace.WorkspaceError) as error:
-        if "--json" in sys.argv:
+        if "--json" in words:
             print(json.dumps({"version": 1, "error": str(error)}))
         print(f"puzzles: {error}", file=sys.stderr)
         sys.exit(WRONG_USE)
@@ -50,7 +53,7 @@ def overview(ctx: typer.Context) -> None:
 
 
 @app.command(epilog="Example: puzzles init ~/pallas")
-def init(folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Default: ./workspace")] = None) -> None:
+def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Default: ./workspace")] = None) -> None:
     """Make a workspace: your own copies of the notebooks. Never overwrites a file."""
     _init(folder or workspace.default_folder())
     print("next: `puzzles lab`, or open a file there in your editor and run `puzzles check`")
@@ -70,7 +73,7 @@ def lab(
     if importlib.util.find_spec("jupyterlab") is None:
         raise workspace.WorkspaceError('JupyterLab is not installed: pip install "pallas-puzzles[lab]"')
     folder = _workspace_for_lab(folder)
-    upcoming = progress.load().next()
+    upcoming = load().next()
     page = f"/lab/tree/{upcoming.notebook}.ipynb" if upcoming else "/lab"
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}", f"--LabApp.default_url={page}"]
     command += [f"--ServerApp.port={port}"] if port is not None else []
@@ -82,7 +85,7 @@ def lab(
 
 @app.command(epilog="Example: puzzles check basics/9")
 def check(
-    what: Annotated[str, typer.Argument(metavar="[basics[/9]]", help="Default: the next unsolved puzzle")] = "",
+    what: Annotated[str, typer.Argument(metavar="basics[/9]", help="Default: the next unsolved puzzle")] = "",
     overlay: Annotated[
         Path | None, typer.Option("--with", metavar="FILE", help="Functions to lay over the holes; not recorded.")
     ] = None,
@@ -113,7 +116,7 @@ def check(
 @app.command("list", epilog="Example: puzzles list --json")
 def list_puzzles(as_json: Json = False) -> None:
     """Name every puzzle."""
-    state = progress.load()
+    state = load()
     books = curriculum.notebooks()
     if as_json:
         rows = [_row(book, each, state) for book in books for each in book.puzzles]
@@ -131,7 +134,7 @@ def hint(puzzle_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(progress.next_hint(puzzle_id)))
+    Console().print(Markdown(next_hint(puzzle_id)))
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ def _print_map() -> None:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    state = progress.load()
+    state = load()
     upcoming = state.next()
     table = Table.grid(padding=(0, 2))
     for book in curriculum.notebooks():
@@ -196,7 +199,7 @@ def _become(command: list[str]) -> None:
 def _puzzle_ids(what: str) -> list[str]:
     """What to check: nothing said is the next puzzle, a notebook's name is all of its puzzles."""
     if not what:
-        upcoming = progress.load().next()
+        upcoming = load().next()
         return [upcoming.id] if upcoming else []
     for book in curriculum.notebooks():
         if book.name == what:
@@ -209,15 +212,18 @@ def _run(puzzle_id: str, source: Path | None, overlay: Path | None, quiet: bool)
         verdict = curriculum.run(puzzle_id, source=source, overlay=overlay)
     # what is laid over the holes is not the reader's own work, and an untouched hole is no attempt
     if overlay is None and verdict.status != "unsolved":
-        progress.record(puzzle_id, verdict.status == "passed")
+        record(puzzle_id, verdict.status == "passed")
     return verdict
 
 
 def _line(verdict: Verdict) -> str:
-    return f"{verdict.puzzle:12}  {WORDS[verdict.status]:14}  {verdict.headline}"
+    about = verdict.findings[0].cause if verdict.findings else curriculum.puzzle(verdict.puzzle).title
+    line = f"{verdict.puzzle:12}  {WORDS[verdict.status]:14}  {about}"
+    width = shutil.get_terminal_size().columns
+    return line if len(line) <= width else line[: width - 3] + "..."
 
 
-def _row(book: curriculum.Notebook, puzzle: curriculum.Puzzle, state: progress.Progress) -> dict[str, Any]:
+def _row(book: curriculum.Notebook, puzzle: curriculum.Puzzle, state: Progress) -> dict[str, Any]:
     entry = state.entry(puzzle.id)
     return {
         "id": puzzle.id,

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import functools
 import io
+import itertools
 import linecache
 import os
 import re
@@ -47,7 +48,7 @@ class CurriculumError(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell; `line` is the line of `file` on which its source starts, `section` the number of the puzzle it is in."""
+    """One cell: its source starts on `line` of `file`; `section` is the number of the puzzle that it belongs to."""
 
     kind: str  # "code" | "markdown" | "raw"
     source: str  # markdown is uncommented
@@ -219,15 +220,10 @@ def _percent_cells(text: str, file: str) -> Iterator[Cell]:
     edges = [*markers, len(lines)]
     if any(line.strip() for line in lines[first : edges[0]]):
         yield Cell("code", "\n".join(lines[first : edges[0]]).rstrip(), first + 1, file)
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         body = lines[start + 1 : end]
-        kind = (
-            "markdown"
-            if re.search(r"\[(markdown|md)\]", lines[start])
-            else "raw"
-            if "[raw]" in lines[start]
-            else "code"
-        )
+        named = re.search(r"\[(markdown|md|raw)\]", lines[start])
+        kind = "code" if named is None else "raw" if named[1] == "raw" else "markdown"
         if kind != "code":
             body = [re.sub(r"^# ?", "", line) for line in body]
         yield Cell(kind, "\n".join(body).rstrip(), start + 2, file)
@@ -250,7 +246,10 @@ def _ipynb_cells(path: Path) -> Iterator[Cell]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a missing cell id does not matter here
-        node = nbformat.reads(path.read_text("utf-8-sig"), as_version=4)
+        try:
+            node = nbformat.reads(path.read_text("utf-8-sig"), as_version=4)
+        except (nbformat.ValidationError, AttributeError, KeyError) as error:
+            raise ValueError(f"it has no {error}") from None
     for number, each in enumerate(node.cells, start=1):
         file = f"{path.name}[cell {number}]"
         source = "\n".join(each.source.splitlines())
@@ -348,8 +347,10 @@ def _first_line(node: ast.stmt) -> int:
 def _check_cell(cells: list[Cell], puzzle_id: str) -> int | None:
     """The last cell that checks this puzzle: the reader may have copied the call while trying things out."""
     call = re.compile(rf"\bcheck\(\s*[\"']{re.escape(puzzle_id)}[\"']")
-    found = [number for number, each in enumerate(cells) if each.kind == "code" and call.search(each.source)]
-    return found[-1] if found else None
+    for number in range(len(cells) - 1, -1, -1):
+        if cells[number].kind == "code" and puzzle_id in cells[number].source and call.search(cells[number].source):
+            return number
+    return None
 
 
 # ---- running a puzzle ------------------------------------------------------------------------------------------------
@@ -362,7 +363,11 @@ class _Statement:
 
 
 class _Stop(Exception):
-    """Something failed before the check; `__cause__` is what."""
+    """Something failed before the check."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def run(
@@ -396,8 +401,7 @@ def run(
             session.lay(overlay, notebook(target.path))
         return session.verdict()
     except _Stop as stop:
-        assert stop.__cause__ is not None
-        return session.stopped(stop.__cause__)
+        return session.stopped(stop.error)
 
 
 class _Session:
@@ -461,7 +465,7 @@ class _Session:
         before = self.cells[: self.cells.index(cell)]
         set_up = not cell.section and not any(each.section for each in before)
         if final or set_up or cell.section == self.target.number:
-            raise _Stop from error
+            raise _Stop(error) from error
         place = f"Puzzle {cell.section}" if cell.section else "between the puzzles"
         where = _where(error, self.files)
         self.notes.append(f"{where or cell.file} ({place}) does not run: {_what(error)}")
@@ -488,7 +492,7 @@ class _Session:
         try:
             statements = [each for cell in cells if cell.kind == "code" for each in _statements(cell)]
         except SyntaxError as error:
-            raise _Stop from error
+            raise _Stop(error) from error
         fills, helpers = self._sort(puzzle, statements, _given(book))
         for hole, each in fills.items():
             assert isinstance(each.node, ast.FunctionDef)
@@ -505,7 +509,7 @@ class _Session:
     def _sort(
         self, puzzle: Puzzle, statements: list[_Statement], given: dict[str, str]
     ) -> tuple[dict[str, _Statement], list[_Statement]]:
-        """What fills a hole, and what comes along: imports, constants, helpers. What the notebook gives stays its own."""
+        """What fills a hole, and what comes along: imports, constants, helpers. What the notebook gives stays."""
         fills, helpers = {}, []
         for each in statements:
             node = each.node
@@ -530,23 +534,16 @@ class _Session:
         from .verdict import Verdict
 
         line = _where(error, self.files)
-        cause = (
-            f"{_what(error)}. " + (f"It stands at {line}, " if line else "It happens ") + "before the check is reached."
-        )
+        place = f"It stands at {line}" if line else "It happens"
+        cause = f"{_what(error)}. {place}, before the check is reached."
         earlier = [f"earlier, {self.notes[0]}"] if self.notes and isinstance(error, NameError) else []
         return Verdict(
             puzzle=self.target.id,
             status="error",
-            findings=[
-                Finding(
-                    kind="error", cause=cause, evidence=earlier, line=line, step=None, at=None, operand=None, block=None
-                )
-            ],
+            findings=[Finding("error", cause, earlier, line)],
             headline=f"{line or 'Your file'} stops the notebook before the check of {self.target.id}",
             next="Fix that line, then check again.",
             notes=self.notes[:1],
-            tiles=None,
-            figures=[],
             traceback="".join(traceback.format_exception(error)),
         )
 
@@ -561,15 +558,16 @@ def _tree(cell: Cell) -> ast.Module:
     if cell.source.lstrip().startswith("%%"):
         first, _, rest = cell.source.lstrip().partition("\n")
         return ast.parse("\n" + padding + rest if PYTHON_MAGIC.match(first) else "", cell.file)
-    try:
-        return ast.parse(padding + cell.source, cell.file)
-    except SyntaxError as error:
-        # only now: a line of a string, or of a long sum, may start with % too
-        lines = [MAGIC.sub(r"\1pass", line) for line in cell.source.splitlines()]
+    lines = cell.source.splitlines()
+    while True:
         try:
             return ast.parse(padding + "\n".join(lines), cell.file)
-        except SyntaxError:
-            raise error from None
+        except SyntaxError as error:
+            # only here: a line of a string, or of a long sum, may start with % too
+            at = (error.lineno or 0) - cell.line
+            if not (0 <= at < len(lines) and MAGIC.match(lines[at])):
+                raise
+            lines[at] = MAGIC.sub(r"\1pass", lines[at])
 
 
 def _call_name(node: ast.AST) -> str:

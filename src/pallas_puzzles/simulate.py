@@ -1,7 +1,6 @@
 """JAX's own TPU simulator behind one call, which always comes back."""
 
 import contextlib
-import io
 import logging
 import re
 import sys
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 CHIP = "TPU v5e"
 _LOOK_S = 0.1  # how often a waiting caller looks up, so that Ctrl-C and time limits reach it
-_GRACE_S = 5.0  # how long a stopped simulation may take to unwind before it is left behind
+_GRACE_S = 3.0  # how long a stopped simulation may take to unwind before it is left behind
 _SIMULATOR_ALONE = threading.Lock()  # the simulated memory is one global of JAX's
 
 
 class SimulatorError(Exception):
-    """What JAX's simulator objects to, in one line. `line`: the reader's line, where known; `__cause__`: the original."""
+    """What JAX's simulator objects to, in one line; `line` is the reader's, where known; `__cause__` the original."""
 
     def __init__(self, message: str, line: "SourceLine | None" = None) -> None:
         super().__init__(message)
@@ -147,20 +146,16 @@ def _bounded(work: Callable[[], Any], timeout_s: float) -> Any:
     try:
         while not done.wait(_LOOK_S) and time.monotonic() < deadline:
             pass
-        waiting = None if done.is_set() else _waiting_line()
         late = not done.is_set()
+        waiting = _waiting(timeout_s) if late else None
     finally:  # also on Ctrl-C, and when a time limit of the caller's strikes
         stopped = done.is_set() or _stop(limit, thread, done)
-    if late and waiting is not None:
-        raise SimulatorTimeout(
-            f"after {timeout_s:g} s the kernel still waits at {waiting}: nothing signals this semaphore, or the DMA it "
-            "waits for was never started",
-            waiting,
-        )
+    if waiting is not None:
+        raise waiting
     if not stopped:
         raise SimulatorTimeout(
-            f"the kernel ran for more than {timeout_s:g} s and could not be stopped: it holds a loop that never ends. "
-            "It goes on in the background until Python is restarted"
+            f"the kernel ran for more than {timeout_s:g} s and could not be stopped: most likely it holds a loop that "
+            "never ends, which goes on in the background until Python is restarted"
         )
     if errors and isinstance(errors[0], TimeLimit):
         raise SimulatorTimeout(str(errors[0]), errors[0].line)
@@ -210,12 +205,19 @@ def _line_in(frames: Iterable[FrameType]) -> "SourceLine | None":
     return None
 
 
-def _waiting_line() -> "SourceLine | None":
-    """The reader's line that waits in the simulator right now, if one does."""
-    callbacks = [frame for _, frame in _simulator_frames()]
-    if not any(frame.f_code.co_name == "wait" for frame in callbacks):
+def _waiting(timeout_s: float) -> SimulatorTimeout | None:
+    """What to say when the kernel waits in the simulator right now."""
+    frames = [frame for _, frame in _simulator_frames()]
+    names = {frame.f_code.co_name for frame in frames}
+    if "wait" not in names:
         return None
-    return _line_in(callbacks)
+    line = _line_in(frames)
+    where = f" at {line}" if line else ""
+    if "dma_wait" in names:
+        why = "for a DMA: it was never started, or somebody has waited for it already"
+    else:
+        why = "for a semaphore that nobody signals any more"
+    return SimulatorTimeout(f"after {timeout_s:g} s the kernel still waits{where} {why}", line)
 
 
 def _line_of(error: BaseException) -> "SourceLine | None":
@@ -227,7 +229,7 @@ def _line_of(error: BaseException) -> "SourceLine | None":
     return _line_in(reversed(frames)) or reader_line(error.__traceback__)
 
 
-class _Listener(io.TextIOBase):
+class _Listener:
     """Stands in for stdout: keeps what the simulator prints about a kernel for itself, passes everything else on."""
 
     def __init__(self, stdout: Any) -> None:
@@ -246,8 +248,8 @@ class _Listener(io.TextIOBase):
             return 1
         return self._stdout.write(text)
 
-    def flush(self) -> None:
-        self._stdout.flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Of the logger that JAX reports a failing callback to: takes the error, and drops the wall of text."""
@@ -272,7 +274,7 @@ def _listening() -> Iterator[_Listener]:
 def _one_line(error: BaseException) -> str:
     text = str(error).strip()
     if text.startswith("RACE DETECTED"):
-        accesses = re.findall(r"(read|write) of .*, (\S+):(\d+)(?::\d+)? \(", text)
+        accesses = re.findall(r"(read|write) of .*, (\S+?):(\d+)(?::\d+)? \(", text)
         where = " and ".join(f"the {kind} at {re.split(r'[\\/]', file)[-1]}:{line}" for kind, file, line in accesses)
         return f"data race: nothing orders {where or 'two accesses'} to the same buffer; wait for the DMA in between"
     if left := re.match(r"Semaphore \d+ has non-zero count .*: (\d+)$", text):

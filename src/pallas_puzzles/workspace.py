@@ -7,7 +7,8 @@ import json
 import os
 from pathlib import Path
 
-from . import curriculum, progress
+from . import curriculum
+from .progress import state_folder
 
 
 class WorkspaceError(Exception):
@@ -15,7 +16,7 @@ class WorkspaceError(Exception):
 
 
 def default_folder() -> Path:
-    """Where `puzzles init` puts a workspace: ./workspace of the checkout one is in, else the last one, else ./workspace."""
+    """Where `puzzles init` goes: ./workspace of the checkout that one is in, else the last one, else ./workspace."""
     return _of_checkout() or _remembered() or Path.cwd() / "workspace"
 
 
@@ -106,7 +107,7 @@ def _of_checkout() -> Path | None:
 
 
 def _memory() -> Path:
-    return progress.state_folder() / "workspace.json"
+    return state_folder() / "workspace.json"
 
 
 def _remembered() -> Path | None:

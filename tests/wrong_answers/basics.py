@@ -507,6 +507,7 @@ def distance_bias_kernel(x_ref, o_ref):
 # %% basics/7: steps counted as if they were elements
 # first: off by the constant
 # says: pl.program_id
+# not: wrong axis
 def distance_bias_kernel(x_ref, o_ref):
     bq, bk = x_ref.shape
     q = pl.program_id(0) + jnp.arange(bq)

@@ -302,11 +302,12 @@ def _explain_ref_bounds(trace: Trace, i: Incident) -> str:
         f"{d['dim']} elements. "
     )
     operand = next((o for o in trace.call.operands if o.name == i.ref), None)
-    if operand is not None and not operand.in_hbm:
+    if d["first"] == d["last"] < 0 and -d["first"] <= d["dim"]:
+        head += f"A Ref does not count from the end: write {d['dim'] + d['first']} instead of {d['first']}."
+    elif operand is not None and not operand.in_hbm:
         head += (
             "A blocked Ref is one block and counts from its own start: the index map has already chosen which block, "
-            "so "
-            "no offset is to be added."
+            "so no offset is to be added."
         )
     else:
         head += "Look at the start and the size of the slice."
@@ -364,7 +365,8 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
         f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the "
         "edge "
         f"of the array: block {trace.blocks[k][i.step]} hangs over shape {o.shape}, and that padding holds garbage. "
-        "Mask it before it mixes with real data, with jnp.where(position < size, x, 0); multiplying by zero leaves NaN NaN."
+        "Mask it before it mixes with real data, with jnp.where(position < size, x, 0); multiplying by zero leaves "
+        "NaN NaN."
     )
 
 
@@ -1062,7 +1064,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
      "a kernel gets one Ref per operand: scalar prefetch first, then inputs, outputs, scratch, in that order"),
     (r"Out of bound (slice|indexer)", "ref-bounds",
-     "a Ref is indexed past its end, out of bounds: inside the kernel a blocked Ref is one block and counts from its own start"),
+     "a Ref is indexed past its end, out of bounds: inside the kernel a blocked Ref is one block and counts from its "
+     "own start"),
     (r"TracerArrayConversionError", "numpy",
      "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",

@@ -204,7 +204,7 @@ def _dot_general(
 
 
 def _bitcast(x: np.ndarray, *, ty: Any, dim: int = -2) -> np.ndarray:
-    """pltpu.bitcast: `dim` grows or shrinks by the ratio of the widths (jax 0.11 has no `dim`: the second minor one)."""
+    """pltpu.bitcast: `dim` grows or shrinks by the ratio of the widths (0.11 has no `dim`: the second minor)."""
     x, dtype = np.asarray(x), np.dtype(ty)
     if x.itemsize == dtype.itemsize:
         return np.ascontiguousarray(x).view(dtype)
