@@ -14,7 +14,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 
 # What every measuring process starts with: a tiled matmul, 4 x 4 x 4 = 64 grid steps, as a reader writes it.
 PRELUDE = """
@@ -130,7 +129,9 @@ def main() -> None:
         met = value <= goal if at_most else value >= goal
         rows.append((what, f"{value:.3f} {unit}", f"{'<=' if at_most else '>='} {goal} {unit}", met))
 
-    seconds: Callable[[str], float] = lambda code: measure(code, runs)["seconds"]
+    def seconds(code: str) -> float:
+        return measure(code, runs)["seconds"]
+
     row("a failing verdict, 64 grid steps", seconds(PRELUDE + VERDICT.format(zeroed=False, status="failed")), 0.15)
     row("a passing verdict, 64 grid steps", seconds(PRELUDE + VERDICT.format(zeroed=True, status="passed")), 1.2)
     both = measure(PRELUDE + LENS_AND_SIMULATOR, runs)

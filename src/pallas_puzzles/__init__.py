@@ -1,4 +1,4 @@
-"""Pallas Puzzles: puzzle notebooks for JAX's kernel language, and a lens that tells you the truth about your kernels."""
+"""Pallas Puzzles: puzzle notebooks for JAX's kernel language, and a lens that tells the truth about your kernels."""
 
 from typing import Any
 

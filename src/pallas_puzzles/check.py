@@ -74,7 +74,7 @@ def check(
     title = f"{puzzle} {known.title}" if known else puzzle
     open_holes = _untouched(known, fn, sys._getframe(1).f_globals) if known else []
     if open_holes:
-        names = " and ".join(open_holes)
+        names = ", ".join(open_holes[:-1]) + (" and " if open_holes[1:] else "") + open_holes[-1]
         verdict = Verdict(
             puzzle, "unsolved", [], f"{title}: not solved yet.", next=f"Write {names}, where it says YOUR CODE HERE."
         )

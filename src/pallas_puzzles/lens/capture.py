@@ -284,19 +284,19 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
         shape = tuple(var.aval.shape)
         dims = tuple(Dim("blocked", s) for s in shape)
         operands.append(Operand(names[i], "in" if i < n_in else "out", shape, np_dtype(var.aval), dims, "hbm", None, 1))
-    shape = dict(mesh.shape)
-    if math.prod(shape.values()) != 1:
-        raise Beyond(f"a kernel over several cores {shape}")
+    cores = dict(mesh.shape)
+    if math.prod(cores.values()) != 1:
+        raise Beyond(f"a kernel over several cores {cores}")
     return Call(
         name=str(p.get("name") or kernel.debug_info.func_name),
         where=where_defined(kernel),
-        grid=tuple(shape.values()),
-        grid_names=tuple(shape),
+        grid=tuple(cores.values()),
+        grid_names=tuple(cores),
         vmapped=(),
         operands=operands,
         scalar_names=[],
         scratch=[_scratch(names[n_in + n_out + j], v.aval) for j, v in enumerate(kernel.invars[n_in + n_out :])],
-        semantics=("parallel",) * len(shape),
+        semantics=("parallel",) * len(cores),
         kernel=kernel,
         aliases=dict(p.get("input_output_aliases") or {}),
         vmem_limit_bytes=None,
@@ -307,7 +307,7 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
 def tracing(chip: str = "TPU v5e") -> Iterator[None]:
     """Trace kernels as if a TPU were there: every pallas_call interpretable, emit_pipeline and get_tpu_info at home."""
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(chip, 1, "tpu"))
-    with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(True):
+    with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(True):  # type: ignore[arg-type]
         yield
 
 

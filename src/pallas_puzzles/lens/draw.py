@@ -1,16 +1,17 @@
 """A trace as a picture: HTML that works in Colab, Jupyter, VS Code, on GitHub and in a static page.
 
-An untrusted notebook strips scripts, inline SVG, <style> and ids. So the picture is an <img> that carries its SVG in its
-address, and a table with inline styles. The script, where it may run, puts the same SVG into the page and moves it.
+An untrusted notebook strips scripts, inline SVG, <style> and ids. So the picture is an <img> that carries its SVG in
+its address, and a table with inline styles. The script, where it may run, puts the same SVG into the page and moves it.
 """
 
 import base64
 import dataclasses
 import html
+import itertools
 import json
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,8 @@ from .paper import (
     VERMILION,
     Map,
     axes_of,
+    card,
     even_axes,
-    paper,
     px,
     svg_text,
 )
@@ -124,7 +125,7 @@ def _state_chars(trace: Trace, k: int) -> int:
 def _scale_together(maps: list[Map], page_w: float) -> None:
     widest = 230.0 if all(m.flat for m in maps) else 190.0
     box_w = min(widest, max(110.0, page_w / max(1, len(maps)) - _GAP_PX))
-    fits = [m.fit(box_w, _BOX_H) for m in maps]
+    fits = [m.fit(box_w, _BOX_H if len(maps) < 6 else 0.6 * _BOX_H) for m in maps]
     common = min(fits, default=1.0)
     for m, fit in zip(maps, fits, strict=True):
         longest = max(m.cols.extent * m.across, 1 if m.flat else m.rows.extent * -(-m.groups // m.across))
@@ -143,10 +144,6 @@ def _flow(panels: list[_Panel], top: float) -> tuple[float, float]:
     return width, y + row_h
 
 
-def _colour(state: str) -> str:
-    return {"fetched": BLUE, "kept": ORANGE, "written back": GREEN, "out of range": VERMILION}.get(state, FRAME)
-
-
 def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
     m, k = p.map, p.k
     if k is None:
@@ -157,7 +154,7 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
         block = trace.blocks[k][step] if trace.n else None
         visited = [b for b in trace.blocks[k][:step] if b is not None]
         state = state_words(trace, k, step) if trace.n else "never touched"
-        colour = _colour(state)
+        colour = _COLOURS.get(state, FRAME)
     place = m.place(block) if block is not None else None
     x, y = place if place is not None else (0.0, 0.0)
     lines = "".join(svg_text(0, 29 + 13 * i, line, 10, MUTED) for i, line in enumerate(p.lines))
@@ -174,7 +171,8 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
     )
 
 
-BOLD, END, _HIDDEN = ' font-weight="700"', ' text-anchor="end"', ' visibility="hidden"'
+_HIDDEN = ' visibility="hidden"'
+_COLOURS = {"fetched": BLUE, "kept": ORANGE, "written back": GREEN, "out of range": VERMILION, "own copy": PURPLE}
 
 
 def _in_hbm(m: Map) -> str:
@@ -198,7 +196,7 @@ _LANE_PX = 19.0
 class _Strip:
     """One lane per pipelined operand, one cell per step."""
 
-    lanes: list[tuple[str, list[bool], str]]  # name, moved at each step, colour
+    lanes: list[tuple[str, list[str]]]  # name, and what happens at each step: a key of _COLOURS
     n: int
     label_w: float
     cell: float
@@ -216,46 +214,43 @@ def _strip(trace: Trace, n: int) -> _Strip:
     lanes = []
     for k, o in enumerate(trace.call.operands):
         if not o.in_hbm:
-            lanes.append((o.name, moved(trace, k)[:n], BLUE if o.role == "in" else GREEN))
+            lanes.append((o.name, [state_words(trace, k, s) for s in range(n)]))
     if any(trace.dma_bytes):
-        lanes.append(("own copies", [b > 0 for b in trace.dma_bytes[:n]], PURPLE))
-    label_w = max((len(name) for name, _, _ in lanes), default=4) * 11 * MONO_EM + 14
+        lanes.append(("own copies", ["own copy" if nbytes else "" for nbytes in trace.dma_bytes[:n]]))
+    label_w = max((len(name) for name, _ in lanes), default=4) * 11 * MONO_EM + 14
     return _Strip(lanes, n, label_w, min(22.0, (_PAGE_PX - label_w) / max(1, n)))
 
 
-def _runs(flags: Sequence[bool]) -> Iterator[tuple[bool, int, int]]:
-    """(value, first, length) of every run of equal flags."""
-    first = 0
-    for i in range(1, len(flags) + 1):
-        if i == len(flags) or flags[i] != flags[first]:
-            yield flags[first], first, i - first
-            first = i
-
-
 def _strip_svg(strip: _Strip, trace: Trace, step: int) -> str:
-    marks = []
     cell, x0 = strip.cell, strip.label_w
     gap = 1.5 if cell >= 5 else 0.0
     bottom = _LANE_PX * len(strip.lanes)
-    marks.append(_separators(strip, trace, bottom))
-    for i, (name, flags, colour) in enumerate(strip.lanes):
+    marks = [_separators(strip, trace, bottom)]
+    for i, (name, states) in enumerate(strip.lanes):
         y = _LANE_PX * i + _LANE_PX / 2
-        solid: list[str] = []
-        thin: list[str] = []
-        for on, first, length in _runs(flags):
-            run = f"M{px(x0 + first * cell)} {px(y)}h{px(length * cell - gap)}"
-            (solid if on else thin).append(run)
-        dash = f' stroke-dasharray="{cell - gap:.2f} {gap:.2f}"' if gap else ""
         marks.append(svg_text(0, y + 4, name, 11))
-        marks.append(f'<path d="{"".join(thin)}" stroke="{ORANGE}" stroke-width="3"{dash}/>')
-        marks.append(f'<path d="{"".join(solid)}" stroke="{colour}" stroke-width="13"{dash}/>')
-    cursor_w = max(cell - gap, 2.0)
+        marks.append(_lane_svg(states, x0, y, cell, gap))
     marks.append(
-        f'<rect data-k="c" x="{px(x0 + step * cell - 1)}" y="-1" width="{px(cursor_w + 2)}" height="{px(bottom + 2)}" '
-        f'fill="none" stroke="{INK}" stroke-width="1.5" rx="2"/>'
+        f'<rect data-k="c" x="{px(x0 + step * cell - 1)}" y="-1" width="{px(max(cell - gap, 2.0) + 2)}" '
+        f'height="{px(bottom + 2)}" fill="none" stroke="{INK}" stroke-width="1.5" rx="2"/>'
     )
-    marks.append(_ticks(strip, bottom + 13))
-    return "".join(marks)
+    return "".join(marks) + _ticks(strip, bottom + 13)
+
+
+def _lane_svg(states: list[str], x0: float, y: float, cell: float, gap: float) -> str:
+    """One path per colour; dashes cut a run of equal cells into its steps."""
+    runs: dict[str, list[str]] = {}
+    first = 0
+    for state, group in itertools.groupby(states):
+        length = len(list(group))
+        runs.setdefault(state, []).append(f"M{px(x0 + first * cell)} {px(y)}h{px(length * cell - gap)}")
+        first += length
+    dash = f' stroke-dasharray="{cell - gap:.2f} {gap:.2f}"' if gap else ""
+    return "".join(
+        f'<path d="{"".join(run)}" stroke="{_COLOURS[state]}" stroke-width="{3 if state == "kept" else 13}"{dash}/>'
+        for state, run in runs.items()
+        if state
+    )
 
 
 def _separators(strip: _Strip, trace: Trace, bottom: float) -> str:
@@ -279,19 +274,22 @@ def _ticks(strip: _Strip, y: float) -> str:
     return f'{marks[0]}<g font-size="10" fill="{MUTED}" text-anchor="middle">{"".join(marks[1:])}</g>'
 
 
-_LEGEND = (
-    (BLUE, 10, "fetched from HBM before the step"),
-    (ORANGE, 3, "kept in VMEM"),
-    (GREEN, 10, "written back to HBM after the step"),
-    (TINT, 10, "visited before"),
-)
+_LEGEND = {
+    "fetched": (BLUE, 10, "fetched from HBM before the step"),
+    "kept": (ORANGE, 3, "kept in VMEM"),
+    "written back": (GREEN, 10, "written back to HBM after the step"),
+    "out of range": (VERMILION, 10, "out of range"),
+    "own copy": (PURPLE, 10, "copied by the kernel itself"),
+    "visited": (TINT, 10, "visited before"),
+}
 
 
-def _legend(width: float, own_copies: bool) -> tuple[str, float]:
+def _legend(strip: _Strip, width: float) -> tuple[str, float]:
     """The colours in words, over as many lines as it takes; (SVG, height)."""
+    used = {"visited"}.union(*(states for _, states in strip.lanes))
     x, y = 0.0, 0.0
     marks: list[str] = []
-    for colour, height, words in (*_LEGEND, *([(PURPLE, 10, "copied by the kernel itself")] if own_copies else [])):
+    for colour, height, words in (entry for state, entry in _LEGEND.items() if state in used):
         w = 15 + len(words) * 11 * SANS_EM + 4
         if x and x + w > width:
             x, y = 0.0, y + 17
@@ -322,7 +320,7 @@ def _drawing(trace: Trace, step: int = 0) -> _Drawing:
     strip = _strip(trace, n)
     name, about = trace.call.name, title_words(trace.call)
     width = max(width, strip.w, len(name) * 15 * MONO_EM + 12, len(about) * 12 * SANS_EM, 420.0)
-    legend, legend_h = _legend(width, own_copies=any(trace.dma_bytes))
+    legend, legend_h = _legend(strip, width)
     head = svg_text(0, 15, name, 15, INK, "", BOLD) + svg_text(0, 34, about, 12, MUTED, SANS)
     if trace.n > n:
         more = f"the first {n} of {trace.n:,} steps"
@@ -335,7 +333,7 @@ def _drawing(trace: Trace, step: int = 0) -> _Drawing:
     body.append(f'<g transform="translate(0,{px(y)})">{legend}</g>')
     w, h = width + 2 * _MARGIN, y + legend_h + 2 * _MARGIN - 4
     marks = f'<g transform="translate({px(_MARGIN)},{px(_MARGIN - 2)})">{"".join(body)}</g>'
-    return _Drawing(paper(w, h, marks), panels, strip)
+    return _Drawing(card(w, h, marks), panels, strip)
 
 
 def alt_words(trace: Trace, step: int = 0) -> str:
@@ -456,8 +454,9 @@ function start(root) {
   ui.style.cssText = "font:13px system-ui,sans-serif;margin:8px 0 4px;max-width:" + svg.getAttribute("width") + "px";
   ui.innerHTML = '<div style="display:flex;gap:8px;align-items:center"><button type="button" ' +
     'aria-label="previous step">&#9664;</button><input type="range" min="0" aria-label="grid step" ' +
-    'style="flex:1;min-width:80px"><button type="button" aria-label="next step">&#9654;</button><button type="button" ' +
-    'style="min-width:5em">play</button></div><div role="status" style="min-height:2.6em;margin:4px 2px"></div>';
+    'style="flex:1;min-width:80px"><button type="button" aria-label="next step">&#9654;</button>' +
+    '<button type="button" style="min-width:5em">play</button></div>' +
+    '<div role="status" style="min-height:2.6em;margin:4px 2px"></div>';
   const [prev, next, play] = ui.querySelectorAll("button"), range = ui.querySelector("input");
   const status = ui.querySelector("[role=status]"), cursor = svg.querySelector('[data-k="c"]');
   const panels = D.p.map((p, q) => { const g = svg.querySelector('[data-p="' + q + '"]'), e = {};
@@ -478,9 +477,11 @@ function start(root) {
       e.w.textContent = word; e.b.textContent = tuple(b);
       say += q ? p.n + " block " + tuple(b) + " " + word : word + ", grid index " + tuple(b) });
     if (cursor) cursor.setAttribute("x", (D.x + k * D.c).toFixed(1));
-    status.textContent = say; svg.setAttribute("aria-label", say); range.setAttribute("aria-valuetext", say.split(":")[0])
+    status.textContent = say; svg.setAttribute("aria-label", say);
+    range.setAttribute("aria-valuetext", say.split(":")[0])
   }
-  function stop() { clearInterval(timer); timer = 0; play.textContent = "play"; status.setAttribute("aria-live", "polite") }
+  function stop() {
+    clearInterval(timer); timer = 0; play.textContent = "play"; status.setAttribute("aria-live", "polite") }
   const turn = k => { stop(); go(k) };
   range.oninput = () => turn(+range.value); prev.onclick = () => turn(+range.value - 1);
   next.onclick = () => turn(+range.value + 1);
@@ -513,7 +514,7 @@ def _status_map(operand: Operand) -> Map:
 
 
 def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
-    """The blocks of an output, right ones tinted, wrong ones crossed. status: block -> "ok" or what is wrong with it."""
+    """The blocks of an output: right ones tinted, wrong ones crossed. status: block -> "ok" or what is wrong."""
     m = _status_map(operand)
     right = [b for b, word in status.items() if word == "ok"]
     wrong = [b for b, word in status.items() if word != "ok"]
@@ -529,7 +530,7 @@ def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
     note = f"{operand.name}: {len(wrong)} of {plural(len(status), 'block')} wrong"
     w, h = max(m.w, len(note) * 12 * MONO_EM) + 24, m.h + 46
     drawn = f'<g transform="translate(0,32)">{"".join(marks)}</g>'
-    return paper(w, h, f'<g transform="translate(12,0)">{svg_text(0, 20, note, 12)}{drawn}</g>')
+    return card(w, h, f'<g transform="translate(12,0)">{svg_text(0, 20, note, 12)}{drawn}</g>')
 
 
 def _crosses(m: Map, blocks: Iterable[Block]) -> str:

@@ -40,6 +40,8 @@ class Buffer:
 
     def __init__(self, name: str, values: np.ndarray, space: str, role: str, written: bool):
         self.name, self.space, self.role = name, space, role
+        self.written: np.ndarray | None
+        self.writer: np.ndarray | None
         self.values = np.ascontiguousarray(values).reshape(np.shape(values))
         self.written = None if written else np.zeros(self.values.shape, bool)
         self.writer = np.full(self.values.shape, -1, np.int32) if role in ("out", "scratch") else None
@@ -103,8 +105,8 @@ class Trace:
 
     call: Call
     steps: list[tuple[int, ...]]
-    blocks: list[list[tuple[int, ...] | None]]
-    starts: list[list[tuple[int, ...] | None]]
+    blocks: list[list[Any]]  # tuples of int; None where the operand stays in HBM
+    starts: list[list[Any]]
     fetched: list[list[bool]]
     flushed: list[list[bool]]
     outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
@@ -235,7 +237,8 @@ _SILENT = frozenset(
 class _Machine:
     def __init__(self, call: Call, detail: bool):
         self.call, self.detail = call, detail
-        self.step, self.index = 0, ()
+        self.step = 0
+        self.index: tuple[int, ...] = ()
         self.visit_start = 0
         self.events: list[Event] = []
         self.incidents: list[Incident] = []
@@ -393,7 +396,7 @@ class _Machine:
         return value
 
     def _note_load(self, ref: Buffer, place: _Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
-        known = place.get(ref.written)
+        known = place.get(np.asarray(ref.written))
         if mask is not None:
             known = known | ~np.asarray(mask, bool)
         missing = int(value.size - np.count_nonzero(known))
@@ -401,7 +404,7 @@ class _Machine:
             kind = "padding" if ref.role == "in" else "stale" if ref.left_at >= 0 else "unwritten"
             self.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
         elif ref.role == "scratch" and value.size and ref.space != "semaphore":
-            newest = int(np.max(place.get(ref.writer)))
+            newest = int(np.max(place.get(np.asarray(ref.writer))))
             if 0 <= newest < self.visit_start:
                 self.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
 
@@ -532,12 +535,14 @@ class _Machine:
         here = self.locate(source, source_transforms, "copies from", eqn)
         there = self.locate(target, target_transforms, "copies to", eqn)
         value = np.array(here.get(source.values))
-        known = True if source.written is None else np.array(here.get(source.written))
+        known: Any = True if source.written is None else np.array(here.get(source.written))
         shape = np.shape(there.get(target.values))
         value = value.reshape(shape)
+        if known is not True:
+            known = known.reshape(shape)
         if eqn.params.get("add"):
             value = np.asarray(there.get(target.values)) + value
-        self._put(target, there, value, known if known is True else known.reshape(shape))
+        self._put(target, there, value, known)
         if "hbm" in (source.space, target.space) or "any" in (source.space, target.space):
             self.dma_bytes += value.nbytes
         if self.detail:
@@ -632,7 +637,7 @@ def _changes(blocks: list[Any]) -> list[bool]:
 
 def _plan(machine: _Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool]]]:
     call = machine.call
-    steps = list(np.ndindex(*call.grid)) if call.grid else [()]
+    steps: list[tuple[int, ...]] = list(np.ndindex(*call.grid)) if call.grid else [()]
     n = len(steps)
     blocks: list[list[Any]] = []
     starts: list[list[Any]] = []
@@ -780,6 +785,8 @@ class _Execution:
         o = self.t.call.operands[k]
         full, local, _ = _region(o, self.t.starts[k][s])
         block, target = self.local[k], self.hbm[k]
+        assert block.written is not None, "an output block arrives unwritten"
+        assert block.writer is not None, "an output block has writers"
         written = block.written.reshape(o.block)[local]
         target.values[full] = block.values.reshape(o.block)[local]
         if target.written is not None:
@@ -799,7 +806,7 @@ class _Execution:
                 t.state[j] = np.full(self.hbm[k].shape, WRITTEN, np.int8)
                 if written is not None:
                     t.state[j] = np.where(written, WRITTEN, NOT_VISITED).astype(np.int8)
-                t.writer[j] = self.hbm[k].writer
+                t.writer[j] = np.asarray(self.hbm[k].writer)
         t.outputs = [self.hbm[k].values for k in self.outs]
         t.events = self.m.events
 

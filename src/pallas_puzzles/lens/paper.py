@@ -157,7 +157,7 @@ class Map:
             x, y = self.origin(g)
             down, along = divmod(g, self.across)
             if self.above:
-                marks.append(svg_text(x, y - 3, f"[{self._label(g)}]", _LABEL_SIZE, MUTED))
+                marks.append(svg_text(x, y - 3, self._label(g), _LABEL_SIZE, MUTED))
             elif self.top and down == 0:
                 marks.append(svg_text(x, y - 3, self._top_labels()[along], _LABEL_SIZE, MUTED))
             if self.left and along == 0:
@@ -266,7 +266,7 @@ def svg_text(x: float, y: float, words: str, size: float, colour: str = INK, fam
     )
 
 
-def paper(w: float, h: float, marks: str) -> str:
+def card(w: float, h: float, marks: str) -> str:
     """A standalone SVG on a white card, so that it can be read on a dark page. (0, 0) of the marks is its corner."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {px(w)} {px(h)}" width="{px(w)}" height="{px(h)}" '
