@@ -74,10 +74,9 @@ def test_a_skeleton_tells_what_it_is_given(puzzle: Puzzle) -> None:
 
 @each_book
 def test_names_do_not_collide(book: Notebook) -> None:
-    defined = Counter[str]()
-    for cell in book.cells:
-        if cell.kind == "code":
-            defined.update(functions(cell.source))
+    cells = [ast.parse(cell.source).body for cell in book.cells if cell.kind == "code"]
+    defined = Counter(node.name for body in cells for node in body if isinstance(node, ast.FunctionDef))
+    assert defined
     twice = [name for name, count in defined.items() if count > 1]
     assert not twice, f"defined twice in {book.name}: {twice}"
 
@@ -127,13 +126,41 @@ def test_the_solutions_fill_the_holes_in_order(book: Notebook) -> None:
     assert defined == [hole for puzzle in book.puzzles for hole in puzzle.holes]
 
 
+def solved(puzzle: Puzzle) -> Verdict:
+    return curriculum.run(puzzle.id, overlay=puzzle.path.parents[1] / "solutions" / f"{puzzle.notebook}.py")
+
+
 @each_puzzle
-def test_the_solution_passes(puzzle: Puzzle) -> None:
-    verdict = curriculum.run(puzzle.id, overlay=puzzle.path.parents[1] / "solutions" / f"{puzzle.notebook}.py")
+def test_the_solution_passes(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch) -> None:
+    # JAX's simulator has its say on every variant, not only on the notebook's own example
+    monkeypatch.setattr(judge, "collecting", functools.partial(judge.collecting, thorough=True))
+    verdict = solved(puzzle)
     assert verdict, str(verdict)
     assert verdict.status == "passed"
     assert verdict.gained, "a pass says what was gained"
     assert not verdict.findings
+    assert not verdict.notes, "no solution is beyond the lens"
+
+
+@pytest.mark.skipif(jax.default_backend() != "tpu", reason="needs a TPU: the solutions run compiled there")
+@each_puzzle
+def test_the_solution_runs_compiled(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def recorded(name: str, fn: Callable, spec: Callable, *inputs: Any, **options: Any) -> Verdict:
+        calls.append((fn, spec, [Case(inputs, {}), *options.get("variants", ())]))
+        return judge.check(name, fn, spec, *inputs, **options)
+
+    monkeypatch.setattr(pallas_puzzles, "check", recorded)
+    assert solved(puzzle)
+    ((fn, spec, cases),) = calls
+    for case in cases:
+        args = draw(case.inputs, np.random.default_rng(0))
+        outputs = jax.tree.map(np.asarray, fn(*map(jnp.asarray, args), **case.blocks))
+        with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
+            want = jax.tree.map(np.asarray, spec(*map(jnp.asarray, args)))
+        findings = diagnose(Run([], outputs, [], [], []), want).findings
+        assert not findings, findings[0].cause
 
 
 # ---- wrong answers ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import inspect
 import secrets
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -135,13 +136,15 @@ def _untouched(known: Any, fn: Any, caller_globals: dict[str, Any]) -> list[str]
     for name, pristine in curriculum.pristine_code(known).items():
         found = next((space[name] for space in spaces if name in space), None)
         code = getattr(inspect.unwrap(found) if callable(found) else found, "__code__", None)
-        if code is not None and (code.co_code, code.co_consts, code.co_names) == (
-            pristine.co_code,
-            pristine.co_consts,
-            pristine.co_names,
-        ):
+        if code is not None and _program(code) == _program(pristine):
             still_open.append(name)
     return still_open
+
+
+def _program(code: types.CodeType) -> tuple[Any, ...]:
+    """What a code object does, whatever file and line it stands in."""
+    consts = tuple(_program(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    return code.co_code, code.co_names, consts
 
 
 # --- the judgement ---------------------------------------------------------------------------------------------------

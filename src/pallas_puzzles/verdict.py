@@ -1,8 +1,8 @@
-"""What a check found, as a value, as text for a terminal and as HTML for a notebook."""
+"""What a check found: as a value, as text for a terminal, as a card for a notebook, as JSON."""
 
-import base64
 import dataclasses
 import html
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .lens.draw import Displayed, running_shell, tile_map_html
+from .lens.words import human_bytes, plain, plural, tile_map_text, times
+
 if TYPE_CHECKING:
     from .lens.capture import Operand, SourceLine
     from .lens.diagnose import Finding
     from .lens.machine import Figures
 
-MAX_LINES = 24
-WIDTH = 100
+__all__ = ["TileMap", "Verdict", "emit", "gained", "human_bytes"]
+
+MAX_LINES, MAX_COLUMNS = 24, 100
 _WORDS = {"passed": "Passed", "failed": "Not yet", "error": "Not yet", "unsolved": "Not solved yet"}
-# Okabe-Ito: told apart by everyone; the word says the same.
-_COLOURS = {"passed": "#009E73", "failed": "#D55E00", "error": "#D55E00", "unsolved": "#767676"}
+# Okabe and Ito's green and vermilion, darkened until white letters on them can be read
+_COLOURS = {"passed": "#00795A", "failed": "#B84A00", "error": "#B84A00", "unsolved": "#59636E"}
 
 
 @dataclasses.dataclass
@@ -31,15 +35,25 @@ class TileMap:
 
     @property
     def wrong(self) -> list[tuple[int, ...]]:
-        return [t for t, s in self.status.items() if s != "ok"]
+        return [block for block, word in self.status.items() if word != "ok"]
 
 
-@dataclasses.dataclass
-class Verdict:
-    """The outcome of a check; true when it passed. `traceback` holds the full one when code raised.
+class Traceback(str):
+    """A string that shows itself as it would print."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Verdict(Displayed):
+    """The outcome of a check; true when it passed.
 
     status: "unsolved", "passed", "failed" (wrong, or over its budget) or "error" (the reader's code raised).
-    findings: the most likely cause first.
+    findings: the likeliest cause first. gained: what a right answer costs, in a line. next: where to look next.
+    traceback: the full one when code raised, else "".
     """
 
     puzzle: str
@@ -53,19 +67,25 @@ class Verdict:
     figures: "list[Figures]" = dataclasses.field(default_factory=list)
     traceback: str = ""
 
+    def __post_init__(self) -> None:
+        self.traceback = Traceback(self.traceback)
+
     def __bool__(self) -> bool:
         return self.status == "passed"
 
     def __str__(self) -> str:
-        return "\n".join(_text_lines(self))
+        return "\n".join(line for _, line in _text(self))
 
     __repr__ = __str__
 
+    def __rich__(self) -> Any:
+        """The text with a little colour."""
+        from rich.text import Text
+
+        return Text("\n").join(Text(line, style=_style(self, role)) for role, line in _text(self))
+
     def _repr_html_(self) -> str:
         return _card(self)
-
-    def _ipython_display_(self) -> None:
-        _display_once(self)
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data with stable keys, for programs."""
@@ -82,119 +102,162 @@ class Verdict:
         }
 
 
-def human_bytes(count: float) -> str:
-    """1536 -> '1.5 KiB'."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
-
-
 def gained(figures: "Sequence[Figures]") -> str:
-    """One line on what a right answer costs: bytes, steps, intensity."""
+    """One line on what an answer costs, over all of its pallas_calls: bytes, steps, VMEM, intensity."""
     if not figures:
         return ""
     hbm, once = sum(f.hbm_bytes for f in figures), sum(f.once_bytes for f in figures)
-    steps, flops = sum(f.steps for f in figures), sum(f.flops for f in figures)
-    text = f"It moves {human_bytes(hbm)} between HBM and VMEM in {steps} step{'s' if steps != 1 else ''}"
-    if once and hbm != once:
-        text += f", {hbm / once:.2g} times the arrays themselves"
-    return text + (f"; {flops / hbm:.2g} FLOP per byte." if flops and hbm else ".")
+    flops, vmem = sum(f.flops for f in figures), max(f.vmem_bytes for f in figures)
+    who = "It moves" if len(figures) == 1 else f"Its {len(figures)} pallas_calls move"
+    ratio = f" ({times(hbm / once)} the arrays)" if once else ""
+    words = f"{who} {human_bytes(hbm)}{ratio} between HBM and VMEM in {plural(sum(f.steps for f in figures), 'step')}"
+    words += f", and {'holds' if len(figures) == 1 else 'hold at most'} {human_bytes(vmem)} of VMEM"
+    return words + (f"; {flops / hbm:.3g} FLOP per byte." if flops and hbm else ".")
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
+Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
 
-def _text_lines(v: Verdict) -> list[str]:
-    lines = [v.headline]
+
+def _text(v: Verdict) -> Lines:
+    """At most a screen. Where not everything fits, what matters least is left out; the order stays."""
+    sections = _sections(v)
+    room = MAX_LINES
+    kept = set()
+    for i, (_, lines) in sorted(enumerate(sections), key=lambda pair: pair[1][0]):
+        if len(lines) <= room:
+            kept.add(i)
+            room -= len(lines)
+    chosen = [line for i, (_, lines) in enumerate(sections) if i in kept for line in lines]
+    first = next((i for i, (role, _) in enumerate(chosen) if role in ("note", "figures", "next")), None)
+    if first and v.findings and room:
+        chosen.insert(first, ("", ""))
+    return chosen
+
+
+def _sections(v: Verdict) -> list[tuple[int, Lines]]:
+    """(rank, lines) from top to bottom; rank 0 matters most."""
+    sections = [(0, _wrapped(v.headline, "headline", "", most=2))]
     for i, finding in enumerate(v.findings[:3]):
-        room = MAX_LINES - len(lines) - 2 - len(v.notes)
-        block = _finding_lines(finding, first=i == 0)
-        if len(block) > room:
-            break
-        lines += ["", *block]
-    for extra in (v.gained, v.next, *v.notes):
-        if extra:
-            lines += textwrap.wrap(extra, WIDTH, initial_indent="  ", subsequent_indent="  ")
-    return lines[:MAX_LINES]
+        start = "" if i == 0 else "Also: "
+        cause = [("", ""), *_wrapped(start + _sentence(finding.cause), "cause" if i == 0 else "also", "  ", most=6)]
+        sections.append((0 if i == 0 else 3 + 2 * i, cause))
+        if finding.line is not None:
+            sections.append(
+                (1 if i == 0 else 4 + 2 * i, [("line", _clip(f"    {finding.line}   {finding.line.text}"))])
+            )
+        if i == 0:
+            items = [_wrapped(item, "evidence", "  - ", most=3) for item in finding.evidence]
+            sections += [(3 if n == 0 else 4, item) for n, item in enumerate(items[:4])]
+            sections.append((9, _tiles_text(v.tiles)))
+    if len(v.findings) > 3:
+        sections.append((8, [("also", f"  and {plural(len(v.findings) - 3, 'more finding')}")]))
+    sections += [(2, _wrapped(note, "note", "  ", most=3)) for note in v.notes[:3]]
+    sections.append((2 if v else 10, _wrapped(v.gained or _cost(v), "figures", "  ", most=2)))
+    sections.append((1, _wrapped(v.next, "next", "  ", most=2)))
+    if v.traceback:
+        sections.append((2, [("note", "  The full traceback is one call away: print(verdict.traceback).")]))
+    return sections
 
 
-def _finding_lines(finding: "Finding", *, first: bool) -> list[str]:
-    cause = finding.cause if first else f"Also: {finding.cause}"
-    lines = textwrap.wrap(_capital(cause), WIDTH, initial_indent="  ", subsequent_indent="  ")
-    if finding.line is not None:
-        lines.append(_clip(f"    {finding.line}   {finding.line.text}"))
-    for item in finding.evidence[: 4 if first else 1]:
-        lines += textwrap.wrap(item, WIDTH, initial_indent="  - ", subsequent_indent="    ")[:3]
-    return lines
+def _wrapped(words: str, role: str, indent: str, most: int) -> Lines:
+    if not words:
+        return []
+    lines = textwrap.wrap(words, MAX_COLUMNS, initial_indent=indent, subsequent_indent=" " * len(indent))
+    if len(lines) > most:
+        lines = [*lines[: most - 1], _clip(f"{lines[most - 1]} ...")]
+    return [(role, line) for line in lines]
 
 
 def _clip(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
+    return line if len(line) <= MAX_COLUMNS else f"{line[: MAX_COLUMNS - 3]}..."
 
 
-def _capital(text: str) -> str:
-    """A sentence's capital, unless it starts with a name of the reader's (x_ref, acc_ref)."""
-    word = text.split(" ", 1)[0]
-    return text if "_" in word or "." in word else text[:1].upper() + text[1:]
+def _sentence(words: str) -> str:
+    """With a capital, unless it starts with a name of the reader's (x_ref, jnp.dot)."""
+    word = words.split(" ", 1)[0]
+    return words if "_" in word or "." in word.rstrip(".,:") else words[:1].upper() + words[1:]
+
+
+def _tiles_text(tiles: TileMap | None) -> Lines:
+    some_right = tiles is not None and "ok" in tiles.status.values()
+    lines = tile_map_text(tiles.status) if tiles is not None and some_right else []
+    return [("tiles", f"    {line}") for line in lines]
+
+
+def _cost(v: Verdict) -> str:
+    """The figures of an answer that did not pass, unless the findings are about nothing else."""
+    return "" if any(f.kind == "budget" for f in v.findings) else gained(v.figures)
+
+
+def _style(v: Verdict, role: str) -> str:
+    headline = {"passed": "bold green", "unsolved": "bold"}.get(v.status, "bold yellow")
+    return {"headline": headline, "cause": "bold", "line": "cyan", "next": "bold"}.get(role, "")
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
+
+_SHOWN_EVIDENCE, _SHOWN_FINDINGS, _LONGEST_TRACEBACK = 3, 3, 20_000
+_MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
+_MUTED = "opacity:.8;font-size:92%;margin-top:6px"
 
 
 def _card(v: Verdict) -> str:
     colour = _COLOURS[v.status]
     parts = [
-        f'<div style="border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:62em;line-height:1.45">',
-        f'<div><b style="color:{colour}">{_WORDS[v.status]}</b> &nbsp;{html.escape(v.headline)}</div>',
+        f'<span style="background:{colour};color:#fff;border-radius:9px;padding:1px 9px;font-weight:600;'
+        f'margin-right:8px">{_WORDS[v.status]}</span><b>{html.escape(v.headline)}</b>'
     ]
-    parts += [_finding_html(f, first=i == 0) for i, f in enumerate(v.findings[:3])]
+    parts += [_finding_html(f, first=i == 0) for i, f in enumerate(v.findings[:_SHOWN_FINDINGS])]
+    rest = v.findings[_SHOWN_FINDINGS:]
+    if rest:
+        parts.append(_folded(plural(len(rest), "more finding"), "".join(_finding_html(f, first=False) for f in rest)))
     if v.tiles is not None and v.tiles.wrong and len(v.tiles.status) > 1:
-        parts.append(_tiles_html(v.tiles))
-    for text in (v.gained, *v.notes):
-        if text:
-            parts.append(f'<div style="margin-top:4px">{html.escape(text)}</div>')
-    if v.next:
-        parts.append(f'<div style="margin-top:4px"><b>{html.escape(v.next)}</b></div>')
-    return "".join(parts) + "</div>"
+        parts.append(f'<div style="margin-top:8px">{tile_map_html(v.tiles.operand, v.tiles.status)}</div>')
+    parts += [_line_html(note, _MUTED) for note in v.notes]
+    parts.append(_line_html(v.gained or _cost(v), "margin-top:6px" if v else _MUTED))
+    parts.append(_line_html(v.next, "margin-top:6px;font-weight:600"))
+    if v.traceback:
+        shown = v.traceback if len(v.traceback) <= _LONGEST_TRACEBACK else f"... {v.traceback[-_LONGEST_TRACEBACK:]}"
+        pre = f'<pre style="white-space:pre-wrap;font-size:85%">{html.escape(shown)}</pre>'
+        parts.append(_folded("the full traceback", pre))
+    return (
+        f'<div style="border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:60em;line-height:1.45">'
+        f"{''.join(parts)}</div>"
+    )
+
+
+def _line_html(words: str, style: str) -> str:
+    return f'<div style="{style}">{html.escape(words)}</div>' if words else ""
 
 
 def _finding_html(finding: "Finding", *, first: bool) -> str:
-    cause = html.escape(_capital(finding.cause))
-    weight = "font-weight:600" if first else "opacity:.85"
-    lead = "" if first else "Also: "
-    out = f'<div style="margin-top:8px;{weight}">{lead}{cause}</div>'
+    cause = html.escape(_sentence(finding.cause))
+    words = f"<b>{cause}</b>" if first else f"Also: {cause}"
+    items = [f"<li>{html.escape(item)}</li>" for item in finding.evidence]
+    shown = items[: _SHOWN_EVIDENCE if first else 1]
+    parts = [f'<div style="margin-top:8px">{words}</div>']
     if finding.line is not None:
-        out += _line_html(finding.line)
-    items = [f"<li>{html.escape(e)}</li>" for e in finding.evidence]
-    if items and first:
-        out += f'<ul style="margin:4px 0 0 0">{"".join(items[:2])}</ul>'
-        if len(items) > 2:
-            out += f"<details><summary>more</summary><ul>{''.join(items[2:])}</ul></details>"
-    return out
+        parts.append(_source_html(finding.line))
+    if shown:
+        parts.append(f'<ul style="margin:4px 0 0;padding-left:1.6em">{"".join(shown)}</ul>')
+    if len(items) > len(shown):
+        left = items[len(shown) :]
+        parts.append(_folded(f"{len(left)} more", f'<ul style="margin:0;padding-left:1.6em">{"".join(left)}</ul>'))
+    return "".join(parts)
 
 
-def _line_html(line: "SourceLine") -> str:
-    code = f"<code>{html.escape(line.text)}</code>" if line.text else ""
+def _source_html(line: "SourceLine") -> str:
     return (
-        f'<div style="margin:4px 0 0 1em"><code style="opacity:.7">{html.escape(str(line))}</code> &nbsp;{code}</div>'
+        f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;overflow-x:auto;'
+        f'white-space:pre;{_MONO};font-size:92%"><span style="opacity:.75">{html.escape(str(line))}</span>   '
+        f"{html.escape(line.text)}</div>"
     )
 
 
-def _tiles_html(tiles: TileMap) -> str:
-    from .lens.draw import tile_map_svg
-
-    svg = tile_map_svg(tiles.operand, tiles.status)
-    source = base64.b64encode(svg.encode()).decode()
-    wrong = tiles.wrong
-    named = ", ".join(map(str, wrong[:20])) + (" and more" if len(wrong) > 20 else "")
-    alt = html.escape(f"{tiles.operand.name}: wrong blocks {named}")
-    caption = f"{html.escape(tiles.operand.name)}, block by block: crossed ones are wrong"
-    return (
-        f'<div style="margin-top:8px"><img alt="{alt}" src="data:image/svg+xml;base64,{source}">'
-        f'<div style="font-size:85%;opacity:.8">{caption}</div></div>'
-    )
+def _folded(summary: str, body: str) -> str:
+    return f'<details style="margin-top:4px"><summary>{summary}</summary>{body}</details>'
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -202,7 +265,7 @@ def _tiles_html(tiles: TileMap) -> str:
 
 def _plain(value: Any) -> Any:
     """Tuples and NumPy numbers as what JSON knows."""
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple | list):
         return [_plain(x) for x in value]
     return value.item() if isinstance(value, np.generic) else value
 
@@ -222,17 +285,17 @@ def _finding_json(f: "Finding") -> dict[str, Any]:
 
 
 def _figures_json(f: "Figures") -> dict[str, Any]:
+    numbers = ("steps", "hbm_bytes", "once_bytes", "vmem_bytes", "flops", "transcendentals", "intensity")
     return {
         "name": f.name,
-        "steps": f.steps,
-        "hbm_bytes": f.hbm_bytes,
-        "once_bytes": f.once_bytes,
-        "vmem_bytes": f.vmem_bytes,
-        "flops": f.flops,
-        "transcendentals": f.transcendentals,
-        "intensity": f.intensity,
+        **{name: _plain(getattr(f, name)) for name in numbers},
         "operands": [
-            {"name": r.operand.name, "moves": r.moves, "hbm_bytes": r.hbm_bytes, "vmem_bytes": r.vmem_bytes}
+            {
+                "name": r.operand.name,
+                "moves": _plain(r.moves),
+                "hbm_bytes": _plain(r.hbm_bytes),
+                "vmem_bytes": _plain(r.vmem_bytes),
+            }
             for r in f.operands
         ],
     }
@@ -240,53 +303,26 @@ def _figures_json(f: "Figures") -> dict[str, Any]:
 
 # --- display ---------------------------------------------------------------------------------------------------------
 
-_shown_in: dict[int, int] = {}  # id of what was displayed -> the IPython execution in which it was
-
 
 def emit(thing: Any) -> Any:
-    """Displays a verdict or a picture once, at once, and returns it.
+    """Displays a verdict or a picture at once, and returns it.
 
-    In IPython it is displayed as HTML; being the last expression of the same cell does not display it twice. In a
-    terminal its text is printed.
+    In IPython, being the last expression of the same cell does not display it twice. Outside of IPython its text is
+    printed, with a little colour where stdout is a terminal.
     """
-    shell = _ipython()
-    if shell is None:
-        _print(str(thing))
-        return thing
-    from IPython.display import HTML, display
-
-    if hasattr(thing, "widget") and thing.widget is not None:
-        display(thing.widget)
-    elif _has_frontend(shell):
-        display(HTML(thing._repr_html_()))
+    shell = running_shell()
+    if shell is not None:
+        thing.display()
+        thing._emitted_at = shell.execution_count
+    elif sys.stdout.isatty() and hasattr(thing, "__rich__"):
+        _print_in_colour(thing)
     else:
-        _print(str(thing))
-    _shown_in.clear()
-    _shown_in[id(thing)] = shell.execution_count
+        print(plain(str(thing), sys.stdout.encoding))
     return thing
 
 
-def _display_once(thing: Any) -> None:
-    """IPython's display hook for what `emit` may already have shown in this cell."""
-    shell = _ipython()
-    if shell is not None and _shown_in.get(id(thing)) == shell.execution_count:
-        return
-    emit(thing)
+def _print_in_colour(thing: Any) -> None:
+    from rich.console import Console
 
-
-def _ipython() -> Any:
-    if "IPython" not in sys.modules:
-        return None
-    from IPython import get_ipython
-
-    return get_ipython()
-
-
-def _has_frontend(shell: Any) -> bool:
-    """A notebook, rather than IPython in a terminal."""
-    return hasattr(shell, "kernel")
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
+    width = shutil.get_terminal_size().columns
+    Console(highlight=False, width=max(width, MAX_COLUMNS)).print(thing, soft_wrap=True)

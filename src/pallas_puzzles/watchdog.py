@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from .lens.capture import SourceLine
 
 _POLL_S = 0.005
-_UNWINDING_S = 0.5, 0.5, 0.02  # how long the reader's `finally` may take before the block is stopped once more
+_UNWINDING_S = 0.5  # how long the reader's `finally` may take before the block is stopped once more
 _PATIENCE_S = 0.25  # how long to wait for the loop to come back into the reader's own code
 _LAST_S = 2.0  # after this, anywhere will do
-# An exception that arrives while one of these is at work would leave a context half undone.
-_FRAGILE = {"__enter__", "__exit__", "__del__"}
+# An exception that arrives while one of these is at work leaves a context half undone, or is lost: `remove` and `_remove`
+# are what the standard library's weak sets and dictionaries call when something dies.
+_FRAGILE = {"__enter__", "__exit__", "__del__", "remove", "_remove"}
 _OUR_DIR = os.path.dirname(os.path.abspath(__file__))
 _LIBRARY_DIRS = tuple(
     form(path) + os.sep
@@ -60,6 +61,8 @@ class time_limit:
         self._wake = threading.Event()  # set: the block is over, or has to be
         self._over = False
         self._planted = False
+        self._arrivals = 0
+        self._insisting = False
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
@@ -77,14 +80,14 @@ class time_limit:
             self._over = True
             if self._planted:
                 plant(self._thread, None)
+        if self._insisting:
+            sys.settrace(None)
         self._wake.set()
         self._outside = None
 
     def _watch(self) -> None:
         self._wake.wait(self.seconds)
         since = time.monotonic()
-        pauses = iter(_UNWINDING_S)
-        pause = _POLL_S
         while True:
             with self._lock:
                 frame = sys._current_frames().get(self._thread)
@@ -97,8 +100,7 @@ class time_limit:
                     self._planted = True
                     plant(self._thread, self._stop)
                 del frame
-            pause = next(pauses, pause) if planted else _POLL_S
-            time.sleep(pause)
+            time.sleep(_UNWINDING_S if planted else _POLL_S)
 
     def _may_stop(self, frame: FrameType, late_s: float) -> bool:
         if late_s > _LAST_S:
@@ -116,8 +118,27 @@ class time_limit:
     def _arrived(self, frame: FrameType | None) -> None:
         """The exception is being raised, in `frame`; from now on there is nothing left to take back."""
         self._planted = False
+        self._arrivals += 1
         if frame is not None and frame.f_code is _EXIT:  # __exit__ will not get any further
             self._over = True
+        elif self._arrivals > 1:
+            self._insist(frame)
+
+    def _insist(self, frame: FrameType | None) -> None:
+        """The last one was swallowed, by a bare `except:`: has this one raised once more, inside the handler."""
+
+        def trace(at: FrameType, event: str, arg: Any) -> None:
+            if event == "line":
+                sys.settrace(None)
+                self._insisting, self._arrivals = False, 0
+                raise self._stop
+
+        self._insisting = True
+        while frame is not None and frame is not self._outside:
+            if not is_library_file(frame.f_code.co_filename):
+                frame.f_trace = trace
+            frame = frame.f_back
+        sys.settrace(lambda at, event, arg: None)
 
 
 _EXIT: CodeType = time_limit.__exit__.__code__

@@ -813,25 +813,39 @@ class _Blocks:
         slopes = self._slopes(offsets)
         head = f"block {tile} of {self.o.name} is off by the constant {value:+.6g}"
         more = [f"block {t}: off by {v:+.6g}" for t, v in list(offsets.items())[1:4]]
-        per_element = {round(abs(v) / self.o.block[d], 6) for d, v in (slopes or {}).items()}
-        if slopes and len(per_element) == 1:
-            axis = min(slopes)
-            cause = (
-                f"{head}, and the constant grows with the block index along dimension {_axes(slopes)}: a position is "
-                "counted "
-                "from the "
-                f"start of the block, not of the array. Add pl.program_id(...) * {self.o.block[axis]} to it."
-            )
-            return self._finding("local-position", cause, tile, more)
         if slopes:
-            terms = ", ".join(f"{v:+.6g} per block along dimension {d}" for d, v in slopes.items())
-            cause = (
-                f"{head}, and the constant depends on where the block is ({terms}): a program id of the wrong axis is "
-                "used. pl.program_id(d) is the step's index along grid axis d."
-            )
-            return self._finding("local-position", cause, tile, more)
+            return self._finding("local-position", f"{head}, {self._position_words(slopes)}", tile, more)
         cause = f"{head}{_in(statuses[tile][2])}: something is added once too often, or left out."
         return self._finding("offset", cause, tile, more)
+
+    def _position_words(self, slopes: dict[int, float]) -> str:
+        """What kind of position goes wrong, told from how the offset grows from block to block."""
+        sizes = {d: self.o.block[d] for d in slopes}
+        by_block = {round(abs(v) / sizes[d], 5) for d, v in slopes.items()}
+        by_rest = {round(abs(v) / max(1, sizes[d] - 1), 5) for d, v in slopes.items()}
+        if len(by_block) == 1:
+            return (
+                f"and the constant grows with the block index along dimension {_axes(slopes)}: a position is counted "
+                "from "
+                f"the start of the block, not of the array. Add pl.program_id(...) * {sizes[min(slopes)]} to it."
+            )
+        if len(by_rest) == 1:
+            return (
+                "and the constant grows with the block index: pl.program_id counts blocks, not elements. Multiply it "
+                "by the "
+                "size of the block in that dimension before you add it to a position."
+            )
+        terms = ", ".join(f"{v:+.6g} per block along dimension {d}" for d, v in slopes.items())
+        if len({round(abs(v), 5) for v in slopes.values()}) == 1:
+            return (
+                f"and the constant depends on where the block is ({terms}): a program id of the wrong axis is used. "
+                "pl.program_id(d) is the step's index along grid axis d."
+            )
+        return (
+            f"and the constant depends on where the block is ({terms}): a position is computed wrongly. It is the "
+            "program "
+            "id of its axis, times the block size, plus the position inside the block."
+        )
 
     def _slopes(self, offsets: dict[Block, float]) -> dict[int, float] | None:
         """The offset as a linear function of the block index, block 0 being right: {dimension: slope}, or None."""

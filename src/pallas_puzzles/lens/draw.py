@@ -11,7 +11,7 @@ import itertools
 import json
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ from .words import (
     step_words,
     table_rows,
     text_lines,
+    tile_map_words,
     title_words,
     totals_words,
     was_run,
@@ -275,30 +276,33 @@ def _ticks(strip: _Strip, y: float) -> str:
 
 
 _LEGEND = {
-    "fetched": (BLUE, 10, "fetched from HBM before the step"),
-    "kept": (ORANGE, 3, "kept in VMEM"),
-    "written back": (GREEN, 10, "written back to HBM after the step"),
-    "out of range": (VERMILION, 10, "out of range"),
-    "own copy": (PURPLE, 10, "copied by the kernel itself"),
-    "visited": (TINT, 10, "visited before"),
+    "fetched": (BLUE, "■", "fetched from HBM before the step"),
+    "kept": (ORANGE, "━", "kept in VMEM"),
+    "written back": (GREEN, "■", "written back to HBM after the step"),
+    "out of range": (VERMILION, "■", "out of range"),
+    "own copy": (PURPLE, "■", "copied by the kernel itself"),
+    "visited": (TINT, "■", "visited before"),
 }
 
 
 def _legend(strip: _Strip, width: float) -> tuple[str, float]:
-    """The colours in words, over as many lines as it takes; (SVG, height)."""
+    """The colours in words, over as many lines as it takes; (SVG, height).
+
+    A line is one flowing text: how wide its words are is known to the font alone, the estimate only breaks lines.
+    """
     used = {"visited"}.union(*(states for _, states in strip.lanes))
-    x, y = 0.0, 0.0
-    marks: list[str] = []
-    for colour, height, words in (entry for state, entry in _LEGEND.items() if state in used):
-        w = 15 + len(words) * 11 * SANS_EM + 4
-        if x and x + w > width:
-            x, y = 0.0, y + 17
-        marks.append(
-            f'<rect x="{px(x)}" y="{px(y + 5 - height / 2)}" width="10" height="{height}" fill="{colour}"/>'
-            f'<text x="{px(x + 15)}" y="{px(y + 9)}" fill="{MUTED}">{words}</text>'
-        )
-        x += w
-    return f'<g font-size="11" font-family="{SANS}">{"".join(marks)}</g>', y + 14
+    lines: list[str] = []
+    room = 0.0
+    for colour, mark, words in (entry for state, entry in _LEGEND.items() if state in used):
+        w = (len(words) + 4) * 11 * SANS_EM
+        if w > room:
+            lines.append("")
+            room = width
+        dx = f' dx="{18 if lines[-1] else 0}"'
+        lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{words}</tspan>'
+        room -= w
+    texts = "".join(f'<text y="{9 + 17 * i}">{line}</text>' for i, line in enumerate(lines))
+    return f'<g font-size="11" font-family="{SANS}" fill="{MUTED}">{texts}</g>', 17.0 * len(lines) - 3
 
 
 # --- the whole picture as SVG ----------------------------------------------------------------------------------------
@@ -396,11 +400,13 @@ def still_html(trace: Trace, step: int = 0) -> str:
 
 
 def _html_of(trace: Trace) -> str:
-    drawing = _drawing(trace)
+    """The image shows the step half way through, where there is most to see; the script starts at the first."""
+    half = min(trace.n, MAX_DRAWN_STEPS) // 2
+    drawing = _drawing(trace, half)
     uid = f"pp{secrets.token_hex(5)}"
     script = _script(trace, drawing, uid) if trace.n > 1 else ""
     return (
-        f'<div id="{uid}" style="margin:4px 0">{image(drawing.svg, alt_words(trace))}'
+        f'<div id="{uid}" style="margin:4px 0">{image(drawing.svg, alt_words(trace, half))}'
         f"{html_table(trace, figures(trace))}{script}</div>"
     )
 
@@ -509,7 +515,9 @@ _MAX_TOOLTIPS = 400
 def _status_map(operand: Operand) -> Map:
     block = operand.shape if operand.in_hbm else operand.block
     m = Map(even_axes(operand.shape, block))
-    m.scale(min(m.fit(300, 190), 46 / max(1, min(m.rows.block, m.cols.block))))
+    ratio = min(m.fit(300, 190), 46 / max(1, min(m.rows.block, m.cols.block)))
+    most = max(m.rows.count * -(-m.groups // m.across), m.cols.count * m.across)
+    m.scale(ratio, least_block=min(18.0, 300 / most))
     return m
 
 
@@ -552,6 +560,26 @@ def _tooltip(m: Map, block: Block, word: str) -> str:
         f'<rect x="{px(place[0])}" y="{px(place[1])}" width="{px(m.block_w)}" height="{px(m.block_h)}" '
         f'fill="#fff" fill-opacity="0"><title>{tip}</title></rect>'
     )
+
+
+def tile_map_html(operand: Operand, status: Mapping[Block, str]) -> str:
+    """The blocks of an output as an image, its words below; where scripts run, every block has a tooltip."""
+    words = tile_map_words(status)
+    uid = f"pp{secrets.token_hex(5)}"
+    svg = tile_map_svg(operand, status)
+    return (
+        f'<div id="{uid}">{image(svg, f"{operand.name}: {words}")}<script>{_INLINE.replace("@UID", uid)}</script></div>'
+        f'<div style="font-size:92%;opacity:.8;margin-top:4px">{html.escape(words)}</div>'
+    )
+
+
+# tooltips need an SVG in the page: one inside an <img> has none
+_INLINE = """document.querySelectorAll("[id=@UID]").forEach(root => {
+const img = root.querySelector("img"); if (!img) return;
+const box = document.createElement("div");
+box.innerHTML = new TextDecoder().decode(Uint8Array.from(atob(img.src.split(",")[1]), c => c.charCodeAt(0)));
+const svg = box.firstElementChild; svg.setAttribute("role", "img"); svg.setAttribute("aria-label", img.alt);
+svg.style.cssText = img.style.cssText; img.replaceWith(svg) })"""
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------

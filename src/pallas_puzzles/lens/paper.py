@@ -112,11 +112,15 @@ class Map:
             return wide, _LABEL_PX, 0.0
         return 0.0, 0.0, _LABEL_PX
 
-    def scale(self, ratio: float) -> None:
-        """Fixes the sizes at so many px per element; slivers are widened until they can be seen."""
+    def scale(self, ratio: float, least_block: float = 0.0) -> None:
+        """Fixes the sizes at so many px per element; slivers are widened until they can be seen.
+
+        least_block: how high and wide a block has to be at the least, whatever its true proportions.
+        """
         least = 12.0 if self.groups == 1 else 5.0
-        self.group_w = max(least, ratio * self.cols.extent)
-        self.group_h = _STRIP_PX if self.flat else max(least, ratio * self.rows.extent)
+        self.group_w = max(least, ratio * self.cols.extent, least_block * self.cols.count)
+        self.group_h = max(least, ratio * self.rows.extent, least_block * self.rows.count)
+        self.group_h = _STRIP_PX if self.flat else self.group_h
         if self.across > 1 and self.group_w + self.gap < max(map(len, self._top_labels())) * _LABEL_SIZE * MONO_EM:
             self.labelled = False
         down = -(-self.groups // self.across)
@@ -198,7 +202,7 @@ class Map:
             "q": [a.block // a.pitch for a in self.lead],
             "g": self.group_counts,
             "a": self.across,
-            "z": [round(v, 2) for v in (*numbers, *limits)],
+            "z": [round(v, 4) for v in (*numbers, *limits)],
         }
 
     # -- marks

@@ -258,6 +258,20 @@ def _text_map(axes: list[Axis], blocks: Sequence[Any], step: int, name: str, max
     return [name.ljust(width), *(line.ljust(width) for line in lines)]
 
 
+def tile_map_words(status: Mapping[Block, str], most: int = 8) -> str:
+    """'crossed: wrong values in (0, 1), (1, 1); zero in (2, 0)'."""
+    groups: dict[str, list[Block]] = {}
+    for block, word in status.items():
+        if word != "ok":
+            groups.setdefault(word, []).append(block)
+    parts = []
+    for word, blocks in groups.items():
+        named = ", ".join(str(b) for b in blocks[:most])
+        more = f" and {len(blocks) - most} more" if len(blocks) > most else ""
+        parts.append(f"{word} in {named}{more}")
+    return f"crossed: {'; '.join(parts)}" if parts else "every block is right"
+
+
 def tile_map_text(status: Mapping[Block, str], max_rows: int = 6) -> list[str]:
     """The first matrix of blocks that holds a wrong one: '·' right, '✗' wrong. Empty where it would not fit."""
     wrong = [b for b, word in status.items() if word != "ok"]

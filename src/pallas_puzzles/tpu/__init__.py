@@ -1,0 +1,1 @@
+"""The TPU compiler on a machine without a TPU."""
