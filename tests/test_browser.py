@@ -29,7 +29,7 @@ FLAGS = [
 
 # The app, so that the test can wait for what JupyterLab knows instead of guessing from the page
 SETTINGS = {
-    "LabApp": {"expose_app_in_browser": True, "news_url": None},
+    "LabApp": {"expose_app_in_browser": True},
     "ServerApp": {"allow_root": True, "port_retries": 0},
     "IdentityProvider": {"token": ""},
 }
@@ -54,6 +54,8 @@ def server(workspace: Path) -> Iterator[str]:
     folder = workspace.parent
     (folder / "config").mkdir()
     (folder / "config" / "jupyter_lab_config.json").write_text(json.dumps(SETTINGS))
+    (quiet := folder / "settings" / "@jupyterlab" / "apputils-extension").mkdir(parents=True)
+    (quiet / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
     places = {"PALLAS_PUZZLES_HOME": "home", "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data"}
     places |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "layouts", "IPYTHONDIR": "ipython"}
     variables = {**os.environ, **{name: str(folder / place) for name, place in places.items()}}
@@ -155,20 +157,57 @@ def solve(page: Page, puzzle: curriculum.Puzzle) -> Locator:
     return run(page, f'"{puzzle.id}"')
 
 
+def words_at(drawn: Locator, step: int) -> str:
+    """What the picture says in words, once it is at this step."""
+    status = drawn.get_by_role("status")
+    expect(status).to_contain_text(f"step {step},")
+    return status.inner_text()
+
+
+def is_loaded(picture: Locator) -> bool:
+    return picture.evaluate("image => image.complete && image.naturalWidth > 100")
+
+
 def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -> None:
     pictures = workspace.parent
     open_notebook(page, server, "basics.ipynb")
     wait_for_kernel(page)
     run(page, "from pallas_puzzles import")
-
     first, second = BOOK.puzzles[:2]
+
+    # unsolved, then solved by typing
     run(page, f"def {first.holes[0]}(")
-    expect(run(page, f'"{first.id}"')).to_contain_text("not solved yet")
+    expect(run(page, f'"{first.id}"')).to_contain_text(f"{first.title}: not solved yet.")
     verdict = solve(page, first)
-    expect(verdict).to_contain_text(f"{first.title}: solved")
+    expect(verdict).to_contain_text(f"{first.title}: solved.")
     expect(verdict).not_to_contain_text("not solved yet")
     page.screenshot(path=pictures / "1-solved.png")
 
-    expect(solve(page, second)).to_contain_text(f"{second.title}: solved")
+    # a picture, stepped through by the keyboard
+    expect(solve(page, second)).to_contain_text(f"{second.title}: solved.")
     drawn = run(page, "show(vector_add")
-    expect(drawn.locator("img")).to_be_visible()
+    slider = drawn.get_by_role("slider", name="grid step")
+    expect(slider).to_be_visible()
+    before = words_at(drawn, 0)
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    after = words_at(drawn, 2)
+    assert "block (0,)" in before
+    assert "block (2,)" in after
+    page.screenshot(path=pictures / "2-picture.png")
+
+    # what the reader sends to somebody else: the same outputs, signed by nobody
+    command(page, "docmanager:save")
+    node = json.loads((workspace / "basics.ipynb").read_text("utf-8"))
+    node["cells"][0]["source"] = ["# Sent by mail"]
+    (workspace / "sent.ipynb").write_text(json.dumps(node), "utf-8")
+    open_notebook(page, server, "sent.ipynb")
+    cell_with(page, "show(vector_add")
+    drawn = page.locator(".jp-Notebook .jp-Cell.jp-mod-active .jp-OutputArea")
+    picture = drawn.get_by_role("img").first
+    expect(picture).to_be_visible()
+    assert is_loaded(picture)
+    expect(drawn.get_by_role("slider")).to_have_count(0)
+    assert "script" not in drawn.first.inner_html()
+    page.screenshot(path=pictures / "3-untrusted.png")

@@ -129,6 +129,15 @@ def test_a_block_has_its_true_proportions() -> None:
     assert x.place((4, 0)) is None, "there are four rows of blocks"
 
 
+def test_four_vectors_stand_side_by_side() -> None:
+    panels = draw._panels(picture_of("add_vectors").traces[0])
+    assert len(panels) == 4
+    width, _ = draw._flow(panels, 0)
+    assert {p.y for p in panels} == {0}
+    assert all(a.x + a.w < b.x for a, b in itertools.pairwise(panels))
+    assert width <= 801
+
+
 @pytest.mark.parametrize("rank", range(6))
 def test_every_rank_draws(rank: int) -> None:
     shape = (2, 3, 2, 16, 128)[5 - rank :]
@@ -533,6 +542,7 @@ def test_the_script(tmp_path: Path) -> None:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.route("http*://**", lambda route: errors.append(route.request.url))
         page.goto(file.as_uri())
+        page.evaluate("window.heard = 0; document.addEventListener('keydown', () => window.heard++)")
         for name, picture in pictures.items():
             (trace,) = picture.traces
             section = page.locator(f"#{name}")
@@ -551,6 +561,7 @@ def test_the_script(tmp_path: Path) -> None:
             section.get_by_label("previous step").click()
             assert status.inner_text() == step_words(trace, trace.n - 2)
             assert others == {n: page.locator(f"#{n} [role=status]").all_inner_texts() for n in others}
+        assert page.evaluate("window.heard") == 0, "an arrow key is also a shortcut of the notebook"
         page.locator("#gather_blocks").get_by_text("play").click()
         page.locator("#gather_blocks").get_by_text("play").wait_for(timeout=10_000)  # "pause" in between
         assert "step 4," in page.locator("#gather_blocks [role=status]").inner_text()

@@ -1,15 +1,29 @@
 """The contract of every puzzle: unsolved is said calmly, the solution passes, wrong answers are refused."""
 
 import ast
+import functools
+import importlib
 import re
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import bank
+import pallas_puzzles
 from course import PUZZLES, functions
 from pallas_puzzles import curriculum
 from pallas_puzzles.curriculum import Notebook, Puzzle
+from pallas_puzzles.inputs import Case, draw
+from pallas_puzzles.lens.diagnose import diagnose
+from pallas_puzzles.lens.machine import Run
+from pallas_puzzles.verdict import Verdict
+
+judge = importlib.import_module("pallas_puzzles.check")  # the module; pallas_puzzles.check is the function in it
 
 BOOKS = curriculum.notebooks()
 WRONG_ANSWERS = bank.read_all()

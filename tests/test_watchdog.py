@@ -40,6 +40,13 @@ def forever_swallowing_everything():
             pass
 
 
+def forever_renaming():
+    try:
+        forever()
+    except BaseException as error:
+        raise ValueError("something else") from error
+
+
 def stopped(fn, limit_s=LIMIT_S, what="your kernel"):
     """The TimeLimit that stops fn()."""
     start = time.monotonic()
@@ -49,9 +56,9 @@ def stopped(fn, limit_s=LIMIT_S, what="your kernel"):
     return caught.value
 
 
-@pytest.mark.parametrize("loop", [forever, forever_swallowing, forever_swallowing_everything])
+@pytest.mark.parametrize("loop", [forever, forever_swallowing, forever_swallowing_everything, forever_renaming])
 def test_a_loop_is_stopped(loop):
-    stopped(loop)
+    assert "stopped at test_watchdog.py:" in str(stopped(loop))
 
 
 def test_the_message_says_limit_and_line():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TIME_LIMIT_S = 20.0
 DRAWS = 3
+OTHER_GARBAGE = 4321.0  # what uninitialised memory holds in the second run of a kernel that reads it
 
 
 @dataclasses.dataclass
@@ -73,7 +74,8 @@ def check(
     except curriculum.CurriculumError:
         known = None  # a kernel of the reader's own, outside of the course
     title = f"{puzzle} {known.title}" if known else puzzle
-    open_holes = _untouched(known, fn, sys._getframe(1).f_globals) if known else []
+    holes = _holes(known, fn, sys._getframe(1).f_globals) if known else {}
+    open_holes = _untouched(known, holes) if known else []
     if open_holes:
         names = ", ".join(open_holes[:-1]) + (" and " if open_holes[1:] else "") + open_holes[-1]
         verdict = Verdict(
@@ -81,6 +83,8 @@ def check(
         )
     else:
         verdict = _judge(fn, spec, [Case(inputs, {}, budget), *variants], tol, allow, seed)
+        if known:
+            _point_into_holes(verdict, holes)
         verdict.puzzle = puzzle
         verdict.headline = f"{title}: {'solved.' if verdict else 'not yet.'}"
         following = curriculum.next_puzzle(puzzle) if known and verdict else None
@@ -125,20 +129,51 @@ def check_call(
 # --- holes -----------------------------------------------------------------------------------------------------------
 
 
-def _untouched(known: Any, fn: Any, caller_globals: dict[str, Any]) -> list[str]:
-    """The holes of a puzzle that still hold the skeleton's code."""
-
+def _holes(known: Any, fn: Any, caller_globals: dict[str, Any]) -> dict[str, types.CodeType]:
+    """The code of the functions that the reader has put into the holes of a puzzle."""
     from . import curriculum
 
-    plain = inspect.unwrap(fn)
-    spaces = [getattr(plain, "__globals__", {}), caller_globals]
-    still_open = []
-    for name, pristine in curriculum.pristine_code(known).items():
-        found = next((space[name] for space in spaces if name in space), None)
-        code = getattr(inspect.unwrap(found) if callable(found) else found, "__code__", None)
-        if code is not None and _program(code) == _program(pristine):
-            still_open.append(name)
-    return still_open
+    spaces = [getattr(inspect.unwrap(fn), "__globals__", {}), caller_globals]
+    found = {}
+    for name in curriculum.pristine_code(known):
+        function = next((space[name] for space in spaces if name in space), None)
+        code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+        if code is not None:
+            found[name] = code
+    return found
+
+
+def _untouched(known: Any, holes: dict[str, types.CodeType]) -> list[str]:
+    """The holes of a puzzle that still hold the skeleton's code."""
+    from . import curriculum
+
+    pristine = curriculum.pristine_code(known)
+    return [name for name, code in holes.items() if _program(code) == _program(pristine[name])]
+
+
+def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType]) -> None:
+    """Findings name a line that the reader has written: in a hole, not in what was given around it."""
+    from .lens.capture import source_line
+
+    if not holes:
+        return
+    ranges = [(code.co_filename, code.co_firstlineno, _last_line(code)) for code in holes.values()]
+
+    def own(line: Any) -> bool:
+        return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
+
+    for finding in verdict.findings:
+        if own(finding.line):
+            continue
+        grids = [code for name, code in holes.items() if name.endswith("grid") and finding.maps]
+        code = (grids or list(holes.values()))[0]
+        mine = [m for m in finding.maps if own(m)]
+        finding.line = mine[0] if mine and not grids else source_line(code.co_filename, code.co_firstlineno)
+
+
+def _last_line(code: types.CodeType) -> int:
+    inner = [_last_line(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return max([line for _, _, line in code.co_lines() if line is not None] + inner, default=code.co_firstlineno)
 
 
 def _program(code: types.CodeType) -> tuple[Any, ...]:
@@ -208,15 +243,36 @@ class _Judge:
             run = self._run(args, case.blocks)
         except (Exception, TimeLimit) as error:
             return self._error(error)
+        costs = [figures(t) for t in run.traces]
         if first:
-            self.figures = [figures(t) for t in run.traces]
+            self.figures = costs
         bypass = explain_outside(run.outside, self.allow) if self.allow is not None else None
         no_kernel = self._no_kernel(run) if self.allow is not None else None
         diagnosis = diagnose(run, want, self.tolerance)
         findings = [f for f in (no_kernel, bypass) if f] + diagnosis.findings
+        if not findings:
+            findings = self._with_other_garbage(run, args, case.blocks, want)
         if not findings and case.budget:
-            findings = _over_budget(run, [figures(t) for t in run.traces], case.budget)
-        return self._failed(findings, diagnosis) if findings else None
+            findings = _over_budget(run, costs, case.budget)
+        if not findings:
+            return None
+        verdict = self._failed(findings, diagnosis)
+        verdict.figures = costs
+        return verdict
+
+    def _with_other_garbage(
+        self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any
+    ) -> "list[Finding]":
+        """A kernel that reads uninitialised memory runs a second time, with other bits in it."""
+        from .lens.diagnose import GARBAGE_READS, explain_garbage
+        from .lens.ops import garbage
+
+        if not any(i.kind in GARBAGE_READS for t in run.traces for i in t.incidents):
+            return []
+        with garbage(OTHER_GARBAGE):
+            again = self._run(args, blocks)
+        found = explain_garbage(run, again, want, self.tolerance)
+        return [found] if found else []
 
     def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
         from .lens.machine import Beyond, Run, trace

@@ -1,5 +1,6 @@
 """Time limits that really stop a Python loop which never ends, in whatever thread it runs."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -7,6 +8,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,9 +19,9 @@ _POLL_S = 0.005
 _UNWINDING_S = 0.5  # how long the reader's `finally` may take before the block is stopped once more
 _PATIENCE_S = 0.25  # how long to wait for the loop to come back into the reader's own code
 _LAST_S = 2.0  # after this, anywhere will do
-# An exception that arrives while one of these is at work leaves a context half undone, or is lost: `remove` and `_remove`
-# are what the standard library's weak sets and dictionaries call when something dies.
-_FRAGILE = {"__enter__", "__exit__", "__del__", "remove", "_remove"}
+# An exception that arrives while one of these is at work leaves a context half undone, is lost, or turns into another:
+# `remove` and `_remove` are what the standard library's weak sets and dictionaries call when something dies.
+_FRAGILE = {"__enter__", "__exit__", "__del__", "__eq__", "__hash__", "remove", "_remove"}
 _OUR_DIR = os.path.dirname(os.path.abspath(__file__))
 _LIBRARY_DIRS = tuple(
     form(path) + os.sep
@@ -31,19 +33,22 @@ _LIBRARY_DIRS = tuple(
 class TimeLimit(BaseException):
     """A block took longer than its limit. Not an Exception: `except Exception` in the reader's loop lets it pass."""
 
-    seconds: float = 0.0
-    what: str = "this"
+    limit: "time_limit | None" = None
 
     @property
     def line(self) -> "SourceLine | None":
         """The reader's own line at which the block was stopped, where it has one."""
-        return reader_line(self.__traceback__)
+        if self.limit is None or self.limit.stopped_at is None:
+            return None
+        from .lens.capture import source_line
+
+        return source_line(*self.limit.stopped_at)
 
     def __str__(self) -> str:
-        if self.args:
-            return str(self.args[0])
+        if self.limit is None:
+            return super().__str__()
         stopped = f"stopped at {self.line}: {self.line.text}" if self.line else "stopped"
-        return f"{self.what} ran for more than {self.seconds:g} s and was {stopped.rstrip(': ')}"
+        return f"{self.limit.what} ran for more than {self.limit.seconds:g} s and was {stopped.rstrip(': ')}"
 
 
 class time_limit:
@@ -56,7 +61,8 @@ class time_limit:
 
     def __init__(self, seconds: float, what: str = "this") -> None:
         self.seconds = seconds
-        self._what = what
+        self.what = what
+        self.stopped_at: tuple[str, int] | None = None  # file and line of the reader's
         self._lock = threading.Lock()
         self._wake = threading.Event()  # set: the block is over, or has to be
         self._over = False
@@ -67,7 +73,7 @@ class time_limit:
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         self._outside: FrameType | None = sys._getframe(1)
-        self._stop = _stop_class(self, self._what)
+        self._stop = _stop_class(self)
         threading.Thread(target=self._watch, name="time limit", daemon=True).start()
         return self
 
@@ -84,9 +90,16 @@ class time_limit:
             sys.settrace(None)
         self._wake.set()
         self._outside = None
+        if self._arrivals and isinstance(error, Exception):
+            raise self._stop from error  # somebody made another error of it
 
     def _watch(self) -> None:
         self._wake.wait(self.seconds)
+        if not self._over:
+            with _without_noise():
+                self._stop_it()
+
+    def _stop_it(self) -> None:
         since = time.monotonic()
         while True:
             with self._lock:
@@ -94,11 +107,14 @@ class time_limit:
                 if self._over or frame is None:
                     return
                 # This thread has just been given the interpreter, so the other one stands between two bytecodes of this
-                # very frame, or in C: the exception arrives in this frame and nowhere else.
+                # very frame, or in C: the exception arrives in this frame and nowhere else. Unless the other one has
+                # been given a turn since, which is why the frame is looked up once more.
                 planted = self._may_stop(frame, time.monotonic() - since)
                 if planted:
+                    at = frame.f_lasti
                     self._planted = True
-                    plant(self._thread, self._stop)
+                    if sys._current_frames().get(self._thread) is frame and frame.f_lasti == at:
+                        plant(self._thread, self._stop)
                 del frame
             time.sleep(_UNWINDING_S if planted else _POLL_S)
 
@@ -119,6 +135,7 @@ class time_limit:
         """The exception is being raised, in `frame`; from now on there is nothing left to take back."""
         self._planted = False
         self._arrivals += 1
+        self.stopped_at = _readers_place(frame) or self.stopped_at
         if frame is not None and frame.f_code is _EXIT:  # __exit__ will not get any further
             self._over = True
         elif self._arrivals > 1:
@@ -144,13 +161,30 @@ class time_limit:
 _EXIT: CodeType = time_limit.__exit__.__code__
 
 
-def _stop_class(limit: time_limit, what: str) -> type[TimeLimit]:
+def _stop_class(limit: time_limit) -> type[TimeLimit]:
     """An exception class of this limit alone: what is planted is a class, and nested limits must not be mixed up."""
 
     def __init__(self: TimeLimit) -> None:
         limit._arrived(sys._getframe(1))
 
-    return type("TimeLimit", (TimeLimit,), {"seconds": limit.seconds, "what": what, "__init__": __init__})
+    return type("TimeLimit", (TimeLimit,), {"limit": limit, "__init__": __init__})
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """Where an exception is lost (a destructor, a callback of the garbage collector), Python would print it."""
+    before = sys.unraisablehook
+
+    def hook(lost: Any) -> None:
+        if not isinstance(lost.exc_value, TimeLimit):
+            before(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = before
 
 
 def plant(thread: int, error: type[BaseException] | None) -> None:
@@ -164,6 +198,14 @@ def is_library_file(file: str) -> bool:
     if file.startswith("<"):
         return not file.startswith("<ipython-input")
     return file.startswith(_LIBRARY_DIRS) or "site-packages" in file or "dist-packages" in file
+
+
+def _readers_place(frame: FrameType | None) -> tuple[str, int] | None:
+    while frame is not None:
+        if not is_library_file(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def reader_line(tb: TracebackType | None) -> "SourceLine | None":

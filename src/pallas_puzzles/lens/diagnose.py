@@ -11,9 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from .capture import Operand, Outside, SourceLine, is_readers_file, line_of, source_line, subprograms, where_defined
+from .capture import (
+    Call,
+    Operand,
+    Outside,
+    SourceLine,
+    is_readers_file,
+    line_of,
+    source_line,
+    subprograms,
+    where_defined,
+)
 from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, spans
-from .ops import is_floating
+from .ops import is_floating, np_dtype
 
 Block = tuple[int, ...]
 
@@ -30,6 +40,7 @@ class Finding:
     at: tuple[int, ...] | None = None
     operand: str | None = None
     block: Block | None = None
+    maps: list[SourceLine] = dataclasses.field(default_factory=list)  # the index maps that may be to blame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +80,8 @@ class Diagnosis:
 
 # Which finding is the likelier root of the others: lower comes first.
 _ORDER = (
-    "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race revisit never-stored unvisited "
-    "unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store overflow "
+    "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
+    "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store overflow "
     "local-position "
     "moved unread unused transposed flipped precision offset scaled nan zeros values"
 ).split()
@@ -90,7 +101,10 @@ _FOLLOWS = {
     "stale": frozenset({"revisit", "hang"}),
     "overwritten": frozenset({"unvisited", "map-bounds"}),
     "sometimes-stored": frozenset({"revisit"}),
+    "revisit": frozenset({"unvisited"}),
 }
+# Reads of memory that holds whatever it held: what comes of them must not depend on it.
+GARBAGE_READS = frozenset("padding unwritten stale".split())
 FATAL = frozenset("hbm-load hbm-store hang map-bounds ref-bounds unwaited revisit".split())
 
 
@@ -115,6 +129,8 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
                 if diagnosis.operand is None:
                     diagnosis.operand, diagnosis.tiles = found.operand, found.tiles
                     diagnosis.summary, diagnosis.steps = found.summary, found.steps
+    for f in diagnosis.findings:
+        f.maps = f.maps or [m for t in run.traces for m in _index_maps(t)]
     for trace in run.traces:
         diagnosis.findings += _incidents(trace, wrong, diagnosis.steps)
         diagnosis.findings += list(_races(trace))
@@ -152,11 +168,28 @@ def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
         rank = _ORDER.index(f.kind) if f.kind in _ORDER else len(_ORDER)
         return rank + (len(_ORDER) if f.kind in ("unwritten", "stale") and not poisoned else 0)
 
-    return sorted((f for f in findings if not follows(f)), key=order)
+    roots = sorted((f for f in findings if not follows(f)), key=order)
+    return _merged(roots)
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """Several operands out of bounds at the same step have one cause: one finding, and the others by name."""
+    first: dict[Any, Finding] = {}
+    kept = []
+    for f in findings:
+        key = (f.kind, f.step, f.block and len(f.block)) if f.kind == "map-bounds" else id(f)
+        if key in first:
+            first[key].evidence.append(f"the same happens with {f.operand}")
+        else:
+            first[key] = f
+            kept.append(f)
+    return kept
 
 
 def _structure(got: list[Any], want: list[Any]) -> list[Finding]:
     if len(got) != len(want):
+        if not got:
+            return [Finding("structure", "the function returns nothing: return the result of the pallas_call.")]
         return [Finding("structure", f"the function returns {len(got)} array(s), the spec {len(want)}.")]
     for g, w in zip(got, want, strict=True):
         g, w = np.asarray(g), np.asarray(w)
@@ -201,7 +234,37 @@ def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Fin
             more = f"the same happens at {len(group) - 1} more step(s), up to step {group[-1].step}"
             evidence = [more] if len(group) > 1 else []
             line = first.line or _map_line(trace, ref, kind)
-            yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block)
+            maps = _index_maps(trace) if line is None or kind in ("map-bounds", "revisit") else []
+            yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block, maps)
+
+
+def _index_maps(trace: Trace) -> list[SourceLine]:
+    """Where the index maps of a call are defined, outputs last."""
+    lines = [where_defined(o.index_map) for o in trace.call.operands if o.index_map is not None]
+    return [line for line in lines if line is not None]
+
+
+def explain_garbage(run: Run, run_again: Run, want: Any, tolerance: Tolerance | None = None) -> Finding | None:
+    """A result that is right when uninitialised memory is NaN, and wrong in `run_again`, where it is something else."""
+    if not diagnose(run_again, want, tolerance).findings:
+        return None
+    for trace in run.traces:
+        for i in trace.incidents:
+            if i.kind in GARBAGE_READS:
+                advice = (
+                    "Tell by position which elements are real (jnp.where(position < size, x, 0)), never by their value."
+                    if i.kind == "padding"
+                    else f"Set {i.ref} before you read it."
+                )
+                cause = (
+                    f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} "
+                    "are garbage, "
+                    "and the result depends on them: it is right when they happen to be NaN, and wrong when they "
+                    "are not. "
+                    f"{advice}"
+                )
+                return Finding("garbage", cause, [], i.line, i.step, i.at, i.ref)
+    return None
 
 
 def _map_line(trace: Trace, ref: str, kind: str) -> SourceLine | None:
@@ -285,13 +348,9 @@ def _explain_map_bounds(trace: Trace, i: Incident) -> str:
     )
     if o.dims[d].kind == "blocked" and o.block[d] > 1 and block[d] % o.block[d] == 0 and block[d] > 0:
         return head + f"An index map returns block indices, not element offsets: leave out the factor {o.block[d]}."
-    if block[d] == o.tiles[d] and len(trace.call.grid) == 1 and any(
-        s[a] == o.tiles[d] for s in trace.steps for a in range(len(s))
-    ):  # fmt: skip
-        return (
-            head + f"The grid is longer than the array: {o.tiles[d]} steps along this dimension are enough (pl.cdiv)."
-        )
-    return head + "Look at the index map, and at the size of the grid."
+    if block[d] == o.tiles[d] and len(trace.call.grid) == 1 and trace.n > math.prod(o.tiles):
+        return head + f"The grid is longer than the array: {o.tiles[d]} steps are enough."
+    return head + "Look at what the index map returns, and at the order and the size of the grid's axes."
 
 
 def _explain_ref_bounds(trace: Trace, i: Incident) -> str:
@@ -744,8 +803,9 @@ class _Blocks:
             missing = sorted(set(np.ndindex(*o.tiles)) - set(self.trace.blocks[k]))
             if not missing:
                 continue
-            idle = still_axes(self.trace, k)
-            axes = f" It does not move along grid axis {', '.join(map(str, idle))}." if idle else ""
+            idle = [a for a in still_axes(self.trace, k) if any(t > 1 and call.grid[a] == t for t in o.tiles)]
+            own = [a for a in range(len(call.grid)) if a not in call.vmapped]
+            axes = f" It does not move along grid axis {_axes([own.index(a) for a in idle])}." if idle else ""
             cause = (
                 f"{_blocks(missing)} of {o.name} {'is' if len(missing) == 1 else 'are'} never read: no step's index "
                 "map "
@@ -760,7 +820,10 @@ class _Blocks:
         for tile, status in wrong.items():
             by_kind[status[0]][tile] = status
         near = {t: s for kind in ("values", "scaled", "offset") for t, s in by_kind[kind].items()}
-        if near and len(near) == len(wrong) and self._imprecise():
+        constant = len({round(s[1], 4) for s in by_kind["offset"].values()}) == 1 and len(by_kind["offset"]) == len(
+            wrong
+        )
+        if near and len(near) == len(wrong) and not constant and self._imprecise():
             yield self._precision(near)
             return
         moved = {t: s[1] for t, s in by_kind["holds"].items()}
@@ -815,37 +878,32 @@ class _Blocks:
         more = [f"block {t}: off by {v:+.6g}" for t, v in list(offsets.items())[1:4]]
         if slopes:
             return self._finding("local-position", f"{head}, {self._position_words(slopes)}", tile, more)
-        cause = f"{head}{_in(statuses[tile][2])}: something is added once too often, or left out."
+        everywhere = len(offsets) == len(self.tiles) and len({round(v, 4) for v in offsets.values()}) == 1
+        where = ", as is every other block" if everywhere else _in(statuses[tile][2])
+        cause = f"{head}{where}: something is added once too often or left out, or a position is off by one."
         return self._finding("offset", cause, tile, more)
 
     def _position_words(self, slopes: dict[int, float]) -> str:
-        """What kind of position goes wrong, told from how the offset grows from block to block."""
-        sizes = {d: self.o.block[d] for d in slopes}
-        by_block = {round(abs(v) / sizes[d], 5) for d, v in slopes.items()}
-        by_rest = {round(abs(v) / max(1, sizes[d] - 1), 5) for d, v in slopes.items()}
-        if len(by_block) == 1:
-            return (
-                f"and the constant grows with the block index along dimension {_axes(slopes)}: a position is counted "
-                "from "
-                f"the start of the block, not of the array. Add pl.program_id(...) * {sizes[min(slopes)]} to it."
-            )
-        if len(by_rest) == 1:
-            return (
-                "and the constant grows with the block index: pl.program_id counts blocks, not elements. Multiply it "
-                "by the "
-                "size of the block in that dimension before you add it to a position."
-            )
-        terms = ", ".join(f"{v:+.6g} per block along dimension {d}" for d, v in slopes.items())
-        if len({round(abs(v), 5) for v in slopes.values()}) == 1:
-            return (
-                f"and the constant depends on where the block is ({terms}): a program id of the wrong axis is used. "
-                "pl.program_id(d) is the step's index along grid axis d."
-            )
+        """What to look at when the error grows from block to block: where a block starts is computed wrongly."""
+        starts = []
+        for d, slope in slopes.items():
+            axis = self._axis_of(d)
+            what = "" if axis is None else f", where block i starts at pl.program_id({axis}) * {self.o.block[d]}"
+            starts.append(f"by {slope:+.6g} per block along dimension {d}{what}")
         return (
-            f"and the constant depends on where the block is ({terms}): a position is computed wrongly. It is the "
-            "program "
-            "id of its axis, times the block size, plus the position inside the block."
+            f"and that constant changes {' and '.join(starts)}. So the start of the block is left out "
+            "or computed wrongly: is it the right program id, times the right size?"
         )
+
+    def _axis_of(self, d: int) -> int | None:
+        """The grid axis that dimension d of the output's blocks follows, as program_id counts it."""
+        own = [a for a in range(len(self.trace.call.grid)) if a not in self.trace.call.vmapped]
+        for a in own:
+            if self.trace.call.grid[a] > 1 and all(
+                b[d] == step[a] for b, step in zip(self.trace.blocks[self.k], self.trace.steps, strict=True)
+            ):
+                return own.index(a)
+        return None
 
     def _slopes(self, offsets: dict[Block, float]) -> dict[int, float] | None:
         """The offset as a linear function of the block index, block 0 being right: {dimension: slope}, or None."""
@@ -862,7 +920,7 @@ class _Blocks:
 
     def _imprecise(self) -> bool:
         got, want = self.got.astype(np.float64), self.want.astype(np.float64)
-        if not np.isfinite(got).all() or not is_floating(self.trace.outputs[self.j].dtype):
+        if not np.isfinite(got).all() or not _has_narrow_floats(self.trace.call):
             return False
         scale = np.sqrt(np.mean(np.square(want))) or 1.0
         return bool(np.sqrt(np.mean(np.square(got - want))) < 0.03 * scale) and bool(
@@ -910,8 +968,8 @@ class _Blocks:
             )
         elif kind == "zeros":
             cause = (
-                f"{which} of {name} {_is(tiles)} zero{_in(status[1])}{when}: the result is never added, or is masked "
-                "away."
+                f"{which} of {name} {_is(tiles)} zero{_in(status[1])}{when}: the result is never added, is masked "
+                "away, or is set to zero after the last addition."
             )
         elif kind == "nan":
             cause = (
@@ -919,9 +977,11 @@ class _Blocks:
                 "is 0/0 or inf - inf."
             )
         else:
-            cause = (
-                f"{which} of {name} {_is(tiles)} wrong{_in(status[1])}{when}. Follow one element of that block by hand."
-            )
+            cause = f"{which} of {name} {_is(tiles)} wrong{_in(status[1])}{when}. "
+            repeated = self._every_step(tile)
+            if repeated:
+                return self._finding(kind, cause + repeated[0], tile, repeated[1:])
+            return self._finding(kind, cause + "Follow one element of that block by hand.", tile)
         return self._finding(kind, cause, tile, self._every_step(tile))
 
     def _every_step(self, tile: Block) -> list[str]:
@@ -951,6 +1011,24 @@ class _Blocks:
 
 def _axes(numbers: Any) -> str:
     return " and ".join(map(str, numbers))
+
+
+def _has_narrow_floats(call: Call) -> bool:
+    """Whether a float of fewer than 32 bits takes part in a call: without one there is no rounding to speak of."""
+
+    def narrow(aval: Any) -> bool:
+        dtype = np_dtype(aval)
+        return is_floating(dtype) and dtype.itemsize < 4
+
+    def anywhere(jaxpr: Any) -> bool:
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        return any(
+            any(narrow(v.aval) for v in (*e.invars, *e.outvars) if hasattr(v.aval, "dtype"))
+            or any(anywhere(inner) for inner in subprograms(e))
+            for e in jaxpr.eqns
+        )
+
+    return anywhere(call.kernel)
 
 
 def _store_into(jaxpr: Any, ref: Any) -> Any | None:
@@ -1056,6 +1134,15 @@ _ERRORS: list[tuple[str, str, str]] = [
      r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{",
      "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...]"),
+    (r"TransformedRefs? cannot be abstractified|cannot be abstractified.*TransformedRef", "ref-arithmetic",
+     "a Ref is used as if it were an array: read it first, x_ref[...], and transpose or reshape what you get"),
+    (r"PjitFunction|returned a value of type <class 'function'>|of type .*function.* is not a valid JAX type",
+     "not-called",
+     "the function returns another function instead of an array: call what pl.pallas_call returns, "
+     "pl.pallas_call(...)(x, y)"),
+    (r"matmul acc to be 32-bit|acc.*must be 32-bit", "narrow-dot",
+     "jnp.dot of 16-bit tiles gives 16-bit results, and the MXU accumulates in 32 bits: add "
+     "preferred_element_type=jnp.float32"),
     (r"should return None|must return None|kernel function.*return", "returns",
      "a kernel returns nothing: store the result, o_ref[...] = value"),
     (r"captures constants", "constants",
@@ -1076,7 +1163,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Index map function.*must return|index_map.*must return", "map-length",
      "an index map returns one block index per dimension of the array"),
     (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
-     "a kernel gets one Ref per operand: scalar prefetch first, then inputs, outputs, scratch, in that order"),
+     "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
+     "all)"),
     (r"Out of bound (slice|indexer)", "ref-bounds",
      "a Ref is indexed past its end, out of bounds: inside the kernel a blocked Ref is one block and counts from its "
      "own start"),
@@ -1089,7 +1177,7 @@ _ERRORS: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
-_MAP_ARITY = "An index map takes one argument per grid axis, then one per scalar-prefetch operand."
+_MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
 
 
 def _in_index_map(error: BaseException) -> bool:
@@ -1125,10 +1213,31 @@ def explain_error(error: BaseException) -> Finding:
         line = source_line(named[1], int(named[2]))
     if _in_index_map(error) and re.search(r"\(\) (takes|missing)", text):
         return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
+    shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
+    if shapes and "Invalid shape for `swap`" in text:
+        return Finding("store-shape", _shape_advice(shapes[1], shapes[2]), [_shorten(f"{name}: {first}")], line)
     for pattern, kind, advice in _ERRORS:
         if re.search(pattern, haystack, re.S):
             return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
     return Finding("error", f"{name}: {_shorten(first)}", [], line)
+
+
+def _shape_advice(ref: str, value: str) -> str:
+    """What to do about a value of one shape that is stored in a Ref of another."""
+    r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
+    head = f"A value of shape {v} is stored in a Ref of shape {r}, and a store does not broadcast. "
+    if len(r) > 1 and v == r[::-1]:
+        return head + "It is the other way round: transpose the value (.T)."
+    if len(v) > len(r) and tuple(n for n in v if n > 1) == tuple(n for n in r if n > 1):
+        return head + (
+            "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "
+            "it away."
+        )
+    if len(v) < len(r):
+        return head + "keepdims=True keeps a reduced dimension; jnp.broadcast_to widens."
+    if len(v) == len(r) and any(a == 1 < b for a, b in zip(r, v, strict=True)):
+        return head + "keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast."
+    return head + "Compare the two, and look at the block shapes."
 
 
 def _shorten(text: str, width: int = 220) -> str:

@@ -137,7 +137,7 @@ def _flow(panels: list[_Panel], top: float) -> tuple[float, float]:
     """Sets panels side by side, as many to a row as the page holds; returns the width and the bottom."""
     x, y, row_h, width = 0.0, top, 0.0, 0.0
     for p in panels:
-        if x and x + p.w > _PAGE_PX:
+        if x and x + p.w > _PAGE_PX + 1:
             x, y, row_h = 0.0, y + row_h + 20, 0.0
         p.x, p.y = x, y
         x += p.w + _GAP_PX
@@ -468,6 +468,8 @@ function start(root) {
   const panels = D.p.map((p, q) => { const g = svg.querySelector('[data-p="' + q + '"]'), e = {};
     g.querySelectorAll("[data-k]").forEach(x => e[x.dataset.k] = x); return e });
   let timer = 0; range.max = D.n - 1;
+  ui.onkeydown = e => e.stopPropagation();  // the page's own shortcuts: an arrow key would leave the cell
+  ui.dataset.lmSuppressShortcuts = true;    // the same to JupyterLab
   function go(k) {
     k = Math.max(0, Math.min(D.n - 1, k)); range.value = k; let say = "";
     D.p.forEach((p, q) => {

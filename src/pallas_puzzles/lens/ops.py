@@ -4,9 +4,11 @@
 CPU. Nothing in this module knows of Refs or grids.
 """
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -35,13 +37,28 @@ def is_floating(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.floating)
 
 
+_garbage: contextvars.ContextVar[float | None] = contextvars.ContextVar("garbage", default=None)
+
+
+@contextlib.contextmanager
+def garbage(value: float) -> Iterator[None]:
+    """While active, uninitialised memory holds `value` instead of NaN: on a TPU it can be any bits at all."""
+    token = _garbage.set(value)
+    try:
+        yield
+    finally:
+        _garbage.reset(token)
+
+
 def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Uninitialised memory, made visible: NaN for floats, the largest value for integers, True for bools."""
-    dtype = np.dtype(dtype)
+    dtype, value = np.dtype(dtype), _garbage.get()
     if is_floating(dtype):
-        return np.full(shape, np.nan, dtype)
+        return np.full(shape, np.nan if value is None else value, dtype)
     if dtype == np.bool_:
-        return np.ones(shape, dtype)
+        return np.full(shape, value is None, dtype)
+    if value is not None:
+        return np.full(shape, 77, dtype)
     try:
         return np.full(shape, np.iinfo(dtype).max, dtype)
     except ValueError:  # four-bit integers have no np.iinfo
