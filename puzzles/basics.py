@@ -17,8 +17,8 @@
 # You need to know JAX and NumPy. You need no TPU: your kernels run here exactly as you would ship them, simulated.
 #
 # Each puzzle is a function whose body says `YOUR CODE HERE`. Fill it and run the `check` below it: it runs your kernel
-# one step at a time and, if something is off, names the step and your line. Stuck? Three hints are folded away under
-# every check: a nudge, the pattern, the solution. `show` draws what your kernel did. Nobody is timing you.
+# one step at a time, says what is off and, where it can, names the step and your line. Stuck? Three hints are folded
+# away under every check: a nudge, the pattern, the solution. `show` draws what your kernel did. Nobody is timing you.
 
 # %%
 import functools
@@ -108,8 +108,8 @@ check("basics/1", add_ten, add_ten_spec, normal((640,)), variants=[case(normal((
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A kernel fills buffers; `pallas_call` does the moving. Between reading and writing you use `jnp`, and
-# most of it works. But `x` had to fit into VMEM as a whole. What if it does not?
+# **Takeaway.** A kernel fills buffers; `pallas_call` does the moving. Between reading and writing you use `jnp`. (Not
+# all of it exists on a TPU. The check tells you.) But `x` had to fit into VMEM as a whole. What if it does not?
 
 # %% [markdown]
 # ## Puzzle 2: Add two vectors, block by block
@@ -120,9 +120,10 @@ check("basics/1", add_ten, add_ten_spec, normal((640,)), variants=[case(normal((
 #
 # A vector of 4 Mi (2^22) float32 is 16 MiB: it alone fills the VMEM of Puzzle 1, and an addition needs three. So cut.
 #
-# Two more arguments of `pallas_call` do that. The **grid** says how often the kernel runs: `grid=(5,)` means five
-# **steps**, like `for i in range(5)`. A **`pl.BlockSpec`** says, for one array, which block of it lies in VMEM at
-# step `i`. `pl.BlockSpec((b,), lambda i: (i,))` reads: blocks of `b` elements; at step `i`, block number `i`.
+# Two more arguments of `pallas_call` do that. On a TPU the **grid** is a loop around the kernel: `grid=(5,)` means five
+# **steps**, one after the other, like `for i in range(5)`. (Several axes are a nest of loops, the last axis innermost.)
+# A **`pl.BlockSpec`** says, for one array, which block of it lies in VMEM at step `i`.
+# `pl.BlockSpec((b,), lambda i: (i,))` reads: blocks of `b` elements; at step `i`, block number `i`.
 #
 # ```text
 #     x       [  0  |  1  |  2  |  3  |  4  ]      HBM
@@ -138,9 +139,8 @@ check("basics/1", add_ten, add_ten_spec, normal((640,)), variants=[case(normal((
 #     result  [  0  |  1  |  2  |  3  |  4  ]      HBM
 # ```
 #
-# Before a step its input blocks are copied in, after it its output block is copied out. On a TPU the steps run one
-# after the other, in order. A grid with several axes is a nest of loops, the last axis innermost. The kernel receives
-# its Refs in the order inputs, then outputs.
+# For now: before a step its input blocks are copied in, after it its output block is copied out. (Puzzle 5 tells when a
+# copy is spared.) The kernel receives its Refs in the order inputs, then outputs.
 
 
 # %%
@@ -155,6 +155,7 @@ def vector_add_kernel(x_ref, y_ref, o_ref):
 
 def vector_add_grid(n, b):
     # n: how long the vectors are, a multiple of b      b: how long a block is
+    # (If n were no multiple, you would round up: pl.cdiv(n, b) is n / b, rounded up. That is Puzzle 8.)
     # Return the grid: a tuple with the number of steps along each axis (here there is one).
     pass  # YOUR CODE HERE
 
@@ -172,6 +173,7 @@ def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> F
 
 
 # %%
+# vmem_bytes: three blocks of b float32 numbers, each counted twice; Puzzle 6 tells why.
 check(
     "basics/2",
     vector_add,
@@ -220,8 +222,7 @@ check(
 
 # %% [markdown]
 # **Takeaway.** Blocks of 256 elements add vectors of any length: VMEM no longer knows how long they are. See for
-# yourself; step through it, and watch which block of each array is in VMEM. (The table counts every block twice over in
-# VMEM. Puzzle 6 tells why.)
+# yourself; step through it, and watch which block of each array is in VMEM.
 
 # %%
 show(vector_add, normal((1280,)), normal((1280,)))
@@ -345,8 +346,8 @@ check(
 #      the number of the step          which step writes where?
 # ```
 #
-# How small may a tile be? The TPU computes on registers of 8 rows and 128 columns. So the last two sizes of a block
-# must be **multiples of 8 and of 128**, or span the whole array in that dimension. The compiler refuses anything else.
+# How small may a tile be? A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the last two sizes of a
+# block must be **multiples of 8 and of 128**, or span the whole array in that dimension. Anything else is refused.
 # Tiles of 8 x 128 would suit `x`, but not the result: its tiles are 128 x 8.
 
 
@@ -390,8 +391,9 @@ check(
 # <details><summary>Hint 1</summary>
 #
 # Two things have to turn: the numbers inside a tile, and the place of the tile. Each is the business of one function,
-# and doing only one of them leaves a picture cut into squares and shuffled. Follow step 1 through the drawing: its
-# tile comes from the top right corner of `x`. Into which corner of the result does that corner go?
+# and one without the other fails: leave out the first, and a tile does not fit into `o_ref`; leave out the second, and
+# some tiles land outside of the result. Follow step 1 through the drawing: its tile comes from the top right corner of
+# `x`. Into which corner of the result does that corner go?
 #
 # </details>
 #
@@ -484,7 +486,8 @@ def scale_shift(
     return pl.pallas_call(
         scale_shift_kernel,
         grid=(M // bm, N // bn),
-        # sizes of 1 are fine here: they span the whole dimension
+        # Sizes of 1 are fine here: they span the whole dimension. (On a TPU an (8, 1) block takes up a whole 8 x 128
+        # tile all the same; the VMEM figures of this notebook count elements.)
         in_specs=[tile, pl.BlockSpec((bm, 1), scale_map), pl.BlockSpec((1, bn), shift_map)],
         out_specs=tile,
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -571,9 +574,9 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 #
 # ### Theory
 #
-# How large should a block be? A step costs about 0.35 microseconds on a v5e before it does anything. 8192 rows in
-# blocks of 8 are 1024 steps: 0.36 ms. In blocks of 256 they are 32 steps: 0.01 ms. So blocks should be large. VMEM
-# sets the limit.
+# How large should a block be? A step costs something before it does anything: about a third of a microsecond, as
+# measured on a v5e. 8192 rows in blocks of 8 are 1024 steps: a third of a millisecond. In blocks of 256 they are 32
+# steps: about ten microseconds. So blocks should be large. VMEM sets the limit.
 #
 # When is it full? While the kernel works on one step, the blocks of the next are on their way in, and the results of
 # the last one on their way out:
@@ -614,21 +617,28 @@ def gated(x: Float[Array, "M N"], g: Float[Array, "M N"], *, vmem_bytes: int = 2
 
 
 # %%
+# grid_steps: as many as the largest block that is allowed needs
 check(
     "basics/6",
     gated,
     gated_spec,
-    normal((96, 384)),
-    normal((96, 384)),
+    normal((80, 384)),
+    normal((80, 384)),
     variants=[
         case(
             normal((160, 256), scale=4.0),
             normal((160, 256), scale=4.0),
             vmem_bytes=100_000,
             budget=Budget(vmem_bytes=100_000, grid_steps=10, calls=1),
-        )
+        ),
+        case(
+            normal((240, 256)),
+            normal((240, 256)),
+            vmem_bytes=337_920,
+            budget=Budget(vmem_bytes=337_920, grid_steps=5, calls=1),
+        ),
     ],
-    budget=Budget(vmem_bytes=262_144, grid_steps=3, calls=1),
+    budget=Budget(vmem_bytes=262_144, grid_steps=5, calls=1),
 )
 
 # %% [markdown]
@@ -799,7 +809,7 @@ check(
 # ### Theory
 #
 # Prompts have 1000 tokens, or 1003. Blocks do not care: 1000 rows in chunks of 16 are 62 full ones and 8 rows. So the
-# grid is rounded up, to 63 steps, and the last block hangs over the edge of the array:
+# grid is rounded up, to `pl.cdiv(1000, 16)` = 63 steps, and the last block hangs over the edge of the array:
 #
 # ```text
 #     100 rows, chunks of 16            320 columns, blocks of 128
@@ -815,7 +825,8 @@ check(
 # ```
 #
 # Every block has its full shape, at the edge too. On the way out, what hangs over is **dropped**: you cannot damage
-# anything there. On the way in, what hangs over is **garbage**: any bits at all, which may well read as NaN.
+# anything there. On the way in, what hangs over is **garbage**: any bits at all. They may read as NaN, or as a number
+# like any other.
 #
 # Often that is no problem: garbage columns turn into garbage columns, and are dropped. It becomes one when garbage and
 # data meet in the same number, as in a mean over rows.
@@ -837,7 +848,7 @@ def centre_chunks(x: Float[Array, "M N"], *, bn: int = 128) -> Float[Array, "M N
     block = pl.BlockSpec((16, bn), lambda i, j: (i, j))
     return pl.pallas_call(
         functools.partial(centre_kernel, num_rows=M),
-        grid=(-(-M // 16), -(-N // bn)),  # divided and rounded up
+        grid=(pl.cdiv(M, 16), pl.cdiv(N, bn)),  # divided and rounded up
         in_specs=[block],
         out_specs=block,
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -895,8 +906,8 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Mask what enters a reduction, ignore the rest. In other people's kernels the rounded-up division is
-# called `pl.cdiv(M, 16)`. Now for the opposite problem: a reduction that is too long for one block.
+# **Takeaway.** Mask what enters a reduction, by its position; ignore the rest. Now for the opposite problem: a
+# reduction that is too long for one block.
 
 # %% [markdown]
 # ## Puzzle 9: Row sum
@@ -1162,9 +1173,10 @@ show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
 # ### Theory
 #
 # Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. With a call for
-# each, the copies would start from nothing 512 times, with no work to hide behind (look at the first and last column of
-# the drawing in Puzzle 6). With one more grid axis in front there is one call, and the next product's tiles are under
-# way while this one finishes.
+# each, every product has to wait for its first two tiles, with no work to hide the copy behind (the first column of
+# Puzzle 6's drawing). In tiles of 512 x 512 bfloat16 they are 1 MiB: 1.3 microseconds at 819 GB/s, and 0.66 ms for 512
+# calls. With one more grid axis in front there is one call, and the next product's tiles are under way while this one
+# finishes.
 #
 # But `x` is now (B, M, K), and a block of (1, bm, bk) makes a three-dimensional Ref. `matmul_kernel` wants two
 # dimensions.
@@ -1214,12 +1226,12 @@ check(
     "basics/11",
     batched_matmul,
     batched_matmul_spec,
-    normal((3, 64, 768), "bfloat16"),
-    normal((3, 768, 384), "bfloat16"),
+    normal((4, 64, 768), "bfloat16"),
+    normal((4, 768, 384), "bfloat16"),
     variants=[
         case(
-            normal((4, 48, 384), "bfloat16"),
-            normal((4, 384, 128), "bfloat16"),
+            normal((2, 48, 384), "bfloat16"),
+            normal((2, 384, 128), "bfloat16"),
             bm=16,
             bk=128,
             budget=Budget(vmem_bytes=90_112, calls=1),
@@ -1349,7 +1361,13 @@ check(
             bn=256,
             bk=128,
             budget=Budget(hbm_bytes=3_253_248, vmem_bytes=296_960, calls=1, output_stores=1),
-        )
+        ),
+        case(  # sums near 102, biases near -102: what is rounded too early is lost
+            normal((64, 512), "bfloat16", scale=0.02, shift=1.0),
+            normal((512, 256), "bfloat16", scale=0.02, shift=0.2),
+            normal((1, 256), shift=-102.4),
+            budget=Budget(hbm_bytes=690_176, vmem_bytes=197_632, calls=1, output_stores=1),
+        ),
     ],
     budget=Budget(hbm_bytes=1_526_784, vmem_bytes=197_632, calls=1, output_stores=1),
 )
@@ -1430,8 +1448,8 @@ check(
 # comes in again for every turn of that loop.
 #
 # Does it matter? Take 8192 x 1024 times 1024 x 4096 in bfloat16, tiles of 128 x 1024. Rows outside, the inputs cost
-# 16 + 64 x 8 = 528 MiB; columns outside, 8 + 4 x 16 = 72 MiB. At 819 GB/s: 0.68 against 0.09 ms. At its peak, a v5e
-# does the arithmetic in 0.35 ms. One order keeps it waiting, the other does not.
+# 16 + 64 x 8 = 528 MiB; columns outside, 8 + 4 x 16 = 72 MiB. At 819 GB/s: 0.68 against 0.09 ms. At its peak of 197
+# TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the other does not.
 
 
 # %%
@@ -1453,7 +1471,7 @@ def lean_matmul(
 
 
 # %%
-# The budgets are exactly the bytes of the better order. In the second case it is the other one that is better.
+# The budgets are exactly the bytes of the better order. No single size tells which one that is.
 check(
     "basics/13",
     lean_matmul,
@@ -1467,7 +1485,28 @@ check(
             bm=512,
             bn=128,
             budget=Budget(hbm_bytes=2_555_904, vmem_bytes=917_504, calls=1),
-        )
+        ),
+        case(
+            normal((256, 128), "bfloat16"),
+            normal((128, 1024), "bfloat16"),
+            bm=128,
+            bn=256,
+            budget=Budget(hbm_bytes=1_048_576, vmem_bytes=327_680, calls=1),
+        ),
+        case(
+            normal((960, 256), "bfloat16"),
+            normal((256, 256), "bfloat16"),
+            bm=192,
+            bn=128,
+            budget=Budget(hbm_bytes=1_605_632, vmem_bytes=425_984, calls=1),
+        ),
+        case(
+            normal((256, 128), "bfloat16"),
+            normal((128, 512), "bfloat16"),
+            bm=128,
+            bn=128,
+            budget=Budget(hbm_bytes=589_824, vmem_bytes=196_608, calls=1),
+        ),
     ],
     budget=Budget(hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1),
 )

@@ -192,7 +192,7 @@ REFUSED = {
     "SMEM vector": (whole(smem_rows, in_specs=[SMEM]), "SMEM holds single numbers", "o_ref[0] = x_ref[0]"),
     "ref as array": (whole(adds_to_a_ref), "read it first, x_ref[...]", "x_ref + 1"),
     "Python if": (whole(python_if), "@pl.when", "if x_ref[0, 0] > 0"),
-    "scan": (computed(stacked), "use lax.fori_loop and store each step", "jax.lax.scan"),
+    "scan": (computed(stacked), "use lax.fori_loop, and load and store each step", "jax.lax.scan"),
     "step": (computed(lambda x: jnp.repeat(x[::2], 2, 0)), "x_ref[pl.ds(0, size, stride=2)]", "x[::2]"),
     "float range": (computed(lambda x: x + jnp.arange(256.0)), "A TPU counts in integers", "jnp.arange(256.0)"),
     "half": (

@@ -132,7 +132,7 @@ EXPECTED: dict[str, First] = {
     ),
     "wrong_program_id": First(
         "local-position",
-        ("block (0, 1) of o_ref", "off by the constant +1", "program id", "wrong axis"),
+        ("block (0, 1) of o_ref", "off by the constant +1", "right program id", "pl.program_id(0) * 8"),
         "o_ref",
         block=(0, 1),
         evidence=("9 of 12 blocks wrong",),
@@ -177,7 +177,7 @@ EXPECTED: dict[str, First] = {
     "python_if_on_a_program_id": First("python-if", ("@pl.when", "jnp.where", "program id")),
     "value_returned": First("returns", ("returns nothing", "o_ref[...] = value")),
     "kernel_with_too_few_refs": First("kernel-arity", ("one Ref per operand", "inputs, outputs, scratch")),
-    "index_map_with_too_few_arguments": First("map-arity", ("one argument per grid axis",)),
+    "index_map_with_too_few_arguments": First("map-arity", ("one argument per axis of the grid",)),
     "index_map_with_too_few_results": First("map-length", ("one block index per dimension",)),
     "index_map_with_true_division": First("map-float", ("integer", "//")),
     "array_captured_by_the_kernel": First("constants", ("pass it as an input", "iota"), evidence=("f32[128]",)),

@@ -252,6 +252,16 @@ def transpose_out_map(i, j):
     return (0, i)
 
 
+# %% basics/4: the Ref itself is transposed
+# first: x_ref[...]
+def transpose_kernel(x_ref, o_ref):
+    o_ref[...] = x_ref.T
+
+
+def transpose_out_map(i, j):
+    return (j, i)
+
+
 # %% basics/5: the roles are swapped
 # first: out of bounds
 # first: scale_ref
@@ -354,8 +364,8 @@ def gated(x, g, *, vmem_bytes=262_144):
 
 # %% basics/6: blocks of eight rows
 # first: Right answer, but
-# first: 12 grid steps
-# says: 3
+# first: 10 grid steps
+# says: 5
 def gated_kernel(x_ref, g_ref, o_ref):
     o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
 
@@ -461,10 +471,149 @@ def gated_kernel(x_ref, g_ref, o_ref):
 
 def gated(x, g, *, vmem_bytes=262_144):
     M, N = x.shape
-    block = pl.BlockSpec((24, N), lambda i: (i, 0))
+    block = pl.BlockSpec((16, N), lambda i: (i, 0))
     return pl.pallas_call(
         gated_kernel,
-        grid=(M // 32,),
+        grid=(M // 40,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    )(x, g)
+
+
+# %% basics/6: a block that does not divide the rows
+# first: never visited
+# says: 80
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = vmem_bytes // (2 * N * 10) // 8 * 8
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    return pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    )(x, g)
+
+
+# %% basics/6: a block that is not a multiple of 8
+# first: multiple
+# says: 20
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = max(b for b in range(1, M + 1) if M % b == 0 and 2 * b * N * 10 <= vmem_bytes)
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    return pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    )(x, g)
+
+
+# %% basics/6: the result is forgotten in the sum
+# first: Right answer, but
+# first: VMEM
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and 2 * b * N * 8 <= vmem_bytes)
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    return pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    )(x, g)
+
+
+# %% basics/6: a block that was right twice
+# first: Right answer, but
+# first: 15 grid steps
+# says: variant 2
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = 16
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    return pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    )(x, g)
+
+
+# %% basics/6: the index map turned around
+# first: out of bounds
+# not: longer
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and 2 * b * N * 10 <= vmem_bytes)
+    block = pl.BlockSpec((bm, N), lambda i: (0, i))
+    return pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    )(x, g)
+
+
+# %% basics/6: pallas_call is not called with the arrays
+# first: call
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and 2 * b * N * 10 <= vmem_bytes)
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    return pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    )
+
+
+# %% basics/6: the result is not returned
+# first: return
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and 2 * b * N * 10 <= vmem_bytes)
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
         in_specs=[block, block],
         out_specs=block,
         out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
@@ -518,6 +667,7 @@ def distance_bias_kernel(x_ref, o_ref):
 # %% basics/7: the block sizes of the example
 # says: variant 1
 # first: shape
+# not: Add
 def distance_bias_kernel(x_ref, o_ref):
     q = pl.program_id(0) * 32 + jnp.arange(32)
     k = pl.program_id(1) * 128 + jnp.arange(128)
@@ -533,6 +683,26 @@ def distance_bias_kernel(x_ref, o_ref):
     else:
         q = pl.program_id(0) * bq + jnp.arange(bq)
     k = pl.program_id(1) * bk + jnp.arange(bk)
+    o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None])
+
+
+# %% basics/7: off by one everywhere
+# first: off by the constant -0.125
+# not: rounding
+def distance_bias_kernel(x_ref, o_ref):
+    bq, bk = x_ref.shape
+    q = pl.program_id(0) * bq + jnp.arange(bq)
+    k = pl.program_id(1) * bk + jnp.arange(bk)
+    o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None] - 1)
+
+
+# %% basics/7: the block sizes change places
+# first: off by the constant
+# not: wrong axis
+def distance_bias_kernel(x_ref, o_ref):
+    bq, bk = x_ref.shape
+    q = pl.program_id(0) * bk + jnp.arange(bq)
+    k = pl.program_id(1) * bq + jnp.arange(bk)
     o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None])
 
 
@@ -598,6 +768,32 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
     real = (start + jnp.arange(16))[:, None] < num_rows
     x = x_ref[...]
     o_ref[...] = jnp.where(real, x - x.mean(axis=0, keepdims=True), 0)
+
+
+# %% basics/8: NaN is left out of the mean
+# first: garbage
+# says: position
+def centre_kernel(x_ref, o_ref, *, num_rows):
+    x = x_ref[...]
+    o_ref[...] = x - jnp.nanmean(x, axis=0, keepdims=True)
+
+
+# %% basics/8: NaN is taken for zero
+# first: garbage
+# says: position
+def centre_kernel(x_ref, o_ref, *, num_rows):
+    x = x_ref[...]
+    count = jnp.minimum(16, num_rows - pl.program_id(0) * 16)
+    o_ref[...] = x - jnp.nan_to_num(x).sum(axis=0, keepdims=True) / count
+
+
+# %% basics/8: finite is taken for real
+# first: garbage
+# says: position
+def centre_kernel(x_ref, o_ref, *, num_rows):
+    x = x_ref[...]
+    real = jnp.isfinite(x)
+    o_ref[...] = x - jnp.where(real, x, 0).sum(axis=0, keepdims=True) / real.sum(axis=0, keepdims=True)
 
 
 # %% basics/9: the output is never zeroed
@@ -718,6 +914,38 @@ def row_sum_kernel(x_ref, o_ref):
     @pl.when(pl.program_id(1) == 0)
     def _():
         o_ref[...] = jnp.zeros_like(o_ref)
+
+
+def row_sum_out_map(i, j):
+    return (i, 0)
+
+
+# %% basics/9: zeroed at the last step
+# first: garbage
+# says: pl.program_id(1) == 0
+def row_sum_kernel(x_ref, o_ref):
+    @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.zeros_like(o_ref)
+
+    o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
+
+
+def row_sum_out_map(i, j):
+    return (i, 0)
+
+
+# %% basics/9: nothing is added on the first visit
+# first: Step 0
+# first: nothing
+def row_sum_kernel(x_ref, o_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        o_ref[...] = jnp.zeros_like(o_ref)
+
+    @pl.when(pl.program_id(1) > 0)
+    def _():
+        o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
 
 
 def row_sum_out_map(i, j):
@@ -873,6 +1101,20 @@ def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
         o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
+# %% basics/10: products in bfloat16
+# first: preferred_element_type
+def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    acc_ref[...] += jnp.dot(x_ref[...], y_ref[...])
+
+    @pl.when(pl.program_id(2) == num_k - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
 # %% basics/11: the batch index is lost on the way in
 # first: y_ref
 # first: never read
@@ -905,7 +1147,7 @@ def batched_specs(bm, bk, N):
 
 
 # %% basics/11: a size of 1 instead of None
-# first: shape
+# first: None
 def batched_specs(bm, bk, N):
     x_spec = pl.BlockSpec((1, bm, bk), lambda b, i, k: (b, i, k))
     y_spec = pl.BlockSpec((1, bk, N), lambda b, i, k: (b, k, 0))
@@ -938,6 +1180,28 @@ def batched_specs(bm, bk, N):
     x_spec = pl.BlockSpec((None, bm, bk), lambda i, k, b: (b, i, k))
     y_spec = pl.BlockSpec((None, bk, N), lambda i, k, b: (b, k, 0))
     out_spec = pl.BlockSpec((None, bm, N), lambda i, k, b: (b, i, 0))
+    return [x_spec, y_spec], out_spec
+
+
+# %% basics/11: batch and sum change places
+# first: out of bounds
+# first: y_ref
+# not: longer
+def batched_specs(bm, bk, N):
+    x_spec = pl.BlockSpec((None, bm, bk), lambda b, i, k: (b, i, k))
+    y_spec = pl.BlockSpec((None, bk, N), lambda b, i, k: (k, b, 0))
+    out_spec = pl.BlockSpec((None, bm, N), lambda b, i, k: (b, i, 0))
+    return [x_spec, y_spec], out_spec
+
+
+# %% basics/11: the output moves along with k
+# first: out of bounds
+# first: o_ref
+# not: longer
+def batched_specs(bm, bk, N):
+    x_spec = pl.BlockSpec((None, bm, bk), lambda b, i, k: (b, i, k))
+    y_spec = pl.BlockSpec((None, bk, N), lambda b, i, k: (b, k, 0))
+    out_spec = pl.BlockSpec((None, bm, N), lambda b, i, k: (b, i, k))
     return [x_spec, y_spec], out_spec
 
 
@@ -1089,6 +1353,45 @@ def bias_map(i, j, k):
     return (0, j)
 
 
+# %% basics/12: rounded before the activation
+# first: 16-bit
+# says: variant 2
+def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(pl.program_id(2) == num_k - 1)
+    def _():
+        o_ref[...] = jax.nn.gelu(acc_ref[...].astype(o_ref.dtype) + bias_ref[...].astype(o_ref.dtype))
+
+
+def bias_map(i, j, k):
+    return (0, j)
+
+
+# %% basics/12: the sum is rounded, the rest is not
+# first: 16-bit
+# says: variant 2
+def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(pl.program_id(2) == num_k - 1)
+    def _():
+        total = acc_ref[...].astype(jnp.bfloat16).astype(jnp.float32)
+        o_ref[...] = jax.nn.gelu(total + bias_ref[...]).astype(o_ref.dtype)
+
+
+def bias_map(i, j, k):
+    return (0, j)
+
+
 # %% basics/13: rows outside, always
 # first: Right answer, but
 # says: y_ref
@@ -1136,6 +1439,86 @@ def lean_matmul(x, y, *, bm=64, bn=512):
         grid=(N // bn, M // bm),
         in_specs=[pl.BlockSpec((bm, K), lambda j, i: (i, 0)), pl.BlockSpec((K, bn), lambda j, i: (0, j))],
         out_specs=pl.BlockSpec((bm, bn), lambda j, i: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+    )(x, y)
+
+
+# %% basics/13: the longer side goes outside
+# first: Right answer, but
+# first: HBM
+# says: variant 3
+def lean_matmul(x, y, *, bm=64, bn=512):
+    (M, K), (_, N) = x.shape, y.shape
+    m, n = M // bm, N // bn
+    if M >= N:
+        grid, x_map, y_map, out_map = (m, n), lambda i, j: (i, 0), lambda i, j: (0, j), lambda i, j: (i, j)
+    else:
+        grid, x_map, y_map, out_map = (n, m), lambda j, i: (i, 0), lambda j, i: (0, j), lambda j, i: (i, j)
+    return pl.pallas_call(
+        dot_kernel,
+        grid=grid,
+        in_specs=[pl.BlockSpec((bm, K), x_map), pl.BlockSpec((K, bn), y_map)],
+        out_specs=pl.BlockSpec((bm, bn), out_map),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+    )(x, y)
+
+
+# %% basics/13: the shorter loop goes outside
+# first: Right answer, but
+# first: HBM
+# says: variant 2
+def lean_matmul(x, y, *, bm=64, bn=512):
+    (M, K), (_, N) = x.shape, y.shape
+    m, n = M // bm, N // bn
+    if m <= n:
+        grid, x_map, y_map, out_map = (m, n), lambda i, j: (i, 0), lambda i, j: (0, j), lambda i, j: (i, j)
+    else:
+        grid, x_map, y_map, out_map = (n, m), lambda j, i: (i, 0), lambda j, i: (0, j), lambda j, i: (i, j)
+    return pl.pallas_call(
+        dot_kernel,
+        grid=grid,
+        in_specs=[pl.BlockSpec((bm, K), x_map), pl.BlockSpec((K, bn), y_map)],
+        out_specs=pl.BlockSpec((bm, bn), out_map),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+    )(x, y)
+
+
+# %% basics/13: the larger block goes outside
+# first: Right answer, but
+# first: HBM
+# says: variant 3
+def lean_matmul(x, y, *, bm=64, bn=512):
+    (M, K), (_, N) = x.shape, y.shape
+    m, n = M // bm, N // bn
+    if bm > bn:
+        grid, x_map, y_map, out_map = (m, n), lambda i, j: (i, 0), lambda i, j: (0, j), lambda i, j: (i, j)
+    else:
+        grid, x_map, y_map, out_map = (n, m), lambda j, i: (i, 0), lambda j, i: (0, j), lambda j, i: (i, j)
+    return pl.pallas_call(
+        dot_kernel,
+        grid=grid,
+        in_specs=[pl.BlockSpec((bm, K), x_map), pl.BlockSpec((K, bn), y_map)],
+        out_specs=pl.BlockSpec((bm, bn), out_map),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+    )(x, y)
+
+
+# %% basics/13: the operand that is read once is not counted
+# first: Right answer, but
+# first: HBM
+# says: variant 3
+def lean_matmul(x, y, *, bm=64, bn=512):
+    (M, K), (_, N) = x.shape, y.shape
+    m, n = M // bm, N // bn
+    if m * y.size <= n * x.size:
+        grid, x_map, y_map, out_map = (m, n), lambda i, j: (i, 0), lambda i, j: (0, j), lambda i, j: (i, j)
+    else:
+        grid, x_map, y_map, out_map = (n, m), lambda j, i: (i, 0), lambda j, i: (0, j), lambda j, i: (i, j)
+    return pl.pallas_call(
+        dot_kernel,
+        grid=grid,
+        in_specs=[pl.BlockSpec((bm, K), x_map), pl.BlockSpec((K, bn), y_map)],
+        out_specs=pl.BlockSpec((bm, bn), out_map),
         out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
     )(x, y)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jec
+import jaxlib
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -23,6 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 from .ops import Beyond, evaluate, inlined, np_dtype, run_scan, run_while
 
 _JAX_DIR = os.path.dirname(jax.__file__) + os.sep
+_JAXLIB_DIR = os.path.dirname(jaxlib.__file__) + os.sep
 _OUR_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _COURSE_DIR = os.path.join(_OUR_DIR, "_course") + os.sep  # in a wheel: the notebooks, which stand for the reader's code
 _STDLIB_DIR = os.path.dirname(contextlib.__file__) + os.sep
@@ -61,7 +63,7 @@ def is_readers_file(file: str) -> bool:
     """True for code that is neither JAX's, nor ours, nor the standard library's."""
     if file.startswith(_COURSE_DIR):
         return True
-    if file.startswith((_JAX_DIR, _OUR_DIR, "<frozen", "<string>", "<attrs")):
+    if file.startswith((_JAX_DIR, _JAXLIB_DIR, _OUR_DIR, "<frozen", "<string>", "<attrs")):
         return False
     return not file.startswith(_STDLIB_DIR) or "site-packages" in file
 

@@ -892,7 +892,7 @@ class _Blocks:
             starts.append(f"by {slope:+.6g} per block along dimension {d}{what}")
         return (
             f"and that constant changes {' and '.join(starts)}. So the start of the block is left out "
-            "or computed wrongly: is it the right program id, times the right size?"
+            "or computed wrongly: check that it is the right program id, times the right size."
         )
 
     def _axis_of(self, d: int) -> int | None:
@@ -978,35 +978,65 @@ class _Blocks:
             )
         else:
             cause = f"{which} of {name} {_is(tiles)} wrong{_in(status[1])}{when}. "
-            repeated = self._every_step(tile)
+            repeated = self._clues(tile)
             if repeated:
                 return self._finding(kind, cause + repeated[0], tile, repeated[1:])
             return self._finding(kind, cause + "Follow one element of that block by hand.", tile)
-        return self._finding(kind, cause, tile, self._every_step(tile))
+        return self._finding(kind, cause, tile, self._clues(tile))
 
-    def _every_step(self, tile: Block) -> list[str]:
-        """What the kernel does at every step of a sum, and might have to do once."""
+    def _clues(self, tile: Block) -> list[str]:
+        """What the steps of one block have in common, or not, that may explain wrong values; the likeliest first."""
         steps = self.steps_of(tile)
         if len(steps) < 2:
             return []
-        found = []
-        events = [e for e in self.trace.events if e.op == "load" and e.step in steps]
-        for k, o in enumerate(self.trace.call.operands):
-            read_at = {e.step for e in events if e.ref == o.name}
-            if o.role == "in" and len({self.trace.blocks[k][s] for s in steps}) == 1 and len(read_at) == len(steps):
-                line = next(e.line for e in events if e.ref == o.name)
-                found.append(
-                    f"{o.name} is read at every step of the sum ({line}), though its block stays the same: what is "
-                    "added "
-                    f"every step is added {len(steps)} times"
-                )
+        events = [e for e in self.trace.events if e.step in set(steps)]
+        clues = [*self._stored_early(events), *self._uneven(events, steps), *self._read_every_step(events, steps)]
         if self.trace.flops and all(self.trace.transcendentals[s] for s in steps):
-            found.append(
-                f"exp, tanh or the like is applied at every step of the sum (steps {spans(steps)}): what is not "
+            clues.append(
+                f"Exp, tanh or the like is applied at every step of the sum (steps {spans(steps)}): what is not "
                 "linear has "
-                "to wait for the last step"
+                "to wait for the last step."
             )
-        return found
+        return clues
+
+    def _stored_early(self, events: list[Event]) -> Iterator[str]:
+        """The output is stored from a scratch buffer that goes on growing afterwards."""
+        name = self.o.name
+        last = max((e.step for e in events if e.op == "store" and e.ref == name), default=None)
+        for scratch in self.trace.call.scratch:
+            grows_until = max((e.step for e in events if e.op == "store" and e.ref == scratch.name), default=-1)
+            read = any(e.op == "load" and e.ref == scratch.name and e.step == last for e in events)
+            if last is not None and read and grows_until > last:
+                yield (
+                    f"{name} is stored from {scratch.name} at step {last}, but {scratch.name} still grows until step "
+                    f"{grows_until}: store it on the last step of the block."
+                )
+
+    def _uneven(self, events: list[Event], steps: list[int]) -> Iterator[str]:
+        """A buffer that most steps of a block add to, and one does not."""
+        for name in (self.o.name, *(s.name for s in self.trace.call.scratch)):
+            stored = {e.step for e in events if e.op == "store" and e.ref == name}
+            loaded = {e.step for e in events if e.op == "load" and e.ref == name}
+            adding = stored & loaded
+            idle = [s for s in steps if s not in adding]
+            if len(adding) > 1 and len(idle) == 1:
+                yield (
+                    f"Step {idle[0]} adds nothing to {name}, though the other steps of the block do "
+                    f"({spans(sorted(adding))}): "
+                    "every step has its share in the sum."
+                )
+
+    def _read_every_step(self, events: list[Event], steps: list[int]) -> Iterator[str]:
+        """An input whose block stays the same along a sum, and that takes part in every step."""
+        for k, o in enumerate(self.trace.call.operands):
+            reads = [e for e in events if e.op == "load" and e.ref == o.name]
+            same = len({self.trace.blocks[k][s] for s in steps}) == 1
+            if o.role == "in" and same and len({e.step for e in reads}) == len(steps):
+                yield (
+                    f"{o.name} is read at every step of the sum ({reads[0].line}), though its block stays the same: "
+                    "what is "
+                    f"added at every step is added {len(steps)} times."
+                )
 
 
 def _axes(numbers: Any) -> str:
@@ -1148,6 +1178,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
      "lax.broadcasted_iota"),
+    (r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)", "ref-arithmetic",
+     "a Ref is used as if it were an array: read it first, x_ref[...]"),
     (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion", "python-if",
      "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
      "@pl.when(condition) for a block of code, jnp.where for a value"),
@@ -1177,6 +1209,7 @@ _ERRORS: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
+_DYNAMIC_SLICE = "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], where size is a Python int."
 _MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
 
 
@@ -1216,6 +1249,9 @@ def explain_error(error: BaseException) -> Finding:
     shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
         return Finding("store-shape", _shape_advice(shapes[1], shapes[2]), [_shorten(f"{name}: {first}")], line)
+    slices = line is not None and re.search(r"\[[^\]]*:[^\]]*\]", line.text)
+    if "TracerBoolConversion" in name and slices and not re.search(r"\b(if|while|and|or|not)\b", line.text):
+        return Finding("dynamic-slice", _DYNAMIC_SLICE, [_shorten(f"{name}: {first}")], line)
     for pattern, kind, advice in _ERRORS:
         if re.search(pattern, haystack, re.S):
             return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
@@ -1228,7 +1264,7 @@ def _shape_advice(ref: str, value: str) -> str:
     head = f"A value of shape {v} is stored in a Ref of shape {r}, and a store does not broadcast. "
     if len(r) > 1 and v == r[::-1]:
         return head + "It is the other way round: transpose the value (.T)."
-    if len(v) > len(r) and tuple(n for n in v if n > 1) == tuple(n for n in r if n > 1):
+    if len(v) > len(r) and 1 in v:
         return head + (
             "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "
             "it away."

@@ -79,7 +79,8 @@ def step_words(trace: Trace, step: int) -> str:
 
 def title_words(call: Call) -> str:
     """'grid (4, 2) = 8 steps (parallel, arbitrary), basics.py:214'."""
-    semantics = f" ({', '.join(call.semantics)})" if call.grid else ""
+    told = any(s != "arbitrary" for s in call.semantics)  # the default goes without saying
+    semantics = f" ({', '.join(call.semantics)})" if told else ""
     where = f", {call.where}" if call.where else ""
     return f"grid {call.grid} = {plural(math.prod(call.grid), 'step')}{semantics}{where}"
 

@@ -283,8 +283,9 @@ _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine |
         "SMEM holds single numbers: give one index per dimension, `s_ref[0, i]`, or put this array into VMEM.",
     ),
     (
-        r"Scan with \d+ extensive output",
-        "lax.scan cannot stack its results in a TPU kernel: use lax.fori_loop and store each step into the ref.",
+        r"Scan with \d+ extensive",
+        "lax.scan can neither walk over an array nor stack its results in a TPU kernel: use lax.fori_loop, and load "
+        "and store each step through the refs, `x_ref[pl.ds(i, 1)]`.",
     ),
     (
         r"expected strides to be confined",
