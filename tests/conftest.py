@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,16 @@ def pytest_report_header() -> str:
 @pytest.fixture(autouse=True, scope="session")
 def _own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["PALLAS_PUZZLES_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(autouse=True)
+def _simulator_off_again() -> Iterator[None]:
+    """A notebook's `setup()` turns the simulator on for the whole process; the next test starts without."""
+    import jax
+    from jax.experimental.pallas import tpu as pltpu
+
+    mesh = jax.sharding.get_abstract_mesh()
+    yield
+    pltpu.set_tpu_interpret_mode(None)
+    if jax.sharding.get_abstract_mesh() != mesh:
+        jax.sharding.use_abstract_mesh(mesh).__enter__()

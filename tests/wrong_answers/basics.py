@@ -644,7 +644,7 @@ def distance_bias_kernel(x_ref, o_ref):
 
 # %% basics/7: the axes are swapped
 # first: off by the constant
-# first: wrong axis
+# first: right program id
 # says: pl.program_id
 def distance_bias_kernel(x_ref, o_ref):
     bq, bk = x_ref.shape
@@ -666,8 +666,7 @@ def distance_bias_kernel(x_ref, o_ref):
 
 # %% basics/7: the block sizes of the example
 # says: variant 1
-# first: shape
-# not: Add
+# first: incompatible shapes
 def distance_bias_kernel(x_ref, o_ref):
     q = pl.program_id(0) * 32 + jnp.arange(32)
     k = pl.program_id(1) * 128 + jnp.arange(128)

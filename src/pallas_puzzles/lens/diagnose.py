@@ -710,7 +710,7 @@ class _Blocks:
         for e in self.trace.events:
             if e.ref in names:
                 events[e.ref, e.step].append(e)
-        for look in (self._reset, self._reset_late, self._replaced):
+        for look in (self._reset, self._reset_late, self._reset_midway, self._replaced):
             found = [f for f in (look(name, visits[0], events) for name in names) if f]
             if found:
                 yield found[-1]
@@ -752,6 +752,24 @@ class _Blocks:
             f"is lost, and what it added to was garbage. Set it before the first read of {name}."
         )
         return Finding("reset", cause, [], mine[-1].line, s, self.trace.steps[s], name, self.trace.blocks[self.k][s])
+
+    def _reset_midway(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """One step sets `name` to its starting value before adding, and it is not the first."""
+        setting = [
+            s
+            for s in visit
+            if len(mine := events[name, s]) > 2 and mine[0].op == "store" and mine[0].whole and mine[1].op == "load"
+        ]
+        if len(setting) != 1 or setting[0] == visit[0] or not any(e.op == "load" for e in events[name, visit[0]]):
+            return None
+        s = setting[0]
+        cause = (
+            f"{at(self.trace, s)}: {name} is set to its starting value only here, so what steps "
+            f"{spans(visit[: visit.index(s)])} "
+            f"have added is lost, and the first of them added to garbage. Set it {_first_step_test(self.trace)}."
+        )
+        line, block = events[name, s][0].line, self.trace.blocks[self.k][s]
+        return Finding("reset", cause, [], line, s, self.trace.steps[s], name, block)
 
     def _replaced(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """A scratch buffer that every step overwrites and only the last one reads."""
@@ -990,7 +1008,12 @@ class _Blocks:
         if len(steps) < 2:
             return []
         events = [e for e in self.trace.events if e.step in set(steps)]
-        clues = [*self._stored_early(events), *self._uneven(events, steps), *self._read_every_step(events, steps)]
+        clues = [
+            *self._narrowed_early(),
+            *self._stored_early(events),
+            *self._uneven(events, steps),
+            *self._read_every_step(events, steps),
+        ]
         if self.trace.flops and all(self.trace.transcendentals[s] for s in steps):
             clues.append(
                 f"Exp, tanh or the like is applied at every step of the sum (steps {spans(steps)}): what is not "
@@ -998,6 +1021,17 @@ class _Blocks:
                 "to wait for the last step."
             )
         return clues
+
+    def _narrowed_early(self) -> Iterator[str]:
+        """A float32 value that is cast to 16 bits, and only then computed with."""
+        for eqn in _early_casts(self.trace.call.kernel):
+            dtype, line = np_dtype(eqn.outvars[0].aval), line_of(eqn)
+            yield (
+                f"A float32 value is cast to 16-bit {dtype} ({line}), and computed with afterwards: stay in float32 "
+                "until the "
+                "result is stored."
+            )
+            return
 
     def _stored_early(self, events: list[Event]) -> Iterator[str]:
         """The output is stored from a scratch buffer that goes on growing afterwards."""
@@ -1059,6 +1093,22 @@ def _has_narrow_floats(call: Call) -> bool:
         )
 
     return anywhere(call.kernel)
+
+
+def _early_casts(jaxpr: Any) -> Iterator[Any]:
+    """Casts from float32 to a 16-bit float whose result goes into arithmetic other than a matrix product."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    for eqn in jaxpr.eqns:
+        for inner in subprograms(eqn):
+            yield from _early_casts(inner)
+        if eqn.primitive.name != "convert_element_type" or not hasattr(eqn.invars[0].aval, "shape"):
+            continue
+        before, after = np_dtype(eqn.invars[0].aval), np_dtype(eqn.outvars[0].aval)
+        if not (is_floating(before) and is_floating(after) and before.itemsize == 4 and after.itemsize == 2):
+            continue
+        users = {e.primitive.name for e in jaxpr.eqns if any(v is eqn.outvars[0] for v in e.invars)}
+        if users - {"swap", "masked_swap", "dot_general", "reshape", "broadcast_in_dim", "select_n"}:
+            yield eqn
 
 
 def _store_into(jaxpr: Any, ref: Any) -> Any | None:
@@ -1209,7 +1259,10 @@ _ERRORS: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
-_DYNAMIC_SLICE = "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], where size is a Python int."
+_DYNAMIC_SLICE = (
+    "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
+    "Python int."
+)
 _MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
 
 
@@ -1249,8 +1302,9 @@ def explain_error(error: BaseException) -> Finding:
     shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
         return Finding("store-shape", _shape_advice(shapes[1], shapes[2]), [_shorten(f"{name}: {first}")], line)
-    slices = line is not None and re.search(r"\[[^\]]*:[^\]]*\]", line.text)
-    if "TracerBoolConversion" in name and slices and not re.search(r"\b(if|while|and|or|not)\b", line.text):
+    code = line.text if line else ""
+    slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
+    if "TracerBoolConversion" in name and slices:
         return Finding("dynamic-slice", _DYNAMIC_SLICE, [_shorten(f"{name}: {first}")], line)
     for pattern, kind, advice in _ERRORS:
         if re.search(pattern, haystack, re.S):

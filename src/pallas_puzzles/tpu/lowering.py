@@ -288,6 +288,11 @@ _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine |
         "and store each step through the refs, `x_ref[pl.ds(i, 1)]`.",
     ),
     (
+        r"matmul acc to be 32-bit",
+        "A product of 16-bit tiles is asked for in 16 bits, and the TPU accumulates in 32: give jnp.dot "
+        "preferred_element_type=jnp.float32, and cast when you store.",
+    ),
+    (
         r"expected strides to be confined",
         "A value cannot be sliced with a step in a TPU kernel: slice the ref, `x_ref[pl.ds(0, size, stride=2)]`.",
     ),
