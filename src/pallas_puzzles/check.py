@@ -84,7 +84,7 @@ def check(
     else:
         verdict = _judge(fn, spec, [Case(inputs, {}, budget), *variants], tol, allow, seed)
         if known:
-            _point_into_holes(verdict, holes)
+            _point_into_holes(verdict, holes, _helpers(known, holes, sys._getframe(1).f_globals))
         verdict.puzzle = puzzle
         verdict.headline = f"{title}: {'solved.' if verdict else 'not yet.'}"
         following = curriculum.next_puzzle(puzzle) if known and verdict else None
@@ -151,13 +151,23 @@ def _untouched(known: Any, holes: dict[str, types.CodeType]) -> list[str]:
     return [name for name, code in holes.items() if _program(code) == _program(pristine[name])]
 
 
-def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType]) -> None:
-    """Findings name a line that the reader has written: in a hole, not in what was given around it."""
+def _helpers(known: Any, holes: dict[str, types.CodeType], names: dict[str, Any]) -> list[types.CodeType]:
+    """The code of functions that the reader has written beside the holes."""
+    from . import curriculum
+
+    files, given = {code.co_filename for code in holes.values()}, curriculum.given_names(known)
+    codes = [getattr(value, "__code__", None) for name, value in names.items() if name not in given]
+    return [c for c in codes if isinstance(c, types.CodeType) and c.co_filename in files]
+
+
+def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]) -> None:
+    """Findings name a line that the reader has written: not one of what was given around it."""
     from .lens.capture import source_line
 
     if not holes:
         return
-    ranges = [(code.co_filename, code.co_firstlineno, _last_line(code)) for code in holes.values()]
+    written = [*holes.values(), *helpers]
+    ranges = [(code.co_filename, code.co_firstlineno, _last_line(code)) for code in written]
 
     def own(line: Any) -> bool:
         return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
@@ -249,7 +259,8 @@ class _Judge:
         bypass = explain_outside(run.outside, self.allow) if self.allow is not None else None
         no_kernel = self._no_kernel(run) if self.allow is not None else None
         diagnosis = diagnose(run, want, self.tolerance)
-        findings = [f for f in (no_kernel, bypass) if f] + diagnosis.findings
+        around = [bypass] if bypass and run.calls else [no_kernel, bypass]
+        findings = [f for f in around if f] + diagnosis.findings
         if not findings:
             findings = self._with_other_garbage(run, args, case.blocks, want)
         if not findings and case.budget:

@@ -158,6 +158,11 @@ def pristine_code(puzzle: Puzzle) -> dict[str, types.CodeType]:
     return made
 
 
+def given_names(puzzle: Puzzle) -> frozenset[str]:
+    """What the course's own notebook defines, holes included: every other name is the reader's."""
+    return frozenset(_given(notebook(puzzle.path)))
+
+
 def signature(puzzle: Puzzle, hole: str) -> str:
     """The signature of a hole as the puzzle gives it, without annotations: "row_sum_kernel(x_ref, o_ref)"."""
     if hole not in puzzle.skeletons:

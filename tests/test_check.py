@@ -1,0 +1,308 @@
+"""What `check` promises whatever the puzzle: it comes back, it is fair, and a pass is never the lens's word alone."""
+
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_puzzles import Budget, case, check, integers, normal, uniform
+from pallas_puzzles import simulate as simulate_module
+from pallas_puzzles.check import collecting
+from pallas_puzzles.verdict import Verdict
+
+check_module = __import__("sys").modules["pallas_puzzles.check"]
+TILE = pl.BlockSpec((8, 128), lambda i: (i, 0))
+
+
+def judged(fn: Any, spec: Any, *inputs: Any, **options: Any) -> Verdict:
+    with collecting(thorough=options.pop("thorough", False)) as verdicts:
+        check("mine/1", fn, spec, *inputs, **options)
+    (verdict,) = verdicts
+    return verdict
+
+
+def by_rows(kernel: Any, x: Any, **options: Any) -> Any:
+    return pl.pallas_call(kernel, grid=(x.shape[0] // 8,), in_specs=[TILE], out_specs=TILE, out_shape=x, **options)(x)
+
+
+def twice(x: Any) -> Any:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = 2 * x_ref[...]
+
+    return by_rows(kernel, x)
+
+
+def spec(x: Any) -> Any:
+    return 2 * x
+
+
+X = normal((24, 128))
+
+
+# --- it always comes back ---------------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_a_kernel_does_not_poison_the_next_check() -> None:
+    def broken(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            raise RuntimeError("half an idea")
+
+        return by_rows(kernel, x)
+
+    verdict = judged(broken, spec, X)
+    assert verdict.status == "error"
+    assert "half an idea" in verdict.findings[0].cause
+    assert verdict.findings[0].line is not None
+    assert "raise RuntimeError" in verdict.findings[0].line.text
+    assert "RuntimeError" in verdict.traceback
+    assert judged(twice, spec, X)
+
+
+def waiting(x: Any, *, random: bool) -> Any:
+    def kernel(x_ref: Any, o_ref: Any, ready: Any) -> None:
+        if random:
+            pltpu.prng_seed(0)  # which the lens cannot follow
+        pl.semaphore_wait(ready, 1)
+        o_ref[...] = 2 * x_ref[...]
+
+    return by_rows(kernel, x, scratch_shapes=[pltpu.SemaphoreType.REGULAR])
+
+
+def test_a_kernel_that_waits_for_ever_is_reported() -> None:
+    start = time.monotonic()
+    verdict = judged(functools.partial(waiting, random=False), spec, X)
+    assert verdict.findings[0].kind == "hang"
+    assert "semaphore ready" in verdict.findings[0].cause
+    assert time.monotonic() - start < check_module.TIME_LIMIT_S
+
+
+def test_a_wait_beyond_the_lens_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "TIME_LIMIT_S", 3.0)
+    verdict = judged(functools.partial(waiting, random=True), spec, X)
+    assert verdict.status == "error"
+    assert "prng_seed" in verdict.notes[0], "it is said that the simulator judges instead"
+    assert "3 s" in str(verdict)
+    monkeypatch.undo()
+    assert judged(twice, spec, X)
+
+
+@pytest.mark.parametrize("where", ["kernel", "wrapper", "loop in the kernel"])
+def test_an_endless_loop_is_stopped(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "TIME_LIMIT_S", 1.0)
+
+    def endless(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            while where == "kernel":
+                pass
+            if where == "loop in the kernel":
+                o_ref[...] = jax.lax.while_loop(lambda v: jnp.all(v < 1), lambda v: v * 0, x_ref[...] * 0)
+
+        while where == "wrapper":
+            pass
+        return by_rows(kernel, x)
+
+    verdict = judged(endless, spec, X)
+    assert verdict.status == "error"
+    assert "1 s" in verdict.findings[0].cause
+    monkeypatch.undo()
+    assert judged(twice, spec, X)
+
+
+# --- it is fair -------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_fits_one_draw_only_is_refused() -> None:
+    remembered: list[np.ndarray] = []
+
+    def learnt_by_heart(x: Any) -> Any:
+        return twice(remembered[0] if remembered else x)
+
+    remembered.append(np.random.default_rng(0).standard_normal((24, 128), np.float32))
+    verdict = judged(learnt_by_heart, spec, X)
+    assert verdict.status == "failed"
+    assert "other random values" in verdict.notes[-1]
+    assert "seed=" in verdict.notes[-1], "how to have these values again"
+
+
+def test_a_seed_repeats_a_draw() -> None:
+    seen: list[np.ndarray] = []
+
+    def remember(x: Any) -> Any:
+        return 2 * x
+
+    def spy(x: np.ndarray) -> np.ndarray:
+        seen.append(np.asarray(x))
+        return remember(x)
+
+    for _ in range(2):
+        judged(lambda x: x, lambda x: jax.pure_callback(spy, x, x), X, seed=7)
+    firsts = [seen[0], seen[len(seen) // 2]]
+    np.testing.assert_array_equal(*firsts)
+    np.testing.assert_array_equal(seen[0], np.random.default_rng(7).standard_normal((24, 128), np.float32))
+
+
+def test_variants_are_judged_with_their_blocks() -> None:
+    def fixed(x: Any, *, bm: int = 8) -> Any:
+        return twice(x) if bm == 8 else x
+
+    assert judged(fixed, spec, X, variants=[case(normal((48, 128)))])
+    verdict = judged(fixed, spec, X, variants=[case(normal((48, 128)), bm=16)])
+    assert not verdict
+    assert "variant 1" in verdict.notes[-1]
+    assert "bm=16" in verdict.notes[-1]
+
+
+def test_inputs_are_what_they_say() -> None:
+    rng = np.random.default_rng(1)
+    assert normal((3, 4), "bfloat16").draw(rng).dtype == jnp.bfloat16
+    assert 90 < normal((4096,), scale=2.0, shift=100.0).draw(rng).mean() < 110
+    drawn = integers((1000,), -2, 3).draw(rng)
+    assert set(drawn) == {-2, -1, 0, 1, 2}
+    assert drawn.dtype == np.int32
+    flat = uniform((1000,), 5, 6).draw(rng)
+    assert 5 <= flat.min() < flat.max() < 6
+
+
+def test_nan_never_passes() -> None:
+    assert not judged(twice, spec, np.full((24, 128), np.nan, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        (lambda x: twice(x)[:8], "shape"),
+        (lambda x: twice(x).astype(jnp.bfloat16), "dtype"),
+        (lambda x: (twice(x), twice(x)), "structure"),
+        (lambda x: None, "structure"),
+    ],
+)
+def test_the_result_has_the_shape_of_the_spec(wrong: Any, kind: str) -> None:
+    verdict = judged(wrong, spec, X, allow=["slice"])
+    assert kind in [f.kind for f in verdict.findings]
+
+
+# --- the work is done in the kernel -----------------------------------------------------------------------------------
+
+
+def test_work_outside_of_the_kernel_is_named() -> None:
+    def outside(x: Any) -> Any:
+        return twice(x) * 3  # <- here
+
+    verdict = judged(outside, lambda x: 6 * x, X)
+    first = verdict.findings[0]
+    assert first.kind == "outside"
+    assert "mul" in first.cause
+    assert first.line is not None
+    assert "# <- here" in first.line.text
+    assert judged(outside, lambda x: 6 * x, X, allow=["mul"])
+
+
+def test_reshapes_and_casts_are_fine_outside() -> None:
+    def reshaped(x: Any) -> Any:
+        return twice(x.reshape(24, 128)).reshape(-1)
+
+    assert judged(reshaped, spec, normal((3072,)))
+
+
+def test_without_a_kernel_nothing_passes() -> None:
+    verdict = judged(lambda x: x + x, spec, X)
+    assert "no pallas_call is reached" in verdict.findings[0].cause
+    verdict = judged(lambda x: (twice(x), x), lambda x: (2 * x, x), X)
+    assert "does not come out of a pallas_call" in verdict.findings[0].cause
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+EXACT = Budget(hbm_bytes=2 * 24 * 128 * 4, vmem_bytes=4 * 8 * 128 * 4, grid_steps=3, calls=1, output_stores=1)
+
+
+def test_an_answer_within_its_budget_passes() -> None:
+    assert judged(twice, spec, X, budget=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        (Budget(hbm_bytes=24_575), ["24 KiB", "x_ref: 3 moves"]),
+        (Budget(vmem_bytes=16_383), ["16 KiB of VMEM", "2 x 4 KiB"]),
+        (Budget(grid_steps=2), ["3 grid steps", "budget is 2"]),
+        (Budget(calls=2), ["1 pallas_call", "asks for 2"]),
+    ],
+)
+def test_one_more_than_the_budget_is_refused(budget: Budget, says: list[str]) -> None:
+    verdict = judged(twice, spec, X, budget=budget)
+    assert verdict.status == "failed"
+    assert verdict.findings[0].kind == "budget"
+    assert verdict.findings[0].cause.startswith("Right answer, but")
+    text = "\n".join([verdict.findings[0].cause, *verdict.findings[0].evidence])
+    for words in says:
+        assert words in text.replace("×", "x"), text
+
+
+# --- a pass is never our word alone -----------------------------------------------------------------------------------
+
+
+def test_what_the_simulator_refuses_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = simulate_module.simulate
+    monkeypatch.setattr(simulate_module, "simulate", lambda *args, **options: right(*args, **options) + 1)
+    verdict = judged(twice, spec, X)
+    assert not verdict
+    assert "simulator did not" in verdict.notes[-1]
+
+
+def test_every_variant_is_confirmed_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = []
+    right = simulate_module.simulate
+
+    def counting(fn: Any, *args: Any, **options: Any) -> Any:
+        simulated.append(np.shape(args[0]))
+        return right(fn, *args, **options)
+
+    monkeypatch.setattr(simulate_module, "simulate", counting)
+    variants = [case(normal((48, 128)))]
+    assert judged(twice, spec, X, variants=variants)
+    assert simulated == [(24, 128)]
+    assert judged(twice, spec, X, variants=variants, thorough=True)
+    assert simulated == [(24, 128), (24, 128), (48, 128)]
+
+
+def test_what_a_tpu_refuses_does_not_pass() -> None:
+    def small_blocks(x: Any) -> Any:
+        tile = pl.BlockSpec((4, 64), lambda i, j: (i, j))
+
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = 2 * x_ref[...]
+
+        return pl.pallas_call(kernel, grid=(6, 2), in_specs=[tile], out_specs=tile, out_shape=x)(x)
+
+    verdict = judged(small_blocks, spec, X)
+    assert verdict.findings[0].kind == "lowering"
+    assert "(4, 64)" in verdict.findings[0].cause
+
+
+def test_garbage_that_happens_to_be_nan_is_no_excuse() -> None:
+    def mean_of_chunks(x: Any, *, honest: bool) -> Any:
+        size = x.shape[0]
+
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            position = pl.program_id(0) * 8 + jax.lax.broadcasted_iota(jnp.int32, (8, 128), 0)
+            real = position < size if honest else ~jnp.isnan(x_ref[...])
+            o_ref[...] = jnp.broadcast_to(jnp.where(real, x_ref[...], 0).sum(axis=0, keepdims=True), (8, 128))
+
+        return pl.pallas_call(kernel, grid=(3,), in_specs=[TILE], out_specs=TILE, out_shape=x)(x)
+
+    def chunk_sums(x: Any) -> Any:
+        chunks = [x[i : i + 8] for i in range(0, x.shape[0], 8)]
+        return jnp.concatenate([jnp.broadcast_to(c.sum(axis=0, keepdims=True), c.shape) for c in chunks])
+
+    ragged = normal((20, 128))
+    assert judged(functools.partial(mean_of_chunks, honest=True), chunk_sums, ragged)
+    verdict = judged(functools.partial(mean_of_chunks, honest=False), chunk_sums, ragged)
+    assert verdict.findings[0].kind == "garbage"
+    assert "position" in verdict.findings[0].cause
