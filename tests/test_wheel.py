@@ -88,7 +88,7 @@ def test_the_wheel_holds_the_course(wheel: Path) -> None:
     for book in curriculum.notebooks():
         for folder in ("puzzles", "solutions"):
             assert f"pallas_puzzles/_course/{folder}/{book.name}.py" in names
-    assert not [name for name in names if re.search(r"(^|/)(tests|notebooks|benchmarks)/", name)]
+    assert not [name for name in names if re.search(r"(^|/)(tests|notebooks|benchmarks|__pycache__)/", name)]
 
 
 def test_the_wheel_stands_alone(python: Path, outside: dict[str, str], tmp_path: Path) -> None:

@@ -59,7 +59,18 @@ def setup() -> None:
     if jax.default_backend() != "cpu":
         jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
         gpu = f", and the {jax.default_backend()} device stays idle"
+    threading.Thread(target=_warm, name="warm up", daemon=True).start()
     print(f"No TPU here: kernels run on the CPU, in JAX's TPU simulator{gpu}.")
+
+
+def _warm() -> None:
+    """Imports what the first check would import, ours and JAX's simulator's, half a second, while the reader reads."""
+    from . import verdict  # noqa: F401
+    from .lens import diagnose  # noqa: F401
+    from .tpu import lowering  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import jax.experimental.pallas.mosaic_gpu  # noqa: F401
 
 
 def tpu_mesh(chip: str = CHIP) -> jax.sharding.AbstractMesh:

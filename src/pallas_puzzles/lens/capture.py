@@ -435,10 +435,11 @@ class Evaluator:
         move = name in MOVES and not (
             name == "broadcast_in_dim" and sizes[0] > np.size(values[0]) > 1  # a copy that grows
         )
+        if any(id(v) in self.made for v in values):
+            self._mark(outputs)
         if move:
-            if any(id(v) in self.made for v in values):
-                self._mark(outputs)
-        elif max(sizes, default=0) > 1 or any(np.size(v) > 1 for v in values if hasattr(v, "shape")):
+            return
+        if max(sizes, default=0) > 1 or any(np.size(v) > 1 for v in values if hasattr(v, "shape")):
             line = self.site or line_of(eqn)
             shape = tuple(getattr(eqn.outvars[0].aval, "shape", ()))
             self.outside.setdefault((name, line), Outside(name, shape, line))
