@@ -97,6 +97,7 @@ _ROOTS = frozenset(
 _FOLLOWS = {
     "padding": frozenset({"map-bounds"}),
     "unvisited": frozenset({"map-bounds"}),
+    "unused": frozenset({"never-stored"}),
     "unwritten": frozenset({"hang", "unwaited", "never-stored"}),
     "stale": frozenset({"revisit", "hang"}),
     "overwritten": frozenset({"unvisited", "map-bounds"}),
