@@ -38,7 +38,7 @@ _collection: contextvars.ContextVar[_Collection | None] = contextvars.ContextVar
 def collecting(*, thorough: bool = False) -> Iterator[list["Verdict"]]:
     """While active, verdicts are appended to the list it yields, and neither displayed nor recorded as progress.
 
-    thorough: JAX's simulator confirms every variant, not only the first draw. One collection inside another inherits it.
+    thorough: JAX's simulator confirms every variant, not only the first draw. A collection inside another inherits it.
     """
     outer = _collection.get()
     token = _collection.set(_Collection([], thorough or (outer is not None and outer.thorough)))
