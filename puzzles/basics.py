@@ -221,8 +221,8 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Blocks of 256 elements add vectors of any length: VMEM no longer knows how long they are. See for
-# yourself; step through it, and watch which block of each array is in VMEM.
+# **Takeaway.** Blocks of 256 elements add vectors of any length (Puzzle 8 sees to what is left over): VMEM no longer
+# knows how long they are. See for yourself; step through it, and watch which block of each array is in VMEM.
 
 # %%
 show(vector_add, normal((1280,)), normal((1280,)))
@@ -249,8 +249,8 @@ show(vector_add, normal((1280,)), normal((1280,)))
 #     result         [ p4 | p3 | p2 | p1 | p0 ]
 # ```
 #
-# An index map may compute with its arguments as it likes, but the block has to exist. Negative numbers do not count
-# from the end, and nothing past the end is promised; the TPU compiler does not even notice.
+# JAX traces an index map, as it does under `jit`: arithmetic works, a Python `if` or a list indexed with `i` does not.
+# And the block has to exist: negative numbers do not count from the end, and the TPU compiler does not even notice.
 
 
 # %%
@@ -319,7 +319,8 @@ check(
 
 # %% [markdown]
 # **Takeaway.** The index map moves no data: it only aims the copies that happen anyway. Your reversal costs the 10,240
-# bytes of a plain copy, 5,120 in and 5,120 out. Paged attention finds its scattered pages with an index map, too.
+# bytes of a plain copy, 5,120 in and 5,120 out. Data scattered
+# over memory can be read in order, for nothing.
 
 # %% [markdown]
 # ## Puzzle 4: Transpose, tile by tile
@@ -328,9 +329,9 @@ check(
 #
 # ### Theory
 #
-# Transposing 8192 x 8192 float32 in one go would take 256 MiB of VMEM, twice. In tiles of 128 x 256 it takes 128 KiB,
-# twice. The grid gets two axes, `i` down and `j` across, and by Puzzle 2 the steps come row by row. Index maps now
-# take two arguments and return two block numbers.
+# Transposing 8192 x 8192 float32 in one go would take 256 MiB of VMEM for the matrix and as much for the result. A tile
+# of 128 x 256 takes 128 KiB. The grid gets two axes, `i` down and `j` across, and by Puzzle 2 the steps come row by
+# row. Index maps now take two arguments and return two block numbers.
 #
 # ```text
 #     x (M, N)                       result (N, M)
@@ -589,7 +590,7 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 # ```
 #
 # You write nothing for this; the grid brings it along. But a buffer cannot be filled and read at the same time. So
-# every block that changes from step to step has **two buffers**: one in use, one in transit.
+# every block has **two buffers**, one in use and one in transit. (Only a block that is the whole array needs just one.)
 #
 # ```text
 #     VMEM  =  2 x (bytes of a block of x  +  of a block of g  +  of a block of the result)
@@ -726,7 +727,9 @@ check(
 #       +-----+-----+-----+      where is that in x?
 # ```
 #
-# A Ref has a `.shape`, as an array has. `jnp.arange` works inside a kernel.
+# A Ref has a `.shape`, as an array has. A program id is traced, so nothing that needs a Python number can be made from
+# it: `jnp.arange(8)` works in a kernel, and so does adding a program id to it; `jnp.arange(start, stop)` with one does
+# not.
 
 
 # %%
@@ -1010,7 +1013,7 @@ check(
 # def row_sum_kernel(x_ref, o_ref):
 #     @pl.when(pl.program_id(1) == 0)
 #     def _():
-#         o_ref[...] = jnp.zeros_like(o_ref)
+#         o_ref[...] = jnp.zeros(o_ref.shape, o_ref.dtype)
 #
 #     o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
 #
@@ -1127,7 +1130,7 @@ check(
 #
 #     @pl.when(____)
 #     def _():
-#         ____ = jnp.zeros_like(acc_ref)
+#         ____ = jnp.zeros(acc_ref.shape, acc_ref.dtype)
 #
 #     acc_ref[...] += ____       # a product of two tiles, in float32
 #
@@ -1146,7 +1149,7 @@ check(
 #
 #     @pl.when(k == 0)
 #     def _():
-#         acc_ref[...] = jnp.zeros_like(acc_ref)
+#         acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
 #
 #     acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
 #
@@ -1288,8 +1291,8 @@ check(
 # the product goes to HBM, comes back, and goes out again. For a product of 8192 x 8192 bfloat16 that is 128 MiB out and
 # 128 MiB in for nothing. At the 819 GB/s of a v5e: a third of a millisecond.
 #
-# And there is a better moment. At the last `k`, the finished tile lies in `acc_ref`: in VMEM, in float32, with nothing
-# lost to rounding yet. What you do to it there costs no traffic but the bias itself. It is called the **epilogue**.
+# And there is a better moment. At the last `k`, the finished tile lies in `acc_ref`: in VMEM, in float32, not
+# yet rounded to bfloat16. What you do to it there costs no traffic but the bias itself. It is called the **epilogue**.
 #
 # ```text
 #     k = 0       acc  =  x(i,0) @ w(0,j)
@@ -1375,9 +1378,9 @@ check(
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your Puzzle 10. Bias and activation belong to the finished sum: how often per output tile, then, and at
-# which step? Stay in float32 until the very end; the rounding to bfloat16 is the last thing that happens. For the map,
-# remember that a block comes in whether the body uses it or not, so its number had better not change along `k`.
+# Start from your Puzzle 10. The activation needs the finished sum: how often per output tile, then, and at which step?
+# The bias is linear, so it has a choice: it may come at the end, or the sum may start from it instead of from zero.
+# Stay in float32 to the last. For the map, remember that a block comes in whether the body uses it or not.
 #
 # </details>
 #
@@ -1407,7 +1410,7 @@ check(
 #
 #     @pl.when(k == 0)
 #     def _():
-#         acc_ref[...] = jnp.zeros_like(acc_ref)
+#         acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
 #
 #     acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
 #
@@ -1430,8 +1433,8 @@ check(
 # %% [markdown]
 # ## Puzzle 13: Fewer bytes
 #
-# **Goal.** Multiply `x` and `y` with as little HBM traffic as the tiles allow. Write the whole `pallas_call`, and let
-# the shapes decide which of the two loops goes outside.
+# **Goal.** Multiply `x` and `y` with as little HBM traffic as two plain loops allow. Write the whole
+# `pallas_call`, and let the shapes decide which of the two loops goes outside.
 #
 # ### Theory
 #
@@ -1471,7 +1474,7 @@ def lean_matmul(
 
 
 # %%
-# The budgets are exactly the bytes of the better order. No single size tells which one that is.
+# The budgets are exactly the bytes of the better of the two orders. No single size tells which one that is.
 check(
     "basics/13",
     lean_matmul,
@@ -1506,6 +1509,13 @@ check(
             bm=128,
             bn=128,
             budget=Budget(hbm_bytes=589_824, vmem_bytes=196_608, calls=1),
+        ),
+        case(
+            normal((512, 128), "bfloat16"),
+            normal((128, 256), "bfloat16"),
+            bm=64,
+            bn=128,
+            budget=Budget(hbm_bytes=589_824, vmem_bytes=131_072, calls=1),
         ),
     ],
     budget=Budget(hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1),
@@ -1583,12 +1593,12 @@ show(fused_linear, normal((96, 768), "bfloat16"), normal((768, 256), "bfloat16",
 
 # %% [markdown]
 # **Read next.** `jax.experimental.pallas.ops.tpu.matmul`, the matmul that ships with JAX. It is your Puzzle 10, almost
-# line by line, but for one thing: it stores the result at every `k`. Why is that right all the same, and what does it
-# cost? (The rule of Puzzle 5 has the answer.) Its `compiler_params` declare two axes parallel: `matmul.py` tells that
-# story.
+# line by line. The difference to look for: it stores the result at every `k`. Why is that right all the same, and what
+# does it cost? (The rule of Puzzle 5 has the answer.) Its `compiler_params` declare two axes parallel: `matmul.py`, a
+# later notebook, tells that story.
 #
-# **Next notebook.** `softmax.py`: reductions inside a block, rows wider than VMEM, and the trick of rescaling a running
-# sum that makes flash attention possible.
+# **Next notebook** (in the making). `softmax.py`: reductions inside a block, rows wider than VMEM, and the trick of
+# rescaling a running sum that makes flash attention possible.
 
 # %%
 progress()

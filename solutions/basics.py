@@ -88,7 +88,7 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 def row_sum_kernel(x_ref, o_ref):
     @pl.when(pl.program_id(1) == 0)
     def _():
-        o_ref[...] = jnp.zeros_like(o_ref)
+        o_ref[...] = jnp.zeros(o_ref.shape, o_ref.dtype)
 
     o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
 
@@ -103,7 +103,7 @@ def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
 
     @pl.when(k == 0)
     def _():
-        acc_ref[...] = jnp.zeros_like(acc_ref)
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
 
     acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
 
@@ -126,7 +126,7 @@ def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
 
     @pl.when(k == 0)
     def _():
-        acc_ref[...] = jnp.zeros_like(acc_ref)
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
 
     acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,3 +41,13 @@ def _simulator_off_again() -> Iterator[None]:
     pltpu.set_tpu_interpret_mode(None)
     if jax.sharding.get_abstract_mesh() != mesh:
         jax.sharding.use_abstract_mesh(mesh).__enter__()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """A Chromium to drive. Without one the test is skipped, but not in CI, where it must not go missing unnoticed."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None and not os.environ.get("CI"):
+        pytest.skip("no Chromium on this machine: install it to run the tests in a browser")
+    assert found, "no Chromium in CI"
+    return found

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from pallas_puzzles import curriculum
 pytestmark = pytest.mark.browser
 
 BOOK = next(book for book in curriculum.notebooks() if book.name == "basics")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -88,10 +86,9 @@ def wait_for(address: str, process: subprocess.Popen, log: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def page(server: str) -> Iterator[Page]:
-    assert CHROMIUM, "no Chromium found: install it, or leave these tests out with -m 'not browser'"
+def page(chromium: str, server: str) -> Iterator[Page]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser.new_page(viewport={"width": 1300, "height": 1100})
         browser.close()
 

@@ -5,7 +5,6 @@ import html.parser
 import itertools
 import json
 import re
-import shutil
 import types
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -400,7 +399,7 @@ def test_an_endless_loop_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_arguments_are_no_exception() -> None:
-    assert "TypeError" in str(show(zoo.matmul, normal((8, 128))))
+    assert "missing 1 required positional argument" in str(show(zoo.matmul, normal((8, 128))))
     assert "Nothing to show yet" in str(show(zoo.matmul, "not an array", 3))
 
 
@@ -520,15 +519,12 @@ def test_live_of_something_broken_does_not_raise() -> None:
 
 # --- in a browser ----------------------------------------------------------------------------------------------------
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
 
 @pytest.mark.browser
-def test_the_script(tmp_path: Path) -> None:
+def test_the_script(tmp_path: Path, chromium: str) -> None:
     """Two pictures on a page: each says at every step what Python says, and leaves the other alone."""
     from playwright.sync_api import sync_playwright
 
-    assert CHROMIUM, "no Chromium found: install it, or leave these tests out with -m 'not browser'"
     names = ["scores_per_batch_and_head", "input_block_past_the_end", "moving_average_over_windows", "gather_blocks",
              "swap_halves_by_copies", "difference_with_padded_windows", "vmapped_twice_over_one_operand"]  # fmt: skip
     pictures = {name: picture_of(name) for name in names}
@@ -536,7 +532,7 @@ def test_the_script(tmp_path: Path) -> None:
     file = tmp_path / "pictures.html"
     file.write_text(f"<!doctype html><meta charset=utf-8><body>{blocks}")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))

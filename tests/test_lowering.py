@@ -181,7 +181,7 @@ REFUSED = {
     "rare": (computed(lambda x: jnp.cbrt(x)), "`cbrt` does not exist in a TPU kernel: write it with", "jnp.cbrt"),
     "gather": (whole(gather_rows), "a TPU kernel cannot gather: take one row at a time", "x_ref[i_ref[...]]"),
     "captured": (whole(captures), "array from outside: pass it as an input", "captures(x_ref"),
-    "scalar store": (whole(scalar_store), "`o_ref[0:1, 0:1] = jnp.full((1, 1), value)`", "o_ref[0, 0] ="),
+    "scalar store": (whole(scalar_store), "compute the whole block at once", "o_ref[0, 0] ="),
     "scalar output": (
         lambda x: pl.pallas_call(scalar_output, out_shape=jax.ShapeDtypeStruct((), F32))(x),
         "o_ref has no dimension",

@@ -21,7 +21,14 @@ def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
 
     args: arrays, or Inputs such as normal((24, 512)). live=True: sliders that change the block sizes and re-run.
     """
+    from .check import unwritten
     from .lens.draw import show as draw
     from .verdict import emit
 
-    return emit(draw(fn, *args, live=live, **blocks))
+    picture = draw(fn, *args, live=live, **blocks)
+    holes = unwritten(fn) if not picture.traces else []
+    if holes:
+        picture.note = (
+            f"Nothing to show yet: {' and '.join(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
+        )
+    return emit(picture)

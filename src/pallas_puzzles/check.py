@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TIME_LIMIT_S = 20.0
 DRAWS = 3
-OTHER_GARBAGE = 4321.0  # what uninitialised memory holds in the second run of a kernel that reads it
+OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised memory: a value like any other
 
 
 @dataclasses.dataclass
@@ -144,6 +144,23 @@ def _holes(known: Any, fn: Any, caller_globals: dict[str, Any]) -> dict[str, typ
     return found
 
 
+def unwritten(fn: Callable[..., Any]) -> list[str]:
+    """The holes of the course that `fn` uses and that still hold the skeleton's code."""
+    from . import curriculum
+
+    plain = inspect.unwrap(fn)
+    code, names = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
+    if code is None:
+        return []
+    used = {*code.co_names, plain.__name__}
+    found = []
+    for puzzle in curriculum.all_puzzles():
+        if used & set(puzzle.holes):
+            holes = {n: getattr(names.get(n), "__code__", None) for n in puzzle.holes if n in used}
+            found += _untouched(puzzle, {n: c for n, c in holes.items() if c is not None})
+    return found
+
+
 def _untouched(known: Any, holes: dict[str, types.CodeType]) -> list[str]:
     """The holes of a puzzle that still hold the skeleton's code."""
     from . import curriculum
@@ -176,8 +193,9 @@ def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], help
     for finding in verdict.findings:
         if own(finding.line):
             continue
-        grids = [code for name, code in holes.items() if name.endswith("grid") and finding.maps]
-        code = (grids or list(holes.values()))[0]
+        about_grid = finding.maps or finding.kind.startswith("grid")
+        grids = [code for name, code in holes.items() if name.endswith("grid") and about_grid]
+        code = (grids or list(holes.values()))[-1 if finding.kind == "budget" else 0]
         mine = [m for m in finding.maps if own(m)]
         finding.line = mine[0] if mine and not grids else source_line(code.co_filename, code.co_firstlineno)
 

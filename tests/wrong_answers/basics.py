@@ -1570,3 +1570,96 @@ def lean_matmul(x, y, *, bm=64, bn=512):
 # says: dot_general
 def lean_matmul(x, y, *, bm=64, bn=512):
     return jnp.dot(x, y, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+# %% basics/8: a mask by size of the values
+# first: garbage
+# says: position
+def centre_kernel(x_ref, o_ref, *, num_rows):
+    x = x_ref[...]
+    small = jnp.abs(x) < 1e3
+    o_ref[...] = x - jnp.where(small, x, 0).sum(axis=0, keepdims=True) / small.sum(axis=0, keepdims=True)
+
+
+# %% basics/13: a snake in an order chosen by one size
+# first: Right answer, but
+# says: variant
+def lean_matmul(x, y, *, bm=64, bn=512):
+    (M, K), (_, N) = x.shape, y.shape
+    rows, cols = M // bm, N // bn
+
+    def turn(outer, inner, count):
+        return jnp.where(outer % 2 == 0, inner, count - 1 - inner)
+
+    if M > N:
+        grid = (rows, cols)
+        x_map, y_map = lambda i, j: (i, 0), lambda i, j: (0, turn(i, j, cols))
+        out_map = lambda i, j: (i, turn(i, j, cols))
+    else:
+        grid = (cols, rows)
+        x_map, y_map = lambda j, i: (turn(j, i, rows), 0), lambda j, i: (0, j)
+        out_map = lambda j, i: (turn(j, i, rows), j)
+    return pl.pallas_call(
+        dot_kernel,
+        grid=grid,
+        in_specs=[pl.BlockSpec((bm, K), x_map), pl.BlockSpec((K, bn), y_map)],
+        out_specs=pl.BlockSpec((bm, bn), out_map),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+    )(x, y)
+
+
+# %% basics/7: the range starts at a program id
+# first: arange
+# says: known before
+def distance_bias_kernel(x_ref, o_ref):
+    bq, bk = x_ref.shape
+    i, j = pl.program_id(0), pl.program_id(1)
+    q, k = jnp.arange(i * bq, (i + 1) * bq), jnp.arange(j * bk, (j + 1) * bk)
+    o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None])
+
+
+# %% basics/9: pl.when called like a function
+# first: decorator
+def row_sum_kernel(x_ref, o_ref):
+    def zero():
+        o_ref[...] = jnp.zeros(o_ref.shape, o_ref.dtype)
+
+    pl.when(pl.program_id(1) == 0, zero)
+    o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
+
+
+def row_sum_out_map(i, j):
+    return (i, 0)
+
+
+# %% basics/3: a list of pages
+# first: arithmetic
+def reverse_map(i, num_pages):
+    return (list(range(num_pages))[::-1][i],)
+
+
+# %% basics/8: the mask forgets where the chunk starts
+# first: mask
+# says: Step 18
+def centre_kernel(x_ref, o_ref, *, num_rows):
+    real = jnp.arange(16)[:, None] < num_rows
+    x = x_ref[...]
+    count = jnp.minimum(16, num_rows - pl.program_id(0) * 16)
+    o_ref[...] = x - jnp.where(real, x, 0).sum(axis=0, keepdims=True) / count
+
+
+# %% basics/10: stored before the last addition
+# first: acc_ref
+# says: afterwards
+def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
+    k = pl.program_id(2)
+
+    @pl.when(k == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    @pl.when(k == num_k - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+    acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)

@@ -83,10 +83,10 @@ _ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
     "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store overflow "
     "local-position "
-    "moved unread unused transposed flipped precision offset scaled nan zeros values"
+    "moved unread unused transposed permuted flipped precision offset scaled nan zeros values"
 ).split()
 _VALUES = frozenset(
-    "moved unread unused transposed flipped precision offset scaled nan zeros values local-position".split()
+    "moved unread unused transposed permuted flipped precision offset scaled nan zeros values local-position".split()
 )
 _ROOTS = frozenset(
     "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten "
@@ -350,7 +350,7 @@ def _explain_map_bounds(trace: Trace, i: Incident) -> str:
     if o.dims[d].kind == "blocked" and o.block[d] > 1 and block[d] % o.block[d] == 0 and block[d] > 0:
         return head + f"An index map returns block indices, not element offsets: leave out the factor {o.block[d]}."
     if block[d] == o.tiles[d] and len(trace.call.grid) == 1 and trace.n > math.prod(o.tiles):
-        return head + f"The grid is longer than the array: {o.tiles[d]} steps are enough."
+        return head + f"The grid is longer than the array: it has {o.tiles[d]} block(s) along this dimension."
     return head + "Look at what the index map returns, and at the order and the size of the grid's axes."
 
 
@@ -421,13 +421,28 @@ def _explain_carry(trace: Trace, i: Incident) -> str:
 def _explain_padding(trace: Trace, i: Incident) -> str:
     k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
     o = trace.call.operands[k]
+    masked = (
+        "some of it passes the mask: the mask must be true for the positions of real data, counted in the whole array,"
+    )
+    masked += " and for no others."
+    if not _selects(trace.call.kernel):
+        masked = (
+            "mask it before it mixes with real data, with jnp.where(position < size, x, 0); multiplying by zero leaves "
+            "NaN NaN."
+        )
     return (
         f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the "
         "edge "
         f"of the array: block {trace.blocks[k][i.step]} hangs over shape {o.shape}, and that padding holds garbage. "
-        "Mask it before it mixes with real data, with jnp.where(position < size, x, 0); multiplying by zero leaves "
-        "NaN NaN."
+        f"{masked[0].upper()}{masked[1:]}"
     )
+
+
+def _selects(jaxpr: Any) -> bool:
+    """Whether a kernel chooses element by element (jnp.where)."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    chosen = any(e.primitive.name == "select_n" and getattr(e.outvars[0].aval, "shape", ()) for e in jaxpr.eqns)
+    return chosen or any(_selects(inner) for e in jaxpr.eqns for inner in subprograms(e))
 
 
 def _explain_input_store(trace: Trace, i: Incident) -> str:
@@ -596,6 +611,8 @@ class _Blocks:
         for other in self._candidates(got) if got.size > 1 else ():
             if other != tile and self._same(got, self.cut(self.want, other)):
                 return ("holds", other)
+        if got.size > 1 and np.array_equal(np.sort(got, axis=None), np.sort(want, axis=None)):
+            return ("permuted",)
         with np.errstate(all="ignore"):
             difference = (got.astype(np.float64) - want.astype(np.float64))[bad]
             ratio = got[bad].astype(np.float64) / want[bad].astype(np.float64)
@@ -851,7 +868,7 @@ class _Blocks:
         offsets = {t: s[1] for t, s in by_kind["offset"].items()}
         if offsets:
             yield self._offset(offsets, by_kind["offset"])
-        for kind in ("transposed", "flipped", "scaled", "zeros", "nan", "values"):
+        for kind in ("transposed", "permuted", "flipped", "scaled", "zeros", "nan", "values"):
             if by_kind[kind]:
                 yield self._plain(kind, by_kind[kind])
 
@@ -978,6 +995,12 @@ class _Blocks:
                 f"{which} of {name} {_is(tiles)} transposed inside the block{when}: rows and columns have changed "
                 "places."
             )
+        elif kind == "permuted":
+            cause = (
+                f"{which} of {name} {_is(tiles)} made of the right numbers in the wrong places{when}: a reshape "
+                "keeps the order "
+                "of the elements, a transpose (.T) turns rows into columns."
+            )
         elif kind == "flipped":
             cause = f"{which} of {name} {_is(tiles)} reversed inside the block along dimension {status[1]}{when}."
         elif kind == "scaled":
@@ -1037,14 +1060,20 @@ class _Blocks:
     def _stored_early(self, events: list[Event]) -> Iterator[str]:
         """The output is stored from a scratch buffer that goes on growing afterwards."""
         name = self.o.name
-        last = max((e.step for e in events if e.op == "store" and e.ref == name), default=None)
+        order = list(enumerate(events))
+        last = max((n for n, e in order if e.op == "store" and e.ref == name), default=None)
+        if last is None:
+            return
+        step = events[last].step
         for scratch in self.trace.call.scratch:
-            grows_until = max((e.step for e in events if e.op == "store" and e.ref == scratch.name), default=-1)
-            read = any(e.op == "load" and e.ref == scratch.name and e.step == last for e in events)
-            if last is not None and read and grows_until > last:
+            final = max((n for n, e in order if e.op == "store" and e.ref == scratch.name), default=-1)
+            read = any(e.op == "load" and e.ref == scratch.name and e.step == step for _, e in order[:last])
+            if read and final > last:
+                when = f"until step {events[final].step}" if events[final].step > step else "in the same step"
                 yield (
-                    f"{name} is stored from {scratch.name} at step {last}, but {scratch.name} still grows until step "
-                    f"{grows_until}: store it on the last step of the block."
+                    f"{name} is stored from {scratch.name} at step {step}, but {scratch.name} still grows "
+                    f"afterwards, {when}: "
+                    "store it on the last step of the block, after the last addition."
                 )
 
     def _uneven(self, events: list[Event], steps: list[int]) -> Iterator[str]:
@@ -1231,6 +1260,11 @@ _ERRORS: list[tuple[str, str, str]] = [
      "lax.broadcasted_iota"),
     (r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)", "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...]"),
+    (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
+     "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
+    (r"TracerIntegerConversionError", "python-index",
+     "a Python list or range is indexed with a value that is known only later: compute the number with arithmetic "
+     "instead"),
     (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion", "python-if",
      "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
      "@pl.when(condition) for a block of code, jnp.where for a value"),
@@ -1260,6 +1294,11 @@ _ERRORS: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
+_ARANGE = (
+    "The bounds of jnp.arange have to be known before the kernel runs: write jnp.arange(size), and add to it what "
+    "depends "
+    "depends on the program id."
+)
 _DYNAMIC_SLICE = (
     "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
     "Python int."
@@ -1298,16 +1337,24 @@ def explain_error(error: BaseException) -> Finding:
     named = re.search(r" at (/[^\s:]+|<\w+>|\S+\.py):(\d+)\b", first)  # "kernel at file.py:12": JAX names the function
     if named and is_readers_file(named[1]):
         line = source_line(named[1], int(named[2]))
+    if _in_index_map(error) and "TracerBoolConversion" in name:
+        advice = "An index map is traced: a Python if cannot look at its arguments. Use arithmetic, or jnp.where."
+        return Finding("python-if", advice, [_shorten(f"{name}: {first}")], line)
     if _in_index_map(error) and re.search(r"\(\) (takes|missing)", text):
         return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
     shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
         return Finding("store-shape", _shape_advice(shapes[1], shapes[2]), [_shorten(f"{name}: {first}")], line)
     code = line.text if line else ""
+    if "ConcretizationTypeError" in name and "arange" in code:
+        return Finding("arange", _ARANGE, [_shorten(f"{name}: {first}")], line)
     slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
     if "TracerBoolConversion" in name and slices:
         return Finding("dynamic-slice", _DYNAMIC_SLICE, [_shorten(f"{name}: {first}")], line)
+    in_kernel = any("pallas_call" in frame.filename for frame in tb.extract_tb(error.__traceback__))
     for pattern, kind, advice in _ERRORS:
+        if kind == "kernel-arity" and not in_kernel:
+            continue
         if re.search(pattern, haystack, re.S):
             return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
     return Finding("error", f"{name}: {_shorten(first)}", [], line)

@@ -722,9 +722,11 @@ def _reason(error: BaseException, name: str, nothing: bool) -> str:
 
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     first = first if len(first) <= 200 else first[:197] + "..."
-    line = explain_error(error).line if isinstance(error, Exception) else None
-    where = f" ({line})" if line is not None else ""
+    finding = explain_error(error) if isinstance(error, Exception) else None
+    where = f" ({finding.line})" if finding is not None and finding.line is not None else ""
     start = "Nothing to show yet" if nothing else "There is more, which cannot be shown yet"
+    if finding is not None and finding.kind != "error":
+        return f"{start}: {name} stopped{where}. {finding.cause}"
     return f"{start}: {name} stopped with {type(error).__name__}{f': {first}' if first else ''}{where}"
 
 

@@ -58,7 +58,7 @@ def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if dtype == np.bool_:
         return np.full(shape, value is None, dtype)
     if value is not None:
-        return np.full(shape, 77, dtype)
+        return np.full(shape, round(value), dtype)
     try:
         return np.full(shape, np.iinfo(dtype).max, dtype)
     except ValueError:  # four-bit integers have no np.iinfo

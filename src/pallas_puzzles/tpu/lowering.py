@@ -274,8 +274,8 @@ _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine |
     ),
     (
         r"Cannot store scalars to VMEM",
-        "A single number is stored to VMEM, which takes whole vectors: store an array, "
-        "`o_ref[0:1, 0:1] = jnp.full((1, 1), value)`, or put this ref into SMEM (memory_space=pltpu.SMEM).",
+        "A single number is stored to VMEM, which takes whole vectors: compute the whole block at once, "
+        "`o_ref[...] = ...`, or put this ref into SMEM (memory_space=pltpu.SMEM).",
     ),
     (r"Loads.* are only allowed on VMEM and SMEM", _in_hbm),
     (
