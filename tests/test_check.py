@@ -2,6 +2,7 @@
 
 import functools
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_puzzles import Budget, case, check, integers, normal, uniform
+from pallas_puzzles import Budget, case, check, curriculum, integers, normal, uniform
 from pallas_puzzles import simulate as simulate_module
 from pallas_puzzles.check import collecting
 from pallas_puzzles.verdict import Verdict
@@ -306,3 +307,27 @@ def test_garbage_that_happens_to_be_nan_is_no_excuse() -> None:
     verdict = judged(functools.partial(mean_of_chunks, honest=False), chunk_sums, ragged)
     assert verdict.findings[0].kind == "garbage"
     assert "position" in verdict.findings[0].cause
+
+
+# --- in a notebook of the course --------------------------------------------------------------------------------------
+
+
+def test_a_spec_that_was_changed_is_mentioned(tmp_path: Path) -> None:
+    puzzle = curriculum.puzzle("basics/1")
+    notebook = puzzle.path.read_text("utf-8")
+    assert notebook.count("    return x + 10\n") == 1
+    overlay = "def add_ten_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 1\n"
+    changed = tmp_path / "basics.py"
+    changed.write_text(notebook.replace("    return x + 10\n", "    return x + 1\n"), "utf-8")
+    assert not curriculum.run(puzzle.id, overlay=overlay)
+    verdict = curriculum.run(puzzle.id, source=changed, overlay=overlay)
+    assert "add_ten_spec was given and has been changed" in str(verdict)
+
+
+def test_a_finding_names_a_line_of_the_readers(tmp_path: Path) -> None:
+    answer = tmp_path / "answer.py"
+    answer.write_text("def reverse_map(i, num_pages):\n    return (num_pages - i,)\n", "utf-8")
+    finding = curriculum.run("basics/3", overlay=answer).findings[0]
+    assert finding.kind == "map-bounds"
+    assert finding.line is not None
+    assert finding.line.file == str(answer)

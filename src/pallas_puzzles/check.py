@@ -86,6 +86,7 @@ def check(
         verdict = _judge(fn, spec, [Case(inputs, {}, budget), *variants], tol, allow, seed)
         if known:
             _point_into_holes(verdict, holes, _helpers(known, holes, sys._getframe(1).f_globals))
+            verdict.notes += _changed(known, holes, (fn, spec))
         verdict.puzzle = puzzle
         verdict.headline = f"{title}: {'solved.' if verdict else 'not yet.'}"
         following = curriculum.next_puzzle(puzzle) if known and verdict else None
@@ -167,6 +168,19 @@ def _untouched(known: Any, holes: dict[str, types.CodeType]) -> list[str]:
 
     pristine = curriculum.pristine_code(known)
     return [name for name, code in holes.items() if _program(code) == _program(pristine[name])]
+
+
+def _changed(known: Any, holes: dict[str, types.CodeType], given: Sequence[Callable[..., Any]]) -> list[str]:
+    """A word about given functions that are no longer as they were given."""
+    from . import curriculum
+
+    changed = []
+    for plain in map(inspect.unwrap, given):
+        name, code = getattr(plain, "__name__", ""), getattr(plain, "__code__", None)
+        pristine = curriculum.given_code(known, name) if code is not None and name not in holes else None
+        if pristine is not None and code is not None and _program(code) != _program(pristine):
+            changed.append(f"{name} was given and has been changed: this is about your version of the puzzle.")
+    return changed
 
 
 def _helpers(known: Any, holes: dict[str, types.CodeType], names: dict[str, Any]) -> list[types.CodeType]:

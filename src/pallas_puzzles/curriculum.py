@@ -149,13 +149,18 @@ def next_puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle | None:
 
 def pristine_code(puzzle: Puzzle) -> dict[str, types.CodeType]:
     """The code object of every skeleton, to tell an untouched hole from the reader's work."""
-    made = {}
-    for name, source in puzzle.skeletons.items():
-        module = compile(source, str(puzzle.path), "exec", dont_inherit=True)
-        made[name] = next(
-            each for each in module.co_consts if isinstance(each, types.CodeType) and each.co_name == name
-        )
-    return made
+    return {name: _code(source, name, puzzle.path) for name, source in puzzle.skeletons.items()}
+
+
+def given_code(puzzle: Puzzle, name: str) -> types.CodeType | None:
+    """The code object of a function that the course's notebook defines, None where it defines no such function."""
+    source = _given(notebook(puzzle.path)).get(name)
+    return _code(source, name, puzzle.path) if source and source.lstrip().startswith("def ") else None
+
+
+def _code(source: str, name: str, path: Path) -> types.CodeType:
+    module = compile(source, str(path), "exec", dont_inherit=True)
+    return next(each for each in module.co_consts if isinstance(each, types.CodeType) and each.co_name == name)
 
 
 def given_names(puzzle: Puzzle) -> frozenset[str]:
