@@ -1663,3 +1663,50 @@ def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
         o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
     acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+
+# %% basics/8: masked, then a mean over all sixteen
+# first: hang over the edge
+# says: real ones
+def centre_kernel(x_ref, o_ref, *, num_rows):
+    real = (pl.program_id(0) * 16 + jnp.arange(16))[:, None] < num_rows
+    x = jnp.where(real, x_ref[...], 0)
+    o_ref[...] = x - x.mean(axis=0, keepdims=True)
+
+
+# %% basics/6: the result is counted as float32
+# first: grid steps
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = (x_ref[...] * jax.nn.sigmoid(g_ref[...])).astype(o_ref.dtype)
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and 2 * b * N * 12 <= vmem_bytes)
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    return pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    )(x, g)
+
+
+# %% basics/6: float32 out, and a cast outside
+# first: HBM
+def gated_kernel(x_ref, g_ref, o_ref):
+    o_ref[...] = x_ref[...] * jax.nn.sigmoid(g_ref[...])
+
+
+def gated(x, g, *, vmem_bytes=262_144):
+    M, N = x.shape
+    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and 2 * b * N * 12 <= vmem_bytes)
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    return pl.pallas_call(
+        gated_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.float32),
+    )(x, g).astype(jnp.bfloat16)

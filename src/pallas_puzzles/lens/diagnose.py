@@ -96,13 +96,14 @@ _ROOTS = frozenset(
 # kind -> the kinds that explain it away
 _FOLLOWS = {
     "padding": frozenset({"map-bounds"}),
+    **{kind: frozenset({"map-bounds"}) for kind in ("carry", "reset", "partly-stored")},
     "unvisited": frozenset({"map-bounds"}),
     "unused": frozenset({"never-stored"}),
-    "unwritten": frozenset({"hang", "unwaited", "never-stored"}),
-    "stale": frozenset({"revisit", "hang"}),
+    "unwritten": frozenset({"map-bounds", "hang", "unwaited", "never-stored"}),
+    "stale": frozenset({"map-bounds", "revisit", "hang"}),
     "overwritten": frozenset({"unvisited", "map-bounds"}),
-    "sometimes-stored": frozenset({"revisit"}),
-    "revisit": frozenset({"unvisited"}),
+    "sometimes-stored": frozenset({"map-bounds", "revisit"}),
+    "revisit": frozenset({"map-bounds", "unvisited"}),
 }
 # Reads of memory that holds whatever it held: what comes of them must not depend on it.
 GARBAGE_READS = frozenset("padding unwritten stale".split())
@@ -247,24 +248,25 @@ def _index_maps(trace: Trace) -> list[SourceLine]:
 
 def explain_garbage(run: Run, run_again: Run, want: Any, tolerance: Tolerance | None = None) -> Finding | None:
     """A result that is right when uninitialised memory is NaN, and wrong in `run_again`, where it is something else."""
-    if not diagnose(run_again, want, tolerance).findings:
+    again = diagnose(run_again, want, tolerance)
+    if not again.findings:
         return None
     for trace in run.traces:
-        for i in trace.incidents:
-            if i.kind in GARBAGE_READS:
-                advice = (
-                    "Tell by position which elements are real (jnp.where(position < size, x, 0)), never by their value."
-                    if i.kind == "padding"
-                    else f"Set {i.ref} before you read it."
-                )
-                cause = (
-                    f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} "
-                    "are garbage, "
-                    "and the result depends on them: it is right when they happen to be NaN, and wrong when they "
-                    "are not. "
-                    f"{advice}"
-                )
-                return Finding("garbage", cause, [], i.line, i.step, i.at, i.ref)
+        reads = [i for i in trace.incidents if i.kind in GARBAGE_READS]
+        for i in [i for i in reads if i.step in again.steps] or reads:
+            advice = (
+                "Tell by position which elements are real (jnp.where(position < size, x, 0)), never by their value."
+                if i.kind == "padding"
+                else f"Set {i.ref} before you read it."
+            )
+            cause = (
+                f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} "
+                "are garbage, "
+                "and the result depends on them: it is right when they happen to be NaN, and wrong when they "
+                "are not. "
+                f"{advice}"
+            )
+            return Finding("garbage", cause, [], i.line, i.step, i.at, i.ref)
     return None
 
 
@@ -1020,7 +1022,7 @@ class _Blocks:
             )
         else:
             cause = f"{which} of {name} {_is(tiles)} wrong{_in(status[1])}{when}. "
-            repeated = self._clues(tile)
+            repeated = [*self._overhanging(tiles), *self._clues(tile)]
             if repeated:
                 return self._finding(kind, cause + repeated[0], tile, repeated[1:])
             return self._finding(kind, cause + "Follow one element of that block by hand.", tile)
@@ -1045,6 +1047,18 @@ class _Blocks:
                 "to wait for the last step."
             )
         return clues
+
+    def _overhanging(self, tiles: dict[Block, Any]) -> Iterator[str]:
+        """Only blocks at the ragged edge are wrong, in a kernel that masks: the sum is right, the count is not."""
+        if self.o.in_hbm or len(tiles) == len(self.tiles) or not _selects(self.trace.call.kernel):
+            return
+        cuts = {t: self.cut(self.want, t).shape for t in tiles}
+        if all(shape != self.o.block for shape in cuts.values()):
+            tile, shape = next(iter(cuts.items()))
+            yield (
+                f"Only blocks that hang over the edge are wrong, and no garbage gets in: block {tile} has {shape} real "
+                f"elements, not {self.o.block}. Divide by, or count, the real ones only."
+            )
 
     def _narrowed_early(self) -> Iterator[str]:
         """A float32 value that is cast to 16 bits, and only then computed with."""
@@ -1296,7 +1310,6 @@ _ERRORS: list[tuple[str, str, str]] = [
 
 _ARANGE = (
     "The bounds of jnp.arange have to be known before the kernel runs: write jnp.arange(size), and add to it what "
-    "depends "
     "depends on the program id."
 )
 _DYNAMIC_SLICE = (
@@ -1356,7 +1369,12 @@ def explain_error(error: BaseException) -> Finding:
         if kind == "kernel-arity" and not in_kernel:
             continue
         if re.search(pattern, haystack, re.S):
-            return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
+            return Finding(
+                kind,
+                f"{advice if advice.startswith('pl.') else advice[0].upper() + advice[1:]}.",
+                [_shorten(f"{name}: {first}")],
+                line,
+            )
     return Finding("error", f"{name}: {_shorten(first)}", [], line)
 
 

@@ -189,9 +189,15 @@ def _operand_figures(trace: Trace, k: int) -> OperandFigures:
         if moves and start is not None:
             inside = (max(0, min(s + b, d) - max(s, 0)) for s, b, d in zip(start, o.block, o.shape, strict=True))
             nbytes += o.itemsize * math.prod(inside)
-    buffers = 1 if o.block == o.shape else o.buffer_count
+    buffers = 1 if _stays_whole(o) else o.buffer_count
     vmem = buffers * o.block_bytes if o.space == "vmem" else 0
     return OperandFigures(o, buffers, vmem, sum(moved), nbytes, o.array_bytes)
+
+
+def _stays_whole(o: Operand) -> bool:
+    """The whole array in one block, by an index map of literal zeros: Pallas keeps that in a single buffer."""
+    outs = o.index_map.outvars if o.index_map is not None and hasattr(o.index_map, "outvars") else ()
+    return o.block == o.shape and all(isinstance(v, jec.Literal) and v.val == 0 for v in outs)
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
