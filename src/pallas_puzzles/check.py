@@ -372,7 +372,7 @@ class _Judge:
         )
 
     def _error(self, error: BaseException) -> "Verdict":
-        from .lens.diagnose import explain_error
+        from .lens.errors import explain_error
 
         text = "".join(traceback.format_exception(error))
         return self._verdict("error", [explain_error(error)], traceback=text)

@@ -4,8 +4,6 @@ import collections
 import dataclasses
 import itertools
 import math
-import re
-import traceback as tb
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,9 +14,7 @@ from .capture import (
     Operand,
     Outside,
     SourceLine,
-    is_readers_file,
     line_of,
-    source_line,
     subprograms,
     where_defined,
 )
@@ -1250,154 +1246,7 @@ def _permutation(moved: dict[Block, Block], count: tuple[int, ...]) -> str | Non
     return None
 
 
-# --- exceptions ------------------------------------------------------------------------------------------------------
-
-_ERRORS: list[tuple[str, str, str]] = [
-    # (pattern in the exception text, kind, what to tell the reader)
-    (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|"
-     r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{",
-     "ref-arithmetic",
-     "a Ref is used as if it were an array: read it first, x_ref[...]"),
-    (r"TransformedRefs? cannot be abstractified|cannot be abstractified.*TransformedRef", "ref-arithmetic",
-     "a Ref is used as if it were an array: read it first, x_ref[...], and transpose or reshape what you get"),
-    (r"PjitFunction|returned a value of type <class 'function'>|of type .*function.* is not a valid JAX type",
-     "not-called",
-     "the function returns another function instead of an array: call what pl.pallas_call returns, "
-     "pl.pallas_call(...)(x, y)"),
-    (r"matmul acc to be 32-bit|acc.*must be 32-bit", "narrow-dot",
-     "jnp.dot of 16-bit tiles gives 16-bit results, and the MXU accumulates in 32 bits: add "
-     "preferred_element_type=jnp.float32"),
-    (r"should return None|must return None|kernel function.*return", "returns",
-     "a kernel returns nothing: store the result, o_ref[...] = value"),
-    (r"captures constants", "constants",
-     "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
-     "lax.broadcasted_iota"),
-    (r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)", "ref-arithmetic",
-     "a Ref is used as if it were an array: read it first, x_ref[...]"),
-    (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
-     "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
-    (r"TracerIntegerConversionError", "python-index",
-     "a Python list or range is indexed with a value that is known only later: compute the number with arithmetic "
-     "instead"),
-    (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion", "python-if",
-     "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
-     "@pl.when(condition) for a block of code, jnp.where for a value"),
-    (r"Invalid dtype for `swap`", "store-dtype",
-     "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype)"),
-    (r"Invalid shape for `swap`", "store-shape",
-     "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
-     "a reduced dimension; jnp.broadcast_to widens"),
-    (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
-     "an index map returns integer block indices: use // instead of /"),
-    (r"Grid must be a tuple of integers", "grid-float",
-     "a grid is a tuple of integers: use // (or pl.cdiv, which rounds up) instead of /"),
-    (r"Index map function.*must return|index_map.*must return", "map-length",
-     "an index map returns one block index per dimension of the array"),
-    (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
-     "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
-     "all)"),
-    (r"Out of bound (slice|indexer)", "ref-bounds",
-     "a Ref is indexed past its end, out of bounds: inside the kernel a blocked Ref is one block and counts from its "
-     "own start"),
-    (r"TracerArrayConversionError", "numpy",
-     "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
-    (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
-     "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
-    (r"name '(\w+)' is not defined", "name",
-     "this name does not exist here: a misspelling, or a cell that has not been run"),
-]  # fmt: skip
-
-
-_ARANGE = (
-    "The bounds of jnp.arange have to be known before the kernel runs: write jnp.arange(size), and add to it what "
-    "depends on the program id."
-)
-_DYNAMIC_SLICE = (
-    "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
-    "Python int."
-)
-_MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
-
-
-def _in_index_map(error: BaseException) -> bool:
-    """Whether JAX was calling an index map (names of its frames: seen on jax 0.11.2 and 0.12.0.1)."""
-    return any("block_spec" in f.name or "index_map" in f.name for f in tb.extract_tb(error.__traceback__))
-
-
-def readers_frame(error: BaseException) -> SourceLine | None:
-    """The innermost line of the reader's own code in a traceback, following causes."""
-    found: SourceLine | None = None
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        for frame in tb.extract_tb(current.__traceback__):
-            if is_readers_file(frame.filename) and not frame.filename.endswith("runpy.py"):
-                found = source_line(frame.filename, frame.lineno or 0)
-        if found:
-            return found
-        current = current.__cause__ or current.__context__
-    return found
-
-
-def explain_error(error: BaseException) -> Finding:
-    """An exception raised while tracing the reader's code, in one sentence, with the reader's own line."""
-    text = str(error)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    name = type(error).__name__
-    haystack = f"{name}: {text}"
-    line = readers_frame(error)
-    named = re.search(r" at (/[^\s:]+|<\w+>|\S+\.py):(\d+)\b", first)  # "kernel at file.py:12": JAX names the function
-    if named and is_readers_file(named[1]):
-        line = source_line(named[1], int(named[2]))
-    if _in_index_map(error) and "TracerBoolConversion" in name:
-        advice = "An index map is traced: a Python if cannot look at its arguments. Use arithmetic, or jnp.where."
-        return Finding("python-if", advice, [_shorten(f"{name}: {first}")], line)
-    if _in_index_map(error) and re.search(r"\(\) (takes|missing)", text):
-        return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
-    shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
-    if shapes and "Invalid shape for `swap`" in text:
-        return Finding("store-shape", _shape_advice(shapes[1], shapes[2]), [_shorten(f"{name}: {first}")], line)
-    code = line.text if line else ""
-    if "ConcretizationTypeError" in name and "arange" in code:
-        return Finding("arange", _ARANGE, [_shorten(f"{name}: {first}")], line)
-    slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
-    if "TracerBoolConversion" in name and slices:
-        return Finding("dynamic-slice", _DYNAMIC_SLICE, [_shorten(f"{name}: {first}")], line)
-    in_kernel = any("pallas_call" in frame.filename for frame in tb.extract_tb(error.__traceback__))
-    for pattern, kind, advice in _ERRORS:
-        if kind == "kernel-arity" and not in_kernel:
-            continue
-        if re.search(pattern, haystack, re.S):
-            return Finding(
-                kind,
-                f"{advice if advice.startswith('pl.') else advice[0].upper() + advice[1:]}.",
-                [_shorten(f"{name}: {first}")],
-                line,
-            )
-    return Finding("error", f"{name}: {_shorten(first)}", [], line)
-
-
-def _shape_advice(ref: str, value: str) -> str:
-    """What to do about a value of one shape that is stored in a Ref of another."""
-    r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
-    head = f"A value of shape {v} is stored in a Ref of shape {r}, and a store does not broadcast. "
-    if len(r) > 1 and v == r[::-1]:
-        return head + "It is the other way round: transpose the value (.T)."
-    if len(v) > len(r) and 1 in v:
-        return head + (
-            "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "
-            "it away."
-        )
-    if len(v) < len(r):
-        return head + "keepdims=True keeps a reduced dimension; jnp.broadcast_to widens."
-    if len(v) == len(r) and any(a == 1 < b for a, b in zip(r, v, strict=True)):
-        return head + "keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast."
-    return head + "Compare the two, and look at the block shapes."
-
-
-def _shorten(text: str, width: int = 220) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+# --- around the kernel ------------------------------------------------------------------------------------------------
 
 
 def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding | None:

@@ -718,7 +718,7 @@ def _run(call: Call, plan_only: bool, notes: list[str]) -> Trace:
 
 def _reason(error: BaseException, name: str, nothing: bool) -> str:
     """One calm sentence."""
-    from .diagnose import explain_error
+    from .errors import explain_error
 
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     first = first if len(first) <= 200 else first[:197] + "..."

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from ..lens.capture import Beyond, Call, Operand, Scratch, SourceLine, describe, is_call, line_of, subprograms
-from ..lens.diagnose import explain_error
+from ..lens.errors import explain_error
 from ..simulate import tpu_mesh
 from ..watchdog import reader_line
 
