@@ -44,9 +44,10 @@ setup()  # a real TPU if there is one, else JAX's simulator of one
 # stored. `jit` has no word for that wish. In Pallas, what is stored where is up to you.
 #
 # Two memories matter. **HBM** is large and slow (16 GB on a TPU v5e): your arrays live there. **VMEM** is small and
-# fast (a kernel on a v5e gets 16 MiB unless it asks for more): kernels compute there.
+# fast (a kernel on a v5e gets 16 MiB unless it asks for more).
 #
-# `pl.pallas_call(kernel, out_shape=...)` returns a function. When you call it with `x`, this happens:
+# A **kernel** is a function that computes there. The call that takes it from HBM to HBM is given, in `add_ten`; its
+# arguments come one at a time, in the puzzles that need them. It does this:
 #
 # ```text
 #     HBM      x                       result
@@ -71,7 +72,7 @@ def add_ten_kernel(x_ref, o_ref):
 
 
 def add_ten(x: Float[Array, "N"]) -> Float[Array, "N"]:
-    # out_shape: shape and dtype of the result, as a jax.ShapeDtypeStruct (a description, no data)
+    # pallas_call makes a function of your kernel. out_shape: shape and dtype of its result, a description without data
     return pl.pallas_call(add_ten_kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
 
