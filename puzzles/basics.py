@@ -156,7 +156,6 @@ def vector_add_kernel(x_ref, y_ref, o_ref):
 
 def vector_add_grid(n, b):
     # n: how long the vectors are, a multiple of b      b: how long a block is
-    # (If n were no multiple, you would round up: pl.cdiv(n, b) is n / b, rounded up. That is Puzzle 8.)
     # Return the grid: a tuple with the number of steps along each axis (here there is one).
     pass  # YOUR CODE HERE
 
