@@ -162,6 +162,7 @@ class Call:
     kernel: Any
     aliases: dict[int, int]  # input (counted after the scalars) -> output
     vmem_limit_bytes: int | None
+    dynamic_bounds: int = 0  # dimensions of the grid that are known only at run time
     scalars: list[np.ndarray] = dataclasses.field(default_factory=list)
     inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
 
@@ -270,6 +271,7 @@ def describe(eqn: Any, grid_bounds: Sequence[int] = ()) -> Call:
         kernel=kernel,
         aliases={i - n_scalars: o for i, o in dict(p["input_output_aliases"]).items()},
         vmem_limit_bytes=getattr(p.get("compiler_params"), "vmem_limit_bytes", None),
+        dynamic_bounds=mapping.num_dynamic_grid_bounds,
     )
 
 

@@ -4,9 +4,11 @@ JAX's messages are not public API. The patterns here were seen on jax 0.11.2 and
 knows is passed on as it is.
 """
 
+import contextlib
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -35,14 +37,18 @@ def refusal(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Refusal | None
 
     args: arrays, or pytrees of arrays; kwargs: static (block sizes and the like).
     """
-    interpreted = pltpu.force_tpu_interpret_mode(None)  # type: ignore[arg-type] # None: not at all
-    with jax.sharding.use_abstract_mesh(tpu_mesh()), interpreted:
+    return refusal_on(tpu_mesh(), functools.partial(fn, **kwargs) if kwargs else fn, args)
+
+
+def refusal_on(mesh: jax.sharding.AbstractMesh, fn: Callable[..., Any], args: Sequence[Any]) -> Refusal | None:
+    """`refusal` for the chips of a mesh. args: arrays or jax.ShapeDtypeStructs, or pytrees of them."""
+    with for_tpu(mesh):
         try:
-            traced = jax.jit(lambda *a: fn(*a, **kwargs)).trace(*args)
+            traced = jax.jit(lambda *a: fn(*a)).trace(*args)
         except Exception as error:
             finding = explain_error(error)
             return Refusal(finding.cause, "; ".join(finding.evidence), finding.line)
-        kernels = list(_calls(traced.jaxpr))
+        kernels = list(calls_in(traced.jaxpr))
         if (absent := _absent_type(kernels)) is not None:
             return absent
         try:
@@ -52,14 +58,22 @@ def refusal(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Refusal | None
     return None
 
 
-def _calls(jaxpr: Any) -> Iterator[Any]:
+@contextlib.contextmanager
+def for_tpu(mesh: jax.sharding.AbstractMesh) -> Iterator[None]:
+    """Trace and lower as on a machine with these TPUs: kernels are compiled there, not interpreted."""
+    interpreted = pltpu.force_tpu_interpret_mode(None)  # type: ignore[arg-type] # None: not at all
+    with jax.sharding.use_abstract_mesh(mesh), interpreted:
+        yield
+
+
+def calls_in(jaxpr: Any) -> Iterator[Any]:
     """Every pallas_call equation in a jaxpr."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if is_call(eqn):
             yield eqn
         else:
             for inner in subprograms(eqn):
-                yield from _calls(inner)
+                yield from calls_in(inner)
 
 
 def _equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any, SourceLine | None]]:

@@ -1,0 +1,205 @@
+"""How often each part of a kernel runs, and what that costs, without running its arithmetic.
+
+Only the scalars that steer a kernel are followed: the grid indices, what is computed from them, prefetched scalars. So
+a kernel of any size is counted in milliseconds, where the machine would multiply every matrix.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jec
+import numpy as np
+
+from .capture import Call, SourceLine, line_of, subprograms
+from .ops import ELEMENTWISE, cost, evaluate, inlined, np_dtype, scan_groups
+
+_UNROLLED = 64  # iterations of an inner loop that are followed one by one
+
+Known = np.ndarray | None  # one value per grid step (or one for all of them); None: not followed
+
+
+@dataclasses.dataclass
+class Branch:
+    """A body under `pl.when` or `lax.cond`. taken: share of its chances at each step; None where that is unknown."""
+
+    line: SourceLine | None
+    taken: np.ndarray | None
+
+
+@dataclasses.dataclass
+class Tally:
+    """What a call does, summed over its grid.
+
+    mxu_flops: type of the operands -> FLOPs in matrix products. trips: iterations of each inner loop, in program order,
+    None where unknown. exact: nothing was unknown; where it is False, everything unknown is counted as happening.
+    copies: the kernel starts copies of its own, whose bytes are not counted here.
+    """
+
+    flops: float = 0.0
+    transcendentals: float = 0.0
+    mxu_flops: dict[str, float] = dataclasses.field(default_factory=dict)
+    branches: list[Branch] = dataclasses.field(default_factory=list)
+    trips: list[float | None] = dataclasses.field(default_factory=list)
+    exact: bool = True
+    copies: bool = False
+
+
+def tally(call: Call, *, scalars_known: bool = True) -> Tally:
+    """Counts one call. scalars_known: whether call.scalars hold the values that the kernel will see."""
+    counter = _Counter(call)
+    scalars: list[Any] = [np.asarray(v) if scalars_known else None for v in call.scalars]
+    scalars += [None] * (len(call.scalar_names) - len(scalars))
+    refs = [*scalars, *[None] * (len(call.kernel.invars) - len(scalars))]
+    jaxpr = getattr(call.kernel, "jaxpr", call.kernel)
+    counter.run(jaxpr, refs, getattr(call.kernel, "consts", ()), np.ones(counter.steps), np.ones(counter.steps))
+    return counter.result()
+
+
+class _Counter:
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.index = np.indices(call.grid).reshape(len(call.grid), -1) if call.grid else np.zeros((0, 1), int)
+        self.steps = self.index.shape[1]
+        self.axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
+        self.total = Tally()
+        self.chances: dict[tuple[int, int], list[Any]] = {}  # (equation, branch) -> [line, executed, possible, known]
+        self.loops: dict[int, list[float | None]] = {}
+
+    def result(self) -> Tally:
+        for line, executed, possible, known in self.chances.values():
+            share = np.divide(executed, possible, out=np.ones(self.steps), where=possible > 0)
+            self.total.branches.append(Branch(line, share if known else None))
+        for trips in self.loops.values():
+            known_trips = [t for t in trips if t is not None]
+            self.total.trips.append(float(np.mean(known_trips)) if len(known_trips) == len(trips) else None)
+        return self.total
+
+    def run(
+        self, jaxpr: Any, values: Sequence[Any], consts: Sequence[Any], weight: np.ndarray, possible: np.ndarray
+    ) -> list[Any]:
+        """Counts a program. weight: how often it runs at each step; possible: how often, were every branch taken."""
+        if hasattr(jaxpr, "jaxpr"):
+            jaxpr, consts = jaxpr.jaxpr, consts or jaxpr.consts
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts or [None] * len(jaxpr.constvars), strict=True))
+        env.update(zip(jaxpr.invars, values, strict=True))
+
+        def read(v: Any) -> Any:
+            return np.asarray(v.val) if isinstance(v, jec.Literal) else env.get(v)
+
+        for eqn in jaxpr.eqns:
+            found = self.apply(eqn, [read(v) for v in eqn.invars], weight, possible)
+            env.update(zip(eqn.outvars, found, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def apply(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        if name == "program_id":
+            return [self.index[self.axes[params["axis"]]]]
+        if name == "num_programs":
+            return [np.asarray(self.call.grid[self.axes[params["axis"]]])]
+        if name == "cond":
+            return self._cond(eqn, values, weight, possible)
+        if name == "scan":
+            return self._scan(eqn, values, weight, possible)
+        if name == "while":
+            return self._while(eqn, values, weight, possible)
+        if name == "get":
+            return [self._get(eqn, values)]
+        if name == "dma_start":
+            self.total.copies = True
+        inner = inlined(eqn)
+        if inner is not None:
+            return self.run(inner, values, (), weight, possible)
+        unknown: list[Any] = [None] * len(eqn.outvars)
+        nested = list(subprograms(eqn))
+        if nested:  # run_scoped, and whatever else runs a body once
+            for body in nested:
+                inner_jaxpr = getattr(body, "jaxpr", body)
+                self.run(body, [None] * len(inner_jaxpr.invars), (), weight, possible)
+            return unknown
+        self._count(eqn, weight)
+        scalar = all(getattr(v.aval, "shape", None) == () for v in [*eqn.invars, *eqn.outvars])
+        if scalar and name in ELEMENTWISE and all(v is not None for v in values):
+            return [evaluate(eqn, values)]
+        return unknown
+
+    def _count(self, eqn: Any, weight: np.ndarray) -> None:
+        flops, transcendentals = cost(eqn)
+        times = float(weight.sum())
+        self.total.flops += flops * times
+        self.total.transcendentals += transcendentals * times
+        if eqn.primitive.name == "dot_general":
+            dtype = np_dtype(eqn.invars[0].aval).name
+            self.total.mxu_flops[dtype] = self.total.mxu_flops.get(dtype, 0.0) + flops * times
+
+    def _cond(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
+        which, operands = values[0], values[1:]
+        bodies = eqn.params["branches"]
+        results: list[list[Any]] = []
+        for number in reversed(range(len(bodies))):  # the compiler lays out the true branch first
+            known = which is not None
+            taken = weight * (np.asarray(which).astype(int) == number) if known else weight
+            if getattr(bodies[number], "jaxpr", bodies[number]).eqns:
+                chance = self.chances.setdefault(
+                    (id(eqn), number), [line_of(eqn), np.zeros(self.steps), np.zeros(self.steps), True]
+                )
+                chance[1] = chance[1] + taken
+                chance[2] = chance[2] + possible
+                chance[3] = chance[3] and known
+                self.total.exact &= known
+            results.append(self.run(bodies[number], operands, (), taken, possible))
+        if which is None or any(v is None for result in results for v in result):
+            return [None] * len(eqn.outvars)
+        cases = list(reversed(results))
+        return [np.choose(np.asarray(which).astype(int), [case[i] for case in cases]) for i in range(len(eqn.outvars))]
+
+    def _scan(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
+        length, body = eqn.params["length"], eqn.params["jaxpr"]
+        consts, carry, xs = scan_groups(eqn.params, values)
+        self.loops.setdefault(id(eqn), []).append(float(length))
+        per_row: list[Any] = [None] * len(xs)
+        if length <= _UNROLLED:
+            for _ in range(length):
+                out = self.run(body, [*consts, *carry, *per_row], (), weight, possible)
+                carry = out[: len(carry)]
+            return [*carry, *[None] * (len(eqn.outvars) - len(carry))]
+        self.run(body, [*consts, *[None] * len(carry), *per_row], (), weight * length, possible * length)
+        return [None] * len(eqn.outvars)
+
+    def _while(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
+        """A fori_loop whose bounds are known at each step, or else a loop that is counted once."""
+        params = eqn.params
+        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+        test = params["cond_jaxpr"].jaxpr
+        state = values[n_cond + n_body :]
+        trips = self._trips(test, [*values[:n_cond], *state])
+        self.loops.setdefault(id(eqn), []).append(None if trips is None else float(np.mean(trips)))
+        self.total.exact &= trips is not None
+        times = np.ones(self.steps) if trips is None else np.broadcast_to(trips, self.steps).astype(float)
+        inside = [*values[n_cond : n_cond + n_body], *[None] * len(state)]
+        self.run(params["body_jaxpr"], inside, (), weight * times, possible * times)
+        return [None] * len(eqn.outvars)
+
+    def _trips(self, test: Any, values: list[Any]) -> Known:
+        if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt" or test.outvars != test.eqns[0].outvars:
+            return None
+        ends = dict(zip(test.invars, values, strict=True))
+        low, high = (np.asarray(v.val) if isinstance(v, jec.Literal) else ends.get(v) for v in test.eqns[0].invars)
+        return None if low is None or high is None else np.maximum(high - low, 0)
+
+    def _get(self, eqn: Any, values: list[Any]) -> Known:
+        """A prefetched scalar, where its index is known."""
+        table = values[0]
+        if table is None:
+            return None
+        transforms = jax.tree.unflatten(eqn.params["tree"], values[1:])
+        indices = getattr(transforms[0], "indices", None) if len(transforms) == 1 else None
+        if indices is None or len(indices) != table.ndim or any(i is None for i in indices):
+            return None
+        try:
+            places = tuple(np.clip(np.asarray(i, int), 0, n - 1) for i, n in zip(indices, table.shape, strict=True))
+        except TypeError:
+            return None  # a slice
+        return table[places]
