@@ -4,12 +4,13 @@ import importlib.metadata
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-# A TPU shows as a device file. Whatever else is there, the puzzles run on the CPU. Set before anything imports JAX.
-ON_TPU = bool([*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")])
+from pallas_puzzles.platforms import tpu_attached
+
+# Whatever else is there, the puzzles run on the CPU. Set before anything asks JAX for a device.
+ON_TPU = tpu_attached()
 if not ON_TPU:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

@@ -1,12 +1,21 @@
 """Pallas Puzzles: puzzle notebooks for JAX's kernel language, and a lens that tells the truth about your kernels."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .check import check
-from .inputs import Budget, case, integers, normal, uniform
-from .progress import hint, progress
+from .platforms import spare_libtpu
 
-__all__ = ["Budget", "case", "check", "hint", "integers", "normal", "progress", "setup", "show", "uniform"]
+spare_libtpu()  # before anything asks JAX for a device
+
+from .check import check  # noqa: E402
+from .inputs import Budget, case, integers, normal, uniform  # noqa: E402
+from .progress import hint, progress  # noqa: E402
+
+if TYPE_CHECKING:
+    from .tpu.report import Report
+
+__all__ = [
+    "Budget", "case", "check", "hint", "integers", "normal", "progress", "setup", "show", "tpu_report", "uniform",
+]  # fmt: skip
 
 
 def setup() -> None:
@@ -32,3 +41,15 @@ def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
             f"Nothing to show yet: {' and '.join(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
         )
     return emit(picture)
+
+
+def tpu_report(fn: Any, *args: Any, tpu: str = "v5e", **options: Any) -> "Report":
+    """Compiles `fn(*args, **blocks)` for a TPU that need not be there: VMEM, spills, bundles, bytes, time, its bound.
+
+    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. tpu: "v5e", "v6e" or "tpu7x". options: the
+    block sizes, and those of pallas_puzzles.tpu.report.tpu_report, which also says how far to trust the time.
+    """
+    from .tpu.report import tpu_report as compile_and_read
+    from .verdict import emit
+
+    return emit(compile_and_read(fn, *args, tpu=tpu, **options))

@@ -29,19 +29,30 @@ OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised me
 class _Collection:
     verdicts: list["Verdict"]
     thorough: bool
+    judge: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What a check is about: the reader's function, what it should compute, and what it is run on."""
+
+    fn: Callable[..., Any]
+    spec: Callable[..., Any]
+    cases: tuple[Case, ...]
 
 
 _collection: contextvars.ContextVar[_Collection | None] = contextvars.ContextVar("collection", default=None)
 
 
 @contextlib.contextmanager
-def collecting(*, thorough: bool = False) -> Iterator[list["Verdict"]]:
+def collecting(*, thorough: bool = False, judge: bool = True) -> Iterator[list["Verdict"]]:
     """While active, verdicts are appended to the list it yields, and neither displayed nor recorded as progress.
 
     thorough: JAX's simulator confirms every variant, not only the first draw. A collection inside another inherits it.
+    judge=False: nothing is run; the verdicts of answers that are there are "unjudged" and carry their Subject.
     """
     outer = _collection.get()
-    token = _collection.set(_Collection([], thorough or (outer is not None and outer.thorough)))
+    token = _collection.set(_Collection([], thorough or (outer is not None and outer.thorough), judge))
     try:
         yield _collection.get().verdicts  # type: ignore[union-attr]
     finally:
@@ -77,13 +88,17 @@ def check(
     title = f"{puzzle} {known.title}" if known else puzzle
     holes = _holes(known, fn, sys._getframe(1).f_globals) if known else {}
     open_holes = _untouched(known, holes) if known else []
+    collection = _collection.get()
+    cases = (Case(inputs, {}, budget), *variants)
     if open_holes:
         names = ", ".join(open_holes[:-1]) + (" and " if open_holes[1:] else "") + open_holes[-1]
         verdict = Verdict(
             puzzle, "unsolved", [], f"{title}: not solved yet.", next=f"Write {names}, where it says YOUR CODE HERE."
         )
+    elif collection is not None and not collection.judge:
+        verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases))
     else:
-        verdict = _judge(fn, spec, [Case(inputs, {}, budget), *variants], tol, allow, seed)
+        verdict = _judge(fn, spec, cases, tol, allow, seed)
         if known:
             _point_into_holes(verdict, holes, _helpers(known, holes, sys._getframe(1).f_globals))
             verdict.notes += _changed(known, holes, (fn, spec))
@@ -92,7 +107,6 @@ def check(
         following = curriculum.next_puzzle(puzzle) if known and verdict else None
         if following:
             verdict.next = f"Next: {following.id} {following.title}"
-    collection = _collection.get()
     if collection is not None:
         collection.verdicts.append(verdict)
         return verdict

@@ -18,6 +18,10 @@ from . import curriculum, workspace
 from .progress import Progress, load, next_hint, record
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .tpu.chips import Chip
+    from .tpu.report import Report
     from .verdict import Verdict
 
 SOLVED, NOT_SOLVED, WRONG_USE = 0, 1, 2  # exit codes
@@ -111,6 +115,41 @@ def check(
     if as_json:
         print(json.dumps({"version": 1, "source": str(overlay or source), "verdicts": [v.to_json() for v in verdicts]}))
     raise typer.Exit(SOLVED if all(verdicts) else NOT_SOLVED)
+
+
+@app.command(epilog="Example: puzzles tpu basics/10 --tpu v5e,v6e")
+def tpu(
+    puzzle_id: Annotated[str, typer.Argument(metavar="ID")],
+    names: Annotated[str, typer.Option("--tpu", metavar="NAMES", help="Of v5e, v6e, tpu7x; commas between.")] = "v5e",
+    overlay: Annotated[
+        Path | None, typer.Option("--with", metavar="FILE", help="Functions to lay over the holes.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile your kernel for a TPU, without one: VMEM, bundles, time. Exits with 0 if it compiles, 1 if not."""
+    from .tpu.chips import chips
+
+    try:
+        targets = chips(names)
+    except ValueError as error:
+        raise curriculum.CurriculumError(str(error)) from None
+    if overlay is not None and not overlay.is_file():
+        raise curriculum.CurriculumError(f"there is no file {overlay}")
+    name = curriculum.puzzle(puzzle_id).notebook
+    source = None if overlay else workspace.current_file(workspace.find(), name)
+    if not as_json:
+        print(f"{puzzle_id}: {overlay or source}", flush=True)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        verdict = curriculum.run(puzzle_id, source=source, overlay=overlay, judge=False)
+    reports = _tpu_reports(verdict, targets, quiet=as_json)
+    if as_json:
+        told = {"version": 1, "source": str(overlay or source), "reports": [each.to_json() for each in reports]}
+        print(json.dumps(told if verdict.subject else {**told, "verdict": verdict.to_json()}))
+    elif verdict.subject is None:
+        print(verdict)
+    if any(each.unavailable for each in reports):
+        raise typer.Exit(WRONG_USE)
+    raise typer.Exit(SOLVED if reports and all(reports) else NOT_SOLVED)
 
 
 @app.command("list", epilog="Example: puzzles list --json")
@@ -214,6 +253,24 @@ def _run(puzzle_id: str, source: Path | None, overlay: Path | None, quiet: bool)
     if overlay is None and verdict.status != "unsolved":
         record(puzzle_id, verdict.status == "passed")
     return verdict
+
+
+def _tpu_reports(verdict: Verdict, targets: Sequence[Chip], quiet: bool) -> list[Report]:
+    """One report for each TPU on what the puzzle's check would run first; none while there is no answer."""
+    from .tpu.report import tpu_report
+    from .verdict import emit
+
+    if verdict.subject is None:
+        return []
+    subject, reports = verdict.subject, []
+    for target in targets:
+        first = subject.cases[0]
+        reports.append(tpu_report(subject.fn, *first.inputs, tpu=target.name, **first.blocks))
+        if not quiet:
+            emit(reports[-1])
+        if reports[-1].unavailable:
+            break
+    return reports
 
 
 def _line(verdict: Verdict) -> str:

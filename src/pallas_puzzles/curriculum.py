@@ -386,6 +386,7 @@ def run(
     source: Path | None = None,
     overlay: Path | str | None = None,
     course: Path | None = None,
+    judge: bool = True,
 ) -> Verdict:
     """Runs a notebook up to and including the check of one puzzle, and returns the verdict.
 
@@ -393,6 +394,7 @@ def run(
     has functions to lay over the holes of this puzzle; the holes of earlier puzzles then get the course's solutions.
     Functions keep the file names and line numbers of where they are written. Checks of other puzzles, and whatever
     only displays something, are left out. What fails in the cells of other puzzles becomes a note of the verdict.
+    judge=False: the check is reached and not run; the verdict on an answer then carries its `subject`.
 
     Raises CurriculumError for an unknown puzzle, a file that does not check it, or an overlay that does not fit.
     """
@@ -409,7 +411,7 @@ def run(
     try:
         if overlay is not None:
             session.lay(overlay, notebook(target.path))
-        return session.verdict()
+        return session.verdict(judge)
     except _Stop as stop:
         return session.stopped(stop.error)
 
@@ -428,11 +430,11 @@ class _Session:
         if path.suffix == ".ipynb":
             self.names["display"] = lambda *objects, **options: None  # IPython gives a notebook this name
 
-    def verdict(self) -> Verdict:
+    def verdict(self, judge: bool = True) -> Verdict:
         """Runs the cells; the verdict is the last one about this puzzle."""
         from .check import collecting
 
-        with collecting() as verdicts:
+        with collecting(judge=judge) as verdicts:
             for each in self.cells:
                 if each.kind == "code":
                     self._run_cell(each, final=each is self.cells[-1])

@@ -14,6 +14,7 @@ from .lens.draw import Displayed, running_shell, tile_map_html
 from .lens.words import human_bytes, plain, plural, tile_map_text, times
 
 if TYPE_CHECKING:
+    from .check import Subject
     from .lens.capture import Operand, SourceLine
     from .lens.diagnose import Finding
     from .lens.machine import Figures
@@ -51,7 +52,8 @@ class Traceback(str):
 class Verdict(Displayed):
     """The outcome of a check; true when it passed.
 
-    status: "unsolved", "passed", "failed" (wrong, or over its budget) or "error" (the reader's code raised).
+    status: "unsolved", "passed", "failed" (wrong, or over its budget), "error" (the reader's code raised), or
+    "unjudged" (see check.collecting), with the subject that was not judged.
     findings: the likeliest cause first. gained: what a right answer costs, in a line. next: where to look next.
     traceback: the full one when code raised, else "".
     """
@@ -66,6 +68,7 @@ class Verdict(Displayed):
     tiles: TileMap | None = None
     figures: "list[Figures]" = dataclasses.field(default_factory=list)
     traceback: str = ""
+    subject: "Subject | None" = None
 
     def __post_init__(self) -> None:
         self.traceback = Traceback(self.traceback)

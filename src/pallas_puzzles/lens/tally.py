@@ -5,6 +5,7 @@ a kernel of any size is counted in milliseconds, where the machine would multipl
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,10 +23,14 @@ Known = np.ndarray | None  # one value per grid step (or one for all of them); N
 
 @dataclasses.dataclass
 class Branch:
-    """A body under `pl.when` or `lax.cond`. taken: share of its chances at each step; None where that is unknown."""
+    """A body under `pl.when` or `lax.cond`.
+
+    taken: share of its chances at each step; None where that is unknown. elements: how many its equations make.
+    """
 
     line: SourceLine | None
     taken: np.ndarray | None
+    elements: int
 
 
 @dataclasses.dataclass
@@ -64,13 +69,14 @@ class _Counter:
         self.steps = self.index.shape[1]
         self.axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.total = Tally()
-        self.chances: dict[tuple[int, int], list[Any]] = {}  # (equation, branch) -> [line, executed, possible, known]
+        # (equation, branch) -> [line, elements, executed, possible, known]
+        self.chances: dict[tuple[int, int], list[Any]] = {}
         self.loops: dict[int, list[float | None]] = {}
 
     def result(self) -> Tally:
-        for line, executed, possible, known in self.chances.values():
+        for line, elements, executed, possible, known in self.chances.values():
             share = np.divide(executed, possible, out=np.ones(self.steps), where=possible > 0)
-            self.total.branches.append(Branch(line, share if known else None))
+            self.total.branches.append(Branch(line, share if known else None, elements))
         for trips in self.loops.values():
             known_trips = [t for t in trips if t is not None]
             self.total.trips.append(float(np.mean(known_trips)) if len(known_trips) == len(trips) else None)
@@ -142,12 +148,13 @@ class _Counter:
             known = which is not None
             taken = weight * (np.asarray(which).astype(int) == number) if known else weight
             if getattr(bodies[number], "jaxpr", bodies[number]).eqns:
+                never = np.zeros(self.steps)
                 chance = self.chances.setdefault(
-                    (id(eqn), number), [line_of(eqn), np.zeros(self.steps), np.zeros(self.steps), True]
+                    (id(eqn), number), [line_of(eqn), _elements(bodies[number]), never, never, True]
                 )
-                chance[1] = chance[1] + taken
-                chance[2] = chance[2] + possible
-                chance[3] = chance[3] and known
+                chance[2] = chance[2] + taken
+                chance[3] = chance[3] + possible
+                chance[4] = chance[4] and known
                 self.total.exact &= known
             results.append(self.run(bodies[number], operands, (), taken, possible))
         if which is None or any(v is None for result in results for v in result):
@@ -203,3 +210,13 @@ class _Counter:
         except TypeError:
             return None  # a slice
         return table[places]
+
+
+def _elements(jaxpr: Any) -> int:
+    """How many array elements the equations of a program make or store, each run once."""
+    total = 0
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        total += sum(_elements(body) for body in subprograms(eqn))
+        shapes = [getattr(v.aval, "shape", ()) for v in [*eqn.invars[:1], *eqn.outvars]]
+        total += max((math.prod(shape) for shape in shapes), default=0)
+    return total

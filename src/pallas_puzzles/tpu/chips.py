@@ -9,7 +9,7 @@ import jax
 from jax.experimental.pallas import tpu as pltpu
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Chip:
     """One TensorCore, which is what a kernel runs on. A TPU7x has two of them, each a device of its own to JAX."""
 

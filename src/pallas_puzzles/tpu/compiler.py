@@ -36,8 +36,6 @@ _ENVIRONMENT = {
     "TPU_LOG_DIR": "disabled",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no lock: any number of processes may compile
 }
-# All of a TPU7x's VMEM for kernels: XLA otherwise uses what they leave, and moves inputs there before they start.
-NOTHING_IN_VMEM = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
 
 
 class CompilerError(Exception):
@@ -65,12 +63,22 @@ class Compiled:
     copies: int
     files: Mapping[str, str]
 
+    @property
+    def operands_in_vmem(self) -> bool:
+        """XLA moves arrays into VMEM before some kernel starts."""
+        return any("inlined_call_operand.vmem" in text for text in self.files.values())
+
     def of(self, kernel: str, suffix: str) -> str | None:
         """The text of the dump of one kernel whose name ends in `suffix`."""
         for name in sorted(self.files):
             if re.fullmatch(rf"\d+-{re.escape(kernel)}-\d+-{suffix}", name):
                 return self.files[name]
         return None
+
+
+def nothing_in_vmem(chip: Chip) -> dict[str, str]:
+    """Options that give a kernel all of VMEM: XLA otherwise moves small arrays there before the kernel starts."""
+    return {"xla_tpu_scoped_vmem_limit_kib": str(chip.vmem_bytes >> 10)}
 
 
 def missing() -> str | None:

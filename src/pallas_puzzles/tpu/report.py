@@ -31,17 +31,19 @@ _DRAWN_BYTES = 256 << 20  # inputs up to this size are drawn, larger ones only d
 class KernelReport:
     """One pallas_call on one TPU. Times are in seconds, sizes in bytes.
 
+    dynamic: the grid is set at run time. steps: None where nobody could know. runs: how often the function calls it.
     buffers: name -> VMEM held, all its copies; vmem_limit_bytes: what this kernel may use. least_step, mean_step,
     most_step: bundles of a grid step, which is cycles if nothing has to be waited for. slots: share of each kind of
     instruction slot in use. hbm_bytes: None when the kernel makes its own copies and nothing could count them.
-    times: what the kernel would take if nothing but this bounded it; time_s: what it should take, see `tpu_report`.
-    cycles: by libtpu's simulator.
+    times: what the kernel would take if nothing but this bounded it; time_s: what it should take, see `tpu_report`,
+    None where a part of it is unknown. cycles: by libtpu's simulator.
     """
 
     name: str
     hlo_name: str
     where: SourceLine | None
     grid: tuple[int, ...]
+    dynamic: bool
     steps: int | None
     runs: int
     buffers: dict[str, int]
@@ -74,7 +76,7 @@ class KernelReport:
     @property
     def bound(self) -> str | None:
         """Which of `times` is the longest."""
-        return max(self.times, key=lambda name: self.times[name]) if self.times else None
+        return max(self.times, key=lambda name: self.times[name]) if self.time_s is not None else None
 
 
 @dataclasses.dataclass
@@ -120,10 +122,10 @@ def tpu_report(
     and the last ones to leave. The 0.25 us for each step are what the v5e times of JAX's matmul guide
     (docs.jax.dev/en/latest/pallas/tpu/matmul.html) leave unexplained; with them, and with the guide's own cost of a
     launch taken off, the estimate is within 10% of all six of its Pallas times, for 1024^3 to 8192^3 and tiles of 128
-    and of 512 x 1024 x 1024. That is all that it was compared with: matrix products, on v5e. It leaves out what a launch
-    costs (some 0.1 ms from Python, microseconds inside a jitted program), copies that a kernel makes itself, and how
-    much slower short or strided copies are. Trust it to compare two versions of a kernel and to say what bounds them,
-    less for its absolute value, and least for kernels of a few microseconds.
+    and of 512 x 1024 x 1024. That is all that it was compared with: matrix products, on v5e. It leaves out what a
+    launch costs (some 0.1 ms from Python, microseconds inside a jitted program), copies that a kernel makes itself, and
+    how much slower short or strided copies are. Trust it to compare two versions of a kernel and to say what bounds
+    them, less for its absolute value, and least for kernels of a few microseconds.
     """
     target = chip(tpu)
     name = str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
@@ -131,10 +133,11 @@ def tpu_report(
     axes = dict(mesh or {})
     call = functools.partial(fn, **blocks) if blocks else fn
     values, twins = _values(args)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), values)
+    target_mesh = target.mesh(axes)
+    placed = jax.sharding.NamedSharding(target_mesh, jax.sharding.PartitionSpec()) if axes else None
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placed), values)
     if compiler.missing() is None:
         compiler.warm(simulator=simulate and not axes)
-    target_mesh = target.mesh(axes)
     report.refusal = refusal_on(target_mesh, call, shapes)
     if report.refusal is not None:
         return report
@@ -343,9 +346,9 @@ def _compile(
     options: dict[str, str] = {}
     try:
         compiled = compiler.compile_program(program, target, axes, timeout_s=timeout_s)
-        if target.name == "tpu7x":
+        if compiled.operands_in_vmem:  # then the step's copies are not those that a larger array would see
             with contextlib.suppress(compiler.CompilerError):
-                again = compiler.NOTHING_IN_VMEM
+                again = compiler.nothing_in_vmem(target)
                 compiled = compiler.compile_program(program, target, axes, options=again, timeout_s=timeout_s)
                 options = again
     except compiler.CompilerError as error:
@@ -355,8 +358,13 @@ def _compile(
         report.unavailable = f"{error}; the next report starts it afresh"
         return
     report.copies = compiled.copies
+    if not works:
+        report.notes.append("the function reaches no pallas_call")
     for kernel, work in _matched(compiled.kernels, works):
-        report.kernels.append(_kernel_report(compiled, kernel, work, target))
+        try:
+            report.kernels.append(_kernel_report(compiled, kernel, work, target))
+        except ValueError as error:
+            report.notes.append(f"{work.call.name} compiles, but its report cannot be read: {error}")
     if len(report.kernels) < len(works):
         missing = len(works) - len(report.kernels)
         report.notes.append(f"{missing} of {len(works)} kernels are not in the compiled program, or look the same")
@@ -370,9 +378,9 @@ def _matched(kernels: Sequence[compiler.Kernel], works: list[_Work]) -> list[tup
     for kernel in kernels:
         same = [w for w in left if w.results == kernel.results and w.operands == kernel.operands]
         same = same or [w for w in left if w.results == kernel.results] or left
-        if same:
-            left.remove(same[0])
+        if same:  # or else it is a second copy of a kernel that stands once in the source
             pairs.append((kernel, same[0]))
+            left = [w for w in left if w is not pairs[-1][1]]
     return pairs
 
 
@@ -403,6 +411,7 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         hlo_name=kernel.name,
         where=call.where,
         grid=call.grid,
+        dynamic=call.dynamic_bounds > 0,
         steps=steps,
         runs=work.runs,
         buffers=_buffers(compiled, kernel, work),
@@ -414,7 +423,7 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         mean_step=mean,
         most_step=most,
         slots=plan.slot_use(),
-        mxu_cycles=mxu_s * target.clock_hz / work.costs.steps,
+        mxu_cycles=mxu_s * target.clock_hz / max(1, work.costs.steps),
         flops=counts.flops + counts.transcendentals,
         hbm_bytes=hbm_bytes,
         hbm_exact=exact,
@@ -425,7 +434,10 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         found.times = {"MXU": mxu_s, "bundles": steps * mean / target.clock_hz, "steps": steps * STEP_OVERHEAD_S}
         if hbm_bytes is not None:
             found.times["HBM"] = hbm_bytes / target.hbm_bytes_per_s
-        found.time_s = _estimate(found.times, _fill_bytes(work.costs) / target.hbm_bytes_per_s)
+        if counts.copies:
+            notes.append("the kernel starts copies of its own; how far they overlap is not known: no time is estimated")
+        elif hbm_bytes is not None:
+            found.time_s = _estimate(found.times, _fill_bytes(work.costs) / target.hbm_bytes_per_s)
     return found
 
 
@@ -434,7 +446,7 @@ def _unknown_grid(work: _Work) -> bool:
 
 
 def _estimate(times: Mapping[str, float], fill_s: float) -> float:
-    overlapped = max(times["MXU"], times["bundles"], times.get("HBM", fill_s) - fill_s)
+    overlapped = max(times["MXU"], times["bundles"], times["HBM"] - fill_s)
     return overlapped + fill_s + times["steps"]
 
 
@@ -446,12 +458,15 @@ def _fill_bytes(costs: Figures) -> int:
 def _step_bundles(plan: schedule.Schedule, counts: Tally, steps: int | None) -> tuple[int, float | None, int]:
     """(least, mean, most) bundles of a step; mean None when branches of program and kernel cannot be matched."""
     skips = [skip for skip in plan.skips if not skip.copies]
-    if len(skips) != len(counts.branches) or steps is None:
+    branches = counts.branches
+    if len(skips) < len(branches):  # the compiler runs short bodies under a mask, without a branch
+        shortest = sorted(range(len(branches)), key=lambda i: branches[i].elements)[: len(branches) - len(skips)]
+        branches = [branch for i, branch in enumerate(branches) if i not in shortest]
+    if len(skips) != len(branches) or steps is None:
         return plan.shortest_step, None if skips else float(plan.longest_step), plan.longest_step
-    shares = iter(counts.branches)
     bounds = []
     for unknown in (0.0, 1.0):
-        shares = iter(counts.branches)
+        shares = iter(branches)
         taken = []
         for skip in plan.skips:
             branch = None if skip.copies else next(shares)
@@ -467,7 +482,7 @@ def _hbm_bytes(work: _Work, notes: list[str]) -> tuple[int | None, bool]:
     if work.tally.copies or any(o.in_hbm for o in call.operands):
         dma = _followed(work) if work.known else None
         if dma is None:
-            notes.append("the kernel makes its own copies, whose bytes are not counted")
+            notes.append("the bytes of its own copies could not be counted")
             return None, False
         return dma, True
     if _unknown_grid(work):
@@ -526,6 +541,8 @@ def _simulate(
         report.simulator = "not asked for"
     elif axes:
         report.simulator = "libtpu's simulator follows one device only"
+    elif any(kernel.dynamic for kernel in report.kernels):
+        report.simulator = "libtpu's simulator does not know a grid that is set at run time"
     elif expected > _SIMULATED_CYCLES:
         report.simulator = (
             f"left out: libtpu's simulator takes some 15 s a million cycles, and these are {expected:.2g}"

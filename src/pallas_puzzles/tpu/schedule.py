@@ -130,12 +130,12 @@ def read(program: str, utilisation: str, *, looped: bool, trips: Sequence[float 
 
     looped: the grid has more than one step, so that the outermost loop is the one over its steps. trips: how often the
     kernel's own loops run, in program order, where that is known; for loops whose length the program does not hold.
-    Raises ValueError when the text is not what libtpu 0.0.50 writes.
+    Raises ValueError when the text is not what libtpu 0.0.50 and 0.0.51 write.
     """
     bundles = list(_bundles(program))
     if not bundles:
         raise ValueError("no bundles in the compiler's dump: its format has changed")
-    names, capacity, counts = _utilisation(utilisation)
+    names, capacity, counts = _utilisation(utilisation, len(bundles))
     loops = _loops(bundles)
     outer = [loop for loop in loops if loop.depth == 1]
     body = max(outer, key=lambda loop: loop.length, default=None) if looped else None
@@ -170,19 +170,19 @@ def read(program: str, utilisation: str, *, looped: bool, trips: Sequence[float 
 
 def _bundles(program: str) -> Iterator[_Bundle]:
     starts = list(_BUNDLE.finditer(program))
-    ends = [match.start() for match in starts[1:]] + [len(program)]
+    ends = [match.start() for match in starts[1:]] + [len(program)] * bool(starts)
     for number, (match, end) in enumerate(zip(starts, ends, strict=True)):
         if int(match["pc"], 0) != number:
             raise ValueError(f"bundle {number} is missing from the compiler's dump: its format has changed")
         yield _Bundle(number, match["mark"] or "", match["depth"].count(">"), program[match.end() : end])
 
 
-def _utilisation(text: str) -> tuple[list[str], list[int], np.ndarray]:
-    lines = text.splitlines()
+def _utilisation(text: str, bundles: int) -> tuple[list[str], list[int], np.ndarray]:
+    lines = [*text.splitlines(), "", "", ""]
     names = [name.strip() for name in lines[1].split(",")]
     capacity = [int(n) for n in lines[2].split()]
     rows = [[int(n) for n in line.split()] for line in lines[4:] if line.strip()]
-    if len(names) != len(capacity) or any(len(row) != len(names) for row in rows):
+    if len(names) != len(capacity) or any(len(row) != len(names) for row in rows) or len(rows) != bundles:
         raise ValueError("the compiler's table of slots has another shape than expected")
     return names, capacity, np.array(rows)
 
@@ -221,7 +221,8 @@ def _skips(bundles: list[_Bundle], loops: list[Loop], first: int, last: int, *, 
             if target <= bundle.pc or end < begin:
                 continue
             text = "".join(b.text for b in bundles[begin : end + 1])
-            if pipelined and (_STAGE_WAIT in text or ((end - begin) > 0.9 * (last - first) and not found)):
+            waits = any(_STAGE_WAIT in b.text for b in bundles[bundle.pc + 1 : end + 1])
+            if pipelined and (waits or ((end - begin) > 0.9 * (last - first) and not found)):
                 continue
             found.append(Skip(begin, end, _only_copies(text), match["guard"] or ""))
     return found

@@ -1,0 +1,35 @@
+"""Every hidden solution compiles for every TPU, at every shape and block size that its check uses."""
+
+import functools
+
+import pytest
+
+from pallas_puzzles import curriculum
+from pallas_puzzles.tpu.chips import CHIPS
+from pallas_puzzles.tpu.report import tpu_report
+from tpu_kernels import needs_compiler
+
+pytestmark = needs_compiler
+PUZZLES = [puzzle.id for puzzle in curriculum.all_puzzles()]
+assert PUZZLES, "no puzzle found"
+
+
+@functools.cache
+def subject(puzzle_id):
+    solutions = curriculum.course_folder() / "solutions" / f"{curriculum.puzzle(puzzle_id).notebook}.py"
+    return curriculum.run(puzzle_id, overlay=solutions, judge=False).subject
+
+
+@pytest.mark.parametrize("tpu", CHIPS)
+@pytest.mark.parametrize("puzzle_id", PUZZLES)
+def test_the_solution_compiles(puzzle_id, tpu):
+    assert subject(puzzle_id).cases
+    for case in subject(puzzle_id).cases:
+        report = tpu_report(subject(puzzle_id).fn, *case.inputs, tpu=tpu, simulate=False, **case.blocks)
+        assert report, report.refusal or report.unavailable
+        assert not report.notes
+        for kernel in report.kernels:
+            assert kernel.steps
+            assert kernel.vmem_bytes <= kernel.vmem_limit_bytes
+            assert kernel.time_s is not None
+            assert not kernel.notes
