@@ -5,7 +5,7 @@
 Each row is measured in processes of its own; verdicts after the imports and the `setup()` of a notebook's first cell.
 The goals are those of the project: a failing verdict within 0.15 s, a passing one (with JAX's simulator) within 1.2 s,
 the lens at least 5 times faster than JAX's TPU simulator on the same kernel in the same run, at most 0.3 s on top of
-`import jax`, 4096 grid steps within 1.5 s.
+`import jax`, 4096 grid steps within 1.5 s, a second `tpu_report` within a second.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import os
 import statistics
 import subprocess
 import sys
+
+from pallas_puzzles.tpu.compiler import missing
 
 # What every measuring process starts with: a tiled matmul, 4 x 4 x 4 = 64 grid steps, as a reader writes it.
 PRELUDE = """
@@ -108,6 +110,18 @@ assert run.traces[0].n == 4096
 report(seconds=seconds)
 """
 
+TPU_REPORTS = """
+from pallas_puzzles.tpu.report import tpu_report
+start = time.perf_counter()
+assert tpu_report(matmul, *inputs)
+first = time.perf_counter() - start
+start = time.perf_counter()
+again = tpu_report(matmul, *inputs, bn=256)
+seconds = time.perf_counter() - start
+assert again and again.kernels[0].cycles
+report(first=first, second=seconds)
+"""
+
 
 def measure(code: str, runs: int) -> dict[str, float]:
     """Medians of what `code` reports, over `runs` fresh processes."""
@@ -141,6 +155,10 @@ def main() -> None:
     row("simulator / lens, again", both["simulator_again"] / both["lens_again"], 5, "times", at_most=False)
     row("import pallas_puzzles, after jax", seconds(IMPORT_OURS), 0.3)
     row("the lens, 4096 grid steps", seconds(PRELUDE + MANY_STEPS), 1.5)
+    if missing() is None:
+        reports = measure(PRELUDE + TPU_REPORTS, runs)
+        row("tpu_report, the first in a session", reports["first"], 10)
+        row("tpu_report, the second", reports["second"], 1)
 
     print(f"medians of {runs} fresh processes, {os.cpu_count()} cores\n")
     print(f"{'what':36} {'measured':>14} {'goal':>14}")

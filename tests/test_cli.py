@@ -14,6 +14,8 @@ import pytest
 import demo_course
 from demo_course import ADD_ONE, solved
 from pallas_puzzles import cli, workspace
+from pallas_puzzles.tpu.compiler import HOW_TO_GET_IT
+from tpu_kernels import needs_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +234,10 @@ def test_json(place, puzzles):
         ["no-such-command"],
         ["hint", "demo/7"],
         ["hint"],
+        ["tpu"],
+        ["tpu", "demo/7"],
+        ["tpu", "demo/1", "--tpu", "v9"],
+        ["tpu", "demo/1", "--with", "missing.py"],
     ],
 )
 def test_wrong_use(puzzles, words):
@@ -304,7 +310,7 @@ def test_hint(place, puzzles):
     assert recorded(place)["demo/1"]["hints"] == 2
 
 
-@pytest.mark.parametrize("command", ["init", "lab", "check", "list", "hint"])
+@pytest.mark.parametrize("command", ["init", "lab", "check", "list", "hint", "tpu"])
 def test_help_is_short_and_has_an_example(puzzles, command):
     code, out, _ = puzzles(command, "--help")
     assert code == 0
@@ -337,3 +343,61 @@ def test_lab_without_jupyterlab(puzzles, monkeypatch):
     assert code == 2
     assert err.count("\n") == 1
     assert 'pip install "pallas-puzzles[lab]"' in err
+
+
+# ---- the TPU compiler ------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_tpu_compiles_the_readers_kernel_for_each_chip(place, puzzles):
+    puzzles("init")
+    mine = place / "workspace" / "demo.py"
+    mine.write_text(solved())
+    code, out, _ = puzzles("tpu", "demo/1", "--tpu", "v5e,v6e")
+    assert code == 0
+    assert str(mine) in out
+    assert "v5e" in out
+    assert "v6e" in out
+    assert "add_one_kernel" in out
+    assert recorded(place) == {}, "compiling is no attempt"
+
+
+@needs_compiler
+def test_tpu_in_json(place, puzzles):
+    answer = place / "answer.py"
+    answer.write_text(ADD_ONE)
+    code, out, _ = puzzles("tpu", "demo/1", "--tpu", "v5e,tpu7x", "--with", answer, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["version"] == 1
+    assert told["source"] == str(answer)
+    assert [(each["tpu"], each["compiles"]) for each in told["reports"]] == [("v5e", True), ("tpu7x", True)]
+    (kernel,) = told["reports"][0]["kernels"]
+    assert kernel["name"] == "add_one_kernel"
+    assert kernel["hbm_bytes"] == 2 * 8 * 128 * 4
+
+
+@needs_compiler
+def test_tpu_says_why_a_kernel_does_not_compile(place, puzzles):
+    answer = place / "answer.py"
+    answer.write_text(ADD_ONE.replace("x_ref[...] + 1.0", "jnp.sort(x_ref[...]) + 1.0"))
+    code, out, _ = puzzles("tpu", "demo/1", "--with", answer)
+    assert code == 1
+    assert "sort" in out
+    assert "jnp.sort(x_ref[...])" in out, "the reader's own line"
+
+
+def test_tpu_of_what_is_not_written_yet(place, puzzles):
+    puzzles("init")
+    code, out, _ = puzzles("tpu", "demo/1")
+    assert code == 1
+    assert "not solved yet" in out
+
+
+def test_tpu_without_the_compiler_is_one_line(place, puzzles, monkeypatch):
+    monkeypatch.setattr("pallas_puzzles.tpu.compiler.missing", lambda: HOW_TO_GET_IT)
+    answer = place / "answer.py"
+    answer.write_text(ADD_ONE)
+    code, out, _ = puzzles("tpu", "demo/1", "--tpu", "v5e,v6e", "--with", answer)
+    assert code == 2
+    assert out.count("pallas-puzzles[tpu-compiler]") == 1

@@ -128,8 +128,7 @@ def tpu_report(
     them, less for its absolute value, and least for kernels of a few microseconds.
     """
     target = chip(tpu)
-    name = str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
-    report = Report(target, name)
+    report = Report(target, _name(fn))
     axes = dict(mesh or {})
     call = functools.partial(fn, **blocks) if blocks else fn
     values, twins = _values(args)
@@ -150,6 +149,18 @@ def tpu_report(
         return report
     _compile(report, call, shapes, works, axes, simulate, timeout_s)
     return report
+
+
+def nothing_yet(fn: Callable[..., Any], tpu: str, holes: Sequence[str]) -> Report:
+    """The report on a function with parts that the reader has still to write."""
+    report = Report(chip(tpu), _name(fn))
+    parts = f"{' and '.join(holes)} {'is' if len(holes) == 1 else 'are'}"
+    report.unavailable = f"nothing to compile yet: {parts} still to be written"
+    return report
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
 
 
 # --- what goes in ----------------------------------------------------------------------------------------------------
