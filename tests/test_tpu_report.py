@@ -217,6 +217,20 @@ def test_remote_copies_between_devices(devices, tpu):
     assert "one device" in report.simulator
 
 
+def test_a_mesh_that_is_missing_or_there_twice():
+    permute = right_neighbour("x", 4)
+    assert "mesh={" in tpu_report(permute, shape(32, 128)).refusal.sentence
+    assert "axis to size" in tpu_report(permute, shape(32, 128), mesh={"y": 4}).refusal.sentence
+    mine = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def own_mesh(x):
+        return jax.shard_map(lambda y: double(y), mesh=mine, in_specs=P("x"), out_specs=P("x"), check_vma=False)(x)
+
+    assert "leave its mesh= out" in tpu_report(own_mesh, shape(32, 128), mesh={"x": 4}).refusal.sentence
+    with pytest.raises(ValueError, match="32 devices are more than"):
+        tpu_report(permute, shape(32, 128), mesh={"x": 32})
+
+
 def test_two_kernels_of_one_function_are_told_apart():
     def both(x):
         return matmul(double(x, bm=32).astype(BF16), x.astype(BF16).T, bm=32, bk=128, bn=64)

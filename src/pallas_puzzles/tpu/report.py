@@ -139,6 +139,7 @@ def tpu_report(
         compiler.warm(simulator=simulate and not axes)
     report.refusal = refusal_on(target_mesh, call, shapes)
     if report.refusal is not None:
+        report.refusal = _about_the_mesh(report.refusal)
         return report
     works = _works(call, values, twins, shapes, target_mesh)
     report.refusal = _too_large(works, target)
@@ -149,6 +150,22 @@ def tpu_report(
         return report
     _compile(report, call, shapes, works, axes, simulate, timeout_s)
     return report
+
+
+def _about_the_mesh(refusal: Refusal) -> Refusal:
+    """What JAX says of a mesh that is missing, or there twice, as what to do about it."""
+    if "context mesh cannot be empty" in refusal.sentence:
+        words = 'jax.shard_map needs a mesh: give tpu_report its axes and their sizes, mesh={"x": 4}.'
+    elif "context mesh" in refusal.sentence or "in_specs passed to shard_map" in refusal.sentence:
+        words = (
+            "jax.shard_map has a mesh of its own here, of this machine's devices: leave its mesh= out, and give "
+            'tpu_report the axes and their sizes, mesh={"x": 4}.'
+        )
+    elif "must refer to an axis marked as manual" in refusal.sentence:
+        words = "jax.shard_map names an axis that the mesh of tpu_report does not have: mesh= maps axis to size."
+    else:
+        return refusal
+    return dataclasses.replace(refusal, sentence=words, detail=refusal.sentence)
 
 
 def nothing_yet(fn: Callable[..., Any], tpu: str, holes: Sequence[str]) -> Report:
