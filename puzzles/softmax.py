@@ -195,7 +195,7 @@ check(
         case(normal((16, 2048), scale=10_000.0), bn=512),
         case(normal((8, 65_536), scale=2.0, shift=10_000.0), bn=8192, budget=Budget(vmem_bytes=524_416)),
     ],
-    budget=Budget(hbm_bytes=122_976, vmem_bytes=8_320),
+    budget=Budget(hbm_bytes=122_976, vmem_bytes=8_320, output_stores=1),
     forbid=("softmax",),
 )
 
@@ -324,7 +324,7 @@ check(
         case(normal((16, 2048), scale=10_000.0), bn=512),
         case(normal((8, 65_536), scale=2.0, shift=-10_000.0), bn=8192, budget=Budget(vmem_bytes=524_416)),
     ],
-    budget=Budget(hbm_bytes=61_536, vmem_bytes=8_320),
+    budget=Budget(hbm_bytes=61_536, vmem_bytes=8_320, output_stores=1),
     forbid=("softmax",),
 )
 

@@ -87,9 +87,10 @@ def check(
         )
     else:
         helpers = _helpers(known, holes, sys._getframe(1).f_globals) if known else []
-        forbidden = _forbidden([*holes.values(), *helpers], forbid)
-        verdict = forbidden or _judge(fn, spec, [Case(inputs, {}, budget), *variants], tol, allow, seed)
-        if known and not forbidden:
+        refused = _forbidden([*holes.values(), *helpers], forbid)
+        cases = [Case(inputs, {}, budget), *variants]
+        verdict = _judge(fn, spec, cases, tol, allow, seed) if refused is None else refused
+        if known and refused is None:
             _point_into_holes(verdict, holes, helpers)
             verdict.notes += _changed(known, holes, (fn, spec))
         verdict.puzzle = puzzle

@@ -4,6 +4,7 @@ This is the one reader of JAX's pallas_call equation. The equation's parameters 
 here was seen on jax 0.11.2 and 0.12.0.1.
 """
 
+import collections
 import contextlib
 import dataclasses
 import inspect
@@ -331,6 +332,35 @@ def subprograms(eqn: Any) -> Iterator[Any]:
         for item in value if isinstance(value, (list, tuple)) else [value]:
             if hasattr(item, "eqns") or hasattr(item, "jaxpr"):
                 yield item
+
+
+def holds_primitive(jaxpr: Any, name: str) -> bool:
+    """True when an equation with that primitive stands anywhere inside `jaxpr`."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    return any(e.primitive.name == name or any(holds_primitive(s, name) for s in subprograms(e)) for e in jaxpr.eqns)
+
+
+def with_ref_names(call: Call) -> Iterator[tuple[Any, dict[Any, str]]]:
+    """The kernel and every program inside of it, each with the names of the Refs that it is given."""
+    kernel = getattr(call.kernel, "jaxpr", call.kernel)
+    names = [*call.scalar_names, *(o.name for o in call.operands), *(s.name for s in call.scratch)]
+    yield from _with_names(kernel, dict(zip(kernel.invars, names, strict=False)))
+
+
+def _with_names(jaxpr: Any, names: dict[Any, str]) -> Iterator[tuple[Any, dict[Any, str]]]:
+    yield jaxpr, collections.defaultdict(str, names)
+    for eqn in jaxpr.eqns:
+        for inner in subprograms(eqn):
+            inner = getattr(inner, "jaxpr", inner)
+            shift = len(eqn.invars) - len(inner.invars)  # a cond's predicate, a while's other half
+            given = {
+                v: names[eqn.invars[i + shift]]
+                for i, v in enumerate(inner.invars)
+                if i + shift >= 0
+                and not isinstance(eqn.invars[i + shift], jec.Literal)
+                and eqn.invars[i + shift] in names
+            }
+            yield from _with_names(inner, given)
 
 
 # Moves that do no arithmetic: allowed outside of a kernel. A broadcast counts as one only when it starts from a scalar.

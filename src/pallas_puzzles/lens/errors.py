@@ -23,6 +23,9 @@ _ERRORS: list[tuple[str, str, str]] = [
      "preferred_element_type=jnp.float32"),
     (r"should return None|must return None|kernel function.*return", "returns",
      "a kernel returns nothing: store the result, o_ref[...] = value"),
+    (r"Incompatible shapes for broadcasting|got incompatible shapes for broadcasting", "broadcast",
+     "two shapes meet that do not broadcast: where one of them comes out of a reduction, keepdims=True keeps the "
+     "reduced dimension, and (16, 1) fits beside (16, 384)"),
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
      "lax.broadcasted_iota"),
