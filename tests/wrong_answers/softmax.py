@@ -1012,7 +1012,7 @@ def cross_entropy(x, labels, *, bm=8, bn=128):
 
 
 # %% softmax/5: indexed as in NumPy
-# first:
+# first: int
 def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
     j = pl.program_id(1)
 
@@ -1025,7 +1025,10 @@ def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
     x = x_ref[...]
     bn = x.shape[1]
     cols = j * bn + jnp.arange(bn)[None, :]
-    t_ref[...] += x[jnp.arange(8), label_ref[:, 0] - j * bn][:, None]
+    here = label_ref[...][:, 0] - j * bn
+    mine = (here >= 0) & (here < bn)
+    picked = x[jnp.arange(x.shape[0]), jnp.clip(here, 0, bn - 1)]
+    t_ref[...] += jnp.where(mine, picked, 0)[:, None]
     m_old = m_ref[...]
     m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
     l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
@@ -1190,7 +1193,8 @@ def smooth_softmax_bwd(bm, residuals, g):
 
 
 # %% softmax/6: the sum goes down the columns
-# first: wrong
+# first: axis=0
+# first: Along a row it is axis=1
 def softmax_grad_kernel(y_ref, g_ref, dx_ref):
     y, g = y_ref[...], g_ref[...]
     dx_ref[...] = y * (g - (g * y).sum(axis=0, keepdims=True))
@@ -1221,7 +1225,7 @@ def smooth_softmax_bwd(bm, residuals, g):
 
 
 # %% softmax/6: no residuals
-# first: pair
+# first: two things, the result and the residuals
 def softmax_grad_kernel(y_ref, g_ref, dx_ref):
     y, g = y_ref[...], g_ref[...]
     dx_ref[...] = y * (g - (g * y).sum(axis=1, keepdims=True))
@@ -1236,7 +1240,7 @@ def smooth_softmax_bwd(bm, residuals, g):
 
 
 # %% softmax/6: not a tuple
-# first: tuple
+# first: a tuple with one gradient for each input
 def softmax_grad_kernel(y_ref, g_ref, dx_ref):
     y, g = y_ref[...], g_ref[...]
     dx_ref[...] = y * (g - (g * y).sum(axis=1, keepdims=True))
@@ -1297,3 +1301,962 @@ def smooth_softmax_fwd(x, bm):
 
 def smooth_softmax_bwd(bm, residuals, g):
     return (softmax_grad(residuals, g, bm=bm),)
+
+
+# %% softmax/7: the variance is divided by N - 1
+# first: rstd_ref
+# first: the square root of 383 / 384
+# first: N - 1
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).sum(axis=1, keepdims=True) / (x.shape[1] - 1) + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: eps outside of the root
+# first: added outside of the root
+# says: variant 1
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = 1 / (jnp.sqrt((centred * centred).mean(axis=1, keepdims=True)) + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: mean of squares minus square of mean
+# first: Mean of squares minus square of mean
+# first: Subtract the mean first
+# says: variant
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) - mean * mean + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: no eps
+# says: variant 1
+# first: rstd_ref
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).mean(axis=1, keepdims=True))
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: scale and shift are forgotten
+# first: never reads gamma_ref
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+    o_ref[...] = centred * rstd
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: mean and rstd have changed places
+# first: mean_ref holds what belongs in rstd_ref
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = rstd
+    rstd_ref[...] = mean
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: the standard deviation is saved
+# first: rstd_ref
+# not: block (0, 0) of o_ref
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = 1 / rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: down the columns
+# first: axis=0
+# says: Along a row it is axis=1
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=0, keepdims=True) + jnp.zeros((x.shape[0], 1))
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).mean(axis=0, keepdims=True) + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean[:, :1]
+    rstd_ref[...] = jnp.broadcast_to(rstd[:, :1], rstd_ref.shape)
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: the residuals are forgotten
+# first: never stores anything into mean_ref
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: the residuals never move
+# first: never visited
+# says: mean_ref
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (0, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
+    return out_specs, out_shape
+
+
+# %% softmax/7: shapes in another order than specs
+# first: shape
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
+    out_shape = [per_row, per_row, jax.ShapeDtypeStruct((M, N), jnp.float32)]
+    return out_specs, out_shape
+
+
+# %% softmax/8: the sums are zeroed at every step
+# first: dgamma_ref is reset at every step
+# first: pl.program_id(0) == 0
+# says: dbeta_ref is reset
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+    dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - h.mean(axis=1, keepdims=True) - n * along)
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: the sums are never zeroed
+# first: nobody has written
+# first: dgamma_ref
+# first: pl.program_id(0) == 0
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - h.mean(axis=1, keepdims=True) - n * along)
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: the sums of the last block only
+# first: overwritten
+# first: only the last
+# says: dbeta_ref
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] = (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] = g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - h.mean(axis=1, keepdims=True) - n * along)
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: the sums move with the rows
+# first: out of bounds
+# first: dgamma_ref
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - h.mean(axis=1, keepdims=True) - n * along)
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (i, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: the mean of h is left out
+# first: each row is off by a constant of its own
+# first: dx_ref
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - n * along)
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: the stretching term is left out
+# first: multiple of the same row of x_ref, and a constant
+# first: dx_ref
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - h.mean(axis=1, keepdims=True))
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: the stretching term has the wrong sign
+# first: multiple of the same row of x_ref, and a constant
+# first: wrong sign
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - h.mean(axis=1, keepdims=True) + n * along)
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: rstd is left out of dx
+# first: each row has a factor of its own
+# first: dx_ref
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = h - h.mean(axis=1, keepdims=True) - n * along
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: gamma is left out
+# first: never reads gamma_ref
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - h.mean(axis=1, keepdims=True) - n * along)
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: the mean is not subtracted for dgamma
+# first: dgamma_ref
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * x_ref[...]).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = rstd_ref[...] * (h - h.mean(axis=1, keepdims=True) - n * along)
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/8: jax differentiates inside of the kernel
+# first: vjp does the work for you
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
+
+    g = g_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    along = (h * n).mean(axis=1, keepdims=True)
+    dx_ref[...] = jax.vjp(lambda z: (z - z.mean(axis=1, keepdims=True)) * rstd_ref[...], x_ref[...])[1](h)[0]
+
+
+def layer_norm_grad_out_specs(N, bm):
+    total = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
+
+
+# %% softmax/9: the norm of x alone
+# first: each row has a factor of its own
+# first: o_ref
+# says: variance
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((x_ref[...].astype(jnp.float32) ** 2).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+
+
+# %% softmax/9: x is normalised, not the sum
+# first: o_ref
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (x_ref[...].astype(jnp.float32) * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+
+
+# %% softmax/9: everything in bfloat16
+# first: 16-bit
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...] + r_ref[...]
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+
+
+# %% softmax/9: eps outside of the root
+# first: each row has a factor of its own
+# says: outside of the root
+# says: variant 2
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = 1 / (jnp.sqrt((h * h).mean(axis=1, keepdims=True)) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+
+
+# %% softmax/9: no root
+# first: each row has a factor of its own
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = 1 / ((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+
+
+# %% softmax/9: the sum, not the mean of the squares
+# first: times what is expected
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).sum(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+
+
+# %% softmax/9: the stream is not handed on
+# first: never stores anything into h_ref
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+
+
+# %% softmax/9: the stream gets x
+# first: h_ref
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = x_ref[...]
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+
+
+# %% softmax/9: the results in the other order
+# first: changed places
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    h, result = pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x, r, gamma)
+    return [result, h]
+
+
+# %% softmax/9: the sum is taken outside
+# first: add is done outside of the kernel
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[block, block, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[block, block],
+        out_shape=[shape, shape],
+    )(x + r, r, gamma)
+
+
+# %% softmax/9: two calls
+# first: Right answer, but
+# first: 241.5 KiB
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def first_result_kernel(x_ref, r_ref, h_ref):
+    h_ref[...] = (x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)).astype(h_ref.dtype)
+
+
+def second_result_kernel(h_ref, gamma_ref, o_ref):
+    h = h_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    block = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    columns = pl.BlockSpec((1, N), lambda i: (0, 0))
+    shape = jax.ShapeDtypeStruct((M, N), x.dtype)
+    grid = (M // bm,)
+    h = pl.pallas_call(first_result_kernel, grid=grid, in_specs=[block, block], out_specs=block, out_shape=shape)(x, r)
+    second = pl.pallas_call(
+        second_result_kernel, grid=grid, in_specs=[block, columns], out_specs=block, out_shape=shape
+    )
+    return [h, second(h, gamma)]
+
+
+# %% softmax/10: no mask
+# first: lie beyond the edge
+# first: step 3
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = x_ref[...].astype(jnp.float32)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/10: the padding is zero
+# first:
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), 0)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/10: the padding is zero, and left out of the sum
+# first:
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), 0)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.where(cols < vocab, jnp.exp(x - m_new), 0).sum(
+        axis=1, keepdims=True
+    )
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/10: masked by multiplication
+# first: lie beyond the edge
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = x_ref[...].astype(jnp.float32) * (cols < vocab)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/10: only the sum is masked
+# first: lie beyond the edge
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = x_ref[...].astype(jnp.float32)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.where(cols < vocab, jnp.exp(x - m_new), 0).sum(
+        axis=1, keepdims=True
+    )
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/10: columns counted from the start of the block
+# first: positions of real data, counted in the whole array
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)
+    t_ref[...] += jnp.where(cols + j * bn == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/10: summed in bfloat16
+# first: 16-bit
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).astype(jnp.bfloat16).sum(
+        axis=1, keepdims=True
+    )
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/10: a padding of -100
+# first:
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -100.0)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/10: everything below the vocabulary plus one
+# first: lie beyond the edge
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols <= vocab, x_ref[...].astype(jnp.float32), -jnp.inf)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])

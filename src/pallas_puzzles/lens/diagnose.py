@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from .capture import (
     Operand,
     Outside,
     SourceLine,
+    filled_with,
     holds_primitive,
     line_of,
     subprograms,
@@ -39,6 +40,7 @@ class Finding:
     operand: str | None = None
     block: Block | None = None
     maps: list[SourceLine] = dataclasses.field(default_factory=list)  # the index maps that may be to blame
+    size: int = 0  # elements of the output that it is about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Diagnosis:
 # Which finding is the likelier root of the others: lower comes first.
 _ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
-    "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store max-start "
+    "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store max-fill "
+    "max-start "
     "no-rescale overflow exp-positive born local-position "
     "moved unread unused transposed permuted flipped precision offset scaled row-offset row-scaled row-term wrong-axis "
     "nan zeros values"
@@ -91,16 +94,16 @@ _VALUES = frozenset(
 _ROOTS = frozenset(
     "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten "
     "partly-stored "
-    "sometimes-stored carry padding max-start no-rescale overflow exp-positive born input-store".split()
+    "sometimes-stored carry padding max-fill max-start no-rescale overflow exp-positive born input-store".split()
 )
 _LOST = frozenset("reset overwritten carry".split())
 # kind -> the kinds that explain it away
 _FOLLOWS = {
     "padding": frozenset({"map-bounds"}),
     **{kind: frozenset({"map-bounds"}) for kind in ("carry", "reset", "partly-stored")},
-    "overflow": frozenset({"max-start"}) | _LOST,
-    "exp-positive": frozenset({"max-start", "no-rescale", "overflow"}) | _LOST,
-    "born": frozenset({"max-start", "no-rescale", "overflow", "exp-positive"}) | _LOST,
+    "overflow": frozenset({"max-fill", "max-start"}) | _LOST,
+    "exp-positive": frozenset({"max-fill", "max-start", "no-rescale", "overflow"}) | _LOST,
+    "born": frozenset({"max-fill", "max-start", "no-rescale", "overflow", "exp-positive"}) | _LOST,
     "unvisited": frozenset({"map-bounds"}),
     "unused": frozenset({"never-stored"}),
     "unwritten": frozenset({"map-bounds", "hang", "unwaited", "never-stored"}),
@@ -135,6 +138,7 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
                 if diagnosis.operand is None:
                     diagnosis.operand, diagnosis.tiles = found.operand, found.tiles
                     diagnosis.summary, diagnosis.steps = found.summary, found.steps
+    diagnosis.findings += _exchanged(run, got_leaves, want_leaves, tolerance) if wrong else []
     for f in diagnosis.findings:
         f.maps = f.maps or [m for t in run.traces for m in _index_maps(t)]
     for trace in run.traces:
@@ -147,6 +151,20 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     if diagnosis.findings and diagnosis.summary:
         diagnosis.findings[0].evidence.insert(0, diagnosis.summary)
     return diagnosis
+
+
+def _exchanged(run: Run, got: list[Any], want: list[Any], tolerance: Tolerance | None) -> Iterator[Finding]:
+    """Two results of one shape that have changed places."""
+    names = {id(out): o.name for t in run.traces for o, out in zip(t.call.outs, t.outputs, strict=True)}
+    for a, b in itertools.combinations(range(len(got)), 2):
+        x, y, u, v = (np.asarray(z) for z in (got[a], got[b], want[a], want[b]))
+        close = (tolerance or default_tolerance(u.dtype)).close
+        if x.shape != y.shape or close(x, u).all() or close(y, v).all():
+            continue
+        if close(x, v).all() and close(y, u).all():
+            first, second = (names.get(id(z), f"result {n}") for n, z in ((a, got[a]), (b, got[b])))
+            cause = f"{first} holds what belongs in {second}, and the other way round: the two have changed places."
+            yield Finding("moved", cause, [])
 
 
 def _has_nan(leaves: list[Any]) -> bool:
@@ -173,9 +191,10 @@ def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
             return True
         return bool(kinds & _FOLLOWS.get(f.kind, frozenset()))
 
-    def order(f: Finding) -> int:
+    def order(f: Finding) -> tuple[int, int]:
         rank = _ORDER.index(f.kind) if f.kind in _ORDER else len(_ORDER)
-        return rank + (len(_ORDER) if f.kind in ("unwritten", "stale") and not poisoned else 0)
+        late = len(_ORDER) if f.kind in ("unwritten", "stale") and not poisoned else 0
+        return rank + late, f.size if f.kind == "values" else 0  # what is small comes first in a computation
 
     roots = sorted((f for f in findings if not follows(f)), key=order)
     return _merged(roots)
@@ -314,12 +333,19 @@ def _reduction_axes(trace: Trace) -> list[int]:
     """Grid axes that every pipelined output stays put on, as program_id counts them."""
     outs = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and not o.in_hbm]
     shared = set.intersection(*(set(still_axes(trace, k)) for k in outs)) if outs else set()
+    return _own_axes(trace, shared)
+
+
+def _own_axes(trace: Trace, axes: Iterable[int]) -> list[int]:
+    """Grid axes as program_id counts them."""
     own = [d for d in range(len(trace.call.grid)) if d not in trace.call.vmapped]
-    return sorted(own.index(d) for d in shared)
+    return sorted(own.index(d) for d in axes)
 
 
-def _first_step_test(trace: Trace) -> str:
-    axes = _reduction_axes(trace)
+def _first_step_test(trace: Trace, ref: str = "") -> str:
+    """When a buffer is to be set: an output by the steps that it stays for, scratch by those of all outputs."""
+    own = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and o.name == ref and not o.in_hbm]
+    axes = _own_axes(trace, still_axes(trace, own[0])) if own else _reduction_axes(trace)
     if not axes:
         return "before the first read"
     tests = " & ".join(f"(pl.program_id({d}) == 0)" if len(axes) > 1 else f"pl.program_id({d}) == 0" for d in axes)
@@ -428,7 +454,7 @@ def _explain_unwritten(trace: Trace, i: Incident) -> str:
     return (
         f"{at(trace, i.step)}: the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} starts "
         f"out as garbage. Set {i.ref} to its starting value (zero for a sum, -inf for a maximum) "
-        f"{_first_step_test(trace)}."
+        f"{_first_step_test(trace, i.ref)}."
     )
 
 
@@ -440,7 +466,7 @@ def _explain_stale(trace: Trace, i: Incident) -> str:
         "holds "
         f"what step {i.detail['left_at']} left there for block {before}. Set it to its starting value (zero for a "
         "sum, -inf for a maximum) "
-        f"{_first_step_test(trace)}, not only once."
+        f"{_first_step_test(trace, i.ref)}, not only once."
     )
 
 
@@ -516,6 +542,15 @@ def _explain_born(trace: Trace, i: Incident) -> str:
     return head + "Follow what comes out of it."
 
 
+def _explain_max_fill(trace: Trace, i: Incident) -> str:
+    d = i.detail
+    return (
+        f"{at(trace, i.step)}: a mask has put {d['fill']:g} in the place of what is not real, and in {i.count} rows that "
+        f"is the maximum; all real values there lie below (the highest at {d['high']:.4g}). {d['fill']:g} is a value "
+        "like any other. Fill with -inf: no maximum notices it, and exp(-inf) is 0."
+    )
+
+
 def _explain_max_start(trace: Trace, i: Incident) -> str:
     d = i.detail
     return (
@@ -542,6 +577,7 @@ _EXPLAIN: dict[str, Callable[[Trace, Incident], str]] = {
     "exp-positive": _explain_exp_positive,
     "born": _explain_born,
     "max-start": _explain_max_start,
+    "max-fill": _explain_max_fill,
 }
 
 
@@ -814,7 +850,8 @@ class _Blocks:
         numbers = np.linalg.lstsq(columns, error, rcond=None)[0]
         rest = error - columns @ numbers
         explained = np.square(rest).sum() < 0.04 * np.square(error).sum()
-        close = np.abs(rest) <= self.atol + self.tolerance.relative * np.abs(want) + 1e-3 * np.abs(error)
+        size = np.maximum(np.abs(got), np.abs(want))
+        close = np.abs(rest) <= self.atol + 2 * self.tolerance.relative * size + 1e-3 * np.abs(error)
         return float(numbers[0]) if explained and close.all() else None
 
     def _candidates(self, got: np.ndarray) -> list[Block]:
@@ -941,7 +978,7 @@ class _Blocks:
         cause = (
             f"{name} is reset at every step: steps {spans(visit)} all belong to block {block} of {self.o.name}, and "
             "each "
-            f"throws away what the one before had added. Reset it only {_first_step_test(self.trace)}."
+            f"throws away what the one before had added. Reset it only {_first_step_test(self.trace, name)}."
         )
         s = visit[1]
         return Finding("reset", cause, [], lines[1].line, s, self.trace.steps[s], name, block)
@@ -974,7 +1011,7 @@ class _Blocks:
         cause = (
             f"{at(self.trace, s)}: {name} is set to its starting value only here, so what steps "
             f"{spans(visit[: visit.index(s)])} "
-            f"have added is lost, and the first of them added to garbage. Set it {_first_step_test(self.trace)}."
+            f"have added is lost, and the first of them added to garbage. Set it {_first_step_test(self.trace, name)}."
         )
         line, block = events[name, s][0].line, self.trace.blocks[self.k][s]
         return Finding("reset", cause, [], line, s, self.trace.steps[s], name, block)
@@ -993,7 +1030,7 @@ class _Blocks:
         cause = (
             f"{at(self.trace, s)}: {name} is set to its starting value again, though block {block} of {self.o.name} is "
             f"still the same: what steps {spans(before)} have gathered in it is lost. Set it only "
-            f"{_first_step_test(self.trace)}."
+            f"{_first_step_test(self.trace, name)}."
         )
         return Finding("reset", cause, [], first[0].line, s, self.trace.steps[s], name, block)
 
@@ -1009,13 +1046,14 @@ class _Blocks:
             steps += [s] if mine else []
             if any(e.op == "load" for e in mine):
                 break
-        if len(steps) < 2 or events[name, steps[0]][0].eqn is not events[name, steps[-1]][0].eqn:
+        stores = [[e.eqn for e in events[name, s] if e.op == "store"][-1] for s in steps]
+        if len(steps) < 2 or stores[0] is not stores[-1]:
             return None
         s, block = steps[-1], self.trace.blocks[self.k][visit[0]]
         cause = (
             f"{name} is overwritten: steps {spans(steps)}, all of block {block} of {self.o.name}, store into it and "
             f"only the last, {at(self.trace, s)}, survives. Join what it holds with what is new ({name}[...] += ..., "
-            f"or jnp.maximum for a maximum), and set it to zero, or -inf for a maximum, {_first_step_test(self.trace)}."
+            f"or jnp.maximum for a maximum), and set it to zero, or -inf for a maximum, {_first_step_test(self.trace, name)}."
         )
         return Finding("overwritten", cause, [], events[name, s][0].line, s, self.trace.steps[s], name, block)
 
@@ -1032,7 +1070,7 @@ class _Blocks:
             "last, "
             f"{at(self.trace, stores[-1])}, survives. Add to it instead ({self.o.name}[...] += ...), and set it to "
             "zero "
-            f"{_first_step_test(self.trace)}."
+            f"{_first_step_test(self.trace, self.o.name)}."
         )
         return Finding(
             "overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], self.o.name, block
@@ -1125,7 +1163,7 @@ class _Blocks:
     def _finding(self, kind: str, cause: str, tile: Block, evidence: Sequence[str] = ()) -> Finding:
         line, step = self._store_line(tile)
         index = self.trace.steps[step] if step is not None else None
-        return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile)
+        return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile, size=self.want.size)
 
     def _moved(self, moved: dict[Block, Block]) -> Finding:
         tile, source = next(iter(moved.items()))
@@ -1291,15 +1329,18 @@ class _Blocks:
         """What the steps of one block have in common, or not, that may explain wrong values; the likeliest first."""
         steps = self.steps_of(tile)
         if len(steps) < 2:
-            return []
+            return [*self._narrowed_early(), *self._arithmetic(), *self._down_the_columns()]
         events = [e for e in self.trace.events if e.step in set(steps)]
         clues = [
             *self._narrowed_early(),
+            *self._arithmetic(),
             *self._stored_early(events),
             *self._uneven(events, steps),
             *self._read_every_step(events, steps),
         ]
-        if self.trace.flops and all(self.trace.transcendentals[s] for s in steps):
+        clues += [*self._local_positions(), *self._down_the_columns(), *self._left_unread(events)]
+        measured = holds_primitive(self.trace.call.kernel, "reduce_max")  # against a maximum: exponentials do add up
+        if self.trace.flops and not measured and all(self.trace.transcendentals[s] for s in steps):
             clues.append(
                 f"Exp, tanh or the like is applied at every step of the sum (steps {spans(steps)}): what is not "
                 "linear has "
@@ -1368,12 +1409,145 @@ class _Blocks:
         for k, o in enumerate(self.trace.call.operands):
             reads = [e for e in events if e.op == "load" and e.ref == o.name]
             same = len({self.trace.blocks[k][s] for s in steps}) == 1
-            if o.role == "in" and same and len({e.step for e in reads}) == len(steps):
+            compared = {_first_use(j, n, o.name)[0] for j, n in with_ref_names(self.trace.call)} & _COMPARISONS
+            if o.role == "in" and same and not compared and len({e.step for e in reads}) == len(steps):
                 yield (
                     f"{o.name} is read at every step of the sum ({reads[0].line}), though its block stays the same: "
                     "what is "
                     f"added at every step is added {len(steps)} times."
                 )
+
+    def _local_positions(self) -> Iterator[str]:
+        """Positions within the block are compared with data, as if every block were the first one."""
+        if self.trace.n < 2:
+            return
+        for jaxpr, _ in with_ref_names(self.trace.call):
+            for eqn in _local_comparisons(jaxpr):
+                yield (
+                    f"Positions are counted from 0 in every block ({line_of(eqn)}): the block starts at "
+                    "pl.program_id(axis) times its size, and that has to be added."
+                )
+                return
+
+    def _down_the_columns(self) -> Iterator[str]:
+        """Blocks hold whole rows, and everything is reduced over the rows that happen to share a block."""
+        o = self.o
+        if len(o.block) != 2 or o.block[1] != o.shape[1] or o.block[0] in (1, o.shape[0]):
+            return
+        found = [
+            e for j, _ in with_ref_names(self.trace.call) for e in j.eqns if e.primitive.name.startswith("reduce_")
+        ]
+        if found and all(tuple(e.params["axes"]) == (0,) for e in found):
+            yield (
+                f"Every reduction here goes down the columns (axis=0, {line_of(found[0])}), over the {o.block[0]} rows "
+                "that happen to share a block. Along a row it is axis=1."
+            )
+
+    def _left_unread(self, events: list[Event]) -> Iterator[str]:
+        """Scratch whose last value nobody reads."""
+        for s in self.trace.call.scratch:
+            mine = [e for e in events if e.ref == s.name]
+            if mine and mine[-1].op == "store":
+                yield f"What {s.name} holds in the end is never read ({mine[-1].line} stores it): is it left out?"
+
+    def _arithmetic(self) -> Iterator[str]:
+        """Formulas that are right on paper."""
+        for jaxpr, _ in with_ref_names(self.trace.call):
+            for eqn in _cancelling(jaxpr):
+                yield (
+                    f"Mean of squares minus square of mean ({line_of(eqn)}) is the variance on paper; in float32 two "
+                    "nearly equal numbers cancel. Subtract the mean first, then square."
+                )
+            for eqn, fill in _filled_exponentials(jaxpr):
+                yield (
+                    f"exp is taken where a mask has put {fill:g} ({line_of(eqn)}), and the result is summed: so the "
+                    "padding has a share in the sum. Fill with -inf: exp(-inf) is 0, and no maximum notices it."
+                )
+            for eqn in _eps_outside(jaxpr):
+                yield f"The small constant is added outside of the root ({line_of(eqn)}): 1 / sqrt(variance + eps)."
+
+
+def _producers(jaxpr: Any) -> dict[Any, Any]:
+    return {v: e for e in jaxpr.eqns for v in e.outvars}
+
+
+def _made_by(made: dict[Any, Any], v: Any, through: frozenset[str]) -> Any:
+    """The equation that made a value, looking through operations that keep or merely scale it."""
+    e = None if hasattr(v, "val") else made.get(v)
+    while e is not None and e.primitive.name in through and not hasattr(e.invars[0], "val"):
+        before = made.get(e.invars[0])
+        if before is None:
+            break
+        e = before
+    return e
+
+
+_SCALED = frozenset("div mul reshape squeeze expand_dims convert_element_type copy broadcast_in_dim".split())
+_SQUARES = frozenset("square integer_pow".split())
+
+
+def _is_square(e: Any) -> bool:
+    return e is not None and (
+        e.primitive.name in _SQUARES or (e.primitive.name == "mul" and e.invars[0] is e.invars[1])
+    )
+
+
+def _cancelling(jaxpr: Any) -> Iterator[Any]:
+    """Subtractions of the square of a mean from the mean of squares of what was read."""
+    made = _producers(jaxpr)
+    for e in jaxpr.eqns:
+        if e.primitive.name != "sub" or not _is_square(
+            made.get(e.invars[1]) if not hasattr(e.invars[1], "val") else None
+        ):
+            continue
+        total = _made_by(made, e.invars[0], _SCALED)
+        squared = total is not None and total.primitive.name == "reduce_sum" and made.get(total.invars[0])
+        mean = _made_by(made, made[e.invars[1]].invars[0], _SCALED)
+        if _is_square(squared) and mean is not None and mean.primitive.name == "reduce_sum":
+            yield e
+
+
+def _filled_exponentials(jaxpr: Any) -> Iterator[tuple[Any, float]]:
+    """Exponentials of values where a mask has put a finite number, and that number."""
+    made = _producers(jaxpr)
+    for e in jaxpr.eqns:
+        if e.primitive.name != "exp":
+            continue
+        shifted = made.get(e.invars[0])
+        if shifted is not None and shifted.primitive.name == "sub" and not hasattr(shifted.invars[0], "val"):
+            masked = made.get(shifted.invars[0])
+            fill = filled_with(masked, made) if masked is not None else None
+            if fill is not None and math.isfinite(fill) and fill > -1e6:
+                yield e, fill
+
+
+def _eps_outside(jaxpr: Any) -> Iterator[Any]:
+    """Additions of a small constant to what has just come out of a root."""
+    made = _producers(jaxpr)
+    for e in jaxpr.eqns:
+        if e.primitive.name == "add" and any(hasattr(v, "val") and 0 < float(np.max(v.val)) < 1e-2 for v in e.invars):
+            roots = [made.get(v) for v in e.invars if not hasattr(v, "val")]
+            if any(r is not None and r.primitive.name in ("sqrt", "rsqrt") for r in roots):
+                yield e
+
+
+_COMPARISONS = frozenset("eq ne lt le gt ge".split())
+
+
+def _local_comparisons(jaxpr: Any) -> Iterator[Any]:
+    """Comparisons of an iota with something else, with no program id in it."""
+    kinds: dict[Any, frozenset[str]] = {
+        v: frozenset({"given"}) for v in jaxpr.invars if getattr(v.aval, "shape", 1) == ()
+    }
+    for e in jaxpr.eqns:
+        found = frozenset().union(*(kinds.get(v, frozenset()) for v in e.invars if not hasattr(v, "val")))
+        if e.primitive.name in ("iota", "program_id"):
+            found |= {e.primitive.name}
+        elif e.primitive.name in _COMPARISONS and found == {"iota"}:
+            sides = [kinds.get(v, frozenset()) if not hasattr(v, "val") else frozenset() for v in e.invars]
+            if sides.count(frozenset({"iota"})) == 1:
+                yield e
+        kinds.update((v, found) for v in e.outvars)
 
 
 def _axes(numbers: Any) -> str:

@@ -26,6 +26,11 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Incompatible shapes for broadcasting|got incompatible shapes for broadcasting", "broadcast",
      "two shapes meet that do not broadcast: where one of them comes out of a reduction, keepdims=True keeps the "
      "reduced dimension, and (16, 1) fits beside (16, 384)"),
+    (r"Custom VJP fwd rule.*must produce a pair", "vjp-forward",
+     "the forward function of a custom_vjp returns two things, the result and the residuals: return y, residuals"),
+    (r"Custom VJP bwd rule", "vjp-backward",
+     "the backward function of a custom_vjp returns a tuple with one gradient for each input, of its input's shape; with "
+     "one input: return (dx,)"),
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
      "lax.broadcasted_iota"),

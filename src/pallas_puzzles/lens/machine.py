@@ -22,6 +22,7 @@ from .capture import (
     SourceLine,
     arg_names,
     capture,
+    filled_with,
     holds_primitive,
     line_of,
     space_of,
@@ -252,7 +253,7 @@ _SILENT = frozenset(
 )
 
 
-_WATCHED = frozenset(["exp", "max", "div", "log", "sub", "mul"])
+_WATCHED = frozenset(["exp", "max", "reduce_max", "div", "log", "sub", "mul"])
 
 
 def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, int]:
@@ -338,6 +339,8 @@ class _Machine:
             return
         if name == "max":
             self._watch_maximum(eqn, values)
+        elif name == "reduce_max":
+            self._watch_filled(eqn, np.asarray(values[0]), out)
         elif name == "exp":
             largest = float(np.max(np.asarray(values[0]), initial=-np.inf))
             if np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
@@ -359,6 +362,30 @@ class _Machine:
             if below and bool((held == held.flat[0]).all()):
                 start, low = float(held.flat[0]), float(other.min())
                 self.incident("max-start", ref, eqn, count=below, total=held.size, start=start, low=low)
+
+    def _watch_filled(self, eqn: Any, x: np.ndarray, out: np.ndarray) -> None:
+        """The number that a mask has put in the place of what is not real comes out as the maximum."""
+        fill = self.fills.get(id(eqn))
+        if fill is None or not np.isfinite(fill) or x.ndim < 2 or not (out == fill).any():
+            return
+        real = np.where(x == fill, -np.inf, x).max(axis=tuple(eqn.params["axes"]))
+        drowned = (out == fill) & np.isfinite(real)
+        if drowned.any():
+            high = float(real[drowned].max())
+            self.incident("max-fill", "", eqn, count=int(drowned.sum()), total=out.size, fill=fill, high=high)
+
+    @functools.cached_property
+    def fills(self) -> dict[int, float]:
+        """Per `reduce_max` equation of the kernel: the number that a mask has put into what it reduces."""
+        found: dict[int, float] = {}
+        for jaxpr, _ in with_ref_names(self.call):
+            made = {v: e for e in jaxpr.eqns for v in e.outvars}
+            for e in jaxpr.eqns:
+                source = made.get(e.invars[0]) if e.primitive.name == "reduce_max" else None
+                fill = filled_with(source, made) if source is not None else None
+                if fill is not None:
+                    found[id(e)] = fill
+        return found
 
     @functools.cached_property
     def takes_maximum(self) -> bool:
