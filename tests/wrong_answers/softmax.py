@@ -1012,7 +1012,7 @@ def cross_entropy(x, labels, *, bm=8, bn=128):
 
 
 # %% softmax/5: indexed as in NumPy
-# first: int
+# first: cannot gather
 def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
     j = pl.program_id(1)
 
@@ -2057,7 +2057,8 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
 
 # %% softmax/10: the padding is zero
-# first:
+# first: a mask has put 0
+# first: Fill with -inf
 def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
     j = pl.program_id(1)
 
@@ -2082,7 +2083,8 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
 
 # %% softmax/10: the padding is zero, and left out of the sum
-# first:
+# first: a mask has put 0
+# first: that is the maximum
 def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
     j = pl.program_id(1)
 
@@ -2213,7 +2215,8 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
 
 # %% softmax/10: a padding of -100
-# first:
+# first: a mask has put -100
+# says: variant 1
 def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
     j = pl.program_id(1)
 

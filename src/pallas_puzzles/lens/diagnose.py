@@ -1112,7 +1112,7 @@ class _Blocks:
         constant = len({round(s[1], 4) for s in by_kind["offset"].values()}) == 1 and len(by_kind["offset"]) == len(
             wrong
         )
-        if near and len(near) == len(wrong) and not constant and self._imprecise():
+        if near and len(near) == len(wrong) and not constant and self._imprecise() and not [*self._arithmetic()]:
             yield self._precision(near)
             return
         moved = {t: s[1] for t, s in by_kind["holds"].items()}
@@ -1409,8 +1409,8 @@ class _Blocks:
         for k, o in enumerate(self.trace.call.operands):
             reads = [e for e in events if e.op == "load" and e.ref == o.name]
             same = len({self.trace.blocks[k][s] for s in steps}) == 1
-            compared = {_first_use(j, n, o.name)[0] for j, n in with_ref_names(self.trace.call)} & _COMPARISONS
-            if o.role == "in" and same and not compared and len({e.step for e in reads}) == len(steps):
+            added = {_first_use(j, n, o.name)[0] for j, n in with_ref_names(self.trace.call)} & {"add", "sub"}
+            if o.role == "in" and same and added and len({e.step for e in reads}) == len(steps):
                 yield (
                     f"{o.name} is read at every step of the sum ({reads[0].line}), though its block stays the same: "
                     "what is "
@@ -1448,7 +1448,7 @@ class _Blocks:
         for s in self.trace.call.scratch:
             mine = [e for e in events if e.ref == s.name]
             if mine and mine[-1].op == "store":
-                yield f"What {s.name} holds in the end is never read ({mine[-1].line} stores it): is it left out?"
+                yield f"What {s.name} holds in the end is never read ({mine[-1].line} stores it): is it part of the result?"
 
     def _arithmetic(self) -> Iterator[str]:
         """Formulas that are right on paper."""
