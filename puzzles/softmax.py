@@ -1505,9 +1505,9 @@ check(
 show(ragged_loss, normal((32, 1000), "bfloat16"), integers((32, 1), 0, 1000))
 
 # %% [markdown]
-# And here they train something. The digits of a pocket calculator, seven segments on 16 x 8 pixels, under so much
-# noise that you would hesitate yourself. The classifier is a matrix, your LayerNorm, a ReLU, another matrix, your
-# loss. It is trained twice, from the same start on the same digits: with your kernels, and with plain `jnp`.
+# And here they train something. The digits of a pocket calculator, seven segments on 16 x 8 pixels, under a good deal
+# of noise. The classifier is a matrix, your LayerNorm, a ReLU, another matrix, your loss. It is trained twice, from
+# the same start on the same digits: with your kernels, and with plain `jnp`.
 #
 # The gradient of the loss is short enough to be given: softmax minus 1 at the label. Its softmax is your Puzzle 1.
 
@@ -1549,7 +1549,7 @@ def noisy_digits(seed, count):
     lit = ["abcdef", "bc", "abdeg", "abcdg", "bcfg", "acdfg", "acdefg", "abc", "abcdefg", "abcdfg"]  # 0 to 9
     clean = np.stack([sum(segments["abcdefg".index(s)] for s in letters) for letters in lit])
     labels = rng.integers(0, 10, (count, 1))
-    images = clean[labels[:, 0]].reshape(count, 128) + rng.standard_normal((count, 128))
+    images = clean[labels[:, 0]].reshape(count, 128) + 0.6 * rng.standard_normal((count, 128))
     return images.astype(np.float32), labels.astype(np.int32)
 
 
@@ -1570,7 +1570,7 @@ def losses(norm, loss, num_steps=60):
     @jax.jit
     def train_step(params, images, labels):
         value, grads = jax.value_and_grad(mean_loss)(params, images, labels)
-        return jax.tree.map(lambda p, g: p - 0.5 * g, params, grads), value
+        return jax.tree.map(lambda p, g: p - 0.3 * g, params, grads), value
 
     curve = []
     for step in range(num_steps):

@@ -87,7 +87,7 @@ def check(
         )
     else:
         helpers = _helpers(known, holes, sys._getframe(1).f_globals) if known else []
-        refused = _forbidden([*holes.values(), *helpers], forbid)
+        refused = _forbidden([*holes.values(), *helpers] or [inspect.unwrap(fn).__code__], forbid) if forbid else None
         cases = [Case(inputs, {}, budget), *variants]
         verdict = _judge(fn, spec, cases, tol, allow, seed) if refused is None else refused
         if known and refused is None:

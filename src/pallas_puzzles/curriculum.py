@@ -155,8 +155,8 @@ def pristine_code(puzzle: Puzzle) -> dict[str, types.CodeType]:
 def given_codes(puzzle: Puzzle, name: str) -> list[types.CodeType]:
     """The code object of a function that the course's notebook defines, [] where it defines no such function.
 
-    Two of them: as compiled in a cell of its own, and in one file with the imports. Python 3.12 compiles calls on a module
-    that the same file imports in another way.
+    Two of them: as compiled in a cell of its own, and in one file with the imports. Python 3.12 compiles a call on a
+    module in another way when the same file imports that module.
     """
     book = notebook(puzzle.path)
     source = _given(book).get(name)

@@ -356,7 +356,7 @@ def holds_primitive(jaxpr: Any, name: str) -> bool:
 
 
 def filled_with(eqn: Any, made: dict[Any, Any]) -> float | None:
-    """The number that a jnp.where or select puts where its mask says so; None for other equations. made: who made what."""
+    """The number that a jnp.where puts where its mask says so; None for other equations. made: value -> equation."""
     if eqn.primitive.name == "select_n" or eqn.params.get("name") == "_where":
         for v in eqn.invars[1:]:
             if not isinstance(v, jec.Literal) and v in made and made[v].primitive.name == "broadcast_in_dim":

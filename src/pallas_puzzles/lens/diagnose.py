@@ -545,9 +545,9 @@ def _explain_born(trace: Trace, i: Incident) -> str:
 def _explain_max_fill(trace: Trace, i: Incident) -> str:
     d = i.detail
     return (
-        f"{at(trace, i.step)}: a mask has put {d['fill']:g} in the place of what is not real, and in {i.count} rows that "
-        f"is the maximum; all real values there lie below (the highest at {d['high']:.4g}). {d['fill']:g} is a value "
-        "like any other. Fill with -inf: no maximum notices it, and exp(-inf) is 0."
+        f"{at(trace, i.step)}: a mask has put {d['fill']:g} in the place of what is not real, and in {i.count} rows "
+        f"that is the maximum; all real values there lie below (the highest at {d['high']:.4g}). {d['fill']:g} is a "
+        "value like any other. Fill with -inf: no maximum notices it, and exp(-inf) is 0."
     )
 
 
@@ -1053,7 +1053,8 @@ class _Blocks:
         cause = (
             f"{name} is overwritten: steps {spans(steps)}, all of block {block} of {self.o.name}, store into it and "
             f"only the last, {at(self.trace, s)}, survives. Join what it holds with what is new ({name}[...] += ..., "
-            f"or jnp.maximum for a maximum), and set it to zero, or -inf for a maximum, {_first_step_test(self.trace, name)}."
+            "or jnp.maximum for a maximum), and set it to zero, or -inf for a maximum, "
+            f"{_first_step_test(self.trace, name)}."
         )
         return Finding("overwritten", cause, [], events[name, s][0].line, s, self.trace.steps[s], name, block)
 
@@ -1448,7 +1449,8 @@ class _Blocks:
         for s in self.trace.call.scratch:
             mine = [e for e in events if e.ref == s.name]
             if mine and mine[-1].op == "store":
-                yield f"What {s.name} holds in the end is never read ({mine[-1].line} stores it): is it part of the result?"
+                line = mine[-1].line
+                yield f"What {s.name} holds in the end is never read ({line} stores it): is it part of the result?"
 
     def _arithmetic(self) -> Iterator[str]:
         """Formulas that are right on paper."""

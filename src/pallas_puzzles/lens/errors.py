@@ -29,8 +29,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Custom VJP fwd rule.*must produce a pair", "vjp-forward",
      "the forward function of a custom_vjp returns two things, the result and the residuals: return y, residuals"),
     (r"Custom VJP bwd rule", "vjp-backward",
-     "the backward function of a custom_vjp returns a tuple with one gradient for each input, of its input's shape; with "
-     "one input: return (dx,)"),
+     "the backward function of a custom_vjp returns a tuple with one gradient for each input, of its input's shape; "
+     "with one input: return (dx,)"),
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
      "lax.broadcasted_iota"),
