@@ -352,6 +352,11 @@ def _first_step_test(trace: Trace, ref: str = "") -> str:
     return f"on the first step of every output block: @pl.when({tests})"
 
 
+def _starting_values(trace: Trace) -> str:
+    maximum = holds_primitive(trace.call.kernel, "reduce_max")
+    return "(zero for a sum, -inf for a maximum)" if maximum else "(zero, for a sum)"
+
+
 def _explain_hbm(trace: Trace, i: Incident) -> str:
     verb, way = ("reads", "from HBM into VMEM") if i.kind == "hbm-load" else ("writes", "from VMEM out to HBM")
     return (
@@ -453,8 +458,7 @@ def _explain_unwritten(trace: Trace, i: Incident) -> str:
         return ""
     return (
         f"{at(trace, i.step)}: the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} starts "
-        f"out as garbage. Set {i.ref} to its starting value (zero for a sum, -inf for a maximum) "
-        f"{_first_step_test(trace, i.ref)}."
+        f"out as garbage. Set {i.ref} to its starting value {_starting_values(trace)} {_first_step_test(trace, i.ref)}."
     )
 
 
@@ -464,9 +468,8 @@ def _explain_stale(trace: Trace, i: Incident) -> str:
     return (
         f"{at(trace, i.step)}: the kernel reads {i.ref} before storing anything in block {here}: the buffer still "
         "holds "
-        f"what step {i.detail['left_at']} left there for block {before}. Set it to its starting value (zero for a "
-        "sum, -inf for a maximum) "
-        f"{_first_step_test(trace, i.ref)}, not only once."
+        f"what step {i.detail['left_at']} left there for block {before}. Set it to its starting value "
+        f"{_starting_values(trace)} {_first_step_test(trace, i.ref)}, not only once."
     )
 
 
@@ -474,8 +477,8 @@ def _explain_carry(trace: Trace, i: Incident) -> str:
     return (
         f"{at(trace, i.step)}: the kernel reads {i.ref} as step {i.detail['left_at']} left it, and that step "
         "belonged to "
-        f"another output block. Scratch keeps its contents from step to step: set it to its starting value (zero for "
-        f"a sum, -inf for a maximum) {_first_step_test(trace)}, not only once."
+        f"another output block. Scratch keeps its contents from step to step: set it to its starting value "
+        f"{_starting_values(trace)} {_first_step_test(trace)}, not only once."
     )
 
 
@@ -1050,10 +1053,11 @@ class _Blocks:
         if len(steps) < 2 or stores[0] is not stores[-1]:
             return None
         s, block = steps[-1], self.trace.blocks[self.k][visit[0]]
+        maximum = holds_primitive(self.trace.call.kernel, "reduce_max")
         cause = (
             f"{name} is overwritten: steps {spans(steps)}, all of block {block} of {self.o.name}, store into it and "
-            f"only the last, {at(self.trace, s)}, survives. Join what it holds with what is new ({name}[...] += ..., "
-            "or jnp.maximum for a maximum), and set it to zero, or -inf for a maximum, "
+            f"only the last, {at(self.trace, s)}, survives. Add to it instead ({name}[...] += ...), and set it to zero"
+            f"{', or take jnp.maximum with what it holds, starting from -inf,' if maximum else ''} "
             f"{_first_step_test(self.trace, name)}."
         )
         return Finding("overwritten", cause, [], events[name, s][0].line, s, self.trace.steps[s], name, block)
