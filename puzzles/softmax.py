@@ -37,7 +37,7 @@ setup()
 # ## Puzzle 1: Softmax of a row
 #
 # **Goal.** Turn each row of `x` into probabilities: `exp(x)`, divided by its sum over the row. Write it yourself,
-# without `jax.nn.softmax`: from Puzzle 2 on, no block holds a whole row, and it could not help you.
+# without `jax.nn.softmax`: soon no block will hold a whole row, and then it cannot help you.
 #
 # ### Theory
 #
@@ -168,7 +168,6 @@ def confidence_spec(x: Float[Array, "M N"]) -> Float[Array, "M 1"]:
 def confidence_kernel(x_ref, o_ref, m_ref, l_ref):
     # x_ref: (bm, bn), block (i, j) of x      o_ref: (bm, 1), one number per row
     # m_ref: (bm, 1), scratch for the maximum      l_ref: (bm, 1), scratch for the sum of exp(x - maximum)
-    # Ask for program ids at the top of the kernel, not inside of a pl.when.
     pass  # YOUR CODE HERE
 
 
@@ -401,12 +400,12 @@ show(online_confidence, normal((24, 640)))
 # ### Theory
 #
 # The first probability of a row can be written when the last score has been read. By then its block is no longer in
-# VMEM. So reading `x` twice is the least, and writing once makes three:
+# VMEM, and has to come again. So with sweeps from left to right, two reads and one write are the least:
 #
 # ```text
 #     sweeps                          bytes, for an x of 61,440
-#     maximum, sum, write             3 reads + 1 write = 245,760
-#     ?, write                        2 reads + 1 write = 184,320      <- the budget
+#     maximum; sum; write             3 reads + 1 write = 245,760
+#     ?; write                        2 reads + 1 write = 184,320      <- the budget
 # ```
 #
 # There is a trap in the sweeps that only read. An output block leaves VMEM when its number changes (basics.py Puzzle
@@ -547,8 +546,9 @@ check(
 
 # %% [markdown]
 # **Takeaway.** Sweeps cost bytes, so count them first: the arithmetic that saves one is cheap. Below, what the same
-# softmax moves in one sweep (Puzzle 1, when a row fits), in two (yours), and in three. (Still hungry? Walk the second
-# sweep backwards, and its first block is already there: the snake of basics.py Puzzle 13.)
+# softmax moves in one sweep (Puzzle 1, when a row fits), in two (yours), and in three: 120, 180 and 240 KiB. (Still
+# hungry? Walk the second sweep backwards, and its first block is already there: the snake of basics.py Puzzle 13
+# makes it 168.)
 
 # %%
 show(row_softmax, normal((24, 640)), bm=8)
@@ -605,9 +605,9 @@ show(three_sweeps, normal((24, 640)))
 # written and read again; beside the scores, it does not even fit into the 16 GB of a v5e. And of each row of
 # probabilities the loss needs one.
 #
-# You have nearly all of it: after one sweep, `m` and `l` turn any score of the row into its probability, exp(score -
-# m) / l. What is missing is the score of the label. In NumPy that is `x[row, label]`. A TPU kernel cannot pick a
-# different column for every row like that: it is refused when you try.
+# You have nearly all of it: after one sweep, any score of the row has the probability `exp(score-m)/l`. What is
+# missing is the score of the label. In NumPy that is `x[row, label]`. A TPU kernel cannot pick a different column for
+# every row like that: it is refused when you try.
 #
 # Instead, compare **positions**. The column numbers of the block are a row, the labels a column, and broadcasting
 # makes a table with at most one True per row:
@@ -752,8 +752,8 @@ check(
 
 # %% [markdown]
 # **Takeaway.** From 8 GiB of scores to 8192 losses with nothing in between: 10.5 ms at 819 GB/s, the time of reading
-# the scores. With the probabilities stored, read and then picked from, it would be three times that. But a loss is
-# there to be differentiated. Can it be?
+# the scores, and nothing that looks at every score can do with less. Through Puzzle 4, with the probabilities stored
+# and read again, it would be four times that. But a loss is there to be differentiated. Can it be?
 
 # %% [markdown]
 # ## Puzzle 6: Softmax, backwards
@@ -924,7 +924,7 @@ check(
 #
 # For that it needs more than one output. **A list of outputs** is all it takes: `out_specs` is a list of BlockSpecs,
 # `out_shape` a list of shapes, in the same order; the kernel gets one Ref for each, after those of the inputs; the
-# call returns a list. Each output has its own blocks and its own index map.
+# call returns the results in that order. Each output has its own blocks and its own index map.
 #
 # ```text
 #     x      (M, N)  --->  +----------+  --->  result  (M, N)
@@ -959,7 +959,7 @@ def layer_norm_outputs(M, N, bm):
 
 def layer_norm(
     x: Float[Array, "M N"], gamma: Float[Array, "1 N"], beta: Float[Array, "1 N"], *, bm: int = 16
-) -> list[Float[Array, "M ?"]]:
+) -> tuple[Float[Array, "M N"], Float[Array, "M 1"], Float[Array, "M 1"]]:
     M, N = x.shape
     out_specs, out_shape = layer_norm_outputs(M, N, bm)
     columns = pl.BlockSpec((1, N), lambda i: (0, 0))
@@ -1051,8 +1051,7 @@ check(
 
 # %% [markdown]
 # **Takeaway.** A kernel may leave as many results as it likes, each at its own pace. `x` in once, the result out
-# once: that is the least, and the residuals add a quarter of a percent to it here, a twentieth for rows of 4096.
-# Next, they earn their keep.
+# once: that is the least, and the two residuals add a quarter of a percent to it here. Next, they earn their keep.
 
 # %% [markdown]
 # ## Puzzle 8: LayerNorm, backwards
@@ -1242,9 +1241,9 @@ show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), norm
 #
 # ### Theory
 #
-# Between any two layers of most language models stands this pair. The output `r` of one layer is added to the stream
-# `x` that runs through the model; the sum goes on as the stream, and, normalised, into the next layer. So both
-# results are needed. (RMSNorm is LayerNorm without mean and shift.)
+# Between the layers of most language models stands this pair. The output `r` of one layer is added to the stream `x`
+# that runs through the model; the sum goes on as the stream, and, normalised, into the next layer. So both results
+# are needed. (RMSNorm is LayerNorm without mean and shift.)
 #
 # ```text
 #     x ----> (+) ----> h --------------------> h        on to the next sum
@@ -1262,10 +1261,10 @@ show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), norm
 # %%
 def add_rms_norm_spec(
     x: BFloat16[Array, "M N"], r: BFloat16[Array, "M N"], gamma: Float[Array, "1 N"]
-) -> list[BFloat16[Array, "M N"]]:
+) -> tuple[BFloat16[Array, "M N"], BFloat16[Array, "M N"]]:
     h = x.astype(jnp.float32) + r.astype(jnp.float32)
     rstd = 1 / jnp.sqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
-    return [h.astype(jnp.bfloat16), (h * rstd * gamma).astype(jnp.bfloat16)]
+    return h.astype(jnp.bfloat16), (h * rstd * gamma).astype(jnp.bfloat16)
 
 
 def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
@@ -1275,8 +1274,8 @@ def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
 
 def add_rms_norm(
     x: BFloat16[Array, "M N"], r: BFloat16[Array, "M N"], gamma: Float[Array, "1 N"], *, bm: int = 16
-) -> list[BFloat16[Array, "M N"]]:
-    # Return the list [h, result] from one pallas_call, with bm rows a step.
+) -> tuple[BFloat16[Array, "M N"], BFloat16[Array, "M N"]]:
+    # Return h and the normalised result, in this order, out of one pallas_call with bm rows a step.
     pass  # YOUR CODE HERE
 
 
@@ -1396,7 +1395,7 @@ check(
 # notice.** Which value leaves a maximum alone, and becomes 0 under exp?
 #
 # The scores are bfloat16, with 8 significant bits. Read them as float32 at once, and stay there: in bfloat16, a sum
-# of 256 ones is where adding another 1 has no effect.
+# of ones gets stuck at 256.
 
 
 # %%
@@ -1614,8 +1613,8 @@ else:
 # **Read next.** `_flash_attention_kernel_single_batch` in `jax.experimental.pallas.ops.tpu.flash_attention`, which
 # ships with JAX. Its `m_scratch_ref`, `l_scratch_ref` and `alpha` are `m`, `l` and the rescaling of your Puzzle 3,
 # over blocks of keys; a third buffer, `acc_scratch_ref`, is rescaled along with them. The difference to look for: `m`
-# and `l` are 128 columns wide there, each number 128 times. (A buffer of (bm, 1) takes up as many registers, with one
-# number in each row.)
+# and `l` are 128 columns wide there, each number 128 times. (Recall basics.py Puzzle 5: a block of (8, 1) takes up a
+# whole 8 x 128 tile all the same.)
 #
 # **Next notebook** (in the making). `matmul.py`: how large a tile should be, what the matrix unit wants, and how near
 # to the roofline you can get.
