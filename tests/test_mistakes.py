@@ -51,6 +51,7 @@ EXPECTED: dict[str, First] = {
         "no-rescale", ("read after m_ref was overwritten", "exp(0) = 1", "Read the old maximum before"), "l_ref", 1
     ),
     "maximum_of_the_last_block": First("exp-positive", ("above 0", "old maximum - new maximum")),
+    "upside_down": First("reciprocal", ("one divided by what is expected",), "o_ref", never=("m_ref",)),
     "starting_value_set_again": First(
         "reset",
         ("step 2", "acc_ref is set to its starting value again", "steps 0-1", "pl.program_id(1) == 0"),

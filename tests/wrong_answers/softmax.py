@@ -2263,3 +2263,88 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
         o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+# %% softmax/3: the sum instead of one over it
+# first: one divided by what is expected
+def online_kernel(x_ref, o_ref, m_ref, l_ref):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+
+    x = x_ref[...]
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = l_ref[...]
+
+
+# %% softmax/5: picked with take_along_axis
+# first: take_along_axis does the work for you
+def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    x = x_ref[...]
+    bn = x.shape[1]
+    here = label_ref[...] - j * bn
+    picked = jnp.take_along_axis(x, jnp.clip(here, 0, bn - 1), axis=1)
+    t_ref[...] += jnp.where((here >= 0) & (here < bn), picked, 0)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
+
+
+def cross_entropy(x, labels, *, bm=8, bn=128):
+    M, V = x.shape
+    column = pl.BlockSpec((bm, 1), lambda i, j: (i, 0))
+    return pl.pallas_call(
+        cross_entropy_kernel,
+        grid=(M // bm, V // bn),
+        in_specs=[pl.BlockSpec((bm, bn), lambda i, j: (i, j)), column],
+        out_specs=column,
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((bm, 1), jnp.float32)] * 3,
+    )(x, labels)
+
+
+# %% softmax/10: the maximum is left out of the loss
+# first: What m_ref holds in the end is never read
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        t_ref[...] = jnp.zeros(t_ref.shape)
+
+    bn = x_ref.shape[1]
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = jnp.log(l_ref[...]) - t_ref[...]

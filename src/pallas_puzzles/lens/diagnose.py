@@ -85,11 +85,11 @@ _ORDER = (
     "max-start "
     "no-rescale overflow exp-positive born local-position "
     "moved unread unused transposed permuted flipped precision offset scaled row-offset row-scaled row-term wrong-axis "
-    "nan zeros values"
+    "reciprocal nan zeros values"
 ).split()
 _VALUES = frozenset(
     "moved unread unused transposed permuted flipped precision offset scaled row-offset row-scaled row-term wrong-axis "
-    "nan zeros values local-position".split()
+    "reciprocal nan zeros values local-position".split()
 )
 _ROOTS = frozenset(
     "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten "
@@ -806,6 +806,8 @@ class _Blocks:
         if (got[bad] == 0).all():
             return ("zeros", here)
         middle = float(difference.mean())
+        if got.size > 1 and self._same(got * want, np.ones_like(want, np.float64)):
+            return ("reciprocal",)
         if difference.size > 1 and abs(middle) > self.atol and np.ptp(difference) <= 1e-3 * abs(middle) + self.noise:
             return ("offset", middle, here)
         if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) <= 1e-3 * max(1.0, float(np.abs(ratio).max())):
@@ -1129,7 +1131,17 @@ class _Blocks:
         for kind in ("row-offset", "row-scaled", "row-term"):
             if by_kind[kind]:
                 yield self._row_error(kind, by_kind[kind])
-        for kind in ("transposed", "permuted", "flipped", "scaled", "wrong-axis", "zeros", "nan", "values"):
+        for kind in (
+            "transposed",
+            "permuted",
+            "flipped",
+            "scaled",
+            "reciprocal",
+            "wrong-axis",
+            "zeros",
+            "nan",
+            "values",
+        ):
             if by_kind[kind]:
                 yield self._plain(kind, by_kind[kind])
 
@@ -1294,6 +1306,8 @@ class _Blocks:
                 f"{which} of {name} {_is(tiles)} {status[1]:.6g} times what is expected{_in(status[2])}{when}: a "
                 f"factor too much or too little.{self._known_factor(status[1])}"
             )
+        elif kind == "reciprocal":
+            cause = f"{which} of {name} {_is(tiles)} one divided by what is expected{when}."
         elif kind == "wrong-axis":
             cause = (
                 f"{which} of {name} {_is(tiles)} wrong by a factor of the row times a factor of the column{when}: "
@@ -1343,7 +1357,7 @@ class _Blocks:
             *self._uneven(events, steps),
             *self._read_every_step(events, steps),
         ]
-        clues += [*self._local_positions(), *self._down_the_columns(), *self._left_unread(events)]
+        clues += [*self._local_positions(), *self._down_the_columns()]
         measured = holds_primitive(self.trace.call.kernel, "reduce_max")  # against a maximum: exponentials do add up
         if self.trace.flops and not measured and all(self.trace.transcendentals[s] for s in steps):
             clues.append(
@@ -1351,7 +1365,7 @@ class _Blocks:
                 "linear has "
                 "to wait for the last step."
             )
-        return clues
+        return clues or list(self._left_unread(events))
 
     def _overhanging(self, tiles: dict[Block, Any]) -> Iterator[str]:
         """Only blocks at the ragged edge are wrong, in a kernel that masks: the sum is right, the count is not."""
@@ -1620,6 +1634,7 @@ _STATUS_WORDS = {
     "row-offset": "off by a constant per row",
     "row-scaled": "off by a factor per row",
     "row-term": "off by a term per row",
+    "reciprocal": "upside down",
     "wrong-axis": "off by row and column factors",
     "nan": "NaN",
     "zeros": "zero",
