@@ -913,8 +913,9 @@ check(
 # %% [markdown]
 # ## Puzzle 7: LayerNorm, and what it leaves behind
 #
-# **Goal.** Normalise each row to mean 0 and variance 1, then scale and shift its columns: `(x - mean) * rstd * gamma
-# + beta`, with `rstd = 1 / sqrt(variance + 1e-5)`. Leave `mean` and `rstd` of every row behind, for the way back.
+# **Goal.** Normalise each row to mean 0 and variance 1, then scale and shift its columns:
+# `(x - mean) * rstd * gamma + beta`, with `rstd = 1 / sqrt(variance + 1e-5)`. Leave `mean` and `rstd` of every row
+# behind, for the way back.
 #
 # ### Theory
 #
@@ -1050,8 +1051,8 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A kernel may leave as many results as it likes, each at its own pace. `x` in once, the result out
-# once: that is the least, and the two residuals add a quarter of a percent to it here. Next, they earn their keep.
+# **Takeaway.** A kernel may leave as many results as it likes. `x` in once, the result out once: that is
+# the least, and the two residuals add a quarter of a percent to it here. Next, they earn their keep.
 
 # %% [markdown]
 # ## Puzzle 8: LayerNorm, backwards
@@ -1065,7 +1066,7 @@ check(
 # ```text
 #     dbeta  = sum over rows of g              (1, N)
 #     dgamma = sum over rows of g * n          (1, N)
-#     h      = g * gamma                       (M, N), the gradient of n
+#     h      = g * gamma                       (M, N), the gradient with respect to n
 #     dx     = rstd * (h - mean of h - n * mean of (h * n))       both means along the row
 # ```
 #
@@ -1083,7 +1084,8 @@ check(
 #     dbeta       [ ?     ?     ?  ]    one block, one write
 # ```
 #
-# One read of `x` and `g` serves all three. In three calls, `g` alone would come in three times.
+# One read of `x` and `g` serves all three. In three calls, `g` would come in three times; 8192 rows of 8192 are 256
+# MiB.
 
 
 # %%
@@ -1236,8 +1238,8 @@ show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), norm
 # %% [markdown]
 # ## Puzzle 9: RMSNorm and the residual stream
 #
-# **Goal.** Nothing new here: a practice piece, and you write all of it. Add `r` to `x`, and normalise the sum: `h = x
-# + r`, and `h * rstd * gamma` with `rstd = 1 / sqrt(mean of h squared + 1e-6)`. Return both, in bfloat16.
+# **Goal.** Nothing new here: a practice piece, and you write all of it. Add `r` to `x`, and normalise the sum:
+# `h = x + r`, and `h * rstd * gamma` with `rstd = 1 / sqrt(mean of h squared + 1e-6)`. Return both, in bfloat16.
 #
 # ### Theory
 #
@@ -1372,7 +1374,8 @@ check(
 # %% [markdown]
 # ## Puzzle 10: The loss, with GPT-2's vocabulary
 #
-# **Goal.** The cross-entropy of Puzzle 5 for bfloat16 scores and a vocabulary that no block divides. Write the kernel.
+# **Goal.** The cross-entropy of Puzzle 5 for bfloat16 scores and a vocabulary that the blocks do not divide. Write
+# the kernel.
 #
 # ### Theory
 #
@@ -1592,12 +1595,7 @@ def draw_curves(curves):
     print("      o your kernels   x jnp   = both")
 
 
-def missing(*functions):
-    """What is still to be written before these functions can run."""
-    return [name for function in functions for name in unwritten(function)]
-
-
-to_write = missing(row_softmax, layer_norm, smooth_layer_norm_bwd, ragged_loss)
+to_write = unwritten(layer_norm_vjp) + unwritten(row_softmax) + unwritten(ragged_loss)
 if to_write:
     print(f"Nothing to train with yet. Still to be written: {', '.join(to_write)}.")
 else:

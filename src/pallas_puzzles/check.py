@@ -156,16 +156,27 @@ def unwritten(fn: Callable[..., Any]) -> list[str]:
     from . import curriculum
 
     plain = inspect.unwrap(fn)
-    code, names = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
-    if code is None:
-        return []
-    used = {*code.co_names, plain.__name__}
+    names = getattr(plain, "__globals__", {})
+    used = _names_used(plain, names, set())
     found = []
     for puzzle in curriculum.all_puzzles():
         if used & set(puzzle.holes):
             holes = {n: getattr(names.get(n), "__code__", None) for n in puzzle.holes if n in used}
             found += _untouched(puzzle, {n: c for n, c in holes.items() if c is not None})
     return found
+
+
+def _names_used(fn: Any, names: dict[str, Any], seen: set[str]) -> set[str]:
+    """The names in a function, and in the functions of its own file that it calls, also by way of a custom_vjp."""
+    code = getattr(inspect.unwrap(fn) if callable(fn) else fn, "__code__", None)
+    if code is None or code.co_name in seen or getattr(inspect.unwrap(fn), "__globals__", None) is not names:
+        return set()
+    seen.add(code.co_name)
+    used = {code.co_name, *(name for inner in _with_inner([code]) for name in inner.co_names)}
+    for value in [names[name] for name in used if name in names]:
+        for part in (value, getattr(value, "fwd", None), getattr(value, "bwd", None)):
+            used |= _names_used(part, names, seen)
+    return used
 
 
 def _untouched(known: Any, holes: dict[str, types.CodeType]) -> list[str]:
