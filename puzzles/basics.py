@@ -1600,7 +1600,7 @@ show(fused_linear, normal((96, 768), "bfloat16"), normal((768, 256), "bfloat16",
 # does it cost? (The rule of Puzzle 5 has the answer.) Its `compiler_params` declare two axes parallel: `matmul.py`, a
 # later notebook, tells that story.
 #
-# **Next notebook** (in the making). `softmax.py`: reductions inside a block, rows wider than VMEM, and the trick of
+# **Next notebook.** `softmax.py`: reductions inside a block, rows wider than VMEM, and the trick of
 # rescaling a running sum that makes flash attention possible.
 
 # %%

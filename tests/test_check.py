@@ -2,6 +2,7 @@
 
 import functools
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,24 @@ def test_reshapes_and_casts_are_fine_outside() -> None:
     assert judged(reshaped, spec, normal((3072,)))
 
 
+def test_a_forbidden_name_is_refused_on_its_line() -> None:
+    def softmax(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = jax.nn.softmax(x_ref[...], axis=1)
+
+        return by_rows(kernel, x)
+
+    def expected(x: Any) -> Any:
+        return jax.nn.softmax(x, axis=1)
+
+    assert judged(softmax, expected, X, forbid=("logsumexp",))
+    verdict = judged(softmax, expected, X, forbid=("logsumexp", "softmax"))
+    assert verdict.status == "failed"
+    (finding,) = verdict.findings
+    assert finding.cause.startswith("softmax does the work for you")
+    assert "jax.nn.softmax(x_ref[...], axis=1)" in finding.line.text
+
+
 def test_without_a_kernel_nothing_passes() -> None:
     verdict = judged(lambda x: x + x, spec, X)
     assert "no pallas_call is reached" in verdict.findings[0].cause
@@ -331,3 +350,29 @@ def test_a_finding_names_a_line_of_the_readers(tmp_path: Path) -> None:
     assert finding.kind == "map-bounds"
     assert finding.line is not None
     assert finding.line.file == str(answer)
+
+
+def test_given_functions_are_the_same_in_a_notebook_that_is_run_as_one_file() -> None:
+    known = curriculum.puzzle("basics/2")
+    whole = compile(known.path.read_text("utf-8"), "whole.py", "exec", dont_inherit=True)
+    (code,) = [c for c in whole.co_consts if getattr(c, "co_name", "") == "vector_add"]
+    assert check_module._changed(known, {}, [types.FunctionType(code, {})]) == []
+    changed: dict[str, Any] = {}
+    exec("def vector_add(x, y, *, b=256):\n    return x", changed)
+    (note,) = check_module._changed(known, {}, [changed["vector_add"]])
+    assert note.startswith("vector_add was given and has been changed")
+
+
+def test_what_is_still_to_be_written_is_found_behind_a_custom_vjp() -> None:
+    names: dict[str, Any] = {"jax": jax}
+    for source in curriculum.puzzle("softmax/8").skeletons.values():
+        exec(source, names)
+    exec(
+        "@jax.custom_vjp\ndef f(x):\n    return x\n\n\ndef fwd(x):\n    return f(x), None\n\n\n"
+        "def bwd(_, g):\n    return (layer_norm_grad_kernel(g),)\n\n\nf.defvjp(fwd, bwd)\n\n\n"
+        "def gradient(x):\n    return jax.vjp(lambda x: f(x), x)[1](x)\n",
+        names,
+    )
+    assert check_module.unwritten(names["gradient"]) == ["layer_norm_grad_kernel"]
+    assert check_module.unwritten(names["fwd"]) == ["layer_norm_grad_kernel"], "it calls f, which has a way back"
+    assert check_module.unwritten(names["bwd"]) == ["layer_norm_grad_kernel"]
