@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_puzzles import curriculum, normal
 from pallas_puzzles.check import collecting
 from pallas_puzzles.lens.draw import show
+from pallas_puzzles.tpu.report import tpu_report
 
 HERE = Path(__file__).parent
 FORGOTTEN_ZERO = """
@@ -86,6 +87,15 @@ def right_answer() -> str:
     return re.sub(r"<script.*?</script>", "", live, flags=re.DOTALL)
 
 
+def compiled() -> str:
+    """What tpu_report says of the same matmul, at the size of real work."""
+    matrix = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    report = tpu_report(matmul, matrix, matrix, tpu="v5e", bm=512, bn=1024, bk=1024)
+    assert report, report.refusal or report.unavailable
+    return report._repr_html_()
+
+
 if __name__ == "__main__":
     photograph(wrong_answer(), "verdict.png", 980, 330)
     photograph(right_answer(), "show.png", 740, 640)
+    photograph(compiled(), "tpu.png", 850, 890)

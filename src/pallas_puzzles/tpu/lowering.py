@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -76,12 +77,12 @@ def calls_in(jaxpr: Any) -> Iterator[Any]:
                 yield from calls_in(inner)
 
 
-def _equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any, SourceLine | None]]:
+def equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any, SourceLine | None]]:
     """Every equation in a jaxpr, inner ones first, with the line of the outermost one around it that has one."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         here = line or line_of(eqn)
         for inner in subprograms(eqn):
-            yield from _equations(inner, here)
+            yield from equations(inner, here)
         yield eqn, here
 
 
@@ -107,7 +108,7 @@ def _absent_type(kernels: list[Any]) -> Refusal | None:
                 if instead := _INSTEAD.get(ref.dtype.name):
                     sentence = f"{ref.name} is {ref.dtype.name}, which no TPU has: use {instead}."
                     return Refusal(sentence, "", line_of(kernel))
-        for eqn, line in (found for body in subprograms(kernel) for found in _equations(body)):
+        for eqn, line in (found for body in subprograms(kernel) for found in equations(body)):
             for dtype in (str(getattr(var.aval, "dtype", "")) for var in eqn.outvars):
                 if instead := _INSTEAD.get(dtype):
                     sentence = f"`{eqn.primitive.name}` makes {dtype} here, which no TPU has: use {instead}."
@@ -127,14 +128,30 @@ def _described(kernels: list[Any]) -> list[Call]:
 
 
 def _explain(error: Exception, kernels: list[Any]) -> Refusal:
-    text = str(error)
-    detail = _detail(error)
+    text, detail = str(error), _detail(error)
+    lowered = _lowered_primitive(error)
     for pattern, explain in _REASONS:
         if match := re.search(pattern, text, re.DOTALL):
-            line = _line_of_primitive(match.groupdict().get("primitive"), kernels) or _line(error)
+            named = match.groupdict().get("primitive")
+            line = _line_of_primitive(named, kernels) or _line_at_fault(error, lowered, kernels)
             sentence = explain if isinstance(explain, str) else explain(match, kernels, line)
             return Refusal(sentence, detail, line)
-    return Refusal(f"The TPU front end refuses this kernel: {detail}.", "", _line(error))
+    line = _line_at_fault(error, lowered, kernels)
+    if lowered == "dot_general" and _multiplies_vectors(kernels, line):
+        return Refusal("The MXU multiplies matrices, and these are two vectors: write jnp.sum(x * y).", detail, line)
+    if lowered and re.fullmatch(r"(bool|(u?int|float|bfloat)\d+\w*)?", text):
+        of = f"on {text}" if text else "like this"
+        sentence = f"A TPU kernel cannot do `{lowered}` {of}, and JAX does not say why: try other types or shapes."
+        return Refusal(sentence, detail, line)
+    return Refusal(f"The TPU front end refuses this kernel: {detail}.", "", line)
+
+
+def _line_at_fault(error: Exception, lowered: str | None, kernels: list[Any]) -> SourceLine | None:
+    """The reader's line in the traceback, else of the operation that was lowered, else of the only call."""
+    line = _line(error) or _line_of_primitive(lowered, kernels)
+    # jnp.searchsorted and the like: on jax 0.12.0.1 one equation, whose program is not to be seen
+    line = line or _line_of_primitive("call_hi_primitive", kernels)
+    return line or (line_of(kernels[0]) if len(kernels) == 1 else None)
 
 
 def _detail(error: Exception) -> str:
@@ -159,11 +176,26 @@ def _line(error: BaseException | None) -> SourceLine | None:
     return None
 
 
+def _lowered_primitive(error: BaseException) -> str | None:
+    """The operation that JAX was lowering: its functions are called `_NAME_lowering_rule` (jax 0.11.2 to 0.12.0.1)."""
+    frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    rules = [match[1] for name in frames if (match := re.fullmatch(r"_(\w+)_lowering_rule", name))]
+    return rules[-1] if rules and rules[-1] != "pjit" else None
+
+
+def _multiplies_vectors(kernels: list[Any], line: SourceLine | None) -> bool:
+    for kernel in kernels:
+        for eqn, where in (found for body in subprograms(kernel) for found in equations(body)):
+            if eqn.primitive.name == "dot_general" and where == line:
+                return all(var.aval.ndim == 1 for var in eqn.invars)
+    return False
+
+
 def _line_of_primitive(name: str | None, kernels: list[Any]) -> SourceLine | None:
     """Where the reader uses an operation. JAX does not say when it is inside a function of jax.numpy."""
     for kernel in kernels if name else ():
         for body in subprograms(kernel):
-            for eqn, line in _equations(body):
+            for eqn, line in equations(body):
                 if eqn.primitive.name == name and line is not None:
                     return line
     return None
@@ -181,6 +213,14 @@ _WITHOUT = {
     "dynamic_slice": "slice the ref instead of the value, `x_ref[pl.ds(start, size)]`",
     "dynamic_update_slice": "store into a slice of the ref, `o_ref[pl.ds(start, size)] = value`",
     "rev": "reverse outside the kernel, or let the index map walk the blocks backwards",
+    "expm1": "write jnp.exp(x) - 1",
+    "sinh": "write (jnp.exp(x) - jnp.exp(-x)) / 2",
+    "cosh": "write (jnp.exp(x) + jnp.exp(-x)) / 2",
+    "asin": "write jnp.arctan2(x, jnp.sqrt(1 - x * x))",
+    "acos": "write jnp.arctan2(jnp.sqrt(1 - x * x), x)",
+    "atan": "write jnp.arctan2(x, 1.0)",
+    "erfc": "write 1 - lax.erf(x); jax.nn.gelu without approximate=False needs neither",
+    "pallas_call": "a kernel cannot start another: call its body with refs, or run pltpu.emit_pipeline",
     "pure_callback": "a kernel cannot call Python; pl.debug_print prints a value",
     "io_callback": "a kernel cannot call Python; pl.debug_print prints a value",
 }
@@ -189,8 +229,19 @@ _WITHOUT["cumprod"] = _WITHOUT["cummax"] = _WITHOUT["cummin"] = "carry the value
 
 def _missing(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
     name = match["primitive"]
+    if any(eqn.primitive.name == name for call in _described(kernels) for eqn, _ in _index_map_equations(call)):
+        return (
+            f"`{name}` does not exist in an index map: compute with whole numbers, or give the blocks as a prefetched "
+            "operand (pltpu.PrefetchScalarGridSpec), table_ref[i]."
+        )
     instead = _WITHOUT.get(name, "write it with simpler operations, or do it outside the kernel")
     return f"`{name}` does not exist in a TPU kernel: {instead}."
+
+
+def _index_map_equations(call: Call) -> Iterator[tuple[Any, SourceLine | None]]:
+    for operand in call.operands:
+        if operand.index_map is not None:
+            yield from equations(operand.index_map)
 
 
 def _refused_operand(text: str, kernels: list[Any]) -> tuple[Operand | None, str]:
@@ -276,6 +327,49 @@ def _in_hbm(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -
     )
 
 
+def _without_elements(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
+    shape = _tuple(re.findall(r"\d+", match[1]))
+    for call in _described(kernels):
+        for operand in call.operands:
+            if 0 in operand.shape:
+                return (
+                    f"{operand.name} has no elements, its shape is {_tuple(operand.shape)}, and a TPU kernel needs "
+                    "some: do without the call where a dimension is 0."
+                )
+    return (
+        f"A value of shape {shape} is made here, and a TPU kernel has no values without elements: do this without "
+        "slices that may be empty, in a Python loop or outside the kernel."
+    )
+
+
+def _index_of_largest(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
+    if match[1] == "bool":
+        return "jnp.select looks for the first true condition in a way that no TPU kernel has: nest jnp.where instead."
+    return f"jnp.argmax and jnp.argmin take float32 in a TPU kernel, not {match[1]}: cast first, .astype(jnp.float32)."
+
+
+def _narrow_reduction(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
+    of = "unsigned integers" if match[1] == "unsigned" else match[1]
+    return f"A TPU kernel has no sums and maxima of {of}: cast first, .astype(jnp.int32)."
+
+
+def _single_number(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
+    wide = "float32" if "float" in match[1] else "int32"
+    return (
+        f"A single {match[1]} is taken out of an array here, and only 32-bit numbers leave a vector: cast the array "
+        f"first, .astype(jnp.{wide})."
+    )
+
+
+def _unlike_copy(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
+    sides = re.findall(r"memref<((?:\d+x)*)(\w+)", match.string)[:2]
+    shapes = [_tuple(re.findall(r"\d+", sizes)) for sizes, _ in sides]
+    what = "type" if match[1] == "element type" else "shape"
+    differ = f", and these are {shapes[0]} and {shapes[1]}" if what == "shape" and len(shapes) == 2 else ""
+    then = ", and cast in VMEM" if what == "type" else ""
+    return f"A copy needs the same {what} on both sides{differ}: give the buffer the {what} of the slice{then}."
+
+
 _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine | None], str]]] = [
     (r"divisible by 8 and 128 respectively", _tiled),
     (r"rank 1 block shapes", _flat),
@@ -308,10 +402,59 @@ _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine |
     ),
     (
         r"expected strides to be confined",
-        "A value cannot be sliced with a step in a TPU kernel: slice the ref, `x_ref[pl.ds(0, size, stride=2)]`.",
+        "A value cannot be sliced with a step in a TPU kernel: split the dimension, `x.reshape(rows // 2, 2, "
+        "columns)[:, 0]`, or slice a ref that is 128 wide, `x_ref[pl.ds(0, size, stride=2)]`.",
     ),
     (
-        r"'tpu\.iota' op result",
+        r"'tpu\.(?P<primitive>iota)' op result",
         "A TPU counts in integers: make the range with lax.broadcasted_iota(jnp.int32, shape, axis), and cast it.",
+    ),
+    (r"positive constant sizes but got ([\d, ]+)", _without_elements),
+    (r"input dtype \((\w+)\) and index_dtype .* for reduce_index", _index_of_largest),
+    (r"Reductions over (\w+)(?: integers)? not implemented", _narrow_reduction),
+    (r"32-bit element types can be converted to scalars, but got: (\w+)", _single_number),
+    (
+        r"Unsigned integer dtype \w+ is not supported for dot_general",
+        "jnp.dot takes integers for signed in a TPU kernel, and these are unsigned: cast both operands to bfloat16 or "
+        "float32, in which whole numbers are exact up to 256 and 16,777,216.",
+    ),
+    (
+        r"64-bit types are not supported",
+        "A 64-bit number is made here, and a TPU kernel has none: use jnp.int32 and jnp.float32.",
+    ),
+    (r"DMA source and target (shape|element type) mismatch", _unlike_copy),
+    (
+        r"Strided slices of references are unsupported",
+        "A copy takes all of a range, not every second row: copy the range, and pick in VMEM.",
+    ),
+    (
+        r"is_stable=True is not supported in Pallas top_k",
+        "A TPU kernel does not keep the order of equal values: lax.top_k(x, k, is_stable=False).",
+    ),
+    (
+        r"'tpu\.weird' op Input type must be F32",
+        "jnp.isfinite takes float32 in a TPU kernel: cast first, .astype(jnp.float32).",
+    ),
+    (
+        r"Changing bitwidths not supported",
+        "lax.bitcast_convert_type keeps the number of bits in a TPU kernel: pltpu.bitcast changes it, along the rows.",
+    ),
+    (
+        r"Only single \(1\) and double \(2\) buffering are supported\. Got (\d+)",
+        "pl.pallas_call keeps one or two copies of a block, pl.Buffered(1) or pl.Buffered(2): more are for "
+        "pltpu.emit_pipeline.",
+    ),
+    (
+        r"All block dimensions must be Elements",
+        "Either all dimensions of a block are pl.Element, or none: write pl.Element(size) for the others, too, with an "
+        "index map that returns first elements.",
+    ),
+    (
+        r"collective_id has to be specified",
+        "A barrier needs a number of its own: compiler_params=pltpu.CompilerParams(collective_id=0).",
+    ),
+    (
+        r"#tpu\.dimension_semantics<(\w+)>",
+        'A dimension of the grid is "parallel" or "arbitrary", and this dimension_semantics says something else.',
     ),
 ]

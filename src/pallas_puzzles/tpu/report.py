@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ import jax
 import numpy as np
 
 from ..lens.capture import Beyond, Call, SourceLine, capture, describe
+from ..lens.draw import Displayed
 from ..lens.machine import Figures, Trace, figures, run_call
 from ..lens.tally import Tally, tally
+from ..lens.words import plain
 from . import compiler, schedule
 from .chips import Chip, chip
 from .explain import explain
@@ -79,8 +82,8 @@ class KernelReport:
         return max(self.times, key=lambda name: self.times[name]) if self.time_s is not None else None
 
 
-@dataclasses.dataclass
-class Report:
+@dataclasses.dataclass(eq=False, repr=False)
+class Report(Displayed):
     """What `tpu_report` found. Truthy when the program compiles.
 
     refusal: why it does not. unavailable: why nobody could tell, and what to do about it. copies: arrays that XLA
@@ -98,6 +101,30 @@ class Report:
 
     def __bool__(self) -> bool:
         return self.refusal is None and not self.unavailable
+
+    def __str__(self) -> str:
+        from . import picture
+
+        return plain(picture.text(self), getattr(sys.stdout, "encoding", None))
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        """The text with a little colour."""
+        from . import picture
+
+        return picture.rich(self)
+
+    def _repr_html_(self) -> str:
+        from . import picture
+
+        return picture.html(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data with stable keys, for programs."""
+        from . import picture
+
+        return picture.to_json(self)
 
 
 def tpu_report(
