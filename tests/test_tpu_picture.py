@@ -340,7 +340,13 @@ def test_counts():
     assert picture.human_count(999.6, "FLOP") == "1 kFLOP"
     assert picture.human_count(17.2e9, "FLOP") == "17.2 GFLOP"
     assert picture.human_count(5e18, "FLOP") == "5000 PFLOP"
-    assert [picture.digits(n) for n in (0.08333, 14.25, 2109.25, 123456.7)] == ["0.0833", "14.2", "2109", "123,457"]
+    assert [picture.digits(n) for n in (0.08333, 14.25, 999.7, 2109.25, 123456.7)] == [
+        "0.0833",
+        "14.2",
+        "1000",
+        "2109",
+        "123,457",
+    ]
     assert [picture.percent(n) for n in (0, 0.0001, 0.0625, 0.0996, 1.5)] == ["0%", "<0.1%", "6.2%", "10%", "150%"]
 
 
@@ -378,6 +384,7 @@ def test_a_little_colour(one, code):
         console.print(one)
     coloured = captured.get()
     assert coloured.startswith(f"\x1b[{code}m")
+    assert ("\x1b[36m    basics.py:214" in coloured) == (one.refusal is not None)
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured).rstrip("\n") == picture.text(one)
 
 
@@ -449,17 +456,17 @@ def test_html_is_an_image_and_a_table_without_scripts(name):
 
 
 def test_html_escapes_names():
-    one = report(kernel(name="<lambda>", notes=["x < y & z"], buffers={"<b>": 1024}), name="<script>f</script>")
+    one = report(kernel(name="<lambda>", notes=["x <u> y & z"], buffers={"<b>": 1024}), name="<script>f</script>")
     one.notes.append("<i>note</i>")
     page = Page(picture.html(one))
     assert "<script>f</script> compiles for a TPU v5e." in page.text
     assert "<lambda> (basics.py:214) takes about" in page.text
-    assert ["note", "x < y & z"] in page.rows
+    assert ["note", "x <u> y & z"] in page.rows
     assert ["note", "<i>note</i>"] in page.rows
     assert ["<b>", "1 KiB", "<0.1%"] in page.rows
     assert "<script>f</script>" in texts(one)[0].words
-    refused = Report(CHIPS["v5e"], "<lambda>", refusal=Refusal("a < b", "<br>", SourceLine("<stdin>", 1, "a<b>c")))
-    assert Page(picture.html(refused)).text == "<lambda> does not compile for a TPU v5e.a < b<stdin>:1   a<b>c<br>"
+    refused = Report(CHIPS["v5e"], "<lambda>", refusal=Refusal("a <b> c", "<br>", SourceLine("<stdin>", 1, "a<b>c")))
+    assert Page(picture.html(refused)).text == "<lambda> does not compile for a TPU v5e.a <b> c<stdin>:1   a<b>c<br>"
 
 
 # --- the roofline ----------------------------------------------------------------------------------------------------
