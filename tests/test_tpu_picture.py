@@ -33,6 +33,7 @@ MATMUL = KernelReport(
     where=WHERE,
     grid=(4, 5, 3),
     dynamic=False,
+    steered=False,
     steps=60,
     runs=1,
     buffers={"x_ref": 1 << 20, "acc_ref": 3 << 20, "o_ref": 1 << 19, "(spilled registers)": 348 << 10},
@@ -45,6 +46,7 @@ MATMUL = KernelReport(
     most_step=2270,
     slots={"MXU": 0.7375, "VALU": 0.1465, "XLU": 0.01, "EUP": 0.02, "load": 0.1785, "store": 0.3024, "scalar": 0.0358},
     mxu_cycles=2048.0,
+    mxu_dtype="bfloat16",
     flops=17_196_646_400.0,
     hbm_bytes=72 << 20,
     hbm_exact=True,
@@ -94,8 +96,8 @@ REPORTS = {
         copies=3,
         notes=[LONG, LONG],
     ),
-    "no arithmetic": report(kernel(flops=0.0, mxu_cycles=0.0, spills=0, fills=0)),
-    "int8": report(at(400, 350e12)),
+    "no arithmetic": report(kernel(flops=0.0, mxu_cycles=0.0, mxu_dtype=None, spills=0, fills=0)),
+    "int8": report(at(400, 350e12, mxu_dtype="int8")),
     "at the roof": report(at(30, 30 * CHIPS["v6e"].hbm_bytes_per_s), tpu="v6e"),
     "at the peak": report(at(9000, CHIPS["tpu7x"].flops_per_s()), tpu="tpu7x"),
     "tiny": report(at(0.0004, 3e5), tpu="v6e"),
@@ -158,7 +160,8 @@ DERIVED = {
 def test_every_figure_is_told():
     """A field that is added to the dataclass must be shown, too."""
     fields = {field.name for field in dataclasses.fields(KernelReport)}
-    assert set(FIGURES) == fields - {"hlo_name"}, "the compiler's own name says nothing to a reader"
+    unseen = {"hlo_name", "steered", "mxu_dtype"}  # the compiler's own name, and what only words depend on
+    assert set(FIGURES) == fields - unseen
     many = report(kernel(dynamic=True, runs=7, hbm_exact=False, notes=["a loop of unknown length"]))
     page = Page(picture.html(many))
     table = [page.text, *(" ".join(row) for row in page.rows)]
@@ -246,6 +249,26 @@ def test_the_ridge_point_is_that_of_the_chip(tpu, place):
     point = f"{chip.flops_per_s() / chip.hbm_bytes_per_s:.0f}"
     assert f"300 per byte: {place} the ridge point of a {tpu.replace('tpu', 'TPU')}, {point}, so HBM" in told
     assert ("could keep its MXU busy" if place == "above" else "cannot keep its MXU busy") in told
+
+
+def test_the_roof_of_int8_is_twice_as_high():
+    told = words(picture.text(REPORTS["int8"]))
+    assert "400 per byte: below the ridge point of a v5e, 480, so HBM cannot keep its MXU busy" in told
+    assert "350 TFLOP/s is 107% of the roof" in told, "328 TFLOP/s is what HBM lets through at 400 per byte"
+
+
+def test_the_roofs_of_an_int8_kernel_are_those_of_int8():
+    assert "then int8 peak" in picture.roofline_svg(REPORTS["int8"])
+    assert "Roofs, in int8: v5e 820 GB/s up to 480 FLOP per byte, then 394 TFLOP/s" in picture.roofline_words(
+        REPORTS["int8"]
+    )
+    assert "then bf16 peak" in picture.roofline_svg(report(kernel(mxu_dtype="int8"), kernel()))
+
+
+def test_without_matrix_products_no_mxu_is_kept_busy():
+    told = words(picture.text(report(at(300, 1e12, mxu_dtype=None))))
+    assert "300 per byte: above the ridge point of a v5e, 240; 1 TFLOP/s" in told
+    assert "busy" not in told
 
 
 def test_what_is_not_known_is_not_told():
@@ -602,7 +625,8 @@ def test_the_dot_lies_at_intensity_and_speed(name):
     x, y = scales(one)
     (dot,) = circles(one, 5)
     speed, bandwidth = k.flops / k.time_s, one.chip.hbm_bytes_per_s
-    roof = min(one.chip.flops_per_s(), k.flops / k.hbm_bytes * bandwidth)
+    peak = one.chip.flops_per_s("int8" if k.mxu_dtype == "int8" else "bfloat16")
+    roof = min(peak, k.flops / k.hbm_bytes * bandwidth)
     assert dot[0] == pytest.approx(x(k.flops / k.hbm_bytes), abs=0.5)
     assert dot[1] == pytest.approx(y(speed), abs=0.5)
     up = [corners for corners, _ in paths(one) if corners[0] == dot and corners[1][0] == dot[0]]

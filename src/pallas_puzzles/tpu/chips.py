@@ -19,6 +19,11 @@ class Chip:
     scoped_vmem_bytes: int  # what a kernel may use of VMEM if it asks for nothing
     topology: Mapping[int, str]  # devices -> the smallest topology that the compiler knows with at least as many
 
+    @property
+    def title(self) -> str:
+        """How it is written: v5e, v6e, TPU7x."""
+        return self.name.replace("tpu", "TPU")
+
     @functools.cached_property
     def info(self) -> pltpu.TpuInfo:
         return pltpu.get_tpu_info_for_chip(getattr(pltpu.ChipVersion, self.version), 1)

@@ -60,12 +60,8 @@ def human_count(count: float, unit: str) -> str:
     return f"{digits(count)} {prefix}{unit}"
 
 
-def chip_words(chip: Chip) -> str:
-    return chip.name.replace("tpu", "TPU")
-
-
 def target_words(chip: Chip) -> str:
-    name = chip_words(chip)
+    name = chip.title
     return f"{name} (one of its two TensorCores)" if name == "TPU7x" else f"TPU {name}"
 
 
@@ -75,14 +71,14 @@ def labels(report: Report) -> list[str]:
     return names if len(names) == 1 else [f"{number}. {name}" for number, name in enumerate(names, 1)]
 
 
-def ridge(chip: Chip) -> float:
-    """FLOP per byte from which on the MXU's bf16 peak is the roof, and no longer HBM."""
-    return chip.flops_per_s() / chip.hbm_bytes_per_s
+def ridge(chip: Chip, dtype: str = "bfloat16") -> float:
+    """FLOP per byte from which on the MXU's peak for `dtype` is the roof, and no longer HBM."""
+    return chip.flops_per_s(dtype) / chip.hbm_bytes_per_s
 
 
-def roof_at(intensity: float, chip: Chip) -> float:
+def roof_at(intensity: float, chip: Chip, dtype: str = "bfloat16") -> float:
     """The most FLOP/s at so many FLOP per byte."""
-    return min(chip.flops_per_s(), intensity * chip.hbm_bytes_per_s)
+    return min(chip.flops_per_s(dtype), intensity * chip.hbm_bytes_per_s)
 
 
 def achieved(kernel: KernelReport, chip: Chip) -> tuple[float, float] | None:
@@ -90,7 +86,7 @@ def achieved(kernel: KernelReport, chip: Chip) -> tuple[float, float] | None:
     if not kernel.intensity or not kernel.time_s:
         return None
     speed = kernel.flops / kernel.time_s
-    return speed, speed / roof_at(kernel.intensity, chip)
+    return speed, speed / roof_at(kernel.intensity, chip, kernel.mxu_dtype or "bfloat16")
 
 
 # --- the facts, which text and table share ---------------------------------------------------------------------------
@@ -193,18 +189,20 @@ def _hbm_words(kernel: KernelReport, chip: Chip) -> str:
         return "how many bytes it moves is not known"
     most = "" if kernel.hbm_exact else "at most "
     speed = human_count(chip.hbm_bytes_per_s, "B/s")
-    return f"{most}{human_bytes(kernel.hbm_bytes)} between HBM and VMEM, which a {chip_words(chip)} moves at {speed}"
+    return f"{most}{human_bytes(kernel.hbm_bytes)} between HBM and VMEM, which a {chip.title} moves at {speed}"
 
 
 def _flop_words(kernel: KernelReport, chip: Chip) -> str:
     words = human_count(kernel.flops, "FLOP")
     if not kernel.intensity:
         return words
-    place, what = ("below", "cannot") if kernel.intensity < ridge(chip) else ("above", "could")
+    point = ridge(chip, kernel.mxu_dtype or "bfloat16")
+    place, what = ("below", "cannot") if kernel.intensity < point else ("above", "could")
+    meaning = f", so HBM {what} keep its MXU busy" if kernel.mxu_dtype else ""
     least = "" if kernel.hbm_exact else "at least "
     words += (
-        f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of a {chip_words(chip)}, "
-        f"{digits(ridge(chip))}, so HBM {what} keep its MXU busy"
+        f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of a {chip.title}, "
+        f"{digits(point)}{meaning}"
     )
     if (reached := achieved(kernel, chip)) is not None:
         words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
@@ -429,12 +427,13 @@ class _Entry:
 class _Axes:
     """Decades on paper: FLOP per byte to the right, FLOP/s upwards."""
 
-    def __init__(self, dots: Sequence[_Dot]):
+    def __init__(self, dots: Sequence[_Dot], dtype: str):
+        self.dtype = dtype
         least = min([0.1, *(dot.x / 1.5 for dot in dots)])
         most = max([1e4, *(dot.x * 1.5 for dot in dots)])
         self.x0, self.x1 = math.floor(math.log10(least)), math.ceil(math.log10(most))
         slowest = min(chip.hbm_bytes_per_s for chip in CHIPS.values()) * 10.0**self.x0
-        fastest = max(chip.flops_per_s() for chip in CHIPS.values())
+        fastest = max(chip.flops_per_s(dtype) for chip in CHIPS.values())
         self.y0 = math.floor(math.log10(min([slowest, *(dot.y / 1.5 for dot in dots)])))
         self.y1 = math.log10(max([2 * fastest, *(2 * dot.y for dot in dots)]))
 
@@ -446,16 +445,16 @@ class _Axes:
 
     def roof(self, chip: Chip) -> list[tuple[float, float]]:
         """Corners, in px."""
-        ends = (10.0**self.x0, min(ridge(chip), 10.0**self.x1), 10.0**self.x1)
-        return [(self.x(x), self.y(roof_at(x, chip))) for x in ends]
+        ends = (10.0**self.x0, min(ridge(chip, self.dtype), 10.0**self.x1), 10.0**self.x1)
+        return [(self.x(x), self.y(roof_at(x, chip, self.dtype))) for x in ends]
 
 
 def roofline_svg(report: Report) -> str:
     """What a core could do at any number of FLOP per byte, and where the kernels are, as a standalone SVG."""
     entries = _entries(report)
     dots = [entry.dot for entry in entries if entry.dot is not None]
-    axes, several = _Axes(dots), len(entries) > 1
-    caption = "roofs: HBM bandwidth up to the ridge point (ring), then bf16 peak"
+    axes, several = _Axes(dots, _peak_dtype(report)), len(entries) > 1
+    caption = f"roofs: HBM bandwidth up to the ridge point (ring), then {_PEAKS[axes.dtype]} peak"
     caption += f"; {'dot' if len(dots) == 1 else 'dots'}: at the estimated time" if dots else ""
     marks = [
         svg_text(_LEFT, 24, _shortened(f"{report.name} on a {target_words(report.chip)}", 60), 14, INK, SANS, BOLD),
@@ -470,14 +469,25 @@ def roofline_svg(report: Report) -> str:
     return card(_RIGHT + (_WIDE_MARGIN if several else _MARGIN), _HEIGHT, "".join(marks))
 
 
+_PEAKS = {"bfloat16": "bf16", "int8": "int8"}
+
+
+def _peak_dtype(report: Report) -> str:
+    """Whose peak the roofs show: int8's where all products are of int8."""
+    return "int8" if {kernel.mxu_dtype for kernel in report.kernels} == {"int8"} else "bfloat16"
+
+
 def roofline_words(report: Report) -> str:
     """The picture in words."""
+    dtype = _peak_dtype(report)
     roofs = [
-        f"{chip_words(each)} {human_count(each.hbm_bytes_per_s, 'B/s')} up to {digits(ridge(each))} FLOP per byte, "
-        f"then {human_count(each.flops_per_s(), 'FLOP/s')}"
+        f"{each.title} {human_count(each.hbm_bytes_per_s, 'B/s')} up to {digits(ridge(each, dtype))} FLOP per byte, "
+        f"then {human_count(each.flops_per_s(dtype), 'FLOP/s')}"
         for each in CHIPS.values()
     ]
-    parts = [f"Roofline of {report.name} on a {target_words(report.chip)}. Roofs, in bf16: {'; '.join(roofs)}."]
+    parts = [
+        f"Roofline of {report.name} on a {target_words(report.chip)}. Roofs, in {_PEAKS[dtype]}: {'; '.join(roofs)}."
+    ]
     for entry in _entries(report):
         at = f"{digits(entry.dot.x)} FLOP per byte, {human_count(entry.dot.y, 'FLOP/s')}, " if entry.dot else ""
         parts.append(f"{entry.label}: {at}{entry.words}.")
@@ -536,12 +546,12 @@ def _roof_marks(axes: _Axes, chip: Chip, mine: bool) -> str:
 def _roof_labels(axes: _Axes, mine: Chip) -> Iterator[str]:
     """Beside the roofs' ends, from the highest down, with room for each."""
     lowest = -math.inf
-    for chip in sorted(CHIPS.values(), key=lambda each: -each.flops_per_s()):
+    for chip in sorted(CHIPS.values(), key=lambda each: -each.flops_per_s(axes.dtype)):
         end = axes.roof(chip)[-1][1]
         y = lowest = max(end - 4, lowest + _LINE + 1)
         colour, more = (BLUE, BOLD) if chip is mine else (INK, "")
         yield f'<path d="M{px(_RIGHT)} {px(end)}L{px(_RIGHT + 8)} {px(y)}" stroke="{FRAME}" stroke-width=".8"/>'
-        words = f"{chip_words(chip)}, ridge {digits(ridge(chip))}"
+        words = f"{chip.title}, ridge {digits(ridge(chip, axes.dtype))}"
         yield svg_text(_RIGHT + 11, y + 4, words, _TEXT, colour, SANS, more)
 
 

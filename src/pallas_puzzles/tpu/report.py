@@ -34,12 +34,12 @@ _DRAWN_BYTES = 256 << 20  # inputs up to this size are drawn, larger ones only d
 class KernelReport:
     """One pallas_call on one TPU. Times are in seconds, sizes in bytes.
 
-    dynamic: the grid is set at run time. steps: None where nobody could know. runs: how often the function calls it.
-    buffers: name -> VMEM held, all its copies; vmem_limit_bytes: what this kernel may use. least_step, mean_step,
-    most_step: bundles of a grid step, which is cycles if nothing has to be waited for. slots: share of each kind of
-    instruction slot in use. hbm_bytes: None when the kernel makes its own copies and nothing could count them.
-    times: what the kernel would take if nothing but this bounded it; time_s: what it should take, see `tpu_report`,
-    None where a part of it is unknown. cycles: by libtpu's simulator.
+    dynamic: the grid is set at run time. steered: prefetched scalars have a say in what runs. steps: None where nobody
+    could know. runs: how often the function calls it. buffers: name -> VMEM held, all its copies; vmem_limit_bytes:
+    what this kernel may use. least_step, mean_step, most_step: bundles of a grid step, which is cycles if nothing has
+    to be waited for. slots: share of each kind of instruction slot in use. hbm_bytes: None when the kernel makes its
+    own copies and nothing could count them. times: what the kernel would take if nothing but this bounded it; time_s:
+    what it should take, see `tpu_report`, None where a part of it is unknown. cycles: by libtpu's simulator.
     """
 
     name: str
@@ -47,6 +47,7 @@ class KernelReport:
     where: SourceLine | None
     grid: tuple[int, ...]
     dynamic: bool
+    steered: bool
     steps: int | None
     runs: int
     buffers: dict[str, int]
@@ -59,6 +60,7 @@ class KernelReport:
     most_step: int
     slots: dict[str, float]
     mxu_cycles: float
+    mxu_dtype: str | None  # of the operands of its matrix products (of most of them)
     flops: float
     hbm_bytes: int | None
     hbm_exact: bool
@@ -144,9 +146,9 @@ def tpu_report(
     too. blocks: static keyword arguments of fn. Never raises for a kernel that does not compile: see Report.refusal.
     Raises ValueError for a TPU that is not known.
 
-    The estimate is max(FLOPs of matrix products / MXU peak, bundles / clock, HBM bytes / bandwidth) + fill + steps *
-    0.25 us. Copies and arithmetic overlap, but for the fill: the first blocks have to arrive before anything starts,
-    and the last ones to leave. The 0.25 us for each step are what the v5e times of JAX's matmul guide
+    The estimate is max(FLOPs of matrix products / MXU peak, bundles / clock, HBM bytes / bandwidth - fill) + fill +
+    steps * 0.25 us. Copies and arithmetic overlap, but for the fill: the first blocks have to arrive before anything
+    starts, and the last ones to leave. The 0.25 us for each step are what the v5e times of JAX's matmul guide
     (docs.jax.dev/en/latest/pallas/tpu/matmul.html) leave unexplained; with them, and with the guide's own cost of a
     launch taken off, the estimate is within 10% of all six of its Pallas times, for 1024^3 to 8192^3 and tiles of 128
     and of 512 x 1024 x 1024. That is all that it was compared with: matrix products, on v5e. It leaves out what a
@@ -361,12 +363,12 @@ def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
         rows += [(s.nbytes, f"{s.name} {human_bytes(s.nbytes)}") for s in work.call.scratch if s.space == "vmem"]
         largest = ", ".join(words for nbytes, words in sorted(rows, reverse=True)[:4] if nbytes)
         if limit >= target.vmem_bytes:
-            advice = f"all of the VMEM of a {target.name}: use smaller blocks"
+            advice = f"all of the VMEM of a {target.title}: use smaller blocks"
         elif asked:
             advice = "its vmem_limit_bytes: use smaller blocks, or raise the limit"
         else:
             advice = (
-                f"the default of a {target.name}: use smaller blocks, or ask for more, "
+                f"the default of a {target.title}: use smaller blocks, or ask for more, "
                 "compiler_params=pltpu.CompilerParams(vmem_limit_bytes=...)"
             )
         sentence = (
@@ -467,6 +469,7 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         where=call.where,
         grid=call.grid,
         dynamic=call.dynamic_bounds > 0,
+        steered=bool(call.scalar_names),
         steps=steps,
         runs=work.runs,
         buffers=_buffers(compiled, kernel, work),
@@ -479,6 +482,7 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         most_step=most,
         slots=plan.slot_use(),
         mxu_cycles=mxu_s * target.clock_hz / max(1, work.costs.steps),
+        mxu_dtype=max(counts.mxu_flops, key=lambda dtype: counts.mxu_flops[dtype], default=None),
         flops=counts.flops + counts.transcendentals,
         hbm_bytes=hbm_bytes,
         hbm_exact=exact,
@@ -617,3 +621,5 @@ def _simulate(
         else:
             for kernel in report.kernels:
                 kernel.cycles = cycles.get(kernel.hlo_name) or None
+                if kernel.cycles and kernel.steered:
+                    kernel.notes.append("the simulator does not know the prefetched scalars: its cycles are a guess")
