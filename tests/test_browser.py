@@ -16,6 +16,7 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 from course import functions
 from pallas_puzzles import curriculum
+from pallas_puzzles.tpu.compiler import missing
 
 pytestmark = pytest.mark.browser
 
@@ -156,6 +157,14 @@ def solve(page: Page, puzzle: curriculum.Puzzle) -> Locator:
     return run(page, f'"{puzzle.id}"')
 
 
+REPORT = """
+# %%
+import pallas_puzzles
+
+pallas_puzzles.tpu_report(vector_add, normal((5120,)), normal((5120,)))
+"""
+
+
 def words_at(drawn: Locator, step: int) -> str:
     """What the picture says in words, once it is at this step."""
     status = drawn.get_by_role("status")
@@ -169,6 +178,8 @@ def is_loaded(picture: Locator) -> bool:
 
 def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -> None:
     pictures = workspace.parent
+    with (workspace / "basics.py").open("a", encoding="utf-8") as mine:
+        mine.write(REPORT)
     open_notebook(page, server, "basics.ipynb")
     wait_for_kernel(page)
     run(page, "from pallas_puzzles import")
@@ -195,6 +206,17 @@ def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -
     assert "block (2,)" in after
     page.screenshot(path=pictures / "2-picture.png")
 
+    # what the TPU compiler makes of it, or how to get one
+    report = run(page, "tpu_report(vector_add")
+    if missing() is None:
+        expect(report).to_contain_text("vector_add compiles for a TPU v5e.", timeout=60_000)
+        expect(report).to_contain_text("VMEM")
+        assert is_loaded(report.locator("img").first)
+        report.scroll_into_view_if_needed()
+        page.screenshot(path=pictures / "3-report.png")
+    else:
+        expect(report).to_contain_text("pallas-puzzles[tpu-compiler]")
+
     # what is saved is saved in the .py as well, for whoever prefers an editor and `puzzles check`
     command(page, "docmanager:save")
     assert curriculum.run(first.id, source=workspace / "basics.py")
@@ -211,4 +233,9 @@ def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -
     assert is_loaded(picture)
     expect(drawn.get_by_role("slider")).to_have_count(0)
     assert "script" not in drawn.first.inner_html()
-    page.screenshot(path=pictures / "3-untrusted.png")
+    page.screenshot(path=pictures / "4-untrusted.png")
+    if missing() is None:
+        cell_with(page, "tpu_report(vector_add")
+        assert is_loaded(drawn.locator("img").first)
+        expect(drawn.first).to_contain_text("bundles")
+        page.screenshot(path=pictures / "5-untrusted-report.png")
