@@ -1,7 +1,7 @@
 """What the TPU compiler refuses, in one sentence that a learner understands, with the reader's own line.
 
-The messages are libtpu's and Mosaic's; those known here were seen on libtpu 0.0.50, with jax 0.11.2 and 0.12.0.1. What
-the front end refuses before them is explained in lowering.py. What the sentences advise was compiled for every chip.
+The messages are libtpu's and Mosaic's; those known here were seen on libtpu 0.0.50 and 0.0.51, with jax 0.11.2 and
+0.12.0.1. What the front end refuses before them is explained in lowering.py.
 """
 
 import dataclasses
@@ -69,9 +69,8 @@ class _Failure:
         """The type that the operation works on. The compiler's integers have no sign: JAX's equation knows it."""
         narrow = [name for _, name in self.vectors if name not in _FULL_WIDTH]
         seen = narrow[0] if narrow else self.vectors[0][1] if self.vectors else ""
-        if re.match(r".*\"arith\.\w+ui\"", self.mlir):
-            return f"u{seen}"
-        return f"u{seen}" if f"u{seen}" in self.operand_types else seen
+        unsigned = re.search(r'"arith\.\w+ui"', self.mlir) or f"u{seen}" in self.operand_types
+        return f"u{seen}" if unsigned else seen
 
     @property
     def operand_types(self) -> list[str]:
@@ -154,7 +153,7 @@ def _line_of_primitive(name: str, call: Call) -> SourceLine | None:
 def _message(text: str) -> str:
     """The first line that means something, without who says it to whom, and with shapes as JAX writes them."""
     text = re.sub(r"^(\w*Error: |[A-Z_]+: |Mosaic failed to compile.*?HLO name `[^`]*`: |E\d+: \w+:\s*)+", "", text)
-    text = re.sub(r"^(XLA:TPU compile permanent error\.|Not [Ii]mplemented:|[\w-]+-layout:)\s*", "", text)
+    text = re.sub(r"^(XLA:TPU compile permanent error\.|[Nn]ot [Ii]mplemented:|[\w-]+-layout:)\s*", "", text)
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
     first = re.sub(r"(: [%\"]| :: #).*", "", first)
     first = re.sub(r" while allocating on stack for .*?\}\.", ":", first)
@@ -229,7 +228,7 @@ def _held(call: Call) -> list[_Held]:
     found += [_buffer(s.name, s.shape, s.dtype.itemsize, s.space) for s in call.scratch]
     values = []
     for eqn, line in equations(call.kernel):
-        if eqn.primitive.name == "run_scoped":
+        if eqn.primitive.name == "run_scoped":  # its jaxpr takes the buffers: seen on jax 0.11.2 and 0.12.0.1
             inner = eqn.params["jaxpr"]
             for name, var in zip(arg_names(inner), inner.invars, strict=True):
                 found.append(_buffer(name, var.aval.shape, getattr(var.aval.dtype, "itemsize", 4), space_of(var.aval)))
@@ -283,7 +282,7 @@ def _over_the_limit(match: re.Match[str], failure: _Failure) -> tuple[str, Sourc
     needed, limit = match[1], match[2]
     largest, held = _largest_in_vmem(failure)
     asked = failure.call is not None and failure.call.vmem_limit_bytes is not None
-    whose = "its vmem_limit_bytes" if asked else f"the default of a {failure.chip.name}"
+    whose = "its vmem_limit_bytes" if asked else f"the default of a {failure.chip.title}"
     sentence = f"{failure.kernel} needs {_size(needed)} of VMEM and may use {_size(limit)}, {whose}"
     if largest:
         sentence += f"; the largest in it {'are' if len(held) > 1 else 'is'} {largest}"
@@ -297,7 +296,7 @@ def _over_the_limit(match: re.Match[str], failure: _Failure) -> tuple[str, Sourc
 def _over_the_chip(match: re.Match[str], failure: _Failure) -> tuple[str, SourceLine | None]:
     largest, held = _largest_in_vmem(failure)
     sentence = f"{failure.kernel} needs more VMEM than the {human_bytes(failure.chip.vmem_bytes)} of a "
-    sentence += failure.chip.name
+    sentence += failure.chip.title
     if largest:
         sentence += f"; the largest in it {'are' if len(held) > 1 else 'is'} {largest}"
     return _memory(sentence, ["use smaller blocks"], held)
@@ -312,7 +311,7 @@ def _over_smem(match: re.Match[str], failure: _Failure) -> str:
     advice = "keep there only the numbers that steer the kernel, and give arrays blocks in VMEM"
     if held and held[0].narrow:
         advice = f"flatten {held[0].name} to one dimension, which is not filled up"
-    return f"{failure.kernel} keeps more than the {size} of a {failure.chip.name} in SMEM{what}: {advice}."
+    return f"{failure.kernel} keeps more than the {size} of a {failure.chip.title} in SMEM{what}: {advice}."
 
 
 def _scalars(call: Call | None, name: str) -> _Held:
@@ -323,7 +322,7 @@ def _scalars(call: Call | None, name: str) -> _Held:
 
 def _over_hbm(match: re.Match[str], failure: _Failure) -> str:
     return (
-        f"The arrays of this program take {_size(match[1])}, and a {failure.chip.name} has {_size(match[2])} of HBM: "
+        f"The arrays of this program take {_size(match[1])}, and a {failure.chip.title} has {_size(match[2])} of HBM: "
         "use smaller arrays."
     )
 
@@ -344,6 +343,8 @@ def _unaligned(match: re.Match[str], failure: _Failure) -> str:
         chosen = f"jnp.where(lax.broadcasted_iota(jnp.int32, {ref}.shape, {axis}) == start, value, {ref}[...])"
         return f"{said}; else store all of it, {ref}[...] = {chosen}."
     turned = f"pltpu.roll({ref}[...], {size} - start, {axis})"
+    if shapes and len(shapes[0][0]) == 1:
+        turned = f"pltpu.roll({ref}[...].reshape(1, {size}), {size} - start, 1)[0]"
     return f"{said}; else load all of it and turn what you want to the front, {turned}."
 
 
@@ -450,19 +451,19 @@ def _product(match: re.Match[str], failure: _Failure) -> str:
         )
     if dtype in ("int8", "int4"):
         return (
-            f"A product of {dtype} is asked for in floating point, and a {failure.chip.name} multiplies integers into "
+            f"A product of {dtype} is asked for in floating point, and a {failure.chip.title} multiplies integers into "
             "integers: give jnp.dot preferred_element_type=jnp.int32, and cast what comes out."
         )
     return (
-        f"The MXU of a {failure.chip.name} does not multiply {dtype}: cast both operands to bfloat16 or float32, in "
+        f"The MXU of a {failure.chip.title} does not multiply {dtype}: cast both operands to bfloat16 or float32, in "
         "which whole numbers are exact up to 256 and 16,777,216."
     )
 
 
 def _load(match: re.Match[str], failure: _Failure) -> str:
     return (
-        f"{failure.ref or 'A ref'} is {failure.dtype}, which a {failure.chip.name} cannot load: cast the array outside "
-        "of the kernel, to bfloat16 or float32."
+        f"{failure.ref or 'A ref'} is {failure.dtype}, which a {failure.chip.title} cannot load: cast the array "
+        "outside of the kernel, to bfloat16 or float32."
     )
 
 
@@ -476,7 +477,7 @@ def _wide(primitive: str, dtype: str) -> str:
 
 
 def _narrow_type(match: re.Match[str], failure: _Failure) -> str:
-    dtype, primitive, chip = failure.dtype, failure.primitive, failure.chip.name
+    dtype, primitive, chip = failure.dtype, failure.primitive, failure.chip.title
     if dtype in ("", *_FULL_WIDTH):
         return _unforeseen(failure)
     made = re.match(r".*\"arith\.(max|min)", failure.mlir)
@@ -503,7 +504,7 @@ def _not_legal(match: re.Match[str], failure: _Failure) -> str:
         )
     if not types and failure.primitive:
         return (
-            f"`{failure.primitive}` of a single number does not exist on a {failure.chip.name}: make an array of it "
+            f"`{failure.primitive}` of a single number does not exist on a {failure.chip.title}: make an array of it "
             "first, jnp.full(o_ref.shape, x)."
         )
     return _narrow_type(match, failure)
@@ -522,8 +523,8 @@ def _single_number(match: re.Match[str], failure: _Failure) -> str:
 def _core_parallel(match: re.Match[str], failure: _Failure) -> str:
     axis, size, cores = match.groups()
     return (
-        f'Dimension {axis} of the grid is "core_parallel", one step for each core, and has {size} steps, where a '
-        f'{failure.chip.name} has {cores}: write "parallel".'
+        f'Dimension {axis} of the grid is "core_parallel", one step for each core, and has {size} steps for '
+        f'{cores} core{"s" * (cores != "1")} of a {failure.chip.title}: write "parallel".'
     )
 
 
@@ -536,7 +537,7 @@ def _no_way_there(match: re.Match[str], failure: _Failure) -> str:
 
 def _unforeseen(failure: _Failure) -> str:
     if not failure.primitive:
-        return f"The TPU compiler refuses {failure.kernel}: {failure.message}."
+        return f"The TPU compiler refuses {failure.call.name if failure.call else 'this kernel'}: {failure.message}."
     return (
         f"The TPU compiler cannot do `{failure.primitive}` like this ({failure.message}): try other shapes or types, "
         "or do it outside of the kernel."
@@ -556,6 +557,10 @@ _REASONS: list[tuple[str, _Sentence]] = [
     (r"unsupported shape cast", _reshape),
     (r"tiled dimensions remain unchanged", _reshaped_ref),
     (r"Multiple source vregs along gather", _gather),
+    (
+        r"Unsupported 1D shape",
+        "pltpu.roll takes no values of one dimension: write pltpu.roll(x.reshape(1, -1), shift, 1)[0].",
+    ),
     (r"Bad lhs|Bad rhs|acc with int lhs|as matmul/accumulator inputs|Unsupported type for matmul", _product),
     (r"Invalid vector type for load", _load),
     (r"Only 32-bit scalar vector.extracts", _single_number),
