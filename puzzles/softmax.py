@@ -1324,7 +1324,7 @@ check(
     ],
     budget=Budget(hbm_bytes=198_144, vmem_bytes=99_840, calls=1),
     tol=8e-3,  # about one unit in the last place of a bfloat16
-    rms_tol=3e-4,  # and few elements may be off by it: whoever rounds twice is, in a quarter of them
+    rms_tol=5e-4,  # and few elements may be off by it: whoever rounds twice is, in a quarter of them
 )
 
 # %% [markdown]

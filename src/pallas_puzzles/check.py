@@ -98,8 +98,8 @@ def check(
     if open_holes:
         from .lens.machine import listed
 
-        following = f"Write {listed(open_holes)}, where it says YOUR CODE HERE."
-        verdict = Verdict(puzzle, "unsolved", [], f"{title}: not solved yet.", next=following)
+        to_write = f"Write {listed(open_holes)}, where it says YOUR CODE HERE."
+        verdict = Verdict(puzzle, "unsolved", [], f"{title}: not solved yet.", next=to_write)
     elif collection is not None and not collection.judge:
         verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases))
     else:

@@ -2644,7 +2644,7 @@ def cross_entropy(x, labels, *, bm=8, bn=128):
 
 
 # %% softmax/6: jvp inside of the kernel
-# first: Jvp does the work for you
+# first: jvp does the work for you
 def softmax_grad_kernel(y_ref, g_ref, dx_ref):
     y, g = y_ref[...], g_ref[...]
     f = lambda z: jnp.exp(z) / jnp.exp(z).sum(axis=1, keepdims=True)

@@ -198,8 +198,8 @@ def _rebound(run: Run, wrong: Operand | None) -> Iterator[Finding]:
             for o, p in both[:1]:
                 cause = (
                     f"{o.name} of {later.call.name} holds the very array that {p.name} of {earlier.call.name} was "
-                    f"given, and nothing that {earlier.call.name} returned: what was kept for this call is the input, and "
-                    f"{o.name} sounds like the result."
+                    f"given, and nothing that {earlier.call.name} returned: what was kept for this call is the input, "
+                    f"and {o.name} sounds like the result."
                 )
                 yield Finding("rebound", cause, [], operand=o.name)
 
