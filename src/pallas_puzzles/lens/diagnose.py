@@ -1021,7 +1021,7 @@ class _Blocks:
         with np.errstate(all="ignore"):
             relative = (got - want) / want
         bad = self.cut(self.bad, tile)
-        near = np.isfinite(relative[bad]).all() and np.abs(relative[bad]).max() < 20 * self.tolerance.relative
+        near = np.isfinite(relative[bad]).all() and np.abs(relative[bad]).max() < 40 * self.tolerance.relative
         relative = relative[np.isfinite(relative)]
         return bool(near and relative.size > 1 and np.ptp(relative) > 0.2 * np.abs(relative).max())
 
