@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_puzzles import Budget, case, check, curriculum, integers, normal, uniform
 from pallas_puzzles import simulate as simulate_module
 from pallas_puzzles.check import collecting
+from pallas_puzzles.lens.diagnose import Tolerance
 from pallas_puzzles.verdict import Verdict
 
 check_module = __import__("sys").modules["pallas_puzzles.check"]
@@ -376,3 +377,25 @@ def test_what_is_still_to_be_written_is_found_behind_a_custom_vjp() -> None:
     assert check_module.unwritten(names["gradient"]) == ["layer_norm_grad_kernel"]
     assert check_module.unwritten(names["fwd"]) == ["layer_norm_grad_kernel"], "it calls f, which has a way back"
     assert check_module.unwritten(names["bwd"]) == ["layer_norm_grad_kernel"]
+
+
+def test_zero_everywhere_is_met_by_what_is_left_when_numbers_cancel():
+    tolerance, zeros = Tolerance(3e-5), np.zeros(8)
+    assert tolerance.close(np.full(8, 1.1e-21), zeros).all()
+    assert not tolerance.close(np.full(8, 1e-6), zeros).any()
+    assert not tolerance.close(np.full(8, np.nan), zeros).any()
+    tiny = np.full(8, 1e-20)
+    assert not tolerance.close(2 * tiny, tiny).any(), "what is tiny is measured against its own size"
+    assert tolerance.close((1 + 1e-5) * tiny, tiny).all()
+
+
+def test_small_errors_are_too_many_taken_together():
+    want = np.linspace(1.0, 2.0, 1000)
+    once, often = want.copy(), want.copy()
+    once[3] *= 1.004
+    often[::4] *= 1.004
+    tolerance = Tolerance(8e-3, rms=3e-4)
+    assert tolerance.close(often, want).all()
+    assert not tolerance.too_rough(once, want)
+    assert tolerance.too_rough(often, want)
+    assert not Tolerance(8e-3).too_rough(often, want)

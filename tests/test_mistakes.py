@@ -87,7 +87,7 @@ EXPECTED: dict[str, First] = {
         "o_ref",
         never=("Make the axis",),
     ),
-    "results_have_changed_places": First("moved", ("mean_ref holds what belongs in max_ref",)),
+    "results_have_changed_places": First("exchanged", ("mean_ref holds what belongs in max_ref",)),
     "half_a_gradient": First("partly-stored", ("only part of o_ref", "rows 4-7"), "o_ref"),
     "reduction_that_loses_its_dimension": First("broadcast", ("keepdims=True",)),
     "forward_without_residuals": First("vjp-forward", ("two things", "residuals")),

@@ -32,14 +32,13 @@ def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
     """
     from .check import unwritten
     from .lens.draw import show as draw
+    from .lens.machine import listed
     from .verdict import emit
 
     picture = draw(fn, *args, live=live, **blocks)
     holes = unwritten(fn) if not picture.traces else []
     if holes:
-        picture.note = (
-            f"Nothing to show yet: {' and '.join(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
-        )
+        picture.note = f"Nothing to show yet: {listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
     return emit(picture)
 
 

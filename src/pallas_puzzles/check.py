@@ -68,6 +68,7 @@ def check(
     variants: Sequence[Case] = (),
     budget: Budget | None = None,
     tol: float | None = None,
+    rms_tol: float | None = None,
     allow: Sequence[str] = (),
     forbid: Sequence[str] = (),
     seed: int | None = None,
@@ -77,7 +78,8 @@ def check(
     puzzle: its name, "basics/9". fn: the reader's function, arrays -> arrays, block sizes as keyword arguments.
     spec: what fn should compute, arrays -> arrays in plain jnp. inputs: Inputs such as normal((24, 512)), or arrays.
     variants: more inputs and block sizes that fn must get right. budget: what it may cost on `inputs`.
-    tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance).
+    tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance). rms_tol: the same
+    for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
     allow: names of JAX primitives that may work on arrays outside of the kernels. forbid: names that the reader's code
     may not use, because they do the puzzle's work. seed: repeats given draws.
     """
@@ -94,16 +96,16 @@ def check(
     collection = _collection.get()
     cases = (Case(inputs, {}, budget), *variants)
     if open_holes:
-        names = ", ".join(open_holes[:-1]) + (" and " if open_holes[1:] else "") + open_holes[-1]
-        verdict = Verdict(
-            puzzle, "unsolved", [], f"{title}: not solved yet.", next=f"Write {names}, where it says YOUR CODE HERE."
-        )
+        from .lens.machine import listed
+
+        to_write = f"Write {listed(open_holes)}, where it says YOUR CODE HERE."
+        verdict = Verdict(puzzle, "unsolved", [], f"{title}: not solved yet.", next=to_write)
     elif collection is not None and not collection.judge:
         verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases))
     else:
         helpers = _helpers(known, holes, sys._getframe(1).f_globals) if known else []
         refused = _forbidden([*holes.values(), *helpers] or [inspect.unwrap(fn).__code__], forbid) if forbid else None
-        verdict = _judge(fn, spec, cases, tol, allow, seed) if refused is None else refused
+        verdict = _judge(fn, spec, cases, _tolerance(tol, rms_tol), allow, seed) if refused is None else refused
         if known and refused is None:
             _point_into_holes(verdict, holes, helpers)
             verdict.notes += _changed(known, holes, (fn, spec))
@@ -137,10 +139,7 @@ def check_call(
 
     allow=None: any work outside of the kernels is fine. confirm: let the TPU front end and JAX's simulator have a say.
     """
-    from .lens.diagnose import Tolerance
-
-    tolerance = None if tol is None else Tolerance(tol)
-    judge = _Judge(fn, tolerance, allow)
+    judge = _Judge(fn, _tolerance(tol, None), allow)
     verdict = judge.run_case(tuple(args), want, Case(tuple(args), blocks, budget), first=True)
     if verdict is None and confirm:
         verdict = judge.confirm(tuple(args), blocks, want)
@@ -292,15 +291,13 @@ def _judge(
     fn: Callable[..., Any],
     spec: Callable[..., Any],
     cases: Sequence[Case],
-    tol: float | None,
+    tolerance: "Tolerance | None",
     allow: Sequence[str],
     seed: int | None,
 ) -> "Verdict":
-    from .lens.diagnose import Tolerance
-
     collection = _collection.get()
     thorough = collection is not None and collection.thorough
-    judge = _Judge(fn, None if tol is None else Tolerance(tol), allow)
+    judge = _Judge(fn, tolerance, allow)
     to_confirm = []
     for number, case in enumerate(cases):
         for i in range(DRAWS if number == 0 else 1):
@@ -319,6 +316,12 @@ def _judge(
         if verdict is not None:
             return verdict
     return judge.passed()
+
+
+def _tolerance(tol: float | None, rms_tol: float | None) -> "Tolerance | None":
+    from .lens.diagnose import Tolerance
+
+    return None if tol is None else Tolerance(tol, rms_tol)
 
 
 def _which(args: Sequence[Any], case: Case, number: int, seed: int) -> str:

@@ -1210,7 +1210,7 @@ def smooth_softmax_bwd(bm, residuals, g):
 
 
 # %% softmax/6: the residual is x
-# first: dx_ref
+# first: y_ref of softmax_grad_kernel holds the very array that x_ref of row_softmax_kernel was given
 def softmax_grad_kernel(y_ref, g_ref, dx_ref):
     y, g = y_ref[...], g_ref[...]
     dx_ref[...] = y * (g - (g * y).sum(axis=1, keepdims=True))
@@ -1998,8 +1998,8 @@ def add_rms_norm(x, r, gamma, *, bm=16):
 
 
 # %% softmax/9: two calls
-# first: Right answer, but
-# first: 241.5 KiB
+# first: rounded once too often
+# first: What an earlier call has stored in 16 bits is rounded already
 def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
     h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
     rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
@@ -2348,3 +2348,693 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
         o_ref[...] = jnp.log(l_ref[...]) - t_ref[...]
+
+
+# %% softmax/2: the maximum starts from -1000
+# first: m_ref starts from -1000
+# first: -inf
+def confidence_kernel(x_ref, o_ref, m_ref, l_ref):
+    sweep, j = pl.program_id(1), pl.program_id(2)
+    x = x_ref[...]
+
+    @pl.when((sweep == 0) & (j == 0))
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -1000.0)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+
+    @pl.when(sweep == 0)
+    def _():
+        m_ref[...] = jnp.maximum(m_ref[...], x.max(axis=1, keepdims=True))
+
+    @pl.when(sweep == 1)
+    def _():
+        l_ref[...] += jnp.exp(x - m_ref[...]).sum(axis=1, keepdims=True)
+
+    @pl.when((sweep == 1) & (j == pl.num_programs(2) - 1))
+    def _():
+        o_ref[...] = 1 / l_ref[...]
+
+
+# %% softmax/2: conditions joined by and
+# first: join them with `&`
+# not: jnp.where
+def confidence_kernel(x_ref, o_ref, m_ref, l_ref):
+    sweep, j = pl.program_id(1), pl.program_id(2)
+    x = x_ref[...]
+
+    @pl.when(sweep == 0 and j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+
+    @pl.when(sweep == 0)
+    def _():
+        m_ref[...] = jnp.maximum(m_ref[...], x.max(axis=1, keepdims=True))
+
+    @pl.when(sweep == 1)
+    def _():
+        l_ref[...] += jnp.exp(x - m_ref[...]).sum(axis=1, keepdims=True)
+
+    @pl.when((sweep == 1) & (j == pl.num_programs(2) - 1))
+    def _():
+        o_ref[...] = 1 / l_ref[...]
+
+
+# %% softmax/3: the quotient of the maxima
+# first: A rescaling is an exponential
+def online_kernel(x_ref, o_ref, m_ref, l_ref):
+    j = pl.program_id(1)
+    x = x_ref[...]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * m_old / m_new + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = 1 / l_ref[...]
+
+
+# %% softmax/3: the sum starts from -inf
+# first: read from l_ref. A sum starts from 0
+def online_kernel(x_ref, o_ref, m_ref, l_ref):
+    j = pl.program_id(1)
+    x = x_ref[...]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.full(l_ref.shape, -jnp.inf)
+
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = 1 / l_ref[...]
+
+
+# %% softmax/4: the maximum starts from -1000
+# first: m_ref starts from -1000
+def wide_softmax_kernel(x_ref, o_ref, m_ref, l_ref):
+    sweep, j = pl.program_id(1), pl.program_id(2)
+    x = x_ref[...]
+
+    @pl.when((sweep == 0) & (j == 0))
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -1000.0)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+
+    @pl.when(sweep == 0)
+    def _():
+        m_old = m_ref[...]
+        m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+        l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+        m_ref[...] = m_new
+
+    @pl.when(sweep == 1)
+    def _():
+        o_ref[...] = jnp.exp(x - m_ref[...]) / l_ref[...]
+
+
+def wide_softmax_grid(M, N, bm, bn):
+    return (M // bm, 2, N // bn)
+
+
+def wide_softmax_out_map(i, sweep, j):
+    return (i, sweep * j)
+
+
+# %% softmax/4: the maximum starts from zero
+# first: m_ref starts from 0
+def wide_softmax_kernel(x_ref, o_ref, m_ref, l_ref):
+    sweep, j = pl.program_id(1), pl.program_id(2)
+    x = x_ref[...]
+
+    @pl.when((sweep == 0) & (j == 0))
+    def _():
+        m_ref[...] = jnp.zeros(m_ref.shape, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+
+    @pl.when(sweep == 0)
+    def _():
+        m_old = m_ref[...]
+        m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+        l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+        m_ref[...] = m_new
+
+    @pl.when(sweep == 1)
+    def _():
+        o_ref[...] = jnp.exp(x - m_ref[...]) / l_ref[...]
+
+
+def wide_softmax_grid(M, N, bm, bn):
+    return (M // bm, 2, N // bn)
+
+
+def wide_softmax_out_map(i, sweep, j):
+    return (i, sweep * j)
+
+
+# %% softmax/4: the update runs on in the second sweep
+# first: m_ref is complete after steps 0-4
+# first: Guard the update
+# not: starting value
+def wide_softmax_kernel(x_ref, o_ref, m_ref, l_ref):
+    sweep, j = pl.program_id(1), pl.program_id(2)
+    x = x_ref[...]
+
+    @pl.when((sweep == 0) & (j == 0))
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+
+    @pl.when(sweep == 1)
+    def _():
+        o_ref[...] = jnp.exp(x - m_ref[...]) / l_ref[...]
+
+
+def wide_softmax_grid(M, N, bm, bn):
+    return (M // bm, 2, N // bn)
+
+
+def wide_softmax_out_map(i, sweep, j):
+    return (i, sweep * j)
+
+
+# %% softmax/4: not divided, in one line
+# first: factor of its own
+# not: adds nothing
+def wide_softmax_kernel(x_ref, o_ref, m_ref, l_ref):
+    sweep, j = pl.program_id(1), pl.program_id(2)
+    x = x_ref[...]
+
+    @pl.when((sweep == 0) & (j == 0))
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+
+    @pl.when(sweep == 0)
+    def _():
+        m_old = m_ref[...]
+        m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+        l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+        m_ref[...] = m_new
+
+    @pl.when(sweep == 1)
+    def _():
+        o_ref[...] = jnp.exp(x - m_ref[...])
+
+
+def wide_softmax_grid(M, N, bm, bn):
+    return (M // bm, 2, N // bn)
+
+
+def wide_softmax_out_map(i, sweep, j):
+    return (i, sweep * j)
+
+
+# %% softmax/5: the maximum starts from -1000
+# first: m_ref starts from -1000
+def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+    x = x_ref[...]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -1000.0)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    cols = j * bn + jnp.arange(bn)[None, :]
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+def cross_entropy(x, labels, *, bm=8, bn=128):
+    M, V = x.shape
+    col = pl.BlockSpec((bm, 1), lambda i, j: (i, 0))
+    return pl.pallas_call(
+        cross_entropy_kernel,
+        grid=(M // bm, V // bn),
+        in_specs=[pl.BlockSpec((bm, bn), lambda i, j: (i, j)), col],
+        out_specs=col,
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((bm, 1), jnp.float32)] * 3,
+    )(x, labels)
+
+
+# %% softmax/5: the maximum starts from zero
+# first: m_ref starts from 0
+def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+    x = x_ref[...]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.zeros(m_ref.shape, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    cols = j * bn + jnp.arange(bn)[None, :]
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+def cross_entropy(x, labels, *, bm=8, bn=128):
+    M, V = x.shape
+    col = pl.BlockSpec((bm, 1), lambda i, j: (i, 0))
+    return pl.pallas_call(
+        cross_entropy_kernel,
+        grid=(M // bm, V // bn),
+        in_specs=[pl.BlockSpec((bm, bn), lambda i, j: (i, j)), col],
+        out_specs=col,
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((bm, 1), jnp.float32)] * 3,
+    )(x, labels)
+
+
+# %% softmax/6: jvp inside of the kernel
+# first: jvp does the work for you
+def softmax_grad_kernel(y_ref, g_ref, dx_ref):
+    y, g = y_ref[...], g_ref[...]
+    f = lambda z: jnp.exp(z) / jnp.exp(z).sum(axis=1, keepdims=True)
+    dx_ref[...] = jax.jvp(f, (jnp.log(jnp.maximum(y, 1e-37)),), (g,))[1]
+
+
+def smooth_softmax_fwd(x, bm):
+    y = row_softmax(x, bm=bm)
+    return y, y
+
+
+def smooth_softmax_bwd(bm, residuals, g):
+    return (softmax_grad(residuals, g, bm=bm),)
+
+
+# %% softmax/6: g * y * (1 - y)
+# first: a term is missing
+# first: y_ref times one number of the whole row
+def softmax_grad_kernel(y_ref, g_ref, dx_ref):
+    y, g = y_ref[...], g_ref[...]
+    dx_ref[...] = g * y * (1 - y)
+
+
+def smooth_softmax_fwd(x, bm):
+    y = row_softmax(x, bm=bm)
+    return y, y
+
+
+def smooth_softmax_bwd(bm, residuals, g):
+    return (softmax_grad(residuals, g, bm=bm),)
+
+
+# %% softmax/7: no eps, variances near 1e-5
+# first: small constant (eps)
+# first: right where the variance is large
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    d = x - mean
+    rstd = jax.lax.rsqrt((d * d).mean(axis=1, keepdims=True))
+    o_ref[...] = d * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    col = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    s = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), col, col], [jax.ShapeDtypeStruct((M, N), jnp.float32), s, s]
+
+
+# %% softmax/7: the lists of outputs in another order
+# first: the order of out_specs and out_shape
+# first: rstd_ref has that one
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    d = x - mean
+    rstd = jax.lax.rsqrt((d * d).mean(axis=1, keepdims=True) + 1e-5)
+    o_ref[...] = d * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = mean
+    rstd_ref[...] = rstd
+
+
+def layer_norm_outputs(M, N, bm):
+    col = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    s = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    return [col, col, pl.BlockSpec((bm, N), lambda i: (i, 0))], [s, s, jax.ShapeDtypeStruct((M, N), jnp.float32)]
+
+
+# %% softmax/7: mean into rstd_ref, and rstd into mean_ref
+# first: changed places
+# not: Follow one element
+def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
+    x = x_ref[...]
+    mean = x.mean(axis=1, keepdims=True)
+    d = x - mean
+    rstd = jax.lax.rsqrt((d * d).mean(axis=1, keepdims=True) + 1e-5)
+    o_ref[...] = d * rstd * gamma_ref[...] + beta_ref[...]
+    mean_ref[...] = rstd
+    rstd_ref[...] = mean
+
+
+def layer_norm_outputs(M, N, bm):
+    col = pl.BlockSpec((bm, 1), lambda i: (i, 0))
+    s = jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), col, col], [jax.ShapeDtypeStruct((M, N), jnp.float32), s, s]
+
+
+# %% softmax/8: a mean down the columns
+# first: goes down the columns (axis=0
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    rstd = rstd_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd
+    g = g_ref[...]
+
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape, dgamma_ref.dtype)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape, dbeta_ref.dtype)
+
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    dx_ref[...] = rstd * (h - h.mean(axis=0, keepdims=True) - n * (h * n).mean(axis=1, keepdims=True))
+
+
+def layer_norm_grad_out_specs(N, bm):
+    s = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), s, s]
+
+
+# %% softmax/8: x where n belongs
+# first: dgamma_ref is made of x_ref and g_ref
+# first: mean_ref and rstd_ref have no part in it
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    rstd = rstd_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd
+    g = g_ref[...]
+
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape, dgamma_ref.dtype)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape, dbeta_ref.dtype)
+
+    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
+    dgamma_ref[...] += (g * x_ref[...]).sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    dx_ref[...] = rstd * (h - h.mean(axis=1, keepdims=True) - n * (h * n).mean(axis=1, keepdims=True))
+
+
+def layer_norm_grad_out_specs(N, bm):
+    s = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), s, s]
+
+
+# %% softmax/8: the gradient of beta gets gamma
+# first: dbeta_ref is made of gamma_ref and g_ref
+def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
+    rstd = rstd_ref[...]
+    n = (x_ref[...] - mean_ref[...]) * rstd
+    g = g_ref[...]
+
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape, dgamma_ref.dtype)
+        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape, dbeta_ref.dtype)
+
+    dbeta_ref[...] += (g * gamma_ref[...]).sum(axis=0, keepdims=True)
+    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
+    h = g * gamma_ref[...]
+    dx_ref[...] = rstd * (h - h.mean(axis=1, keepdims=True) - n * (h * n).mean(axis=1, keepdims=True))
+
+
+def layer_norm_grad_out_specs(N, bm):
+    s = pl.BlockSpec((1, N), lambda i: (0, 0))
+    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), s, s]
+
+
+# %% softmax/9: the sum is rounded before the norm
+# first: rounded once too often
+# first: A float32 value is cast to 16-bit bfloat16
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    h = h.astype(jnp.bfloat16).astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True) + 1e-6)
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    rows = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    s = jax.ShapeDtypeStruct((M, N), jnp.bfloat16)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[rows, rows, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[rows, rows],
+        out_shape=[s, s],
+    )(x, r, gamma)
+
+
+# %% softmax/9: no eps
+# first: small constant (eps)
+def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
+    h = x_ref[...].astype(jnp.float32) + r_ref[...].astype(jnp.float32)
+    rstd = jax.lax.rsqrt((h * h).mean(axis=1, keepdims=True))
+    h_ref[...] = h.astype(h_ref.dtype)
+    o_ref[...] = (h * rstd * gamma_ref[...]).astype(o_ref.dtype)
+
+
+def add_rms_norm(x, r, gamma, *, bm=16):
+    M, N = x.shape
+    rows = pl.BlockSpec((bm, N), lambda i: (i, 0))
+    s = jax.ShapeDtypeStruct((M, N), jnp.bfloat16)
+    return pl.pallas_call(
+        add_rms_norm_kernel,
+        grid=(M // bm,),
+        in_specs=[rows, rows, pl.BlockSpec((1, N), lambda i: (0, 0))],
+        out_specs=[rows, rows],
+        out_shape=[s, s],
+    )(x, r, gamma)
+
+
+# %% softmax/10: a padding of -40,000
+# first: -40000 in the place of what is not real
+# first: -inf
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -40_000.0)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+# %% softmax/10: the maximum starts from -1000
+# first: m_ref starts from -1000
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -1000.0)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+# %% softmax/10: a right mask, and the exponential of what was read
+# first: A mask is there
+# first: what goes into exp
+# not: Some of it passes
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)
+    m_old = m_ref[...]
+    raw = x_ref[...].astype(jnp.float32)
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(raw - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+# %% softmax/10: the mask is added
+# first: The mask is added to it
+# first: NaN plus anything
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = x_ref[...].astype(jnp.float32) + (cols >= vocab) * -1e30
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+# %% softmax/10: a padding of +inf
+# first: puts inf in its place
+# not: Some of it passes
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), jnp.inf)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+# %% softmax/10: a padding of NaN
+# first: puts nan in its place
+# first: NaN stays NaN
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), jnp.nan)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+# %% softmax/10: not masked at all
+# first: No mask by position
+# not: Some of it passes
+def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
+    j = pl.program_id(1)
+    bn = x_ref.shape[1]
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf, m_ref.dtype)
+        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
+        t_ref[...] = jnp.zeros(t_ref.shape, t_ref.dtype)
+
+    cols = j * bn + jnp.arange(bn)[None, :]
+    x = x_ref[...].astype(jnp.float32)
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+
+
+# %% softmax/1: divided by way of a logarithm
+# first: rounding, not logic
+def row_softmax_kernel(x_ref, o_ref):
+    x = x_ref[...]
+    o_ref[...] = jnp.exp(x - jnp.logaddexp.reduce(x, axis=1, keepdims=True))

@@ -21,7 +21,7 @@ from .capture import (
     where_defined,
     with_ref_names,
 )
-from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, spans
+from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, listed, spans
 from .ops import is_floating, np_dtype
 
 Block = tuple[int, ...]
@@ -45,9 +45,13 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """|got - want| <= atol + rtol * |want|; atol is `relative` times the root mean square of `want`."""
+    """|got - want| <= atol + rtol * |want|; atol is `relative` times the root mean square of `want`.
+
+    rms: the root mean square of all errors may be at most this, relative to that of `want`.
+    """
 
     relative: float
+    rms: float | None = None
 
     def close(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
         """Element by element; NaN is never close."""
@@ -56,8 +60,19 @@ class Tolerance:
         return np.isclose(got, want, rtol=self.relative, atol=self.atol(want))
 
     def atol(self, want: np.ndarray) -> float:
-        finite = want[np.isfinite(want)]
-        return self.relative * float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+        return self.relative * _rms(want) or _BESIDE_ZERO
+
+    def too_rough(self, got: np.ndarray, want: np.ndarray) -> bool:
+        """Whether the errors, each of them small enough, are too large taken together."""
+        return self.rms is not None and bool(_rms(got - want) > self.rms * _rms(want))
+
+
+_BESIDE_ZERO = 1e-12  # where every expected value is 0: what is left when numbers of an ordinary size cancel
+
+
+def _rms(x: np.ndarray) -> float:
+    finite = x[np.isfinite(x)].astype(np.float64)
+    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
 
 
 def default_tolerance(dtype: np.dtype) -> Tolerance:
@@ -83,18 +98,19 @@ _ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
     "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store max-fill "
     "max-start "
-    "no-rescale overflow exp-positive born local-position "
-    "moved unread unused transposed permuted flipped precision offset scaled row-offset row-scaled row-term wrong-axis "
-    "reciprocal nan zeros values"
+    "no-rescale overflow exp-positive born exchanged rebound local-position "
+    "moved unread unused transposed permuted flipped precision rounding offset scaled row-offset row-scaled row-term "
+    "row-missing wrong-axis reciprocal nan zeros values"
 ).split()
 _VALUES = frozenset(
-    "moved unread unused transposed permuted flipped precision offset scaled row-offset row-scaled row-term wrong-axis "
-    "reciprocal nan zeros values local-position".split()
+    "moved unread unused transposed permuted flipped precision rounding offset scaled row-offset row-scaled row-term "
+    "row-missing wrong-axis reciprocal nan zeros values local-position".split()
 )
 _ROOTS = frozenset(
     "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten "
     "partly-stored "
-    "sometimes-stored carry padding max-fill max-start no-rescale overflow exp-positive born input-store".split()
+    "sometimes-stored carry padding max-fill max-start no-rescale overflow exp-positive born input-store exchanged "
+    "rebound".split()
 )
 _LOST = frozenset("reset overwritten carry".split())
 # kind -> the kinds that explain it away
@@ -139,6 +155,7 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
                     diagnosis.operand, diagnosis.tiles = found.operand, found.tiles
                     diagnosis.summary, diagnosis.steps = found.summary, found.steps
     diagnosis.findings += _exchanged(run, got_leaves, want_leaves, tolerance) if wrong else []
+    diagnosis.findings += _rebound(run, diagnosis.operand) if wrong else []
     for f in diagnosis.findings:
         f.maps = f.maps or [m for t in run.traces for m in _index_maps(t)]
     for trace in run.traces:
@@ -164,7 +181,32 @@ def _exchanged(run: Run, got: list[Any], want: list[Any], tolerance: Tolerance |
         if close(x, v).all() and close(y, u).all():
             first, second = (names.get(id(z), f"result {n}") for n, z in ((a, got[a]), (b, got[b])))
             cause = f"{first} holds what belongs in {second}, and the other way round: the two have changed places."
-            yield Finding("moved", cause, [])
+            yield Finding("exchanged", cause, [])
+
+
+def _rebound(run: Run, wrong: Operand | None) -> Iterator[Finding]:
+    """A call that gets what an earlier call was given under another name, and nothing of what that call returned."""
+    for later in run.traces[1:]:
+        if not any(o is wrong for o in later.call.outs):
+            continue
+        given = list(zip(later.call.ins, later.call.inputs, strict=True))
+        for earlier in run.traces[: run.traces.index(later)]:
+            if any(_equal(x, out) for _, x in given for out in earlier.outputs):
+                continue
+            first = list(zip(earlier.call.ins, earlier.call.inputs, strict=True))
+            both = [(o, p) for o, x in given for p, y in first if o.name != p.name and _equal(x, y)]
+            for o, p in both[:1]:
+                cause = (
+                    f"{o.name} of {later.call.name} holds the very array that {p.name} of {earlier.call.name} was "
+                    f"given, and nothing that {earlier.call.name} returned: what was kept for this call is the input, "
+                    f"and {o.name} sounds like the result."
+                )
+                yield Finding("rebound", cause, [], operand=o.name)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    a, b = np.asarray(a), np.asarray(b)
+    return a.shape == b.shape and a.size > 1 and np.array_equal(a, b)
 
 
 def _has_nan(leaves: list[Any]) -> bool:
@@ -474,6 +516,13 @@ def _explain_stale(trace: Trace, i: Incident) -> str:
 
 
 def _explain_carry(trace: Trace, i: Incident) -> str:
+    gathered = _gathered_before(trace, i)
+    if gathered:
+        return (
+            f"{at(trace, i.step)}: {i.ref} is complete after steps {spans(gathered)}, and is changed again here, where "
+            "a result is stored from it: the results of one sweep are measured with different numbers. Guard the "
+            "update with @pl.when, so that it runs in the sweep that gathers and in no other."
+        )
     return (
         f"{at(trace, i.step)}: the kernel reads {i.ref} as step {i.detail['left_at']} left it, and that step "
         "belonged to "
@@ -482,14 +531,36 @@ def _explain_carry(trace: Trace, i: Incident) -> str:
     )
 
 
+def _gathered_before(trace: Trace, i: Incident) -> list[int]:
+    """The steps that only gather in a buffer, when it is updated once more at a step that stores a result from it."""
+
+    def steps(op: str, names: set[str], first: int = 0) -> set[int]:
+        return {e.step for e in trace.events if e.op == op and e.ref in names and first <= e.step <= i.step}
+
+    outs = {o.name for o in trace.call.outs}
+    loads = {(e.step, e.ref): n for n, e in reversed(list(enumerate(trace.events))) if e.op == "load"}
+    sets = [
+        e.step
+        for n, e in enumerate(trace.events)
+        if e.op == "store" and e.ref == i.ref and e.whole and e.step <= i.step and n < loads.get((e.step, e.ref), n + 1)
+    ]
+    if not sets or _reduction_axes(trace):
+        return []
+    updated, results = steps("store", {i.ref}, sets[-1]), steps("store", outs, sets[-1])
+    if i.step not in updated & results or not results <= updated:
+        return []
+    return sorted(s for s in updated if s < min(results))
+
+
 def _explain_padding(trace: Trace, i: Incident) -> str:
     k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
     o = trace.call.operands[k]
-    masked = (
+    told = _way_past_the_mask(trace, i)
+    masked = told or (
         "some of it passes the mask: the mask must be true for the positions of real data, counted in the whole array,"
     )
-    masked += " and for no others."
-    if not _selects(trace.call.kernel):
+    masked += "" if told else " and for no others."
+    if not told and not _selects(trace.call.kernel):
         masked = (
             "mask it before it mixes with real data, with jnp.where(position < size, x, 0); multiplying by zero leaves "
             "NaN NaN."
@@ -500,6 +571,90 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
         f"of the array: block {trace.blocks[k][i.step]} hangs over shape {o.shape}, and that padding holds garbage. "
         f"{masked[0].upper()}{masked[1:]}"
     )
+
+
+_REACHED = {"reduce_max": "a maximum", "reduce_sum": "a sum", "exp": "exp", "dot_general": "a matrix product"}
+_ORDERED = frozenset("lt le gt ge".split())
+
+
+def _way_past_the_mask(trace: Trace, i: Incident) -> str:
+    """How padding gets past a mask by position, or what comes of a right one; "" where neither is plain."""
+    raw: list[tuple[Any, Any]] = []
+    chosen: list[tuple[Any, Any]] = []
+    for jaxpr, names in with_ref_names(trace.call):
+        made = _producers(jaxpr)
+        held = {e.outvars[0] for e in jaxpr.eqns if e.primitive.name == "get" and names[e.invars[0]] == i.ref}
+        for e in jaxpr.eqns:
+            mine = [n for n, v in enumerate(e.invars) if not hasattr(v, "val") and v in held]
+            if not mine:
+                continue
+            if e.primitive.name in _SAME_VALUE - {"select_n"}:
+                held |= set(e.outvars)
+            elif e.primitive.name == "select_n" or e.params.get("name") == "_where":
+                chosen += [(jaxpr, e)] if _asks_for(made, e.invars[0], _ORDERED) else []
+            elif any(_asks_for(made, v, _ORDERED) for n, v in enumerate(e.invars) if n not in mine):
+                word = {"mul": "multiplied by", "add": "added to", "sub": "added to"}.get(e.primitive.name)
+                if word and not chosen:
+                    return _MASK_BY_ARITHMETIC.format(word, line_of(e))
+            else:
+                raw.append((jaxpr, e))
+    return _unmasked_use(trace, raw, chosen)
+
+
+_MASK_BY_ARITHMETIC = (
+    "the mask is {} it ({}), and that does not remove it: NaN times anything is NaN, and so is NaN plus anything. "
+    "Choose instead: jnp.where(position < size, x, what the reduction does not notice)."
+)
+
+
+def _unmasked_use(trace: Trace, raw: list[tuple[Any, Any]], chosen: list[tuple[Any, Any]]) -> str:
+    """What to say of padding by the equations that use it as it is, and those that choose by position."""
+    maximum = holds_primitive(trace.call.kernel, "reduce_max")
+    fill = "-inf" if maximum else "0"
+    for jaxpr, eqn in reversed(raw):
+        what = next((_REACHED[e.primitive.name] for e in _after(jaxpr, eqn) if e.primitive.name in _REACHED), "")
+        if what and chosen:
+            return (
+                f"a mask is there ({line_of(chosen[0][1])}), but what goes into {what} ({line_of(eqn)}) is what was "
+                "read, without it: go on with what jnp.where returns, and with nothing else."
+            )
+        if what and maximum:
+            return (
+                f"no mask by position keeps it out of {what} ({line_of(eqn)}): replace it before it mixes with real "
+                f"data, with jnp.where(position < size, x, {fill})."
+            )
+    for jaxpr, eqn in [] if raw else chosen:
+        value = filled_with(eqn, _producers(jaxpr))
+        if value is not None and (math.isnan(value) or value == math.inf):
+            stays = "NaN stays NaN in whatever it goes into"
+            why = stays if math.isnan(value) else "it is the maximum of every row that it is in"
+            return (
+                f"the mask ({line_of(eqn)}) puts {value:g} in its place, and {why}. Fill with {fill}"
+                f"{': no maximum notices it, and exp(-inf) is 0' if maximum else ', which no sum notices'}."
+            )
+    return ""
+
+
+def _asks_for(made: dict[Any, Any], v: Any, primitives: frozenset[str]) -> bool:
+    """Whether a value is a comparison of one of these kinds, or made of nothing but such and constants."""
+    for _ in range(8):
+        e = None if hasattr(v, "val") else made.get(v)
+        if e is None or e.primitive.name in primitives:
+            return e is not None
+        inside = [w for w in e.invars if not hasattr(w, "val")]
+        if e.primitive.name not in _SAME_VALUE | {"mul", "and", "not", "or"} or not inside:
+            return False
+        v = inside[0]
+    return False
+
+
+def _after(jaxpr: Any, first: Any) -> Iterator[Any]:
+    """An equation, and all that depend on it, in order."""
+    held: set[Any] = set()
+    for e in jaxpr.eqns:
+        if e is first or any(not hasattr(v, "val") and v in held for v in e.invars):
+            yield e
+            held |= set(e.outvars)
 
 
 def _selects(jaxpr: Any) -> bool:
@@ -542,7 +697,29 @@ def _explain_born(trace: Trace, i: Incident) -> str:
         return head + "All the exponentials of these rows vanished: subtract each row's own maximum before exp."
     if "log(0)" in what and holds_primitive(trace.call.kernel, "exp"):
         return head + "An exponential vanished before its log was taken: log(exp(a) / b) is a - log(b)."
-    return head + "Follow what comes out of it."
+    started = _infinite_start(trace, i) if "times infinity" in what else ""
+    return head + (started or "Follow what comes out of it.")
+
+
+def _infinite_start(trace: Trace, i: Incident) -> str:
+    """Where an infinite factor comes from, when it was read from a Ref."""
+    for jaxpr, names in with_ref_names(trace.call):
+        if not any(e is i.eqn for e in jaxpr.eqns):
+            continue
+        made = _producers(jaxpr)
+        for n in i.detail["infinite"]:
+            source = _made_by(made, i.eqn.invars[n], _SAME_VALUE)
+            if source is None or source.primitive.name != "get":
+                continue
+            ref = names[source.invars[0]]
+            maxima = [e for e in jaxpr.eqns if e.primitive.name == "max"]
+            if any(_made_by(made, v, _SAME_VALUE) is source for e in maxima for v in e.invars):
+                return (
+                    f"The infinite factor is the maximum in {ref} itself. A rescaling is an exponential: exp(old "
+                    "maximum - new maximum), which is 0 as long as the old one is -inf."
+                )
+            return f"The infinite factor was read from {ref}. A sum starts from 0: adding 0 changes nothing."
+    return ""
 
 
 def _explain_max_fill(trace: Trace, i: Incident) -> str:
@@ -693,6 +870,9 @@ def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | 
     tolerance = tolerance or default_tolerance(want.dtype)
     g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (got, want))
     bad = ~tolerance.close(g, w)
+    rough = not bad.any() and tolerance.too_rough(g, w)
+    if rough:
+        bad = g != w
     if not bad.any():
         return None
     for trace in reversed(run.traces):
@@ -701,7 +881,8 @@ def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | 
                 out.reshape(-1), got.reshape(-1), equal_nan=is_floating(out.dtype)
             ):
                 shape = trace.call.outs[j].shape
-                return _Blocks(trace, j, g.reshape(shape), w.reshape(shape), bad.reshape(shape), tolerance).diagnose()
+                blocks = _Blocks(trace, j, g.reshape(shape), w.reshape(shape), bad.reshape(shape), tolerance)
+                return blocks.rounded_twice(len(run.traces)) if rough else blocks.diagnose()
     cause = f"the result is wrong in {int(bad.sum())} of {bad.size} elements: {_sample(g, w, bad, 'result')}."
     return Diagnosis([Finding("values", cause)])
 
@@ -754,6 +935,22 @@ class _Blocks:
         texts = {t: _STATUS_WORDS.get(s[0], s[0]) for t, s in status.items()}
         steps = frozenset(s for t in wrong for s in self.steps_of(t))
         return Diagnosis(findings, self.o, texts, self._summary(len(wrong)), steps)
+
+    def rounded_twice(self, calls: int) -> Diagnosis:
+        """Every value is within tolerance, and too many are off by their last bit."""
+        status = {t: ("ok",) if not self.cut(self.bad, t).any() else ("precision",) for t in self.tiles}
+        wrong = [t for t, s in status.items() if s != ("ok",)]
+        cause = (
+            f"{self.o.name} is rounded once too often: each value is nearly right, but {self.bad.mean():.0%} of them "
+            f"are off by the last bit of {self.o.dtype}; one cast at the very end would leave next to none. "
+        )
+        stored = "What an earlier call has stored in 16 bits is rounded already, and this call computes with it."
+        look = "Look for a cast to 16 bits whose result is computed with."
+        early = [*self._narrowed_early(), stored if calls > 1 else look]
+        finding = self._finding("precision", cause + early[0], wrong[0])
+        texts = {t: _STATUS_WORDS.get(s[0], s[0]) for t, s in status.items()}
+        steps = frozenset(s for t in wrong for s in self.steps_of(t))
+        return Diagnosis([finding], self.o, texts, self._summary(len(wrong)), steps)
 
     def _summary(self, wrong: int) -> str:
         error = np.abs(self.got.astype(np.float64) - self.want.astype(np.float64))[self.bad]
@@ -810,9 +1007,23 @@ class _Blocks:
             return ("reciprocal",)
         if difference.size > 1 and abs(middle) > self.atol and np.ptp(difference) <= 1e-3 * abs(middle) + self.noise:
             return ("offset", middle, here)
+        if self._only_rounding(tile):
+            return ("rounding", float(np.abs(difference).max()), here)
         if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) <= 1e-3 * max(1.0, float(np.abs(ratio).max())):
             return ("scaled", float(ratio.mean()), here)
         return self._by_rows(tile) or ("values", here)
+
+    def _only_rounding(self, tile: Block) -> bool:
+        """Float32 errors of a few dozen units in the last place that follow no rule."""
+        got, want = (self.cut(x, tile).astype(np.float64) for x in (self.got, self.want))
+        if _has_narrow_floats(self.trace.call) or self.tolerance.relative > 1e-3 or [*self._arithmetic()]:
+            return False
+        with np.errstate(all="ignore"):
+            relative = (got - want) / want
+        bad = self.cut(self.bad, tile)
+        near = np.isfinite(relative[bad]).all() and np.abs(relative[bad]).max() < 40 * self.tolerance.relative
+        relative = relative[np.isfinite(relative)]
+        return bool(near and relative.size > 1 and np.ptp(relative) > 0.2 * np.abs(relative).max())
 
     # -- errors that belong to the row
 
@@ -835,7 +1046,18 @@ class _Blocks:
             numbers = [self._fit(got[r], want[r], [b[r] for b in basis]) for r in rows]
             if all(n is not None for n in numbers):
                 return (kind, name, dict(zip(rows, numbers, strict=True)), len(basis) > 1)
-        return ("wrong-axis",) if self._separable(got, want) else None
+        missing = self._missing_number(want, rows, same)
+        return missing or (("wrong-axis",) if self._separable(got, want) else None)
+
+    def _missing_number(self, want: np.ndarray, rows: list[int], same: list[Any]) -> tuple[Any, ...] | None:
+        """A kernel that reduces nothing, where what is expected is a * b plus one number per row times a."""
+        if any(e.primitive.name.startswith("reduce_") for j, _ in with_ref_names(self.trace.call) for e in j.eqns):
+            return None
+        for (a, x), (b, y) in itertools.permutations(same, 2):
+            numbers = [self._fit(want[r], x[r] * y[r], [x[r]]) for r in rows]
+            if all(n is not None for n in numbers):
+                return ("row-missing", a, dict(zip(rows, numbers, strict=True)), b)
+        return None
 
     @staticmethod
     def _separable(got: np.ndarray, want: np.ndarray) -> bool:
@@ -1128,10 +1350,11 @@ class _Blocks:
         offsets = {t: s[1] for t, s in by_kind["offset"].items()}
         if offsets:
             yield self._offset(offsets, by_kind["offset"])
-        for kind in ("row-offset", "row-scaled", "row-term"):
+        for kind in ("row-offset", "row-scaled", "row-term", "row-missing"):
             if by_kind[kind]:
                 yield self._row_error(kind, by_kind[kind])
         for kind in (
+            "rounding",
             "transposed",
             "permuted",
             "flipped",
@@ -1161,6 +1384,12 @@ class _Blocks:
                 f"each row has a factor of its own ({rows} what is expected). A number that belongs to the row, such "
             )
             cause += "as its sum or its variance, is left out, or is not that of the whole row."
+        elif kind == "row-missing":
+            rows = ", ".join(f"{v:.4g} in row {r}" for r, v in sample)
+            cause = (
+                f"a term is missing. Nothing is reduced in this kernel, so each element of {self.o.name} knows its own "
+                f"column alone; what is expected holds {name} times one number of the whole row, too ({rows})."
+            )
         else:
             rows = ", ".join(f"row {r}: {v:.4g} times" for r, v in sample)
             plus = ", and a constant" if shifted else ""
@@ -1168,7 +1397,10 @@ class _Blocks:
                 f"the error is a multiple of the same row of {name}{plus} ({rows}). A term of that form, one number "
             )
             cause += f"per row times {name}, is missing, or has the wrong sign or the wrong number."
-        return self._finding(kind, head + cause, tile, self._clues(tile))
+        clues = self._clues(tile)
+        if kind == "row-scaled" and clues and "(eps)" in clues[0]:
+            cause += f" {clues.pop(0)}"
+        return self._finding(kind, head + cause, tile, clues)
 
     def _store_line(self, tile: Block) -> tuple[SourceLine | None, int | None]:
         """The line and step that last stored into a block."""
@@ -1319,6 +1551,14 @@ class _Blocks:
                 f"{which} of {name} {_is(tiles)} zero{_in(status[1])}{when}: the result is never added, is masked "
                 "away, or is set to zero after the last addition."
             )
+        elif kind == "rounding":
+            cause = (
+                f"{which} of {name} {_is(tiles)} nearly right{_in(status[2])}{when}, off by no more than "
+                f"{status[1]:.2g}, and by no rule: rounding, not logic. A float32 keeps seven digits of a number, "
+                "however large it is: a "
+                "small difference of large numbers, or exp of a large number that was rounded, keeps fewer. Subtract "
+                "first, while the numbers are exact."
+            )
         elif kind == "nan":
             cause = (
                 f"{which} of {name} {_is(tiles)} NaN{_in(status[1])}{when}: uninitialised memory is NaN here, and so "
@@ -1329,7 +1569,8 @@ class _Blocks:
             repeated = [*self._overhanging(tiles), *self._clues(tile)]
             if repeated:
                 return self._finding(kind, cause + repeated[0], tile, repeated[1:])
-            return self._finding(kind, cause + "Follow one element of that block by hand.", tile)
+            made = "".join(self._made_of()) or "Follow one element of that block by hand."
+            return self._finding(kind, cause + made, tile)
         return self._finding(kind, cause, tile, self._clues(tile))
 
     def _known_factor(self, factor: float) -> str:
@@ -1416,12 +1657,17 @@ class _Blocks:
             loaded = {e.step for e in events if e.op == "load" and e.ref == name}
             adding = stored & loaded
             idle = [s for s in steps if s not in adding]
-            if len(adding) > 1 and len(idle) == 1:
+            if len(adding) > 1 and len(idle) == 1 and not self._seen_before(idle[0], adding):
                 yield (
                     f"Step {idle[0]} adds nothing to {name}, though the other steps of the block do "
                     f"({spans(sorted(adding))}): "
                     "every step has its share in the sum."
                 )
+
+    def _seen_before(self, step: int, others: Iterable[int]) -> bool:
+        """Whether a step gets the same blocks of all inputs as one of the others: a second look at the same data."""
+        ins = [self.trace.blocks[k] for k, o in enumerate(self.trace.call.operands) if o.role == "in"]
+        return any(all(blocks[step] == blocks[other] for blocks in ins) for other in others)
 
     def _read_every_step(self, events: list[Event], steps: list[int]) -> Iterator[str]:
         """An input whose block stays the same along a sum, and that takes part in every step."""
@@ -1453,13 +1699,26 @@ class _Blocks:
         o = self.o
         if len(o.block) != 2 or o.block[1] != o.shape[1] or o.block[0] in (1, o.shape[0]):
             return
-        found = [
-            e for j, _ in with_ref_names(self.trace.call) for e in j.eqns if e.primitive.name.startswith("reduce_")
-        ]
-        if found and all(tuple(e.params["axes"]) == (0,) for e in found):
+        for jaxpr, names in with_ref_names(self.trace.call):
+            for e in _behind(jaxpr, names, o.name):
+                if e.primitive.name.startswith("reduce_") and tuple(e.params["axes"]) == (0,):
+                    yield (
+                        f"A reduction goes down the columns (axis=0, {line_of(e)}), over the {o.block[0]} rows "
+                        "that happen to share a block. Along a row it is axis=1."
+                    )
+                    return
+
+    def _made_of(self) -> Iterator[str]:
+        """Which inputs take part in an output, and which do not."""
+        parts: set[str] = set()
+        for jaxpr, names in with_ref_names(self.trace.call):
+            parts |= {names[e.invars[0]] for e in _behind(jaxpr, names, self.o.name) if e.primitive.name == "get"}
+        ins = [o.name for o in self.trace.call.ins]
+        mine, rest = [n for n in ins if n in parts], [n for n in ins if n not in parts]
+        if len(self.trace.call.outs) > 1 and mine and rest:
             yield (
-                f"Every reduction here goes down the columns (axis=0, {line_of(found[0])}), over the {o.block[0]} rows "
-                "that happen to share a block. Along a row it is axis=1."
+                f"{self.o.name} is made of {listed(mine)}; {listed(rest)} {'have' if rest[1:] else 'has'} no part "
+                "in it. Compare that with its formula, factor by factor."
             )
 
     def _left_unread(self, events: list[Event]) -> Iterator[str]:
@@ -1483,8 +1742,35 @@ class _Blocks:
                     f"exp is taken where a mask has put {fill:g} ({line_of(eqn)}), and the result is summed: so the "
                     "padding has a share in the sum. Fill with -inf: exp(-inf) is 0, and no maximum notices it."
                 )
+            for eqn in [] if [*_eps_outside(jaxpr)] else _bare_roots(jaxpr):
+                yield (
+                    f"The root is taken of a mean of squares with nothing added to it ({line_of(eqn)}). If a small "
+                    "constant (eps) belongs inside, leaving it out is right where the variance is large, and wrong "
+                    "where it is as small as eps."
+                )
             for eqn in _eps_outside(jaxpr):
                 yield f"The small constant is added outside of the root ({line_of(eqn)}): 1 / sqrt(variance + eps)."
+
+
+def _behind(jaxpr: Any, names: dict[Any, str], ref: str) -> list[Any]:
+    """The equations that the values stored into a Ref are made by, within one program; what it held before left out."""
+    wanted = {
+        e.invars[1]
+        for e in jaxpr.eqns
+        if e.primitive.name == "swap" and names[e.invars[0]] == ref
+        if not hasattr(e.invars[1], "val")
+    }
+    found = []
+    for e in reversed(jaxpr.eqns):
+        if (
+            e.primitive.name == "swap"
+            or wanted.isdisjoint(e.outvars)
+            or (e.primitive.name == "get" and names[e.invars[0]] == ref)
+        ):
+            continue
+        found.append(e)
+        wanted |= {v for v in e.invars if not hasattr(v, "val")}
+    return found[::-1]
 
 
 def _producers(jaxpr: Any) -> dict[Any, Any]:
@@ -1539,6 +1825,17 @@ def _filled_exponentials(jaxpr: Any) -> Iterator[tuple[Any, float]]:
             fill = filled_with(masked, made) if masked is not None else None
             if fill is not None and math.isfinite(fill) and fill > -1e6:
                 yield e, fill
+
+
+def _bare_roots(jaxpr: Any) -> Iterator[Any]:
+    """Roots of a mean of squares."""
+    made = _producers(jaxpr)
+    for e in jaxpr.eqns:
+        if e.primitive.name in ("sqrt", "rsqrt"):
+            total = _made_by(made, e.invars[0], _SCALED)
+            summed = total.invars[0] if total is not None and total.primitive.name == "reduce_sum" else None
+            if summed is not None and _is_square(_made_by(made, summed, _SAME_VALUE - {"select_n"})):
+                yield e
 
 
 def _eps_outside(jaxpr: Any) -> Iterator[Any]:
@@ -1634,6 +1931,9 @@ _STATUS_WORDS = {
     "row-offset": "off by a constant per row",
     "row-scaled": "off by a factor per row",
     "row-term": "off by a term per row",
+    "row-missing": "without a term per row",
+    "precision": "rounded too often",
+    "rounding": "rounded too roughly",
     "reciprocal": "upside down",
     "wrong-axis": "off by row and column factors",
     "nan": "NaN",
@@ -1719,7 +2019,8 @@ def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding
     names = ", ".join(dict.fromkeys(o.primitive for o in refused))
     first = refused[0]
     cause = (
-        f"{names} is done outside of the kernel, on arrays of shape {first.shape}: this puzzle is about doing the "
+        f"{names} {'are' if ', ' in names else 'is'} done outside of the kernel, on arrays of shape "
+        f"{first.shape}: this puzzle is about doing the "
         "work inside "
         "pallas_call. Only reshapes and casts may happen outside."
     )

@@ -75,6 +75,10 @@ _DYNAMIC_SLICE = (
     "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
     "Python int."
 )
+_AND = (
+    "Python's `{0}` asks for a bool, and these conditions are known only when the kernel runs: join them with `{1}`, "
+    "each in brackets: @pl.when((a == 0) {1} (b == 0))."
+)
 _LOST_DIMENSION = (
     "Two arrays of different rank meet, and their shapes do not broadcast. A reduction drops the dimension that it "
     "reduces: keepdims=True keeps it, so that (16, 1) fits beside (16, 384)."
@@ -120,12 +124,18 @@ def explain_error(error: BaseException) -> Finding:
         return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
     shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
-        return Finding("store-shape", _shape_advice(shapes[1], shapes[2]), [_shorten(f"{name}: {first}")], line)
+        advice = _later_ref(error, line, shapes[2]) or _shape_advice(shapes[1], shapes[2])
+        return Finding("store-shape", advice, [_shorten(f"{name}: {first}")], line)
     if re.search("ncompatible shapes for broadcasting", text):
         ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
         if len(ranks) > 1:
             return Finding("broadcast", _LOST_DIMENSION, [_shorten(f"{name}: {first}")], line)
     code = line.text if line else ""
+    joined = re.search(r"\bpl\.when\(.*?\b(and|or)\b", code)
+    if joined and re.search("TracerBoolConversion|ConcretizationTypeError", name):
+        return Finding(
+            "python-and", _AND.format(joined[1], "&|"[joined[1] == "or"]), [_shorten(f"{name}: {first}")], line
+        )
     if "ConcretizationTypeError" in name and "arange" in code:
         return Finding("arange", _ARANGE, [_shorten(f"{name}: {first}")], line)
     slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
@@ -143,6 +153,26 @@ def explain_error(error: BaseException) -> Finding:
                 line,
             )
     return Finding("error", f"{name}: {_shorten(first)}", [], line)
+
+
+def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str:
+    """What to say when a later Ref of the kernel has the very shape of the value: the outputs are in another order."""
+    stored = re.match(r"\s*(\w+)\[", line.text) if line else None
+    shape = tuple(int(n) for n in re.findall(r"\d+", value))
+    for frame, number in tb.walk_tb(error.__traceback__):
+        code = frame.f_code
+        names = list(code.co_varnames[: code.co_argcount])
+        if not (line and stored and number == line.line and code.co_filename == line.file and stored[1] in names):
+            continue
+        later = names[names.index(stored[1]) + 1 :]
+        fits = [n for n in later if getattr(frame.f_locals.get(n), "shape", None) == shape]
+        if len(fits) == 1:
+            return (
+                f"A value of shape {shape} is stored in {stored[1]}, whose blocks have another shape; {fits[0]} has "
+                "that one. The Refs of the outputs come in the order of out_specs and out_shape: put both lists in the "
+                f"order of the kernel's arguments, where {stored[1]} comes before {fits[0]}."
+            )
+    return ""
 
 
 def _shape_advice(ref: str, value: str) -> str:

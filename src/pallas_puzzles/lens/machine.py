@@ -350,7 +350,8 @@ class _Machine:
         elif not np.isfinite(out).all():
             what, count = _born(name, [np.asarray(v, np.float64) for v in values], out.astype(np.float64))
             if count:
-                self.incident("born", "", eqn, what=what, count=count, total=out.size)
+                infinite = [n for n, v in enumerate(values) if np.isinf(np.asarray(v, np.float64)).any()]
+                self.incident("born", "", eqn, what=what, count=count, total=out.size, infinite=infinite)
 
     def _watch_maximum(self, eqn: Any, values: list[Any]) -> None:
         """A running maximum that starts from a number which some of the data do not reach."""
@@ -955,4 +956,9 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
 
 
-__all__ = ["Beyond", "Figures", "Run", "Trace", "figures", "is_floating", "run_call", "spans", "trace"]
+def listed(names: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+__all__ = ["Beyond", "Figures", "Run", "Trace", "figures", "is_floating", "listed", "run_call", "spans", "trace"]

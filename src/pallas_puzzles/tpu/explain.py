@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..lens.capture import Call, Operand, SourceLine, arg_names, is_readers_file, source_line, space_of
+from ..lens.machine import listed
 from ..lens.words import human_bytes
 from .chips import Chip
 from .lowering import Refusal, equations
@@ -250,7 +251,7 @@ def _largest_in_vmem(failure: _Failure) -> tuple[str, list[_Held]]:
     held = [each for each in _held(failure.call) if each.space in ("vmem", "value")] if failure.call else []
     held = [each for each in held[:3] if each.nbytes >= held[0].nbytes / 8]
     words = [str(each) for each in held]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words), held
+    return listed(words), held
 
 
 def _size(text: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..lens.capture import Beyond, Call, SourceLine, capture, describe
 from ..lens.draw import Displayed
-from ..lens.machine import Figures, Trace, figures, run_call
+from ..lens.machine import Figures, Trace, figures, listed, run_call
 from ..lens.tally import Tally, tally
 from ..lens.words import plain
 from . import compiler, schedule
@@ -200,7 +200,7 @@ def _about_the_mesh(refusal: Refusal) -> Refusal:
 def nothing_yet(fn: Callable[..., Any], tpu: str, holes: Sequence[str]) -> Report:
     """The report on a function with parts that the reader has still to write."""
     report = Report(chip(tpu), _name(fn))
-    parts = f"{' and '.join(holes)} {'is' if len(holes) == 1 else 'are'}"
+    parts = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'}"
     report.unavailable = f"nothing to compile yet: {parts} still to be written"
     return report
 
