@@ -1234,6 +1234,39 @@ def test_by_arithmetic(asked, says, tpu, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.parametrize("tpu", EVERY)
+def test_the_single_buffers_of_a_single_step_are_not_counted_twice(tpu):
+    fits = chip(tpu).scoped_vmem_bytes // 2 // (1024 * 4) - 64  # rows of two arrays that fit once, and not twice
+    spec = pl.BlockSpec((fits, 1024), lambda i: (i, 0))
+    single = run(copy_kernel, grid=(1,), in_specs=[spec], out_specs=spec)
+    assert tpu_report(single, shape(fits, 1024), tpu=tpu, simulate=False)
+
+
+@needs_compiler
+def test_nothing_in_vmem_is_no_buffer():
+    def count_kernel(n_ref, o_ref):
+        o_ref[0] = n_ref[0] + 1
+
+    smem = pl.BlockSpec(memory_space=pltpu.SMEM)
+    counting = pl.pallas_call(count_kernel, out_shape=jax.ShapeDtypeStruct((4,), I32), in_specs=[smem], out_specs=smem)
+    (kernel,) = tpu_report(counting, shape(4, dtype=I32), simulate=False).kernels
+    assert kernel.buffers == {}
+
+
+@needs_compiler
+def test_an_abort_that_is_the_kernels_doing_is_a_refusal():
+    def mask_kernel(x_ref, o_ref):
+        mask = (x_ref[...] > 0).reshape(64, 2, 128)
+        o_ref[...] = mask.astype(F32).sum(axis=1)
+
+    masked = pl.pallas_call(mask_kernel, out_shape=jax.ShapeDtypeStruct((64, 128), F32))
+    refusal = refusal_of(masked, shape(64, 256))
+    assert "Booleans change their shape in mask_kernel" in refusal.sentence
+    assert ".astype(jnp.int32)" in refusal.sentence
+    assert tpu_report(*copy_by(8, 128), simulate=False), "the next report works"
+
+
+@needs_compiler
 def test_what_just_fits_is_compiled():
     fn, x = copy_by(1000, 1024)
     assert tpu_report(fn, x, simulate=False)

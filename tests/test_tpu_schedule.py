@@ -168,5 +168,6 @@ def test_buffers():
     found = vmem_buffers(report, "mm.1")
     assert [(b.nbytes, b.window) for b in found] == [(64, None), (4096, ("input", 2)), (8192, ("output", 0))]
     assert vmem_buffers(report, "other") == []
+    assert vmem_buffers('const DATA ={"hlo_breakdowns": null};', "mm.1") == []
     with pytest.raises(ValueError, match="format"):
         vmem_buffers("<html></html>", "mm.1")

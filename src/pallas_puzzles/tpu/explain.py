@@ -97,6 +97,22 @@ def explain(text: str, calls: Sequence[Call], chip: Chip) -> Refusal:
     return Refusal(_unforeseen(failure), failure.message, failure.line)
 
 
+# What makes the compiler abort its process, whenever it meets it: libtpu 0.0.50
+_ABORTS = {
+    "Check failed: rem == 0": "Booleans change their shape in {name}, and the compiler aborts on it: make them numbers "
+    "first, `.astype(jnp.int32)`, and compare after the reshape.",
+}
+
+
+def explain_abort(text: str, calls: Sequence[Call]) -> Refusal | None:
+    """The end of the compiler's process as a refusal, where it is the kernel's doing; else None."""
+    for words, sentence in _ABORTS.items():
+        if words in text:
+            call = calls[0] if len(calls) == 1 else None
+            return Refusal(sentence.format(name=call.name if call else "a kernel"), text, call.where if call else None)
+    return None
+
+
 # --- reading the compiler's text -------------------------------------------------------------------------------------
 
 

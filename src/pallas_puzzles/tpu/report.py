@@ -18,7 +18,7 @@ from ..lens.tally import Tally, tally
 from ..lens.words import plain
 from . import compiler, schedule
 from .chips import Chip, chip
-from .explain import explain
+from .explain import explain, explain_abort
 from .lowering import Refusal, calls_in, for_tpu, refusal_on
 
 # Seconds that every grid step takes beyond its arithmetic or its copies: what is left of the times that JAX's matmul
@@ -26,6 +26,7 @@ from .lowering import Refusal, calls_in, for_tpu, refusal_on
 STEP_OVERHEAD_S = 0.25e-6
 _SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
 _MAX_STEPS = 1 << 20
+_FAR_TOO_LARGE = 1.5  # times the limit
 _FOLLOWED_FLOPS = 5e9
 _DRAWN_BYTES = 256 << 20  # inputs up to this size are drawn, larger ones only described
 
@@ -348,19 +349,24 @@ def _hlo_type(aval: Any) -> str:
 
 
 def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
-    """Buffers that cannot fit, by arithmetic: the compiler takes up to a minute to say the same."""
+    """Buffers that are far too large, by arithmetic: the compiler takes up to a minute to say the same.
+
+    What is only somewhat too large is left to the compiler, which may find room elsewhere in VMEM.
+    """
     from ..lens.words import human_bytes
 
     for work in works:
         asked = work.call.vmem_limit_bytes
         limit = min(asked or target.scoped_vmem_bytes, target.vmem_bytes)
-        if work.costs.vmem_bytes <= limit:
-            continue
-        rows = [
-            (row.vmem_bytes, f"{row.operand.name} {row.buffers} x {human_bytes(row.operand.block_bytes)}")
-            for row in work.costs.operands
-        ]
+        rows = []
+        for row in work.costs.operands:
+            held = row.vmem_bytes if work.costs.steps != 1 else row.vmem_bytes // max(1, row.buffers)
+            count = f"{row.buffers} x " if held > row.operand.block_bytes else ""
+            rows.append((held, f"{row.operand.name} {count}{human_bytes(row.operand.block_bytes)}"))
         rows += [(s.nbytes, f"{s.name} {human_bytes(s.nbytes)}") for s in work.call.scratch if s.space == "vmem"]
+        needed = sum(held for held, _ in rows)
+        if needed <= _FAR_TOO_LARGE * limit:
+            continue
         largest = ", ".join(words for nbytes, words in sorted(rows, reverse=True)[:4] if nbytes)
         if limit >= target.vmem_bytes:
             advice = f"all of the VMEM of a {target.title}: use smaller blocks"
@@ -372,7 +378,7 @@ def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
                 "compiler_params=pltpu.CompilerParams(vmem_limit_bytes=...)"
             )
         sentence = (
-            f"{work.call.name} keeps {human_bytes(work.costs.vmem_bytes)} in VMEM ({largest}) and may use "
+            f"{work.call.name} keeps {human_bytes(needed)} in VMEM ({largest}) and may use "
             f"{human_bytes(limit)}, {advice}."
         )
         return Refusal(sentence, "", work.call.where)
@@ -412,7 +418,9 @@ def _compile(
         report.refusal = explain(str(error), [w.call for w in works], target)
         return
     except compiler.CompilerDied as error:
-        report.unavailable = f"{error}; the next report starts it afresh"
+        report.refusal = explain_abort(str(error), [w.call for w in works])
+        if report.refusal is None:
+            report.unavailable = f"{error}; the next report starts it afresh"
         return
     report.copies = compiled.copies
     if not works:

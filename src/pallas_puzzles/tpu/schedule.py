@@ -261,12 +261,13 @@ _WINDOW = re.compile(r"(input|output) window allocation for operator (?:input|ou
 def vmem_buffers(report: str, kernel: str) -> list[Buffer]:
     """The buffers of one kernel, from the compiler's `vmem_report.html`."""
     data = _vmem_data(report)
-    blocks = data.get("hlo_breakdowns", {}).get(kernel, {}).get("blocks", [])
+    kernels = data.get("hlo_breakdowns") or {}  # null where nothing is in VMEM
+    blocks = (kernels.get(kernel) or {}).get("blocks") or []
     return [
         Buffer(str(each["tag"]), int(each["size"]), _window(str(each["tag"])))
         for block in blocks
         if block["block_type"] == "SCOPED"
-        for each in block["allocations"]
+        for each in block["allocations"] or []
     ]
 
 
