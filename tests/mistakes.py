@@ -555,3 +555,283 @@ def wait_for_a_signal_that_never_comes(x):
 def block_too_small_for_the_chip(x):
     spec = tiles(4, 32)
     return pl.pallas_call(double_kernel, grid=(8, 6), in_specs=[spec], out_specs=spec, out_shape=like(x))(x)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Maxima, exponentials, and numbers that belong to a row
+# ---------------------------------------------------------------------------------------------------------------------
+LOW = X - 60  # every row lies wholly below -50
+COLUMN = pltpu.VMEM((8, 1), F32)
+WHOLE_ROWS = rows(8, 384)
+
+
+def np_softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def np_sum_of_exponentials(x: np.ndarray) -> np.ndarray:
+    return np.exp(x - x.max(1, keepdims=True)).sum(1, keepdims=True)
+
+
+def per_rows(kernel: Callable[..., None], *arrays: Any, **more: Any) -> Any:
+    """Step i sees rows 8 i to 8 i + 7, whole."""
+    specs = [WHOLE_ROWS] * len(arrays)
+    x = arrays[0]
+    return pl.pallas_call(kernel, grid=(4,), in_specs=specs, out_specs=WHOLE_ROWS, out_shape=like(x), **more)(*arrays)
+
+
+def rescaling_sum(x: Any, start: float = -np.inf) -> Callable[[Callable[..., None]], Any]:
+    """Calls a kernel that updates m_ref and l_ref, between starting values and the final store."""
+
+    def call(update: Callable[..., None]) -> Any:
+        def kernel(x_ref, o_ref, m_ref, l_ref):
+            j = pl.program_id(1)
+
+            @pl.when(j == 0)
+            def _():
+                m_ref[...] = jnp.full(m_ref.shape, start)
+                l_ref[...] = jnp.zeros(l_ref.shape)
+
+            update(x_ref, m_ref, l_ref)
+
+            @pl.when(j == 2)
+            def _():
+                o_ref[...] = l_ref[...]
+
+        return per_row_block(kernel, x, scratch_shapes=[COLUMN, COLUMN])
+
+    return call
+
+
+def row_max(x: Any) -> Any:
+    return x.max(axis=1, keepdims=True)
+
+
+@mistake(LOW, want=np_sum_of_exponentials)
+def running_maximum_from_zero(x):
+    def update(x_ref, m_ref, l_ref):
+        m_old, x = m_ref[...], x_ref[...]
+        m_new = jnp.maximum(m_old, row_max(x))  # <- here
+        l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+        m_ref[...] = m_new
+
+    return rescaling_sum(x, start=0.0)(update)
+
+
+@mistake(X, want=np_sum_of_exponentials)
+def sum_not_rescaled(x):
+    def update(x_ref, m_ref, l_ref):
+        m_new = jnp.maximum(m_ref[...], row_max(x_ref[...]))
+        l_ref[...] += jnp.exp(x_ref[...] - m_new).sum(axis=1, keepdims=True)  # <- here
+        m_ref[...] = m_new
+
+    return rescaling_sum(x)(update)
+
+
+@mistake(X, want=np_sum_of_exponentials)
+def old_maximum_read_when_it_is_gone(x):
+    def update(x_ref, m_ref, l_ref):
+        m_new = jnp.maximum(m_ref[...], row_max(x_ref[...]))
+        m_ref[...] = m_new
+        factor = jnp.exp(m_ref[...] - m_new)
+        l_ref[...] = l_ref[...] * factor + jnp.exp(x_ref[...] - m_new).sum(axis=1, keepdims=True)  # <- here
+
+    return rescaling_sum(x)(update)
+
+
+@mistake(X, want=np_sum_of_exponentials)
+def maximum_of_the_last_block(x):
+    def update(x_ref, m_ref, l_ref):
+        m_old, m_new = m_ref[...], row_max(x_ref[...])
+        factor = jnp.exp(m_old - m_new)  # <- here
+        l_ref[...] = l_ref[...] * factor + jnp.exp(x_ref[...] - m_new).sum(axis=1, keepdims=True)
+        m_ref[...] = m_new
+
+    return rescaling_sum(x)(update)
+
+
+@mistake(X, want=np_row_sum)
+def starting_value_set_again(x):
+    def kernel(x_ref, o_ref, acc_ref):
+        j = pl.program_id(1)
+
+        @pl.when(j != 1)
+        def _():
+            acc_ref[...] = jnp.zeros(acc_ref.shape)  # <- here
+
+        acc_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
+
+        @pl.when(j == 2)
+        def _():
+            o_ref[...] = acc_ref[...]
+
+    return per_row_block(kernel, x, scratch_shapes=[COLUMN])
+
+
+@mistake(1e4 * X, want=np_softmax)
+def maximum_of_all_rows_at_once(x):
+    def kernel(x_ref, o_ref):
+        e = jnp.exp(x_ref[...] - x_ref[...].max())
+        o_ref[...] = e / e.sum(axis=1, keepdims=True)  # <- here
+
+    return per_rows(kernel, x)
+
+
+@mistake(LOW[:, :300], want=lambda x: x.max(1, keepdims=True))
+def mask_fills_with_zero(x):
+    def kernel(x_ref, o_ref):
+        j = pl.program_id(1)
+        real = j * 128 + jnp.arange(128)[None, :] < 300
+
+        @pl.when(j == 0)
+        def _():
+            o_ref[...] = jnp.full(o_ref.shape, -jnp.inf)
+
+        o_ref[...] = jnp.maximum(o_ref[...], jnp.where(real, x_ref[...], 0).max(axis=1, keepdims=True))  # <- here
+
+    return per_row_block(kernel, x)
+
+
+@mistake(X, want=np_softmax)
+def never_divided_by_the_sum(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.exp(x_ref[...] - row_max(x_ref[...]))  # <- here
+
+    return per_rows(kernel, x)
+
+
+@mistake(X, want=lambda x: x - x.mean(1, keepdims=True))
+def maximum_subtracted_instead_of_mean(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] - row_max(x_ref[...])  # <- here
+
+    return per_rows(kernel, x)
+
+
+@mistake(X, normal(32, 384), want=lambda y, g: y * (g - (g * y).sum(1, keepdims=True)))
+def row_term_with_the_wrong_sign(y, g):
+    def kernel(y_ref, g_ref, o_ref):
+        y, g = y_ref[...], g_ref[...]
+        o_ref[...] = y * (g + (g * y).sum(axis=1, keepdims=True))  # <- here
+
+    return per_rows(kernel, y, g)
+
+
+@mistake(X, want=np_softmax)
+def softmax_down_the_columns(x):
+    def kernel(x_ref, o_ref):
+        e = jnp.exp(x_ref[...] - x_ref[...].max(axis=0, keepdims=True))
+        o_ref[...] = e / e.sum(axis=0, keepdims=True)  # <- here
+
+    return per_rows(kernel, x)
+
+
+@mistake(X, want=lambda x: x - x.mean(1, keepdims=True))
+def mean_down_the_columns(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] - x_ref[...].mean(axis=0, keepdims=True)  # <- here
+
+    return per_rows(kernel, x)
+
+
+@mistake(X, want=lambda x: x.std(1, keepdims=True))
+def divided_by_one_less(x):
+    def kernel(x_ref, o_ref):
+        centred = x_ref[...] - x_ref[...].mean(axis=1, keepdims=True)
+        o_ref[...] = jnp.sqrt((centred * centred).sum(axis=1, keepdims=True) / 383)  # <- here
+
+    return pl.pallas_call(
+        kernel, grid=(4,), in_specs=[WHOLE_ROWS], out_specs=rows(8, 1), out_shape=like(x, (32, 1)))(x)  # fmt: skip
+
+
+@mistake(X + 1000, want=lambda x: x.var(1, keepdims=True))
+def variance_by_cancellation(x):
+    def kernel(x_ref, o_ref):
+        x = x_ref[...]
+        mean = x.mean(axis=1, keepdims=True)
+        o_ref[...] = (x * x).mean(axis=1, keepdims=True) - mean * mean  # <- here
+
+    return pl.pallas_call(
+        kernel, grid=(4,), in_specs=[WHOLE_ROWS], out_specs=rows(8, 1), out_shape=like(x, (32, 1)))(x)  # fmt: skip
+
+
+@mistake(1e-3 * X, want=lambda x: 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5))
+def constant_outside_of_the_root(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = 1 / (jnp.sqrt(x_ref[...].var(axis=1, keepdims=True)) + 1e-5)  # <- here
+
+    return pl.pallas_call(
+        kernel, grid=(4,), in_specs=[WHOLE_ROWS], out_specs=rows(8, 1), out_shape=like(x, (32, 1)))(x)  # fmt: skip
+
+
+@mistake(X, want=lambda x: x[:, 200:201])
+def columns_counted_from_the_start_of_the_block(x):
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            o_ref[...] = jnp.zeros(o_ref.shape)
+
+        cols = jnp.arange(128)[None, :] + jnp.zeros((8, 1), I32)
+        label = x_ref[...].astype(I32) * 0 + 72
+        o_ref[...] += jnp.where(cols == label, x_ref[...], 0).sum(axis=1, keepdims=True)  # <- here
+
+    return per_row_block(kernel, x)
+
+
+@mistake(X, want=np_double)
+def output_leaves_before_anything_is_stored(x):
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(1) == 1)
+        def _():
+            o_ref[...] = 2 * x_ref[...]
+
+    spec = pl.BlockSpec((8, 128), lambda i, sweep, j: (i, j))  # <- here
+    return pl.pallas_call(kernel, grid=(4, 2, 3), in_specs=[spec], out_specs=spec, out_shape=like(x))(x)
+
+
+@mistake(X, want=lambda x: (x.mean(1, keepdims=True), x.max(1, keepdims=True)))
+def results_have_changed_places(x):
+    def kernel(x_ref, mean_ref, max_ref):
+        mean_ref[...] = row_max(x_ref[...])
+        max_ref[...] = x_ref[...].mean(axis=1, keepdims=True)
+
+    specs, shapes = (rows(8, 1), rows(8, 1)), (like(x, (32, 1)), like(x, (32, 1)))
+    return pl.pallas_call(kernel, grid=(4,), in_specs=[WHOLE_ROWS], out_specs=specs, out_shape=shapes)(x)
+
+
+@mistake(X, want=np_double)
+def half_a_gradient(x):
+    def kernel(g_ref, o_ref):
+        @pl.when(pl.program_id(0) < 4)
+        def _():
+            o_ref[0:4, :] = 2 * g_ref[0:4, :]  # <- here
+
+    @jax.custom_vjp
+    def double(x):
+        return 2 * x
+
+    double.defvjp(lambda x: (2 * x, None), lambda _, g: (per_rows(kernel, g),))
+    return jax.vjp(double, x)[1](x)[0]
+
+
+@mistake(X, want=np_double)
+def reduction_that_loses_its_dimension(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] - x_ref[...].max(axis=1)  # <- here
+
+    return per_rows(kernel, x)
+
+
+@mistake(X, want=np_double)
+def forward_without_residuals(x):
+    double = jax.custom_vjp(lambda x: 2 * x)
+    double.defvjp(lambda x: 2 * x, lambda _, g: (2 * g,))
+    return jax.vjp(double, x)[1](x)[0]
+
+
+@mistake(X, want=np_double)
+def backward_without_a_tuple(x):
+    double = jax.custom_vjp(lambda x: 2 * x)
+    double.defvjp(lambda x: (2 * x, None), lambda _, g: 2 * g)
+    return jax.vjp(double, x)[1](x)[0]

@@ -211,6 +211,24 @@ def test_reshapes_and_casts_are_fine_outside() -> None:
     assert judged(reshaped, spec, normal((3072,)))
 
 
+def test_a_forbidden_name_is_refused_on_its_line() -> None:
+    def softmax(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = jax.nn.softmax(x_ref[...], axis=1)
+
+        return by_rows(kernel, x)
+
+    def expected(x: Any) -> Any:
+        return jax.nn.softmax(x, axis=1)
+
+    assert judged(softmax, expected, X, forbid=("logsumexp",))
+    verdict = judged(softmax, expected, X, forbid=("logsumexp", "softmax"))
+    assert verdict.status == "failed"
+    (finding,) = verdict.findings
+    assert finding.cause.startswith("softmax does the work for you")
+    assert "jax.nn.softmax(x_ref[...], axis=1)" in finding.line.text
+
+
 def test_without_a_kernel_nothing_passes() -> None:
     verdict = judged(lambda x: x + x, spec, X)
     assert "no pallas_call is reached" in verdict.findings[0].cause

@@ -35,6 +35,62 @@ class First:
 FINE = {"ragged_last_block_is_fine"}
 
 EXPECTED: dict[str, First] = {
+    # maxima, exponentials, rows
+    "running_maximum_from_zero": First(
+        "max-start", ("step 0", "m_ref starts from 0", "8 of 8", "-inf"), "m_ref", 0, (0, 0)
+    ),
+    "sum_not_rescaled": First(
+        "no-rescale",
+        ("l_ref adds up", "m_ref is still growing", "step 1", "exp(old maximum - new maximum)"),
+        "l_ref",
+        1,
+        (0, 1),
+        never=("overwritten",),
+    ),
+    "old_maximum_read_when_it_is_gone": First(
+        "no-rescale", ("read after m_ref was overwritten", "exp(0) = 1", "Read the old maximum before"), "l_ref", 1
+    ),
+    "maximum_of_the_last_block": First("exp-positive", ("above 0", "old maximum - new maximum")),
+    "starting_value_set_again": First(
+        "reset",
+        ("step 2", "acc_ref is set to its starting value again", "steps 0-1", "pl.program_id(1) == 0"),
+        "acc_ref",
+        2,
+    ),
+    "maximum_of_all_rows_at_once": First("born", ("step 0", "0 / 0 is NaN", "each row's own maximum")),
+    "mask_fills_with_zero": First("max-fill", ("step 2", "a mask has put 0", "8 rows", "Fill with -inf"), step=2),
+    "never_divided_by_the_sum": First(
+        "row-scaled", ("each row has a factor of its own", "row 0 is", "its sum"), "o_ref", block=(0, 0)
+    ),
+    "maximum_subtracted_instead_of_mean": First(
+        "row-offset", ("off by a constant of its own", "row 0 by -", "its maximum"), "o_ref"
+    ),
+    "row_term_with_the_wrong_sign": First(
+        "row-term", ("multiple of the same row of y_ref (row 0:", "wrong sign"), "o_ref", never=("constant",)
+    ),
+    "softmax_down_the_columns": First("wrong-axis", ("wrong axis", "axis=1 goes along a row"), "o_ref"),
+    "mean_down_the_columns": First(
+        "values", ("goes down the columns (axis=0", "8 rows that happen to share a block"), "o_ref"
+    ),
+    "divided_by_one_less": First("scaled", ("square root of 384 / 383", "N - 1"), "o_ref"),
+    "variance_by_cancellation": First(
+        "values", ("Mean of squares minus square of mean", "Subtract the mean first"), "o_ref"
+    ),
+    "constant_outside_of_the_root": First("values", ("added outside of the root",), "o_ref"),
+    "columns_counted_from_the_start_of_the_block": First(
+        "values", ("counted from 0 in every block", "pl.program_id(axis)"), "o_ref", never=("added 3 times",)
+    ),
+    "output_leaves_before_anything_is_stored": First(
+        "revisit",
+        ("step 0", "block (0, 0) of o_ref", "garbage is written to HBM", "step 3", "stay on one block"),
+        "o_ref",
+        never=("Make the axis",),
+    ),
+    "results_have_changed_places": First("moved", ("mean_ref holds what belongs in max_ref",)),
+    "half_a_gradient": First("partly-stored", ("only part of o_ref", "rows 4-7"), "o_ref"),
+    "reduction_that_loses_its_dimension": First("broadcast", ("keepdims=True",)),
+    "forward_without_residuals": First("vjp-forward", ("two things", "residuals")),
+    "backward_without_a_tuple": First("vjp-backward", ("tuple", "return (dx,)")),
     # not stored, or not everywhere
     "nothing_stored": First(
         "never-stored", ("never stores", "o_ref[...] ="), "o_ref", evidence=("12 of 12 blocks wrong",)
@@ -215,7 +271,7 @@ def in_the_dtypes_of(fn: Any, args: Any, expected: Any) -> Any:
 
 def judged(mistake: Mistake) -> Any:
     """The verdict; the dtype of the answer is that of the first argument."""
-    want = jnp.asarray(mistake.expected).astype(mistake.args[0].dtype)
+    want = jax.tree.map(lambda w: jnp.asarray(w).astype(mistake.args[0].dtype), mistake.expected)
     return check_call(mistake.fn, mistake.args, want)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import dis
 import inspect
 import secrets
 import sys
@@ -68,6 +69,7 @@ def check(
     budget: Budget | None = None,
     tol: float | None = None,
     allow: Sequence[str] = (),
+    forbid: Sequence[str] = (),
     seed: int | None = None,
 ) -> "Verdict":
     """Judges an answer and says why. Displays the verdict and records it as progress.
@@ -76,7 +78,8 @@ def check(
     spec: what fn should compute, arrays -> arrays in plain jnp. inputs: Inputs such as normal((24, 512)), or arrays.
     variants: more inputs and block sizes that fn must get right. budget: what it may cost on `inputs`.
     tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance).
-    allow: names of JAX primitives that may work on arrays outside of the kernels. seed: repeats given draws.
+    allow: names of JAX primitives that may work on arrays outside of the kernels. forbid: names that the reader's code
+    may not use, because they do the puzzle's work. seed: repeats given draws.
     """
     from . import curriculum
     from .verdict import Verdict, emit
@@ -98,9 +101,11 @@ def check(
     elif collection is not None and not collection.judge:
         verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases))
     else:
-        verdict = _judge(fn, spec, cases, tol, allow, seed)
-        if known:
-            _point_into_holes(verdict, holes, _helpers(known, holes, sys._getframe(1).f_globals))
+        helpers = _helpers(known, holes, sys._getframe(1).f_globals) if known else []
+        refused = _forbidden([*holes.values(), *helpers] or [inspect.unwrap(fn).__code__], forbid) if forbid else None
+        verdict = _judge(fn, spec, cases, tol, allow, seed) if refused is None else refused
+        if known and refused is None:
+            _point_into_holes(verdict, holes, helpers)
             verdict.notes += _changed(known, holes, (fn, spec))
         verdict.puzzle = puzzle
         verdict.headline = f"{title}: {'solved.' if verdict else 'not yet.'}"
@@ -191,8 +196,8 @@ def _changed(known: Any, holes: dict[str, types.CodeType], given: Sequence[Calla
     changed = []
     for plain in map(inspect.unwrap, given):
         name, code = getattr(plain, "__name__", ""), getattr(plain, "__code__", None)
-        pristine = curriculum.given_code(known, name) if code is not None and name not in holes else None
-        if pristine is not None and code is not None and _program(code) != _program(pristine):
+        pristine = curriculum.given_codes(known, name) if code is not None and name not in holes else []
+        if pristine and code is not None and _program(code) not in map(_program, pristine):
             changed.append(f"{name} was given and has been changed: this is about your version of the puzzle.")
     return changed
 
@@ -204,6 +209,36 @@ def _helpers(known: Any, holes: dict[str, types.CodeType], names: dict[str, Any]
     files, given = {code.co_filename for code in holes.values()}, curriculum.given_names(known)
     codes = [getattr(value, "__code__", None) for name, value in names.items() if name not in given]
     return [c for c in codes if isinstance(c, types.CodeType) and c.co_filename in files]
+
+
+def _forbidden(codes: Sequence[types.CodeType], names: Sequence[str]) -> "Verdict | None":
+    """The verdict on code that uses a name which does the puzzle's work, or None."""
+    from .lens.capture import source_line
+    from .lens.diagnose import Finding
+    from .verdict import Verdict
+
+    for code in _with_inner(codes):
+        used = next((name for name in names if name in code.co_names), None)
+        if used is not None:
+            cause = f"{used} does the work for you, and this puzzle is about writing it yourself."
+            line = next((at for at in _lines_of(code, used)), code.co_firstlineno)
+            finding = Finding("forbidden", cause, [], source_line(code.co_filename, line))
+            return Verdict("", "failed", [finding], "Not yet.")
+    return None
+
+
+def _with_inner(codes: Sequence[types.CodeType]) -> Iterator[types.CodeType]:
+    """Code objects, and those of the functions defined inside of them."""
+    for code in codes:
+        yield code
+        yield from _with_inner([c for c in code.co_consts if isinstance(c, types.CodeType)])
+
+
+def _lines_of(code: types.CodeType, name: str) -> Iterator[int]:
+    """The lines on which a code object uses a name."""
+    for instruction in dis.get_instructions(code):
+        if instruction.argval == name and instruction.positions and instruction.positions.lineno:
+            yield instruction.positions.lineno
 
 
 def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]) -> None:

@@ -152,10 +152,19 @@ def pristine_code(puzzle: Puzzle) -> dict[str, types.CodeType]:
     return {name: _code(source, name, puzzle.path) for name, source in puzzle.skeletons.items()}
 
 
-def given_code(puzzle: Puzzle, name: str) -> types.CodeType | None:
-    """The code object of a function that the course's notebook defines, None where it defines no such function."""
-    source = _given(notebook(puzzle.path)).get(name)
-    return _code(source, name, puzzle.path) if source and source.lstrip().startswith("def ") else None
+def given_codes(puzzle: Puzzle, name: str) -> list[types.CodeType]:
+    """The code object of a function that the course's notebook defines, [] where it defines no such function.
+
+    Two of them: as compiled in a cell of its own, and in one file with the imports. Python 3.12 compiles a call on a
+    module in another way when the same file imports that module.
+    """
+    book = notebook(puzzle.path)
+    source = _given(book).get(name)
+    if not source or not source.lstrip().startswith("def "):
+        return []
+    trees = [ast.parse(cell.source) for cell in book.cells if cell.kind == "code"]
+    imports = [ast.unparse(n) for tree in trees for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    return [_code(text, name, puzzle.path) for text in (source, "\n".join([*imports, source]))]
 
 
 def _code(source: str, name: str, path: Path) -> types.CodeType:

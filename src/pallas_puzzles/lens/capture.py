@@ -4,6 +4,7 @@ This is the one reader of JAX's pallas_call equation. The equation's parameters 
 here was seen on jax 0.11.2 and 0.12.0.1.
 """
 
+import collections
 import contextlib
 import dataclasses
 import inspect
@@ -318,6 +319,21 @@ def tracing(chip: str = "TPU v5e") -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _own_lines() -> Iterator[None]:
+    """Every equation gets the line that it is traced from. Without this, all that the backward function of a custom_vjp
+    does, kernels included, would have the line that asked for the gradient."""
+    # source_info_util.current and its Traceback: seen on jax 0.11.2 and 0.12.0.1
+    from jax._src import source_info_util as info
+
+    before = info.current
+    info.current = lambda: before().replace(traceback=info.xla_client.Traceback.get_traceback())
+    try:
+        yield
+    finally:
+        info.current = before
+
+
 def is_call(eqn: Any) -> bool:
     return eqn.primitive is pl.pallas_call_p or eqn.primitive.name == "mpmd_map"
 
@@ -333,6 +349,46 @@ def subprograms(eqn: Any) -> Iterator[Any]:
         for item in value if isinstance(value, (list, tuple)) else [value]:
             if hasattr(item, "eqns") or hasattr(item, "jaxpr"):
                 yield item
+
+
+def holds_primitive(jaxpr: Any, name: str) -> bool:
+    """True when an equation with that primitive stands anywhere inside `jaxpr`."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    return any(e.primitive.name == name or any(holds_primitive(s, name) for s in subprograms(e)) for e in jaxpr.eqns)
+
+
+def filled_with(eqn: Any, made: dict[Any, Any]) -> float | None:
+    """The number that a jnp.where puts where its mask says so; None for other equations. made: value -> equation."""
+    if eqn.primitive.name == "select_n" or eqn.params.get("name") == "_where":
+        for v in eqn.invars[1:]:
+            if not isinstance(v, jec.Literal) and v in made and made[v].primitive.name == "broadcast_in_dim":
+                v = made[v].invars[0]
+            if isinstance(v, jec.Literal) and np.ndim(v.val) == 0:
+                return float(v.val)
+    return None
+
+
+def with_ref_names(call: Call) -> Iterator[tuple[Any, dict[Any, str]]]:
+    """The kernel and every program inside of it, each with the names of the Refs that it is given."""
+    kernel = getattr(call.kernel, "jaxpr", call.kernel)
+    names = [*call.scalar_names, *(o.name for o in call.operands), *(s.name for s in call.scratch)]
+    yield from _with_names(kernel, dict(zip(kernel.invars, names, strict=False)))
+
+
+def _with_names(jaxpr: Any, names: dict[Any, str]) -> Iterator[tuple[Any, dict[Any, str]]]:
+    yield jaxpr, collections.defaultdict(str, names)
+    for eqn in jaxpr.eqns:
+        for inner in subprograms(eqn):
+            inner = getattr(inner, "jaxpr", inner)
+            shift = len(eqn.invars) - len(inner.invars)  # a cond's predicate, a while's other half
+            given = {
+                v: names[eqn.invars[i + shift]]
+                for i, v in enumerate(inner.invars)
+                if i + shift >= 0
+                and not isinstance(eqn.invars[i + shift], jec.Literal)
+                and eqn.invars[i + shift] in names
+            }
+            yield from _with_names(inner, given)
 
 
 # Moves that do no arithmetic: allowed outside of a kernel. A broadcast counts as one only when it starts from a scalar.
@@ -462,7 +518,8 @@ def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) 
     flat_fn.__name__ = getattr(fn, "__name__", "fn")
     leaves = [x if isinstance(x, jax.Array) and not _is_plain(x) else np.asarray(x) for x in leaves]
     with tracing():
-        closed, out_shape = jax.make_jaxpr(flat_fn, return_shape=True)(*leaves)
+        with _own_lines():
+            closed, out_shape = jax.make_jaxpr(flat_fn, return_shape=True)(*leaves)
         evaluator = Evaluator(on_call)
         flat_out = evaluator.run(closed, leaves)
     from_kernel = [id(y) in evaluator.made for y in flat_out]

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,12 @@ from .capture import (
     Operand,
     Outside,
     SourceLine,
+    filled_with,
+    holds_primitive,
     line_of,
     subprograms,
     where_defined,
+    with_ref_names,
 )
 from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, spans
 from .ops import is_floating, np_dtype
@@ -37,6 +40,7 @@ class Finding:
     operand: str | None = None
     block: Block | None = None
     maps: list[SourceLine] = dataclasses.field(default_factory=list)  # the index maps that may be to blame
+    size: int = 0  # elements of the output that it is about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +81,29 @@ class Diagnosis:
 # Which finding is the likelier root of the others: lower comes first.
 _ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
-    "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store overflow "
-    "local-position "
-    "moved unread unused transposed permuted flipped precision offset scaled nan zeros values"
+    "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store max-fill "
+    "max-start "
+    "no-rescale overflow exp-positive born local-position "
+    "moved unread unused transposed permuted flipped precision offset scaled row-offset row-scaled row-term wrong-axis "
+    "nan zeros values"
 ).split()
 _VALUES = frozenset(
-    "moved unread unused transposed permuted flipped precision offset scaled nan zeros values local-position".split()
+    "moved unread unused transposed permuted flipped precision offset scaled row-offset row-scaled row-term wrong-axis "
+    "nan zeros values local-position".split()
 )
 _ROOTS = frozenset(
     "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten "
     "partly-stored "
-    "sometimes-stored carry padding overflow input-store".split()
+    "sometimes-stored carry padding max-fill max-start no-rescale overflow exp-positive born input-store".split()
 )
+_LOST = frozenset("reset overwritten carry".split())
 # kind -> the kinds that explain it away
 _FOLLOWS = {
     "padding": frozenset({"map-bounds"}),
     **{kind: frozenset({"map-bounds"}) for kind in ("carry", "reset", "partly-stored")},
+    "overflow": frozenset({"max-fill", "max-start"}) | _LOST,
+    "exp-positive": frozenset({"max-fill", "max-start", "no-rescale", "overflow"}) | _LOST,
+    "born": frozenset({"max-fill", "max-start", "no-rescale", "overflow", "exp-positive"}) | _LOST,
     "unvisited": frozenset({"map-bounds"}),
     "unused": frozenset({"never-stored"}),
     "unwritten": frozenset({"map-bounds", "hang", "unwaited", "never-stored"}),
@@ -127,15 +138,33 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
                 if diagnosis.operand is None:
                     diagnosis.operand, diagnosis.tiles = found.operand, found.tiles
                     diagnosis.summary, diagnosis.steps = found.summary, found.steps
+    diagnosis.findings += _exchanged(run, got_leaves, want_leaves, tolerance) if wrong else []
     for f in diagnosis.findings:
         f.maps = f.maps or [m for t in run.traces for m in _index_maps(t)]
     for trace in run.traces:
         diagnosis.findings += _incidents(trace, wrong, diagnosis.steps)
+        diagnosis.findings += _unscaled(trace) if wrong else []
         diagnosis.findings += list(_races(trace))
+    if all(np.isfinite(np.asarray(x, np.float64)).all() for x in got_leaves):
+        diagnosis.findings = [f for f in diagnosis.findings if f.kind != "born"]  # it never reached the result
     diagnosis.findings = _roots(diagnosis.findings, poisoned=_has_nan(got_leaves))
     if diagnosis.findings and diagnosis.summary:
         diagnosis.findings[0].evidence.insert(0, diagnosis.summary)
     return diagnosis
+
+
+def _exchanged(run: Run, got: list[Any], want: list[Any], tolerance: Tolerance | None) -> Iterator[Finding]:
+    """Two results of one shape that have changed places."""
+    names = {id(out): o.name for t in run.traces for o, out in zip(t.call.outs, t.outputs, strict=True)}
+    for a, b in itertools.combinations(range(len(got)), 2):
+        x, y, u, v = (np.asarray(z) for z in (got[a], got[b], want[a], want[b]))
+        close = (tolerance or default_tolerance(u.dtype)).close
+        if x.shape != y.shape or close(x, u).all() or close(y, v).all():
+            continue
+        if close(x, v).all() and close(y, u).all():
+            first, second = (names.get(id(z), f"result {n}") for n, z in ((a, got[a]), (b, got[b])))
+            cause = f"{first} holds what belongs in {second}, and the other way round: the two have changed places."
+            yield Finding("moved", cause, [])
 
 
 def _has_nan(leaves: list[Any]) -> bool:
@@ -162,9 +191,10 @@ def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
             return True
         return bool(kinds & _FOLLOWS.get(f.kind, frozenset()))
 
-    def order(f: Finding) -> int:
+    def order(f: Finding) -> tuple[int, int]:
         rank = _ORDER.index(f.kind) if f.kind in _ORDER else len(_ORDER)
-        return rank + (len(_ORDER) if f.kind in ("unwritten", "stale") and not poisoned else 0)
+        late = len(_ORDER) if f.kind in ("unwritten", "stale") and not poisoned else 0
+        return rank + late, f.size if f.kind == "values" else 0  # what is small comes first in a computation
 
     roots = sorted((f for f in findings if not follows(f)), key=order)
     return _merged(roots)
@@ -223,6 +253,10 @@ def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Fin
             continue
         if (kind, ref) in seen or kind not in _EXPLAIN:
             continue
+        if kind == "carry":
+            group = [i for i in group if _grows_here(trace, i)]
+            if not group:
+                continue
         seen.add((kind, ref))
         if kind == "padding":  # elsewhere it may well be harmless
             group = [i for i in group if i.step in steps] or group
@@ -234,6 +268,15 @@ def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Fin
             line = first.line or _map_line(trace, ref, kind)
             maps = _index_maps(trace) if line is None or kind in ("map-bounds", "revisit") else []
             yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block, maps)
+
+
+def _grows_here(trace: Trace, i: Incident) -> bool:
+    """Whether the visit in which a buffer is read also stores into it. One that is only read is carried on purpose."""
+    last = i.step
+    moves = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and not o.in_hbm]
+    while last + 1 < trace.n and all(trace.blocks[k][last + 1] == trace.blocks[k][i.step] for k in moves):
+        last += 1
+    return any(e.op == "store" and e.ref == i.ref and i.step <= e.step <= last for e in trace.events)
 
 
 def _index_maps(trace: Trace) -> list[SourceLine]:
@@ -290,16 +333,28 @@ def _reduction_axes(trace: Trace) -> list[int]:
     """Grid axes that every pipelined output stays put on, as program_id counts them."""
     outs = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and not o.in_hbm]
     shared = set.intersection(*(set(still_axes(trace, k)) for k in outs)) if outs else set()
+    return _own_axes(trace, shared)
+
+
+def _own_axes(trace: Trace, axes: Iterable[int]) -> list[int]:
+    """Grid axes as program_id counts them."""
     own = [d for d in range(len(trace.call.grid)) if d not in trace.call.vmapped]
-    return sorted(own.index(d) for d in shared)
+    return sorted(own.index(d) for d in axes)
 
 
-def _first_step_test(trace: Trace) -> str:
-    axes = _reduction_axes(trace)
+def _first_step_test(trace: Trace, ref: str = "") -> str:
+    """When a buffer is to be set: an output by the steps that it stays for, scratch by those of all outputs."""
+    own = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and o.name == ref and not o.in_hbm]
+    axes = _own_axes(trace, still_axes(trace, own[0])) if own else _reduction_axes(trace)
     if not axes:
         return "before the first read"
     tests = " & ".join(f"(pl.program_id({d}) == 0)" if len(axes) > 1 else f"pl.program_id({d}) == 0" for d in axes)
     return f"on the first step of every output block: @pl.when({tests})"
+
+
+def _starting_values(trace: Trace) -> str:
+    maximum = holds_primitive(trace.call.kernel, "reduce_max")
+    return "(zero for a sum, -inf for a maximum)" if maximum else "(zero, for a sum)"
 
 
 def _explain_hbm(trace: Trace, i: Incident) -> str:
@@ -373,6 +428,18 @@ def _explain_ref_bounds(trace: Trace, i: Incident) -> str:
 
 
 def _explain_revisit(trace: Trace, i: Incident) -> str:
+    left = i.detail["left_at"]
+    k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
+    first = left
+    while first and trace.blocks[k][first - 1] == i.block:
+        first -= 1
+    if not any(e.op == "store" and e.ref == i.ref and first <= e.step <= left for e in trace.events):
+        return (
+            f"{at(trace, first)}: output block {i.block} of {i.ref} is in VMEM, nothing is stored in it before it "
+            f"leaves at {at(trace, left)}, and so garbage is written to HBM; at {at(trace, i.step)} it comes a second "
+            "time. An output block leaves whenever its number changes: let the index map stay on one block as long as "
+            "there is nothing to store."
+        )
     axes = _reduction_axes(trace)
     axis = f" (grid axis {axes[0]})" if axes else ""
     return (
@@ -391,7 +458,7 @@ def _explain_unwritten(trace: Trace, i: Incident) -> str:
         return ""
     return (
         f"{at(trace, i.step)}: the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} starts "
-        f"out as garbage. Set {i.ref} to its starting value (zero, for a sum) {_first_step_test(trace)}."
+        f"out as garbage. Set {i.ref} to its starting value {_starting_values(trace)} {_first_step_test(trace, i.ref)}."
     )
 
 
@@ -401,9 +468,8 @@ def _explain_stale(trace: Trace, i: Incident) -> str:
     return (
         f"{at(trace, i.step)}: the kernel reads {i.ref} before storing anything in block {here}: the buffer still "
         "holds "
-        f"what step {i.detail['left_at']} left there for block {before}. Set it to its starting value (zero, for a "
-        "sum) "
-        f"{_first_step_test(trace)}, not only once."
+        f"what step {i.detail['left_at']} left there for block {before}. Set it to its starting value "
+        f"{_starting_values(trace)} {_first_step_test(trace, i.ref)}, not only once."
     )
 
 
@@ -411,8 +477,8 @@ def _explain_carry(trace: Trace, i: Incident) -> str:
     return (
         f"{at(trace, i.step)}: the kernel reads {i.ref} as step {i.detail['left_at']} left it, and that step "
         "belonged to "
-        f"another output block. Scratch keeps its contents from step to step: set it to its starting value (zero, for "
-        f"a sum) {_first_step_test(trace)}, not only once."
+        f"another output block. Scratch keeps its contents from step to step: set it to its starting value "
+        f"{_starting_values(trace)} {_first_step_test(trace)}, not only once."
     )
 
 
@@ -452,10 +518,48 @@ def _explain_input_store(trace: Trace, i: Incident) -> str:
 
 
 def _explain_overflow(trace: Trace, i: Incident) -> str:
+    head = f"{at(trace, i.step)}: exp of values up to {i.detail['largest']:.4g} overflows to infinity. "
+    if i.detail.get("maxima"):
+        return head + (
+            "What is subtracted before is not the largest value: subtract the maximum of each row, over all that has "
+            "been read of it, and nothing above 0 is left."
+        )
+    return head + "Subtract the maximum before taking exp: the quotient stays the same."
+
+
+def _explain_exp_positive(trace: Trace, i: Incident) -> str:
     return (
-        f"{at(trace, i.step)}: exp of values up to {i.detail['largest']:.4g} overflows to infinity. Subtract the "
-        "maximum "
-        "before taking exp: the quotient stays the same."
+        f"{at(trace, i.step)}: exp gets values up to {i.detail['largest']:.4g}. With the maximum subtracted none is "
+        "above 0: x - maximum, and in a rescaling old maximum - new maximum, where the maximum is that of all that has "
+        "been read so far."
+    )
+
+
+def _explain_born(trace: Trace, i: Incident) -> str:
+    what = i.detail["what"]
+    head = f"{at(trace, i.step)}: {what}, in {i.count} of {i.total} elements; the operands were not NaN yet. "
+    if "0 / 0" in what and holds_primitive(trace.call.kernel, "exp"):
+        return head + "All the exponentials of these rows vanished: subtract each row's own maximum before exp."
+    if "log(0)" in what and holds_primitive(trace.call.kernel, "exp"):
+        return head + "An exponential vanished before its log was taken: log(exp(a) / b) is a - log(b)."
+    return head + "Follow what comes out of it."
+
+
+def _explain_max_fill(trace: Trace, i: Incident) -> str:
+    d = i.detail
+    return (
+        f"{at(trace, i.step)}: a mask has put {d['fill']:g} in the place of what is not real, and in {i.count} rows "
+        f"that is the maximum; all real values there lie below (the highest at {d['high']:.4g}). {d['fill']:g} is a "
+        "value like any other. Fill with -inf: no maximum notices it, and exp(-inf) is 0."
+    )
+
+
+def _explain_max_start(trace: Trace, i: Incident) -> str:
+    d = i.detail
+    return (
+        f"{at(trace, i.step)}: the maximum in {i.ref} starts from {d['start']:.4g}, and {i.count} of {i.total} maxima "
+        f"of the data lie below (the lowest at {d['low']:.4g}): there it is never the maximum of the data. Start from "
+        "-inf (jnp.full(shape, -jnp.inf)), which every number exceeds."
     )
 
 
@@ -473,7 +577,90 @@ _EXPLAIN: dict[str, Callable[[Trace, Incident], str]] = {
     "padding": _explain_padding,
     "input-store": _explain_input_store,
     "overflow": _explain_overflow,
+    "exp-positive": _explain_exp_positive,
+    "born": _explain_born,
+    "max-start": _explain_max_start,
+    "max-fill": _explain_max_fill,
 }
+
+
+# --- a sum that is measured against a running maximum ----------------------------------------------------------------
+
+
+def _unscaled(trace: Trace) -> Iterator[Finding]:
+    """Sums of exponentials that grow while the maximum they are measured against does, and are not rescaled."""
+    seen = set()
+    for jaxpr, names in with_ref_names(trace.call):
+        for total, maximum, eqn, reread in _unscaled_sums(jaxpr, names):
+            grown = sorted({e.step for e in trace.events if e.op == "store" and e.ref == total and e.eqn is eqn})
+            if total in seen or len(grown) < 2:
+                continue
+            seen.add(total)
+            why = (
+                f"the factor that is to mend it is made of two numbers read after {maximum} was overwritten, so it is "
+                f"exp(0) = 1. Read the old maximum before you store the new one."
+                if reread
+                else "multiply what it holds by exp(old maximum - new maximum), and only then add."
+            )
+            cause = (
+                f"{total} adds up exponentials while the maximum in {maximum} is still growing: at "
+                f"{at(trace, grown[1])}, what it holds was measured against an older maximum than what is added; {why}"
+            )
+            yield Finding("no-rescale", cause, [], line_of(eqn), grown[1], trace.steps[grown[1]], total)
+
+
+def _unscaled_sums(jaxpr: Any, names: dict[Any, str]) -> Iterator[tuple[str, str, Any, bool]]:
+    """(sum, maximum, the store into the sum, whether it has a factor that knows no old maximum) within one program."""
+    labels = _labels(jaxpr, names)
+
+    def of(v: Any) -> frozenset[Any]:
+        return frozenset() if hasattr(v, "val") else labels.get(v, frozenset())  # a literal depends on nothing
+
+    stores = {names[e.invars[0]]: (n, e) for n, e in enumerate(jaxpr.eqns) if e.primitive.name == "swap"}
+    for maximum, (when, store) in stores.items():
+        if ("new", maximum) not in of(store.invars[1]):
+            continue
+        for total, (_, into) in stores.items():
+            if total == maximum or ("exp", maximum) not in of(into.invars[1]):
+                continue
+            use, other = _first_use(jaxpr, names, total)
+            with_it = frozenset().union(*map(of, other))
+            if use not in ("add", "mul") or ("exp", maximum) not in with_it:
+                continue
+            old = any(label[:2] == ("load", maximum) and label[2] < when for label in with_it)
+            if use == "add" or not old:
+                yield total, maximum, into, use == "mul"
+
+
+_SAME_VALUE = frozenset("reshape squeeze expand_dims convert_element_type copy broadcast_in_dim select_n".split())
+
+
+def _labels(jaxpr: Any, names: dict[Any, str]) -> dict[Any, frozenset[Any]]:
+    """What each value of a program depends on: ("load", ref, n) a Ref read by equation n, ("new", ref) the maximum of a
+    Ref and something else, ("exp", ref) an exponential of either."""
+    labels: dict[Any, frozenset[Any]] = {}
+    for n, e in enumerate(jaxpr.eqns):
+        found = frozenset().union(*(labels.get(v, frozenset()) for v in e.invars if not hasattr(v, "val")))
+        if e.primitive.name == "get":
+            found = frozenset({("load", names[e.invars[0]], n)})
+        elif e.primitive.name == "max":
+            found = frozenset(("new", label[1]) if label[0] == "load" else label for label in found)
+        elif e.primitive.name == "exp" or any(holds_primitive(inner, "exp") for inner in subprograms(e)):
+            found |= {("exp", label[1]) for label in found}
+        labels.update((v, found) for v in e.outvars)
+    return labels
+
+
+def _first_use(jaxpr: Any, names: dict[Any, str], ref: str) -> tuple[str, list[Any]]:
+    """The first arithmetic that is done with what is read from a Ref: its primitive, and its other operands."""
+    held: list[Any] = []
+    for e in jaxpr.eqns:
+        mine = [v for v in e.invars if any(v is h for h in held)]
+        if (e.primitive.name == "get" and names[e.invars[0]] == ref) or (mine and e.primitive.name in _SAME_VALUE):
+            held += e.outvars
+        elif mine:
+            return e.primitive.name, [v for v in e.invars if not any(v is h for h in held)]
+    return "", []
 
 
 def _races(trace: Trace) -> Iterator[Finding]:
@@ -623,7 +810,52 @@ class _Blocks:
             return ("offset", middle, here)
         if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) <= 1e-3 * max(1.0, float(np.abs(ratio).max())):
             return ("scaled", float(ratio.mean()), here)
-        return ("values", here)
+        return self._by_rows(tile) or ("values", here)
+
+    # -- errors that belong to the row
+
+    def _by_rows(self, tile: Block) -> tuple[Any, ...] | None:
+        """Every wrong row is off by a constant of its own, by a factor of its own, or by a multiple of an input's row:
+        (kind, name of that input, the number of each wrong row)."""
+        got, want = (self.cut(x, tile).astype(np.float64) for x in (self.got, self.want))
+        if got.ndim != 2 or got.shape[1] < 8:
+            return None
+        rows = np.flatnonzero(self.cut(self.bad, tile).any(axis=1)).tolist()
+        if len(rows) < 2:
+            return None
+        ones = np.ones_like(want)
+        candidates = [("row-offset", "", [ones]), ("row-scaled", "", [want])]
+        ins = zip(self.trace.call.ins, self.trace.call.inputs, strict=True)
+        same = [(o.name, self.cut(x, tile).astype(np.float64)) for o, x in ins if x.shape == self.want.shape]
+        candidates += [("row-term", name, [x]) for name, x in same]
+        candidates += [("row-term", name, [x, ones]) for name, x in same]
+        for kind, name, basis in candidates:
+            numbers = [self._fit(got[r], want[r], [b[r] for b in basis]) for r in rows]
+            if all(n is not None for n in numbers):
+                return (kind, name, dict(zip(rows, numbers, strict=True)), len(basis) > 1)
+        return ("wrong-axis",) if self._separable(got, want) else None
+
+    @staticmethod
+    def _separable(got: np.ndarray, want: np.ndarray) -> bool:
+        """Whether got / want is a factor of the row times a factor of the column."""
+        with np.errstate(all="ignore"):
+            factor = np.log(got / want)
+        if not np.isfinite(factor).all() or np.ptp(factor) < 1e-2:
+            return False
+        rest = factor - factor.mean(axis=0, keepdims=True) - factor.mean(axis=1, keepdims=True) + factor.mean()
+        return bool(np.abs(rest).max() < 1e-3)
+
+    def _fit(self, got: np.ndarray, want: np.ndarray, basis: list[np.ndarray]) -> float | None:
+        """The first coefficient of the basis in got - want, where nothing else is wrong with the row."""
+        error, columns = got - want, np.stack(basis, axis=1)
+        if not np.isfinite(columns).all():
+            return None
+        numbers = np.linalg.lstsq(columns, error, rcond=None)[0]
+        rest = error - columns @ numbers
+        explained = np.square(rest).sum() < 0.04 * np.square(error).sum()
+        size = np.maximum(np.abs(got), np.abs(want))
+        close = np.abs(rest) <= self.atol + 2 * self.tolerance.relative * size + 1e-3 * np.abs(error)
+        return float(numbers[0]) if explained and close.all() else None
 
     def _candidates(self, got: np.ndarray) -> list[Block]:
         """The blocks whose first expected element is the first one of `got`."""
@@ -726,10 +958,10 @@ class _Blocks:
         for e in self.trace.events:
             if e.ref in names:
                 events[e.ref, e.step].append(e)
-        for look in (self._reset, self._reset_late, self._reset_midway, self._replaced):
+        for look in (self._reset, self._reset_late, self._reset_midway, self._reset_again, self._replaced):
             found = [f for f in (look(name, visits[0], events) for name in names) if f]
             if found:
-                yield found[-1]
+                yield from found if look == self._replaced else found[-1:]
                 return
         finding = self._overwritten(visits[0], events)
         if finding:
@@ -749,7 +981,7 @@ class _Blocks:
         cause = (
             f"{name} is reset at every step: steps {spans(visit)} all belong to block {block} of {self.o.name}, and "
             "each "
-            f"throws away what the one before had added. Reset it only {_first_step_test(self.trace)}."
+            f"throws away what the one before had added. Reset it only {_first_step_test(self.trace, name)}."
         )
         s = visit[1]
         return Finding("reset", cause, [], lines[1].line, s, self.trace.steps[s], name, block)
@@ -782,23 +1014,51 @@ class _Blocks:
         cause = (
             f"{at(self.trace, s)}: {name} is set to its starting value only here, so what steps "
             f"{spans(visit[: visit.index(s)])} "
-            f"have added is lost, and the first of them added to garbage. Set it {_first_step_test(self.trace)}."
+            f"have added is lost, and the first of them added to garbage. Set it {_first_step_test(self.trace, name)}."
         )
         line, block = events[name, s][0].line, self.trace.blocks[self.k][s]
         return Finding("reset", cause, [], line, s, self.trace.steps[s], name, block)
 
-    def _replaced(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
-        """A scratch buffer that every step overwrites and only the last one reads."""
-        if name == self.o.name or not all(events[name, s] and events[name, s][0].op == "store" for s in visit):
+    def _reset_again(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """What sets `name` on the first step of a visit does so once more, after other steps have stored into it."""
+        first = events[name, visit[0]]
+        if not first or first[0].op != "store" or not first[0].whole:
             return None
-        if any(e.op == "load" for s in visit[:-1] for e in events[name, s]) or not events[name, visit[-1]][0].whole:
+        again = [s for s in visit[1:] if any(e.eqn is first[0].eqn for e in events[name, s])]
+        gathered = [s for s in visit if any(e.op == "store" and e.eqn is not first[0].eqn for e in events[name, s])]
+        if not again or len(again) > len(visit) // 2 or not any(s < again[0] for s in gathered):
             return None
-        s, block = visit[-1], self.trace.blocks[self.k][visit[0]]
+        s, block = again[0], self.trace.blocks[self.k][visit[0]]
+        before = [g for g in gathered if g < s]
         cause = (
-            f"{name} is overwritten: steps {spans(visit)}, all of block {block} of {self.o.name}, store into it and "
-            "only "
-            f"the last, {at(self.trace, s)}, survives. Add to it instead ({name}[...] += ...), and set it to zero "
-            f"{_first_step_test(self.trace)}."
+            f"{at(self.trace, s)}: {name} is set to its starting value again, though block {block} of {self.o.name} is "
+            f"still the same: what steps {spans(before)} have gathered in it is lost. Set it only "
+            f"{_first_step_test(self.trace, name)}."
+        )
+        return Finding("reset", cause, [], first[0].line, s, self.trace.steps[s], name, block)
+
+    def _replaced(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """A scratch buffer that one step after the other overwrites, before anybody has read it."""
+        if name == self.o.name:
+            return None
+        steps: list[int] = []  # that overwrite it in a row
+        for s in visit:
+            mine = events[name, s]
+            if mine and (mine[0].op != "store" or not mine[0].whole):
+                break
+            steps += [s] if mine else []
+            if any(e.op == "load" for e in mine):
+                break
+        stores = [[e.eqn for e in events[name, s] if e.op == "store"][-1] for s in steps]
+        if len(steps) < 2 or stores[0] is not stores[-1]:
+            return None
+        s, block = steps[-1], self.trace.blocks[self.k][visit[0]]
+        maximum = holds_primitive(self.trace.call.kernel, "reduce_max")
+        cause = (
+            f"{name} is overwritten: steps {spans(steps)}, all of block {block} of {self.o.name}, store into it and "
+            f"only the last, {at(self.trace, s)}, survives. Add to it instead ({name}[...] += ...), and set it to zero"
+            f"{', or take jnp.maximum with what it holds, starting from -inf,' if maximum else ''} "
+            f"{_first_step_test(self.trace, name)}."
         )
         return Finding("overwritten", cause, [], events[name, s][0].line, s, self.trace.steps[s], name, block)
 
@@ -815,7 +1075,7 @@ class _Blocks:
             "last, "
             f"{at(self.trace, stores[-1])}, survives. Add to it instead ({self.o.name}[...] += ...), and set it to "
             "zero "
-            f"{_first_step_test(self.trace)}."
+            f"{_first_step_test(self.trace, self.o.name)}."
         )
         return Finding(
             "overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], self.o.name, block
@@ -857,7 +1117,7 @@ class _Blocks:
         constant = len({round(s[1], 4) for s in by_kind["offset"].values()}) == 1 and len(by_kind["offset"]) == len(
             wrong
         )
-        if near and len(near) == len(wrong) and not constant and self._imprecise():
+        if near and len(near) == len(wrong) and not constant and self._imprecise() and not [*self._arithmetic()]:
             yield self._precision(near)
             return
         moved = {t: s[1] for t, s in by_kind["holds"].items()}
@@ -866,9 +1126,37 @@ class _Blocks:
         offsets = {t: s[1] for t, s in by_kind["offset"].items()}
         if offsets:
             yield self._offset(offsets, by_kind["offset"])
-        for kind in ("transposed", "permuted", "flipped", "scaled", "zeros", "nan", "values"):
+        for kind in ("row-offset", "row-scaled", "row-term"):
+            if by_kind[kind]:
+                yield self._row_error(kind, by_kind[kind])
+        for kind in ("transposed", "permuted", "flipped", "scaled", "wrong-axis", "zeros", "nan", "values"):
             if by_kind[kind]:
                 yield self._plain(kind, by_kind[kind])
+
+    def _row_error(self, kind: str, tiles: dict[Block, tuple[Any, ...]]) -> Finding:
+        tile, (_, name, numbers, shifted) = next(iter(tiles.items()))
+        sample = list(numbers.items())[:2]
+        head = f"{_blocks(list(tiles))} of {self.o.name} {_is(tiles)} wrong in one way, row by row: "
+        if kind == "row-offset":
+            rows = ", ".join(f"row {r} by {v:+.4g}" for r, v in sample)
+            cause = f"each row is off by a constant of its own ({rows}). A number that belongs to the row, such as its "
+            cause += (
+                "mean or its maximum, is left out, is added or subtracted wrongly, or is not that of the whole row."
+            )
+        elif kind == "row-scaled":
+            rows = ", ".join(f"row {r} is {1 + v:.4g} times" for r, v in sample)
+            cause = (
+                f"each row has a factor of its own ({rows} what is expected). A number that belongs to the row, such "
+            )
+            cause += "as its sum or its variance, is left out, or is not that of the whole row."
+        else:
+            rows = ", ".join(f"row {r}: {v:.4g} times" for r, v in sample)
+            plus = ", and a constant" if shifted else ""
+            cause = (
+                f"the error is a multiple of the same row of {name}{plus} ({rows}). A term of that form, one number "
+            )
+            cause += f"per row times {name}, is missing, or has the wrong sign or the wrong number."
+        return self._finding(kind, head + cause, tile, self._clues(tile))
 
     def _store_line(self, tile: Block) -> tuple[SourceLine | None, int | None]:
         """The line and step that last stored into a block."""
@@ -880,7 +1168,7 @@ class _Blocks:
     def _finding(self, kind: str, cause: str, tile: Block, evidence: Sequence[str] = ()) -> Finding:
         line, step = self._store_line(tile)
         index = self.trace.steps[step] if step is not None else None
-        return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile)
+        return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile, size=self.want.size)
 
     def _moved(self, moved: dict[Block, Block]) -> Finding:
         tile, source = next(iter(moved.items()))
@@ -1004,7 +1292,13 @@ class _Blocks:
         elif kind == "scaled":
             cause = (
                 f"{which} of {name} {_is(tiles)} {status[1]:.6g} times what is expected{_in(status[2])}{when}: a "
-                "factor too much or too little."
+                f"factor too much or too little.{self._known_factor(status[1])}"
+            )
+        elif kind == "wrong-axis":
+            cause = (
+                f"{which} of {name} {_is(tiles)} wrong by a factor of the row times a factor of the column{when}: "
+                "something is reduced along the wrong axis, or the two are mixed up. axis=1 goes along a row, axis=0 "
+                "down a column, over the rows of this block only."
             )
         elif kind == "zeros":
             cause = (
@@ -1024,19 +1318,34 @@ class _Blocks:
             return self._finding(kind, cause + "Follow one element of that block by hand.", tile)
         return self._finding(kind, cause, tile, self._clues(tile))
 
+    def _known_factor(self, factor: float) -> str:
+        """Where a factor comes from, when it is one that everybody meets."""
+        if abs(factor + 1) < 1e-6:
+            return " A sign is wrong."
+        for n in sorted({n for o in self.trace.call.ins for n in o.shape if n > 7}):
+            for power, words in ((0.5, "the square root of "), (1.0, "")):
+                for exponent in (power, -power):
+                    if abs(factor / ((n - 1) / n) ** exponent - 1) < 2e-5 and abs(factor - 1) > 1e-4:
+                        ratio = f"{n - 1} / {n}" if exponent > 0 else f"{n} / {n - 1}"
+                        return f" It is {words}{ratio}: one divides by N, the other by N - 1."
+        return ""
+
     def _clues(self, tile: Block) -> list[str]:
         """What the steps of one block have in common, or not, that may explain wrong values; the likeliest first."""
         steps = self.steps_of(tile)
         if len(steps) < 2:
-            return []
+            return [*self._narrowed_early(), *self._arithmetic(), *self._down_the_columns()]
         events = [e for e in self.trace.events if e.step in set(steps)]
         clues = [
             *self._narrowed_early(),
+            *self._arithmetic(),
             *self._stored_early(events),
             *self._uneven(events, steps),
             *self._read_every_step(events, steps),
         ]
-        if self.trace.flops and all(self.trace.transcendentals[s] for s in steps):
+        clues += [*self._local_positions(), *self._down_the_columns(), *self._left_unread(events)]
+        measured = holds_primitive(self.trace.call.kernel, "reduce_max")  # against a maximum: exponentials do add up
+        if self.trace.flops and not measured and all(self.trace.transcendentals[s] for s in steps):
             clues.append(
                 f"Exp, tanh or the like is applied at every step of the sum (steps {spans(steps)}): what is not "
                 "linear has "
@@ -1105,12 +1414,146 @@ class _Blocks:
         for k, o in enumerate(self.trace.call.operands):
             reads = [e for e in events if e.op == "load" and e.ref == o.name]
             same = len({self.trace.blocks[k][s] for s in steps}) == 1
-            if o.role == "in" and same and len({e.step for e in reads}) == len(steps):
+            added = {_first_use(j, n, o.name)[0] for j, n in with_ref_names(self.trace.call)} & {"add", "sub"}
+            if o.role == "in" and same and added and len({e.step for e in reads}) == len(steps):
                 yield (
                     f"{o.name} is read at every step of the sum ({reads[0].line}), though its block stays the same: "
                     "what is "
                     f"added at every step is added {len(steps)} times."
                 )
+
+    def _local_positions(self) -> Iterator[str]:
+        """Positions within the block are compared with data, as if every block were the first one."""
+        if self.trace.n < 2:
+            return
+        for jaxpr, _ in with_ref_names(self.trace.call):
+            for eqn in _local_comparisons(jaxpr):
+                yield (
+                    f"Positions are counted from 0 in every block ({line_of(eqn)}): the block starts at "
+                    "pl.program_id(axis) times its size, and that has to be added."
+                )
+                return
+
+    def _down_the_columns(self) -> Iterator[str]:
+        """Blocks hold whole rows, and everything is reduced over the rows that happen to share a block."""
+        o = self.o
+        if len(o.block) != 2 or o.block[1] != o.shape[1] or o.block[0] in (1, o.shape[0]):
+            return
+        found = [
+            e for j, _ in with_ref_names(self.trace.call) for e in j.eqns if e.primitive.name.startswith("reduce_")
+        ]
+        if found and all(tuple(e.params["axes"]) == (0,) for e in found):
+            yield (
+                f"Every reduction here goes down the columns (axis=0, {line_of(found[0])}), over the {o.block[0]} rows "
+                "that happen to share a block. Along a row it is axis=1."
+            )
+
+    def _left_unread(self, events: list[Event]) -> Iterator[str]:
+        """Scratch whose last value nobody reads."""
+        for s in self.trace.call.scratch:
+            mine = [e for e in events if e.ref == s.name]
+            if mine and mine[-1].op == "store":
+                line = mine[-1].line
+                yield f"What {s.name} holds in the end is never read ({line} stores it): is it part of the result?"
+
+    def _arithmetic(self) -> Iterator[str]:
+        """Formulas that are right on paper."""
+        for jaxpr, _ in with_ref_names(self.trace.call):
+            for eqn in _cancelling(jaxpr):
+                yield (
+                    f"Mean of squares minus square of mean ({line_of(eqn)}) is the variance on paper; in float32 two "
+                    "nearly equal numbers cancel. Subtract the mean first, then square."
+                )
+            for eqn, fill in _filled_exponentials(jaxpr):
+                yield (
+                    f"exp is taken where a mask has put {fill:g} ({line_of(eqn)}), and the result is summed: so the "
+                    "padding has a share in the sum. Fill with -inf: exp(-inf) is 0, and no maximum notices it."
+                )
+            for eqn in _eps_outside(jaxpr):
+                yield f"The small constant is added outside of the root ({line_of(eqn)}): 1 / sqrt(variance + eps)."
+
+
+def _producers(jaxpr: Any) -> dict[Any, Any]:
+    return {v: e for e in jaxpr.eqns for v in e.outvars}
+
+
+def _made_by(made: dict[Any, Any], v: Any, through: frozenset[str]) -> Any:
+    """The equation that made a value, looking through operations that keep or merely scale it."""
+    e = None if hasattr(v, "val") else made.get(v)
+    while e is not None and e.primitive.name in through and not hasattr(e.invars[0], "val"):
+        before = made.get(e.invars[0])
+        if before is None:
+            break
+        e = before
+    return e
+
+
+_SCALED = frozenset("div mul reshape squeeze expand_dims convert_element_type copy broadcast_in_dim".split())
+_SQUARES = frozenset("square integer_pow".split())
+
+
+def _is_square(e: Any) -> bool:
+    return e is not None and (
+        e.primitive.name in _SQUARES or (e.primitive.name == "mul" and e.invars[0] is e.invars[1])
+    )
+
+
+def _cancelling(jaxpr: Any) -> Iterator[Any]:
+    """Subtractions of the square of a mean from the mean of squares of what was read."""
+    made = _producers(jaxpr)
+    for e in jaxpr.eqns:
+        if e.primitive.name != "sub" or not _is_square(
+            made.get(e.invars[1]) if not hasattr(e.invars[1], "val") else None
+        ):
+            continue
+        total = _made_by(made, e.invars[0], _SCALED)
+        squared = total is not None and total.primitive.name == "reduce_sum" and made.get(total.invars[0])
+        mean = _made_by(made, made[e.invars[1]].invars[0], _SCALED)
+        if _is_square(squared) and mean is not None and mean.primitive.name == "reduce_sum":
+            yield e
+
+
+def _filled_exponentials(jaxpr: Any) -> Iterator[tuple[Any, float]]:
+    """Exponentials of values where a mask has put a finite number, and that number."""
+    made = _producers(jaxpr)
+    for e in jaxpr.eqns:
+        if e.primitive.name != "exp":
+            continue
+        shifted = made.get(e.invars[0])
+        if shifted is not None and shifted.primitive.name == "sub" and not hasattr(shifted.invars[0], "val"):
+            masked = made.get(shifted.invars[0])
+            fill = filled_with(masked, made) if masked is not None else None
+            if fill is not None and math.isfinite(fill) and fill > -1e6:
+                yield e, fill
+
+
+def _eps_outside(jaxpr: Any) -> Iterator[Any]:
+    """Additions of a small constant to what has just come out of a root."""
+    made = _producers(jaxpr)
+    for e in jaxpr.eqns:
+        if e.primitive.name == "add" and any(hasattr(v, "val") and 0 < float(np.max(v.val)) < 1e-2 for v in e.invars):
+            roots = [made.get(v) for v in e.invars if not hasattr(v, "val")]
+            if any(r is not None and r.primitive.name in ("sqrt", "rsqrt") for r in roots):
+                yield e
+
+
+_COMPARISONS = frozenset("eq ne lt le gt ge".split())
+
+
+def _local_comparisons(jaxpr: Any) -> Iterator[Any]:
+    """Comparisons of an iota with something else, with no program id in it."""
+    kinds: dict[Any, frozenset[str]] = {
+        v: frozenset({"given"}) for v in jaxpr.invars if getattr(v.aval, "shape", 1) == ()
+    }
+    for e in jaxpr.eqns:
+        found = frozenset().union(*(kinds.get(v, frozenset()) for v in e.invars if not hasattr(v, "val")))
+        if e.primitive.name in ("iota", "program_id"):
+            found |= {e.primitive.name}
+        elif e.primitive.name in _COMPARISONS and found == {"iota"}:
+            sides = [kinds.get(v, frozenset()) if not hasattr(v, "val") else frozenset() for v in e.invars]
+            if sides.count(frozenset({"iota"})) == 1:
+                yield e
+        kinds.update((v, found) for v in e.outvars)
 
 
 def _axes(numbers: Any) -> str:
@@ -1174,6 +1617,10 @@ _STATUS_WORDS = {
     "values": "wrong values",
     "offset": "off by a constant",
     "scaled": "off by a factor",
+    "row-offset": "off by a constant per row",
+    "row-scaled": "off by a factor per row",
+    "row-term": "off by a term per row",
+    "wrong-axis": "off by row and column factors",
     "nan": "NaN",
     "zeros": "zero",
     "unvisited": "never visited",

@@ -23,6 +23,11 @@ _ERRORS: list[tuple[str, str, str]] = [
      "preferred_element_type=jnp.float32"),
     (r"should return None|must return None|kernel function.*return", "returns",
      "a kernel returns nothing: store the result, o_ref[...] = value"),
+    (r"Custom VJP fwd rule.*must produce a pair", "vjp-forward",
+     "the forward function of a custom_vjp returns two things, the result and the residuals: return y, residuals"),
+    (r"Custom VJP bwd rule", "vjp-backward",
+     "the backward function of a custom_vjp returns a tuple with one gradient for each input, of its input's shape; "
+     "with one input: return (dx,)"),
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
      "lax.broadcasted_iota"),
@@ -70,6 +75,10 @@ _DYNAMIC_SLICE = (
     "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
     "Python int."
 )
+_LOST_DIMENSION = (
+    "Two arrays of different rank meet, and their shapes do not broadcast. A reduction drops the dimension that it "
+    "reduces: keepdims=True keeps it, so that (16, 1) fits beside (16, 384)."
+)
 _MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
 
 
@@ -112,6 +121,10 @@ def explain_error(error: BaseException) -> Finding:
     shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
         return Finding("store-shape", _shape_advice(shapes[1], shapes[2]), [_shorten(f"{name}: {first}")], line)
+    if re.search("ncompatible shapes for broadcasting", text):
+        ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
+        if len(ranks) > 1:
+            return Finding("broadcast", _LOST_DIMENSION, [_shorten(f"{name}: {first}")], line)
     code = line.text if line else ""
     if "ConcretizationTypeError" in name and "arange" in code:
         return Finding("arange", _ARANGE, [_shorten(f"{name}: {first}")], line)

@@ -5,6 +5,7 @@ The primitives on Refs (get, swap, dma_start, ...) and their parameters are not 
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +15,19 @@ import jax
 import jax.extend.core as jec
 import numpy as np
 
-from .capture import Call, Operand, Outside, SourceLine, arg_names, capture, line_of, space_of
+from .capture import (
+    Call,
+    Operand,
+    Outside,
+    SourceLine,
+    arg_names,
+    capture,
+    filled_with,
+    holds_primitive,
+    line_of,
+    space_of,
+    with_ref_names,
+)
 from .ops import (
     ELEMENTWISE,
     INLINED,
@@ -240,6 +253,23 @@ _SILENT = frozenset(
 )
 
 
+_WATCHED = frozenset(["exp", "max", "reduce_max", "div", "log", "sub", "mul"])
+
+
+def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, int]:
+    """What makes an inf or NaN out of operands that have none (an inf may come out of an inf), and how often."""
+    if name == "log":
+        zero, negative = int(np.count_nonzero(values[0] == 0)), int(np.count_nonzero(values[0] < 0))
+        return ("log(0) is -inf", zero) if zero else ("the log of a negative number is NaN", negative)
+    a, b = np.broadcast_arrays(*values)
+    if name == "div":
+        zero_by_zero = int(np.count_nonzero((a == 0) & (b == 0)))
+        by_zero = int(np.count_nonzero(np.isfinite(a) & (b == 0)))
+        return ("0 / 0 is NaN", zero_by_zero) if zero_by_zero else ("a division by 0 is infinite", by_zero)
+    bad = np.isnan(out) & ~np.isnan(a) & ~np.isnan(b)
+    return ("inf - inf is NaN" if name == "sub" else "0 times infinity is NaN"), int(np.count_nonzero(bad))
+
+
 class _Machine:
     def __init__(self, call: Call, detail: bool):
         self.call, self.detail = call, detail
@@ -298,9 +328,80 @@ class _Machine:
         self.flops += flops
         self.transcendentals += transcendentals
         out = evaluate(eqn, values)
-        if name == "exp" and np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
-            self.incident("overflow", "", eqn, largest=float(np.max(values[0])))
+        if name in _WATCHED:
+            self._watch(name, eqn, values, out)
         return out
+
+    def _watch(self, name: str, eqn: Any, values: list[Any], out: Any) -> None:
+        """Notes arithmetic that may explain a wrong result: where the first inf or NaN is born, and the like."""
+        out = np.asarray(out)
+        if not is_floating(out.dtype):
+            return
+        if name == "max":
+            self._watch_maximum(eqn, values)
+        elif name == "reduce_max":
+            self._watch_filled(eqn, np.asarray(values[0]), out)
+        elif name == "exp":
+            largest = float(np.max(np.asarray(values[0]), initial=-np.inf))
+            if np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
+                self.incident("overflow", "", eqn, largest=largest, maxima=self.takes_maximum)
+            elif largest > 1e-3 and self.takes_maximum:
+                self.incident("exp-positive", "", eqn, largest=largest)
+        elif not np.isfinite(out).all():
+            what, count = _born(name, [np.asarray(v, np.float64) for v in values], out.astype(np.float64))
+            if count:
+                self.incident("born", "", eqn, what=what, count=count, total=out.size)
+
+    def _watch_maximum(self, eqn: Any, values: list[Any]) -> None:
+        """A running maximum that starts from a number which some of the data do not reach."""
+        for here, ref in self.running.get(id(eqn), {}).items():
+            held, other = np.asarray(values[here]), np.asarray(values[1 - here])
+            if held.size < 2 or held.shape != other.shape or not np.isfinite(held.flat[0]):
+                continue
+            below = int(np.count_nonzero(other < held))
+            if below and bool((held == held.flat[0]).all()):
+                start, low = float(held.flat[0]), float(other.min())
+                self.incident("max-start", ref, eqn, count=below, total=held.size, start=start, low=low)
+
+    def _watch_filled(self, eqn: Any, x: np.ndarray, out: np.ndarray) -> None:
+        """The number that a mask has put in the place of what is not real comes out as the maximum."""
+        fill = self.fills.get(id(eqn))
+        if fill is None or not np.isfinite(fill) or x.ndim < 2 or not (out == fill).any():
+            return
+        real = np.where(x == fill, -np.inf, x).max(axis=tuple(eqn.params["axes"]))
+        drowned = (out == fill) & np.isfinite(real)
+        if drowned.any():
+            high = float(real[drowned].max())
+            self.incident("max-fill", "", eqn, count=int(drowned.sum()), total=out.size, fill=fill, high=high)
+
+    @functools.cached_property
+    def fills(self) -> dict[int, float]:
+        """Per `reduce_max` equation of the kernel: the number that a mask has put into what it reduces."""
+        found: dict[int, float] = {}
+        for jaxpr, _ in with_ref_names(self.call):
+            made = {v: e for e in jaxpr.eqns for v in e.outvars}
+            for e in jaxpr.eqns:
+                source = made.get(e.invars[0]) if e.primitive.name == "reduce_max" else None
+                fill = filled_with(source, made) if source is not None else None
+                if fill is not None:
+                    found[id(e)] = fill
+        return found
+
+    @functools.cached_property
+    def takes_maximum(self) -> bool:
+        return holds_primitive(self.call.kernel, "reduce_max")
+
+    @functools.cached_property
+    def running(self) -> dict[int, dict[int, str]]:
+        """Per `max` equation of the kernel: which of its operands was read from a Ref just so, and from which one."""
+        found: dict[int, dict[int, str]] = {}
+        for jaxpr, names in with_ref_names(self.call):
+            loads = {e.outvars[0]: names[e.invars[0]] for e in jaxpr.eqns if e.primitive.name == "get"}
+            for e in jaxpr.eqns:
+                if e.primitive.name == "max":
+                    read = {i: v for i, v in enumerate(e.invars) if not isinstance(v, jec.Literal) and v in loads}
+                    found[id(e)] = {i: loads[v] for i, v in read.items()}
+        return found
 
     def _cost(self, eqn: Any) -> tuple[int, int]:
         found = self.costs.get(id(eqn))
