@@ -1725,3 +1725,31 @@ def dead_stores(trace: Trace) -> dict[str, int]:
         visits = itertools.chain.from_iterable(trace.visits[j].values())
         most[o.name] = max((len(stored[o.name] & set(v)) for v in visits), default=0)
     return most
+
+
+def serial_steps(trace: Trace) -> tuple[int, list[int]]:
+    """(steps that follow one another when each index along the parallel axes has a core of its own, the axes that could
+    be parallel and are not)."""
+    call = trace.call
+    parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s]
+    serial = trace.n // max(1, math.prod(call.grid[d] for d in parallel))
+    outs = [k for k, o in enumerate(call.operands) if o.role == "out" and not o.in_hbm]
+    still = {d for k in outs for d in still_axes(trace, k)}
+    own = [d for d in range(len(call.grid)) if d not in call.vmapped]
+    return serial, [n for n, d in enumerate(own) if d not in still and d not in parallel and call.grid[d] > 1]
+
+
+def wide_products(call: Call, bits: int) -> Iterator[Finding]:
+    """Matrix products whose operands are wider than that."""
+    for jaxpr, _ in with_ref_names(call):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name != "dot_general":
+                continue
+            wide = [d for d in (np_dtype(v.aval) for v in eqn.invars) if d.itemsize * 8 > bits]
+            if wide:
+                cause = (
+                    f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand "
+                    f"where the data has {bits}. Wide operands take the MXU longer, or are rounded on the way in. Give it what the Refs "
+                    "hold, and name the type of the sum: preferred_element_type."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
