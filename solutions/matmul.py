@@ -71,12 +71,9 @@ def scale_rows_kernel(a_ref, b_ref, o_ref):
 
 
 def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
-    @pl.when(pl.program_id(1) == 0)
-    def _():
-        da_ref[...] = jnp.zeros(da_ref.shape, da_ref.dtype)
-
     g = g_ref[...]
-    da_ref[...] += (g * b_ref[...]).sum(axis=1, keepdims=True)
+    before = jnp.where(pl.program_id(1) == 0, 0, da_ref[...])
+    da_ref[...] = before + (g * b_ref[...]).sum(axis=1, keepdims=True)
     db_ref[...] = a_ref[...] * g
 
 

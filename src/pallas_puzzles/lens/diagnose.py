@@ -1748,8 +1748,8 @@ def wide_products(call: Call, bits: int) -> Iterator[Finding]:
             wide = [d for d in (np_dtype(v.aval) for v in eqn.invars) if d.itemsize * 8 > bits]
             if wide:
                 cause = (
-                    f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand "
-                    f"where the data has {bits}. Wide operands take the MXU longer, or are rounded on the way in. Give it what the Refs "
-                    "hold, and name the type of the sum: preferred_element_type."
+                    f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an "
+                    f"operand, where {bits} are enough. Wide operands take the MXU longer, or are rounded on the way "
+                    "in. Give it what the Refs hold, and name the type of the sum: preferred_element_type."
                 )
                 yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
