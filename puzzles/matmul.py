@@ -215,6 +215,7 @@ check(
         ),
     ],
     budget=Budget(hbm_bytes=6_094_848, vmem_bytes=262_144, serial_steps=5, calls=1),
+    tol=8e-3,  # about one unit in the last place of a bfloat16
 )
 
 # %% [markdown]
@@ -337,6 +338,7 @@ check(
         case(normal((72, 2048), "bfloat16", shift=1.0), normal((2048, 320), "bfloat16"), bm=32, bk=128),
     ],
     budget=Budget(hbm_bytes=4_571_136, vmem_bytes=262_144, calls=1, mxu_bits=16),
+    tol=8e-3,
     forbid={name: f"{name} makes a branch: do without." for name in ("when", "cond", "switch")},
 )
 
@@ -597,6 +599,7 @@ check(
         case(normal((64, 1024), "bfloat16"), normal((512, 1024), "bfloat16"), bm=32, bn=256, bk=512),
     ],
     budget=Budget(hbm_bytes=4_669_440, vmem_bytes=262_144, calls=1, mxu_bits=16),
+    tol=8e-3,
 )
 
 # %% [markdown]
@@ -613,9 +616,8 @@ check(
 # ```python
 # def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
 #     before = ____
-#     product = jax.lax.dot_general(
-#         x_ref[...], w_ref[...], ((____, ____), ((), ())), preferred_element_type=jnp.float32
-#     )
+#     dims = ((____, ____), ((), ()))
+#     product = jax.lax.dot_general(x_ref[...], w_ref[...], dims, preferred_element_type=jnp.float32)
 #     ____
 #
 #
@@ -630,7 +632,8 @@ check(
 # ```python
 # def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
 #     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
-#     product = jax.lax.dot_general(x_ref[...], w_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+#     dims = (((1,), (1,)), ((), ()))
+#     product = jax.lax.dot_general(x_ref[...], w_ref[...], dims, preferred_element_type=jnp.float32)
 #     acc_ref[...] = before + product
 #     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 #
@@ -1776,10 +1779,10 @@ check(
     normal((512, 768), "bfloat16"),
     variants=[
         small_chip_case(Chip(5e11, 5e9, 2 << 20, 20e-6), hbm_bytes=5_767_168, grid_steps=8, vmem_bytes=2_097_152),
-        small_chip_case(Chip(5e11, 2e9, 3 << 20, 10e-6), hbm_bytes=5_242_880, grid_steps=8, vmem_bytes=2_490_368),
-        small_chip_case(Chip(2e11, 2e9, 3 << 20, 200e-6), hbm_bytes=4_194_304, grid_steps=6, vmem_bytes=2_621_440),
+        small_chip_case(Chip(5e11, 2e9, 3 << 20, 10e-6), hbm_bytes=5_242_880, grid_steps=8, vmem_bytes=3_145_728),
+        small_chip_case(Chip(2e11, 2e9, 3 << 20, 200e-6), hbm_bytes=4_194_304, grid_steps=6, vmem_bytes=3_145_728),
     ],
-    budget=Budget(hbm_bytes=4_194_304, grid_steps=4, vmem_bytes=3_407_872),
+    budget=Budget(hbm_bytes=4_194_304, grid_steps=4, vmem_bytes=4_194_304),
 )
 
 # %% [markdown]

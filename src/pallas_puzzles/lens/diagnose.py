@@ -81,8 +81,8 @@ class Diagnosis:
 # Which finding is the likelier root of the others: lower comes first.
 _ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
-    "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store max-fill "
-    "max-start "
+    "garbage unwritten stale reset overwritten repeated partly-stored sometimes-stored carry padding input-store "
+    "max-fill max-start "
     "no-rescale overflow exp-positive born local-position "
     "moved unread unused transposed permuted flipped precision offset scaled row-offset row-scaled row-term wrong-axis "
     "nan zeros values"
@@ -92,7 +92,7 @@ _VALUES = frozenset(
     "nan zeros values local-position".split()
 )
 _ROOTS = frozenset(
-    "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten "
+    "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten repeated "
     "partly-stored "
     "sometimes-stored carry padding max-fill max-start no-rescale overflow exp-positive born input-store".split()
 )
@@ -438,7 +438,7 @@ def _explain_revisit(trace: Trace, i: Incident) -> str:
             f"{at(trace, first)}: output block {i.block} of {i.ref} is in VMEM, nothing is stored in it before it "
             f"leaves at {at(trace, left)}, and so garbage is written to HBM; at {at(trace, i.step)} it comes a second "
             "time. An output block leaves whenever its number changes: let the index map stay on one block as long as "
-            "there is nothing to store."
+            f"there is nothing to store.{_grows_meanwhile(trace, k)}"
         )
     axes = _reduction_axes(trace)
     axis = f" (grid axis {axes[0]})" if axes else ""
@@ -446,6 +446,19 @@ def _explain_revisit(trace: Trace, i: Incident) -> str:
         f"{at(trace, i.step)}: output block {i.block} of {i.ref} is visited again, after it was left at step "
         f"{i.detail['left_at']} and written back; on a TPU its earlier contents do not come back. Make the axis{axis} "
         "that returns to the same block the last one of the grid, so that all its steps follow each other."
+    )
+
+
+def _grows_meanwhile(trace: Trace, k: int) -> str:
+    """What to do where scratch of an output block's size gathers what belongs into it."""
+    axes = _reduction_axes(trace)
+    block = tuple(b for b in trace.call.operands[k].block if b != 1)
+    sums = [s.name for s in trace.call.scratch if tuple(b for b in s.shape if b != 1) == block]
+    if not axes or not sums:
+        return ""
+    return (
+        f" And if {sums[0]} holds a sum for this block meanwhile: make grid axis {axes[0]}, which returns to the same "
+        "block, the last one of the grid, so that all its steps follow each other."
     )
 
 
@@ -831,6 +844,8 @@ class _Blocks:
         candidates += [("row-term", name, [x, ones]) for name, x in same]
         for kind, name, basis in candidates:
             numbers = [self._fit(got[r], want[r], [b[r] for b in basis]) for r in rows]
+            if kind == "row-scaled" and all(n is not None and abs(n - numbers[0]) < 5e-3 for n in numbers):
+                return ("scaled", round(1 + float(np.mean(numbers)), 3), "")  # one factor, and 16-bit rounding
             if all(n is not None for n in numbers):
                 return (kind, name, dict(zip(rows, numbers, strict=True)), len(basis) > 1)
         return ("wrong-axis",) if self._separable(got, want) else None
@@ -892,9 +907,12 @@ class _Blocks:
             "has "
             f"{self.trace.n} step(s), the array has {count} blocks of {o.block}. "
         )
-        if self.trace.n < count:
+        visited = self.trace.visits[self.j]
+        extent = [max((t[d] for t in visited), default=-1) + 1 for d in range(len(o.shape))]
+        short = [d for d in range(len(o.shape)) if extent[d] < self.count[d] and self._axis_of(d) is not None]
+        if self.trace.n < count or (short and all(any(t[d] >= extent[d] for d in short) for t in tiles)):
             axes = [d for d in range(len(o.shape)) if max(t[d] for t in tiles) + 1 == self.count[d]]
-            d = axes[0] if axes else 0
+            d = (short or axes or [0])[0]
             cause += (
                 f"The grid is too short: pl.cdiv({o.shape[d]}, {o.block[d]}) = {self.count[d]} steps along dimension "
                 f"{d}."
@@ -966,6 +984,9 @@ class _Blocks:
         finding = self._overwritten(visits[0], events)
         if finding:
             yield finding
+            return
+        repeated = (f for visit in visits for name in names if (f := self._repeated(name, visit, events)))
+        yield from itertools.islice(repeated, 1)
 
     def _reset(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """At every step of a visit the first thing that happens to `name` is a store of all of it, then it is read."""
@@ -1065,7 +1086,11 @@ class _Blocks:
     def _overwritten(self, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """The output is stored at several steps of a visit, and nothing remembers the earlier ones."""
         stores = [s for s in visit if any(e.op == "store" for e in events[self.o.name, s])]
-        remembers = any(e.op == "load" for (name, s), es in events.items() if s in visit for e in es if name == e.ref)
+        remembers = any(
+            any(e.op == "load" for e in es) and not (es[0].op == "store" and es[0].whole)
+            for (_, s), es in events.items()
+            if s in visit
+        )
         if len(stores) < 2 or remembers:
             return None
         block = self.trace.blocks[self.k][visit[0]]
@@ -1080,6 +1105,25 @@ class _Blocks:
         return Finding(
             "overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], self.o.name, block
         )
+
+    def _repeated(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """A sum grows at a step that has the same input blocks as the step before, which has added them already."""
+        ins = [k for k, o in enumerate(self.trace.call.operands) if o.role == "in" and not o.in_hbm]
+        blocks = {s: tuple(self.trace.blocks[k][s] for k in ins) for s in visit}
+        adds = [e for s in visit for e in events[name, s] if e.op == "store"]
+        grown = {s for s in visit if {e.op for e in events[name, s]} == {"load", "store"}}
+        again = [s for s in visit[1:] if s in grown and s - 1 in grown and blocks[s] == blocks[s - 1]]
+        if not again or not ins or not self.trace.call.scalar_names or not adds:
+            return None
+        s = again[0]
+        same = ", ".join(f"{self.trace.call.operands[k].name} {b}" for k, b in zip(ins, blocks[s], strict=True))
+        cause = (
+            f"{at(self.trace, s)}: {name} is added to, though the input blocks are those of the step before ({same}): "
+            f"they count twice. Where an index map stays because there is nothing more to add, the kernel has to skip "
+            "the addition (pl.when)."
+        )
+        line = next(e.line for e in events[name, s] if e.op == "store")
+        return Finding("repeated", cause, [], line, s, self.trace.steps[s], name, self.trace.blocks[self.k][s])
 
     # -- inputs that are not read where they should be
 
@@ -1469,6 +1513,13 @@ class _Blocks:
                     f"exp is taken where a mask has put {fill:g} ({line_of(eqn)}), and the result is summed: so the "
                     "padding has a share in the sum. Fill with -inf: exp(-inf) is 0, and no maximum notices it."
                 )
+            for eqn in jaxpr.eqns:
+                out = np_dtype(eqn.outvars[0].aval) if eqn.primitive.name == "dot_general" else None
+                if out is not None and out.kind in "iu" and out.itemsize < 4:
+                    yield (
+                        f"A matrix product has the type {out} ({line_of(eqn)}), and its sums wrap around beyond "
+                        f"{np.iinfo(out).max}: ask for preferred_element_type=jnp.int32."
+                    )
             for eqn in _eps_outside(jaxpr):
                 yield f"The small constant is added outside of the root ({line_of(eqn)}): 1 / sqrt(variance + eps)."
 
