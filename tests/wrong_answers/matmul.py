@@ -22,7 +22,8 @@ def one_tile_kernel(x_ref, y_ref, o_ref):
 
 
 # %% matmul/1: a bfloat16 product into a float32 buffer
-# says: float32
+# first: another dtype
+# says: Ref dtype: float32
 def one_tile_kernel(x_ref, y_ref, o_ref):
     o_ref[...] = jnp.dot(x_ref[...], y_ref[...])
 
@@ -106,7 +107,7 @@ def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
 
 # %% matmul/2: k first
 # first: comes a second time
-# first: make grid axis 0
+# first: Make grid axis 0
 # first: the last one of the grid
 def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
     (M, K), (_, N) = x.shape, y.shape
@@ -169,7 +170,7 @@ def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
 
 
 # %% matmul/2: rows and columns exchanged in the map of y
-# says: y_ref
+# first: the index map of y_ref returns block (0, 3), out of bounds
 def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
     (M, K), (_, N) = x.shape, y.shape
     return pl.pallas_call(
@@ -322,7 +323,8 @@ def frugal_blocks(M, N, K, vmem_bytes):
 
 
 # %% matmul/4: true for the notebook's example alone
-# says: variant
+# first: between HBM and VMEM; the budget is
+# says: variant 1
 def plan_bytes(M, N, K, bm, bn):
     return 2 * (M * K * (N // bn) + K * N * (M // bm) + M * N)
 
@@ -352,7 +354,7 @@ def frugal_blocks(M, N, K, vmem_bytes):
 
 
 # %% matmul/5: contracted like x @ w
-# says: dot_general
+# first: contracting dimensions
 def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     dims = (((1,), (0,)), ((), ()))
@@ -366,7 +368,7 @@ def linear_w_spec(bn, bk):
 
 
 # %% matmul/5: the block of w counted the other way round
-# says: w
+# first: the index map of w_ref returns block (0, 3), out of bounds
 def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     dims = (((1,), (1,)), ((), ()))
@@ -583,7 +585,8 @@ def residual_map(i, j, k):
 
 
 # %% matmul/7: rounded to bfloat16 before the bias
-# says: cast to 16-bit
+# first: cast to 16-bit
+# says: variant 2
 def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
     k = pl.program_id(2)
     before = jnp.where(k == 0, 0, acc_ref[...])
@@ -813,7 +816,7 @@ def dw_plan(bm, bn, bk):
 
 
 # %% matmul/9: dx summed over the wrong dimension of w
-# says: dot_general
+# first: contracting dimensions
 def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
@@ -836,7 +839,8 @@ def dw_plan(bm, bn, bk):
 
 
 # %% matmul/9: the map of g does not follow the rows
-# says: g
+# first: b_ref are never read
+# first: grid axis 2
 def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
@@ -955,7 +959,8 @@ def dw_plan(bm, bn, bk):
 
 
 # %% matmul/10: scaled inside the loop, in bfloat16
-# says: round
+# first: rounding
+# first: float32
 def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
     before = jnp.where(pl.program_id(2) == 0, 0, o_ref[...])
     x = (x_ref[...].astype(jnp.float32) * sx_ref[...]).astype(jnp.bfloat16)
@@ -966,7 +971,7 @@ def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
 # %% matmul/10: int8 products of int8
 # first: type int8
 # first: wrap around
-# first: preferred_element_type=jnp.int32
+# first: preferred_element_type
 def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     acc = before + jnp.dot(x_ref[...], w_ref[...]).astype(jnp.int32)
@@ -1159,32 +1164,6 @@ def live_slot(i, s, starts_ref):
 
 def sparse_y_map(j, i, s, starts_ref, cols_ref):
     return (live_slot(i, s, starts_ref), j)
-
-
-# %% matmul/11: the row is multiplied by its own number
-# first:
-def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
-    i, s = pl.program_id(1), pl.program_id(2)
-
-    @pl.when(s == 0)
-    def _():
-        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
-
-    @pl.when(s < starts_ref[i + 1] - starts_ref[i])
-    def _():
-        acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
-
-    @pl.when(s == pl.num_programs(2) - 1)
-    def _():
-        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-
-
-def live_slot(i, s, starts_ref):
-    return jnp.maximum(jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1), 0)
-
-
-def sparse_y_map(j, i, s, starts_ref, cols_ref):
-    return (i, j)
 
 
 # %% matmul/12: the fill is forgotten

@@ -437,8 +437,7 @@ def _explain_revisit(trace: Trace, i: Incident) -> str:
         return (
             f"{at(trace, first)}: output block {i.block} of {i.ref} is in VMEM, nothing is stored in it before it "
             f"leaves at {at(trace, left)}, and so garbage is written to HBM; at {at(trace, i.step)} it comes a second "
-            "time. An output block leaves whenever its number changes: let the index map stay on one block as long as "
-            f"there is nothing to store.{_grows_meanwhile(trace, k)}"
+            f"time. An output block leaves whenever its number changes: {_until_it_is_stored(trace, k)}"
         )
     axes = _reduction_axes(trace)
     axis = f" (grid axis {axes[0]})" if axes else ""
@@ -449,16 +448,16 @@ def _explain_revisit(trace: Trace, i: Incident) -> str:
     )
 
 
-def _grows_meanwhile(trace: Trace, k: int) -> str:
-    """What to do where scratch of an output block's size gathers what belongs into it."""
+def _until_it_is_stored(trace: Trace, k: int) -> str:
+    """What to do about an output block that comes and goes before there is anything to store."""
     axes = _reduction_axes(trace)
     block = tuple(b for b in trace.call.operands[k].block if b != 1)
     sums = [s.name for s in trace.call.scratch if tuple(b for b in s.shape if b != 1) == block]
     if not axes or not sums:
-        return ""
+        return "let the index map stay on one block as long as there is nothing to store."
     return (
-        f" And if {sums[0]} holds a sum for this block meanwhile: make grid axis {axes[0]}, which returns to the same "
-        "block, the last one of the grid, so that all its steps follow each other."
+        f"while {sums[0]} holds a sum for it, it has to stay. Make grid axis {axes[0]}, along which the sum runs, the "
+        "last one of the grid."
     )
 
 
@@ -844,8 +843,9 @@ class _Blocks:
         candidates += [("row-term", name, [x, ones]) for name, x in same]
         for kind, name, basis in candidates:
             numbers = [self._fit(got[r], want[r], [b[r] for b in basis]) for r in rows]
-            if kind == "row-scaled" and all(n is not None and abs(n - numbers[0]) < 5e-3 for n in numbers):
-                return ("scaled", round(1 + float(np.mean(numbers)), 3), "")  # one factor, and 16-bit rounding
+            factors = [1 + n for n in numbers if n is not None]
+            if kind == "row-scaled" and len(factors) == len(rows) and np.ptp(factors) < 5e-3:
+                return ("scaled", round(float(np.mean(factors)), 3), "")  # one for all, and 16-bit rounding
             if all(n is not None for n in numbers):
                 return (kind, name, dict(zip(rows, numbers, strict=True)), len(basis) > 1)
         return ("wrong-axis",) if self._separable(got, want) else None
@@ -1094,17 +1094,17 @@ class _Blocks:
         if len(stores) < 2 or remembers:
             return None
         block = self.trace.blocks[self.k][visit[0]]
-        last = events[self.o.name, stores[-1]][-1]
+        scratch = (s.name for s in self.trace.call.scratch if all(events[s.name, v] for v in stores))
+        name = next(scratch, self.o.name)  # where the output only passes on what a scratch buffer holds
+        last = events[name, stores[-1]][0 if name != self.o.name else -1]
+        head = f"block {block} of {self.o.name} is overwritten"
+        if name != self.o.name:
+            head = f"{name} is overwritten, and with it block {block} of {self.o.name}"
         cause = (
-            f"block {block} of {self.o.name} is overwritten: steps {spans(stores)} all store into it and only the "
-            "last, "
-            f"{at(self.trace, stores[-1])}, survives. Add to it instead ({self.o.name}[...] += ...), and set it to "
-            "zero "
-            f"{_first_step_test(self.trace, self.o.name)}."
+            f"{head}: steps {spans(stores)} all store into it and only the last, {at(self.trace, stores[-1])}, "
+            f"survives. Add to it instead ({name}[...] += ...), and set it to zero {_first_step_test(self.trace, name)}."
         )
-        return Finding(
-            "overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], self.o.name, block
-        )
+        return Finding("overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], name, block)
 
     def _repeated(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """A sum grows at a step that has the same input blocks as the step before, which has added them already."""
@@ -1518,7 +1518,7 @@ class _Blocks:
                 if out is not None and out.kind in "iu" and out.itemsize < 4:
                     yield (
                         f"A matrix product has the type {out} ({line_of(eqn)}), and its sums wrap around beyond "
-                        f"{np.iinfo(out).max}: ask for preferred_element_type=jnp.int32."
+                        f"{np.iinfo(out).max}: ask for an int32 result, with preferred_element_type."
                     )
             for eqn in _eps_outside(jaxpr):
                 yield f"The small constant is added outside of the root ({line_of(eqn)}): 1 / sqrt(variance + eps)."
