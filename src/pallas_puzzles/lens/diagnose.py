@@ -1102,7 +1102,8 @@ class _Blocks:
             head = f"{name} is overwritten, and with it block {block} of {self.o.name}"
         cause = (
             f"{head}: steps {spans(stores)} all store into it and only the last, {at(self.trace, stores[-1])}, "
-            f"survives. Add to it instead ({name}[...] += ...), and set it to zero {_first_step_test(self.trace, name)}."
+            f"survives. Add to it instead ({name}[...] += ...), and set it to zero "
+            f"{_first_step_test(self.trace, name)}."
         )
         return Finding("overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], name, block)
 
