@@ -62,8 +62,20 @@ def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
-def linear_w_spec(bn, bk):
-    return pl.BlockSpec((bn, bk), lambda i, j, k: (j, k))
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
 
 
 # Puzzle 6

@@ -363,8 +363,20 @@ def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
-def linear_w_spec(bn, bk):
-    return pl.BlockSpec((bn, bk), lambda i, j, k: (j, k))
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
 
 
 # %% matmul/5: the block of w counted the other way round
@@ -377,8 +389,20 @@ def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
-def linear_w_spec(bn, bk):
-    return pl.BlockSpec((bn, bk), lambda i, j, k: (k, j))
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
 
 
 # %% matmul/5: the same rows of w for every column
@@ -391,8 +415,45 @@ def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
-def linear_w_spec(bn, bk):
-    return pl.BlockSpec((bn, bk), lambda i, j, k: (0, k))
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (0, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
+
+
+# %% matmul/5: a transposed copy is made outside
+# first: transpose is done outside of the kernel
+def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w.T)
 
 
 # %% matmul/5: turned on its side twice
@@ -405,8 +466,20 @@ def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
-def linear_w_spec(bn, bk):
-    return pl.BlockSpec((bn, bk), lambda i, j, k: (j, k))
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
 
 
 # %% matmul/5: the sum never starts over
@@ -419,8 +492,20 @@ def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
-def linear_w_spec(bn, bk):
-    return pl.BlockSpec((bn, bk), lambda i, j, k: (j, k))
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
 
 
 # %% matmul/6: a dense diagonal matrix
