@@ -28,8 +28,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float, Int, Int8
 
-from pallas_puzzles import Budget, case, check, integers, normal, progress, setup, show, tpu_report, uniform
+from pallas_puzzles import Budget, case, check, integers, normal, progress, setup, show, uniform
 from pallas_puzzles.check import unwritten
+from pallas_puzzles.tpu.report import tpu_report
 
 setup()
 
@@ -1855,7 +1856,7 @@ def beside_the_compiler(name, chip):
     print(f"{name}: blocks {blocks}, by your model {mine * 1e6:.1f} us, {mine / roofline:.3f} times the roofline")
     report = tpu_report(planned_matmul, SQUARE, SQUARE, tpu=name, simulate=False, chip=chip, vmem_limit_bytes=96 << 20)
     if not report:
-        print(f"  the compiler: {report.unavailable or report.refusal}")
+        print(f"  the compiler: {report.unavailable or report.refusal.sentence}")
     for kernel in report.kernels:
         print(f"  by its schedule {kernel.time_s * 1e6:.1f} us, {kernel.time_s / roofline:.3f} times the roofline")
 
