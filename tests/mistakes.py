@@ -845,3 +845,100 @@ def upside_down(x):
         m_ref[...] = m_new
 
     return jnp.reshape(rescaling_sum(x, over=1.0)(update), (-1, 1))
+
+
+@mistake(A, B, want=np.matmul)
+def read_in_vain_and_wrong_for_another_reason(a, b):
+    def kernel(a_ref, b_ref, o_ref, acc_ref):
+        before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])  # garbage at first, and none of it gets through
+        acc_ref[...] = before + jnp.dot(a_ref[...], b_ref[...])
+        o_ref[...] = 2 * acc_ref[...]  # <- here
+
+    return matmul_call(kernel, a, b)
+
+
+@mistake(A, B, want=np.matmul)
+def zeroed_by_value_for_the_first_tile_only(a, b):
+    def kernel(a_ref, b_ref, o_ref, acc_ref):
+        first = (pl.program_id(0) == 0) & (pl.program_id(1) == 0) & (pl.program_id(2) == 0)
+        before = jnp.where(first, 0, acc_ref[...])  # <- here
+        acc_ref[...] = before + jnp.dot(a_ref[...], b_ref[...])
+        o_ref[...] = acc_ref[...]
+
+    return matmul_call(kernel, a, b)
+
+
+@mistake(A, B, want=np.matmul)
+def scratch_replaced_and_stored_at_once(a, b):
+    def kernel(a_ref, b_ref, o_ref, acc_ref):
+        acc_ref[...] = jnp.dot(a_ref[...], b_ref[...])  # <- here
+        o_ref[...] = acc_ref[...]
+
+    return matmul_call(kernel, a, b)
+
+
+@mistake(A, B, want=np.matmul)
+def reduction_axis_first(a, b):
+    def kernel(a_ref, b_ref, o_ref, acc_ref):
+        k = pl.program_id(0)
+        acc_ref[...] = jnp.where(k == 0, 0, acc_ref[...]) + jnp.dot(a_ref[...], b_ref[...])
+
+        @pl.when(k == 2)
+        def _():
+            o_ref[...] = acc_ref[...]
+
+    return pl.pallas_call(
+        kernel, grid=(3, 4, 2),
+        in_specs=[pl.BlockSpec((16, 32), lambda k, i, j: (i, k)), pl.BlockSpec((32, 128), lambda k, i, j: (k, j))],
+        out_specs=pl.BlockSpec((16, 128), lambda k, i, j: (i, j)), out_shape=like(a, (64, 256)),
+        scratch_shapes=[pltpu.VMEM((16, 128), F32)])(a, b)  # fmt: skip
+
+
+@mistake(A, B, want=np.matmul)
+def grid_cut_short_under_a_sum(a, b):
+    def kernel(a_ref, b_ref, o_ref, acc_ref):
+        acc_ref[...] = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...]) + jnp.dot(a_ref[...], b_ref[...])
+        o_ref[...] = acc_ref[...]
+
+    return pl.pallas_call(
+        kernel, grid=(3, 2, 3),
+        in_specs=[pl.BlockSpec((16, 32), lambda i, j, k: (i, k)), pl.BlockSpec((32, 128), lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec((16, 128), lambda i, j, k: (i, j)), out_shape=like(a, (64, 256)),
+        scratch_shapes=[pltpu.VMEM((16, 128), F32)])(a, b)  # fmt: skip
+
+
+@mistake(
+    X,
+    np.array([2, 1, 3, 1], np.int32),
+    want=lambda x, count: np.stack(
+        [x[8 * i : 8 * i + 8, : 128 * n].reshape(8, n, 128).sum(1) for i, n in enumerate(count)]
+    ).reshape(32, 128),
+)
+def the_last_block_added_again(x, count):
+    def kernel(count_ref, x_ref, o_ref):
+        o_ref[...] = jnp.where(pl.program_id(1) == 0, 0, o_ref[...]) + x_ref[...]  # <- here
+
+    return pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(4, 3),
+            in_specs=[pl.BlockSpec((8, 128), lambda i, s, count_ref: (i, jnp.minimum(s, count_ref[i] - 1)))],
+            out_specs=pl.BlockSpec((8, 128), lambda i, s, count_ref: (i, 0))),
+        out_shape=like(x, (32, 128)))(count, x)  # fmt: skip
+
+
+@mistake(normal(32, 1), integers(-120, 120, 32, 128, dtype="int8"), want=lambda s, x: s * (x * 1.0) @ (x * 1.0).T)
+def product_of_int8_in_int8(s, x):
+    def kernel(s_ref, x_ref, o_ref):
+        o_ref[...] = s_ref[...] * jnp.dot(x_ref[...], x_ref[...].T)
+
+    return pl.pallas_call(kernel, out_shape=like(s, (32, 32)))(s, x)
+
+
+@mistake(A.astype("bfloat16"), want=lambda a: a)
+def one_factor_in_16_bits(a):
+    def kernel(a_ref, o_ref):
+        o_ref[...] = (a_ref[...].astype(F32) * 0.503).astype(o_ref.dtype)  # <- here
+
+    slab = rows(16, 96)
+    return pl.pallas_call(kernel, grid=(4,), in_specs=[slab], out_specs=slab, out_shape=like(a))(a)

@@ -231,6 +231,37 @@ def test_a_forbidden_name_is_refused_on_its_line() -> None:
     assert "jax.nn.softmax(x_ref[...], axis=1)" in finding.line.text
 
 
+def test_a_forbidden_name_may_have_a_reason() -> None:
+    def branching(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            @pl.when(pl.program_id(0) >= 0)
+            def _() -> None:
+                o_ref[...] = 2 * x_ref[...]
+
+        return by_rows(kernel, x)
+
+    verdict = judged(branching, spec, X, forbid={"when": "no branches here"})
+    assert [finding.cause for finding in verdict.findings] == ["no branches here"]
+    assert judged(branching, spec, X, forbid={"cond": "no branches here"})
+
+
+def test_operands_of_a_product_may_be_too_wide() -> None:
+    def product(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = jnp.dot(x_ref[...].astype(jnp.float32), x_ref[...].T.astype(jnp.float32))
+
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((16, 16), jnp.float32))(x)
+
+    def expected(x: Any) -> Any:
+        return jnp.dot(x, x.T, preferred_element_type=jnp.float32)
+
+    wide = normal((16, 128), "bfloat16")
+    assert judged(product, expected, wide, budget=Budget(mxu_bits=32))
+    verdict = judged(product, expected, wide, budget=Budget(mxu_bits=16))
+    assert "multiplies float32" in verdict.findings[0].cause
+    assert "preferred_element_type" in verdict.findings[0].cause
+
+
 def test_without_a_kernel_nothing_passes() -> None:
     verdict = judged(lambda x: x + x, spec, X)
     assert "no pallas_call is reached" in verdict.findings[0].cause
@@ -254,6 +285,8 @@ def test_an_answer_within_its_budget_passes() -> None:
         (Budget(vmem_bytes=16_383), ["16 KiB of VMEM", "2 x 4 KiB"]),
         (Budget(grid_steps=2), ["3 grid steps", "budget is 2"]),
         (Budget(calls=2), ["1 pallas_call", "asks for 2"]),
+        (Budget(flops=3071), ["3,072 FLOPs", "budget is 3,071"]),
+        (Budget(serial_steps=1), ["3 of its 3 steps", "Grid axis 0", "'parallel' in dimension_semantics"]),
     ],
 )
 def test_one_more_than_the_budget_is_refused(budget: Budget, says: list[str]) -> None:

@@ -35,6 +35,23 @@ class First:
 FINE = {"ragged_last_block_is_fine"}
 
 EXPECTED: dict[str, First] = {
+    # sums that start by a choice of values, and scalar prefetch
+    "read_in_vain_and_wrong_for_another_reason": First("scaled", ("2 times what is expected",), "o_ref"),
+    "zeroed_by_value_for_the_first_tile_only": First(
+        "carry", ("acc_ref as step 2 left it", "not only once"), "acc_ref", 3
+    ),
+    "scratch_replaced_and_stored_at_once": First(
+        "overwritten", ("steps 0-2", "survives"), "acc_ref", never=("by hand",)
+    ),
+    "reduction_axis_first": First(
+        "revisit", ("comes a second time", "acc_ref holds a sum", "Make grid axis 0", "the last one"), "o_ref"
+    ),
+    "grid_cut_short_under_a_sum": First("unvisited", ("The grid is too short", "pl.cdiv(64, 16) = 4"), "o_ref"),
+    "the_last_block_added_again": First("repeated", ("added to", "count twice", "pl.when"), "o_ref", 2),
+    "product_of_int8_in_int8": First(
+        "values", ("type int8", "wrap around", "int32 result", "preferred_element_type"), "o_ref"
+    ),
+    "one_factor_in_16_bits": First("scaled", ("0.503 times",), "o_ref"),
     # maxima, exponentials, rows
     "running_maximum_from_zero": First(
         "max-start", ("step 0", "m_ref starts from 0", "8 of 8", "-inf"), "m_ref", 0, (0, 0)

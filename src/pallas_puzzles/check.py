@@ -9,7 +9,7 @@ import secrets
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def check(
     tol: float | None = None,
     rms_tol: float | None = None,
     allow: Sequence[str] = (),
-    forbid: Sequence[str] = (),
+    forbid: Sequence[str] | Mapping[str, str] = (),
     seed: int | None = None,
 ) -> "Verdict":
     """Judges an answer and says why. Displays the verdict and records it as progress.
@@ -81,7 +81,7 @@ def check(
     tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance). rms_tol: the same
     for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
     allow: names of JAX primitives that may work on arrays outside of the kernels. forbid: names that the reader's code
-    may not use, because they do the puzzle's work. seed: repeats given draws.
+    may not use, because they do the puzzle's work, or name -> another reason. seed: repeats given draws.
     """
     from . import curriculum
     from .verdict import Verdict, emit
@@ -221,8 +221,8 @@ def _helpers(known: Any, holes: dict[str, types.CodeType], names: dict[str, Any]
     return [c for c in codes if isinstance(c, types.CodeType) and c.co_filename in files]
 
 
-def _forbidden(codes: Sequence[types.CodeType], names: Sequence[str]) -> "Verdict | None":
-    """The verdict on code that uses a name which does the puzzle's work, or None."""
+def _forbidden(codes: Sequence[types.CodeType], names: Sequence[str] | Mapping[str, str]) -> "Verdict | None":
+    """The verdict on code that uses a name which it may not, or None."""
     from .lens.capture import source_line
     from .lens.diagnose import Finding
     from .verdict import Verdict
@@ -230,7 +230,8 @@ def _forbidden(codes: Sequence[types.CodeType], names: Sequence[str]) -> "Verdic
     for code in _with_inner(codes):
         used = next((name for name in names if name in code.co_names), None)
         if used is not None:
-            cause = f"{used} does the work for you, and this puzzle is about writing it yourself."
+            work = f"{used} does the work for you, and this puzzle is about writing it yourself."
+            cause = names[used] if isinstance(names, Mapping) else work
             line = next((at for at in _lines_of(code, used)), code.co_firstlineno)
             finding = Finding("forbidden", cause, [], source_line(code.co_filename, line))
             return Verdict("", "failed", [finding], "Not yet.")
@@ -491,7 +492,7 @@ def _expected_by_jax(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Finding]":
     """'Right answer, but ...': the figure, the budget, and where the bytes go."""
-    from .lens.diagnose import Finding, dead_stores
+    from .lens.diagnose import Finding, dead_stores, serial_steps, wide_products
     from .verdict import human_bytes
 
     findings = []
@@ -523,6 +524,26 @@ def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fi
             "grid_steps",
             f"it takes {steps} grid steps; the budget is {budget.grid_steps}. Do more per step, or skip steps.",
         )
+    flops = sum(c.flops for c in costs)
+    if budget.flops is not None and flops > budget.flops:
+        text = (
+            f"it takes {flops:,} FLOPs; the budget is {budget.flops:,}. Some of its arithmetic is not needed, or is "
+            "repeated at steps whose result is thrown away."
+        )
+        over("flops", text)
+    for trace in run.traces if budget.serial_steps is not None else ():
+        serial, apart = serial_steps(trace)
+        if serial > (budget.serial_steps or 0):
+            text = f"{serial} of its {trace.n} steps have to follow one another; the budget is {budget.serial_steps}. "
+            text += (
+                f"Grid axis {' and '.join(map(str, apart))} may be shared between cores: each of its indices has "
+                "output blocks of its own. Say so with 'parallel' in dimension_semantics."
+                if apart
+                else "Give each output block its own index along an axis that can be marked 'parallel'."
+            )
+            over("serial_steps", text)
+    for trace in run.traces if budget.mxu_bits is not None else ():
+        findings += wide_products(trace.call, budget.mxu_bits or 0)
     if budget.calls is not None and len(costs) != budget.calls:
         over("calls", f"it uses {len(costs)} pallas_call(s); this puzzle asks for {budget.calls}.")
     most = budget.output_stores

@@ -62,7 +62,9 @@ class Budget:
 
     hbm_bytes: bytes moved between HBM and VMEM. vmem_bytes: VMEM held by one call (blocks x buffers + scratch).
     grid_steps: steps over all calls. calls: exact number of pallas_calls. output_stores: in how many steps of one
-    visit an output block may be stored.
+    visit an output block may be stored. flops: arithmetic over all calls. serial_steps: steps of one call that have to
+    follow one another, when every index along its parallel axes has a core of its own. mxu_bits: how wide the operands
+    of matrix products may be.
     """
 
     hbm_bytes: int | None = None
@@ -70,6 +72,9 @@ class Budget:
     grid_steps: int | None = None
     calls: int | None = None
     output_stores: int | None = None
+    flops: int | None = None
+    serial_steps: int | None = None
+    mxu_bits: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,8 +96,8 @@ class Diagnosis:
 # Which finding is the likelier root of the others: lower comes first.
 _ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
-    "garbage unwritten stale reset overwritten partly-stored sometimes-stored carry padding input-store max-fill "
-    "max-start "
+    "garbage unwritten stale reset overwritten repeated partly-stored sometimes-stored carry padding input-store "
+    "max-fill max-start "
     "no-rescale overflow exp-positive born exchanged rebound local-position "
     "moved unread unused transposed permuted flipped precision rounding offset scaled row-offset row-scaled row-term "
     "row-missing wrong-axis reciprocal nan zeros values"
@@ -107,7 +107,7 @@ _VALUES = frozenset(
     "row-missing wrong-axis reciprocal nan zeros values local-position".split()
 )
 _ROOTS = frozenset(
-    "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten "
+    "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten repeated "
     "partly-stored "
     "sometimes-stored carry padding max-fill max-start no-rescale overflow exp-positive born input-store exchanged "
     "rebound".split()
@@ -479,8 +479,7 @@ def _explain_revisit(trace: Trace, i: Incident) -> str:
         return (
             f"{at(trace, first)}: output block {i.block} of {i.ref} is in VMEM, nothing is stored in it before it "
             f"leaves at {at(trace, left)}, and so garbage is written to HBM; at {at(trace, i.step)} it comes a second "
-            "time. An output block leaves whenever its number changes: let the index map stay on one block as long as "
-            "there is nothing to store."
+            f"time. An output block leaves whenever its number changes: {_until_it_is_stored(trace, k)}"
         )
     axes = _reduction_axes(trace)
     axis = f" (grid axis {axes[0]})" if axes else ""
@@ -488,6 +487,19 @@ def _explain_revisit(trace: Trace, i: Incident) -> str:
         f"{at(trace, i.step)}: output block {i.block} of {i.ref} is visited again, after it was left at step "
         f"{i.detail['left_at']} and written back; on a TPU its earlier contents do not come back. Make the axis{axis} "
         "that returns to the same block the last one of the grid, so that all its steps follow each other."
+    )
+
+
+def _until_it_is_stored(trace: Trace, k: int) -> str:
+    """What to do about an output block that comes and goes before there is anything to store."""
+    axes = _reduction_axes(trace)
+    block = tuple(b for b in trace.call.operands[k].block if b != 1)
+    sums = [s.name for s in trace.call.scratch if tuple(b for b in s.shape if b != 1) == block]
+    if not axes or not sums:
+        return "let the index map stay on one block as long as there is nothing to store."
+    return (
+        f"while {sums[0]} holds a sum for it, it has to stay. Make grid axis {axes[0]}, along which the sum runs, the "
+        "last one of the grid."
     )
 
 
@@ -1044,6 +1056,9 @@ class _Blocks:
         candidates += [("row-term", name, [x, ones]) for name, x in same]
         for kind, name, basis in candidates:
             numbers = [self._fit(got[r], want[r], [b[r] for b in basis]) for r in rows]
+            factors = [1 + n for n in numbers if n is not None]
+            if kind == "row-scaled" and len(factors) == len(rows) and np.ptp(factors) < 5e-3:
+                return ("scaled", round(float(np.mean(factors)), 3), "")  # one for all, and 16-bit rounding
             if all(n is not None for n in numbers):
                 return (kind, name, dict(zip(rows, numbers, strict=True)), len(basis) > 1)
         missing = self._missing_number(want, rows, same)
@@ -1116,9 +1131,12 @@ class _Blocks:
             "has "
             f"{self.trace.n} step(s), the array has {count} blocks of {o.block}. "
         )
-        if self.trace.n < count:
+        visited = self.trace.visits[self.j]
+        extent = [max((t[d] for t in visited), default=-1) + 1 for d in range(len(o.shape))]
+        short = [d for d in range(len(o.shape)) if extent[d] < self.count[d] and self._axis_of(d) is not None]
+        if self.trace.n < count or (short and all(any(t[d] >= extent[d] for d in short) for t in tiles)):
             axes = [d for d in range(len(o.shape)) if max(t[d] for t in tiles) + 1 == self.count[d]]
-            d = axes[0] if axes else 0
+            d = (short or axes or [0])[0]
             cause += (
                 f"The grid is too short: pl.cdiv({o.shape[d]}, {o.block[d]}) = {self.count[d]} steps along dimension "
                 f"{d}."
@@ -1190,6 +1208,9 @@ class _Blocks:
         finding = self._overwritten(visits[0], events)
         if finding:
             yield finding
+            return
+        repeated = (f for visit in visits for name in names if (f := self._repeated(name, visit, events)))
+        yield from itertools.islice(repeated, 1)
 
     def _reset(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """At every step of a visit the first thing that happens to `name` is a store of all of it, then it is read."""
@@ -1289,21 +1310,45 @@ class _Blocks:
     def _overwritten(self, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """The output is stored at several steps of a visit, and nothing remembers the earlier ones."""
         stores = [s for s in visit if any(e.op == "store" for e in events[self.o.name, s])]
-        remembers = any(e.op == "load" for (name, s), es in events.items() if s in visit for e in es if name == e.ref)
+        remembers = any(
+            any(e.op == "load" for e in es) and not (es[0].op == "store" and es[0].whole)
+            for (_, s), es in events.items()
+            if s in visit
+        )
         if len(stores) < 2 or remembers:
             return None
         block = self.trace.blocks[self.k][visit[0]]
-        last = events[self.o.name, stores[-1]][-1]
+        scratch = (s.name for s in self.trace.call.scratch if all(events[s.name, v] for v in stores))
+        name = next(scratch, self.o.name)  # where the output only passes on what a scratch buffer holds
+        last = events[name, stores[-1]][0 if name != self.o.name else -1]
+        head = f"block {block} of {self.o.name} is overwritten"
+        if name != self.o.name:
+            head = f"{name} is overwritten, and with it block {block} of {self.o.name}"
         cause = (
-            f"block {block} of {self.o.name} is overwritten: steps {spans(stores)} all store into it and only the "
-            "last, "
-            f"{at(self.trace, stores[-1])}, survives. Add to it instead ({self.o.name}[...] += ...), and set it to "
-            "zero "
-            f"{_first_step_test(self.trace, self.o.name)}."
+            f"{head}: steps {spans(stores)} all store into it and only the last, {at(self.trace, stores[-1])}, "
+            f"survives. Add to it instead ({name}[...] += ...), and set it to zero "
+            f"{_first_step_test(self.trace, name)}."
         )
-        return Finding(
-            "overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], self.o.name, block
+        return Finding("overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], name, block)
+
+    def _repeated(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
+        """A sum grows at a step that has the same input blocks as the step before, which has added them already."""
+        ins = [k for k, o in enumerate(self.trace.call.operands) if o.role == "in" and not o.in_hbm]
+        blocks = {s: tuple(self.trace.blocks[k][s] for k in ins) for s in visit}
+        adds = [e for s in visit for e in events[name, s] if e.op == "store"]
+        grown = {s for s in visit if {e.op for e in events[name, s]} == {"load", "store"}}
+        again = [s for s in visit[1:] if s in grown and s - 1 in grown and blocks[s] == blocks[s - 1]]
+        if not again or not ins or not self.trace.call.scalar_names or not adds:
+            return None
+        s = again[0]
+        same = ", ".join(f"{self.trace.call.operands[k].name} {b}" for k, b in zip(ins, blocks[s], strict=True))
+        cause = (
+            f"{at(self.trace, s)}: {name} is added to, though the input blocks are those of the step before ({same}): "
+            f"they count twice. Where an index map stays because there is nothing more to add, the kernel has to skip "
+            "the addition (pl.when)."
         )
+        line = next(e.line for e in events[name, s] if e.op == "store")
+        return Finding("repeated", cause, [], line, s, self.trace.steps[s], name, self.trace.blocks[self.k][s])
 
     # -- inputs that are not read where they should be
 
@@ -1748,6 +1793,13 @@ class _Blocks:
                     "constant (eps) belongs inside, leaving it out is right where the variance is large, and wrong "
                     "where it is as small as eps."
                 )
+            for eqn in jaxpr.eqns:
+                out = np_dtype(eqn.outvars[0].aval) if eqn.primitive.name == "dot_general" else None
+                if out is not None and out.kind in "iu" and out.itemsize < 4:
+                    yield (
+                        f"A matrix product has the type {out} ({line_of(eqn)}), and its sums wrap around beyond "
+                        f"{np.iinfo(out).max}: ask for an int32 result, with preferred_element_type."
+                    )
             for eqn in _eps_outside(jaxpr):
                 yield f"The small constant is added outside of the root ({line_of(eqn)}): 1 / sqrt(variance + eps)."
 
@@ -2041,3 +2093,31 @@ def dead_stores(trace: Trace) -> dict[str, int]:
         visits = itertools.chain.from_iterable(trace.visits[j].values())
         most[o.name] = max((len(stored[o.name] & set(v)) for v in visits), default=0)
     return most
+
+
+def serial_steps(trace: Trace) -> tuple[int, list[int]]:
+    """(steps that follow one another when each index along the parallel axes has a core of its own, the axes that could
+    be parallel and are not)."""
+    call = trace.call
+    parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s]
+    serial = trace.n // max(1, math.prod(call.grid[d] for d in parallel))
+    outs = [k for k, o in enumerate(call.operands) if o.role == "out" and not o.in_hbm]
+    still = {d for k in outs for d in still_axes(trace, k)}
+    own = [d for d in range(len(call.grid)) if d not in call.vmapped]
+    return serial, [n for n, d in enumerate(own) if d not in still and d not in parallel and call.grid[d] > 1]
+
+
+def wide_products(call: Call, bits: int) -> Iterator[Finding]:
+    """Matrix products whose operands are wider than that."""
+    for jaxpr, _ in with_ref_names(call):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name != "dot_general":
+                continue
+            wide = [d for d in (np_dtype(v.aval) for v in eqn.invars) if d.itemsize * 8 > bits]
+            if wide:
+                cause = (
+                    f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an "
+                    f"operand, where {bits} are enough. Wide operands take the MXU longer, or are rounded on the way "
+                    "in. Give it what the Refs hold, and name the type of the sum: preferred_element_type."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")

@@ -42,7 +42,8 @@ _ERRORS: list[tuple[str, str, str]] = [
      "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
      "@pl.when(condition) for a block of code, jnp.where for a value"),
     (r"Invalid dtype for `swap`", "store-dtype",
-     "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype)"),
+     "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype), or, if the Ref is scratch "
+     "for a sum, give it the value's dtype (float32)"),
     (r"Invalid shape for `swap`", "store-shape",
      "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
      "a reduced dimension; jnp.broadcast_to widens"),

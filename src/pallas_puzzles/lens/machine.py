@@ -253,6 +253,21 @@ _SILENT = frozenset(
 )
 
 
+def _selected_once(jaxpr: Any, v: Any) -> bool:
+    """Whether the only use of a value is as a case of a select."""
+    users = [e for e in jaxpr.eqns if any(u is v for u in e.invars)]
+    if len(users) != 1 or any(u is v for u in jaxpr.outvars):
+        return False
+    (user,) = users
+    if user.primitive.name == "select_n":
+        return user.invars[0] is not v
+    inner = inlined(user) if user.primitive.name in INLINED else None
+    inner = getattr(inner, "jaxpr", inner)
+    if inner is None or sum(u is v for u in user.invars) != 1:
+        return False
+    return _selected_once(inner, inner.invars[next(n for n, u in enumerate(user.invars) if u is v)])
+
+
 _WATCHED = frozenset(["exp", "max", "reduce_max", "div", "log", "sub", "mul"])
 
 
@@ -278,6 +293,7 @@ class _Machine:
         self.visit_start = 0
         self.events: list[Event] = []
         self.incidents: list[Incident] = []
+        self.unsure: list[tuple[np.ndarray, np.ndarray, Incident]] = []  # reads of garbage that a select may leave out
         self.flops = self.transcendentals = self.dma_bytes = 0
         self.pending: dict[Any, list[tuple[Any, Any, Any]]] = {}
         self.counts: dict[Any, int] = {}
@@ -328,6 +344,8 @@ class _Machine:
         self.flops += flops
         self.transcendentals += transcendentals
         out = evaluate(eqn, values)
+        if name == "select_n" and self.unsure:
+            self._withdraw(values[0], values[1:])
         if name in _WATCHED:
             self._watch(name, eqn, values, out)
         return out
@@ -511,10 +529,36 @@ class _Machine:
         if missing:
             kind = "padding" if ref.role == "in" else "stale" if ref.left_at >= 0 else "unwritten"
             self.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
+            self._doubt(value, ~known, eqn)
         elif ref.role == "scratch" and value.size and ref.space != "semaphore":
             newest = int(np.max(place.get(np.asarray(ref.writer))))
             if 0 <= newest < self.visit_start:
                 self.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
+                self._doubt(value, np.ones(value.shape, bool), eqn)
+
+    # -- what is read in vain: jnp.where(first step, 0, acc_ref[...]) reads garbage and lets none of it through
+
+    def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any) -> None:
+        """Remembers what has just been read, for as long as nothing but a select can look at it."""
+        if not self.quiet and id(eqn) in self.only_selected:
+            self.unsure.append((value, np.broadcast_to(garbage, value.shape), self.incidents[-1]))
+
+    def _withdraw(self, which: Any, cases: Sequence[Any]) -> None:
+        """Takes back the incidents of reads that a select has just left out, where they were garbage."""
+        for n, case in enumerate(cases):
+            for _, garbage, incident in [u for u in self.unsure if u[0] is case]:
+                if not (garbage & (np.asarray(which).astype(int) == n)).any():
+                    self.incidents[:] = [i for i in self.incidents if i is not incident]
+
+    @functools.cached_property
+    def only_selected(self) -> set[int]:
+        """The `get` equations whose value goes into one select, and nowhere else."""
+        found: set[int] = set()
+        for jaxpr, _ in with_ref_names(self.call):
+            for e in jaxpr.eqns:
+                if e.primitive.name == "get" and _selected_once(jaxpr, e.outvars[0]):
+                    found.add(id(e))
+        return found
 
     def store(self, ref: Buffer, transforms: Any, value: Any, eqn: Any, mask: Any = None) -> np.ndarray:
         if ref.space in ("any", "hbm"):
@@ -846,6 +890,7 @@ class _Execution:
         for s, index in enumerate(t.steps):
             m.step, m.index = s, index
             m.flops = m.transcendentals = m.dma_bytes = 0
+            m.unsure.clear()
             if any(self.changed[k][s] for k in self.outs if not t.call.operands[k].in_hbm):
                 m.visit_start = s
             for k, o in enumerate(t.call.operands):

@@ -1,0 +1,1892 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   pallas_puzzles: {order: 3}
+# ---
+
+# %% [markdown]
+# # Matmul: from a tile to the roofline
+#
+# Twelve puzzles from here you will have written the matrix products of a transformer: with a transposed weight, with
+# an epilogue, backwards, in int8, with most blocks missing. And a function that picks the tile sizes for a given TPU:
+# on a v5e, the TPU compiler's own schedule of the product it picks is within 4% of what the hardware can do.
+#
+# You need `basics.py`. What a puzzle uses from `softmax.py` it gives you. Puzzle 4 counts FLOPs per byte; from Puzzle
+# 1 on, every `check` prints yours. Watch that number: it says which half of the chip is idle.
+
+# %%
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, BFloat16, Float, Int, Int8
+
+from pallas_puzzles import Budget, case, check, integers, normal, progress, setup, show, uniform
+from pallas_puzzles.check import unwritten
+from pallas_puzzles.tpu.report import tpu_report
+
+setup()
+
+# %% [markdown]
+# ## Puzzle 1: One tile
+#
+# **Goal.** Multiply bfloat16 tiles into float32, the way the hardware does.
+#
+# ### Theory
+#
+# What multiplies matrices on a TPU is the **MXU**: on a v5e, four squares of 128 x 128 multiply-adders. A piece of `y`
+# is loaded into a square; rows of `x` stream through it, one a cycle:
+#
+# ```text
+#              128 columns of y, held in place
+#              +---------------------------+
+#     x  --->  |  *+  *+  *+  ...          |
+#     rows     |  *+  *+  *+  ...          |     4 x 128 x 128 x 2 FLOP x 1.5 GHz = 197 TFLOP/s
+#              +---------------------------+
+#                 |   |   |
+#                 v   v   v    sums: float32
+# ```
+#
+# Two widths are involved. The operands are narrow: a bfloat16 has 8 significant bits, and so fits a small multiplier.
+# The sums are wide: 640 products of 8 bits each need more than 8 bits.
+#
+# NumPy's rule knows one width: what comes out has the type of what goes in. By that rule the product of two bfloat16
+# arrays is bfloat16, and 16 of the 24 bits that the MXU worked for are gone before you see them. Casting afterwards
+# does not bring them back. Casting `x` and `y` first asks for float32 operands, which the MXU does not have: by
+# default they are rounded to bfloat16 on the way in.
+
+
+# %%
+def one_tile_spec(x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"]) -> Float[Array, "M N"]:
+    return jnp.dot(x, y, preferred_element_type=jnp.float32)
+
+
+def one_tile_kernel(x_ref, y_ref, o_ref):
+    # x_ref: (bm, K), bfloat16      y_ref: (K, N), bfloat16, all of y      o_ref: (bm, N), float32
+    pass  # YOUR CODE HERE
+
+
+def one_tile(x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"], *, bm: int = 64) -> Float[Array, "M N"]:
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        one_tile_kernel,
+        grid=(pl.cdiv(M, bm),),
+        in_specs=[pl.BlockSpec((bm, K), lambda i: (i, 0)), pl.BlockSpec((K, N), lambda i: (0, 0))],
+        out_specs=pl.BlockSpec((bm, N), lambda i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.float32),
+    )(x, y)
+
+
+# %%
+# mxu_bits: how wide the operands of a product may be. The second variant is ragged: 200 rows in blocks of 64.
+check(
+    "matmul/1",
+    one_tile,
+    one_tile_spec,
+    normal((192, 640), "bfloat16"),
+    normal((640, 256), "bfloat16"),
+    variants=[
+        case(normal((64, 2048), "bfloat16", shift=1.0), normal((2048, 128), "bfloat16"), bm=32),
+        case(normal((200, 384), "bfloat16"), normal((384, 128), "bfloat16")),
+    ],
+    budget=Budget(hbm_bytes=770_048, vmem_bytes=622_592, mxu_bits=16),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The rounding happens inside the product, so it has to be told there. Products in `jax.numpy` and `jax.lax` take an
+# argument for exactly this: not the type of the operands, but the one you would like the elements of the result to
+# have. You met it in basics.py Puzzle 10. (The real TPU compiler refuses a product of 16-bit tiles into 16 bits.)
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def one_tile_kernel(x_ref, y_ref, o_ref):
+#     o_ref[...] = jnp.dot(____, ____, ____=____)     # no astype anywhere
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def one_tile_kernel(x_ref, y_ref, o_ref):
+#     o_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Narrow in, wide out. Your verdict ends with FLOPs per byte: 81.7 here. A v5e does 197e12 FLOPs in the
+# time of 819e9 bytes, 240 per byte. Below that the MXU waits for memory, so this one keeps it idle two thirds of
+# the time. What has to change is not the kernel but what it is fed.
+
+# %% [markdown]
+# ## Puzzle 2: The k loop
+#
+# **Goal.** Wire up a tiled product for any kernel and any blocks, and tell the compiler which steps do not depend on
+# each other.
+#
+# ### Theory
+#
+# A TPU v4 or v5p has two cores that share one memory. Your grid could be cut in half between them, if somebody said
+# where. The compiler does not guess. You tell it, one word for each grid axis:
+#
+# ```text
+#     compiler_params=pltpu.CompilerParams(dimension_semantics=("...", "...", "..."))
+#
+#     "parallel"     the indices of this axis may run in any order, on any core
+#     "arbitrary"    they run one after the other (this is the default)
+# ```
+#
+# Each core has a VMEM of its own. So ask of an axis: may its index 0 run on one core and its index 1 on the other, at
+# the same time? If both store into the same output block, each core holds half of a sum, and the one that writes last
+# wins. That is a **data race**. `check` looks for it although your simulated TPU has one core, and counts how many
+# steps have to follow one another: 60 here with nothing said, and the budget is 5.
+#
+# `M` and `N` need not divide: a block may hang over the edge of the result, since what lies beyond it is never written
+# back. `K` has to divide. Why does that differ?
+
+
+# %%
+def product_spec(x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"]) -> BFloat16[Array, "M N"]:
+    return jnp.dot(x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+def acc_kernel(x_ref, y_ref, o_ref, acc_ref):
+    # Given: basics.py Puzzle 10. pl.num_programs(2) is the length of grid axis 2.
+    k = pl.program_id(2)
+
+    @pl.when(k == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(k == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+    # Return the result of one pallas_call of kernel(x_ref, y_ref, o_ref, acc_ref), which adds up along grid axis 2.
+    # Blocks: (bm, bk) of x, (bk, bn) of y, (bm, bn) of the result, which has x's dtype. acc_ref: (bm, bn), float32.
+    # Give vmem_limit_bytes, too, to pltpu.CompilerParams: how much VMEM the call may use. None is the default.
+    pass  # YOUR CODE HERE
+
+
+def k_loop(
+    x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"], *, bm: int = 64, bn: int = 128, bk: int = 256
+) -> BFloat16[Array, "M N"]:
+    return tiled(acc_kernel, x, y, bm=bm, bn=bn, bk=bk)
+
+
+# %%
+# serial_steps: how many steps have to follow one another, if every index of a parallel axis had its own core.
+check(
+    "matmul/2",
+    k_loop,
+    product_spec,
+    normal((256, 1280), "bfloat16"),
+    normal((1280, 384), "bfloat16"),
+    variants=[
+        case(
+            normal((200, 512), "bfloat16"),
+            normal((512, 320), "bfloat16"),
+            bk=128,
+            budget=Budget(serial_steps=4, calls=1),
+        ),
+        case(
+            normal((96, 768), "bfloat16"),
+            normal((768, 512), "bfloat16"),
+            bm=32,
+            bn=256,
+            bk=384,
+            budget=Budget(serial_steps=2, calls=1),
+        ),
+    ],
+    budget=Budget(hbm_bytes=6_094_848, vmem_bytes=262_144, serial_steps=5, calls=1),
+    tol=8e-3,  # about one unit in the last place of a bfloat16
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The wiring is that of basics.py Puzzle 10, with `pl.cdiv` where a size may be ragged. For the words, write down the
+# output blocks of a few steps: (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0). Two steps that share an output block must
+# stay in order. Along which axes does the block change? About `K`: what lies beyond the edge of `x` is garbage, and
+# garbage times anything is garbage. Into which sums does it go?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+#     (M, K), (_, N) = x.shape, y.shape
+#     return pl.pallas_call(
+#         kernel,
+#         grid=(____, ____, ____),
+#         in_specs=[____, ____],
+#         out_specs=____,
+#         out_shape=____,
+#         scratch_shapes=____,
+#         compiler_params=pltpu.CompilerParams(
+#             dimension_semantics=(____, ____, ____), vmem_limit_bytes=vmem_limit_bytes
+#         ),
+#     )(x, y)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+#     (M, K), (_, N) = x.shape, y.shape
+#     return pl.pallas_call(
+#         kernel,
+#         grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+#         in_specs=[
+#             pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+#             pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+#         ],
+#         out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+#         out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+#         scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+#         compiler_params=pltpu.CompilerParams(
+#             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+#         ),
+#     )(x, y)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** An axis is parallel when each of its indices has output blocks of its own. A v5e has one core, and
+# there the words change nothing; they are a promise about your program, and free. This wiring carries Puzzles 3,
+# 4, 9 and 12. 41.4 FLOPs per byte: tiles of 64 x 128 are far too small for 240. First, though, something costs time
+# that is not in the bytes at all.
+
+# %%
+show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
+
+# %% [markdown]
+# ## Puzzle 3: In one straight line
+#
+# **Goal.** The kernel of Puzzle 2 without a branch: no `pl.when`.
+#
+# ### Theory
+#
+# A TPU core issues a **bundle** per cycle: instructions that run together, such as loads, a store, vector arithmetic, a
+# step of the MXU. The compiler packs them ahead of time, as tightly as it can: while the MXU multiplies one piece,
+# another is loaded, and a third is added to the sum.
+#
+# But it packs within a straight line of code. A `pl.when` around more than a few instructions is a jump, and nothing is
+# packed across:
+#
+# ```text
+#     with two branches       [zero?]|[ multiply, add ]|[store?]
+#     without                 [ multiply, add, store, all packed together ]
+# ```
+#
+# What the TPU compiler makes of one step, in bundles (2048 x 2048 x 2048 in tiles of 512, mean over the grid):
+#
+# ```text
+#                        v5e      v6e     TPU7x
+#     two branches      2109      864      631
+#     none              1990      789      592
+# ```
+#
+# On a v6e and tiles of 1024 x 1024 x 512 it is 2932 against 2347, where the MXU alone needs 2048.
+#
+# So do everything at every step, and choose *values* instead of code. There is no harm in storing a draft of the
+# result at every `k`: it goes to VMEM, and an output block leaves for HBM only when its number changes. But the sum
+# has to start somewhere, and `acc_ref` starts as garbage, which in floats may be NaN.
+
+
+# %%
+def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+    # x_ref: (bm, bk)      y_ref: (bk, bn)      o_ref: (bm, bn), bfloat16      acc_ref: (bm, bn), float32
+    pass  # YOUR CODE HERE
+
+
+def straight_matmul(
+    x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"], *, bm: int = 64, bn: int = 128, bk: int = 256
+) -> BFloat16[Array, "M N"]:
+    return tiled(straight_kernel, x, y, bm=bm, bn=bn, bk=bk)  # your wiring, from Puzzle 2
+
+
+# %%
+# forbid: names that your code may not use.
+check(
+    "matmul/3",
+    straight_matmul,
+    product_spec,
+    normal((192, 1280), "bfloat16"),
+    normal((1280, 384), "bfloat16"),
+    variants=[
+        case(normal((128, 256), "bfloat16", shift=1.0), normal((256, 384), "bfloat16")),  # one step of k
+        case(normal((72, 2048), "bfloat16", shift=1.0), normal((2048, 320), "bfloat16"), bm=32, bk=128),
+    ],
+    budget=Budget(hbm_bytes=4_571_136, vmem_bytes=262_144, calls=1, mxu_bits=16),
+    tol=8e-3,
+    forbid={name: f"{name} makes a branch: do without." for name in ("when", "cond", "switch")},
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# At the first step of a tile the sum so far should count as 0, at all others as what `acc_ref` holds. Which `jnp`
+# function picks one of two arrays, element by element, and never lets the other one through? Multiplying by 0 or 1 is
+# not it: 0 x NaN is NaN. Mind the case of a single step: it is first and last at once.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+#     before = jnp.where(____, 0, ____)
+#     acc = before + ____
+#     ____ = acc                        # for the next step
+#     ____ = acc.astype(____)           # a draft, until the last step
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+#     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+#     acc = before + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+#     acc_ref[...] = acc
+#     o_ref[...] = acc.astype(o_ref.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A `where` costs less than a jump when its two sides are cheap. The matmul that ships with JAX branches
+# once, to zero, and stores at every step: 2056 and 828 bundles for the tiles above, on v5e and v6e. Yours takes 1990
+# and 789. (Fewer bundles than the 2048 cycles that a v5e's MXU needs for such a tile means that the MXU is what one
+# waits for.) Now for the bytes.
+
+# %% [markdown]
+# ## Puzzle 4: Arithmetic intensity
+#
+# **Goal.** Choose block sizes that move the fewest bytes and fit into the VMEM you are given.
+#
+# ### Theory
+#
+# Two numbers of a chip decide what a kernel can hope for. A v5e does 197e12 FLOPs a second and moves 819e9 bytes: 240
+# FLOPs in the time of a byte. A kernel's FLOPs per byte are its **arithmetic intensity**. Below 240, a v5e waits for
+# memory; above, memory waits for the MXU. Drawn with both axes logarithmic, that is the **roofline**:
+#
+# ```text
+#     TFLOP/s
+#       197 |            _____________    arithmetic is the limit
+#           |          /
+#           |        /
+#           |      /                      bytes are the limit
+#           |    /
+#           +----------+---------------   FLOP per byte
+#                     240
+# ```
+#
+# At best, 4096 x 4096 x 4096 in bfloat16 moves 96 MiB: 1365 FLOPs per byte. Tiled, it moves more: with two steps of
+# `k` or more, no block of `x` or `y` stays from one output tile to the next (basics.py Puzzle 13). Count what *one*
+# output tile takes: 2 bm bn K FLOPs, and how many bytes of `x` and `y`? The quotient is the intensity, apart from the
+# result itself. One of the three block sizes is not in it. But all three are in the VMEM: blocks of `x`, `y` and the
+# result, each twice, and the scratch once.
+
+
+# %%
+def tile_sizes(size):
+    """Multiples of 128 that divide size: the block sizes to choose from."""
+    return [b for b in range(128, size + 1, 128) if size % b == 0]
+
+
+def plan_bytes(M, N, K, bm, bn):
+    # Return how many bytes your Puzzle 2 moves between HBM and VMEM: x and y as they come in (two bytes an element,
+    # two steps of k or more), and the result. bm and bn divide M and N.
+    pass  # YOUR CODE HERE
+
+
+def plan_vmem(bm, bn, bk):
+    # Return how many bytes of VMEM it holds.
+    pass  # YOUR CODE HERE
+
+
+def frugal_blocks(M, N, K, vmem_bytes):
+    # Return (bm, bn, bk), each out of tile_sizes, with the fewest plan_bytes of those that fit into vmem_bytes.
+    pass  # YOUR CODE HERE
+
+
+def frugal_matmul(
+    x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"], *, vmem_bytes: int = 1_048_576
+) -> BFloat16[Array, "M N"]:
+    (M, K), (_, N) = x.shape, y.shape
+    bm, bn, bk = frugal_blocks(M, N, K, vmem_bytes)
+    return tiled(straight_kernel, x, y, bm=bm, bn=bn, bk=bk)  # your Puzzles 2 and 3
+
+
+# %%
+# The budgets are the least that is possible within vmem_bytes.
+check(
+    "matmul/4",
+    frugal_matmul,
+    product_spec,
+    normal((768, 512), "bfloat16"),
+    normal((512, 640), "bfloat16"),
+    variants=[
+        case(
+            normal((1024, 256), "bfloat16"),
+            normal((256, 384), "bfloat16"),
+            vmem_bytes=2_097_152,
+            budget=Budget(hbm_bytes=1_703_936, vmem_bytes=2_097_152),
+        ),
+        case(
+            normal((256, 384), "bfloat16"),
+            normal((384, 1536), "bfloat16"),
+            vmem_bytes=700_000,
+            budget=Budget(hbm_bytes=3_932_160, vmem_bytes=700_000),
+        ),
+        case(
+            normal((1152, 384), "bfloat16"),
+            normal((384, 768), "bfloat16"),
+            vmem_bytes=1_400_000,
+            budget=Budget(hbm_bytes=6_193_152, vmem_bytes=1_400_000),
+        ),
+    ],
+    budget=Budget(hbm_bytes=5_701_632, vmem_bytes=1_048_576),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# One output tile takes K columns of bm rows of `x`, and K rows of bn columns of `y`: bm and bn are both worth having,
+# and most when they are alike. Now count the tiles: how many times does all of `x` come in? (Once for every block of
+# columns.) As for bk, it buys no bytes at all, only VMEM. There are few plans: try them all.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def plan_bytes(M, N, K, bm, bn):
+#     return 2 * (M * K * ____ + K * N * ____ + ____)
+#
+#
+# def plan_vmem(bm, bn, bk):
+#     return 2 * 2 * (____ + ____ + ____) + ____
+#
+#
+# def frugal_blocks(M, N, K, vmem_bytes):
+#     plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in ____ for bk in ____]
+#     fitting = [plan for plan in plans if ____]
+#     return min(fitting, key=lambda plan: ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def plan_bytes(M, N, K, bm, bn):
+#     return 2 * (M * K * (N // bn) + K * N * (M // bm) + M * N)
+#
+#
+# def plan_vmem(bm, bn, bk):
+#     return 2 * 2 * (bm * bk + bk * bn + bm * bn) + 4 * bm * bn
+#
+#
+# def frugal_blocks(M, N, K, vmem_bytes):
+#     plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+#     fitting = [plan for plan in plans if plan_vmem(*plan) <= vmem_bytes]
+#     return min(fitting, key=lambda plan: plan_bytes(M, N, K, plan[0], plan[1]))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The intensity of a tile is bm bn / (bm + bn): 64 x 128 gives 43, 512 x 512 gives 256, 1024 x 1024 gives
+# 512. So on a v5e (240) tiles of 512 are just enough, and on a v6e (920e12 against 1640e9: 561) 1024 are just too few.
+# VMEM is what buys intensity.
+
+# %% [markdown]
+# ## Puzzle 5: A weight that lies on its side
+#
+# **Goal.** Compute `x @ w.T`, without ever making `w.T`. Write the kernel and the call.
+#
+# ### Theory
+#
+# PyTorch keeps the weight of a linear layer as (N, K): one row per output. So half of the checkpoints that you will
+# meet want `x @ w.T`. Written like that outside of a kernel, a transposed copy is made first: for 4096 x 14336 in
+# bfloat16, 112 MiB are read and 112 written, 0.29 ms at 819 GB/s.
+#
+# There is no need to. A product of matrices does not care about rows and columns, only about which dimension is summed
+# over. **`jax.lax.dot_general`** lets you say that:
+#
+# ```text
+#     jax.lax.dot_general(a, b, ((a_dims, b_dims), ((), ())), preferred_element_type=...)
+#
+#     a_dims, b_dims     which dimension of a is summed against which of b: (1,), (0,) is a @ b
+#     ((), ())           no batch dimensions
+#     result             what is left of a, then what is left of b
+# ```
+#
+# That settles the inside of a tile. The outside is a matter of the BlockSpec:
+#
+# ```text
+#          x (M, K)            w (N, K)             result (M, N)
+#          k ->                k ->                 j ->
+#        +--+--+--+          +--+--+--+            +--+--+
+#      i |  |  |  |        j |  |  |  |          i |  |  |
+#        +--+--+--+          +--+--+--+            +--+--+
+# ```
+
+
+# %%
+def linear_spec(x: BFloat16[Array, "M K"], w: BFloat16[Array, "N K"]) -> BFloat16[Array, "M N"]:
+    return jnp.dot(x, w.T, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+    # x_ref: (bm, bk)      w_ref: (bn, bk)      o_ref: (bm, bn), bfloat16      acc_ref: (bm, bn), float32
+    # k is grid axis 2. In a straight line (Puzzle 3) or with pl.when, as you like.
+    pass  # YOUR CODE HERE
+
+
+def linear(
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "N K"], *, bm: int = 64, bn: int = 128, bk: int = 256
+) -> BFloat16[Array, "M N"]:
+    # Return the result of one pallas_call of linear_kernel, on the grid (i, j, k). w comes as it is, in blocks of
+    # (bn, bk). M and N need not divide, K does. Two axes are parallel.
+    pass  # YOUR CODE HERE
+
+
+# %%
+check(
+    "matmul/5",
+    linear,
+    linear_spec,
+    normal((192, 768), "bfloat16"),
+    normal((640, 768), "bfloat16"),
+    variants=[
+        case(normal((200, 384), "bfloat16", shift=1.0), normal((320, 384), "bfloat16"), bk=128),
+        case(normal((64, 1024), "bfloat16"), normal((512, 1024), "bfloat16"), bm=32, bn=256, bk=512),
+    ],
+    budget=Budget(hbm_bytes=4_669_440, vmem_bytes=262_144, serial_steps=3, calls=1, mxu_bits=16),
+    tol=8e-3,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Both tiles have `k` along their second dimension, and that is the one to sum over: what is left of `x_ref` are rows,
+# what is left of `w_ref` are rows too, and they become the columns of the result. For the block of `w`, follow the
+# drawing: which of the three grid indices says how far down it lies, and which one how far across?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+#     before = ____
+#     dims = ((____, ____), ((), ()))
+#     product = jax.lax.dot_general(x_ref[...], w_ref[...], dims, preferred_element_type=jnp.float32)
+#     ____
+#
+#
+# def linear(x, w, *, bm=64, bn=128, bk=256):
+#     (M, K), (N, _) = x.shape, w.shape
+#     return pl.pallas_call(
+#         linear_kernel,
+#         ____                              # as in Puzzle 2, but for the BlockSpec of w
+#     )(x, w)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+#     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+#     dims = (((1,), (1,)), ((), ()))
+#     product = jax.lax.dot_general(x_ref[...], w_ref[...], dims, preferred_element_type=jnp.float32)
+#     acc_ref[...] = before + product
+#     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+#
+#
+# def linear(x, w, *, bm=64, bn=128, bk=256):
+#     (M, K), (N, _) = x.shape, w.shape
+#     return pl.pallas_call(
+#         linear_kernel,
+#         grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+#         in_specs=[
+#             pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+#             pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)),
+#         ],
+#         out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+#         out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+#         scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+#         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+#     )(x, w)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A transpose is a way of counting, not a copy. (`w_ref[...].T` inside the kernel is as good: at 512 x
+# 512 x 512 the TPU compiler makes the same 762 bundles of both on a v6e, where the plain product takes 789.) 40.5
+# FLOPs per byte, as many as if `w` had been stored the other way round. The gradients of Puzzle 9 will live on this.
+
+# %% [markdown]
+# ## Puzzle 6: Not everything is a matmul
+#
+# **Goal.** Multiply a diagonal matrix by a matrix, `diag(a) @ b`, forward and backward, at the lowest intensity there
+# is.
+#
+# ### Theory
+#
+# On paper it is a matmul. For 4096 x 4096 in float32, fed to the MXU as one, it is 137 GFLOP: 0.7 ms on a v5e if it is
+# given bfloat16, and several times that at full precision. But all zeros apart from the diagonal,
+#
+# ```text
+#     [ a0       ]   [ b00 b01 b02 ]     [ a0 b00  a0 b01  a0 b02 ]
+#     [    a1    ] @ [ b10 b11 b12 ]  =  [ a1 b10  a1 b11  a1 b12 ]
+#     [       a2 ]   [ b20 b21 b22 ]     [ a2 b20  a2 b21  a2 b22 ]
+# ```
+#
+# and it is one multiplication per element: 4 bytes in, 4 out, 0.125 FLOP per byte. 128 MiB in 0.16 ms, and no faster
+# whatever you do: this is the left end of the roofline, where **bytes are the only cost**. So read once, write once.
+#
+# Backward, that is the whole art. With `g` the gradient of the loss with respect to the result, `db` is like the
+# forward pass, and `da` has one number for each row:
+#
+# ```text
+#     db[m, n] = a[m] g[m, n]          da[m] = sum over n of  b[m, n] g[m, n]
+# ```
+#
+# Both want `g`. Two kernels would read it twice. The wiring to JAX is given: `jax.custom_vjp` has a forward function,
+# which returns the result and what the way back needs, and a backward one, which gets that and `g` and returns a
+# gradient for each input.
+
+
+# %%
+def diagonal_spec(
+    a: Float[Array, "M 1"], b: Float[Array, "M N"], g: Float[Array, "M N"]
+) -> tuple[Float[Array, "M N"], Float[Array, "M 1"], Float[Array, "M N"]]:
+    result, vjp = jax.vjp(lambda a, b: a * b, a, b)
+    return result, *vjp(g)
+
+
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    # a_ref: (bm, 1)      b_ref, o_ref: (bm, bn), block (i, j)
+    pass  # YOUR CODE HERE
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    # a_ref: (bm, 1)      b_ref, g_ref: (bm, bn), block (i, j)
+    # da_ref: (bm, 1), block (i, 0), the same one for every j      db_ref: (bm, bn), block (i, j)
+    pass  # YOUR CODE HERE
+
+
+def scale_rows_call(kernel, arrays, num_columns, num_tiles, bm, bn):
+    """kernel, step (i, j) by step: of arrays (M, 1) it sees block (i, 0), of arrays (M, N) block (i, j)."""
+    M, N = arrays[-1].shape
+    column = pl.BlockSpec((bm, 1), lambda i, j: (i, 0)), jax.ShapeDtypeStruct((M, 1), jnp.float32)
+    tile = pl.BlockSpec((bm, bn), lambda i, j: (i, j)), jax.ShapeDtypeStruct((M, N), jnp.float32)
+    outs = [column] * num_columns + [tile] * num_tiles
+    return pl.pallas_call(
+        kernel,
+        grid=(pl.cdiv(M, bm), N // bn),
+        in_specs=[column[0] if x.shape[1] == 1 else tile[0] for x in arrays],
+        out_specs=[spec for spec, _ in outs],
+        out_shape=[shape for _, shape in outs],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+    )(*arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def diagonal_matmul(a, b, bm, bn):
+    return scale_rows_call(scale_rows_kernel, [a, b], 0, 1, bm, bn)[0]
+
+
+def diagonal_matmul_fwd(a, b, bm, bn):
+    return diagonal_matmul(a, b, bm, bn), (a, b)
+
+
+def diagonal_matmul_bwd(bm, bn, residuals, g):
+    return tuple(scale_rows_call(scale_rows_grad_kernel, [*residuals, g], 1, 1, bm, bn))
+
+
+diagonal_matmul.defvjp(diagonal_matmul_fwd, diagonal_matmul_bwd)
+
+
+def diagonal_and_grads(a, b, g, *, bm: int = 32, bn: int = 256):
+    result, vjp = jax.vjp(lambda a, b: diagonal_matmul(a, b, bm, bn), a, b)
+    return result, *vjp(g)
+
+
+# %%
+# hbm_bytes: forward b in, the result out; backward b and g in, db out. And a little for a and da.
+check(
+    "matmul/6",
+    diagonal_and_grads,
+    diagonal_spec,
+    normal((96, 1)),
+    normal((96, 1024)),
+    normal((96, 1024), shift=0.5),
+    variants=[
+        case(
+            normal((80, 1), scale=100.0),
+            normal((80, 256), shift=-1.0),
+            normal((80, 256)),
+            budget=Budget(hbm_bytes=410_560, flops=98_400, calls=2),
+        )
+    ],
+    budget=Budget(hbm_bytes=1_967_232, vmem_bytes=197_120, flops=393_600, calls=2),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `a_ref` is a column and `b_ref` a tile: NumPy already knows what their product is. Backward, `da` is a sum along rows
+# that come in several blocks, so it has a first step, like every sum in basics.py Puzzle 9. `db` is not a sum at all:
+# a different block at every step. What do you read once and use for both?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def scale_rows_kernel(a_ref, b_ref, o_ref):
+#     o_ref[...] = ____
+#
+#
+# def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+#     g = g_ref[...]
+#     before = ____                # (bm, 1): 0 at the first step of a row
+#     da_ref[...] = before + ____
+#     db_ref[...] = ____           # (bm, bn)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def scale_rows_kernel(a_ref, b_ref, o_ref):
+#     o_ref[...] = a_ref[...] * b_ref[...]
+#
+#
+# def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+#     g = g_ref[...]
+#     before = jnp.where(pl.program_id(1) == 0, 0, da_ref[...])
+#     da_ref[...] = before + (g * b_ref[...]).sum(axis=1, keepdims=True)
+#     db_ref[...] = a_ref[...] * g
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 0.2 FLOP per byte, and 240 would keep a v5e busy: the MXU sleeps through all of it, and should.
+# When the intensity is that low, forget the arithmetic and count arrays: five of size (M, N) move here, forward and
+# backward, and none of them can be spared. The next puzzles go the other way.
+
+# %%
+show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024)))
+
+# %% [markdown]
+# ## Puzzle 7: How much work is worth a branch?
+#
+# **Goal.** Half of a transformer block's feed-forward layer in one kernel: `r + gelu(x @ w + bias)`. Write the kernel
+# and the index map of the residual `r`.
+#
+# ### Theory
+#
+# You know the epilogue from basics.py Puzzle 12: what is done to the finished tile in VMEM saves a round trip. With
+# 8192 x 8192 in bfloat16 and apart, bias, GELU and residual would read the product (128 MiB) and `r`, and write the
+# result; fused, the product is never stored: 256 MiB less, 0.33 ms on a v5e.
+#
+# But *when* does it run? Puzzle 3 would have it run at every step, on drafts that nobody reads. For a cast that was
+# cheap. GELU is a dozen operations for each element. In tiles of 512 with four steps of `k`:
+#
+# ```text
+#     bundles per step, mean       v5e      v6e
+#     epilogue at every step      2217     1312
+#     epilogue behind pl.when     2255     1067
+# ```
+#
+# On a v5e it hides in the shadow of the MXU. A v6e's MXU does four times as much in a cycle, and the shadow is short:
+# three useless GELUs are 245 bundles a step. With more steps of `k` it gets worse.
+#
+# The rule: **what is cheap runs at every step, what is dear waits behind a branch.** Here `output_stores=1` holds you
+# to it. And `r` needs an index map; what should it do while `k` runs?
+
+
+# %%
+def gelu_residual_spec(
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "K N"], bias: Float[Array, "1 N"], r: BFloat16[Array, "M N"]
+) -> BFloat16[Array, "M N"]:
+    y = jax.nn.gelu(jnp.dot(x, w, preferred_element_type=jnp.float32) + bias)
+    return (r.astype(jnp.float32) + y).astype(jnp.bfloat16)
+
+
+def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+    # x_ref: (bm, bk), w_ref: (bk, bn), bfloat16      bias_ref: (1, bn), float32      r_ref, o_ref: (bm, bn), bfloat16
+    # acc_ref: (bm, bn), float32. Stay in float32 until the result is stored.
+    pass  # YOUR CODE HERE
+
+
+def residual_map(i, j, k):
+    # r is (M, N), in blocks of (bm, bn). Return the number of the one that step (i, j, k) needs.
+    pass  # YOUR CODE HERE
+
+
+def gelu_residual(
+    x: BFloat16[Array, "M K"],
+    w: BFloat16[Array, "K N"],
+    bias: Float[Array, "1 N"],
+    r: BFloat16[Array, "M N"],
+    *,
+    bm: int = 64,
+    bn: int = 128,
+    bk: int = 256,
+) -> BFloat16[Array, "M N"]:
+    (M, K), (_, N) = x.shape, w.shape
+    return pl.pallas_call(
+        gelu_residual_kernel,
+        grid=(pl.cdiv(M, bm), N // bn, K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+            pl.BlockSpec((1, bn), lambda i, j, k: (0, j)),
+            pl.BlockSpec((bm, bn), residual_map),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w, bias, r)
+
+
+# %%
+check(
+    "matmul/7",
+    gelu_residual,
+    gelu_residual_spec,
+    normal((192, 1024), "bfloat16"),
+    normal((1024, 256), "bfloat16", scale=0.05),
+    normal((1, 256)),
+    normal((192, 256), "bfloat16"),
+    variants=[
+        case(
+            normal((80, 384), "bfloat16"),
+            normal((384, 512), "bfloat16", scale=0.05),
+            normal((1, 512), shift=-1.0),
+            normal((80, 512), "bfloat16", shift=3.0),
+            bk=128,
+            budget=Budget(hbm_bytes=1_200_128, output_stores=1, calls=1),
+        ),
+        case(  # sums near 102, biases near -102: what is rounded too early is lost
+            normal((64, 512), "bfloat16", scale=0.02, shift=1.0),
+            normal((512, 256), "bfloat16", scale=0.02, shift=0.2),
+            normal((1, 256), shift=-102.4),
+            normal((64, 256), "bfloat16"),
+            budget=Budget(output_stores=1, calls=1),
+        ),
+    ],
+    budget=Budget(hbm_bytes=2_558_976, vmem_bytes=295_936, output_stores=1, calls=1, mxu_bits=16),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Sort the work. The sum grows at every step, and how it starts is cheap: which of your kernels had that? Bias, GELU,
+# residual and the store are wanted once per output tile. As to `r`: a block is copied when its number changes between
+# two steps, whether the kernel looks at it or not. Which number stays the same while `k` runs?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+#     k = pl.program_id(2)
+#     ____                              # the sum, as in Puzzle 3
+#
+#     @pl.when(____)
+#     def _():
+#         y = jax.nn.gelu(____)
+#         o_ref[...] = (____ + y).astype(o_ref.dtype)
+#
+#
+# def residual_map(i, j, k):
+#     return (____, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+#     k = pl.program_id(2)
+#     before = jnp.where(k == 0, 0, acc_ref[...])
+#     acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+#
+#     @pl.when(k == pl.num_programs(2) - 1)
+#     def _():
+#         y = jax.nn.gelu(acc_ref[...] + bias_ref[...])
+#         o_ref[...] = (r_ref[...].astype(jnp.float32) + y).astype(o_ref.dtype)
+#
+#
+# def residual_map(i, j, k):
+#     return (i, j)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 39.6 FLOPs per byte: `r` is one more array to read, and so the same tiles have less intensity than
+# in Puzzle 2. It would be far worse with a trip to HBM in between. Can a product be worth computing that is not
+# written at all?
+
+# %% [markdown]
+# ## Puzzle 8: The product that is never written
+#
+# **Goal.** For each row of `x`, the sum of the squares of `relu(x @ w)`: forward and backward, without ever writing
+# `x @ w`.
+#
+# ### Theory
+#
+# How strongly does a layer fire? 16,384 tokens, a feed-forward layer of 28,672: `x @ w` has 470 million elements,
+# 1.75 GiB in float32, and you want 16,384 numbers. Written and read again, the product alone takes 4.6 ms on a v5e.
+# So do not let it leave: a tile of it is finished, squared, summed along its rows and forgotten.
+#
+# And backward? The gradient needs `h = relu(x @ w)` again, all of it. The old answer is to store it. The new one:
+# **compute it again**, tile by tile, from `x` and `w`. An element made anew takes 2K FLOPs, one read back takes 4
+# bytes: on a v5e, the time of 960 FLOPs. So up to K = 480 this is even faster. Beyond, you pay time for 1.75 GiB.
+#
+# ```text
+#     e[m]      =  sum over n of h[m, n]^2                 h = relu(x @ w)
+#     t[m, n]   =  g[m]  de[m] / d(x @ w)[m, n]            a tile of this, made from tiles of x and w and from g
+#     dx        =  t @ w.T          summed over n
+#     dw        =  x.T @ t          summed over m
+# ```
+#
+# The kernels for `dx` and `dw` are given. Each makes the tile `t` anew with your function, and uses it on the spot.
+
+
+# %%
+def energy_spec(
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "K N"], g: Float[Array, "M 1"]
+) -> tuple[Float[Array, "M 1"], BFloat16[Array, "M K"], BFloat16[Array, "K N"]]:
+    def energy(x, w):
+        return jnp.square(jax.nn.relu(jnp.dot(x, w, precision="highest"))).sum(axis=1, keepdims=True)
+
+    e, vjp = jax.vjp(energy, x.astype(jnp.float32), w.astype(jnp.float32))
+    dx, dw = vjp(g)
+    return e, dx.astype(jnp.bfloat16), dw.astype(jnp.bfloat16)
+
+
+def row_energy_kernel(x_ref, w_ref, e_ref):
+    # x_ref: (bm, K), whole rows      w_ref: (K, bn), whole columns      e_ref: (bm, 1), float32
+    pass  # YOUR CODE HERE
+
+
+def row_energy_call(x, w, *, bm, bn):
+    # Return e, (M, 1), float32: one pallas_call of row_energy_kernel. There is no k loop. bm divides M, bn divides N.
+    pass  # YOUR CODE HERE
+
+
+def row_energy_grad_tile(x, w, g):
+    # Arrays, not Refs. x: (bm, K), w: (K, bn), bfloat16      g: (bm, 1), float32, the gradient with respect to e
+    # Return the tile t, (bm, bn), in bfloat16: the gradient with respect to x @ w.
+    pass  # YOUR CODE HERE
+
+
+def dx_kernel(x_ref, w_ref, g_ref, dx_ref, acc_ref):
+    t = row_energy_grad_tile(x_ref[...], w_ref[...], g_ref[...])
+    before = jnp.where(pl.program_id(1) == 0, 0, acc_ref[...])
+    over_n = (((1,), (1,)), ((), ()))
+    acc_ref[...] = before + jax.lax.dot_general(t, w_ref[...], over_n, preferred_element_type=jnp.float32)
+    dx_ref[...] = acc_ref[...].astype(dx_ref.dtype)
+
+
+def dw_kernel(x_ref, w_ref, g_ref, dw_ref, acc_ref):
+    t = row_energy_grad_tile(x_ref[...], w_ref[...], g_ref[...])
+    before = jnp.where(pl.program_id(1) == 0, 0, acc_ref[...])
+    over_m = (((0,), (0,)), ((), ()))
+    acc_ref[...] = before + jax.lax.dot_general(x_ref[...], t, over_m, preferred_element_type=jnp.float32)
+    dw_ref[...] = acc_ref[...].astype(dw_ref.dtype)
+
+
+def row_energy_grads(x, w, g, *, bm, bn):
+    (M, K), (_, N) = x.shape, w.shape
+    semantics = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
+    dx = pl.pallas_call(
+        dx_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[
+            pl.BlockSpec((bm, K), lambda i, j: (i, 0)),
+            pl.BlockSpec((K, bn), lambda i, j: (0, j)),
+            pl.BlockSpec((bm, 1), lambda i, j: (i, 0)),
+        ],
+        out_specs=pl.BlockSpec((bm, K), lambda i, j: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((M, K), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, K), jnp.float32)],
+        compiler_params=semantics,
+    )(x, w, g)
+    dw = pl.pallas_call(
+        dw_kernel,
+        grid=(N // bn, M // bm),  # dw sums over m, so rows run inside
+        in_specs=[
+            pl.BlockSpec((bm, K), lambda j, i: (i, 0)),
+            pl.BlockSpec((K, bn), lambda j, i: (0, j)),
+            pl.BlockSpec((bm, 1), lambda j, i: (i, 0)),
+        ],
+        out_specs=pl.BlockSpec((K, bn), lambda j, i: (0, j)),
+        out_shape=jax.ShapeDtypeStruct((K, N), w.dtype),
+        scratch_shapes=[pltpu.VMEM((K, bn), jnp.float32)],
+        compiler_params=semantics,
+    )(x, w, g)
+    return dx, dw
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def row_energy(x, w, bm, bn):
+    return row_energy_call(x, w, bm=bm, bn=bn)
+
+
+def row_energy_fwd(x, w, bm, bn):
+    return row_energy(x, w, bm, bn), (x, w)  # the residuals: what went in, and nothing of (M, N)
+
+
+def row_energy_bwd(bm, bn, residuals, g):
+    return row_energy_grads(*residuals, g, bm=bm, bn=bn)
+
+
+row_energy.defvjp(row_energy_fwd, row_energy_bwd)
+
+
+def energy_and_grads(x, w, g, *, bm: int = 32, bn: int = 128):
+    e, vjp = jax.vjp(lambda x, w: row_energy(x, w, bm, bn), x, w)
+    return e, *vjp(g)
+
+
+# %%
+# hbm_bytes: there is no room in it for an array of (M, N), which would be 655,360 bytes one way.
+check(
+    "matmul/8",
+    energy_and_grads,
+    energy_spec,
+    normal((160, 256), "bfloat16"),
+    normal((256, 1024), "bfloat16", scale=0.1),
+    normal((160, 1), shift=0.5),
+    variants=[
+        case(
+            normal((96, 384), "bfloat16", shift=0.5),
+            normal((384, 512), "bfloat16", scale=0.1),
+            normal((96, 1)),
+            bm=48,
+            bn=256,
+            budget=Budget(hbm_bytes=2_729_472, calls=3),
+        )
+    ],
+    budget=Budget(hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Forward it is basics.py Puzzle 9, with a tile that is computed instead of read: the sum over n lives in `e_ref`, so
+# which loop runs inside? For the tile t: square, then relu, by the chain rule. The derivative of h^2 is 2h, that of
+# relu is 1 or 0. Where it is 0, what is h? (So you need no mask.) And each row has its own g.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def row_energy_kernel(x_ref, w_ref, e_ref):
+#     ____                                    # the first step of a row of tiles
+#
+#     h = jax.nn.relu(____)                   # (bm, bn), float32
+#     e_ref[...] += ____                      # (bm, 1)
+#
+#
+# def row_energy_call(x, w, *, bm, bn):
+#     (M, K), (_, N) = x.shape, w.shape
+#     return pl.pallas_call(
+#         row_energy_kernel,
+#         grid=(____, ____),
+#         in_specs=[pl.BlockSpec((bm, K), ____), pl.BlockSpec((K, bn), ____)],
+#         out_specs=____,
+#         out_shape=____,
+#     )(x, w)
+#
+#
+# def row_energy_grad_tile(x, w, g):
+#     h = ____
+#     return (____).astype(x.dtype)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def row_energy_kernel(x_ref, w_ref, e_ref):
+#     @pl.when(pl.program_id(1) == 0)
+#     def _():
+#         e_ref[...] = jnp.zeros(e_ref.shape, e_ref.dtype)
+#
+#     h = jax.nn.relu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
+#     e_ref[...] += (h * h).sum(axis=1, keepdims=True)
+#
+#
+# def row_energy_call(x, w, *, bm, bn):
+#     (M, K), (_, N) = x.shape, w.shape
+#     return pl.pallas_call(
+#         row_energy_kernel,
+#         grid=(M // bm, N // bn),
+#         in_specs=[pl.BlockSpec((bm, K), lambda i, j: (i, 0)), pl.BlockSpec((K, bn), lambda i, j: (0, j))],
+#         out_specs=pl.BlockSpec((bm, 1), lambda i, j: (i, 0)),
+#         out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+#     )(x, w)
+#
+#
+# def row_energy_grad_tile(x, w, g):
+#     h = jax.nn.relu(jnp.dot(x, w, preferred_element_type=jnp.float32))
+#     return (2 * g * h).astype(x.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 58.6 FLOPs per byte over all three kernels, and not one byte of `x @ w`. Backward multiplies it out a
+# second and a third time, and with K = 256 that is a bargain. In attention K is the size of a head, 64 to 256: flash
+# attention does just this with its scores.
+
+# %% [markdown]
+# ## Puzzle 9: Backward
+#
+# **Goal.** The gradients of `y = x @ w`: two more products, out of one kernel that is told what to sum over.
+#
+# ### Theory
+#
+# Two thirds of the FLOPs of training are backward passes, and nearly all of those are these two:
+#
+# ```text
+#     y  = x @ w          (M, K) (K, N) -> (M, N)     summed over K
+#     dx = g @ w.T        (M, N) (N, K) -> (M, K)     summed over ?
+#     dw = x.T @ g        (K, M) (M, N) -> (K, N)     summed over ?
+# ```
+#
+# Puzzle 5 has made transposes free: no array has to be turned, only the tile that comes in and the dimension that is
+# summed. So one kernel does for all three, if it is told the dimensions. And since each output tile needs every tile
+# along the axis that is summed over, **the summed axis goes last in the grid**, whichever it is:
+#
+# ```text
+#     grid of y    (i, j, k)        i: blocks of M
+#     grid of dx   (i, k, j)        j: blocks of N
+#     grid of dw   (k, j, i)        k: blocks of K
+# ```
+#
+# For `dw`, that is the batch: thousands of tokens, each with its say about every weight. In bfloat16 the later ones
+# would not be heard (256 + 1 is 256), so the sum runs in float32, in `acc_ref`, and is rounded once.
+
+
+# %%
+def linear_grads_spec(
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "K N"], g: BFloat16[Array, "M N"]
+) -> tuple[BFloat16[Array, "M K"], BFloat16[Array, "K N"]]:
+    x, w, g = (a.astype(jnp.float32) for a in (x, w, g))
+    _, vjp = jax.vjp(lambda x, w: jnp.dot(x, w, precision="highest"), x, w)
+    return tuple(d.astype(jnp.bfloat16) for d in vjp(g))
+
+
+def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+    # Sums a_ref against b_ref along dims, ((d,), (e,)): dimension d of a_ref, e of b_ref. o_ref: bfloat16. acc_ref:
+    # float32, of the same shape. The sum runs along grid axis 2.
+    pass  # YOUR CODE HERE
+
+
+def dx_plan(bm, bn, bk):
+    # The grid is (i, k, j). Return dims, [BlockSpec of g, BlockSpec of w], BlockSpec of dx.
+    pass  # YOUR CODE HERE
+
+
+def dw_plan(bm, bn, bk):
+    # The grid is (k, j, i). Return dims, [BlockSpec of x, BlockSpec of g], BlockSpec of dw.
+    pass  # YOUR CODE HERE
+
+
+def contraction(plan, grid, a, b, shape):
+    dims, in_specs, out_spec = plan
+    return pl.pallas_call(
+        functools.partial(contract_kernel, dims=dims),
+        grid=grid,
+        in_specs=in_specs,
+        out_specs=out_spec,
+        out_shape=jax.ShapeDtypeStruct(shape, a.dtype),
+        scratch_shapes=[pltpu.VMEM(out_spec.block_shape, jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(a, b)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def product(x, w, bm, bn, bk):
+    return tiled(straight_kernel, x, w, bm=bm, bn=bn, bk=bk)  # your Puzzles 2 and 3
+
+
+def product_fwd(x, w, bm, bn, bk):
+    return product(x, w, bm, bn, bk), (x, w)
+
+
+def product_bwd(bm, bn, bk, residuals, g):
+    x, w = residuals
+    rows, cols, inner = x.shape[0] // bm, w.shape[1] // bn, x.shape[1] // bk
+    dx = contraction(dx_plan(bm, bn, bk), (rows, inner, cols), g, w, x.shape)
+    dw = contraction(dw_plan(bm, bn, bk), (inner, cols, rows), x, g, w.shape)
+    return dx, dw
+
+
+product.defvjp(product_fwd, product_bwd)
+
+
+def linear_grads(
+    x: BFloat16[Array, "M K"],
+    w: BFloat16[Array, "K N"],
+    g: BFloat16[Array, "M N"],
+    *,
+    bm: int = 64,
+    bn: int = 128,
+    bk: int = 256,
+) -> tuple[BFloat16[Array, "M K"], BFloat16[Array, "K N"]]:
+    return product_bwd(bm, bn, bk, (x, w), g)
+
+
+# %%
+check(
+    "matmul/9",
+    linear_grads,
+    linear_grads_spec,
+    normal((320, 512), "bfloat16"),
+    normal((512, 384), "bfloat16"),
+    normal((320, 384), "bfloat16", shift=0.5),
+    variants=[
+        case(
+            normal((1536, 128), "bfloat16", shift=1.0),
+            normal((128, 256), "bfloat16"),
+            normal((1536, 256), "bfloat16", shift=1.0),
+            bm=128,
+            bn=128,
+            bk=128,
+            budget=Budget(hbm_bytes=3_604_480, calls=2, serial_steps=12),
+        )
+    ],
+    budget=Budget(hbm_bytes=4_653_056, vmem_bytes=360_448, calls=2, serial_steps=5, mxu_bits=16),
+    tol=8e-3,  # about one unit in the last place of a bfloat16
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which letter do the two operands share that the result does not have? That one is summed over. Then take each
+# operand as it lies in memory, `g` as (M, N), `w` as (K, N), `x` as (M, K), and ask where in it that letter stands:
+# first or second dimension. The order of what is left is the order of the result. The maps follow: each letter of an
+# array gets its grid index.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+#     ____                                  # Puzzle 5, with (dims, ((), ()))
+#
+#
+# def dx_plan(bm, bn, bk):
+#     g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: ____)
+#     w_spec = pl.BlockSpec((____, ____), lambda i, k, j: ____)
+#     out_spec = ____
+#     return ((____,), (____,)), [g_spec, w_spec], out_spec
+#
+#
+# def dw_plan(bm, bn, bk):
+#     x_spec = pl.BlockSpec(____, lambda k, j, i: ____)
+#     ____
+#     return ____, [x_spec, g_spec], out_spec
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+#     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+#     product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+#     acc_ref[...] = before + product
+#     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+#
+#
+# def dx_plan(bm, bn, bk):
+#     g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
+#     w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
+#     out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
+#     return ((1,), (1,)), [g_spec, w_spec], out_spec
+#
+#
+# def dw_plan(bm, bn, bk):
+#     x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
+#     g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (i, j))
+#     out_spec = pl.BlockSpec((bk, bn), lambda k, j, i: (k, j))
+#     return ((0,), (0,)), [x_spec, g_spec], out_spec
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Forward and backward out of one kernel, and no array was ever transposed. 54.4 FLOPs per byte, for
+# tiles that give 43 forward: the same tiles are multiplied in another order, and the sides of the output tile are
+# what counts (Puzzle 4). And `jax.grad` finds it by itself:
+
+# %%
+if unwritten(product) or unwritten(product_bwd) or unwritten(contraction):
+    print("Nothing to differentiate yet: Puzzles 2, 3 and 9 come first.")
+else:
+    key_x, key_w = jax.random.split(jax.random.key(0))
+    x0 = jax.random.normal(key_x, (64, 256), jnp.bfloat16)
+    w0 = jax.random.normal(key_w, (256, 128), jnp.bfloat16)
+    yours = jax.grad(lambda w: product(x0, w, 64, 128, 256).astype(jnp.float32).sum())(w0)
+    theirs = jax.grad(lambda w: jnp.dot(x0, w).astype(jnp.float32).sum())(w0)
+    yours, theirs = np.asarray(yours, np.float32), np.asarray(theirs, np.float32)
+    print(
+        f"largest difference to jnp.dot's gradient: {np.abs(yours - theirs).max():.2g}, of {np.abs(theirs).max():.3g}"
+    )
+
+
+# %% [markdown]
+# ## Puzzle 10: Eight bits
+#
+# **Goal.** Multiply int8 matrices that carry a scale for each row of `x` and each column of `w`.
+#
+# ### Theory
+#
+# An int8 is half of a bfloat16: half the bytes, and on v5e and v6e twice the peak (394 TOPS on a v5e). So one stores
+# round(x / s) in int8 and keeps `s`. One scale for a whole matrix would waste bits on the small rows; one for each
+# row of `x` and each column of `w` costs next to nothing:
+#
+# ```text
+#     x[m, k]  ~  sx[m] * x8[m, k]            w[k, n]  ~  sw[n] * w8[k, n]
+#
+#     y[m, n]  =  sum over k of  sx[m] x8[m, k] w8[k, n] sw[n]
+#              =  ?
+# ```
+#
+# Neither scale has a `k` in it. So what can be done with them?
+#
+# The products are whole numbers up to 127 x 127 = 16,129. Their sums are exact in **int32**, which holds 133,000 of
+# the largest. The MXU adds int8 products in int32, if `preferred_element_type` says so. If it is told nothing, an
+# int8 product is int8, and 100 + 100 is -56.
+
+
+# %%
+def int8_spec(
+    x: Int8[Array, "M K"], w: Int8[Array, "K N"], sx: Float[Array, "M 1"], sw: Float[Array, "1 N"]
+) -> Float[Array, "M N"]:
+    return jnp.dot(x, w, preferred_element_type=jnp.int32).astype(jnp.float32) * sx * sw
+
+
+def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
+    # x_ref: (bm, bk), w_ref: (bk, bn), int8      sx_ref: (bm, 1), sw_ref: (1, bn), float32
+    # o_ref: (bm, bn), float32      acc_ref: (bm, bn), int32      k is grid axis 2
+    pass  # YOUR CODE HERE
+
+
+def int8_matmul(
+    x: Int8[Array, "M K"],
+    w: Int8[Array, "K N"],
+    sx: Float[Array, "M 1"],
+    sw: Float[Array, "1 N"],
+    *,
+    bm: int = 64,
+    bn: int = 128,
+    bk: int = 256,
+) -> Float[Array, "M N"]:
+    (M, K), (_, N) = x.shape, w.shape
+    return pl.pallas_call(
+        int8_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+            pl.BlockSpec((bm, 1), lambda i, j, k: (i, 0)),
+            pl.BlockSpec((1, bn), lambda i, j, k: (0, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.int32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w, sx, sw)
+
+
+# %%
+# mxu_bits: what the MXU is fed has to be int8. Rows of x differ by a factor of up to 1000.
+check(
+    "matmul/10",
+    int8_matmul,
+    int8_spec,
+    integers((192, 1280), -127, 128, "int8"),
+    integers((1280, 384), -127, 128, "int8"),
+    uniform((192, 1), 0.001, 1.0),
+    uniform((1, 384), 0.01, 0.1),
+    variants=[
+        case(  # sums beyond 16 million, where float32 no longer knows every whole number
+            integers((64, 2048), 80, 128, "int8"),
+            integers((2048, 256), 80, 128, "int8"),
+            uniform((64, 1), 0.5, 1.0),
+            uniform((1, 256), 0.5, 1.0),
+            bm=32,
+            bk=512,
+            budget=Budget(mxu_bits=8, calls=1),
+        ),
+        case(
+            integers((200, 256), -127, 128, "int8"),
+            integers((256, 320), -127, 128, "int8"),
+            uniform((200, 1), 0.001, 1.0),
+            uniform((1, 320), 0.01, 0.1),
+            bk=128,
+            budget=Budget(mxu_bits=8, calls=1),
+        ),
+    ],
+    budget=Budget(hbm_bytes=2_512_128, vmem_bytes=198_144, calls=1, mxu_bits=8),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What does not depend on `k` can be taken out of the sum over `k`. What is left inside are whole numbers, and there
+# is a buffer for them. The scales are a column and a row: broadcasting makes a table of them. Is multiplying by them
+# cheap or dear, in the sense of Puzzle 7? (Two operations for each element.)
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
+#     before = ____
+#     acc = before + jnp.dot(____, ____, preferred_element_type=____)
+#     acc_ref[...] = acc
+#     o_ref[...] = acc.astype(jnp.float32) * ____ * ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
+#     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+#     acc = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+#     acc_ref[...] = acc
+#     o_ref[...] = acc.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 75.4 operations per byte: the inputs are half as wide as those of Puzzle 3 with the same tiles, and
+# the result, in float32, is twice as wide. A sum of whole numbers is exact in any order; the only rounding is in the
+# epilogue. (A TPU7x has no int8 peak in JAX's table: its MXU is fast with float8 instead.)
+
+# %% [markdown]
+# ## Puzzle 11: Blocks that are not there
+#
+# **Goal.** Multiply a matrix most of whose blocks are zero by a dense one, and read only what is there.
+#
+# ### Theory
+#
+# If nine of ten blocks are zero, nine tenths of the FLOPs and of the bytes are for nothing. `pl.when` would save the
+# FLOPs. The bytes are saved by the index maps alone: what a map never asks for never comes. But which blocks exist is
+# *data*, and so far a map saw grid indices only.
+#
+# **Scalar prefetch**: the first operands of the call, small arrays of integers, are brought into SMEM (a memory for
+# single numbers) before anything else happens. Every index map gets them as Refs behind the grid indices, and the
+# kernel gets them first:
+#
+# ```text
+#     grid_spec=pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=2, grid=..., in_specs=..., out_specs=..., ...)
+#
+#     def a_map(j, i, s, starts_ref, cols_ref): ... starts_ref[i] ...
+# ```
+#
+# The blocks that exist lie in a stack, row by row. `starts` says where a row of blocks begins, `cols` where each block
+# belongs:
+#
+# ```text
+#     [ A . B . ]      blocks  [ A  B  C ]            slot s of row i: starts[i] + s
+#     [ . . . . ]      cols    [ 0  2  3 ]
+#     [ . . . C ]      starts  [ 0  2  2  3 ]         row 1 has none: its result is zero
+# ```
+#
+# Rows are uneven, the grid is not: the last axis runs to the longest row, `most`. When a row is at its end, its map
+# may do what costs nothing: stay.
+
+
+# %%
+def sparse_case(num_cols, cols_of_row, bm, bk, N):
+    """Inputs for sparse_matmul: starts, cols, the blocks (drawn at random), and a dense y of (num_cols * bk, N)."""
+    starts = np.cumsum([0, *map(len, cols_of_row)]).astype(np.int32)
+    cols = np.array([c for row in cols_of_row for c in row], np.int32)
+    blocks = normal((len(cols), bm, bk), "bfloat16")
+    return starts, cols, blocks, normal((num_cols * bk, N), "bfloat16", shift=0.5)
+
+
+def sparse_spec(
+    starts: Int[Array, "R+1"], cols: Int[Array, "L"], blocks: BFloat16[Array, "L bm bk"], y: BFloat16[Array, "K N"]
+) -> BFloat16[Array, "R*bm N"]:
+    (_, bm, bk), N = blocks.shape, y.shape[1]
+    result = np.zeros(((len(starts) - 1) * bm, N), np.float32)
+    for i in range(len(starts) - 1):
+        for slot in range(int(starts[i]), int(starts[i + 1])):
+            rows = np.asarray(y[int(cols[slot]) * bk :][:bk], np.float32)
+            result[i * bm : (i + 1) * bm] += np.asarray(blocks[slot], np.float32) @ rows
+    return jnp.asarray(result).astype(jnp.bfloat16)
+
+
+def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+    # Grid (j, i, s). starts_ref, cols_ref: int32, in SMEM: starts_ref[i] is a number
+    # blocks_ref: (bm, bk), the block in the slot of this step      y_ref: (bk, bn), the block of y that belongs to it
+    # o_ref: (bm, bn), block (i, j)      acc_ref: (bm, bn), float32
+    pass  # YOUR CODE HERE
+
+
+def live_slot(i, s, starts_ref):
+    # Return the slot of step s of row i. Beyond the end of the row: one that need not be fetched.
+    pass  # YOUR CODE HERE
+
+
+def sparse_y_map(j, i, s, starts_ref, cols_ref):
+    # Return the number of the block of y, (bk, bn), that the block in this step's slot is multiplied by.
+    pass  # YOUR CODE HERE
+
+
+def sparse_blocks_map(j, i, s, starts_ref, cols_ref):
+    return (live_slot(i, s, starts_ref), 0, 0)
+
+
+def sparse_matmul(starts, cols, blocks, y, *, most: int = 3, bn: int = 128):
+    (_, bm, bk), (_, N), num_rows = blocks.shape, y.shape, starts.shape[0] - 1
+    return pl.pallas_call(
+        sparse_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(  # takes the arguments that say where things are
+            num_scalar_prefetch=2,  # the first two operands: starts and cols
+            grid=(N // bn, num_rows, most),
+            in_specs=[
+                pl.BlockSpec((None, bm, bk), sparse_blocks_map),
+                pl.BlockSpec((bk, bn), sparse_y_map),
+            ],
+            out_specs=pl.BlockSpec((bm, bn), lambda j, i, s, starts_ref, cols_ref: (i, j)),
+            scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((num_rows * bm, N), y.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+    )(starts, cols, blocks, y)
+
+
+# %%
+# hbm_bytes: the blocks that exist, for each of three block columns j of y once, and what they are multiplied by.
+check(
+    "matmul/11",
+    sparse_matmul,
+    sparse_spec,
+    *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=128, N=384),
+    variants=[
+        case(
+            *sparse_case(4, [[], [3], [0, 1, 2, 3], [1, 2]], bm=16, bk=256, N=512),
+            most=4,
+            bn=256,
+            budget=Budget(hbm_bytes=2_015_232, flops=29_417_472, calls=1),
+        ),
+        case(
+            *sparse_case(6, [[5], [0], [], [], [2], [1, 4]], bm=64, bk=128, N=256),
+            most=2,
+            budget=Budget(hbm_bytes=688_128, flops=21_053_440, calls=1),
+        ),
+    ],
+    budget=Budget(hbm_bytes=860_160, flops=18_948_096, calls=1, output_stores=1),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# How many steps of row i are live? The difference of two neighbours in `starts`. In the others nothing may be added,
+# but zeroing and storing must not be skipped, or else rows without blocks keep garbage. For the slot: at the end of a
+# row, which slot is in VMEM already? It is the last one before the next row starts. Does that also hold for a row
+# without blocks? And for one that comes first, when there is nothing before it?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+#     i, s = pl.program_id(1), pl.program_id(2)
+#     ____                                      # zero, at the first step
+#
+#     @pl.when(s < ____)
+#     def _():
+#         acc_ref[...] += ____
+#
+#     ____                                      # store, at the last step
+#
+#
+# def live_slot(i, s, starts_ref):
+#     slot = jnp.minimum(____, ____)            # at most the last slot of the row
+#     return jnp.maximum(slot, 0)
+#
+#
+# def sparse_y_map(j, i, s, starts_ref, cols_ref):
+#     return (____, j)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+#     i, s = pl.program_id(1), pl.program_id(2)
+#
+#     @pl.when(s == 0)
+#     def _():
+#         acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+#
+#     @pl.when(s < starts_ref[i + 1] - starts_ref[i])
+#     def _():
+#         acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+#
+#     @pl.when(s == pl.num_programs(2) - 1)
+#     def _():
+#         o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+#
+#
+# def live_slot(i, s, starts_ref):
+#     return jnp.maximum(jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1), 0)
+#
+#
+# def sparse_y_map(j, i, s, starts_ref, cols_ref):
+#     return (cols_ref[live_slot(i, s, starts_ref)], j)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 22 FLOPs per byte, less than a dense product in the same tiles: blocks of `y` are no longer
+# shared. Sparsity saves bytes and FLOPs, not intensity. An empty row costs steps and no bytes, because its map
+# repeats what is there. Mixtures of experts and splash attention are built on this: a list of what exists, and maps
+# that read it.
+
+# %%
+show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=128, N=384))
+
+# %% [markdown]
+# ## Puzzle 12: Pick the tiles
+#
+# **Goal.** A function that picks (bm, bn, bk) for any sizes and any TPU: a roofline model, in code.
+#
+# ### Theory
+#
+# Larger tiles have more intensity, so take the largest? In Puzzle 4 that was right, for bytes. Time knows two more
+# terms:
+#
+# ```text
+#     MXU   |      #########################################
+#     HBM   | fill ##############################           fill
+#             ^^^^                                          ^^^^
+#             nobody multiplies before the first blocks are here, nor after the last one is done
+#
+#     time  =  max(MXU, HBM - fill)  +  fill  +  steps x step_s
+# ```
+#
+# **MXU** is FLOPs over peak, **HBM** is bytes over bandwidth. They overlap, so the longer one counts, but for the
+# **fill**: the first block of `x` and of `y` and the last of the result, each once. And every step costs a little by
+# itself: 0.25 us, and on a v6e some 300 bundles more, in which its MXU fills and drains. Large tiles: long fill.
+# Small tiles: many steps. Which wins depends on the chip.
+#
+# For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, steps alone take 220. In tiles of 4096 x 4096
+# x 128, the fill takes 22. The best of all 216 plans is in between, and it is not square.
+
+
+# %%
+class Chip(NamedTuple):
+    flops_per_s: float
+    hbm_bytes_per_s: float
+    vmem_bytes: int  # what a plan may use
+    step_s: float  # seconds that every step takes beside its work
+
+
+# VMEM: half of what the chip has. The compiler wants some, too.
+V5E = Chip(flops_per_s=197e12, hbm_bytes_per_s=820e9, vmem_bytes=64 << 20, step_s=0.25e-6)
+V6E = Chip(flops_per_s=920e12, hbm_bytes_per_s=1640e9, vmem_bytes=64 << 20, step_s=0.43e-6)
+SMALL = Chip(2e12, 10e9, 4 << 20, 10e-6)  # nobody sells it: a chip for matrices that are quick to check
+
+
+def plan_time(M, N, K, bm, bn, bk, chip):
+    # Return the time that x @ y takes on this chip in these blocks, in seconds, by the model above. plan_bytes, of
+    # Puzzle 4, counts the bytes. bm, bn, bk divide M, N, K.
+    pass  # YOUR CODE HERE
+
+
+def pick_blocks(M, N, K, chip):
+    # Return (bm, bn, bk), each out of tile_sizes, with the least plan_time of those whose plan_vmem fits the chip.
+    pass  # YOUR CODE HERE
+
+
+def planned_matmul(
+    x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"], *, chip: Chip = SMALL, vmem_limit_bytes: int | None = None
+) -> BFloat16[Array, "M N"]:
+    (M, K), (_, N) = x.shape, y.shape
+    bm, bn, bk = pick_blocks(M, N, K, chip)
+    return tiled(straight_kernel, x, y, bm=bm, bn=bn, bk=bk, vmem_limit_bytes=vmem_limit_bytes)
+
+
+# %%
+# Four small chips, each short of something else. The budgets are what the best plan for that chip takes.
+def small_chip_case(chip, **budget):
+    return case(normal((1024, 512), "bfloat16"), normal((512, 768), "bfloat16"), chip=chip, budget=Budget(**budget))
+
+
+check(
+    "matmul/12",
+    planned_matmul,
+    product_spec,
+    normal((1024, 512), "bfloat16"),
+    normal((512, 768), "bfloat16"),
+    variants=[
+        small_chip_case(Chip(5e11, 5e9, 2 << 20, 20e-6), hbm_bytes=5_767_168, grid_steps=8, vmem_bytes=2_097_152),
+        small_chip_case(Chip(5e11, 2e9, 3 << 20, 10e-6), hbm_bytes=5_242_880, grid_steps=8, vmem_bytes=3_145_728),
+        small_chip_case(Chip(2e11, 2e9, 3 << 20, 200e-6), hbm_bytes=4_194_304, grid_steps=6, vmem_bytes=3_145_728),
+    ],
+    budget=Budget(hbm_bytes=4_194_304, grid_steps=4, vmem_bytes=4_194_304),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Translate the drawing, line by line. How many steps has the grid? How many bytes is the fill, at two bytes an
+# element? Mind that the model is a sum of three things, of which only the first is a `max`. Then it is Puzzle 4
+# again: all plans that fit, the best of them, by another measure.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def plan_time(M, N, K, bm, bn, bk, chip):
+#     steps = ____
+#     fill = ____ / chip.hbm_bytes_per_s
+#     mxu = ____
+#     hbm = plan_bytes(____) / ____
+#     return max(____, ____) + ____ + ____
+#
+#
+# def pick_blocks(M, N, K, chip):
+#     plans = ____
+#     fitting = ____
+#     return min(fitting, key=____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def plan_time(M, N, K, bm, bn, bk, chip):
+#     steps = (M // bm) * (N // bn) * (K // bk)
+#     fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
+#     mxu = 2 * M * N * K / chip.flops_per_s
+#     hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+#     return max(mxu, hbm - fill) + fill + steps * chip.step_s
+#
+#
+# def pick_blocks(M, N, K, chip):
+#     plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+#     fitting = [plan for plan in plans if plan_vmem(*plan) <= chip.vmem_bytes]
+#     return min(fitting, key=lambda plan: plan_time(M, N, K, *plan, chip))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** You have written what people call a performance model. Is it any good? The TPU compiler can tell,
+# without a TPU: it schedules your kernel for the blocks you picked, and `tpu_report` estimates the time from that
+# schedule. Half of VMEM is more than a kernel gets unasked, hence `vmem_limit_bytes`.
+
+# %%
+SQUARE = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+
+
+def beside_the_compiler(name, chip):
+    """Your pick for 4096 x 4096 x 4096, your time, the compiler's, and the roofline's."""
+    blocks = pick_blocks(4096, 4096, 4096, chip)
+    roofline = max(2 * 4096**3 / chip.flops_per_s, 3 * 2 * 4096**2 / chip.hbm_bytes_per_s)
+    mine = plan_time(4096, 4096, 4096, *blocks, chip)
+    print(f"{name}: blocks {blocks}, by your model {mine * 1e6:.1f} us, {mine / roofline:.3f} times the roofline")
+    report = tpu_report(planned_matmul, SQUARE, SQUARE, tpu=name, simulate=False, chip=chip, vmem_limit_bytes=96 << 20)
+    if not report:
+        print(f"  the compiler: {report.unavailable or report.refusal.sentence}")
+    for kernel in report.kernels:
+        print(f"  by its schedule {kernel.time_s * 1e6:.1f} us, {kernel.time_s / roofline:.3f} times the roofline")
+
+
+to_write = unwritten(planned_matmul) + unwritten(pick_blocks) + unwritten(frugal_blocks)
+if to_write:
+    print(f"Nothing to plan with yet. Still to be written: {', '.join(to_write)}.")
+else:
+    beside_the_compiler("v5e", V5E)
+    beside_the_compiler("v6e", V6E)
+
+# %% [markdown]
+# ## What you built
+#
+# A matmul from the tile up, with transposes that cost nothing, an epilogue that waits its turn, its own gradients, int8
+# and sparse versions; and the model that says how far each is from the hardware's limit. For 4096 x 4096 x 4096 your
+# pick is 3% above the roofline on a v5e, and 11% on a v6e. The faster the chip, the more the little things count: fill
+# and steps are 21 us on the one, 17 us on the other, beside 697 and 149 us of MXU. And your model knows that no
+# other tiles have less. What does it say of 8192 x 8192 x 8192?
+
+# %%
+show(straight_matmul, normal((192, 512), "bfloat16"), normal((512, 256), "bfloat16"))
+
+# %% [markdown]
+# **Read next.** `jax.experimental.pallas.ops.tpu.matmul`, the matmul that ships with JAX: your Puzzle 2, with one
+# branch of its two taken away. Then `gmm` in `jax.experimental.pallas.ops.tpu.megablox`, where scalar prefetch picks,
+# for every tile of tokens, the weights of its expert: your Puzzle 11, and a chapter more.
+#
+# **Next notebook** (in the making). `flash_attention.py`: two matmuls with a softmax between them, none of which
+# leaves the chip.
+
+# %%
+progress()

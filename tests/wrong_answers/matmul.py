@@ -1,0 +1,1360 @@
+"""Wrong answers to puzzles/matmul.py, and what a verdict has to say about each."""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+
+# %% matmul/1: the product in bfloat16, cast afterwards
+# first: rounding
+# says: preferred_element_type
+def one_tile_kernel(x_ref, y_ref, o_ref):
+    o_ref[...] = jnp.dot(x_ref[...], y_ref[...]).astype(jnp.float32)
+
+
+# %% matmul/1: the operands cast to float32
+# first: multiplies float32
+# first: 16 are enough
+# says: preferred_element_type
+def one_tile_kernel(x_ref, y_ref, o_ref):
+    o_ref[...] = jnp.dot(x_ref[...].astype(jnp.float32), y_ref[...].astype(jnp.float32))
+
+
+# %% matmul/1: a bfloat16 product into a float32 buffer
+# first: another dtype
+# says: Ref dtype: float32
+def one_tile_kernel(x_ref, y_ref, o_ref):
+    o_ref[...] = jnp.dot(x_ref[...], y_ref[...])
+
+
+# %% matmul/1: element by element
+# first: incompatible shapes
+def one_tile_kernel(x_ref, y_ref, o_ref):
+    o_ref[...] = x_ref[...] * y_ref[...]
+
+
+# %% matmul/1: two halves of k, added in bfloat16
+# first: rounding
+def one_tile_kernel(x_ref, y_ref, o_ref):
+    half = x_ref.shape[1] // 2
+    low = x_ref[:, :half] @ y_ref[:half]
+    o_ref[...] = (low + x_ref[:, half:] @ y_ref[half:]).astype(o_ref.dtype)
+
+
+# %% matmul/2: nothing is said about the axes
+# first: 60 of its 60 steps have to follow one another
+# first: axis 0 and 1
+# first: dimension_semantics
+def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
+    )(x, y)
+
+
+# %% matmul/2: everything is parallel
+# first: data race
+# first: axis 2
+# first: arbitrary
+def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "parallel"), vmem_limit_bytes=vmem_limit_bytes
+        ),
+    )(x, y)
+
+
+# %% matmul/2: one axis of two is parallel
+# first: 15 of its 60 steps
+# first: axis 1
+def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+        ),
+    )(x, y)
+
+
+# %% matmul/2: k first
+# first: comes a second time
+# first: Make grid axis 0
+# first: the last one of the grid
+def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        kernel,
+        grid=(K // bk, pl.cdiv(M, bm), pl.cdiv(N, bn)),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda k, i, j: (i, k)),
+            pl.BlockSpec((bk, bn), lambda k, i, j: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda k, i, j: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary", "parallel", "parallel"), vmem_limit_bytes=vmem_limit_bytes
+        ),
+    )(x, y)
+
+
+# %% matmul/2: rows that do not fill a block are left out
+# first: never visited
+# says: pl.cdiv(200, 64)
+def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        kernel,
+        grid=(M // bm, N // bn, K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+        ),
+    )(x, y)
+
+
+# %% matmul/2: the scratch in bfloat16
+# first: another dtype
+# first: scratch for a sum
+def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.bfloat16)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+        ),
+    )(x, y)
+
+
+# %% matmul/2: rows and columns exchanged in the map of y
+# first: the index map of y_ref returns block (0, 3), out of bounds
+def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
+    (M, K), (_, N) = x.shape, y.shape
+    return pl.pallas_call(
+        kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (j, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+        ),
+    )(x, y)
+
+
+# %% matmul/3: still with a branch
+# first: branch
+# says: pl.when
+def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    acc = acc_ref[...] + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(o_ref.dtype)
+
+
+# %% matmul/3: garbage times zero
+# first: acc_ref
+# first: that nobody has written
+def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+    before = acc_ref[...] * (pl.program_id(2) > 0)
+    acc = before + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(o_ref.dtype)
+
+
+# %% matmul/3: never starts from zero
+# first: acc_ref that nobody has written
+# first: step 0
+def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+    before = acc_ref[...]
+    acc = before + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(o_ref.dtype)
+
+
+# %% matmul/3: only the product of this step
+# first: overwritten
+def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+    acc = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(o_ref.dtype)
+
+
+# %% matmul/3: starts over at every step but the first
+# first: acc_ref that nobody has written
+def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) > 0, 0, acc_ref[...])
+    acc = before + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(o_ref.dtype)
+
+
+# %% matmul/3: the draft is the sum so far
+# first: grows in o_ref
+# first: float32 scratch
+def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, o_ref[...])
+    o_ref[...] = before + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+
+
+# %% matmul/3: stored before the last addition
+# first: o_ref is stored from acc_ref
+def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    acc_ref[...] = before
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+    acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+
+# %% matmul/4: one buffer for each block
+# first: of VMEM; the budget is
+# says: x_ref: 2 x
+def plan_bytes(M, N, K, bm, bn):
+    return 2 * (M * K * (N // bn) + K * N * (M // bm) + M * N)
+
+
+def plan_vmem(bm, bn, bk):
+    return 2 * (bm * bk + bk * bn + bm * bn) + 4 * bm * bn
+
+
+def frugal_blocks(M, N, K, vmem_bytes):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= vmem_bytes]
+    return min(fitting, key=lambda plan: plan_bytes(M, N, K, plan[0], plan[1]))
+
+
+# %% matmul/4: the scratch is forgotten
+# first: of VMEM; the budget is
+def plan_bytes(M, N, K, bm, bn):
+    return 2 * (M * K * (N // bn) + K * N * (M // bm) + M * N)
+
+
+def plan_vmem(bm, bn, bk):
+    return 2 * 2 * (bm * bk + bk * bn + bm * bn)
+
+
+def frugal_blocks(M, N, K, vmem_bytes):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= vmem_bytes]
+    return min(fitting, key=lambda plan: plan_bytes(M, N, K, plan[0], plan[1]))
+
+
+# %% matmul/4: the longest k
+# first: between HBM and VMEM; the budget is
+# says: x_ref
+def plan_bytes(M, N, K, bm, bn):
+    return 2 * (M * K * (N // bn) + K * N * (M // bm) + M * N)
+
+
+def plan_vmem(bm, bn, bk):
+    return 2 * 2 * (bm * bk + bk * bn + bm * bn) + 4 * bm * bn
+
+
+def frugal_blocks(M, N, K, vmem_bytes):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= vmem_bytes]
+    return min(fitting, key=lambda plan: -plan[2])
+
+
+# %% matmul/4: the widest block of columns
+# first: between HBM and VMEM; the budget is
+def plan_bytes(M, N, K, bm, bn):
+    return 2 * (M * K * (N // bn) + K * N * (M // bm) + M * N)
+
+
+def plan_vmem(bm, bn, bk):
+    return 2 * 2 * (bm * bk + bk * bn + bm * bn) + 4 * bm * bn
+
+
+def frugal_blocks(M, N, K, vmem_bytes):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= vmem_bytes]
+    return min(fitting, key=lambda plan: -plan[1])
+
+
+# %% matmul/4: true for the notebook's example alone
+# first: between HBM and VMEM; the budget is
+# says: variant 1
+def plan_bytes(M, N, K, bm, bn):
+    return 2 * (M * K * (N // bn) + K * N * (M // bm) + M * N)
+
+
+def plan_vmem(bm, bn, bk):
+    return 2 * 2 * (bm * bk + bk * bn + bm * bn) + 4 * bm * bn
+
+
+def frugal_blocks(M, N, K, vmem_bytes):
+    return (128, 640, 128)
+
+
+# %% matmul/4: x comes in once for each block of rows
+# first: between HBM and VMEM; the budget is
+def plan_bytes(M, N, K, bm, bn):
+    return 2 * (M * K * (M // bm) + K * N * (N // bn) + M * N)
+
+
+def plan_vmem(bm, bn, bk):
+    return 2 * 2 * (bm * bk + bk * bn + bm * bn) + 4 * bm * bn
+
+
+def frugal_blocks(M, N, K, vmem_bytes):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= vmem_bytes]
+    return min(fitting, key=lambda plan: plan_bytes(M, N, K, plan[0], plan[1]))
+
+
+# %% matmul/5: contracted like x @ w
+# first: contracting dimensions
+def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    dims = (((1,), (0,)), ((), ()))
+    product = jax.lax.dot_general(x_ref[...], w_ref[...], dims, preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
+
+
+# %% matmul/5: the block of w counted the other way round
+# first: the index map of w_ref returns block (0, 3), out of bounds
+def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    dims = (((1,), (1,)), ((), ()))
+    product = jax.lax.dot_general(x_ref[...], w_ref[...], dims, preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
+
+
+# %% matmul/5: the same rows of w for every column
+# first: does not move along dimension 1
+def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    dims = (((1,), (1,)), ((), ()))
+    product = jax.lax.dot_general(x_ref[...], w_ref[...], dims, preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (0, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
+
+
+# %% matmul/5: a transposed copy is made outside
+# first: transpose is done outside of the kernel
+def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w.T)
+
+
+# %% matmul/5: turned on its side twice
+# first: contracting dimensions
+def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    dims = (((1,), (1,)), ((), ()))
+    product = jax.lax.dot_general(x_ref[...], w_ref[...].T, dims, preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
+
+
+# %% matmul/5: the sum never starts over
+# first: acc_ref
+def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
+    before = acc_ref[...]
+    dims = (((1,), (1,)), ((), ()))
+    product = jax.lax.dot_general(x_ref[...], w_ref[...], dims, preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def linear(x, w, *, bm=64, bn=128, bk=256):
+    (M, K), (N, _) = x.shape, w.shape
+    return pl.pallas_call(
+        linear_kernel,
+        grid=(pl.cdiv(M, bm), pl.cdiv(N, bn), K // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
+            pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(x, w)
+
+
+# %% matmul/6: a dense diagonal matrix
+# first: FLOPs; the budget is
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    rows = b_ref.shape[0]
+    square = jnp.arange(rows)[:, None] == jnp.arange(rows)[None, :]
+    o_ref[...] = jnp.dot(jnp.where(square, a_ref[...], 0), b_ref[...], precision="highest")
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    g = g_ref[...]
+    before = jnp.where(pl.program_id(1) == 0, 0, da_ref[...])
+    da_ref[...] = before + (g * b_ref[...]).sum(axis=1, keepdims=True)
+    db_ref[...] = a_ref[...] * g
+
+
+# %% matmul/6: da of the last block of columns only
+# first: overwritten
+# first: da_ref
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    o_ref[...] = a_ref[...] * b_ref[...]
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    g = g_ref[...]
+    da_ref[...] = (g * b_ref[...]).sum(axis=1, keepdims=True)
+    db_ref[...] = a_ref[...] * g
+
+
+# %% matmul/6: da is never set to zero
+# first: da_ref that nobody has written
+# says: pl.program_id(1) == 0
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    o_ref[...] = a_ref[...] * b_ref[...]
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    g = g_ref[...]
+    before = da_ref[...]
+    da_ref[...] = before + (g * b_ref[...]).sum(axis=1, keepdims=True)
+    db_ref[...] = a_ref[...] * g
+
+
+# %% matmul/6: db without a
+# first: never reads a_ref
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    o_ref[...] = a_ref[...] * b_ref[...]
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    g = g_ref[...]
+    before = jnp.where(pl.program_id(1) == 0, 0, da_ref[...])
+    da_ref[...] = before + (g * b_ref[...]).sum(axis=1, keepdims=True)
+    db_ref[...] = g
+
+
+# %% matmul/6: da from the result's gradient alone
+# first: never reads b_ref
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    o_ref[...] = a_ref[...] * b_ref[...]
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    g = g_ref[...]
+    before = jnp.where(pl.program_id(1) == 0, 0, da_ref[...])
+    da_ref[...] = before + g.sum(axis=1, keepdims=True)
+    db_ref[...] = a_ref[...] * g
+
+
+# %% matmul/6: summed down the columns
+# first: Ref of shape (32, 1)
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    o_ref[...] = a_ref[...] * b_ref[...]
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    g = g_ref[...]
+    before = jnp.where(pl.program_id(1) == 0, 0, da_ref[...])
+    da_ref[...] = before + (g * b_ref[...]).sum(axis=0, keepdims=True)
+    db_ref[...] = a_ref[...] * g
+
+
+# %% matmul/6: zeroed for the first row of blocks only
+# first: da_ref
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    o_ref[...] = a_ref[...] * b_ref[...]
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    g = g_ref[...]
+    before = jnp.where((pl.program_id(0) == 0) & (pl.program_id(1) == 0), 0, da_ref[...])
+    da_ref[...] = before + (g * b_ref[...]).sum(axis=1, keepdims=True)
+    db_ref[...] = a_ref[...] * g
+
+
+# %% matmul/7: the epilogue at every step
+# first: stored at 4 steps
+# first: on the last step
+def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+    k = pl.program_id(2)
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+    y = jax.nn.gelu(acc_ref[...] + bias_ref[...])
+    o_ref[...] = (r_ref[...].astype(jnp.float32) + y).astype(o_ref.dtype)
+
+
+def residual_map(i, j, k):
+    return (i, j)
+
+
+# %% matmul/7: GELU on every partial sum
+# first: Exp, tanh
+def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+    k = pl.program_id(2)
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    acc_ref[...] = before + jax.nn.gelu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
+
+    @pl.when(k == pl.num_programs(2) - 1)
+    def _():
+        y = acc_ref[...] + bias_ref[...]
+        o_ref[...] = (r_ref[...].astype(jnp.float32) + y).astype(o_ref.dtype)
+
+
+def residual_map(i, j, k):
+    return (i, j)
+
+
+# %% matmul/7: the residual comes again with every k
+# first: out of bounds
+def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+    k = pl.program_id(2)
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(k == pl.num_programs(2) - 1)
+    def _():
+        y = jax.nn.gelu(acc_ref[...] + bias_ref[...])
+        o_ref[...] = (r_ref[...].astype(jnp.float32) + y).astype(o_ref.dtype)
+
+
+def residual_map(i, j, k):
+    return (i, k)
+
+
+# %% matmul/7: the residual of the first rows for all
+# first: r_ref
+def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+    k = pl.program_id(2)
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(k == pl.num_programs(2) - 1)
+    def _():
+        y = jax.nn.gelu(acc_ref[...] + bias_ref[...])
+        o_ref[...] = (r_ref[...].astype(jnp.float32) + y).astype(o_ref.dtype)
+
+
+def residual_map(i, j, k):
+    return (0, j)
+
+
+# %% matmul/7: rounded to bfloat16 before the bias
+# first: cast to 16-bit
+# says: variant 2
+def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+    k = pl.program_id(2)
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(k == pl.num_programs(2) - 1)
+    def _():
+        y = jax.nn.gelu(acc_ref[...].astype(o_ref.dtype) + bias_ref[...])
+        o_ref[...] = (r_ref[...].astype(jnp.float32) + y).astype(o_ref.dtype)
+
+
+def residual_map(i, j, k):
+    return (i, j)
+
+
+# %% matmul/7: the residual is added at every step
+# first: r_ref is read at every step
+def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
+    k = pl.program_id(2)
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    acc_ref[...] = (
+        before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32) + r_ref[...].astype(jnp.float32)
+    )
+
+    @pl.when(k == pl.num_programs(2) - 1)
+    def _():
+        y = jax.nn.gelu(acc_ref[...] + bias_ref[...])
+        o_ref[...] = y.astype(o_ref.dtype)
+
+
+def residual_map(i, j, k):
+    return (i, j)
+
+
+# %% matmul/8: the product is written, and summed by a second kernel
+# first: between HBM and VMEM; the budget is
+# says: 4 pallas_call
+def row_energy_kernel(x_ref, w_ref, e_ref):
+    e_ref[...] = jax.nn.relu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
+
+
+def row_sum_kernel(h_ref, e_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        e_ref[...] = jnp.zeros(e_ref.shape, e_ref.dtype)
+
+    e_ref[...] += (h_ref[...] * h_ref[...]).sum(axis=1, keepdims=True)
+
+
+def row_energy_call(x, w, *, bm, bn):
+    (M, K), (_, N) = x.shape, w.shape
+    tile = pl.BlockSpec((bm, bn), lambda i, j: (i, j))
+    h = pl.pallas_call(
+        row_energy_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[pl.BlockSpec((bm, K), lambda i, j: (i, 0)), pl.BlockSpec((K, bn), lambda i, j: (0, j))],
+        out_specs=tile,
+        out_shape=jax.ShapeDtypeStruct((M, N), jnp.float32),
+    )(x, w)
+    return pl.pallas_call(
+        row_sum_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[tile],
+        out_specs=pl.BlockSpec((bm, 1), lambda i, j: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+    )(h)
+
+
+def row_energy_grad_tile(x, w, g):
+    h = jax.nn.relu(jnp.dot(x, w, preferred_element_type=jnp.float32))
+    return (2 * g * h).astype(x.dtype)
+
+
+# %% matmul/8: the energy of the last columns only
+# first: overwritten
+# first: e_ref
+def row_energy_kernel(x_ref, w_ref, e_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        e_ref[...] = jnp.zeros(e_ref.shape, e_ref.dtype)
+
+    h = jax.nn.relu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
+    e_ref[...] = (h * h).sum(axis=1, keepdims=True)
+
+
+def row_energy_call(x, w, *, bm, bn):
+    (M, K), (_, N) = x.shape, w.shape
+    return pl.pallas_call(
+        row_energy_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[pl.BlockSpec((bm, K), lambda i, j: (i, 0)), pl.BlockSpec((K, bn), lambda i, j: (0, j))],
+        out_specs=pl.BlockSpec((bm, 1), lambda i, j: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+    )(x, w)
+
+
+def row_energy_grad_tile(x, w, g):
+    h = jax.nn.relu(jnp.dot(x, w, preferred_element_type=jnp.float32))
+    return (2 * g * h).astype(x.dtype)
+
+
+# %% matmul/8: e is never set to zero
+# first: e_ref that nobody has written
+def row_energy_kernel(x_ref, w_ref, e_ref):
+    h = jax.nn.relu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
+    e_ref[...] += (h * h).sum(axis=1, keepdims=True)
+
+
+def row_energy_call(x, w, *, bm, bn):
+    (M, K), (_, N) = x.shape, w.shape
+    return pl.pallas_call(
+        row_energy_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[pl.BlockSpec((bm, K), lambda i, j: (i, 0)), pl.BlockSpec((K, bn), lambda i, j: (0, j))],
+        out_specs=pl.BlockSpec((bm, 1), lambda i, j: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+    )(x, w)
+
+
+def row_energy_grad_tile(x, w, g):
+    h = jax.nn.relu(jnp.dot(x, w, preferred_element_type=jnp.float32))
+    return (2 * g * h).astype(x.dtype)
+
+
+# %% matmul/8: rows inside, columns outside
+# first: visited again
+def row_energy_kernel(x_ref, w_ref, e_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        e_ref[...] = jnp.zeros(e_ref.shape, e_ref.dtype)
+
+    h = jax.nn.relu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
+    e_ref[...] += (h * h).sum(axis=1, keepdims=True)
+
+
+def row_energy_call(x, w, *, bm, bn):
+    (M, K), (_, N) = x.shape, w.shape
+    return pl.pallas_call(
+        row_energy_kernel,
+        grid=(N // bn, M // bm),
+        in_specs=[pl.BlockSpec((bm, K), lambda j, i: (i, 0)), pl.BlockSpec((K, bn), lambda j, i: (0, j))],
+        out_specs=pl.BlockSpec((bm, 1), lambda j, i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+    )(x, w)
+
+
+def row_energy_grad_tile(x, w, g):
+    h = jax.nn.relu(jnp.dot(x, w, preferred_element_type=jnp.float32))
+    return (2 * g * h).astype(x.dtype)
+
+
+# %% matmul/8: the 2 of the square is lost
+# first: 0.5 times
+# says: dx_ref
+def row_energy_kernel(x_ref, w_ref, e_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        e_ref[...] = jnp.zeros(e_ref.shape, e_ref.dtype)
+
+    h = jax.nn.relu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
+    e_ref[...] += (h * h).sum(axis=1, keepdims=True)
+
+
+def row_energy_call(x, w, *, bm, bn):
+    (M, K), (_, N) = x.shape, w.shape
+    return pl.pallas_call(
+        row_energy_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[pl.BlockSpec((bm, K), lambda i, j: (i, 0)), pl.BlockSpec((K, bn), lambda i, j: (0, j))],
+        out_specs=pl.BlockSpec((bm, 1), lambda i, j: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+    )(x, w)
+
+
+def row_energy_grad_tile(x, w, g):
+    h = jax.nn.relu(jnp.dot(x, w, preferred_element_type=jnp.float32))
+    return (g * h).astype(x.dtype)
+
+
+# %% matmul/8: without g
+# first: never reads g_ref
+def row_energy_kernel(x_ref, w_ref, e_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        e_ref[...] = jnp.zeros(e_ref.shape, e_ref.dtype)
+
+    h = jax.nn.relu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
+    e_ref[...] += (h * h).sum(axis=1, keepdims=True)
+
+
+def row_energy_call(x, w, *, bm, bn):
+    (M, K), (_, N) = x.shape, w.shape
+    return pl.pallas_call(
+        row_energy_kernel,
+        grid=(M // bm, N // bn),
+        in_specs=[pl.BlockSpec((bm, K), lambda i, j: (i, 0)), pl.BlockSpec((K, bn), lambda i, j: (0, j))],
+        out_specs=pl.BlockSpec((bm, 1), lambda i, j: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
+    )(x, w)
+
+
+def row_energy_grad_tile(x, w, g):
+    h = jax.nn.relu(jnp.dot(x, w, preferred_element_type=jnp.float32))
+    return (2 * h).astype(x.dtype)
+
+
+# %% matmul/9: dw of the last tokens only
+# first: overwritten
+def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+    product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    acc_ref[...] = product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def dx_plan(bm, bn, bk):
+    g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
+    w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
+    out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
+    return ((1,), (1,)), [g_spec, w_spec], out_spec
+
+
+def dw_plan(bm, bn, bk):
+    x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
+    g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (i, j))
+    out_spec = pl.BlockSpec((bk, bn), lambda k, j, i: (k, j))
+    return ((0,), (0,)), [x_spec, g_spec], out_spec
+
+
+# %% matmul/9: dx summed over the wrong dimension of w
+# first: contracting dimensions
+def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def dx_plan(bm, bn, bk):
+    g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
+    w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
+    out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
+    return ((1,), (0,)), [g_spec, w_spec], out_spec
+
+
+def dw_plan(bm, bn, bk):
+    x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
+    g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (i, j))
+    out_spec = pl.BlockSpec((bk, bn), lambda k, j, i: (k, j))
+    return ((0,), (0,)), [x_spec, g_spec], out_spec
+
+
+# %% matmul/9: the map of g does not follow the rows
+# first: b_ref are never read
+# first: grid axis 2
+def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def dx_plan(bm, bn, bk):
+    g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
+    w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
+    out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
+    return ((1,), (1,)), [g_spec, w_spec], out_spec
+
+
+def dw_plan(bm, bn, bk):
+    x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
+    g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (0, j))
+    out_spec = pl.BlockSpec((bk, bn), lambda k, j, i: (k, j))
+    return ((0,), (0,)), [x_spec, g_spec], out_spec
+
+
+# %% matmul/9: dw summed in bfloat16
+# first: round
+def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+    before = jnp.where(pl.program_id(2) == 0, 0, o_ref[...])
+    product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    o_ref[...] = before + product.astype(o_ref.dtype)
+
+
+def dx_plan(bm, bn, bk):
+    g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
+    w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
+    out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
+    return ((1,), (1,)), [g_spec, w_spec], out_spec
+
+
+def dw_plan(bm, bn, bk):
+    x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
+    g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (i, j))
+    out_spec = pl.BlockSpec((bk, bn), lambda k, j, i: (k, j))
+    return ((0,), (0,)), [x_spec, g_spec], out_spec
+
+
+# %% matmul/9: grid indices read in the wrong order
+# first: out of bounds
+def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def dx_plan(bm, bn, bk):
+    g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
+    w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
+    out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
+    return ((1,), (1,)), [g_spec, w_spec], out_spec
+
+
+def dw_plan(bm, bn, bk):
+    x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
+    g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (i, j))
+    out_spec = pl.BlockSpec((bk, bn), lambda i, j, k: (k, j))
+    return ((0,), (0,)), [x_spec, g_spec], out_spec
+
+
+# %% matmul/9: the gradient cast to float32 for the product
+# first: multiplies float32
+def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    product = jax.lax.dot_general(
+        a_ref[...].astype(jnp.float32),
+        b_ref[...].astype(jnp.float32),
+        (dims, ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def dx_plan(bm, bn, bk):
+    g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
+    w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
+    out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
+    return ((1,), (1,)), [g_spec, w_spec], out_spec
+
+
+def dw_plan(bm, bn, bk):
+    x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
+    g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (i, j))
+    out_spec = pl.BlockSpec((bk, bn), lambda k, j, i: (k, j))
+    return ((0,), (0,)), [x_spec, g_spec], out_spec
+
+
+# %% matmul/9: never starts from zero
+# first: acc_ref
+def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
+    before = acc_ref[...]
+    product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def dx_plan(bm, bn, bk):
+    g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
+    w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
+    out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
+    return ((1,), (1,)), [g_spec, w_spec], out_spec
+
+
+def dw_plan(bm, bn, bk):
+    x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
+    g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (i, j))
+    out_spec = pl.BlockSpec((bk, bn), lambda k, j, i: (k, j))
+    return ((0,), (0,)), [x_spec, g_spec], out_spec
+
+
+# %% matmul/10: scaled inside the loop, in bfloat16
+# first: rounding
+# first: float32
+def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, o_ref[...])
+    x = (x_ref[...].astype(jnp.float32) * sx_ref[...]).astype(jnp.bfloat16)
+    w = (w_ref[...].astype(jnp.float32) * sw_ref[...]).astype(jnp.bfloat16)
+    o_ref[...] = before + jnp.dot(x, w, preferred_element_type=jnp.float32)
+
+
+# %% matmul/10: int8 products of int8
+# first: type int8
+# first: wrap around
+# first: preferred_element_type
+def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    acc = before + jnp.dot(x_ref[...], w_ref[...]).astype(jnp.int32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
+
+
+# %% matmul/10: cast to bfloat16 for the product
+# first: multiplies bfloat16
+# first: 8 are enough
+def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    acc = before + jnp.dot(
+        x_ref[...].astype(jnp.bfloat16), w_ref[...].astype(jnp.bfloat16), preferred_element_type=jnp.float32
+    ).astype(jnp.int32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
+
+
+# %% matmul/10: the scale of the columns is forgotten
+# first: never reads sw_ref
+def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    acc = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(jnp.float32) * sx_ref[...]
+
+
+# %% matmul/10: the scale of the rows is forgotten
+# first: never reads sx_ref
+def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
+    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+    acc = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+    acc_ref[...] = acc
+    o_ref[...] = acc.astype(jnp.float32) * sw_ref[...]
+
+
+# %% matmul/11: rows without blocks store nothing
+# first: nothing is stored there
+# first: step 3
+def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+    i, s = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(s == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    @pl.when(s < starts_ref[i + 1] - starts_ref[i])
+    def _():
+        acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(s == starts_ref[i + 1] - starts_ref[i] - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def live_slot(i, s, starts_ref):
+    return jnp.maximum(jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1), 0)
+
+
+def sparse_y_map(j, i, s, starts_ref, cols_ref):
+    return (cols_ref[live_slot(i, s, starts_ref)], j)
+
+
+# %% matmul/11: every step adds
+# first: count twice
+# first: pl.when
+def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+    i, s = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(s == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(s == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def live_slot(i, s, starts_ref):
+    return jnp.maximum(jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1), 0)
+
+
+def sparse_y_map(j, i, s, starts_ref, cols_ref):
+    return (cols_ref[live_slot(i, s, starts_ref)], j)
+
+
+# %% matmul/11: past the end of the row the next block comes in for nothing
+# first: between HBM and VMEM; the budget is
+def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+    i, s = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(s == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    @pl.when(s < starts_ref[i + 1] - starts_ref[i])
+    def _():
+        acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(s == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def live_slot(i, s, starts_ref):
+    return jnp.minimum(starts_ref[i] + s, starts_ref[starts_ref.shape[0] - 1] - 1)
+
+
+def sparse_y_map(j, i, s, starts_ref, cols_ref):
+    return (cols_ref[live_slot(i, s, starts_ref)], j)
+
+
+# %% matmul/11: no end at all
+# first: out of bounds
+def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+    i, s = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(s == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    @pl.when(s < starts_ref[i + 1] - starts_ref[i])
+    def _():
+        acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(s == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def live_slot(i, s, starts_ref):
+    return starts_ref[i] + s
+
+
+def sparse_y_map(j, i, s, starts_ref, cols_ref):
+    return (cols_ref[live_slot(i, s, starts_ref)], j)
+
+
+# %% matmul/11: a first row without blocks is not thought of
+# first: out of bounds
+# says: variant
+def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+    i, s = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(s == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    @pl.when(s < starts_ref[i + 1] - starts_ref[i])
+    def _():
+        acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(s == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def live_slot(i, s, starts_ref):
+    return jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1)
+
+
+def sparse_y_map(j, i, s, starts_ref, cols_ref):
+    return (cols_ref[live_slot(i, s, starts_ref)], j)
+
+
+# %% matmul/11: the number of the slot instead of its column
+# first: index map of y_ref
+def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
+    i, s = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(s == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    @pl.when(s < starts_ref[i + 1] - starts_ref[i])
+    def _():
+        acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(s == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def live_slot(i, s, starts_ref):
+    return jnp.maximum(jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1), 0)
+
+
+def sparse_y_map(j, i, s, starts_ref, cols_ref):
+    return (live_slot(i, s, starts_ref), j)
+
+
+# %% matmul/12: the fill is forgotten
+# first: grid steps; the budget is 4
+def plan_time(M, N, K, bm, bn, bk, chip):
+    steps = (M // bm) * (N // bn) * (K // bk)
+    fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
+    mxu = 2 * M * N * K / chip.flops_per_s
+    hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+    return max(mxu, hbm) + steps * chip.step_s
+
+
+def pick_blocks(M, N, K, chip):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= chip.vmem_bytes]
+    return min(fitting, key=lambda plan: plan_time(M, N, K, *plan, chip))
+
+
+# %% matmul/12: steps cost nothing
+# first: grid steps; the budget is
+def plan_time(M, N, K, bm, bn, bk, chip):
+    steps = (M // bm) * (N // bn) * (K // bk)
+    fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
+    mxu = 2 * M * N * K / chip.flops_per_s
+    hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+    return max(mxu, hbm - fill) + fill
+
+
+def pick_blocks(M, N, K, chip):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= chip.vmem_bytes]
+    return min(fitting, key=lambda plan: plan_time(M, N, K, *plan, chip))
+
+
+# %% matmul/12: arithmetic and copies one after the other
+# first: budget is
+def plan_time(M, N, K, bm, bn, bk, chip):
+    steps = (M // bm) * (N // bn) * (K // bk)
+    fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
+    mxu = 2 * M * N * K / chip.flops_per_s
+    hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+    return mxu + hbm + steps * chip.step_s
+
+
+def pick_blocks(M, N, K, chip):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= chip.vmem_bytes]
+    return min(fitting, key=lambda plan: plan_time(M, N, K, *plan, chip))
+
+
+# %% matmul/12: only the MXU
+# first: budget is
+def plan_time(M, N, K, bm, bn, bk, chip):
+    steps = (M // bm) * (N // bn) * (K // bk)
+    fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
+    mxu = 2 * M * N * K / chip.flops_per_s
+    hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+    return mxu + fill + steps * chip.step_s
+
+
+def pick_blocks(M, N, K, chip):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= chip.vmem_bytes]
+    return min(fitting, key=lambda plan: plan_time(M, N, K, *plan, chip))
+
+
+# %% matmul/12: the fewest bytes, whatever they cost
+# first: grid steps; the budget is
+def plan_time(M, N, K, bm, bn, bk, chip):
+    steps = (M // bm) * (N // bn) * (K // bk)
+    fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
+    mxu = 2 * M * N * K / chip.flops_per_s
+    hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+    return max(mxu, hbm - fill) + fill + steps * chip.step_s
+
+
+def pick_blocks(M, N, K, chip):
+    return frugal_blocks(M, N, K, chip.vmem_bytes)
+
+
+# %% matmul/12: VMEM is not asked
+# first: of VMEM; the budget is
+def plan_time(M, N, K, bm, bn, bk, chip):
+    steps = (M // bm) * (N // bn) * (K // bk)
+    fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
+    mxu = 2 * M * N * K / chip.flops_per_s
+    hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+    return max(mxu, hbm - fill) + fill + steps * chip.step_s
+
+
+def pick_blocks(M, N, K, chip):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    return min(plans, key=lambda plan: plan_time(M, N, K, *plan, chip))
+
+
+# %% matmul/12: the fill is not taken off the copies
+# first: budget is
+def plan_time(M, N, K, bm, bn, bk, chip):
+    steps = (M // bm) * (N // bn) * (K // bk)
+    fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
+    mxu = 2 * M * N * K / chip.flops_per_s
+    hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+    return max(mxu, hbm) + fill + steps * chip.step_s
+
+
+def pick_blocks(M, N, K, chip):
+    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
+    fitting = [plan for plan in plans if plan_vmem(*plan) <= chip.vmem_bytes]
+    return min(fitting, key=lambda plan: plan_time(M, N, K, *plan, chip))
