@@ -104,7 +104,10 @@ def check(
         verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases))
     else:
         helpers = _helpers(known, holes, sys._getframe(1).f_globals) if known else []
-        refused = _forbidden([*holes.values(), *helpers] or [inspect.unwrap(fn).__code__], forbid) if forbid else None
+        barred = {**dict.fromkeys(_specs(known, spec), SPEC_IS_BARRED), **_reasons(forbid)}
+        own = getattr(inspect.unwrap(fn), "__code__", None)
+        codes = [*holes.values(), *helpers] or ([own] if own is not None else [])
+        refused = _forbidden(codes, barred)
         verdict = _judge(fn, spec, cases, _tolerance(tol, rms_tol), allow, seed) if refused is None else refused
         if known and refused is None:
             _point_into_holes(verdict, holes, helpers)
@@ -221,7 +224,25 @@ def _helpers(known: Any, holes: dict[str, types.CodeType], names: dict[str, Any]
     return [c for c in codes if isinstance(c, types.CodeType) and c.co_filename in files]
 
 
-def _forbidden(codes: Sequence[types.CodeType], names: Sequence[str] | Mapping[str, str]) -> "Verdict | None":
+SPEC_IS_BARRED = "{name} says what to compute, in jnp; your answer has to compute it itself."
+
+
+def _specs(known: Any, spec: Callable[..., Any]) -> list[str]:
+    """Names of functions that an answer may not call: its own spec, and the specs of the other puzzles."""
+    from . import curriculum
+
+    others = [name for name in curriculum.given_names(known) if name.endswith("_spec")] if known else []
+    return sorted({getattr(inspect.unwrap(spec), "__name__", ""), *others} - {"", "<lambda>"})
+
+
+def _reasons(forbid: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Name -> why it may not be used."""
+    if isinstance(forbid, Mapping):
+        return dict(forbid)
+    return dict.fromkeys(forbid, "{name} does the work for you, and this puzzle is about writing it yourself.")
+
+
+def _forbidden(codes: Sequence[types.CodeType], names: Mapping[str, str]) -> "Verdict | None":
     """The verdict on code that uses a name which it may not, or None."""
     from .lens.capture import source_line
     from .lens.diagnose import Finding
@@ -230,8 +251,7 @@ def _forbidden(codes: Sequence[types.CodeType], names: Sequence[str] | Mapping[s
     for code in _with_inner(codes):
         used = next((name for name in names if name in code.co_names), None)
         if used is not None:
-            work = f"{used} does the work for you, and this puzzle is about writing it yourself."
-            cause = names[used] if isinstance(names, Mapping) else work
+            cause = names[used].replace("{name}", used)
             line = next((at for at in _lines_of(code, used)), code.co_firstlineno)
             finding = Finding("forbidden", cause, [], source_line(code.co_filename, line))
             return Verdict("", "failed", [finding], "Not yet.")

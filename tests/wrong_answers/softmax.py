@@ -2698,7 +2698,7 @@ def layer_norm_outputs(M, N, bm):
 
 # %% softmax/7: the lists of outputs in another order
 # first: the order of out_specs and out_shape
-# first: rstd_ref has that one
+# first: rstd_ref has that shape
 def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
     x = x_ref[...]
     mean = x.mean(axis=1, keepdims=True)
@@ -3038,3 +3038,25 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 def row_softmax_kernel(x_ref, o_ref):
     x = x_ref[...]
     o_ref[...] = jnp.exp(x - jnp.logaddexp.reduce(x, axis=1, keepdims=True))
+
+
+# %% softmax/1: the spec does it
+# first: row_softmax_spec says what to compute
+# not: follow one element
+def row_softmax_kernel(x_ref, o_ref):
+    o_ref[...] = row_softmax_spec(x_ref[...])
+
+
+# %% softmax/6: the spec's own derivative
+# first: says what to compute
+def softmax_grad_kernel(y_ref, g_ref, dx_ref):
+    dx_ref[...] = softmax_vjp_spec(jnp.log(y_ref[...] + 1e-30), g_ref[...])[1]
+
+
+def smooth_softmax_fwd(x, bm):
+    y = row_softmax(x, bm=bm)
+    return y, y
+
+
+def smooth_softmax_bwd(bm, residuals, g):
+    return (softmax_grad(residuals, g, bm=bm),)

@@ -168,10 +168,11 @@ def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str
         later = names[names.index(stored[1]) + 1 :]
         fits = [n for n in later if getattr(frame.f_locals.get(n), "shape", None) == shape]
         if len(fits) == 1:
+            own = getattr(frame.f_locals.get(stored[1]), "shape", "another")
             return (
-                f"A value of shape {shape} is stored in {stored[1]}, whose blocks have another shape; {fits[0]} has "
-                "that one. The Refs of the outputs come in the order of out_specs and out_shape: put both lists in the "
-                f"order of the kernel's arguments, where {stored[1]} comes before {fits[0]}."
+                f"A value of shape {shape} is stored in {stored[1]}, a Ref of shape {own}; {fits[0]} has that shape. "
+                "The Refs of the outputs come in the order of out_specs and out_shape: is it that of the kernel's "
+                f"arguments, where {stored[1]} comes before {fits[0]}? If so, the value needs another shape."
             )
     return ""
 
