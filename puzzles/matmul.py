@@ -909,6 +909,8 @@ check(
             normal((512, 256), "bfloat16", scale=0.02, shift=0.2),
             normal((1, 256), shift=-102.4),
             normal((64, 256), "bfloat16"),
+            bm=32,
+            bk=128,
             budget=Budget(output_stores=1, calls=1),
         ),
     ],
