@@ -289,7 +289,8 @@ def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], help
             continue
         about_grid = finding.maps or finding.kind.startswith("grid")
         grids = [code for name, code in holes.items() if name.endswith("grid") and about_grid]
-        code = (grids or list(holes.values()))[-1 if finding.kind == "budget" else 0]
+        kernels = [code for name, code in holes.items() if name.endswith("kernel") and finding.operand == "flops"]
+        code = (grids or kernels or list(holes.values()))[-1 if finding.kind == "budget" else 0]
         mine = [m for m in finding.maps if own(m)]
         finding.line = mine[0] if mine and not grids else source_line(code.co_filename, code.co_firstlineno)
 
@@ -544,13 +545,6 @@ def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fi
             "grid_steps",
             f"it takes {steps} grid steps; the budget is {budget.grid_steps}. Do more per step, or skip steps.",
         )
-    flops = sum(c.flops for c in costs)
-    if budget.flops is not None and flops > budget.flops:
-        text = (
-            f"it takes {flops:,} FLOPs; the budget is {budget.flops:,}. Some of its arithmetic is not needed, or is "
-            "repeated at steps whose result is thrown away."
-        )
-        over("flops", text)
     for trace in run.traces if budget.serial_steps is not None else ():
         serial, apart = serial_steps(trace)
         if serial > (budget.serial_steps or 0):
@@ -581,6 +575,13 @@ def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fi
                     operand=name,
                 )
                 findings.append(found)
+    flops = sum(c.flops for c in costs)
+    if budget.flops is not None and flops > budget.flops:
+        text = (
+            f"it takes {flops:,} FLOPs; the budget is {budget.flops:,}. Some of its arithmetic is not needed, or is "
+            "repeated at steps whose result is thrown away."
+        )
+        over("flops", text)
     return findings
 
 

@@ -1135,7 +1135,14 @@ class _Blocks:
         visited = self.trace.visits[self.j]
         extent = [max((t[d] for t in visited), default=-1) + 1 for d in range(len(o.shape))]
         short = [d for d in range(len(o.shape)) if extent[d] < self.count[d] and self._axis_of(d) is not None]
-        if self.trace.n < count or (short and all(any(t[d] >= extent[d] for d in short) for t in tiles)):
+        if not self.trace.n:
+            axes = [d for d, length in enumerate(call.grid) if length == 0]
+            cause += (
+                f"Grid axis {axes[0]} has no steps at all: a block that is longer than its array divides it 0 times."
+                if axes
+                else ""
+            )
+        elif self.trace.n < count or (short and all(any(t[d] >= extent[d] for d in short) for t in tiles)):
             axes = [d for d in range(len(o.shape)) if max(t[d] for t in tiles) + 1 == self.count[d]]
             d = (short or axes or [0])[0]
             cause += (
@@ -1461,6 +1468,9 @@ class _Blocks:
         return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile, size=self.want.size)
 
     def _moved(self, moved: dict[Block, Block]) -> Finding:
+        left_over = self._left_over(moved)
+        if left_over:
+            return left_over
         tile, source = next(iter(moved.items()))
         rule = _permutation(moved, self.count)
         example = f"block {tile} of {self.o.name} holds what belongs in block {source}"
@@ -1472,6 +1482,21 @@ class _Blocks:
         more = [f"block {t} holds what belongs in block {s}" for t, s in list(moved.items())[1:4]]
         line = self._suspect_map()
         return Finding("moved", cause, more, line, step, self.trace.steps[step], self.o.name, tile)
+
+    def _left_over(self, moved: dict[Block, Block]) -> Finding | None:
+        """A block that holds the result of an earlier one, because the scratch it is stored from still did."""
+        blocks = self.trace.blocks[self.k]
+        for i in self.trace.incidents:
+            if i.kind != "carry" or moved.get(blocks[i.step]) != blocks[i.detail["left_at"]]:
+                continue
+            cause = (
+                f"{at(self.trace, i.step)}: block {blocks[i.step]} of {self.o.name} is stored from {i.ref} as step "
+                f"{i.detail['left_at']} left it, with the result of block {blocks[i.detail['left_at']]}. Scratch keeps "
+                f"its contents from step to step. Also where nothing is added, set {i.ref} to its starting value "
+                f"{_first_step_test(self.trace, i.ref)}."
+            )
+            return Finding("carry", cause, [], i.line, i.step, i.at, i.ref, blocks[i.step])
+        return None
 
     def _suspect_map(self) -> SourceLine | None:
         """The index map that most likely errs. Where an input and the output disagree: the one that is not plainly the
