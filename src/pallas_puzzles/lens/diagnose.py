@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from .capture import (
+    EXPONENTIALS,
     Call,
     Operand,
     Outside,
     SourceLine,
     filled_with,
+    holds_exponential,
     holds_primitive,
     line_of,
     subprograms,
@@ -586,7 +588,8 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
     )
 
 
-_REACHED = {"reduce_max": "a maximum", "reduce_sum": "a sum", "exp": "exp", "dot_general": "a matrix product"}
+_REACHED = {"reduce_max": "a maximum", "reduce_sum": "a sum", "dot_general": "a matrix product"}
+_REACHED |= {name: name for name in EXPONENTIALS}
 _ORDERED = frozenset("lt le gt ge".split())
 
 
@@ -706,9 +709,9 @@ def _explain_exp_positive(trace: Trace, i: Incident) -> str:
 def _explain_born(trace: Trace, i: Incident) -> str:
     what = i.detail["what"]
     head = f"{at(trace, i.step)}: {what}, in {i.count} of {i.total} elements; the operands were not NaN yet. "
-    if "0 / 0" in what and holds_primitive(trace.call.kernel, "exp"):
+    if "0 / 0" in what and holds_exponential(trace.call.kernel):
         return head + "All the exponentials of these rows vanished: subtract each row's own maximum before exp."
-    if "log(0)" in what and holds_primitive(trace.call.kernel, "exp"):
+    if "log(0)" in what and holds_exponential(trace.call.kernel):
         return head + "An exponential vanished before its log was taken: log(exp(a) / b) is a - log(b)."
     started = _infinite_start(trace, i) if "times infinity" in what else ""
     return head + (started or "Follow what comes out of it.")
@@ -835,7 +838,7 @@ def _labels(jaxpr: Any, names: dict[Any, str]) -> dict[Any, frozenset[Any]]:
             found = frozenset({("load", names[e.invars[0]], n)})
         elif e.primitive.name == "max":
             found = frozenset(("new", label[1]) if label[0] == "load" else label for label in found)
-        elif e.primitive.name == "exp" or any(holds_primitive(inner, "exp") for inner in subprograms(e)):
+        elif e.primitive.name in EXPONENTIALS or any(holds_exponential(inner) for inner in subprograms(e)):
             found |= {("exp", label[1]) for label in found}
         labels.update((v, found) for v in e.outvars)
     return labels
@@ -1870,7 +1873,7 @@ def _filled_exponentials(jaxpr: Any) -> Iterator[tuple[Any, float]]:
     """Exponentials of values where a mask has put a finite number, and that number."""
     made = _producers(jaxpr)
     for e in jaxpr.eqns:
-        if e.primitive.name != "exp":
+        if e.primitive.name not in EXPONENTIALS:
             continue
         shifted = made.get(e.invars[0])
         if shifted is not None and shifted.primitive.name == "sub" and not hasattr(shifted.invars[0], "val"):

@@ -16,6 +16,7 @@ import jax.extend.core as jec
 import numpy as np
 
 from .capture import (
+    EXPONENTIALS,
     Call,
     Operand,
     Outside,
@@ -268,7 +269,7 @@ def _selected_once(jaxpr: Any, v: Any) -> bool:
     return _selected_once(inner, inner.invars[next(n for n, u in enumerate(user.invars) if u is v)])
 
 
-_WATCHED = frozenset(["exp", "max", "reduce_max", "div", "log", "sub", "mul"])
+_WATCHED = frozenset([*EXPONENTIALS, "max", "reduce_max", "div", "log", "sub", "mul"])
 
 
 def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, int]:
@@ -359,7 +360,7 @@ class _Machine:
             self._watch_maximum(eqn, values)
         elif name == "reduce_max":
             self._watch_filled(eqn, np.asarray(values[0]), out)
-        elif name == "exp":
+        elif name in EXPONENTIALS:
             largest = float(np.max(np.asarray(values[0]), initial=-np.inf))
             if np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
                 self.incident("overflow", "", eqn, largest=largest, maxima=self.takes_maximum)
