@@ -42,7 +42,7 @@ setup()
 # Each token asks something (its query, a row of `q`) and offers something (its key, a row of `k`). How well the two
 # match is their dot product. If the elements are about 1 in size, the dot product of D = 128 of them is about
 # sqrt(128) = 11.3 in size. Under a softmax, scores that lie 11.3 apart differ by a factor of 81,000: one key takes all,
-# and the gradient of the others is nothing. Divided by sqrt(D), scores are about 1 again, whatever D is.
+# and the gradient of the others is next to nothing. Divided by sqrt(D), scores are about 1 again, whatever D is.
 #
 # ```text
 #     q (B, H, Sq, D)        k (B, H, Skv, D)         scores (B, H, Sq, Skv)
@@ -189,8 +189,8 @@ check(
 # A language model guesses the next token, so no query may see a later key. (Its own it may.) Under a softmax, -inf
 # becomes probability 0: exp(-inf) = 0.
 #
-# Which entries? For 131,072 tokens a mask of booleans has 17,179,869,184 of them, 16 GiB at a byte each: all the
-# memory of a v5e. Nobody stores that. Whether a key is later than a query follows from their two **positions**, and a
+# Which entries? For 131,072 tokens a mask of booleans has 17,179,869,184 of them, 16 GiB at a byte each: more
+# than a v5e has. Nobody stores that. Whether a key is later than a query follows from their two **positions**, and a
 # kernel knows which rows it holds, by their block's number.
 #
 # One complication. Often the queries are only the end of the sequence: the keys of what came before lie in a cache. So
@@ -492,8 +492,8 @@ naive_bytes = naive_budget(1, 1, 131_072, 131_072, 128, 512).hbm_bytes
 print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 819e9 * 1e3:.0f} ms at 819 GB/s (v5e)")
 
 # %% [markdown]
-# A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is half as much again. The arrays
-# that one asked for are 1/2048 of it.
+# A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is half as much again. Each of
+# the arrays that one asked for is 1/2048 of `S`.
 
 # %% [markdown]
 # ## Puzzle 4: One block of queries
@@ -754,9 +754,8 @@ check(
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write `online_step` from your Puzzle 4: of its nine lines, which ones meet a (bq, 128) with something of another
-# width? A maximum over a row is (bq, 1), and `jnp.maximum` with a (bq, 128) gives 128 lanes of it; that costs little,
-# for a reduction leaves its result in all lanes anyway. For the call: `k` and `v` follow which indices, the result
+# Write `online_step` from your Puzzle 4: which of its lines make a (bq, 128) meet something of another width? A maximum
+# over a row, or a sum, is (bq, 1), and with a (bq, 128) it broadcasts by itself. For the call: `k` and `v` follow which indices, the result
 # which? Two steps that share a block of the result must stay in order; along which axis do such steps lie?
 #
 # </details>
@@ -853,11 +852,11 @@ check(
 
 # %% [markdown]
 # **Takeaway.** The flash attention that ships with JAX takes 1416 and 1072 bundles a step on the same blocks (v5e and
-# v6e, no scale); yours takes 1284 and 1046, scale included. The MXU needs 1024 and 256 of them. So on a v5e it is busy four fifths of the time,
-# and on a v6e a quarter. What stands between? Arithmetic on single scores: scale, maximum, subtract, exp2, sum, cast.
-# The report below says how full the vector units (VALU) are: 41%, so even perfectly packed that would be 430 bundles.
-# And it is hard to pack. No exponential of a row before its maximum, which takes all of its products; no second product
-# before the exponentials. The MXU and the vector units wait for each other.
+# v6e, without a scale); yours takes 1284 and 1046. The MXU needs 1024 and 256. So on a v5e it is busy four fifths of
+# the time, on a v6e a quarter. What stands between? Arithmetic on single scores: scale, maximum, subtract, exp2, sum,
+# cast. On the v6e that fills 41% of the slots of the vector units (VALU): 430 bundles, however well they are packed. And
+# they are hard to pack: no exponential of a row before its maximum, which takes all of its scores, and no second
+# product before the exponentials.
 
 # %%
 tokens = jax.ShapeDtypeStruct((1, 4, 2048, 128), jnp.bfloat16)
@@ -894,7 +893,7 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # index map asks for it. **Only the index map can save the bytes.** For a dead step let it ask for what is in VMEM
 # already; then nothing is copied (matmul.py Puzzle 11 did that at the end of a row).
 #
-# A step that skips both is not free: some 0.25 us remain. But the body was several microseconds' worth.
+# A step that skips both is not free: some 0.25 us remain. A body of 1284 bundles takes another 0.86 us on a v5e.
 #
 # Which of the three a block is, two comparisons decide: of the first or last query's position with that of the first
 # or last key. The mask takes instructions, too: use it on the \ alone.

@@ -252,7 +252,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
     for f in findings:
         key: Any = (f.kind, f.step, f.block and len(f.block)) if f.kind == "map-bounds" else id(f)
         if f.kind == "carry":
-            key = (f.kind, f.step, f.cause.replace(f.operand, ""))
+            key = (f.kind, f.step, f.cause.replace(f.operand or "", ""))
         if key in first:
             first[key].evidence.append(f"the same happens with {f.operand}")
         else:
