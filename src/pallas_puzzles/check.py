@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import dis
+import functools
 import inspect
 import secrets
 import sys
@@ -76,7 +77,8 @@ def check(
     """Judges an answer and says why. Displays the verdict and records it as progress.
 
     puzzle: its name, "basics/9". fn: the reader's function, arrays -> arrays, block sizes as keyword arguments.
-    spec: what fn should compute, arrays -> arrays in plain jnp. inputs: Inputs such as normal((24, 512)), or arrays.
+    spec: what fn should compute, arrays -> arrays in plain jnp; a keyword argument that it shares with fn (causal,
+    after the *) is given to both. inputs: Inputs such as normal((24, 512)), or arrays.
     variants: more inputs and block sizes that fn must get right. budget: what it may cost on `inputs`.
     tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance). rms_tol: the same
     for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
@@ -326,7 +328,8 @@ def _judge(
             draw_seed = seed if seed is not None else i if i == 0 else secrets.randbits(32)
             args = draw(case.inputs, np.random.default_rng(draw_seed))
             first = number == 0 and i == 0
-            verdict = judge.run_case(args, _expected(spec, args), case, first=first)
+            want = _expected(told(spec, case.blocks), args)
+            verdict = judge.run_case(args, want, case, first=first)
             if verdict is not None:
                 if not first:
                     verdict.notes.append(_which(args, case, number, draw_seed))
@@ -334,7 +337,7 @@ def _judge(
             if i == 0 and (number == 0 or thorough):
                 to_confirm.append((args, case.blocks))
     for args, blocks in to_confirm:
-        verdict = judge.confirm(args, blocks, _expected_by_jax(spec, args))
+        verdict = judge.confirm(args, blocks, _expected_by_jax(told(spec, blocks), args))
         if verdict is not None:
             return verdict
     return judge.passed()
@@ -487,6 +490,13 @@ _DISAGREE = (
     "simulator's "
     "word counts. Please report it."
 )
+
+
+def told(spec: Callable[..., Any], blocks: Mapping[str, Any]) -> Callable[..., Any]:
+    """The spec with those keyword arguments of a case that it has, too: they change the result, not only the blocks."""
+    parameters = inspect.signature(spec).parameters.values()
+    named = {p.name: blocks[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in blocks}
+    return functools.partial(spec, **named) if named else spec
 
 
 def _expected(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
