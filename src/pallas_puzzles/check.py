@@ -287,14 +287,24 @@ def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], help
         return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
 
     for finding in verdict.findings:
+        if finding.kind == "race":
+            finding.line = _line_with("dimension_semantics", ranges) or finding.line
         if own(finding.line):
             continue
         about_grid = finding.maps or finding.kind.startswith("grid")
         grids = [code for name, code in holes.items() if name.endswith("grid") and about_grid]
         kernels = [code for name, code in holes.items() if name.endswith("kernel") and finding.operand == "flops"]
         code = (grids or kernels or list(holes.values()))[-1 if finding.kind == "budget" else 0]
-        mine = [m for m in finding.maps if own(m)]
+        mine = [m for m in (*finding.near, *finding.maps) if own(m)]
         finding.line = mine[0] if mine and not grids else source_line(code.co_filename, code.co_firstlineno)
+
+
+def _line_with(word: str, ranges: Sequence[tuple[str, int, int]]) -> Any:
+    """The first line of the reader's functions in which a word stands."""
+    from .lens.capture import source_line
+
+    lines = (source_line(file, number) for file, first, last in ranges for number in range(first, last + 1))
+    return next((line for line in lines if line and word in line.text), None)
 
 
 def _last_line(code: types.CodeType) -> int:
@@ -523,7 +533,7 @@ def _expected_by_jax(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Finding]":
     """'Right answer, but ...': the figure, the budget, and where the bytes go."""
-    from .lens.diagnose import Finding, dead_stores, serial_steps, wide_products
+    from .lens.diagnose import Finding, branches, dead_stores, no_product, serial_steps, wide_products
     from .verdict import human_bytes
 
     findings = []
@@ -568,6 +578,10 @@ def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fi
             over("serial_steps", text)
     for trace in run.traces if budget.mxu_bits is not None else ():
         findings += wide_products(trace.call, budget.mxu_bits or 0)
+    if budget.mxu_bits is not None:
+        findings += no_product([trace.call for trace in run.traces])
+    for trace in run.traces if budget.branches is not None else ():
+        findings += branches(trace.call, budget.branches or 0)
     if budget.calls is not None and len(costs) != budget.calls:
         over("calls", f"it uses {len(costs)} pallas_call(s); this puzzle asks for {budget.calls}.")
     most = budget.output_stores

@@ -43,6 +43,7 @@ class Finding:
     block: Block | None = None
     maps: list[SourceLine] = dataclasses.field(default_factory=list)  # the index maps that may be to blame
     size: int = 0  # elements of the output that it is about
+    near: list[SourceLine] = dataclasses.field(default_factory=list)  # whatever the kernel or index map is made of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,7 +318,10 @@ def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Fin
             evidence = [more] if len(group) > 1 else []
             line = first.line or _map_line(trace, ref, kind)
             maps = _index_maps(trace) if line is None or kind in ("map-bounds", "revisit") else []
-            yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block, maps)
+            operand = next((o for o in trace.call.operands if o.name == ref and o.index_map is not None), None)
+            in_map = operand is not None and kind == "map-bounds"
+            near = list(_lines_of(operand.index_map if in_map and operand else trace.call.kernel))
+            yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block, maps, near=near)
 
 
 def _harmless_padding(trace: Trace, refs: set[str]) -> set[str]:
@@ -334,6 +338,17 @@ def _harmless_padding(trace: Trace, refs: set[str]) -> set[str]:
         return refs
     guilty = {ref for ref in refs if matters({ref})} if len(refs) > 1 else refs
     return refs - guilty if guilty else set()
+
+
+def _lines_of(program: Any) -> Iterator[SourceLine]:
+    """The reader's lines that a kernel or an index map is made of, in the order of its equations."""
+    program = getattr(program, "jaxpr", program)
+    for eqn in getattr(program, "eqns", ()):
+        line = line_of(eqn)
+        if line is not None:
+            yield line
+        for inner in subprograms(eqn):
+            yield from _lines_of(inner)
 
 
 def _grows_here(trace: Trace, i: Incident) -> bool:
@@ -415,7 +430,7 @@ def _first_step_test(trace: Trace, ref: str = "") -> str:
     if not axes:
         return "before the first read"
     tests = " & ".join(f"(pl.program_id({d}) == 0)" if len(axes) > 1 else f"pl.program_id({d}) == 0" for d in axes)
-    return f"on the first step of every output block: @pl.when({tests})"
+    return f"on the first step of every output block: @pl.when({tests}), or jnp.where with this condition"
 
 
 def _starting_values(trace: Trace) -> str:
@@ -534,10 +549,27 @@ def _explain_unwritten(trace: Trace, i: Incident) -> str:
     copying = any(p.kind == "unwaited" and p.ref == i.ref for p in trace.incidents)
     if copying:
         return ""
+    multiplied = _multiplied_by_a_condition(trace, i.ref)
     return (
         f"{at(trace, i.step)}: the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} starts "
-        f"out as garbage. Set {i.ref} to its starting value {_starting_values(trace)} {_first_step_test(trace, i.ref)}."
+        f"out as garbage. {multiplied}Set {i.ref} to its starting value {_starting_values(trace)} "
+        f"{_first_step_test(trace, i.ref)}."
     )
+
+
+def _multiplied_by_a_condition(trace: Trace, ref: str) -> str:
+    """What to say when what is read is multiplied by a comparison, 0 or 1, in place of a choice."""
+    for jaxpr, names in with_ref_names(trace.call):
+        made = _producers(jaxpr)
+        for e in (e for e in jaxpr.eqns if e.primitive.name == "mul"):
+            for v, other in (e.invars, e.invars[::-1]):
+                source = None if hasattr(v, "val") else _made_by(made, v, _SAME_VALUE)
+                read = source is not None and source.primitive.name == "get" and names[source.invars[0]] == ref
+                if read and _asks_for(made, other, _ORDERED | {"eq", "ne"}):
+                    return (
+                        f"Multiplied by 0 ({line_of(e)}), NaN is NaN: jnp.where chooses, and lets none of it through. "
+                    )
+    return ""
 
 
 def _explain_stale(trace: Trace, i: Incident) -> str:
@@ -596,7 +628,7 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
         "some of it passes the mask: the mask must be true for the positions of real data, counted in the whole array,"
     )
     masked += "" if told else " and for no others."
-    if not told and not _selects(trace.call.kernel):
+    if not told and not _masks_by_position(trace):
         masked = (
             "mask it before it mixes with real data, with jnp.where(position < size, x, 0); multiplying by zero leaves "
             "NaN NaN."
@@ -720,11 +752,24 @@ def _after(jaxpr: Any, first: Any) -> Iterator[Any]:
             held |= set(e.outvars)
 
 
-def _selects(jaxpr: Any) -> bool:
-    """Whether a kernel chooses element by element (jnp.where)."""
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    chosen = any(e.primitive.name == "select_n" and getattr(e.outvars[0].aval, "shape", ()) for e in jaxpr.eqns)
-    return chosen or any(_selects(inner) for e in jaxpr.eqns for inner in subprograms(e))
+def _masks_by_position(trace: Trace) -> bool:
+    """Whether the kernel chooses element by element (jnp.where), by a comparison of more than one number."""
+    for jaxpr, _ in with_ref_names(trace.call):
+        for e in jaxpr.eqns:
+            chooses = e.primitive.name == "select_n" or e.params.get("name") == "_where"
+            if chooses and e.invars[0].aval.shape and not _one_number(_producers(jaxpr), e.invars[0]):
+                return True
+    return False
+
+
+def _one_number(made: dict[Any, Any], v: Any) -> bool:
+    """Whether an array holds one number, broadcast."""
+    while not hasattr(v, "val") and v.aval.shape:
+        e = made.get(v)
+        if e is None or e.primitive.name not in _SAME_VALUE:
+            return False
+        v = e.invars[0]
+    return True
 
 
 def _explain_input_store(trace: Trace, i: Incident) -> str:
@@ -1600,7 +1645,8 @@ class _Blocks:
     def _finding(self, kind: str, cause: str, tile: Block, evidence: Sequence[str] = ()) -> Finding:
         line, step = self._store_line(tile)
         index = self.trace.steps[step] if step is not None else None
-        return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile, size=self.want.size)
+        near = list(_lines_of(self.trace.call.kernel))
+        return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile, [], self.want.size, near)
 
     def _moved(self, moved: dict[Block, Block]) -> Finding:
         left_over = self._left_over(moved)
@@ -1828,7 +1874,7 @@ class _Blocks:
 
     def _overhanging(self, tiles: dict[Block, Any]) -> Iterator[str]:
         """Only blocks at the ragged edge are wrong, in a kernel that masks: the sum is right, the count is not."""
-        if self.o.in_hbm or len(tiles) == len(self.tiles) or not _selects(self.trace.call.kernel):
+        if self.o.in_hbm or len(tiles) == len(self.tiles) or not _masks_by_position(self.trace):
             return
         cuts = {t: self.cut(self.want, t).shape for t in tiles}
         if all(shape != self.o.block for shape in cuts.values()):
@@ -2316,3 +2362,36 @@ def wide_products(call: Call, bits: int) -> Iterator[Finding]:
                     "in. Give it what the Refs hold, and name the type of the sum: preferred_element_type."
                 )
                 yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+            elif is_floating(np_dtype(eqn.outvars[0].aval)) and not is_floating(np_dtype(eqn.invars[0].aval)):
+                cause = (
+                    "Right answer, but its matrix product of integers is summed in floating point, which the TPU "
+                    "compiler refuses: the MXU adds integers as integers. Ask for preferred_element_type=jnp.int32."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+
+
+def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
+    """Kernels without a single matrix product, where the MXU should have one."""
+    if calls and not any(holds_primitive(call.kernel, "dot_general") for call in calls):
+        cause = (
+            "Right answer, but there is no matrix product in it: elements are multiplied and added one by one, and the "
+            "MXU has nothing to do. Let jnp.dot or jax.lax.dot_general do it."
+        )
+        near = list(_lines_of(calls[0].kernel))
+        yield Finding("budget", cause, [], near[0] if near else None, operand="mxu_bits")
+
+
+_BRANCHES = frozenset("cond while scan".split())
+
+
+def branches(call: Call, most: int) -> Iterator[Finding]:
+    """More branches and loops in a kernel than there may be."""
+    found = [e for jaxpr, _ in with_ref_names(call) for e in jaxpr.eqns if e.primitive.name in _BRANCHES]
+    if len(found) > most:
+        many = "a branch" if len(found) == 1 else f"{len(found)} branches"
+        cause = (
+            f"Right answer, but with {many} (pl.when, cond, or a loop); the budget is {most}. Choose values instead of "
+            "code: jnp.where."
+        )
+        evidence = [f"{line_of(e)}" for e in found[1:4]]
+        yield Finding("budget", cause, evidence, line_of(found[0]), operand="branches")

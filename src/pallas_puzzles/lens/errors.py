@@ -109,6 +109,10 @@ _LOST_DIMENSION = (
     "Two arrays of different rank meet, and their shapes do not broadcast. A reduction drops the dimension that it "
     "reduces: keepdims=True keeps it, so that (16, 1) fits beside (16, 384)."
 )
+_DOT_DIMS = (
+    "The dimension numbers of jax.lax.dot_general are two pairs, ((a_dims, b_dims), (a_batch, b_batch)): without batch "
+    "dimensions (((1,), (0,)), ((), ()))."
+)
 _MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
 
 
@@ -157,6 +161,8 @@ def explain_error(error: BaseException) -> Finding:
         if len(ranks) > 1:
             return Finding("broadcast", _LOST_DIMENSION, [_shorten(f"{name}: {first}")], line)
     code = line.text if line else ""
+    if "dot_general" in code and re.search(r"(not enough|too many) values to unpack", text):
+        return Finding("dot-dims", _DOT_DIMS, [_shorten(f"{name}: {first}")], line)
     joined = re.search(r"\bpl\.when\(.*?\b(and|or)\b", code)
     if joined and re.search("TracerBoolConversion|ConcretizationTypeError", name):
         return Finding(

@@ -262,6 +262,8 @@ def _selected_once(jaxpr: Any, v: Any) -> bool:
     (user,) = users
     if user.primitive.name == "select_n":
         return user.invars[0] is not v
+    if user.primitive.name == "convert_element_type":
+        return _selected_once(jaxpr, user.outvars[0])
     inner = inlined(user) if user.primitive.name in INLINED else None
     inner = getattr(inner, "jaxpr", inner)
     if inner is None or sum(u is v for u in user.invars) != 1:
@@ -347,6 +349,8 @@ class _Machine:
         out = evaluate(eqn, values)
         if name == "select_n" and self.unsure:
             self._withdraw(values[0], values[1:])
+        if name == "convert_element_type" and self.unsure:
+            self.unsure += [(out, garbage, incident) for v, garbage, incident in self.unsure if v is values[0]]
         if name in _WATCHED:
             self._watch(name, eqn, values, out)
         return out
