@@ -85,7 +85,7 @@ def test_what_could_not_be_written_is_written_later(home, monkeypatch):
     store.record("demo/1", True)
     solved = read(home)["puzzles"]["demo/1"]["solved"]
     with monkeypatch.context() as broken:
-        broken.setattr(store, "_try_lock", lambda handle: False)
+        broken.setattr("pallas_puzzles.files.try_lock", lambda handle: False)
         broken.setattr(store, "LOCK_TIMEOUT_S", 0.0)
         store.record("demo/1", False)
         assert store.load().entry("demo/1") == {"solved": solved, "hints": 0, "attempts": 2}

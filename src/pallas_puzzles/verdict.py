@@ -109,13 +109,22 @@ def gained(figures: "Sequence[Figures]") -> str:
     """One line on what an answer costs, over all of its pallas_calls: bytes, steps, VMEM, intensity."""
     if not figures:
         return ""
-    hbm, once = sum(f.hbm_bytes for f in figures), sum(f.once_bytes for f in figures)
-    flops, vmem = sum(f.flops for f in figures), max(f.vmem_bytes for f in figures)
+    all_of = totals(figures)
+    hbm, once, flops = all_of["hbm_bytes"], all_of["once_bytes"], all_of["flops"]
     who = "It moves" if len(figures) == 1 else f"Its {len(figures)} pallas_calls move"
     ratio = f" ({times(hbm / once)} the arrays)" if once else ""
-    words = f"{who} {human_bytes(hbm)}{ratio} between HBM and VMEM in {plural(sum(f.steps for f in figures), 'step')}"
-    words += f", and {'holds' if len(figures) == 1 else 'hold at most'} {human_bytes(vmem)} of VMEM"
+    words = f"{who} {human_bytes(hbm)}{ratio} between HBM and VMEM in {plural(all_of['steps'], 'step')}"
+    words += f", and {'holds' if len(figures) == 1 else 'hold at most'} {human_bytes(all_of['vmem_bytes'])} of VMEM"
     return words + (f"; {flops / hbm:.3g} FLOP per byte." if flops and hbm else ".")
+
+
+def totals(figures: "Sequence[Figures]") -> dict[str, int]:
+    """What an answer costs, over all of its pallas_calls; of VMEM the most that one of them holds. {} without any."""
+    if not figures:
+        return {}
+    sums = ("hbm_bytes", "once_bytes", "steps", "flops")
+    found = {name: int(sum(getattr(f, name) for f in figures)) for name in sums}
+    return {**found, "vmem_bytes": int(max(f.vmem_bytes for f in figures))}
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
