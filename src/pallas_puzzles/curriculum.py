@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .watchdog import TimeLimit, time_limit
+
 if TYPE_CHECKING:
     from .lens.capture import SourceLine
     from .verdict import Verdict
 
 HOLE = "YOUR CODE HERE"
+STATEMENT_LIMIT_S = 60.0  # for one statement before the check, which has limits of its own
 
 CELL_MARKER = re.compile(r"^# %%(?:\s.*)?$")
 PUZZLE_HEADING = re.compile(r"^## Puzzle (\w+): *(.+?) *$", re.MULTILINE)
@@ -37,6 +40,9 @@ MAGIC = re.compile(r"^(\s*)(?:[%!].*|\??[\w.]+\?{1,2}\s*)$")
 PYTHON_MAGIC = re.compile(r"^\s*%%(?:time|timeit|capture|prun)\b")
 
 SHOWS = {"check", "show", "hint", "progress"}  # what a notebook calls to display something
+
+
+DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom  # what ends by itself
 
 
 class CurriculumError(Exception):
@@ -467,8 +473,14 @@ class _Session:
             wanted = final and checks and number == checks[-1]
             if _only_displays(each.node) and not wanted:
                 continue
+            limit = None if wanted or isinstance(each.node, DEFINITIONS) else time_limit(STATEMENT_LIMIT_S, "your code")
             try:
-                self._run_statement(each, quiet=cell.section != self.target.number)
+                with limit or contextlib.nullcontext():
+                    self._run_statement(each, quiet=cell.section != self.target.number)
+            except TimeLimit as stop:
+                if stop.limit is not limit:
+                    raise  # somebody else's, around all of this
+                self._failed(cell, stop, final)
             except (Exception, SystemExit) as error:
                 self._failed(cell, error, final)
 
@@ -656,4 +668,6 @@ def _what(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"Python cannot read this line: {error.msg}"
     text = str(error).strip().splitlines()
+    if isinstance(error, TimeLimit):
+        return text[0][:1].upper() + text[0][1:].rstrip(".")
     return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__
