@@ -222,7 +222,7 @@ def test_next_stays_in_the_notebook_one_works_in(home, tmp_path, monkeypatch):
 
 
 def test_a_bar_is_full_only_when_all_is_solved():
-    assert store._bar(99, 100).endswith(".")
-    assert store._bar(1, 100).startswith("#")
-    assert "." not in store._bar(3, 3)
-    assert "#" not in store._bar(0, 3)
+    assert store.bar(99, 100).endswith(".")
+    assert store.bar(1, 100).startswith("#")
+    assert "." not in store.bar(3, 3)
+    assert "#" not in store.bar(0, 3)

@@ -228,14 +228,14 @@ def read_cells(path: Path) -> list[Cell]:
     """The cells of a percent-format .py or of an .ipynb, each with the name its code is compiled under."""
     try:
         if path.suffix == ".ipynb":
-            return _sections(_ipynb_cells(path))
+            return sections(_ipynb_cells(path))
         text = path.read_text("utf-8-sig")
     except OSError as error:
         raise CurriculumError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # not UTF-8, or not a notebook
         raise CurriculumError(f"{path} is not a {path.suffix or 'text'} file that can be read: {error}") from None
     _remember(str(path), text)
-    return _sections(_percent_cells(text, str(path)))
+    return sections(_percent_cells(text, str(path)))
 
 
 def _percent_cells(text: str, file: str) -> Iterator[Cell]:
@@ -282,7 +282,7 @@ def _ipynb_cells(path: Path) -> Iterator[Cell]:
         yield Cell(each.cell_type, source, 1, file)
 
 
-def _sections(cells: Iterator[Cell]) -> list[Cell]:
+def sections(cells: Iterator[Cell]) -> list[Cell]:
     """Says of each cell which puzzle it belongs to: the one whose heading came last."""
     section = ""
     made = []

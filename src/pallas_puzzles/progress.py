@@ -90,10 +90,10 @@ class Progress:
         lines = []
         for book in books:
             done, total = self.solved_in(book), len(book.puzzles)
-            lines.append(f"{book.name:{width}}  {_bar(done, total)} {done:>2}/{total:<2}  {book.title}")
+            lines.append(f"{book.name:{width}}  {bar(done, total)} {done:>2}/{total:<2}  {book.title}")
             if upcoming and upcoming.notebook == book.name:
                 lines += [
-                    f"    {each.number:>3}  {self._word(each, upcoming):6}  {each.title}" for each in book.puzzles
+                    f"    {each.number:>3}  {self._word(each):6}  {each.title}" for each in book.puzzles
                 ]
         return "\n".join([*lines, self.advice()])
 
@@ -104,13 +104,13 @@ class Progress:
             done, total = self.solved_in(book), len(book.puzzles)
             rows = "".join(
                 f"<tr><td>{each.number}</td><td style='text-align:left'>{html.escape(each.title)}</td>"
-                f"<td style='text-align:left'>{self._word(each, upcoming)}</td></tr>"
+                f"<td style='text-align:left'>{self._word(each)}</td></tr>"
                 for each in book.puzzles
             )
             here = " open" if upcoming and upcoming.notebook == book.name else ""
             blocks.append(
                 f"<details{here}><summary><code>{book.name}</code> {html.escape(book.title)}: "
-                f"{done} of {total} solved <code>{_bar(done, total)}</code></summary><table>{rows}</table></details>"
+                f"{done} of {total} solved <code>{bar(done, total)}</code></summary><table>{rows}</table></details>"
             )
         return f"<div>{''.join(blocks)}<p>{html.escape(self.advice())}</p></div>"
 
@@ -119,21 +119,30 @@ class Progress:
         upcoming = self.next()
         return f"next: {upcoming.id}  {upcoming.title}" if upcoming else "every puzzle is solved"
 
+    def _word(self, puzzle: Puzzle) -> str:
+        word = self.word(puzzle)
+        return word if word in ("solved", "next") else ""  # on the page of a notebook everything lies open
+
     def _books(self) -> list[Notebook]:
         from . import curriculum
 
         return curriculum.notebooks(self.course)
 
-    def _word(self, puzzle: Puzzle, upcoming: Puzzle | None) -> str:
+    def word(self, puzzle: Puzzle) -> str:
+        """Where the reader stands with a puzzle: "solved", "next", "open", or "locked" (see `waits_for`)."""
+        upcoming = self.next()
         if self.solved(puzzle.id):
             return "solved"
-        return "next" if upcoming and puzzle.id == upcoming.id else ""
+        if upcoming and puzzle.id == upcoming.id:
+            return "next"
+        return "locked" if self.waits_for(puzzle) else "open"
 
 
-def _bar(done: int, total: int) -> str:
-    filled = round(BAR_WIDTH * done / total) if total else 0
-    filled = min(max(filled, int(done > 0)), BAR_WIDTH - int(done < total))  # full when done, and only then
-    return "#" * filled + "." * (BAR_WIDTH - filled)
+def bar(done: int, total: int, width: int = BAR_WIDTH) -> str:
+    """Progress in characters that every terminal has: "####....", full when all is done and only then."""
+    filled = round(width * done / total) if total else 0
+    filled = min(max(filled, int(done > 0)), width - int(done < total))
+    return "#" * filled + "." * (width - filled)
 
 
 # ---- what the rest of the package calls ------------------------------------------------------------------------------
