@@ -145,6 +145,22 @@ def puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle:
     raise CurriculumError(f"there is no puzzle {puzzle_id!r}: {near}`puzzles list` shows them all")
 
 
+def in_notebook(name: str, *, course: Path | None = None) -> list[Puzzle]:
+    """The puzzles of one notebook, in order."""
+    return [each for each in all_puzzles(course) if each.notebook == name]
+
+
+def instructions(puzzle: Puzzle) -> str:
+    """What a puzzle says before its first code cell, as markdown."""
+    texts = []
+    for each in notebook(puzzle.path).cells:
+        if each.section == puzzle.number:
+            if each.kind == "code":
+                break
+            texts.append(each.source)
+    return "\n\n".join(texts)
+
+
 def next_puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle | None:
     """The puzzle after this one, in the next notebook if need be; None after the last."""
     here = puzzle(puzzle_id, course=course)

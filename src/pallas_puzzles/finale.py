@@ -17,8 +17,8 @@ BUILT = re.compile(r"^## What you (?:have )?built *\n+(.*)", re.DOTALL)
 COLUMNS = ("", "puzzle", "HBM", "the arrays", "steps", "VMEM", "FLOP/byte")
 
 FROM_HERE = """\
-Where to go from here: kernels of your own. show(), tpu_report() and check_call() take any of them, and say as much about
-them as about these. The kernels that ship with JAX lie in jax.experimental.pallas.ops; you can read all of them now."""
+Where to go from here: kernels of your own. show(), tpu_report() and check_call() take any of them, and say as much of
+them as of these. The kernels that ship with JAX lie in jax.experimental.pallas.ops; you can read all of them now."""
 
 
 @dataclass(eq=False, repr=False)
@@ -97,6 +97,7 @@ def course_text(state: Progress) -> str:
     entries = [state.entry(each.id) for each in everything]
     dates = sorted(str(entry["solved"])[:10] for entry in entries if entry["solved"])
     attempts, hints = (sum(entry[key] for entry in entries) for key in ("attempts", "hints"))
+    counts = f"{plural(attempts, 'attempt')}, {plural(hints, 'hint')}"
     moved = sum(state.figures(each.id).get("hbm_bytes", 0) for each in everything)
     tiles = [f"    {book.name:{width}}  {'[#]' * len(book.puzzles)}" for book in books]
     when = f"on {dates[0]}" if dates and dates[0] == dates[-1] else f"from {dates[0]} to {dates[-1]}" if dates else ""
@@ -109,7 +110,7 @@ def course_text(state: Progress) -> str:
             "",
             "    no block unvisited, no garbage read, nothing left to write back",
             "",
-            f"{plural(len(everything), 'puzzle')} {when}, {plural(attempts, 'attempt')}, {plural(hints, 'hint')}.{carried}",
+            f"{plural(len(everything), 'puzzle')} {when}, {counts}.{carried}",
             "",
             FROM_HERE,
         ]
@@ -134,9 +135,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def line(row: tuple[Any, ...]) -> str:
-        cells = [
-            f"{x:<{w}}" if n == 1 else f"{x:>{w}}" for n, (x, w) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = [f"{x:<{w}}" if n == 1 else f"{x:>{w}}" for n, (x, w) in enumerate(zip(row, widths, strict=True))]
         return "  ".join(cells).rstrip()
 
     return "\n".join(map(line, lines))

@@ -27,7 +27,7 @@ Cells = list[tuple[str, str]]  # (kind, source)
 
 @dataclass(frozen=True)
 class Pair:
-    """The two halves of a notebook: `current` is the one to read. `conflict`, `notice`: what to tell the reader.
+    """The two halves of a notebook: `current` is the one to read. `conflict`, `notice`: what stands in the way, if any.
 
     apart: the other half does not have yet what `current` has.
     """
@@ -112,7 +112,7 @@ def _sync(folder: Path, name: str, newest: Path, write: bool) -> Pair:
             return Pair(source.path, apart=True)
         _follow(source, target)
         _remember(folder, name, source.digest)
-        return Pair(source.path, notice=f"{target.path.name} now has what you wrote in {source.path.name}")
+        return Pair(source.path)
     if write:
         _remember(folder, name, a.digest)
     return Pair(newest)
@@ -263,7 +263,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def record(folder: Path) -> dict[str, Any]:
-    """What is known of a workspace: {"pairs": {name: {...}}, "texts": {name: {puzzle: digest}}}; {} where unreadable."""
+    """What is known of a workspace: {"pairs": {name: {...}}, "texts": {name: {puzzle: digest}}}, empty if unknown."""
     try:
         found = json.loads((folder / RECORD).read_text("utf-8"))
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ import html
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,9 +92,7 @@ class Progress:
             done, total = self.solved_in(book), len(book.puzzles)
             lines.append(f"{book.name:{width}}  {bar(done, total)} {done:>2}/{total:<2}  {book.title}")
             if upcoming and upcoming.notebook == book.name:
-                lines += [
-                    f"    {each.number:>3}  {self._word(each):6}  {each.title}" for each in book.puzzles
-                ]
+                lines += [f"    {each.number:>3}  {self._word(each):6}  {each.title}" for each in book.puzzles]
         return "\n".join([*lines, self.advice()])
 
     def _repr_html_(self) -> str:
@@ -175,7 +173,7 @@ def progress() -> Progress:
     return load()
 
 
-def record(puzzle_id: str, solved: bool, figures: dict[str, float] | None = None) -> bool:
+def record(puzzle_id: str, solved: bool, figures: Mapping[str, float] | None = None) -> bool:
     """Counts an attempt; a puzzle that is solved once stays solved. True when this is what solved it. Never raises."""
     first = False
 
@@ -186,7 +184,7 @@ def record(puzzle_id: str, solved: bool, figures: dict[str, float] | None = None
         if first:
             entry["solved"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         if solved and figures:
-            entry["figures"] = figures
+            entry["figures"] = dict(figures)
 
     _update(puzzle_id, change)
     return first

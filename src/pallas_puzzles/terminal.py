@@ -18,7 +18,7 @@ def console() -> Any:
     """A rich Console for stdout: colours where it is a terminal that has them and NO_COLOR is not set."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, emoji=False)
 
 
 def columns() -> int:

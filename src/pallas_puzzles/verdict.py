@@ -161,7 +161,10 @@ def _sections(v: Verdict, columns: int) -> list[tuple[int, Lines]]:
     sections = [(0, _wrapped(v.headline, "headline", "", most=2, columns=columns))]
     for i, finding in enumerate(v.findings[:3]):
         start = "" if i == 0 else "Also: "
-        cause = [("", ""), *_wrapped(start + _sentence(finding.cause), "cause" if i == 0 else "also", "  ", most=6, columns=columns)]
+        cause = [
+            ("", ""),
+            *_wrapped(start + _sentence(finding.cause), "cause" if i == 0 else "also", "  ", most=6, columns=columns),
+        ]
         sections.append((0 if i == 0 else 3 + 2 * i, cause))
         if finding.line is not None:
             sections.append(

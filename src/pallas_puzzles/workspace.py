@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import curriculum, pairing
 from .files import locked, write_whole
-from .progress import state_folder
+from .progress import load, state_folder
 
 
 class WorkspaceError(Exception):
@@ -158,6 +158,25 @@ def _remember_texts(folder: Path, name: str, fresh: dict[str, str]) -> None:
 
 
 # ---- back to the start -----------------------------------------------------------------------------------------------
+
+
+def losses(folder: Path, puzzles: list[curriculum.Puzzle]) -> list[str]:
+    """What `reset` would take away, in lines: for every puzzle that has something to lose."""
+    state, lines = load(), []
+    for each in puzzles:
+        entry = state.entry(each.id)
+        losses = []
+        with contextlib.suppress(WorkspaceError, curriculum.CurriculumError):
+            edited = edited_lines(folder, each)
+            losses += [f"{edited} line{'' if edited == 1 else 's'} of yours"] if edited else []
+        losses += [f"solved on {entry['solved'][:10]}"] if entry["solved"] else []
+        counts = (("attempt", entry["attempts"]), ("hint", entry["hints"]))
+        losses += [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts if count]
+        if losses:
+            lines.append(f"{each.id}: {', '.join(losses)}")
+    if not lines:
+        return ["nothing of yours is in there yet"]
+    return ["this will be taken back to the start (your file as it is now is kept beside the new one):", *lines]
 
 
 def edited_lines(folder: Path, puzzle: curriculum.Puzzle) -> int:
