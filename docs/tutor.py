@@ -38,8 +38,8 @@ FAMILIES = {
         "before its first step, and what must be there after its last?"
     ),
     "map-bounds ref-bounds padding": (
-        "An index runs past an edge. Index maps count blocks, Refs count elements of a block. Which of the two is this, "
-        "and what is the largest value that it takes?"
+        "An index runs past an edge. Index maps count blocks, Refs count elements of a block. Which of the two is "
+        "this, and what is the largest value that it takes?"
     ),
     "moved transposed permuted flipped exchanged unread unused local-position": (
         "Right numbers in the wrong place, or an input that nobody reads. For step (1, 2): which block should come?"

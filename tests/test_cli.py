@@ -55,7 +55,8 @@ def as_subprocess(*words: str | Path) -> subprocess.CompletedProcess:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in sorted(folder.iterdir())}
+    """The reader's files; what starts with a dot is ours."""
+    return {each.name: each.read_bytes() for each in sorted(folder.iterdir()) if not each.name.startswith(".")}
 
 
 # ---- workspaces ------------------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def test_init_makes_pairs(place, puzzles):
     assert code == 0
     assert str(made) in out
     assert sorted(files(made)) == ["a_second.ipynb", "a_second.py", "demo.ipynb", "demo.py"]
-    for each in made.iterdir():
+    for each in (made / name for name in files(made)):
         assert jupytext.read(each).metadata["jupytext"]["formats"] == "ipynb,py:percent", each.name
     script, paired = (jupytext.read(made / name).cells for name in ("demo.py", "demo.ipynb"))
     assert [each.source for each in script] == [each.source for each in paired]
@@ -233,7 +234,13 @@ def test_json(place, puzzles):
         ["check", "--no-such-option"],
         ["no-such-command"],
         ["hint", "demo/7"],
-        ["hint"],
+        ["solution", "demo/1"],  # it asks, and here is nobody to answer
+        ["hint", "demo/2a"],  # locked
+        ["start", "demo/2a"],
+        ["start", "nonsense"],
+        ["watch"],
+        ["show", "demo/1", "--with", "missing.py"],
+        ["reset", "demo/1"],
         ["tpu"],
         ["tpu", "demo/7"],
         ["tpu", "demo/1", "--tpu", "v9"],
@@ -295,6 +302,7 @@ def test_list(puzzles):
         "hints_seen": 0,
         "attempts": 0,
         "solved": None,
+        "locked": True,
     }
 
 
@@ -310,12 +318,47 @@ def test_hint(place, puzzles):
     assert recorded(place)["demo/1"]["hints"] == 2
 
 
-@pytest.mark.parametrize("command", ["init", "lab", "check", "list", "hint", "tpu"])
+COMMANDS = [each.name or each.callback.__name__ for each in cli.app.registered_commands]
+
+
+def test_every_command_that_the_design_lists_is_there():
+    assert sorted(COMMANDS) == sorted("init lab start check watch hint solution show tpu reset list".split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_short_and_has_an_example(puzzles, command):
     code, out, _ = puzzles(command, "--help")
     assert code == 0
     assert f"Example: puzzles {command}" in out
-    assert len(out.splitlines()) <= 20
+    assert len(out.splitlines()) <= 24
+
+
+def test_help_fits_on_a_screen(puzzles, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = puzzles("--help")
+    lines = out.splitlines()
+    assert code == 0
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "Example: puzzles init" in out
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} +\w", out, re.MULTILINE), command
+
+
+def complete(line: str) -> list[str]:
+    """What a shell would offer after `line`, as bash asks for it."""
+    words = line.split(" ")
+    asked = {"_PUZZLES_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, "-m", "pallas_puzzles"]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60)
+    return done.stdout.split()
+
+
+def test_completion(place):
+    assert complete("puzzles sol") == ["solution"]
+    assert complete("puzzles check dem") == ["demo", "demo/1", "demo/2a"]
+    assert complete("puzzles hint demo/2") == ["demo/2a"]
+    assert complete("puzzles tpu demo/1 --tpu v") == ["v5e", "v6e"]
 
 
 def test_lab_opens_the_notebook_with_the_next_puzzle(place, puzzles, monkeypatch):

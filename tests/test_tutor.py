@@ -47,7 +47,10 @@ def test_check_changes_nothing(tmp_path):
     command = [sys.executable, str(tmp_path / "docs" / "tutor.py")]
     done = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert [line.partition(":")[0].rpartition("/")[2] for line in done.stdout.splitlines()] == ["basics.md", "nobody.md"]
+    assert [line.partition(":")[0].rpartition("/")[2] for line in done.stdout.splitlines()] == [
+        "basics.md",
+        "nobody.md",
+    ]
     assert not (mistakes / "basics.md").exists()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert (mistakes / "basics.md").read_text() == (SKILL / "mistakes" / "basics.md").read_text()

@@ -31,8 +31,8 @@ WORDS = {"passed": "solved", "unsolved": "not solved yet", "failed": "wrong", "e
 app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Puzzle notebooks that teach JAX Pallas. Without a command: the map of what is solved and what is next.",
-    epilog="Example: puzzles init && puzzles watch. Exit codes: 0 solved, 1 not solved, 2 wrong use.",
+    help="Puzzles that teach JAX Pallas. No command: what is solved, and what is next.",
+    epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
 )
 
 

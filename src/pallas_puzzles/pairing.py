@@ -85,37 +85,36 @@ def sync(folder: Path, name: str, *, write: bool = True) -> Pair | None:
 
 
 def _sync(folder: Path, name: str, newest: Path, write: bool) -> Pair:
-    script, paired = halves(folder, name)
-    for half in (script, paired):
-        if half.is_file():
-            try:
-                _read(half)
-            except ValueError as error:
-                other = next(each for each in (paired, script) if each != half)
-                good = other if other.is_file() else half
-                return Pair(good, conflict=f"{half} is damaged ({error}), and stays as it is: mend it or move it away")
-    if not (script.is_file() and paired.is_file()):
+    read: list[_Half] = []
+    for path in (each for each in halves(folder, name) if each.is_file()):
+        try:
+            read.append(_read(path))
+        except ValueError as error:
+            good = next((each for each in halves(folder, name) if each != path and each.is_file()), path)
+            return Pair(good, conflict=f"{path} is damaged ({error}), and stays as it is: mend it or move it away")
+    if len(read) < 2:
         if write:
             complete(folder, name)
         return Pair(newest)
-    a, b = _read(script), _read(paired)
-    if a.digest != b.digest:
-        base = record(folder)["pairs"].get(name, {}).get("cells") or _course_digest(name)
-        changed = [each for each in (a, b) if each.digest != base]
-        if len(changed) != 1:
-            return Pair(newest, conflict=_conflict(a, b, newest, base is None))
-        source, target = (a, b) if changed == [a] else (b, a)
-        if not _checks(source.cells, name):
-            lost = f"{source.path} has no puzzle left in it, and is not carried over to {target.path.name}"
-            return Pair(source.path, conflict=lost)
-        if not write:
-            return Pair(source.path, apart=True)
-        _follow(source, target)
-        _remember(folder, name, source.digest)
-        return Pair(source.path)
-    if write:
-        _remember(folder, name, a.digest)
-    return Pair(newest)
+    a, b = read
+    if a.digest == b.digest:
+        if write:
+            _remember(folder, name, a.digest)
+        return Pair(newest)
+    known = record(folder)["pairs"].get(name)
+    base = known.get("cells") if isinstance(known, dict) else None
+    changed = [each for each in read if each.digest != (base or _course_digest(name))]
+    if len(changed) != 1:
+        return Pair(newest, conflict=_conflict(a, b, newest, unknown=base is None))
+    source, target = (a, b) if changed == [a] else (b, a)
+    if not _checks(source.cells, name):
+        lost = f"{source.path} has no puzzle left in it, and is not carried over to {target.path.name}"
+        return Pair(source.path, conflict=lost)
+    if not write:
+        return Pair(source.path, apart=True)
+    _follow(source, target)
+    _remember(folder, name, source.digest)
+    return Pair(source.path)
 
 
 def _conflict(a: _Half, b: _Half, newest: Path, unknown: bool) -> str:
