@@ -49,7 +49,7 @@ def start(place):
 
     def spawn(*words: str, columns: int = 100, prompt: str = PROMPT):
         command = ["-m", "pallas_puzzles", "watch", *words]
-        child = pexpect.spawn(sys.executable, command, dimensions=(40, columns), encoding="utf-8", timeout=60)
+        child = pexpect.spawn(sys.executable, command, dimensions=(40, columns), encoding="utf-8", timeout=180)
         started.append(child)
         child.expect(prompt)
         return child
@@ -182,7 +182,7 @@ def test_saves_that_break_the_file(place, start):
     mine.write_text(solved())
     verdict(child, "demo/1 Add one: solved")
     mine.unlink()
-    verdict(child, r"demo\.py is gone")
+    verdict(child, r"demo\.py is\s+gone")
     mine.write_text(WRONG)
     verdict(child, "demo/1 Add one: not yet")
     mine.write_bytes(solved().encode("utf-16"))
@@ -245,7 +245,7 @@ def test_ctrl_c(place, start):
 
 def test_the_terminal_is_given_back(place, start):
     """After a quit, a kill, and a stop with Ctrl-Z, keys are shown again."""
-    shell = pexpect.spawn("/bin/sh", encoding="utf-8", timeout=60, dimensions=(40, 100))
+    shell = pexpect.spawn("/bin/sh", encoding="utf-8", timeout=180, dimensions=(40, 100))
     shell.sendline(f"{sys.executable} -m pallas_puzzles watch; stty -a | tr ';' '\\n'; echo en''d")
     shell.expect(PROMPT)
     shell.send("q")

@@ -251,7 +251,12 @@ def read_cells(path: Path) -> list[Cell]:
     except ValueError as error:  # not UTF-8, or not a notebook
         raise CurriculumError(f"{path} is not a {path.suffix or 'text'} file that can be read: {error}") from None
     _remember(str(path), text)
-    return sections(_percent_cells(text, str(path)))
+    return cells_of(text, str(path))
+
+
+def cells_of(text: str, file: str = "") -> list[Cell]:
+    """The cells of a text in percent format."""
+    return sections(_percent_cells(text, file))
 
 
 def _percent_cells(text: str, file: str) -> Iterator[Cell]:

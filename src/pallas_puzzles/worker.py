@@ -61,6 +61,8 @@ class Worker:
             stderr=self._said,
             text=True,
             encoding="utf-8",
+            # the blocks of a puzzle are small: on a busy machine more threads are slower, by a factor of thirty
+            env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
         )
         threading.Thread(target=self._listen, args=(self._process, self._said), daemon=True).start()
 

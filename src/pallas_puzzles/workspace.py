@@ -233,30 +233,31 @@ def _in_step(folder: Path, name: str) -> pairing.Pair:
 
 def _replaced(script: Path, puzzle: curriculum.Puzzle) -> bytes:
     """The reader's script with one puzzle as the course has it, in the reader's line endings."""
+    import jupytext
+
+    from . import notebooks
+
     content = script.read_bytes()
     ending = "\r\n" if b"\r\n" in content else "\n"
-    mine, course = (_lines(path) for path in (script, puzzle.path))
-    start, end = _span(script, mine, puzzle)
-    first, last = _span(puzzle.path, course, puzzle)
-    fresh = "".join(f"{line}{ending}" for line in [*mine[:start], *course[first:last], *mine[end:]])
+    mine = content.decode("utf-8-sig")
+    course = jupytext.writes(notebooks.for_workspace(puzzle.path), fmt="py:percent")
+    (before, _, after), (_, ours, _) = (_three_parts(script, text, puzzle) for text in (mine, course))
+    fresh = "".join(f"{line}{ending}" for line in [*before, *ours, *after])
     return (b"\xef\xbb\xbf" if content.startswith(b"\xef\xbb\xbf") else b"") + fresh.encode()
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_bytes().decode("utf-8-sig").splitlines()
-
-
-def _span(path: Path, lines: list[str], puzzle: curriculum.Puzzle) -> tuple[int, int]:
-    """The lines of a puzzle in a percent-format file, from the marker of its first cell to that of the next puzzle."""
-    cells = curriculum.read_cells(path)
+def _three_parts(path: Path, text: str, puzzle: curriculum.Puzzle) -> tuple[list[str], list[str], list[str]]:
+    """The lines before a puzzle, of it, from the marker of its first cell, and after it. Raises WorkspaceError."""
+    cells, lines = curriculum.cells_of(text), text.splitlines()
     mine = [n for n, each in enumerate(cells) if each.section == puzzle.number]
     if not mine or mine != list(range(mine[0], mine[-1] + 1)):
         raise WorkspaceError(
             f"{path} does not have Puzzle {puzzle.number} in one piece: "
             f"`puzzles reset {puzzle.notebook}` starts the whole notebook anew"
         )
-    after = cells[mine[-1] + 1].line - 2 if mine[-1] + 1 < len(cells) else len(lines)
-    return cells[mine[0]].line - 2, after
+    start = cells[mine[0]].line - 2
+    end = cells[mine[-1] + 1].line - 2 if mine[-1] + 1 < len(cells) else len(lines)
+    return lines[:start], lines[start:end], lines[end:]
 
 
 def _set_aside(paths: list[Path], *, move: bool) -> list[Path]:
