@@ -377,6 +377,9 @@ def test_lab_opens_the_notebook_with_the_next_puzzle(place, puzzles, monkeypatch
     assert "--LabApp.default_url=/lab/tree/demo.ipynb" in command
     assert command[-4:] == ["--ServerApp.port=8899", "--no-browser", "--ServerApp.token=abc", "-y"]
     assert "added" in out, "the workspace is made when there is none"
+    (place / "workspace" / "demo.py").write_text(solved())
+    puzzles("lab")
+    assert "pass  # YOUR CODE HERE" not in (place / "workspace" / "demo.ipynb").read_text(), "it opens up to date"
     puzzles("lab", "--dir", "other")
     assert f"--ServerApp.root_dir={place / 'other'}" in started[-1]
 

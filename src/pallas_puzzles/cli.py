@@ -406,9 +406,8 @@ def _open_puzzle(puzzle_id: str, any_order: bool) -> curriculum.Puzzle:
 def _readers_file(name: str) -> Path:
     """The reader's file of a notebook, the pair in step; says what there is to say about that on stderr."""
     pair = workspace.synced_file(workspace.find(), name)
-    for each in (pair.conflict, pair.notice):
-        if each:
-            terminal.warn(each)
+    for each in filter(None, (pair.conflict, pair.notice)):
+        terminal.warn(each)
     return pair.current
 
 
@@ -439,6 +438,10 @@ def _workspace_for_lab(folder: Path | None) -> Path:
     books = curriculum.notebooks()
     if not all((folder / f"{book.name}.ipynb").exists() for book in books):
         _init(folder)
+    for book in books:
+        pair = workspace.synced_file(folder, book.name)
+        for each in filter(None, (pair.conflict, pair.notice)):
+            terminal.warn(each)
     return folder.expanduser().resolve()
 
 
