@@ -242,7 +242,8 @@ class Watch:
         if self.note:
             self._line(f"\n{self.note}")
         if verdict["status"] == "unsolved":
-            self._line(f"\nGoal: {self.puzzle.goal}\n{self._place()}")
+            self._line(f"\nGoal: {self.puzzle.goal}")
+            print(self._place())  # as it is, for a terminal that opens what is clicked
         else:
             newly = record(verdict["puzzle"], verdict["passed"], answer["totals"])
             if newly:
