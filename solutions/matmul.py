@@ -39,8 +39,10 @@ def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
 
 
 # Puzzle 4
-def plan_bytes(M, N, K, bm, bn):
-    return 2 * (M * K * (N // bn) + K * N * (M // bm) + M * N)
+def plan_bytes(M, N, K, bm, bn, bk):
+    x_times = 1 if bk == K else N // bn
+    y_times = 1 if bk == K and bn == N else M // bm
+    return 2 * (M * K * x_times + K * N * y_times + M * N)
 
 
 def plan_vmem(bm, bn, bk):
@@ -50,7 +52,7 @@ def plan_vmem(bm, bn, bk):
 def frugal_blocks(M, N, K, vmem_bytes):
     plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
     fitting = [plan for plan in plans if plan_vmem(*plan) <= vmem_bytes]
-    return min(fitting, key=lambda plan: plan_bytes(M, N, K, plan[0], plan[1]))
+    return min(fitting, key=lambda plan: plan_bytes(M, N, K, *plan))
 
 
 # Puzzle 5
@@ -192,7 +194,7 @@ def plan_time(M, N, K, bm, bn, bk, chip):
     steps = (M // bm) * (N // bn) * (K // bk)
     fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
     mxu = 2 * M * N * K / chip.flops_per_s
-    hbm = plan_bytes(M, N, K, bm, bn) / chip.hbm_bytes_per_s
+    hbm = plan_bytes(M, N, K, bm, bn, bk) / chip.hbm_bytes_per_s
     return max(mxu, hbm - fill) + fill + steps * chip.step_s
 
 

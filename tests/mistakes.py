@@ -942,3 +942,83 @@ def one_factor_in_16_bits(a):
 
     slab = rows(16, 96)
     return pl.pallas_call(kernel, grid=(4,), in_specs=[slab], out_specs=slab, out_shape=like(a))(a)
+
+
+# What is refused while the kernel is traced, before there is a grid step to speak of.
+
+
+@mistake(X, want=lambda x: x)
+def program_id_without_a_grid(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * pl.program_id(0)  # <- here
+
+    return pl.pallas_call(kernel, out_shape=like(x))(x)
+
+
+@mistake(X, want=lambda x: np.maximum(x, 0))
+def when_on_an_array(x):
+    def kernel(x_ref, o_ref):
+        @pl.when(x_ref[...] > 0)  # <- here
+        def _():
+            o_ref[...] = x_ref[...]
+
+    return pl.pallas_call(kernel, out_shape=like(x))(x)
+
+
+@mistake(X, want=lambda x: x[::-1])
+def slice_that_runs_backwards(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[::-1]  # <- here
+
+    return pl.pallas_call(kernel, out_shape=like(x))(x)
+
+
+ORDER = jnp.array([2, 0, 3, 1])
+
+
+@mistake(X, want=lambda x: x.reshape(4, 8, 384)[[2, 0, 3, 1]].reshape(32, 384))
+def index_map_that_captures_an_array(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    def x_map(i):  # <- here
+        return (ORDER[i], 0)
+
+    return pl.pallas_call(
+        kernel, grid=(4,), in_specs=[pl.BlockSpec((8, 384), x_map)], out_specs=rows(8, 384), out_shape=like(x)
+    )(x)
+
+
+@mistake(X, want=np.ones_like)
+def gradient_without_custom_vjp(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    return jax.grad(lambda x: pl.pallas_call(kernel, out_shape=like(x))(x).sum())(x)  # <- here
+
+
+@mistake(X, want=lambda x: x)
+def signal_to_a_copy_semaphore(x):
+    def kernel(x_ref, o_ref, sem):
+        o_ref[...] = x_ref[...]
+        pl.semaphore_signal(sem)  # <- here
+
+    return pl.pallas_call(kernel, out_shape=like(x), scratch_shapes=[pltpu.SemaphoreType.DMA])(x)
+
+
+@mistake(X, want=lambda x: x)
+def one_block_spec_too_many(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    return pl.pallas_call(
+        kernel, grid=(4,), in_specs=[rows(8, 384)] * 2, out_specs=rows(8, 384), out_shape=like(x)
+    )(x)  # fmt: skip
+
+
+@mistake(A, B, want=np.matmul)
+def factors_that_do_not_fit(a, b):
+    def kernel(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(b_ref[...], a_ref[...])  # <- here
+
+    return pl.pallas_call(kernel, out_shape=like(a, (64, 256)))(a, b)

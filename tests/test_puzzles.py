@@ -172,7 +172,7 @@ def test_the_solution_runs_compiled(puzzle: Puzzle, monkeypatch: pytest.MonkeyPa
         args = draw(case.inputs, np.random.default_rng(0))
         outputs = jax.tree.map(np.asarray, fn(*map(jnp.asarray, args), **case.blocks))
         with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-            want = jax.tree.map(np.asarray, spec(*map(jnp.asarray, args)))
+            want = jax.tree.map(np.asarray, judge.told(spec, case.blocks)(*map(jnp.asarray, args)))
         findings = diagnose(Run([], outputs, [], [], []), want).findings
         assert not findings, findings[0].cause
 

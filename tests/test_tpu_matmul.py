@@ -41,7 +41,8 @@ def test_no_more_bundles_than_jax(tpu):
     assert ours.mean_step <= theirs.mean_step
 
 
-# On a v6e no tiles of 4096 x 4096 x 4096 reach 10%: fill and steps alone are more (see the last puzzle).
+# The schedule alone is within 10% of the roofline on both. The estimate adds the fill and 0.25 us a step, and on a v6e
+# those alone are 10% of 4096 x 4096 x 4096, for any tiles (see the last puzzle).
 @pytest.mark.parametrize(("tpu", "size", "within"), [("v5e", 4096, 1.04), ("v6e", 4096, 1.12), ("v6e", 8192, 1.07)])
 def test_the_picked_tiles_are_near_the_roofline(tpu, size, within):
     fn, chip = solution("matmul/12"), CHIPS[tpu]
@@ -50,6 +51,7 @@ def test_the_picked_tiles_are_near_the_roofline(tpu, size, within):
     assert figures.hbm_bytes_per_s == chip.hbm_bytes_per_s
     roofline = max(2 * size**3 / chip.flops_per_s(), 3 * 2 * size**2 / chip.hbm_bytes_per_s)
     kernel = only_kernel(fn, size, tpu, chip=figures, vmem_limit_bytes=96 << 20)
+    assert max(kernel.times["MXU"], kernel.times["bundles"]) <= 1.05 * roofline
     assert roofline <= kernel.time_s <= within * roofline
     blocks = fn.__globals__["pick_blocks"](size, size, size, figures)
     model = fn.__globals__["plan_time"](size, size, size, *blocks, figures)

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import dis
+import functools
 import inspect
 import secrets
 import sys
@@ -76,7 +77,8 @@ def check(
     """Judges an answer and says why. Displays the verdict and records it as progress.
 
     puzzle: its name, "basics/9". fn: the reader's function, arrays -> arrays, block sizes as keyword arguments.
-    spec: what fn should compute, arrays -> arrays in plain jnp. inputs: Inputs such as normal((24, 512)), or arrays.
+    spec: what fn should compute, arrays -> arrays in plain jnp; a keyword argument that it shares with fn (causal,
+    after the *) is given to both. inputs: Inputs such as normal((24, 512)), or arrays.
     variants: more inputs and block sizes that fn must get right. budget: what it may cost on `inputs`.
     tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance). rms_tol: the same
     for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
@@ -296,7 +298,8 @@ def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], help
             continue
         about_grid = finding.maps or finding.kind.startswith("grid")
         grids = [code for name, code in holes.items() if name.endswith("grid") and about_grid]
-        code = (grids or list(holes.values()))[-1 if finding.kind == "budget" else 0]
+        kernels = [code for name, code in holes.items() if name.endswith("kernel") and finding.operand == "flops"]
+        code = (grids or kernels or list(holes.values()))[-1 if finding.kind == "budget" else 0]
         mine = [m for m in finding.maps if own(m)]
         finding.line = mine[0] if mine and not grids else source_line(code.co_filename, code.co_firstlineno)
 
@@ -332,7 +335,8 @@ def _judge(
             draw_seed = seed if seed is not None else i if i == 0 else secrets.randbits(32)
             args = draw(case.inputs, np.random.default_rng(draw_seed))
             first = number == 0 and i == 0
-            verdict = judge.run_case(args, _expected(spec, args), case, first=first)
+            want = _expected(told(spec, case.blocks), args)
+            verdict = judge.run_case(args, want, case, first=first)
             if verdict is not None:
                 if not first:
                     verdict.notes.append(_which(args, case, number, draw_seed))
@@ -340,7 +344,7 @@ def _judge(
             if i == 0 and (number == 0 or thorough):
                 to_confirm.append((args, case.blocks))
     for args, blocks in to_confirm:
-        verdict = judge.confirm(args, blocks, _expected_by_jax(spec, args))
+        verdict = judge.confirm(args, blocks, _expected_by_jax(told(spec, blocks), args))
         if verdict is not None:
             return verdict
     return judge.passed()
@@ -495,6 +499,13 @@ _DISAGREE = (
 )
 
 
+def told(spec: Callable[..., Any], blocks: Mapping[str, Any]) -> Callable[..., Any]:
+    """The spec with those keyword arguments of a case that it has, too: they change the result, not only the blocks."""
+    parameters = inspect.signature(spec).parameters.values()
+    named = {p.name: blocks[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in blocks}
+    return functools.partial(spec, **named) if named else spec
+
+
 def _expected(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
     from .lens.capture import capture
@@ -551,13 +562,6 @@ def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fi
             "grid_steps",
             f"it takes {steps} grid steps; the budget is {budget.grid_steps}. Do more per step, or skip steps.",
         )
-    flops = sum(c.flops for c in costs)
-    if budget.flops is not None and flops > budget.flops:
-        text = (
-            f"it takes {flops:,} FLOPs; the budget is {budget.flops:,}. Some of its arithmetic is not needed, or is "
-            "repeated at steps whose result is thrown away."
-        )
-        over("flops", text)
     for trace in run.traces if budget.serial_steps is not None else ():
         serial, apart = serial_steps(trace)
         if serial > (budget.serial_steps or 0):
@@ -588,6 +592,13 @@ def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fi
                     operand=name,
                 )
                 findings.append(found)
+    flops = sum(c.flops for c in costs)
+    if budget.flops is not None and flops > budget.flops:
+        text = (
+            f"it takes {flops:,} FLOPs; the budget is {budget.flops:,}. Some of its arithmetic is not needed, or is "
+            "repeated at steps whose result is thrown away."
+        )
+        over("flops", text)
     return findings
 
 

@@ -357,6 +357,14 @@ def holds_primitive(jaxpr: Any, name: str) -> bool:
     return any(e.primitive.name == name or any(holds_primitive(s, name) for s in subprograms(e)) for e in jaxpr.eqns)
 
 
+EXPONENTIALS = frozenset({"exp", "exp2"})
+
+
+def holds_exponential(jaxpr: Any) -> bool:
+    """True when exp, to whichever base, is taken anywhere inside `jaxpr`."""
+    return any(holds_primitive(jaxpr, name) for name in EXPONENTIALS)
+
+
 def filled_with(eqn: Any, made: dict[Any, Any]) -> float | None:
     """The number that a jnp.where puts where its mask says so; None for other equations. made: value -> equation."""
     if eqn.primitive.name == "select_n" or eqn.params.get("name") == "_where":

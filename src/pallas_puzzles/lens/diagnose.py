@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 
 from .capture import (
+    EXPONENTIALS,
     Call,
     Operand,
     Outside,
     SourceLine,
     filled_with,
+    holds_exponential,
     holds_primitive,
     line_of,
     subprograms,
     where_defined,
     with_ref_names,
 )
-from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, listed, spans
+from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, listed, run_call, spans
 from .ops import is_floating, np_dtype
 
 Block = tuple[int, ...]
@@ -98,13 +100,13 @@ _ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
     "garbage unwritten stale reset overwritten repeated partly-stored sometimes-stored carry padding input-store "
     "max-fill max-start "
-    "no-rescale overflow exp-positive born exchanged rebound local-position "
+    "no-rescale overflow exp-positive born exchanged rebound local-position mask "
     "moved unread unused transposed permuted flipped precision rounding offset scaled row-offset row-scaled row-term "
     "row-missing wrong-axis reciprocal nan zeros values"
 ).split()
 _VALUES = frozenset(
     "moved unread unused transposed permuted flipped precision rounding offset scaled row-offset row-scaled row-term "
-    "row-missing wrong-axis reciprocal nan zeros values local-position".split()
+    "row-missing wrong-axis reciprocal nan zeros values local-position mask".split()
 )
 _ROOTS = frozenset(
     "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten repeated "
@@ -244,11 +246,13 @@ def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
-    """Several operands out of bounds at the same step have one cause: one finding, and the others by name."""
+    """Operands out of bounds, or buffers not set, at the same step have one cause: one finding, the others by name."""
     first: dict[Any, Finding] = {}
     kept = []
     for f in findings:
-        key = (f.kind, f.step, f.block and len(f.block)) if f.kind == "map-bounds" else id(f)
+        key: Any = (f.kind, f.step, f.block and len(f.block)) if f.kind == "map-bounds" else id(f)
+        if f.kind == "carry":
+            key = (f.kind, f.step, f.cause.replace(f.operand or "", ""))
         if key in first:
             first[key].evidence.append(f"the same happens with {f.operand}")
         else:
@@ -291,8 +295,11 @@ def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Fin
     for incident in trace.incidents:
         groups.setdefault((incident.kind, incident.ref, id(incident.eqn)), []).append(incident)
     seen: set[tuple[str, str]] = set()
-    for (kind, ref, _), group in groups.items():
-        if kind not in FATAL and not wrong:
+    harmless = _harmless_padding(trace, {ref for kind, ref, _ in groups if kind == "padding"}) if wrong else set()
+    # what is NaN comes of a NaN: an inf may well be meant
+    in_order = sorted(groups.items(), key=lambda item: item[0][0] == "born" and "NaN" not in item[1][0].detail["what"])
+    for (kind, ref, _), group in in_order:
+        if (kind not in FATAL and not wrong) or (kind == "padding" and ref in harmless):
             continue
         if (kind, ref) in seen or kind not in _EXPLAIN:
             continue
@@ -311,6 +318,22 @@ def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Fin
             line = first.line or _map_line(trace, ref, kind)
             maps = _index_maps(trace) if line is None or kind in ("map-bounds", "revisit") else []
             yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block, maps)
+
+
+def _harmless_padding(trace: Trace, refs: set[str]) -> set[str]:
+    """Which of these Refs' padding has no say in the result: with zeros in its place, the same comes out."""
+
+    def matters(clean: set[str]) -> bool:
+        again = run_call(trace.call, detail=False, clean=frozenset(clean)).outputs
+        return not all(
+            np.array_equal(a, b, equal_nan=is_floating(a.dtype)) for a, b in zip(again, outputs, strict=True)
+        )
+
+    outputs = trace.outputs
+    if not refs or not matters(refs):
+        return refs
+    guilty = {ref for ref in refs if matters({ref})} if len(refs) > 1 else refs
+    return refs - guilty if guilty else set()
 
 
 def _grows_here(trace: Trace, i: Incident) -> bool:
@@ -586,7 +609,8 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
     )
 
 
-_REACHED = {"reduce_max": "a maximum", "reduce_sum": "a sum", "exp": "exp", "dot_general": "a matrix product"}
+_REACHED = {"reduce_max": "a maximum", "reduce_sum": "a sum", "dot_general": "a matrix product"}
+_REACHED |= {name: name for name in EXPONENTIALS}
 _ORDERED = frozenset("lt le gt ge".split())
 
 
@@ -611,7 +635,7 @@ def _way_past_the_mask(trace: Trace, i: Incident) -> str:
                     return _MASK_BY_ARITHMETIC.format(word, line_of(e))
             else:
                 raw.append((jaxpr, e))
-    return _unmasked_use(trace, raw, chosen)
+    return _unmasked_use(trace, i, raw, chosen)
 
 
 _MASK_BY_ARITHMETIC = (
@@ -620,7 +644,21 @@ _MASK_BY_ARITHMETIC = (
 )
 
 
-def _unmasked_use(trace: Trace, raw: list[tuple[Any, Any]], chosen: list[tuple[Any, Any]]) -> str:
+def _summed_in_product(trace: Trace, i: Incident, eqn: Any) -> bool | None:
+    """Whether a matrix product of a Ref sums over the dimension that hangs over the edge; None: no such product."""
+    k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
+    o, block = trace.call.operands[k], trace.blocks[k][i.step]
+    kept = [d for d, dim in enumerate(o.dims) if dim.kind != "squeezed"]
+    over = {n for n, d in enumerate(kept) if (block[d] + 1) * o.block[d] > o.shape[d]}
+    if eqn.primitive.name != "dot_general" or len(kept) != len(o.ref_shape):
+        return None
+    for v, dims in zip(eqn.invars, eqn.params["dimension_numbers"][0], strict=True):
+        if getattr(v.aval, "shape", None) == o.ref_shape and over & set(dims):
+            return True
+    return False
+
+
+def _unmasked_use(trace: Trace, i: Incident, raw: list[tuple[Any, Any]], chosen: list[tuple[Any, Any]]) -> str:
     """What to say of padding by the equations that use it as it is, and those that choose by position."""
     maximum = holds_primitive(trace.call.kernel, "reduce_max")
     fill = "-inf" if maximum else "0"
@@ -630,6 +668,18 @@ def _unmasked_use(trace: Trace, raw: list[tuple[Any, Any]], chosen: list[tuple[A
             return (
                 f"a mask is there ({line_of(chosen[0][1])}), but what goes into {what} ({line_of(eqn)}) is what was "
                 "read, without it: go on with what jnp.where returns, and with nothing else."
+            )
+        summed = _summed_in_product(trace, i, eqn)
+        if summed:
+            return (
+                f"it goes into the sum of a matrix product ({line_of(eqn)}), and 0 times NaN is NaN: that the other "
+                "factor is 0 there does not keep it out. Replace it by 0 first, with jnp.where(position < size, x, 0)."
+            )
+        if what and maximum and summed is False:
+            return (
+                f"a matrix product ({line_of(eqn)}) makes whole rows or columns of garbage of it, and no mask by "
+                "position stands between them and the maximum: replace them, with jnp.where(position < size, product, "
+                "-inf)."
             )
         if what and maximum:
             return (
@@ -706,9 +756,16 @@ def _explain_exp_positive(trace: Trace, i: Incident) -> str:
 def _explain_born(trace: Trace, i: Incident) -> str:
     what = i.detail["what"]
     head = f"{at(trace, i.step)}: {what}, in {i.count} of {i.total} elements; the operands were not NaN yet. "
-    if "0 / 0" in what and holds_primitive(trace.call.kernel, "exp"):
-        return head + "All the exponentials of these rows vanished: subtract each row's own maximum before exp."
-    if "log(0)" in what and holds_primitive(trace.call.kernel, "exp"):
+    if "0 / 0" in what and holds_exponential(trace.call.kernel):
+        masked = " Or all that these rows see is masked: then divide by jnp.where(sum == 0, 1, sum)."
+        vanished = "All the exponentials of these rows vanished: subtract each row's own maximum before exp."
+        return head + vanished + (masked if holds_primitive(trace.call.kernel, "iota") else "")
+    if "inf - inf" in what and holds_primitive(trace.call.kernel, "reduce_max"):
+        return head + (
+            "Of a row of which all is masked so far the maximum is -inf, too, and -inf - (-inf) is NaN: keep what is "
+            "subtracted finite. A running maximum may start from the most negative finite number as well."
+        )
+    if "log(0)" in what and holds_exponential(trace.call.kernel):
         return head + "An exponential vanished before its log was taken: log(exp(a) / b) is a - log(b)."
     started = _infinite_start(trace, i) if "times infinity" in what else ""
     return head + (started or "Follow what comes out of it.")
@@ -835,7 +892,7 @@ def _labels(jaxpr: Any, names: dict[Any, str]) -> dict[Any, frozenset[Any]]:
             found = frozenset({("load", names[e.invars[0]], n)})
         elif e.primitive.name == "max":
             found = frozenset(("new", label[1]) if label[0] == "load" else label for label in found)
-        elif e.primitive.name == "exp" or any(holds_primitive(inner, "exp") for inner in subprograms(e)):
+        elif e.primitive.name in EXPONENTIALS or any(holds_exponential(inner) for inner in subprograms(e)):
             found |= {("exp", label[1]) for label in found}
         labels.update((v, found) for v in e.outvars)
     return labels
@@ -942,7 +999,7 @@ class _Blocks:
         status = {t: self._status(t) for t in self.tiles}
         wrong = {t: s for t, s in status.items() if s != ("ok",)}
         findings = list(self._missing(wrong)) + list(self._lost()) + list(self._never_read())
-        findings += list(self._pattern(wrong))
+        findings += list(self._mask()) or list(self._pattern(wrong))
         for finding in findings:
             finding.operand = finding.operand or self.o.name
         texts = {t: _STATUS_WORDS.get(s[0], s[0]) for t, s in status.items()}
@@ -966,7 +1023,8 @@ class _Blocks:
         return Diagnosis([finding], self.o, texts, self._summary(len(wrong)), steps)
 
     def _summary(self, wrong: int) -> str:
-        error = np.abs(self.got.astype(np.float64) - self.want.astype(np.float64))[self.bad]
+        with np.errstate(invalid="ignore"):
+            error = np.abs(self.got.astype(np.float64) - self.want.astype(np.float64))[self.bad]
         error = error[np.isfinite(error)]
         size = f"largest error {error.max():.3g}" if error.size else "no finite value among them"
         n = int(self.bad.sum())
@@ -975,6 +1033,83 @@ class _Blocks:
             f"{self.o.name}: {wrong} of {len(self.tiles)} blocks wrong ({n} of {self.bad.size} elements, {size}; "
             f"{sample})"
         )
+
+    # -- an expected result with -inf in it: a mask
+
+    def _mask(self) -> Iterator[Finding]:
+        """Every wrong element is -inf where it should not be, or is not where it should."""
+        hidden, wanted = np.isneginf(self.got), np.isneginf(self.want)
+        state = self.trace.state[self.j][self.bad]
+        if (hidden == wanted)[self.bad].any() or np.isin(state, (NOT_VISITED, NOT_STORED, STALE)).any():
+            return
+        extra, lost = wanted & ~hidden, hidden & ~wanted  # to be hidden and is not; hidden and should not be
+        name, values = self.o.name, np.unique(self.got[extra])
+        first = tuple(int(n) for n in np.argwhere(self.bad)[0])
+        if len(values) == 1 and not hidden.any():
+            cause = (
+                f"the mask of {name} has put {values[0]:g} where -inf is expected ({extra.sum()} elements): after a "
+                "maximum and exp that is a score like any other. Fill with -inf: exp(-inf) is 0."
+            )
+        elif not hidden.any():
+            cause = f"nothing in {name} is masked: {extra.sum()} elements should be -inf, {list(first)} is the first."
+            if holds_primitive(self.trace.call.kernel, "iota"):
+                cause += " Positions are compared: do they count from the start of the array, or of the block?"
+        elif self.bad.sum() > 0.5 * self.bad.size and lost.any() and extra.any():
+            cause = (
+                f"the mask of {name} is the wrong way round: most of what should be -inf is not, and most of what "
+                "should not be, is. Turn the comparison around."
+            )
+        else:
+            cause = self._mask_moved(~hidden, ~wanted) or (
+                f"the mask of {name} is wrong: {lost.sum()} elements are -inf and should not be, {extra.sum()} are not "
+                f"and should be; {list(first)} is the first."
+            )
+        block = next(t for t in self.tiles if self.cut(self.bad, t).any())
+        yield self._finding("mask", cause, block, [*self._repeated_mask(hidden)] if "block" not in cause else [])
+
+    def _mask_moved(self, seen: np.ndarray, wanted: np.ndarray) -> str:
+        """What to say when each row should see its first n columns: one too few, a constant too many, local ones."""
+        repeated = "".join(self._repeated_mask(~seen))
+        if repeated:
+            return repeated
+        size, columns = seen.shape[-1], np.arange(seen.shape[-1])
+        got, want = seen.sum(axis=-1), wanted.sum(axis=-1)
+        if any((array != (columns < array.sum(axis=-1, keepdims=True))).any() for array in (seen, wanted)):
+            return ""
+        inner = (got > 0) & (got < size) & (want > 0) & (want < size)
+        off = np.unique((got - want)[inner])
+        if len(off) != 1:
+            return ""
+        row = tuple(int(n) for n in np.argwhere(inner)[0])
+        each = f"row {list(row)} of {self.o.name} has {got[row]} elements that are not -inf, expected {want[row]}"
+        if abs(int(off[0])) == 1:
+            many = "many" if off[0] > 0 else "few"
+            return (
+                f"the mask is off by one position: {each}, and every other row one too {many}, too. Look at the "
+                "comparison: < or <=, and on which side."
+            )
+        return (
+            f"the mask is off by {abs(int(off[0]))} positions: {each}, and so on in every row. The positions of rows "
+            "or columns start from the wrong number."
+        )
+
+    def _repeated_mask(self, hidden: np.ndarray) -> Iterator[str]:
+        """Every block along a dimension has the same mask, and should not."""
+        for axis in range(len(self.count) - 2, len(self.count)):
+            alike: dict[Block, list[np.ndarray]] = {}
+            right: dict[Block, list[np.ndarray]] = {}
+            for t in self.tiles:
+                if self.cut(hidden, t).shape == self.o.block:
+                    alike.setdefault((*t[:axis], *t[axis + 1 :]), []).append(self.cut(hidden, t))
+                    right.setdefault((*t[:axis], *t[axis + 1 :]), []).append(self.cut(np.isneginf(self.want), t))
+            same = all(np.array_equal(a, group[0]) for group in alike.values() for a in group)
+            differ = any(not np.array_equal(a, group[0]) for group in right.values() for a in group)
+            if same and differ and any(group[0].any() and not group[0].all() for group in alike.values()):
+                yield (
+                    f"the mask is the same in every block of {self.o.name} along dimension {axis}: positions are "
+                    "counted from the start of the block. Add the number of the block times its size."
+                )
+                return
 
     # -- what kind of wrong is one block
 
@@ -1135,7 +1270,14 @@ class _Blocks:
         visited = self.trace.visits[self.j]
         extent = [max((t[d] for t in visited), default=-1) + 1 for d in range(len(o.shape))]
         short = [d for d in range(len(o.shape)) if extent[d] < self.count[d] and self._axis_of(d) is not None]
-        if self.trace.n < count or (short and all(any(t[d] >= extent[d] for d in short) for t in tiles)):
+        if not self.trace.n:
+            axes = [d for d, length in enumerate(call.grid) if length == 0]
+            cause += (
+                f"Grid axis {axes[0]} has no steps at all: a block that is longer than its array divides it 0 times."
+                if axes
+                else ""
+            )
+        elif self.trace.n < count or (short and all(any(t[d] >= extent[d] for d in short) for t in tiles)):
             axes = [d for d in range(len(o.shape)) if max(t[d] for t in tiles) + 1 == self.count[d]]
             d = (short or axes or [0])[0]
             cause += (
@@ -1461,6 +1603,9 @@ class _Blocks:
         return Finding(kind, cause, list(evidence), line, step, index, self.o.name, tile, size=self.want.size)
 
     def _moved(self, moved: dict[Block, Block]) -> Finding:
+        left_over = self._left_over(moved)
+        if left_over:
+            return left_over
         tile, source = next(iter(moved.items()))
         rule = _permutation(moved, self.count)
         example = f"block {tile} of {self.o.name} holds what belongs in block {source}"
@@ -1472,6 +1617,21 @@ class _Blocks:
         more = [f"block {t} holds what belongs in block {s}" for t, s in list(moved.items())[1:4]]
         line = self._suspect_map()
         return Finding("moved", cause, more, line, step, self.trace.steps[step], self.o.name, tile)
+
+    def _left_over(self, moved: dict[Block, Block]) -> Finding | None:
+        """A block that holds the result of an earlier one, because the scratch it is stored from still did."""
+        blocks = self.trace.blocks[self.k]
+        for i in self.trace.incidents:
+            if i.kind != "carry" or moved.get(blocks[i.step]) != blocks[i.detail["left_at"]]:
+                continue
+            cause = (
+                f"{at(self.trace, i.step)}: block {blocks[i.step]} of {self.o.name} is stored from {i.ref} as step "
+                f"{i.detail['left_at']} left it, with the result of block {blocks[i.detail['left_at']]}. Scratch keeps "
+                f"its contents from step to step. Also where nothing is added, set {i.ref} to its starting value "
+                f"{_first_step_test(self.trace, i.ref)}."
+            )
+            return Finding("carry", cause, [], i.line, i.step, i.at, i.ref, blocks[i.step])
+        return None
 
     def _suspect_map(self) -> SourceLine | None:
         """The index map that most likely errs. Where an input and the output disagree: the one that is not plainly the
@@ -1623,7 +1783,17 @@ class _Blocks:
         """Where a factor comes from, when it is one that everybody meets."""
         if abs(factor + 1) < 1e-6:
             return " A sign is wrong."
+        if min(abs(factor - math.log2(math.e)), abs(factor - math.log(2))) < 1e-4:
+            return (
+                f" It is {'log2(e)' if factor > 1 else 'log(2)'}: exp2 and log2 count in base 2, exp and log in base e."
+            )
         for n in sorted({n for o in self.trace.call.ins for n in o.shape if n > 7}):
+            for power, words in ((0.5, f"the square root of {n}"), (-0.5, f"one over the square root of {n}")):
+                if abs(factor / n**power - 1) < 1e-3:
+                    wherefrom = next(o for o in self.trace.call.ins if n in o.shape)
+                    return (
+                        f" It is {words}, dimension {wherefrom.shape.index(n)} of {wherefrom.name}: look at the scale."
+                    )
             for power, words in ((0.5, "the square root of "), (1.0, "")):
                 for exponent in (power, -power):
                     if abs(factor / ((n - 1) / n) ** exponent - 1) < 2e-5 and abs(factor - 1) > 1e-4:
@@ -1644,7 +1814,7 @@ class _Blocks:
             *self._uneven(events, steps),
             *self._read_every_step(events, steps),
         ]
-        clues += [*self._local_positions(), *self._down_the_columns()]
+        clues += [*self._divided_again(events), *self._local_positions(), *self._down_the_columns()]
         measured = holds_primitive(self.trace.call.kernel, "reduce_max")  # against a maximum: exponentials do add up
         if self.trace.flops and not measured and all(self.trace.transcendentals[s] for s in steps):
             clues.append(
@@ -1652,6 +1822,8 @@ class _Blocks:
                 "linear has "
                 "to wait for the last step."
             )
+        if not clues and holds_primitive(self.trace.call.kernel, "exp2"):
+            clues.append("It takes exp2: exp(x) is exp2(x * log2(e)). Has all that goes into it been scaled by that?")
         return clues or list(self._left_unread(events))
 
     def _overhanging(self, tiles: dict[Block, Any]) -> Iterator[str]:
@@ -1709,6 +1881,27 @@ class _Blocks:
                     f"({spans(sorted(adding))}): "
                     "every step has its share in the sum."
                 )
+
+    def _divided_again(self, events: list[Event]) -> Iterator[str]:
+        """A sum that is carried on from step to step, and divided in each of them."""
+        for jaxpr, names in with_ref_names(self.trace.call):
+            made = _producers(jaxpr)
+            for store in (e for e in jaxpr.eqns if e.primitive.name == "swap"):
+                name = names[store.invars[0]]
+                steps = {e.step for e in events if e.op == "store" and e.ref == name and e.eqn is store}
+                division = _made_by(made, store.invars[1], _SAME_VALUE)
+                if len(steps) < 2 or division is None or division.primitive.name != "div":
+                    continue
+                above = _made_by(made, division.invars[0], _SAME_VALUE)
+                if above is not None and (
+                    above.primitive.name == "add" or (above.primitive.name == "get" and names[above.invars[0]] == name)
+                ):
+                    yield (
+                        f"{name} is divided at every step ({line_of(division)}, steps {spans(sorted(steps))}), and "
+                        "the quotient is added to and divided again: keep the plain sum, and divide it once, on the "
+                        "last step."
+                    )
+                    return
 
     def _seen_before(self, step: int, others: Iterable[int]) -> bool:
         """Whether a step gets the same blocks of all inputs as one of the others: a second look at the same data."""
@@ -1771,7 +1964,8 @@ class _Blocks:
         """Scratch whose last value nobody reads."""
         for s in self.trace.call.scratch:
             mine = [e for e in events if e.ref == s.name]
-            if mine and mine[-1].op == "store":
+            measured = any(e.op == "load" for e in mine) and holds_exponential(self.trace.call.kernel)
+            if mine and mine[-1].op == "store" and not measured:
                 line = mine[-1].line
                 yield f"What {s.name} holds in the end is never read ({line} stores it): is it part of the result?"
 
@@ -1870,7 +2064,7 @@ def _filled_exponentials(jaxpr: Any) -> Iterator[tuple[Any, float]]:
     """Exponentials of values where a mask has put a finite number, and that number."""
     made = _producers(jaxpr)
     for e in jaxpr.eqns:
-        if e.primitive.name != "exp":
+        if e.primitive.name not in EXPONENTIALS:
             continue
         shifted = made.get(e.invars[0])
         if shifted is not None and shifted.primitive.name == "sub" and not hasattr(shifted.invars[0], "val"):

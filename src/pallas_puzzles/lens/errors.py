@@ -28,11 +28,36 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Custom VJP bwd rule", "vjp-backward",
      "the backward function of a custom_vjp returns a tuple with one gradient for each input, of its input's shape; "
      "with one input: return (dx,)"),
+    (r"Index map function.*must not capture constants", "map-constants",
+     "an index map uses an array from outside. Python numbers may be used there; an array of indices is prefetched "
+     "(pltpu.PrefetchScalarGridSpec), and index maps get it as a Ref behind the grid indices"),
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
      "lax.broadcasted_iota"),
     (r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)", "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...]"),
+    (r"Axis \d+ is out of bounds for grid", "grid-axis",
+     "pl.program_id or pl.num_programs is asked for an axis that the grid does not have: axes count from 0, and a "
+     "pallas_call without grid= has none"),
+    (r"Pred must be a scalar", "when-array",
+     "pl.when asks for one yes or no, and this condition is an array: jnp.where(condition, a, b) chooses element by "
+     "element"),
+    (r"slice must have a step >= 1", "slice-step",
+     "a slice of a Ref runs forwards, with a step of 1 or more: the order of whole blocks is chosen by the index map"),
+    (r"Linearization failed to produce known values", "no-gradient",
+     "JAX does not know the derivative of a pallas_call: wrap the function in jax.custom_vjp, and give it a forward "
+     "and a backward function"),
+    (r"Must signal semaphores of the following types", "semaphore-kind",
+     "a semaphore of SemaphoreType.DMA is signalled by a copy and by nothing else: for pl.semaphore_signal allocate "
+     "pltpu.SemaphoreType.REGULAR"),
+    (r"Pytree for `in_specs` and `inputs`", "specs-count",
+     "the call is given another number of arrays than there are in_specs: one BlockSpec for each array, in the same "
+     "order (what is prefetched has none)"),
+    (r"Pytree for `out_specs` and `out_shape`", "specs-count",
+     "there are as many out_specs as entries of out_shape, in the same order: one of each per result"),
+    (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
+     "the two factors of a product do not fit: the dimensions that are summed over differ in length. jnp.dot sums over "
+     "the last of the first factor and the first of the second; jax.lax.dot_general lets you choose"),
     (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
      "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
     (r"TracerIntegerConversionError", "python-index",

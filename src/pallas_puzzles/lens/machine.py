@@ -16,6 +16,7 @@ import jax.extend.core as jec
 import numpy as np
 
 from .capture import (
+    EXPONENTIALS,
     Call,
     Operand,
     Outside,
@@ -268,7 +269,7 @@ def _selected_once(jaxpr: Any, v: Any) -> bool:
     return _selected_once(inner, inner.invars[next(n for n, u in enumerate(user.invars) if u is v)])
 
 
-_WATCHED = frozenset(["exp", "max", "reduce_max", "div", "log", "sub", "mul"])
+_WATCHED = frozenset([*EXPONENTIALS, "max", "reduce_max", "div", "log", "sub", "mul"])
 
 
 def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, int]:
@@ -359,7 +360,7 @@ class _Machine:
             self._watch_maximum(eqn, values)
         elif name == "reduce_max":
             self._watch_filled(eqn, np.asarray(values[0]), out)
-        elif name == "exp":
+        elif name in EXPONENTIALS:
             largest = float(np.max(np.asarray(values[0]), initial=-np.inf))
             if np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
                 self.incident("overflow", "", eqn, largest=largest, maxima=self.takes_maximum)
@@ -822,15 +823,23 @@ def _region(o: Operand, start: tuple[int, ...]) -> tuple[tuple[slice, ...], tupl
     return tuple(full), tuple(local), inside
 
 
-def run_call(call: Call, *, detail: bool = True, plan_only: bool = False, max_steps: int = MAX_STEPS) -> Trace:
-    """Runs one captured call. `plan_only`: just which block is where at each step. Raises Beyond."""
+def run_call(
+    call: Call,
+    *,
+    detail: bool = True,
+    plan_only: bool = False,
+    max_steps: int = MAX_STEPS,
+    clean: frozenset[str] = frozenset(),
+) -> Trace:
+    """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step. `clean`: operands
+    whose padding beyond the edge of the array holds zeros instead of garbage."""
     try:
-        return _run_call(call, detail, plan_only, max_steps)
+        return _run_call(call, detail, plan_only, max_steps, clean)
     except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
         raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
 
 
-def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
+def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int, clean: frozenset[str]) -> Trace:
     steps = math.prod(call.grid)
     if steps > max_steps:
         raise Beyond(f"{call.name} has {steps} grid steps, more than {max_steps}; use smaller arrays or larger blocks")
@@ -842,15 +851,22 @@ def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trac
     trace, changed = _plan(machine, scalars)
     trace.incidents = machine.incidents
     if not plan_only:
-        _Execution(machine, trace, changed, scalars).run()
+        _Execution(machine, trace, changed, scalars, clean).run()
     return trace
 
 
 class _Execution:
     """The loop over grid steps: fetch what changed, run the body, write back what is about to change."""
 
-    def __init__(self, machine: _Machine, trace: Trace, changed: list[list[bool]], scalars: list[Buffer]):
-        self.m, self.t, self.changed, self.scalars = machine, trace, changed, scalars
+    def __init__(
+        self,
+        machine: _Machine,
+        trace: Trace,
+        changed: list[list[bool]],
+        scalars: list[Buffer],
+        clean: frozenset[str],
+    ):
+        self.m, self.t, self.changed, self.scalars, self.clean = machine, trace, changed, scalars, clean
         call = trace.call
         source = iter(call.inputs)
         self.hbm: list[Buffer] = []
@@ -930,6 +946,8 @@ class _Execution:
             target.written = None
             return
         values, written = poison(o.block, o.dtype), np.zeros(o.block, bool)
+        if o.name in self.clean:
+            values = np.zeros_like(values)
         values[local] = source.values[full]
         written[local] = True if source.written is None else source.written[full]
         target.values, target.written = values.reshape(o.ref_shape), written.reshape(o.ref_shape)
