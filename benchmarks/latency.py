@@ -5,7 +5,8 @@
 Each row is measured in processes of its own; verdicts after the imports and the `setup()` of a notebook's first cell.
 The goals are those of the project: a failing verdict within 0.15 s, a passing one (with JAX's simulator) within 1.2 s,
 the lens at least 5 times faster than JAX's TPU simulator on the same kernel in the same run, at most 0.3 s on top of
-`import jax`, 4096 grid steps within 1.5 s, a second `tpu_report` within a second.
+`import jax`, 4096 grid steps within 1.5 s, a second `tpu_report` within a second, and, in `puzzles watch`, a second
+from a save to the verdict on a puzzle of basics.
 """
 
 import argparse
@@ -14,8 +15,11 @@ import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 from pallas_puzzles.tpu.compiler import missing
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 # What every measuring process starts with: a tiled matmul, 4 x 4 x 4 = 64 grid steps, as a reader writes it.
 PRELUDE = """
@@ -122,6 +126,63 @@ assert again and again.kernels[0].cycles
 report(first=first, second=seconds)
 """
 
+# From a save to the line with the verdict, on every puzzle of basics, each of which has been checked once before.
+WATCH = """
+import ast, json, os, statistics, subprocess, sys, tempfile, time
+from pathlib import Path
+from pallas_puzzles import curriculum
+sys.path.insert(0, {tests!r})
+import bank
+
+def functions(code):
+    return {{node.name: ast.unparse(node) for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}}
+
+def laid(text, puzzle, answers):
+    for hole in puzzle.holes:
+        skeleton = puzzle.skeletons[hole].strip("\\n").rstrip()
+        assert skeleton in text, hole
+        text = text.replace(skeleton, answers.get(hole, skeleton))
+    return text
+
+folder = Path(tempfile.mkdtemp())
+os.environ["PALLAS_PUZZLES_HOME"] = str(folder / "home")
+subprocess.run([sys.executable, "-m", "pallas_puzzles", "init", folder / "mine"], check=True, capture_output=True)
+mine = folder / "mine" / "basics.py"
+command = [sys.executable, "-m", "pallas_puzzles", "watch", "basics", "--any"]
+watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+def verdict(puzzle, text, word):
+    start, heard = time.perf_counter(), ""
+    mine.write_text(text)
+    for line in watch.stdout:
+        if line.startswith(puzzle.id + " ") and puzzle.title in line:
+            seconds, heard = time.perf_counter() - start, line
+        if "q:quit" in line:
+            break
+    assert heard.rstrip().endswith(word), heard
+    return seconds
+
+for line in watch.stdout:
+    if "q:quit" in line:
+        break
+text, right, wrong = mine.read_text(), [], []
+for puzzle in curriculum.in_notebook("basics"):
+    mistakes = [each for each in bank.read_all() if each.puzzle == puzzle.id]
+    # one that runs, and fills every hole
+    mistake = next(each for each in mistakes if set(puzzle.holes) <= set(functions(each.code)))
+    solved = laid(text, puzzle, functions(puzzle.solution))
+    failing = laid(text, puzzle, functions(mistake.code))
+    for number in range(2):
+        note = "\\n# " + str(number)
+        seconds = verdict(puzzle, failing + note, "not yet.")
+        wrong += [seconds] * number
+        seconds = verdict(puzzle, solved + note, "solved.")
+        right += [seconds] * number
+    text = solved
+watch.communicate("q")
+print(json.dumps({{"right": statistics.median(right), "worst": max(right), "wrong": statistics.median(wrong)}}))
+"""
+
 
 def measure(code: str, runs: int) -> dict[str, float]:
     """Medians of what `code` reports, over `runs` fresh processes."""
@@ -155,6 +216,10 @@ def main() -> None:
     row("simulator / lens, again", both["simulator_again"] / both["lens_again"], 5, "times", at_most=False)
     row("import pallas_puzzles, after jax", seconds(IMPORT_OURS), 0.3)
     row("the lens, 4096 grid steps", seconds(PRELUDE + MANY_STEPS), 1.5)
+    watch = measure(WATCH.format(tests=str(TESTS)), max(1, runs // 2))
+    row("watch, from save to a wrong verdict", watch["wrong"], 1)
+    row("watch, from save to a right one", watch["right"], 1)
+    row("watch, the slowest puzzle of basics", watch["worst"], 1)
     if missing() is None:
         reports = measure(PRELUDE + TPU_REPORTS, runs)
         row("tpu_report, the first in a session", reports["first"], 10)

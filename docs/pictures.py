@@ -1,9 +1,12 @@
-"""The pictures in README.md, made from real runs: `uv run python docs/pictures.py` (needs Chromium)."""
+"""The pictures in README.md, made from real runs: `uv run python docs/pictures.py [NAME ...]` (PNGs need Chromium)."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -95,7 +98,53 @@ def compiled() -> str:
     return report._repr_html_()
 
 
+def watched() -> str:
+    """The screen of `puzzles watch` after a save: a run of the command in a terminal, as an SVG."""
+    import pexpect
+    from rich.console import Console
+    from rich.text import Text
+
+    puzzle, columns = curriculum.puzzle("basics/10"), 100
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "PALLAS_PUZZLES_HOME": f"{folder}/home", "TERM": "xterm-256color"}
+        env.pop("NO_COLOR", None)
+        command = ["-m", "pallas_puzzles"]
+        subprocess.run([sys.executable, *command, "init", f"{folder}/workspace"], env=env, check=True)
+        words = [*command, "watch", puzzle.id, "--any"]
+        child = pexpect.spawn(sys.executable, words, env=env, dimensions=(40, columns), encoding="utf-8", timeout=300)
+        child.expect("q:quit")
+        answer = Path(folder) / "workspace" / "basics.py"
+        skeleton = puzzle.skeletons["matmul_kernel"].strip("\n").rstrip()
+        written = answer.read_text("utf-8").replace(skeleton, FORGOTTEN_ZERO.strip())
+        for hole in puzzle.holes:
+            given = re.search(rf"^def {hole}\(.*?(?=^\S|\Z)", puzzle.solution, re.MULTILINE | re.DOTALL)
+            assert given, hole
+            if hole != "matmul_kernel":
+                written = written.replace(puzzle.skeletons[hole].strip("\n").rstrip(), given[0].rstrip())
+        answer.write_text(written, "utf-8")
+        child.expect("not yet")
+        child.expect(r"q:quit \? ")
+        screen = (child.before + child.after).replace("\r\n", "\n")
+        child.send("q")
+        child.expect(pexpect.EOF)
+    shown = (f"\x1b[1;33m{puzzle.id} {puzzle.title}: not yet" + screen).rpartition("\x1b[2J\x1b[H")[2]
+    console = Console(record=True, width=columns, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(Text.from_ansi(shown))
+    svg = console.export_svg(title="puzzles watch", unique_id="watch")
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # a picture fetches nothing
+
+
+def write(text: str, name: str) -> None:
+    (HERE / name).write_text(text, "utf-8")
+
+
+PICTURES: dict[str, Callable[[str], None]] = {
+    "verdict.png": lambda name: photograph(wrong_answer(), name, 980, 330),
+    "show.png": lambda name: photograph(right_answer(), name, 740, 640),
+    "tpu.png": lambda name: photograph(compiled(), name, 850, 890),
+    "watch.svg": lambda name: write(watched(), name),
+}
+
 if __name__ == "__main__":
-    photograph(wrong_answer(), "verdict.png", 980, 330)
-    photograph(right_answer(), "show.png", 740, 640)
-    photograph(compiled(), "tpu.png", 850, 890)
+    for picture in sys.argv[1:] or PICTURES:
+        PICTURES[picture](picture)

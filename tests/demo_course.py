@@ -161,6 +161,8 @@ def make(folder: Path) -> Path:
 ADD_ONE = "def add_one_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 1.0\n"
 ADD_TWO = "def x_map(i):\n    return i, 0\n\n\ndef add_two_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 2.0\n"
 
+HOLES_OF_TWO = DEMO[DEMO.index("def x_map") : DEMO.index("def add_two(x, ")]
+
 
 def solved(text: str = DEMO) -> str:
     """The notebook as a reader would leave it, with the first puzzle solved."""

@@ -1,5 +1,6 @@
 """The `puzzles` command: exit codes, JSON, workspaces that lose nothing, and whose file it was that was checked."""
 
+import importlib
 import json
 import os
 import re
@@ -12,8 +13,8 @@ import jupytext
 import pytest
 
 import demo_course
-from demo_course import ADD_ONE, solved
-from pallas_puzzles import cli, workspace
+from demo_course import ADD_ONE, ADD_TWO, HOLES_OF_TWO, solved
+from pallas_puzzles import cli, normal, workspace
 from pallas_puzzles.tpu.compiler import HOW_TO_GET_IT
 from tpu_kernels import needs_compiler
 
@@ -55,7 +56,8 @@ def as_subprocess(*words: str | Path) -> subprocess.CompletedProcess:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in sorted(folder.iterdir())}
+    """The reader's files; what starts with a dot is ours."""
+    return {each.name: each.read_bytes() for each in sorted(folder.iterdir()) if not each.name.startswith(".")}
 
 
 # ---- workspaces ------------------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def test_init_makes_pairs(place, puzzles):
     assert code == 0
     assert str(made) in out
     assert sorted(files(made)) == ["a_second.ipynb", "a_second.py", "demo.ipynb", "demo.py"]
-    for each in made.iterdir():
+    for each in (made / name for name in files(made)):
         assert jupytext.read(each).metadata["jupytext"]["formats"] == "ipynb,py:percent", each.name
     script, paired = (jupytext.read(made / name).cells for name in ("demo.py", "demo.ipynb"))
     assert [each.source for each in script] == [each.source for each in paired]
@@ -233,7 +235,13 @@ def test_json(place, puzzles):
         ["check", "--no-such-option"],
         ["no-such-command"],
         ["hint", "demo/7"],
-        ["hint"],
+        ["solution", "demo/1"],  # it asks, and here is nobody to answer
+        ["hint", "demo/2a"],  # locked
+        ["start", "demo/2a"],
+        ["start", "nonsense"],
+        ["watch"],
+        ["show", "demo/1", "--with", "missing.py"],
+        ["reset", "demo/1"],
         ["tpu"],
         ["tpu", "demo/7"],
         ["tpu", "demo/1", "--tpu", "v9"],
@@ -295,6 +303,7 @@ def test_list(puzzles):
         "hints_seen": 0,
         "attempts": 0,
         "solved": None,
+        "locked": True,
     }
 
 
@@ -310,12 +319,47 @@ def test_hint(place, puzzles):
     assert recorded(place)["demo/1"]["hints"] == 2
 
 
-@pytest.mark.parametrize("command", ["init", "lab", "check", "list", "hint", "tpu"])
+COMMANDS = [each.name or each.callback.__name__ for each in cli.app.registered_commands]
+
+
+def test_every_command_that_the_design_lists_is_there():
+    assert sorted(COMMANDS) == sorted("init lab start check watch hint solution show tpu reset list".split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_short_and_has_an_example(puzzles, command):
     code, out, _ = puzzles(command, "--help")
     assert code == 0
     assert f"Example: puzzles {command}" in out
-    assert len(out.splitlines()) <= 20
+    assert len(out.splitlines()) <= 24
+
+
+def test_help_fits_on_a_screen(puzzles, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = puzzles("--help")
+    lines = out.splitlines()
+    assert code == 0
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "Example: puzzles init" in out
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} +\w", out, re.MULTILINE), command
+
+
+def complete(line: str) -> list[str]:
+    """What a shell would offer after `line`, as bash asks for it."""
+    words = line.split(" ")
+    asked = {"_PUZZLES_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, "-m", "pallas_puzzles"]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60)
+    return done.stdout.split()
+
+
+def test_completion(place):
+    assert complete("puzzles sol") == ["solution"]
+    assert complete("puzzles check dem") == ["demo", "demo/1", "demo/2a"]
+    assert complete("puzzles hint demo/2") == ["demo/2a"]
+    assert complete("puzzles tpu demo/1 --tpu v") == ["v5e", "v6e"]
 
 
 def test_lab_opens_the_notebook_with_the_next_puzzle(place, puzzles, monkeypatch):
@@ -333,6 +377,9 @@ def test_lab_opens_the_notebook_with_the_next_puzzle(place, puzzles, monkeypatch
     assert "--LabApp.default_url=/lab/tree/demo.ipynb" in command
     assert command[-4:] == ["--ServerApp.port=8899", "--no-browser", "--ServerApp.token=abc", "-y"]
     assert "added" in out, "the workspace is made when there is none"
+    (place / "workspace" / "demo.py").write_text(solved())
+    puzzles("lab")
+    assert "pass  # YOUR CODE HERE" not in (place / "workspace" / "demo.ipynb").read_text(), "it opens up to date"
     puzzles("lab", "--dir", "other")
     assert f"--ServerApp.root_dir={place / 'other'}" in started[-1]
 
@@ -343,6 +390,348 @@ def test_lab_without_jupyterlab(puzzles, monkeypatch):
     assert code == 2
     assert err.count("\n") == 1
     assert 'pip install "pallas-puzzles[lab]"' in err
+
+
+# ---- start, hints, solutions, locks ----------------------------------------------------------------------------------
+
+
+def test_start_tells_what_to_do_and_where(place, puzzles):
+    assert "`puzzles init` makes the file to edit" in puzzles("start", "demo/1")[1]
+    puzzles("init")
+    code, out, _ = puzzles("start")
+    assert code == 0
+    for part in ("## Puzzle 1: Add one", "**Goal.** Add one", "A kernel reads and writes refs."):
+        assert part in out
+    assert "YOUR CODE" not in out
+    path, line = re.search(r"edit: (.+):(\d+)$", out, re.MULTILINE).groups()
+    assert Path(path).read_text().splitlines()[int(line) - 1] == "def add_one_kernel(x_ref, o_ref):"
+    told = json.loads(puzzles("start", "demo/1", "--json")[1])
+    assert (told["id"], told["file"], told["line"]) == ("demo/1", path, int(line))
+    assert "**Goal.** Add one" in told["text"]
+
+
+def test_puzzles_open_in_order(place, puzzles):
+    puzzles("init")
+    for command in ("start", "hint", "solution", "check", "watch"):
+        code, _, err = puzzles(command, "demo/2a")
+        assert code == 2, command
+        assert "demo/2a opens when demo/1 is solved; --any opens it now" in err
+    assert puzzles("start", "a_second/1")[0] == 0, "the first puzzle of a notebook is open"
+    assert puzzles("start", "demo/2a", "--any")[0] == 0
+    assert puzzles("start", "demo/2a")[0] == 0, "and it stays open"
+    assert not json.loads(puzzles("list", "--json")[1])["puzzles"][1]["locked"]
+
+
+def test_a_solved_puzzle_opens_the_next(place, puzzles):
+    puzzles("init")
+    (place / "workspace" / "demo.py").write_text(solved())
+    assert puzzles("check", "demo/1")[0] == 0
+    assert puzzles("start", "demo/2a")[0] == 0
+
+
+def test_what_was_tried_in_a_notebook_is_open(place, puzzles):
+    store = importlib.import_module("pallas_puzzles.progress")
+    store.record("demo/2a", False)
+    assert puzzles("hint", "demo/2a")[0] == 0
+
+
+def test_hints_in_json_and_once_more(place, puzzles):
+    assert puzzles("hint", "demo/1", "--seen")[1] == "You have seen no hint of demo/1.\n"
+    told = json.loads(puzzles("hint", "demo/1", "--json")[1])
+    assert (told["puzzle"], told["hints"], told["hints_seen"]) == ("demo/1", 3, 1)
+    assert "What does `x_ref[...]` give?" in told["text"]
+    assert "hint 2 of 3" in puzzles("hint")[1], "by default the next puzzle"
+    shown = puzzles("hint", "demo/1", "--seen")[1]
+    assert shown.index("hint 1 of 3") < shown.index("hint 2 of 3")
+    assert "hint 3" not in shown
+    assert recorded(place)["demo/1"]["hints"] == 2, "to look again costs nothing"
+    assert re.search(r"1 +next +\?\? +Add one", puzzles()[1])
+
+
+def test_the_hints_are_those_of_the_notebook(place, puzzles, capsys):
+    from pallas_puzzles import hint
+
+    hint("demo/1")
+    first = capsys.readouterr().out
+    assert "hint 1 of 3" in first
+    assert puzzles("hint", "demo/1", "--seen")[1].strip() == first.strip(), "one source, one count"
+
+
+def test_the_solution_asks_until_the_hints_are_used_up(place, puzzles):
+    code, out, err = puzzles("solution", "demo/1")
+    assert code == 2
+    assert "x_ref" not in out
+    assert "2 hints would come first" in err
+    assert "pass --yes" in err
+    assert recorded(place) == {}
+    puzzles("hint", "demo/1")
+    assert "1 hint would come first" in puzzles("solution", "demo/1")[2]
+    puzzles("hint", "demo/1")
+    code, out, _ = puzzles("solution", "demo/1")
+    assert code == 0
+    assert "o_ref[...] = x_ref[...] + 1.0" in out
+    assert recorded(place)["demo/1"]["hints"] == 3
+
+
+def test_the_solution_of_a_solved_puzzle(place, puzzles):
+    store = importlib.import_module("pallas_puzzles.progress")
+    store.record("demo/1", True)
+    assert json.loads(puzzles("solution", "demo/1", "--json")[1])["solution"].endswith("x_ref[...] + 1.0\n")
+    assert recorded(place)["demo/1"]["hints"] == 0
+
+
+def test_the_solution_all_the_same(place, puzzles):
+    assert puzzles("solution", "demo/1", "--yes")[0] == 0
+    assert recorded(place)["demo/1"]["hints"] == 3, "it counts as every hint"
+
+
+# ---- show ------------------------------------------------------------------------------------------------------------
+
+
+def test_show(place, puzzles):
+    puzzles("init")
+    code, out, _ = puzzles("show", "demo/1")
+    assert code == 1
+    assert "not solved yet" in out
+    (place / "workspace" / "demo.py").write_text(solved())
+    code, out, _ = puzzles("show", "demo/1")
+    assert code == 0
+    assert "add_one_kernel" in out
+    code, out, _ = puzzles("show", "demo/1", "--html", "picture.html")
+    assert code == 0
+    assert "<img" in (place / "picture.html").read_text("utf-8")
+    assert recorded(place) == {}, "looking is no attempt"
+    assert puzzles("show", "demo/1", "--html", place / "missing" / "picture.html")[0] == 2
+
+
+# ---- finishing -------------------------------------------------------------------------------------------------------
+
+
+def test_finishing_a_notebook_and_everything(place, puzzles):
+    puzzles("init")
+    mine = place / "workspace" / "demo.py"
+    mine.write_text(solved())
+    assert "finished" not in puzzles("check", "demo/1")[1]
+    mine.write_text(solved().replace(HOLES_OF_TWO, f"{ADD_TWO}\n\n"))
+    code, out, _ = puzzles("check", "demo/2a")
+    assert code == 0
+    assert "You have finished demo: 2 puzzles, 2 attempts, 0 hints." in out
+    assert "Two additions." in out, "what the notebook says was built"
+    assert re.search(r"1 +Add one +8 KiB +1× +1 +8 KiB", out)
+    assert re.search(r"2a +Add two, block by block +24 KiB +1× +3", out)
+    assert "Next notebook: a_second. Another one. It begins with a_second/1 Nothing much." in out
+    assert "finished" not in puzzles("check", "demo/2a")[1], "once is enough"
+    assert "You have finished demo" in puzzles("check", "demo")[1], "and when asked for all of it"
+    store = importlib.import_module("pallas_puzzles.progress")
+    finale = importlib.import_module("pallas_puzzles.finale").finale
+    assert finale("a_second/1") is None
+    store.record("a_second/1", True)
+    moment = str(finale("a_second/1"))
+    assert re.search(r"demo +\[#\]\[#\]\n", moment)
+    assert "3 puzzles" in moment
+    assert "32 KiB" in moment, "all that the reader's kernels have moved"
+    assert "every puzzle is solved" in puzzles()[1]
+    page = finale("demo/1")._repr_html_()
+    assert "<td>24 KiB</td>" in page
+
+
+def test_a_notebook_that_is_finished_in_jupyter(place, capsys):
+    from pallas_puzzles import check
+
+    store = importlib.import_module("pallas_puzzles.progress")
+    store.record("demo/2a", True)
+    names: dict = {"check": check}
+    code = solved().partition("# %%\ncheck(")[0]
+    exec(compile(code, "demo.py", "exec"), names)
+    capsys.readouterr()
+    check("demo/1", names["add_one"], names["add_one_spec"], normal((8, 128)))
+    out = capsys.readouterr().out
+    assert out.index("demo/1 Add one: solved") < out.index("You have finished demo")
+
+
+# ---- back to the start -----------------------------------------------------------------------------------------------
+
+
+def test_reset_a_puzzle(place, puzzles):
+    puzzles("init")
+    mine = place / "workspace" / "demo.py"
+    unsolved, text = mine.read_text(), solved(mine.read_text()).replace("Two additions.", "Two of mine.")
+    mine.write_bytes(text.replace("\n", "\r\n").encode())
+    puzzles("check", "demo/1")
+    puzzles("hint", "demo/1")
+    before = files(place / "workspace")
+    code, out, err = puzzles("reset", "demo/1")
+    assert code == 2
+    assert re.search(r"demo/1: 1 line of yours, solved on 20\S+, 1 attempt, 1 hint", out), out
+    assert "pass --yes" in err
+    assert files(place / "workspace") == before
+    code, out, _ = puzzles("reset", "demo/1", "--yes")
+    assert code == 0
+    (kept,) = (place / "workspace").glob("demo.old-*.py")
+    assert kept.name in out
+    assert kept.read_bytes() == before["demo.py"]
+    expected = unsolved.replace("Two additions.", "Two of mine.")
+    assert mine.read_bytes() == expected.replace("\n", "\r\n").encode(), "one puzzle, in the reader's line endings"
+    assert "pass  # YOUR CODE HERE" in (place / "workspace" / "demo.ipynb").read_text()
+    assert recorded(place) == {}
+    assert "nothing of yours" in puzzles("reset", "demo/1", "--yes")[1]
+
+
+def test_reset_a_notebook_and_everything(place, puzzles):
+    puzzles("init")
+    folder = place / "workspace"
+    fresh = files(folder)
+    (folder / "demo.py").write_text(solved())
+    (folder / "a_second.ipynb").unlink()
+    puzzles("check", "demo/1")
+    before = files(folder)
+    assert puzzles("reset", "demo", "--yes")[0] == 0
+    after = files(folder)
+    assert {name: after[name] for name in ("demo.py", "demo.ipynb")} == {
+        name: fresh[name] for name in ("demo.py", "demo.ipynb")
+    }
+    assert after["a_second.py"] == before["a_second.py"]
+    assert before["demo.py"] in [text for name, text in after.items() if ".old-" in name]
+    assert recorded(place) == {}
+    assert puzzles("reset", "--yes")[0] == 0
+    assert files(folder)["a_second.ipynb"] == fresh["a_second.ipynb"]
+    assert len([name for name in files(folder) if ".old-" in name]) == 2 + 2 + 1
+
+
+def test_reset_refuses_a_conflict(place, puzzles):
+    puzzles("init")
+    folder = place / "workspace"
+    for name, text in (("demo.py", "mine"), ("demo.ipynb", "also mine")):
+        (folder / name).write_text((folder / name).read_text().replace("Two additions.", text))
+    before = files(folder)
+    code, _, err = puzzles("reset", "demo/1", "--yes")
+    assert code == 2
+    assert "have both changed" in err
+    assert files(folder) == before
+    code, _, err = puzzles("check", "demo/1")
+    assert "have both changed" in err, "a check goes on, with the newer one"
+    assert code == 1
+
+
+# ---- an upgrade, and who else is there -------------------------------------------------------------------------------
+
+
+def test_init_after_an_upgrade(place, puzzles):
+    puzzles("init")
+    (place / "workspace" / "demo.py").write_text(solved())
+    course = place.parent / "course" / "puzzles"
+    (course / "demo.py").write_text(demo_course.DEMO.replace("Add two to every", "Add exactly two to every"))
+    (course / "third.py").write_text(demo_course.OTHER.replace("other/1", "third/1").replace("order: 2", "order: 3"))
+    before = files(place / "workspace")
+    code, out, _ = puzzles("init")
+    assert code == 0
+    assert "third.py, third.ipynb" in out
+    assert "demo is based on an older text: Puzzle 2a changed since" in out
+    assert "a_second is based" not in out
+    assert {name: files(place / "workspace")[name] for name in before} == before
+    assert "older text" in puzzles("init")[1], "until something is done about it"
+    puzzles("reset", "demo/2a", "--yes")
+    assert "Add exactly two" in (place / "workspace" / "demo.py").read_text()
+    assert "x_ref[...] + 1.0\n\n\ndef add_one(" in (place / "workspace" / "demo.py").read_text(), "only that puzzle"
+    assert "older text" not in puzzles("init")[1]
+
+
+def test_init_in_an_old_workspace(place, puzzles):
+    """From before texts were recorded: what cannot be known is not claimed."""
+    puzzles("init")
+    (place / "workspace" / ".pallas-puzzles.json").unlink()
+    assert "older" not in puzzles("init")[1], "it has the text of today"
+    (place / "workspace" / ".pallas-puzzles.json").unlink()
+    course = place.parent / "course" / "puzzles" / "demo.py"
+    course.write_text(demo_course.DEMO.replace("Add two to every", "Add exactly two to every"))
+    out = puzzles("init")[1]
+    assert "demo does not have the text of today in Puzzle 2a: an older text, or your own changes" in out
+
+
+def test_init_lays_the_tutor_and_keeps_another(place, puzzles):
+    course = place.parent / "course" / ".claude" / "commands"
+    course.mkdir(parents=True)
+    (course / "tutor.md").write_text("ours")
+    (course / "other.md").write_text("ours, too")
+    theirs = place / "workspace" / ".claude" / "commands" / "tutor.md"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    code, out, _ = puzzles("init")
+    assert code == 0
+    assert theirs.read_text() == "theirs"
+    assert (theirs.parent / "other.md").read_text() == "ours, too"
+    assert "/tutor" in out
+
+
+def test_the_courses_own_tutor_is_laid(place, puzzles, monkeypatch):
+    monkeypatch.delenv("PALLAS_PUZZLES_COURSE")
+    puzzles("init", "mine")
+    for name in ("commands/tutor.md", "skills/pallas-tutor/SKILL.md", "skills/pallas-tutor/mistakes/basics.md"):
+        assert (place / "mine" / ".claude" / name).is_file(), name
+
+
+def test_two_commands_at_once(place):
+    """Both check, and both keep the pair in step: nothing is lost, nothing is counted twice."""
+    as_subprocess("init")
+    mine = place / "workspace" / "demo.py"
+    mine.write_text(solved())
+    command = [sys.executable, "-m", "pallas_puzzles", "check", "demo/1"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [each.communicate(timeout=180) for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert all("solved" in out and "Traceback" not in err for out, err in said)
+    assert recorded(place)["demo/1"]["attempts"] == 2
+    assert mine.read_text() == solved()
+    assert "x_ref[...] + 1.0" in jupytext.writes(jupytext.read(mine.with_suffix(".ipynb")), fmt="py:percent")
+
+
+def test_a_folder_that_can_only_be_read(place, monkeypatch):
+    """Checked all the same; what cannot be kept is said on stderr, and the JSON stays JSON."""
+    as_subprocess("init")
+    folder, home = place / "workspace", place.parent / "home"
+    (folder / "demo.py").write_text(solved())
+    for lock in (folder / ".pallas-puzzles.lock", home / "progress.lock"):
+        lock.unlink(missing_ok=True)
+        lock.mkdir(parents=True)  # root may write anywhere, so chmod alone would prove nothing
+    done = as_subprocess("check", "demo/1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdicts"][0]["status"] == "passed"
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = as_subprocess("reset", "demo/1", "--yes")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_no_home(place, monkeypatch):
+    as_subprocess("init", place / "mine")
+    (place / "mine").rename(place / "workspace")
+    for name in ("PALLAS_PUZZLES_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc/nowhere")  # where nobody can make a folder
+    done = as_subprocess("check", "demo/1")
+    assert done.returncode == 1, done.stderr
+    assert "not solved yet" in done.stdout
+    assert "PALLAS_PUZZLES_HOME" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_windows_line_endings(place, puzzles):
+    puzzles("init")
+    mine = place / "workspace" / "demo.py"
+    mine.write_bytes(solved().replace("\n", "\r\n").encode())
+    before = mine.read_bytes()
+    assert puzzles("check", "demo/1")[0] == 0
+    assert mine.read_bytes() == before
+
+
+def test_what_is_piped_has_no_colours(place, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    for words in ([], ["list"], ["hint", "demo/1"], ["start", "demo/1"]):
+        done = as_subprocess(*words)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout, words
+    assert max(map(len, as_subprocess().stdout.splitlines()[:3])) <= 40, "the map fits"
 
 
 # ---- the TPU compiler ------------------------------------------------------------------------------------------------

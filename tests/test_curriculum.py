@@ -401,3 +401,22 @@ def test_the_real_course_can_be_read(monkeypatch):
         assert book.puzzles, f"{book.path} has no puzzle"
         for puzzle in book.puzzles:
             assert set(curriculum.pristine_code(puzzle)) == set(puzzle.holes)
+
+
+def test_a_loop_that_never_ends_before_the_check(tmp_path, monkeypatch):
+    monkeypatch.setattr(curriculum, "STATEMENT_LIMIT_S", 0.5)
+    mine = write(tmp_path / "demo.py", solved().replace("setup()\n", "setup()\nn = 0\nwhile True:\n    n += 1\n", 1))
+    verdict = run("demo/1", source=mine)
+    assert verdict.status == "error"
+    assert "ran for more than 0.5 s" in verdict.findings[0].cause
+    assert verdict.findings[0].line.text in ("while True:", "n += 1")
+
+
+def test_a_loop_that_never_ends_in_another_puzzle_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr(curriculum, "STATEMENT_LIMIT_S", 0.5)
+    first_check = 'check("demo/1", add_one'
+    mine = write(tmp_path / "demo.py", solved().replace(first_check, f"while True:\n    pass\n{first_check}", 1))
+    mine.write_text(mine.read_text().replace(demo_course.HOLES_OF_TWO, f"{ADD_TWO}\n\n"))
+    verdict = run("demo/2a", source=mine)
+    assert verdict, str(verdict)
+    assert "(Puzzle 1) does not run" in verdict.notes[0]

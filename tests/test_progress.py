@@ -85,7 +85,7 @@ def test_what_could_not_be_written_is_written_later(home, monkeypatch):
     store.record("demo/1", True)
     solved = read(home)["puzzles"]["demo/1"]["solved"]
     with monkeypatch.context() as broken:
-        broken.setattr(store, "_try_lock", lambda handle: False)
+        broken.setattr("pallas_puzzles.files.try_lock", lambda handle: False)
         broken.setattr(store, "LOCK_TIMEOUT_S", 0.0)
         store.record("demo/1", False)
         assert store.load().entry("demo/1") == {"solved": solved, "hints": 0, "attempts": 2}
@@ -222,7 +222,7 @@ def test_next_stays_in_the_notebook_one_works_in(home, tmp_path, monkeypatch):
 
 
 def test_a_bar_is_full_only_when_all_is_solved():
-    assert store._bar(99, 100).endswith(".")
-    assert store._bar(1, 100).startswith("#")
-    assert "." not in store._bar(3, 3)
-    assert "#" not in store._bar(0, 3)
+    assert store.bar(99, 100).endswith(".")
+    assert store.bar(1, 100).startswith("#")
+    assert "." not in store.bar(3, 3)
+    assert "#" not in store.bar(0, 3)

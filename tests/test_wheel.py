@@ -88,6 +88,8 @@ def test_the_wheel_holds_the_course(wheel: Path) -> None:
     for book in curriculum.notebooks():
         for folder in ("puzzles", "solutions"):
             assert f"pallas_puzzles/_course/{folder}/{book.name}.py" in names
+    for path in (ROOT / ".claude").rglob("*.md"):
+        assert f"pallas_puzzles/_course/.claude/{path.relative_to(ROOT / '.claude').as_posix()}" in names
     assert not [name for name in names if re.search(r"(^|/)(tests|notebooks|benchmarks|__pycache__)/", name)]
 
 
@@ -118,3 +120,5 @@ def test_the_command_runs(python: Path, outside: dict[str, str], tmp_path: Path)
     listed = run([python.parent / "puzzles", "list", "--json"], tmp_path, outside)
     for puzzle in BOOK.puzzles:
         assert puzzle.id in listed
+    run([python.parent / "puzzles", "init", tmp_path / "mine"], tmp_path, outside)
+    assert (tmp_path / "mine" / ".claude" / "commands" / "tutor.md").is_file()

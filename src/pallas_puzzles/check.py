@@ -122,11 +122,18 @@ def check(
     if collection is not None:
         collection.verdicts.append(verdict)
         return verdict
+    finished = None
     if known and verdict.status != "unsolved":
+        from .finale import finale
         from .progress import record
+        from .verdict import totals
 
-        record(puzzle, bool(verdict))
-    return emit(verdict)
+        newly = record(puzzle, bool(verdict), totals(verdict.figures))
+        finished = finale(puzzle) if newly else None
+    emit(verdict)
+    if finished is not None:
+        emit(finished)
+    return verdict
 
 
 def check_call(

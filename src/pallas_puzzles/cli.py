@@ -6,16 +6,17 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import curriculum, workspace
-from .progress import Progress, load, next_hint, record
+from . import curriculum, terminal, workspace
+from .progress import Progress, forget, hint_text, load, next_hint, record, record_opened, record_solution_seen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,18 +25,41 @@ if TYPE_CHECKING:
     from .tpu.report import Report
     from .verdict import Verdict
 
-SOLVED, NOT_SOLVED, WRONG_USE = 0, 1, 2  # exit codes
+SOLVED, NOT_SOLVED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130  # exit codes
 WORDS = {"passed": "solved", "unsolved": "not solved yet", "failed": "wrong", "error": "error"}
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Puzzle notebooks that teach JAX Pallas. Without a command: the map of what is solved and what is next.",
-    epilog="Example: puzzles init && puzzles lab",
+    help="Puzzles that teach JAX Pallas. No command: what is solved, and what is next.",
+    epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
 )
 
+
+def _complete_puzzle(incomplete: str) -> list[str]:
+    return [each.id for each in curriculum.all_puzzles() if each.id.startswith(incomplete)]
+
+
+def _complete_any(incomplete: str) -> list[str]:
+    names = [book.name for book in curriculum.notebooks() if book.name.startswith(incomplete)]
+    return [*names, *_complete_puzzle(incomplete)] if "/" not in incomplete else _complete_puzzle(incomplete)
+
+
+def _complete_chip(incomplete: str) -> list[str]:
+    from .tpu.chips import CHIPS
+
+    return [name for name in CHIPS if name.startswith(incomplete)]
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AnyOrder = Annotated[bool, typer.Option("--any", help="Open a puzzle before its turn.")]
+WhichPuzzle = Annotated[
+    str, typer.Argument(metavar="[ID]", help="Default: the next unsolved puzzle", autocompletion=_complete_puzzle)
+]
+Anything = Annotated[
+    str, typer.Argument(metavar="basics[/9]", help="Default: the next unsolved puzzle", autocompletion=_complete_any)
+]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -43,24 +67,36 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     try:
         app(args=words, prog_name="puzzles")
-    except (curriculum.CurriculumError, workspace.WorkspaceError) as error:
+    except (curriculum.CurriculumError, workspace.WorkspaceError, terminal.NobodyToAsk) as error:
         if "--json" in words:
             print(json.dumps({"version": 1, "error": str(error)}))
-        print(f"puzzles: {error}", file=sys.stderr)
+        terminal.warn(str(error))
         sys.exit(WRONG_USE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # `puzzles list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(SOLVED)
 
 
 @app.callback(invoke_without_command=True)
 def overview(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
-        _print_map()
+        terminal.say_map(load())
+        try:
+            print(f"your files: {workspace.find()}")
+        except workspace.WorkspaceError as error:
+            print(error)
 
 
 @app.command(epilog="Example: puzzles init ~/pallas")
 def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Default: ./workspace")] = None) -> None:
-    """Make a workspace: your own copies of the notebooks. Never overwrites a file."""
+    """Make a workspace: your own copies of the notebooks. Never overwrites a file, never merges into one.
+
+    After an upgrade: adds what is new, and says which of your files are based on an older text.
+    """
     _init(folder or workspace.default_folder())
-    print("next: `puzzles lab`, or open a file there in your editor and run `puzzles check`")
+    print("next: `puzzles lab`, or `puzzles watch` and a file there in your editor")
 
 
 @app.command(
@@ -87,12 +123,33 @@ def lab(
     _become([*command, *ctx.args])
 
 
+@app.command(epilog="Example: puzzles start basics/3")
+def start(puzzle_id: WhichPuzzle = "", any_order: AnyOrder = False, as_json: Json = False) -> None:
+    """Read what a puzzle asks, and where to edit."""
+    from .watch import hole_line
+
+    puzzle = _open_puzzle(puzzle_id, any_order)
+    text = curriculum.instructions(puzzle)
+    file, line = None, 1
+    with contextlib.suppress(workspace.WorkspaceError):
+        file = workspace.current_file(workspace.find(), puzzle.notebook)
+        line = hole_line(file, puzzle)
+    if as_json:
+        row = _row(puzzle, load())
+        print(json.dumps({"version": 1, **row, "text": text, "file": str(file) if file else None, "line": line}))
+        return
+    terminal.say_markdown(text)
+    print(f"\nedit: {file}:{line}" if file else "\n`puzzles init` makes the file to edit")
+    print(f"then: `puzzles check {puzzle.id}`, or `puzzles watch` at every save")
+
+
 @app.command(epilog="Example: puzzles check basics/9")
 def check(
-    what: Annotated[str, typer.Argument(metavar="basics[/9]", help="Default: the next unsolved puzzle")] = "",
+    what: Anything = "",
     overlay: Annotated[
         Path | None, typer.Option("--with", metavar="FILE", help="Functions to lay over the holes; not recorded.")
     ] = None,
+    any_order: AnyOrder = False,
     as_json: Json = False,
 ) -> None:
     """Check your file: one puzzle, or every puzzle of a notebook. Exits with 0 if solved, 1 if not, 2 on wrong use."""
@@ -103,24 +160,158 @@ def check(
     if overlay is not None and not overlay.is_file():
         raise curriculum.CurriculumError(f"there is no file {overlay}")
     name = ids[0].partition("/")[0]
-    source = None if overlay else workspace.current_file(workspace.find(), name)
-    verdicts = []
+    if overlay is None and what != name:
+        _open_puzzle(ids[0], any_order)
+    source = overlay or _readers_file(name)
+    verdicts, newly = [], False
     if not as_json:
-        print(f"{what or ids[0]}: {overlay or source}", flush=True)
+        print(f"{what or ids[0]}: {source}", flush=True)
     for puzzle_id in ids:
-        verdict = _run(puzzle_id, source, overlay, quiet=as_json)
+        verdict, first = _run(puzzle_id, source, overlay, quiet=as_json)
         verdicts.append(verdict)
+        newly |= first
         if not as_json:
-            print(_line(verdict) if what == name else verdict, flush=True)
+            _say_verdict(verdict, short=what == name)
     if as_json:
-        print(json.dumps({"version": 1, "source": str(overlay or source), "verdicts": [v.to_json() for v in verdicts]}))
+        print(json.dumps({"version": 1, "source": str(source), "verdicts": [v.to_json() for v in verdicts]}))
+    elif newly or (what == name and all(verdicts) and overlay is None):
+        _say_finale(ids[0])
     raise typer.Exit(SOLVED if all(verdicts) else NOT_SOLVED)
+
+
+@app.command(epilog="Example: puzzles watch basics")
+def watch(what: Anything = "", any_order: AnyOrder = False) -> None:
+    """Check the puzzle you are editing at every save. Keys: next, hint, show, list, reset, quit."""
+    from .watch import Watch
+
+    folder = workspace.find()
+    names = [book.name for book in curriculum.notebooks()]
+    state = load()
+    if what in names:
+        mine = curriculum.in_notebook(what)
+        puzzle = next((each for each in mine if not state.solved(each.id)), mine[0])
+        puzzle = _open_puzzle(puzzle.id, any_order)
+    else:
+        puzzle = _open_puzzle(what, any_order)
+    _readers_file(puzzle.notebook)
+    Watch(folder, puzzle, only=what if what in names else "", any_order=any_order).run()
+
+
+@app.command(epilog="Example: puzzles hint basics/9")
+def hint(
+    puzzle_id: WhichPuzzle = "",
+    seen: Annotated[bool, typer.Option("--seen", help="Show the hints that you have seen, and no other.")] = False,
+    any_order: AnyOrder = False,
+    as_json: Json = False,
+) -> None:
+    """Show the next hint of a puzzle."""
+    puzzle = _open_puzzle(puzzle_id, any_order)
+    if seen:
+        number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
+        text = "\n\n".join(hint_text(puzzle, n + 1) for n in range(number))
+        text = text or f"You have seen no hint of {puzzle.id}."
+    else:
+        text = next_hint(puzzle.id)
+        number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
+    if as_json:
+        told = {"puzzle": puzzle.id, "hints": len(puzzle.hints), "hints_seen": number, "text": text}
+        print(json.dumps({"version": 1, **told}))
+    else:
+        terminal.say_markdown(text)
+
+
+@app.command(epilog="Example: puzzles solution basics/9")
+def solution(puzzle_id: WhichPuzzle = "", yes: Yes = False, any_order: AnyOrder = False, as_json: Json = False) -> None:
+    """Show the solution of a puzzle. Asks first, unless it is solved or its hints are used up."""
+    puzzle = _open_puzzle(puzzle_id, any_order)
+    state = load()
+    seen, before = state.entry(puzzle.id)["hints"], max(len(puzzle.hints) - 1, 0)  # the last hint is the solution
+    if not state.solved(puzzle.id) and seen < before:
+        left = f"{before - seen} hint{'' if before - seen == 1 else 's'}"
+        question = f"{puzzle.id} is not solved, and {left} would come first (`puzzles hint {puzzle.id}`). Show it?"
+        if not terminal.agreed(question, yes):
+            raise typer.Exit(NOT_SOLVED)
+    if not state.solved(puzzle.id):
+        record_solution_seen(puzzle)
+    if as_json:
+        print(json.dumps({"version": 1, "puzzle": puzzle.id, "solution": puzzle.solution}))
+    else:
+        terminal.say_markdown(f"```python\n{puzzle.solution}```")
+
+
+@app.command(epilog="Example: puzzles show basics/9 --browser")
+def show(
+    puzzle_id: WhichPuzzle = "",
+    browser: Annotated[bool, typer.Option("--browser", help="As a page in the browser.")] = False,
+    page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page to a file.")] = None,
+    overlay: Annotated[
+        Path | None, typer.Option("--with", metavar="FILE", help="Functions to lay over the holes.")
+    ] = None,
+) -> None:
+    """Draw what your kernel does: blocks, copies, traffic. In the terminal, or as a page. Exits with 1 if unwritten."""
+    from .lens.draw import show as draw
+
+    puzzle = _puzzle_or_next(puzzle_id)
+    if overlay is not None and not overlay.is_file():
+        raise curriculum.CurriculumError(f"there is no file {overlay}")
+    source = overlay or _readers_file(puzzle.notebook)
+    verdict = curriculum.run(puzzle.id, source=None if overlay else source, overlay=overlay, judge=False)
+    if verdict.subject is None:
+        print(verdict)
+        raise typer.Exit(NOT_SOLVED)
+    first = verdict.subject.cases[0]
+    picture = draw(verdict.subject.fn, *first.inputs, **first.blocks)
+    if page is None and not browser:
+        terminal.say(picture)
+        return
+    page = page or Path(tempfile.mkdtemp(prefix="puzzles-")) / f"{puzzle.notebook}-{puzzle.number}.html"
+    title = f"<title>{puzzle.id}</title>"
+    try:
+        page.write_text(f"<!doctype html><meta charset=utf-8>{title}{picture._repr_html_()}", "utf-8")
+    except OSError as error:
+        raise curriculum.CurriculumError(f"{page} cannot be written ({error.strerror}): name another file") from None
+    print(page)
+    if browser and not webbrowser.open(page.resolve().as_uri()):
+        terminal.warn("there is no browser here: open that file in one")
+
+
+@app.command(epilog="Example: puzzles reset basics/3")
+def reset(
+    what: Annotated[
+        str, typer.Argument(metavar="[basics[/3]]", help="Default: everything", autocompletion=_complete_any)
+    ] = "",
+    yes: Yes = False,
+) -> None:
+    """Take a puzzle, a notebook or everything back to the start. Says what will be lost, asks, keeps the old file."""
+    folder = workspace.find()
+    books = [book for book in curriculum.notebooks() if what in ("", book.name)]
+    puzzles = [each for book in books for each in book.puzzles] if books else [curriculum.puzzle(what)]
+    for line in workspace.losses(folder, puzzles):
+        print(line)
+    if not terminal.agreed(f"Reset {what or 'everything'}?", yes):
+        print("nothing is reset")
+        raise typer.Exit(NOT_SOLVED)
+    kept = []
+    if books:
+        for book in books:
+            kept += workspace.reset_notebook(folder, book)
+    else:
+        kept += workspace.reset_puzzle(folder, puzzles[0])
+    forget(each.id for each in puzzles)
+    print(f"{what or 'everything'} is as it was at the start")
+    if kept:
+        print(f"your files of before: {', '.join(each.name for each in kept)}, in {folder}")
 
 
 @app.command(epilog="Example: puzzles tpu basics/10 --tpu v5e,v6e")
 def tpu(
-    puzzle_id: Annotated[str, typer.Argument(metavar="ID")],
-    names: Annotated[str, typer.Option("--tpu", metavar="NAMES", help="Of v5e, v6e, tpu7x; commas between.")] = "v5e",
+    puzzle_id: Annotated[str, typer.Argument(metavar="ID", autocompletion=_complete_puzzle)],
+    names: Annotated[
+        str,
+        typer.Option(
+            "--tpu", metavar="NAMES", help="Of v5e, v6e, tpu7x; commas between.", autocompletion=_complete_chip
+        ),
+    ] = "v5e",
     overlay: Annotated[
         Path | None, typer.Option("--with", metavar="FILE", help="Functions to lay over the holes.")
     ] = None,
@@ -135,15 +326,14 @@ def tpu(
         raise curriculum.CurriculumError(str(error)) from None
     if overlay is not None and not overlay.is_file():
         raise curriculum.CurriculumError(f"there is no file {overlay}")
-    name = curriculum.puzzle(puzzle_id).notebook
-    source = None if overlay else workspace.current_file(workspace.find(), name)
+    source = overlay or _readers_file(curriculum.puzzle(puzzle_id).notebook)
     if not as_json:
-        print(f"{puzzle_id}: {overlay or source}", flush=True)
+        print(f"{puzzle_id}: {source}", flush=True)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        verdict = curriculum.run(puzzle_id, source=source, overlay=overlay, judge=False)
+        verdict = curriculum.run(puzzle_id, source=None if overlay else source, overlay=overlay, judge=False)
     reports = _tpu_reports(verdict, targets, quiet=as_json)
     if as_json:
-        told = {"version": 1, "source": str(overlay or source), "reports": [each.to_json() for each in reports]}
+        told = {"version": 1, "source": str(source), "reports": [each.to_json() for each in reports]}
         print(json.dumps(told if verdict.subject else {**told, "verdict": verdict.to_json()}))
     elif verdict.subject is None:
         print(verdict)
@@ -156,59 +346,88 @@ def tpu(
 def list_puzzles(as_json: Json = False) -> None:
     """Name every puzzle."""
     state = load()
-    books = curriculum.notebooks()
-    if as_json:
-        rows = [_row(book, each, state) for book in books for each in book.puzzles]
-        print(json.dumps({"version": 1, "puzzles": rows}))
-        return
     everything = curriculum.all_puzzles()
+    if as_json:
+        print(json.dumps({"version": 1, "puzzles": [_row(each, state) for each in everything]}))
+        return
     width = max((len(each.id) for each in everything), default=0)
     for each in everything:
-        print(f"{each.id:{width}}  {'solved' if state.solved(each.id) else '':6}  {each.title}".rstrip())
-
-
-@app.command(epilog="Example: puzzles hint basics/9")
-def hint(puzzle_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Show the next hint of a puzzle."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    Console().print(Markdown(next_hint(puzzle_id)))
+        print(f"{each.id:{width}}  {state.word(each):6}  {each.title}".rstrip())
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------
 
 
-def _print_map() -> None:
-    from rich.console import Console
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    state = load()
-    upcoming = state.next()
-    table = Table.grid(padding=(0, 2))
-    for book in curriculum.notebooks():
-        done, total = state.solved_in(book), len(book.puzzles)
-        table.add_row(book.name, ProgressBar(total=total, completed=done, width=20), f"{done}/{total}", book.title)
-        for each in book.puzzles if upcoming and upcoming.notebook == book.name else ():
-            word = "solved" if state.solved(each.id) else "next" if each == upcoming else ""
-            table.add_row(f"{each.number:>5}", word, "", each.title, style="bold" if each == upcoming else "")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(state.advice(), markup=False)
-    try:
-        folder = workspace.find()
-        console.print(f"your files: {folder}", markup=False, soft_wrap=True)
-    except workspace.WorkspaceError as error:
-        console.print(str(error), markup=False, soft_wrap=True)
-
-
 def _init(folder: Path) -> None:
-    added, kept = workspace.init(folder)
+    made = workspace.init(folder)
+    tutor = [each for each in made.added if each.startswith(".claude/")]
+    added = [each for each in made.added if each not in tutor]
     if added:
         print(f"added to {folder}: {', '.join(added)}")
-    if kept:
-        print(f"kept as they are in {folder}: {', '.join(kept)}")
+    if tutor:
+        print("added for an assistant: .claude (the command /tutor, and a skill)")
+    if made.kept:
+        kept = [each for each in made.kept if not each.startswith(".claude/")]
+        names = ", ".join([*kept, *([".claude"] if len(kept) < len(made.kept) else [])])
+        print(f"kept as they are in {folder}: {names}. Nothing is merged into a file that is there")
+    for name, puzzles in made.older.items():
+        print(f"{name} is based on an older text: {_numbered(puzzles)} changed since. What you wrote stays;")
+        print(f"    `puzzles reset {name}/N` takes the new text of a puzzle, and keeps your file beside the new one")
+    for name, puzzles in made.unsure.items():
+        print(f"{name} does not have the text of today in {_numbered(puzzles)}: an older text, or your own changes.")
+        print("    Nothing in this folder says which, and so the files stay as they are")
+
+
+def _numbered(puzzles: list[str]) -> str:
+    """ "Puzzles 3, 7 and the cells around the puzzles"."""
+    numbers = [each for each in puzzles if each]
+    words = [f"Puzzle{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"] if numbers else []
+    return " and ".join([*words, *(["the cells around the puzzles"] if "" in puzzles else [])])
+
+
+def _puzzle_or_next(puzzle_id: str) -> curriculum.Puzzle:
+    """The puzzle of that name, or the next one, or the very last when all are solved."""
+    if puzzle_id:
+        return curriculum.puzzle(puzzle_id)
+    return load().next() or curriculum.all_puzzles()[-1]
+
+
+def _open_puzzle(puzzle_id: str, any_order: bool) -> curriculum.Puzzle:
+    """The same, if it is open. Raises CurriculumError when another has to be solved first, and nobody said --any."""
+    puzzle = _puzzle_or_next(puzzle_id)
+    first = load().waits_for(puzzle)
+    if first is not None and any_order:
+        record_opened(puzzle.id)
+    elif first is not None:
+        raise curriculum.CurriculumError(f"{puzzle.id} opens when {first.id} is solved; --any opens it now")
+    return puzzle
+
+
+def _readers_file(name: str) -> Path:
+    """The reader's file of a notebook, the pair in step; says what there is to say about that on stderr."""
+    pair = workspace.synced_file(workspace.find(), name)
+    for each in filter(None, (pair.conflict, pair.notice)):
+        terminal.warn(each)
+    return pair.current
+
+
+def _say_verdict(verdict: Verdict, short: bool) -> None:
+    from .verdict import emit
+
+    if short:
+        print(_line(verdict), flush=True)
+    else:
+        emit(verdict)
+        sys.stdout.flush()
+
+
+def _say_finale(puzzle_id: str) -> None:
+    from .finale import finale
+
+    finished = finale(puzzle_id)
+    if finished is not None:
+        print()
+        terminal.say(finished)
 
 
 def _workspace_for_lab(folder: Path | None) -> Path:
@@ -219,6 +438,10 @@ def _workspace_for_lab(folder: Path | None) -> Path:
     books = curriculum.notebooks()
     if not all((folder / f"{book.name}.ipynb").exists() for book in books):
         _init(folder)
+    for book in books:
+        pair = workspace.synced_file(folder, book.name)
+        for each in filter(None, (pair.conflict, pair.notice)):
+            terminal.warn(each)
     return folder.expanduser().resolve()
 
 
@@ -246,13 +469,16 @@ def _puzzle_ids(what: str) -> list[str]:
     return [curriculum.puzzle(what).id]
 
 
-def _run(puzzle_id: str, source: Path | None, overlay: Path | None, quiet: bool) -> Verdict:
+def _run(puzzle_id: str, source: Path, overlay: Path | None, quiet: bool) -> tuple[Verdict, bool]:
+    """The verdict, and whether the puzzle is solved for the first time."""
+    from .verdict import totals
+
     with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-        verdict = curriculum.run(puzzle_id, source=source, overlay=overlay)
+        verdict = curriculum.run(puzzle_id, source=None if overlay else source, overlay=overlay)
     # what is laid over the holes is not the reader's own work, and an untouched hole is no attempt
-    if overlay is None and verdict.status != "unsolved":
-        record(puzzle_id, verdict.status == "passed")
-    return verdict
+    if overlay is not None or verdict.status == "unsolved":
+        return verdict, False
+    return verdict, record(puzzle_id, verdict.status == "passed", totals(verdict.figures))
 
 
 def _tpu_reports(verdict: Verdict, targets: Sequence[Chip], quiet: bool) -> list[Report]:
@@ -276,15 +502,15 @@ def _tpu_reports(verdict: Verdict, targets: Sequence[Chip], quiet: bool) -> list
 def _line(verdict: Verdict) -> str:
     about = verdict.findings[0].cause if verdict.findings else curriculum.puzzle(verdict.puzzle).title
     line = f"{verdict.puzzle:12}  {WORDS[verdict.status]:14}  {about}"
-    width = shutil.get_terminal_size().columns
+    width = terminal.columns()
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
-def _row(book: curriculum.Notebook, puzzle: curriculum.Puzzle, state: Progress) -> dict[str, Any]:
+def _row(puzzle: curriculum.Puzzle, state: Progress) -> dict[str, Any]:
     entry = state.entry(puzzle.id)
     return {
         "id": puzzle.id,
-        "notebook": book.name,
+        "notebook": puzzle.notebook,
         "number": puzzle.number,
         "title": puzzle.title,
         "goal": puzzle.goal,
@@ -293,4 +519,5 @@ def _row(book: curriculum.Notebook, puzzle: curriculum.Puzzle, state: Progress) 
         "hints_seen": entry["hints"],
         "attempts": entry["attempts"],
         "solved": entry["solved"],
+        "locked": state.waits_for(puzzle) is not None,
     }

@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .watchdog import TimeLimit, time_limit
+
 if TYPE_CHECKING:
     from .lens.capture import SourceLine
     from .verdict import Verdict
 
 HOLE = "YOUR CODE HERE"
+STATEMENT_LIMIT_S = 60.0  # for one statement before the check, which has limits of its own
 
 CELL_MARKER = re.compile(r"^# %%(?:\s.*)?$")
 PUZZLE_HEADING = re.compile(r"^## Puzzle (\w+): *(.+?) *$", re.MULTILINE)
@@ -37,6 +40,9 @@ MAGIC = re.compile(r"^(\s*)(?:[%!].*|\??[\w.]+\?{1,2}\s*)$")
 PYTHON_MAGIC = re.compile(r"^\s*%%(?:time|timeit|capture|prun)\b")
 
 SHOWS = {"check", "show", "hint", "progress"}  # what a notebook calls to display something
+
+
+DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom  # what ends by itself
 
 
 class CurriculumError(Exception):
@@ -139,6 +145,22 @@ def puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle:
     raise CurriculumError(f"there is no puzzle {puzzle_id!r}: {near}`puzzles list` shows them all")
 
 
+def in_notebook(name: str, *, course: Path | None = None) -> list[Puzzle]:
+    """The puzzles of one notebook, in order."""
+    return [each for each in all_puzzles(course) if each.notebook == name]
+
+
+def instructions(puzzle: Puzzle) -> str:
+    """What a puzzle says before its first code cell, as markdown."""
+    texts = []
+    for each in notebook(puzzle.path).cells:
+        if each.section == puzzle.number:
+            if each.kind == "code":
+                break
+            texts.append(each.source)
+    return "\n\n".join(texts)
+
+
 def next_puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle | None:
     """The puzzle after this one, in the next notebook if need be; None after the last."""
     here = puzzle(puzzle_id, course=course)
@@ -222,14 +244,19 @@ def read_cells(path: Path) -> list[Cell]:
     """The cells of a percent-format .py or of an .ipynb, each with the name its code is compiled under."""
     try:
         if path.suffix == ".ipynb":
-            return _sections(_ipynb_cells(path))
+            return sections(_ipynb_cells(path))
         text = path.read_text("utf-8-sig")
     except OSError as error:
         raise CurriculumError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # not UTF-8, or not a notebook
         raise CurriculumError(f"{path} is not a {path.suffix or 'text'} file that can be read: {error}") from None
     _remember(str(path), text)
-    return _sections(_percent_cells(text, str(path)))
+    return cells_of(text, str(path))
+
+
+def cells_of(text: str, file: str = "") -> list[Cell]:
+    """The cells of a text in percent format."""
+    return sections(_percent_cells(text, file))
 
 
 def _percent_cells(text: str, file: str) -> Iterator[Cell]:
@@ -276,7 +303,7 @@ def _ipynb_cells(path: Path) -> Iterator[Cell]:
         yield Cell(each.cell_type, source, 1, file)
 
 
-def _sections(cells: Iterator[Cell]) -> list[Cell]:
+def sections(cells: Iterator[Cell]) -> list[Cell]:
     """Says of each cell which puzzle it belongs to: the one whose heading came last."""
     section = ""
     made = []
@@ -467,8 +494,14 @@ class _Session:
             wanted = final and checks and number == checks[-1]
             if _only_displays(each.node) and not wanted:
                 continue
+            limit = None if wanted or isinstance(each.node, DEFINITIONS) else time_limit(STATEMENT_LIMIT_S, "your code")
             try:
-                self._run_statement(each, quiet=cell.section != self.target.number)
+                with limit or contextlib.nullcontext():
+                    self._run_statement(each, quiet=cell.section != self.target.number)
+            except TimeLimit as stop:
+                if stop.limit is not limit:
+                    raise  # somebody else's, around all of this
+                self._failed(cell, stop, final)
             except (Exception, SystemExit) as error:
                 self._failed(cell, error, final)
 
@@ -656,4 +689,6 @@ def _what(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"Python cannot read this line: {error.msg}"
     text = str(error).strip().splitlines()
+    if isinstance(error, TimeLimit):
+        return text[0][:1].upper() + text[0][1:].rstrip(".")
     return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__

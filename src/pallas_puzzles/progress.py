@@ -8,20 +8,22 @@ import html
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .files import LOCK_TIMEOUT_S, locked, write_whole
 
 if TYPE_CHECKING:
     from .curriculum import Notebook, Puzzle
 
 VERSION = 1
-LOCK_TIMEOUT_S = 5.0
 BAR_WIDTH = 13
 
-Entry = dict[str, Any]  # {"solved": "2026-01-31T12:00:00Z" | None, "hints": 2, "attempts": 5}
+# {"solved": "2026-01-31T12:00:00Z" | None, "hints": 2, "attempts": 5}, and where there is a reason: "opened": True,
+# out of order, and "figures": what the right answer costs (verdict.totals)
+Entry = dict[str, Any]
 NEW: Entry = {"solved": None, "hints": 0, "attempts": 0}
 
 _said: set[str] = set()  # notices of this process
@@ -48,6 +50,28 @@ class Progress:
     def solved_in(self, book: Notebook) -> int:
         return sum(self.solved(each.id) for each in book.puzzles)
 
+    def hints_in(self, book: Notebook) -> int:
+        return sum(self.entry(each.id)["hints"] for each in book.puzzles)
+
+    def figures(self, puzzle_id: str) -> dict[str, float]:
+        """What the last right answer cost, {} where that is not known."""
+        found = self.entry(puzzle_id).get("figures")
+        return {k: v for k, v in found.items() if isinstance(v, int | float)} if isinstance(found, dict) else {}
+
+    def waits_for(self, puzzle: Puzzle) -> Puzzle | None:
+        """The puzzle to be solved before this one opens; None when it is open, also because somebody has tried it."""
+        from . import curriculum
+
+        entry = self.entry(puzzle.id)
+        if entry["solved"] or entry["attempts"] or entry.get("opened"):
+            return None
+        before = None
+        for each in curriculum.notebook(puzzle.path).puzzles:
+            if each.id == puzzle.id:
+                break
+            before = each
+        return before if before and not self.solved(before.id) else None
+
     def next(self) -> Puzzle | None:
         """The first unsolved puzzle of the notebook that was last solved in, else of the whole course."""
         from . import curriculum
@@ -66,11 +90,9 @@ class Progress:
         lines = []
         for book in books:
             done, total = self.solved_in(book), len(book.puzzles)
-            lines.append(f"{book.name:{width}}  {_bar(done, total)} {done:>2}/{total:<2}  {book.title}")
+            lines.append(f"{book.name:{width}}  {bar(done, total)} {done:>2}/{total:<2}  {book.title}")
             if upcoming and upcoming.notebook == book.name:
-                lines += [
-                    f"    {each.number:>3}  {self._word(each, upcoming):6}  {each.title}" for each in book.puzzles
-                ]
+                lines += [f"    {each.number:>3}  {self._word(each):6}  {each.title}" for each in book.puzzles]
         return "\n".join([*lines, self.advice()])
 
     def _repr_html_(self) -> str:
@@ -80,13 +102,13 @@ class Progress:
             done, total = self.solved_in(book), len(book.puzzles)
             rows = "".join(
                 f"<tr><td>{each.number}</td><td style='text-align:left'>{html.escape(each.title)}</td>"
-                f"<td style='text-align:left'>{self._word(each, upcoming)}</td></tr>"
+                f"<td style='text-align:left'>{self._word(each)}</td></tr>"
                 for each in book.puzzles
             )
             here = " open" if upcoming and upcoming.notebook == book.name else ""
             blocks.append(
                 f"<details{here}><summary><code>{book.name}</code> {html.escape(book.title)}: "
-                f"{done} of {total} solved <code>{_bar(done, total)}</code></summary><table>{rows}</table></details>"
+                f"{done} of {total} solved <code>{bar(done, total)}</code></summary><table>{rows}</table></details>"
             )
         return f"<div>{''.join(blocks)}<p>{html.escape(self.advice())}</p></div>"
 
@@ -95,21 +117,30 @@ class Progress:
         upcoming = self.next()
         return f"next: {upcoming.id}  {upcoming.title}" if upcoming else "every puzzle is solved"
 
+    def _word(self, puzzle: Puzzle) -> str:
+        word = self.word(puzzle)
+        return word if word in ("solved", "next") else ""  # on the page of a notebook everything lies open
+
     def _books(self) -> list[Notebook]:
         from . import curriculum
 
         return curriculum.notebooks(self.course)
 
-    def _word(self, puzzle: Puzzle, upcoming: Puzzle | None) -> str:
+    def word(self, puzzle: Puzzle) -> str:
+        """Where the reader stands with a puzzle: "solved", "next", "open", or "locked" (see `waits_for`)."""
+        upcoming = self.next()
         if self.solved(puzzle.id):
             return "solved"
-        return "next" if upcoming and puzzle.id == upcoming.id else ""
+        if upcoming and puzzle.id == upcoming.id:
+            return "next"
+        return "locked" if self.waits_for(puzzle) else "open"
 
 
-def _bar(done: int, total: int) -> str:
-    filled = round(BAR_WIDTH * done / total) if total else 0
-    filled = min(max(filled, int(done > 0)), BAR_WIDTH - int(done < total))  # full when done, and only then
-    return "#" * filled + "." * (BAR_WIDTH - filled)
+def bar(done: int, total: int, width: int = BAR_WIDTH) -> str:
+    """Progress in characters that every terminal has: "####....", full when all is done and only then."""
+    filled = round(width * done / total) if total else 0
+    filled = min(max(filled, int(done > 0)), width - int(done < total))
+    return "#" * filled + "." * (width - filled)
 
 
 # ---- what the rest of the package calls ------------------------------------------------------------------------------
@@ -142,15 +173,21 @@ def progress() -> Progress:
     return load()
 
 
-def record(puzzle_id: str, solved: bool) -> None:
-    """Counts an attempt; a puzzle that is solved once stays solved. Never raises."""
+def record(puzzle_id: str, solved: bool, figures: Mapping[str, float] | None = None) -> bool:
+    """Counts an attempt; a puzzle that is solved once stays solved. True when this is what solved it. Never raises."""
+    first = False
 
     def change(entry: Entry) -> None:
+        nonlocal first
         entry["attempts"] += 1
-        if solved and not entry["solved"]:
+        first = solved and not entry["solved"]
+        if first:
             entry["solved"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        if solved and figures:
+            entry["figures"] = dict(figures)
 
     _update(puzzle_id, change)
+    return first
 
 
 def record_hint(puzzle_id: str, most: int | None = None) -> int:
@@ -160,6 +197,33 @@ def record_hint(puzzle_id: str, most: int | None = None) -> int:
         entry["hints"] += int(most is None or entry["hints"] < most)
 
     return int(_update(puzzle_id, change)["hints"])
+
+
+def record_solution_seen(puzzle: Puzzle) -> None:
+    """Counts every hint, the last of which is the solution. Never raises."""
+
+    def change(entry: Entry) -> None:
+        entry["hints"] = max(entry["hints"], len(puzzle.hints))
+
+    _update(puzzle.id, change)
+
+
+def record_opened(puzzle_id: str) -> None:
+    """Opens a puzzle out of order, for good. Never raises."""
+    _update(puzzle_id, lambda entry: entry.update(opened=True))
+
+
+def forget(puzzle_ids: Iterable[str]) -> None:
+    """Takes puzzles back to the start: not solved, no hints, no attempts. Never raises."""
+    gone = set(puzzle_ids)
+    for each in gone:
+        _unsaved.pop(each, None)
+    try:
+        with _locked():
+            _write({key: entry for key, entry in _with_unsaved(_read()).items() if key not in gone})
+            _unsaved.clear()
+    except _Unusable as reason:
+        _say(str(reason))
 
 
 def hint(puzzle_id: str) -> None:
@@ -181,7 +245,12 @@ def next_hint(puzzle_id: str) -> str:
     total = len(puzzle.hints)
     if not total:
         return f"{puzzle.id} has no hints."
-    number = min(max(record_hint(puzzle.id, most=total), 1), total)
+    return hint_text(puzzle, min(max(record_hint(puzzle.id, most=total), 1), total))
+
+
+def hint_text(puzzle: Puzzle, number: int) -> str:
+    """One hint as markdown, whether it has been seen or not."""
+    total = len(puzzle.hints)
     last = " (the last one)" if number == total else ""
     return f"**{puzzle.id} {puzzle.title}: hint {number} of {total}{last}**\n\n{puzzle.hints[number - 1]}"
 
@@ -220,6 +289,7 @@ def _with_unsaved(recorded: dict[str, Entry]) -> dict[str, Entry]:
         entry["solved"] = entry["solved"] or more["solved"]
         entry["hints"] = max(entry["hints"], more["hints"])
         entry["attempts"] += more["attempts"]
+        entry.update({each: more[each] for each in ("opened", "figures") if each in more})
     return puzzles
 
 
@@ -277,20 +347,11 @@ def _set_aside(path: Path) -> None:
 
 
 def _write(puzzles: dict[str, Entry]) -> None:
-    """Atomically: at any moment the file is the old one or the new one, whole."""
-    path = _file()
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    text = json.dumps({"version": VERSION, "puzzles": puzzles}, indent=1, sort_keys=True)
     try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            json.dump({"version": VERSION, "puzzles": puzzles}, stream, indent=1, sort_keys=True)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        write_whole(_file(), f"{text}\n".encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise _Unusable(f"{path} cannot be written ({error.strerror}): progress is not recorded") from None
+        raise _Unusable(f"{_file()} cannot be written ({error.strerror}): progress is not recorded") from None
 
 
 @contextlib.contextmanager
@@ -299,55 +360,18 @@ def _locked() -> Iterator[None]:
     folder = state_folder()
     if not folder.is_absolute():  # no home: "~" would become a folder of that name
         raise _Unusable("there is no home folder to keep progress in: set PALLAS_PUZZLES_HOME to a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = open(folder / "progress.lock", "a+b")  # noqa: SIM115
-    except OSError as error:
-        raise _Unusable(
-            f"{folder} cannot be written ({error.strerror}): progress is not recorded; "
-            f"set PALLAS_PUZZLES_HOME to a folder of yours"
-        ) from None
-    with stream:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while not _try_lock(stream.fileno()):
-            if time.monotonic() > deadline:
-                raise _Unusable(f"{stream.name} is held by another program: this is not recorded")
-            time.sleep(0.005)
+    with contextlib.ExitStack() as stack:
         try:
-            yield
-        finally:
-            _unlock(stream.fileno())
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(handle: int) -> bool:
-        os.lseek(handle, 0, os.SEEK_SET)
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(handle: int) -> None:
-        os.lseek(handle, 0, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
-else:
-    import fcntl
-
-    def _try_lock(handle: int) -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError:
-            return True  # a file system without locks: there, one writer at a time is all we can serve
-        return True
-
-    def _unlock(handle: int) -> None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / "progress.lock", LOCK_TIMEOUT_S))
+        except TimeoutError as error:
+            raise _Unusable(f"{error}: this is not recorded") from None
+        except OSError as error:
+            raise _Unusable(
+                f"{folder} cannot be written ({error.strerror}): progress is not recorded; "
+                f"set PALLAS_PUZZLES_HOME to a folder of yours"
+            ) from None
+        yield
 
 
 def _say(notice: str) -> None:

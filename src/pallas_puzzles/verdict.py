@@ -77,15 +77,23 @@ class Verdict(Displayed):
         return self.status == "passed"
 
     def __str__(self) -> str:
-        return "\n".join(line for _, line in _text(self))
+        return self.text()
 
     __repr__ = __str__
 
+    def text(self, columns: int = MAX_COLUMNS) -> str:
+        """The verdict for a terminal that is so wide; never wider than is good to read."""
+        return "\n".join(line for _, line in _text(self, columns))
+
     def __rich__(self) -> Any:
-        """The text with a little colour."""
+        """The text with a little colour, at its full width."""
+        return self.coloured(MAX_COLUMNS)
+
+    def coloured(self, columns: int) -> Any:
+        """`text`, as rich can print it."""
         from rich.text import Text
 
-        return Text("\n").join(Text(line, style=_style(self, role)) for role, line in _text(self))
+        return Text("\n").join(Text(line, style=_style(self, role)) for role, line in _text(self, columns))
 
     def _repr_html_(self) -> str:
         return _card(self)
@@ -109,13 +117,22 @@ def gained(figures: "Sequence[Figures]") -> str:
     """One line on what an answer costs, over all of its pallas_calls: bytes, steps, VMEM, intensity."""
     if not figures:
         return ""
-    hbm, once = sum(f.hbm_bytes for f in figures), sum(f.once_bytes for f in figures)
-    flops, vmem = sum(f.flops for f in figures), max(f.vmem_bytes for f in figures)
+    all_of = totals(figures)
+    hbm, once, flops = all_of["hbm_bytes"], all_of["once_bytes"], all_of["flops"]
     who = "It moves" if len(figures) == 1 else f"Its {len(figures)} pallas_calls move"
     ratio = f" ({times(hbm / once)} the arrays)" if once else ""
-    words = f"{who} {human_bytes(hbm)}{ratio} between HBM and VMEM in {plural(sum(f.steps for f in figures), 'step')}"
-    words += f", and {'holds' if len(figures) == 1 else 'hold at most'} {human_bytes(vmem)} of VMEM"
+    words = f"{who} {human_bytes(hbm)}{ratio} between HBM and VMEM in {plural(all_of['steps'], 'step')}"
+    words += f", and {'holds' if len(figures) == 1 else 'hold at most'} {human_bytes(all_of['vmem_bytes'])} of VMEM"
     return words + (f"; {flops / hbm:.3g} FLOP per byte." if flops and hbm else ".")
+
+
+def totals(figures: "Sequence[Figures]") -> dict[str, int]:
+    """What an answer costs, over all of its pallas_calls; of VMEM the most that one of them holds. {} without any."""
+    if not figures:
+        return {}
+    sums = ("hbm_bytes", "once_bytes", "steps", "flops")
+    found = {name: int(sum(getattr(f, name) for f in figures)) for name in sums}
+    return {**found, "vmem_bytes": int(max(f.vmem_bytes for f in figures))}
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -123,10 +140,10 @@ def gained(figures: "Sequence[Figures]") -> str:
 Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
 
 
-def _text(v: Verdict) -> Lines:
+def _text(v: Verdict, columns: int) -> Lines:
     """At most a screen. Where not everything fits, what matters least is left out; the order stays."""
-    sections = _sections(v)
-    room = MAX_LINES
+    sections = _sections(v, min(columns, MAX_COLUMNS))
+    room = MAX_LINES * MAX_COLUMNS // min(columns, MAX_COLUMNS)
     kept = set()
     for i, (_, lines) in sorted(enumerate(sections), key=lambda pair: pair[1][0]):
         if len(lines) <= room:
@@ -139,42 +156,47 @@ def _text(v: Verdict) -> Lines:
     return chosen
 
 
-def _sections(v: Verdict) -> list[tuple[int, Lines]]:
+def _sections(v: Verdict, columns: int) -> list[tuple[int, Lines]]:
     """(rank, lines) from top to bottom; rank 0 matters most."""
-    sections = [(0, _wrapped(v.headline, "headline", "", most=2))]
+    sections = [(0, _wrapped(v.headline, "headline", "", most=2, columns=columns))]
     for i, finding in enumerate(v.findings[:3]):
         start = "" if i == 0 else "Also: "
-        cause = [("", ""), *_wrapped(start + _sentence(finding.cause), "cause" if i == 0 else "also", "  ", most=6)]
+        cause = [
+            ("", ""),
+            *_wrapped(start + _sentence(finding.cause), "cause" if i == 0 else "also", "  ", most=6, columns=columns),
+        ]
         sections.append((0 if i == 0 else 3 + 2 * i, cause))
         if finding.line is not None:
             sections.append(
-                (1 if i == 0 else 4 + 2 * i, [("line", _clip(f"    {finding.line}   {finding.line.text}"))])
+                (1 if i == 0 else 4 + 2 * i, [("line", _clip(f"    {finding.line}   {finding.line.text}", columns))])
             )
         if i == 0:
-            items = [_wrapped(item, "evidence", "  - ", most=3) for item in finding.evidence]
+            items = [_wrapped(item, "evidence", "  - ", most=3, columns=columns) for item in finding.evidence]
             sections += [(3 if n == 0 else 4, item) for n, item in enumerate(items[:4])]
             sections.append((9, _tiles_text(v.tiles)))
     if len(v.findings) > 3:
         sections.append((8, [("also", f"  and {plural(len(v.findings) - 3, 'more finding')}")]))
-    sections += [(2, _wrapped(note, "note", "  ", most=3)) for note in v.notes[:3]]
-    sections.append((2 if v else 10, _wrapped(v.gained or _cost(v), "figures", "  ", most=2)))
-    sections.append((1, _wrapped(v.next, "next", "  ", most=2)))
+    sections += [(2, _wrapped(note, "note", "  ", most=3, columns=columns)) for note in v.notes[:3]]
+    sections.append((2 if v else 10, _wrapped(v.gained or _cost(v), "figures", "  ", most=2, columns=columns)))
+    sections.append((1, _wrapped(v.next, "next", "  ", most=2, columns=columns)))
     if v.traceback:
         sections.append((2, [("note", "  The full traceback is one call away: print(verdict.traceback).")]))
     return sections
 
 
-def _wrapped(words: str, role: str, indent: str, most: int) -> Lines:
+def _wrapped(words: str, role: str, indent: str, most: int, columns: int) -> Lines:
+    """`most` is how many lines there may be at the full width; a narrow terminal gets as many words in more lines."""
     if not words:
         return []
-    lines = textwrap.wrap(words, MAX_COLUMNS, initial_indent=indent, subsequent_indent=" " * len(indent))
+    lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=" " * len(indent))
+    most = most * MAX_COLUMNS // columns
     if len(lines) > most:
-        lines = [*lines[: most - 1], _clip(f"{lines[most - 1]} ...")]
+        lines = [*lines[: most - 1], _clip(f"{lines[most - 1]} ...", columns)]
     return [(role, line) for line in lines]
 
 
-def _clip(line: str) -> str:
-    return line if len(line) <= MAX_COLUMNS else f"{line[: MAX_COLUMNS - 3]}..."
+def _clip(line: str, columns: int) -> str:
+    return line if len(line) <= columns else f"{line[: columns - 3]}..."
 
 
 def _sentence(words: str) -> str:
@@ -328,4 +350,5 @@ def _print_in_colour(thing: Any) -> None:
     from rich.console import Console
 
     width = shutil.get_terminal_size().columns
-    Console(highlight=False, width=max(width, MAX_COLUMNS)).print(thing, soft_wrap=True)
+    shown = thing.coloured(width) if isinstance(thing, Verdict) else thing
+    Console(highlight=False, width=max(width, MAX_COLUMNS)).print(shown, soft_wrap=True)

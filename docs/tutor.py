@@ -1,0 +1,140 @@
+"""Writes what the tutor in .claude knows of each puzzle, from the bank of wrong answers: `uv run python docs/tutor.py`.
+
+With `--check` it changes nothing, names what is out of date, and exits with 1 if anything is.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SKILL = ROOT / ".claude" / "skills" / "pallas-tutor"
+sys.path.insert(0, str(ROOT / "tests"))
+
+import bank  # noqa: E402
+from pallas_puzzles import curriculum  # noqa: E402
+from pallas_puzzles.lens import errors  # noqa: E402
+from pallas_puzzles.lens.diagnose import _ORDER  # noqa: E402
+
+GENERATED = "<!-- made by docs/tutor.py: change its sources, not this file -->"
+
+# kinds of findings -> what they mean, and the question that leads there
+FAMILIES = {
+    "structure shape dtype": "The result has not the form that the spec has. What does the spec's signature promise?",
+    "garbage unwritten never-stored": (
+        "Memory is used before, or without, anybody writing it. Outputs and scratch start with whatever was there. "
+        "Who writes this element first, and at which step?"
+    ),
+    "unvisited": "A block of the result belongs to no step. How many blocks has it, and which ones do the steps name?",
+    "partly-stored sometimes-stored": (
+        "Part of a block, or of the steps, stores nothing. Under which condition does the store run?"
+    ),
+    "stale revisit": (
+        "A block comes back after others, and holds what it happened to hold. In which order does the grid walk, and "
+        "when does a block leave VMEM?"
+    ),
+    "reset overwritten repeated carry": (
+        "A running value starts too often, too late, or never. For one block of the result: what is in the buffer "
+        "before its first step, and what must be there after its last?"
+    ),
+    "map-bounds ref-bounds padding": (
+        "An index runs past an edge. Index maps count blocks, Refs count elements of a block. Which of the two is "
+        "this, and what is the largest value that it takes?"
+    ),
+    "moved transposed permuted flipped exchanged unread unused local-position": (
+        "Right numbers in the wrong place, or an input that nobody reads. For step (1, 2): which block should come?"
+    ),
+    "offset scaled row-offset row-scaled row-term row-missing wrong-axis reciprocal": (
+        "The result is a known distance from the right one: a constant, a factor, a term per row. Which term of the "
+        "formula is that?"
+    ),
+    "overflow exp-positive born max-fill max-start no-rescale nan": (
+        "A number left the range of its dtype, or a running maximum starts or grows without its sum. What is the "
+        "largest exponent, and what happens to the sum when the maximum grows?"
+    ),
+    "precision rounding": "Rounded too often. In which dtype does the sum grow, and how often is it rounded?",
+    "zeros values input-store rebound": (
+        "The result is wrong and no simpler explanation fits, or something else than the result was written. What "
+        "does the kernel store, and into which Ref?"
+    ),
+    "race": "Steps of a parallel axis write the same block. What does `parallel` promise to the compiler?",
+    "unwaited hang hbm-load hbm-store": (
+        "Copies of the reader's own: not waited for, waited for twice, or HBM touched without one. For each start, "
+        "where is its wait?"
+    ),
+    "budget": "Right answer, but it costs too much. What is counted, and which loop or index map makes it so many?",
+    "forbidden outside": (
+        "The work is done by a library function, or outside of the kernel. Which part was the puzzle about?"
+    ),
+    "lowering": "JAX refuses the kernel for a TPU. Which rule does the sentence name, and which shape breaks it?",
+}
+
+
+def mistakes(book: curriculum.Notebook, answers: list[bank.WrongAnswer]) -> str:
+    """One table for each puzzle of a notebook: the mistake, and what its verdict says."""
+    parts = [GENERATED, f"# What readers of `{book.name}` get wrong", "For the tutor's eyes: it gives answers away."]
+    for puzzle in book.puzzles:
+        mine = [each for each in answers if each.puzzle == puzzle.id]
+        rows = [f"| {_cell(each.title)} | {_cell(' ... '.join([*each.first, *each.says]))} |" for each in mine]
+        table = "\n".join(["| the mistake | what the verdict says |", "|---|---|", *rows])
+        parts += [f"## {puzzle.id} {puzzle.title}", f"Holes: {', '.join(f'`{hole}`' for hole in puzzle.holes)}", table]
+    return "\n\n".join(parts) + "\n"
+
+
+def messages() -> str:
+    """What the kinds of findings mean, and what JAX's own errors are turned into."""
+    parts = [
+        GENERATED,
+        "# What a verdict says, and what to ask",
+        "`kind` of a finding, in the JSON of `puzzles check`.",
+    ]
+    rows = [f"| {', '.join(kinds.split())} | {_cell(about)} |" for kinds, about in FAMILIES.items()]
+    named = {kind for kinds in FAMILIES for kind in kinds.split()}
+    others = [kind for kind in _ORDER if kind not in named]
+    if others:
+        rows.append(f"| {', '.join(others)} | Read the cause: it says what to try. Ask for the line that decides it. |")
+    parts.append("\n".join(["| kind | what it means, and a question |", "|---|---|", *rows]))
+    rows = [f"| {kind} | {_cell(advice)} |" for kind, advice in {k: a for _, k, a in errors._ERRORS}.items()]
+    parts += [
+        "## Errors from JAX and Python",
+        "The reader sees the sentence on the right, not the traceback. It names the rule: they say where it applies.",
+        "\n".join(["| kind | what the reader is told |", "|---|---|", *rows]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+
+
+def files() -> dict[Path, str]:
+    answers = bank.read_all()
+    made = {SKILL / "mistakes" / f"{book.name}.md": mistakes(book, answers) for book in curriculum.notebooks()}
+    return {**made, SKILL / "messages.md": messages()}
+
+
+def stale() -> list[Path]:
+    """The files that are not what the bank and the lens say, and those that no notebook stands behind."""
+    made = files()
+    old = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
+    return [*old, *(path for path in sorted((SKILL / "mistakes").glob("*.md")) if path not in made)]
+
+
+def main() -> int:
+    out_of_date, made = stale(), files()
+    for path in out_of_date:
+        print(f"{path.relative_to(ROOT)}: not what the bank of wrong answers says")
+        if "--check" in sys.argv:
+            continue
+        if path in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(made[path], "utf-8")
+        else:
+            path.unlink()
+    if not out_of_date:
+        print("the tutor is up to date")
+    return int("--check" in sys.argv and bool(out_of_date))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
