@@ -1935,60 +1935,76 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
 
 # %% flash_attention/8: one sum for the whole block
+# first: delta_ref are wrong
+# says: product.sum()
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
     delta_ref[...] = jnp.broadcast_to(product.sum(), delta_ref.shape)
 
 
 # %% flash_attention/8: down the columns instead of along the rows
+# first: shape (1, 64) is stored in a Ref of shape (64, 1)
+# says: axis=0
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
     delta_ref[...] = product.sum(axis=0, keepdims=True)
 
 
 # %% flash_attention/8: the mean instead of the sum
+# first: 0.015625 times what is expected
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
     delta_ref[...] = product.mean(axis=1, keepdims=True)
 
 
 # %% flash_attention/8: the product in bfloat16
+# first: rounding, not logic
+# first: float32
+# says: variant 2
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = (o_ref[...] * do_ref[...]).astype(jnp.float32)
     delta_ref[...] = product.sum(axis=1, keepdims=True)
 
 
 # %% flash_attention/8: the result with itself
+# first: never reads do_ref
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = o_ref[...].astype(jnp.float32) * o_ref[...].astype(jnp.float32)
     delta_ref[...] = product.sum(axis=1, keepdims=True)
 
 
 # %% flash_attention/8: the gradient with itself
+# first: never reads o_ref
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = do_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
     delta_ref[...] = product.sum(axis=1, keepdims=True)
 
 
 # %% flash_attention/8: a reduction that loses its dimension
+# first: keepdims=True
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
     delta_ref[...] = product.sum(axis=1)
 
 
 # %% flash_attention/8: scaled like a score
+# first: 0.125 times what
+# says: ** -0.5
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
     delta_ref[...] = product.sum(axis=1, keepdims=True) * o_ref.shape[1] ** -0.5
 
 
 # %% flash_attention/8: nothing but the gradient
+# first: never reads o_ref
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = do_ref[...].astype(jnp.float32)
     delta_ref[...] = product.sum(axis=1, keepdims=True)
 
 
 # %% flash_attention/9: the scale is missing in dq
+# first: 8 times what is expected
+# first: look at the scale
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2016,6 +2032,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: the scale is missing in the scores
+# first: dq_ref are wrong
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2043,6 +2060,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: a softmax of the block instead of lse
+# first: never reads lse_ref
 def p_and_ds(s, dp, lse, delta, seen):
     e = jnp.where(seen, jnp.exp(s - s.max(axis=1, keepdims=True)), 0)
     p = e / e.sum(axis=1, keepdims=True)
@@ -2071,6 +2089,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: no row term
+# first: never reads delta_ref
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * dp, 0)
@@ -2098,6 +2117,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: the row term is added
+# first: dq_ref are wrong
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp + delta), 0)
@@ -2125,6 +2145,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: exp of s alone
+# first: never reads lse_ref
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2152,6 +2173,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: nothing is masked
+# first: v_ref lie beyond the edge
+# first: passes the mask
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.exp(s - lse)
     return p, p * (dp - delta)
@@ -2179,6 +2202,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: masked by multiplying with 0
+# first: v_ref lie beyond the edge
+# says: nan
 def p_and_ds(s, dp, lse, delta, seen):
     p = seen * jnp.exp(s - lse)
     return p, seen * p * (dp - delta)
@@ -2206,6 +2231,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: keys beyond the edge meet a 0
+# first: k_ref lie beyond the edge
+# first: 0 times NaN is NaN
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2233,6 +2260,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: the sum is never zeroed
+# first: acc_ref that nobody has written
+# first: pl.program_id(3) == 0
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2256,6 +2285,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: the last block of keys alone
+# first: dq_ref are wrong
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2283,6 +2313,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: masked, but not skipped
+# first: Right answer, but it takes
+# first: FLOPs
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2310,6 +2342,9 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: from p instead of ds
+# first: never reads
+# says: v_ref
+# says: delta_ref
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2337,6 +2372,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: do and v in each other's place
+# first: never reads do_ref
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2364,6 +2400,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: the loop stops a block early
+# first: are zero
+# first: the result is never added
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2391,6 +2429,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: ds without p
+# first: never reads q_ref
+# says: lse_ref
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, dp - delta, 0)
@@ -2418,6 +2458,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/10: dv from unmasked p
+# first: dv_ref are wrong
+# not: not linear
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2450,6 +2492,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: no block is skipped
+# first: Right answer, but it moves
+# says: FLOPs
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return 0
 
@@ -2481,6 +2525,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: first_q rounds up
+# first: dk_ref is wrong
+# says: variant 3
+# says: def first_q
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return pl.cdiv(jnp.maximum(j * bkv - (Skv - Sq), 0), bq) if causal else 0
 
@@ -2512,6 +2559,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: first_q forgets where query 0 stands
+# first: the index map of q_ref returns
+# first: out of bounds
+# says: def first_q
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return (j * bkv) // bq if causal else 0
 
@@ -2543,6 +2593,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: copies are saved, products are not
+# first: Right answer, but it takes
+# first: FLOPs
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2574,6 +2626,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: queries beyond the edge meet a 0
+# first: q_ref lie beyond the edge
+# first: 0 times NaN is NaN
+# says: variant 1
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2605,6 +2660,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: gradients beyond the edge meet a 0
+# first: do_ref lie beyond the edge
+# first: 0 times NaN is NaN
+# says: variant 1
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2636,6 +2694,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: the scale is missing in dk
+# first: 8 times what is expected
+# first: look at the scale
+# says: dk_ref
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2667,6 +2728,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: p is not transposed
+# first: contracting dimensions
+# says: jnp.dot(p
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2698,6 +2761,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: dk and dv in each other's place
+# first: the two have changed places
+# says: dk_ref
+# says: dv_ref
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2729,6 +2795,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: forward once more on the way back
+# first: Right answer, but it moves
+# says: FLOPs
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2747,7 +2815,7 @@ def add_dkv(i, j, q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_acc_ref, d
 
 
 def smooth_attention_fwd(q, k, v, causal, bq, bkv):
-    o, lse = flash_attention_fwd(q, k, v, causal=causal, bq=bq, bkv=bkv)
+    o, _ = flash_attention_fwd(q, k, v, causal=causal, bq=bq, bkv=bkv)
     return o, (q, k, v)
 
 
@@ -2761,6 +2829,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: dv from ds
+# first: dv_ref are wrong
+# not: not linear
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2773,7 +2843,7 @@ def add_dkv(i, j, q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_acc_ref, d
         q, do = rows_inside(q_ref[...], i, Sq), rows_inside(do_ref[...], i, Sq)
         s = block_scores(q, k_ref[...], D**-0.5)
         dp = block_scores(do, v_ref[...], 1.0)
-        p, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
+        _, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
         dv_acc_ref[...] += transposed_times(ds.astype(do.dtype), do)
         dk_acc_ref[...] += transposed_times(ds.astype(q.dtype), q) * D**-0.5
 
@@ -2792,6 +2862,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: the last block of queries alone
+# first: is overwritten
+# first: +=
+# says: dk_acc_ref
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2823,6 +2896,7 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: delta from the wrong array
+# first: dq_ref are wrong
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2846,7 +2920,7 @@ def smooth_attention_fwd(q, k, v, causal, bq, bkv):
 
 
 def smooth_attention_bwd(causal, bq, bkv, residuals, do):
-    q, k, v, o, lse = residuals
+    q, k, v, _, lse = residuals
     delta = attention_delta(q, do, bq=bq)
     dq = attention_dq(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
     dk, dv = attention_dkv(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
@@ -2854,6 +2928,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: the way back is always causal
+# first: dq_ref are wrong
+# says: causal=False
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -2885,6 +2961,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/11: a head of keys for every head of queries
+# first: the index map of k_ref returns
+# first: out of bounds
+# says: def grouped_kv_map
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h, block(i, j), 0)
 
@@ -2918,6 +2997,8 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: the remainder instead of the quotient
+# first: k
+# says: def grouped_kv_map
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h % group, block(i, j), 0)
 
@@ -2951,6 +3032,8 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: keys and values are repeated
+# first: outside of the kernel
+# says: jnp.repeat(k
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -2986,6 +3069,9 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: the sum starts again for every head
+# first: set to its starting value again
+# first: (pl.program_id(3) == 0) & (pl.program_id(4) == 0)
+# says: acc_ref
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -3019,6 +3105,10 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: the sum starts once and for all
+# first: as step
+# first: left it
+# first: not only once
+# says: acc_ref
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -3052,6 +3142,8 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: stored for every head
+# first: Right answer, but
+# first: stored at
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -3085,6 +3177,7 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: stored after the first head
+# first: dk_ref
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -3118,6 +3211,7 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: members of a group are strangers
+# first: k_ref
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -3151,6 +3245,7 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: one head stands for its group
+# first: k_ref
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -3184,6 +3279,8 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/12: every block is in the list
+# first: Right answer, but it takes
+# first: grid steps
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], kinds.shape[1]
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3234,6 +3331,8 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: the end of a list points at block 0
+# first: Right answer, but it moves
+# says: k_ref:
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3284,6 +3383,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: the step taken for the place
+# first: o_ref are wrong
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3334,6 +3434,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: the map does not look into the list
+# first: o_ref are wrong
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3384,6 +3485,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: partial blocks are taken whole
+# first: o_ref are wrong
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3434,6 +3536,8 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: a row that sees nothing is divided by 0
+# first: 0 / 0 is NaN
+# says: variant 2
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3484,6 +3588,8 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: the end of the list is worked on again
+# first: they count twice
+# first: pl.when
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3534,6 +3640,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: rows counted from the top of the block
+# first: o_ref are wrong
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3584,6 +3691,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: the list of row 0 is as wide as all
+# first: o_ref are wrong
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds[-1] > 0).sum())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3634,6 +3742,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: full blocks only
+# first: o_ref are zero
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -3684,6 +3793,8 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/13: the page's number taken for its position
+# first: o_ref
+# not: index maps: some block
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -3734,9 +3845,11 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: the length is ignored
+# first: they count twice
+# first: pl.when
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
-    page, D = k_ref.shape
+    D = k_ref.shape[1]
 
     @pl.when(t == 0)
     def _():
@@ -3784,6 +3897,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: the length ends with its page
+# first: o_ref are wrong
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -3833,6 +3947,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: pages beyond the length are fetched
+# first: Right answer, but it moves
+# says: k_ref: 48 moves
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -3882,6 +3998,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: the position taken for the place
+# first: o_ref are wrong
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -3932,6 +4049,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: values beyond the length meet a 0
+# first: NaN
+# says: variant 1
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -3982,6 +4101,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: a page too many
+# first: Right answer, but it moves
+# says: k_ref: 22 moves
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -4032,6 +4153,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: pages gathered outside of the kernel
+# first: outside of the kernel
+# says: gather
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -4088,6 +4211,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: nobody is divided by 0
+# first: 0 / 0 is NaN
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -4138,6 +4262,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: the table of the first user for all
+# first: o_ref are wrong
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -4188,6 +4313,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: every page starts afresh
+# first: they count twice
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -4238,6 +4364,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: lengths and table in each other's place
+# first: must not be longer than
+# says: table_ref[b
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -4288,6 +4416,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/11: which member of the group comes first
+# first: k_ref
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -4321,6 +4450,7 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/12: rows that see nothing start from -inf
+# first: inf - inf is NaN
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -4371,6 +4501,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: scores in the wrong base
+# first: o_ref are wrong
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -4421,6 +4552,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/13: the first page of every user
+# first: they count twice
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
