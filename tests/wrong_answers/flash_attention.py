@@ -3211,7 +3211,7 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: members of a group are strangers
-# first: k_ref
+# first: q_ref
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -3245,7 +3245,7 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/11: one head stands for its group
-# first: k_ref
+# first: q_ref
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
@@ -4416,7 +4416,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/11: which member of the group comes first
-# first: k_ref
+# first: dk_ref are wrong
 def grouped_kv_map(b, h, i, j, *, group, block):
     return (b, h // group, block(i, j), 0)
 
