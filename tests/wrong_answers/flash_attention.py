@@ -1607,6 +1607,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
 # %% flash_attention/7: the log of the sum without the maximum
 # first: lse_ref
+# first: m_ref holds in the end is never read
 def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
     i, j = pl.program_id(2), pl.program_id(3)
     (bq, D), bkv = q_ref.shape, k_ref.shape[0]

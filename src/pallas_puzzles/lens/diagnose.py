@@ -330,6 +330,9 @@ def _harmless_padding(trace: Trace, refs: set[str]) -> set[str]:
         )
 
     outputs = trace.outputs
+    fills = [filled_with(e, _producers(jaxpr)) for jaxpr, _ in with_ref_names(trace.call) for e in jaxpr.eqns]
+    if any(fill is not None and (math.isnan(fill) or fill == math.inf) for fill in fills):
+        return set()  # what a mask has put there is no better than garbage
     if not refs or not matters(refs):
         return refs
     guilty = {ref for ref in refs if matters({ref})} if len(refs) > 1 else refs
@@ -1939,7 +1942,9 @@ class _Blocks:
         """Scratch whose last value nobody reads."""
         for s in self.trace.call.scratch:
             mine = [e for e in events if e.ref == s.name]
-            measured = any(e.op == "load" for e in mine) and holds_exponential(self.trace.call.kernel)
+            kernel = self.trace.call.kernel  # a running maximum has done its work, unless a log still needs it
+            measured = any(e.op == "load" for e in mine) and holds_exponential(kernel)
+            measured = measured and not holds_primitive(kernel, "log")
             if mine and mine[-1].op == "store" and not measured:
                 line = mine[-1].line
                 yield f"What {s.name} holds in the end is never read ({line} stores it): is it part of the result?"
