@@ -65,6 +65,18 @@ def jax_flash(causal: bool) -> Job:
     return f"jax flash_attention{' causal' if causal else ''}", fn, [shape(1, 4, 2048, 128)] * 3
 
 
+def our_flash(causal: bool) -> Job:
+    puzzle = "flash_attention/6" if causal else "flash_attention/5"
+    subject = solution(puzzle)
+    fn = functools.partial(subject.fn, bq=512, bkv=512)
+    return f"{puzzle} {subject.fn.__name__}", fn, [shape(1, 4, 2048, 128)] * 3
+
+
+def our_flash_fwd() -> Job:
+    fn = functools.partial(solution("flash_attention/7").fn, bq=512, bkv=512)
+    return "flash_attention/7 flash_attention_fwd causal, with lse", fn, [shape(1, 4, 2048, 128)] * 3
+
+
 def jax_splash() -> Job:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -90,7 +102,14 @@ SIDE_BY_SIDE: list[tuple[str, list[Callable[[], Job]]]] = [
     ("Matrix product, 2048 x 2048 x 2048, bf16, blocks of 512", [our_matmul, jax_matmul]),
     (
         "Attention, 1 x 4 heads x 2048 x 128, bf16, blocks of 512",
-        [functools.partial(jax_flash, False), functools.partial(jax_flash, True), jax_splash],
+        [
+            functools.partial(our_flash, False),
+            functools.partial(jax_flash, False),
+            functools.partial(our_flash, True),
+            our_flash_fwd,
+            functools.partial(jax_flash, True),
+            jax_splash,
+        ],
     ),
     ("Grouped matrix product, 1024 rows in groups of 100, 200, 500, 224, 1024 x 1024, bf16, blocks of 256", [jax_gmm]),
 ]

@@ -12,8 +12,8 @@
 #
 # Two matrix products with a softmax between them: that is attention, and three kernels that you can already write do
 # it. They also write 64 GiB for one head over 131,072 tokens. Thirteen puzzles from here you will have written the one
-# kernel that writes 32 MiB, for any length, causal, with its backward pass, for grouped heads, for block masks, and for
-# a cache in pages. After that, splash attention, ragged paged attention and tokamax are reading matter.
+# kernel that writes 32 MiB, for any length, causal, with its backward pass, for grouped heads, for block masks, and
+# for a cache in pages. After that, splash attention, ragged paged attention and tokamax are reading matter.
 #
 # You need `softmax.py` (above all Puzzle 3, the online softmax) and of `matmul.py` Puzzles 2 and 5 (dimension
 # semantics, `dot_general`). All arrays are (batch, head, token, D), and D is 64 or 128.
@@ -43,9 +43,9 @@ setup()
 # ### Theory
 #
 # Each token asks something (its query, a row of `q`) and offers something (its key, a row of `k`). How well the two
-# match is their dot product. If the elements are about 1 in size, the dot product of D = 128 of them is about sqrt(128)
-# = 11.3 in size. Under a softmax, scores that lie 11.3 apart differ by a factor of 81,000: one key takes all, and the
-# gradient of the others is nothing. Divided by sqrt(D), scores are about 1 again, whatever D is.
+# match is their dot product. If the elements are about 1 in size, the dot product of D = 128 of them is about
+# sqrt(128) = 11.3 in size. Under a softmax, scores that lie 11.3 apart differ by a factor of 81,000: one key takes all,
+# and the gradient of the others is next to nothing. Divided by sqrt(D), scores are about 1 again, whatever D is.
 #
 # ```text
 #     q (B, H, Sq, D)        k (B, H, Skv, D)         scores (B, H, Sq, Skv)
@@ -178,8 +178,8 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Six matrices of scores, out of one call: batch and head are grid axes like any other. The scores are the
-# largest thing here, 1.4 MiB beside 0.8 MiB of `q` and `k`, and they grow with the square of the length. Hold that
+# **Takeaway.** Six matrices of scores, out of one call: batch and head are grid axes like any other. The scores are
+# the largest thing here, 1.4 MiB beside 0.8 MiB of `q` and `k`, and they grow with the square of the length. Hold that
 # thought until Puzzle 3.
 
 # %% [markdown]
@@ -192,9 +192,9 @@ check(
 # A language model guesses the next token, so no query may see a later key. (Its own it may.) Under a softmax, -inf
 # becomes probability 0: exp(-inf) = 0.
 #
-# Which entries? For 131,072 tokens a mask of booleans has 17,179,869,184 of them, 16 GiB at a byte each: all the memory
-# of a v5e. Nobody stores that. Whether a key is later than a query follows from their two **positions**, and a kernel
-# knows which rows it holds, by their block's number.
+# Which entries? For 131,072 tokens a mask of booleans has 17,179,869,184 of them, 16 GiB at a byte each: more
+# than a v5e has. Nobody stores that. Whether a key is later than a query follows from their two **positions**, and a
+# kernel knows which rows it holds, by their block's number.
 #
 # One complication. Often the queries are only the end of the sequence: the keys of what came before lie in a cache. So
 # the last query stands where the last key stands:
@@ -255,7 +255,7 @@ check(
     normal((1, 2, 192, 128), "bfloat16"),
     normal((1, 2, 320, 128), "bfloat16"),
     variants=[
-        case(normal((2, 1, 200, 64)), normal((2, 1, 200, 64)), bq=64, bkv=256),
+        case(normal((2, 1, 192, 64)), normal((2, 1, 400, 64)), bq=96, bkv=256),
         case(normal((1, 2, 256, 64)), normal((1, 2, 128, 64)), bq=32),  # 128 queries that see nothing
     ],
     budget=Budget(hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16),
@@ -412,11 +412,11 @@ check(
     variants=[
         case(
             integers((2, 1, 80, 64), -12, 13, "float32"),  # scores up to about 200: exp overflows at 89
-            integers((2, 1, 256, 64), -12, 13, "float32"),
-            normal((2, 1, 256, 64)),
-            bq=32,
+            integers((2, 1, 512, 64), -12, 13, "float32"),
+            normal((2, 1, 512, 64)),
+            bq=40,
             bkv=256,
-            budget=naive_budget(2, 1, 80, 256, 64, 32, itemsize=4),
+            budget=naive_budget(2, 1, 80, 512, 64, 40, itemsize=4),
         ),
         case(
             normal((1, 3, 256, 64), "bfloat16"),
@@ -433,8 +433,8 @@ check(
 # <details><summary>Hint 1</summary>
 #
 # `weigh_kernel` is a matmul with a loop over `j`: zero at the first step, add a product at each, store at the last
-# (basics.py Puzzle 10). The result leaves in the dtype of its Ref. For the composition, follow the drawing from left to
-# right. In which dtype should the probabilities go out, when what is on the other side of the product is `v`?
+# (basics.py Puzzle 10). The result leaves in the dtype of its Ref. For the composition, follow the drawing from left
+# to right. In which dtype should the probabilities go out, when what is on the other side of the product is `v`?
 #
 # </details>
 #
@@ -495,8 +495,8 @@ naive_bytes = naive_budget(1, 1, 131_072, 131_072, 128, 512).hbm_bytes
 print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 819e9 * 1e3:.0f} ms at 819 GB/s (v5e)")
 
 # %% [markdown]
-# A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is half as much again. The arrays
-# that one asked for are 1/2048 of it.
+# A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is half as much again. Each of
+# the arrays that one asked for is 1/2048 of `S`.
 
 # %% [markdown]
 # ## Puzzle 4: One block of queries
@@ -595,8 +595,8 @@ check(
 #
 # Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in the place of `x`. It knows when the
 # buffers start, and from what. Then look at the fraction above: each term of `acc` carries the same factor exp(-m) as
-# its companion in `l`. If `l` is multiplied by exp(old maximum - new maximum), what about `acc`? And the division: at
-# every step, or once?
+# its companion in `l`. If `l` is multiplied by exp(old maximum - new maximum), what about `acc`? And the division:
+# at every step, or once?
 #
 # </details>
 #
@@ -667,8 +667,8 @@ show(one_block, normal((64, 128), "bfloat16"), normal((640, 128), "bfloat16"), n
 #
 # ### Theory
 #
-# The grid is no news: (b, h, i, j) as in Puzzle 1, `j` innermost, three of its axes parallel. Your Puzzle 4 on it takes
-# 2014 bundles a step on a v5e, in blocks of 512. Its products need 1024. Where do the others go?
+# The grid is no news: (b, h, i, j) as in Puzzle 1, `j` innermost, three of its axes parallel. Your Puzzle 4 on it
+# takes 2014 bundles a step on a v5e, in blocks of 512. Its products need 1024. Where do the others go?
 #
 # A vector register holds 8 x 128 numbers, 8 sublanes and 128 **lanes**. A column of 512 numbers fills 64 registers in
 # one lane each. To subtract it from scores, each number has to be copied into all 128 lanes first, at every step. So
@@ -757,10 +757,10 @@ check(
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write `online_step` from your Puzzle 4: of its nine lines, which ones meet a (bq, 128) with something of another
-# width? A maximum over a row is (bq, 1), and `jnp.maximum` with a (bq, 128) gives 128 lanes of it; that costs little,
-# for a reduction leaves its result in all lanes anyway. For the call: `k` and `v` follow which indices, the result
-# which? Two steps that share a block of the result must stay in order; along which axis do such steps lie?
+# Write `online_step` from your Puzzle 4: which of its lines make a (bq, 128) meet something of another width? A maximum
+# over a row, or a sum, is (bq, 1), and with a (bq, 128) it broadcasts by itself. For the call: `k` and `v` follow which
+# indices, the result which? Two steps that share a block of the result must stay in order; along which axis do such
+# steps lie?
 #
 # </details>
 #
@@ -856,11 +856,11 @@ check(
 
 # %% [markdown]
 # **Takeaway.** The flash attention that ships with JAX takes 1416 and 1072 bundles a step on the same blocks (v5e and
-# v6e, no scale); yours takes 1284 and 1046, scale included. The MXU needs 1024 and 256 of them. So on a v5e it is busy
-# four fifths of the time, and on a v6e a quarter. What stands between? Arithmetic on single scores: scale, maximum,
-# subtract, exp2, sum, cast. The report below says how full the vector units (VALU) are: 41%, so even perfectly packed
-# that would be 430 bundles. And it is hard to pack. No exponential of a row before its maximum, which takes all of its
-# products; no second product before the exponentials. The MXU and the vector units wait for each other.
+# v6e, without a scale); yours takes 1284 and 1046. The MXU needs 1024 and 256. So on a v5e it is busy four fifths of
+# the time, on a v6e a quarter. What stands between? Arithmetic on single scores: scale, maximum, subtract, exp2, sum,
+# cast. On the v6e that fills 41% of the slots of the vector units (VALU): 430 bundles, however well they are packed.
+# And they are hard to pack: no exponential of a row before its maximum, which takes all of its scores, and no second
+# product before the exponentials.
 
 # %%
 tokens = jax.ShapeDtypeStruct((1, 4, 2048, 128), jnp.bfloat16)
@@ -897,10 +897,10 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # index map asks for it. **Only the index map can save the bytes.** For a dead step let it ask for what is in VMEM
 # already; then nothing is copied (matmul.py Puzzle 11 did that at the end of a row).
 #
-# A step that skips both is not free: some 0.25 us remain. But the body was several microseconds' worth.
+# A step that skips both is not free: some 0.25 us remain. A body of 1284 bundles takes another 0.86 us on a v5e.
 #
-# Which of the three a block is, two comparisons decide: of the first or last query's position with that of the first or
-# last key. The mask takes instructions, too: use it on the \ alone.
+# Which of the three a block is, two comparisons decide: of the first or last query's position with that of the first
+# or last key. The mask takes instructions, too: use it on the \ alone.
 
 
 # %%
@@ -976,8 +976,8 @@ check(
 #
 # A block is dead when its *first* key lies after its *last* query. It needs no mask when its *last* key does not lie
 # after its *first* query. Write the four positions down, in terms of i, j, bq, bkv and offset. For the map: which is
-# the last block of keys that block i of queries needs? All later steps of the same i may ask for that one again; it is
-# what the step before has left in VMEM. The first and last thing that a kernel does must happen in dead steps, too.
+# the last block of keys that block i of queries needs? All later steps of the same i may ask for that one again; it
+# is what the step before has left in VMEM. The first and last thing that a kernel does must happen in dead steps, too.
 #
 # </details>
 #
@@ -1049,11 +1049,11 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** In blocks of 512, over 4 heads x 2048 tokens, the mean step takes 949 bundles on a v5e and 778 on a v6e.
-# Masked but not skipped, it would be 1395 and 1136; with the mask on every live block, 967 and 793. JAX's own takes 969
-# and 798. And the column of positions? Made by `jnp.arange(bq)[:, None]`, it starts out as a row, which has to be
-# turned: the costliest step then takes 1766 bundles on a v5e instead of 1532. `broadcasted_iota` makes a column at
-# once.
+# **Takeaway.** In blocks of 512, over 4 heads x 2048 tokens, the mean step takes 949 bundles on a v5e and 778 on a
+# v6e. Masked but not skipped, it would be 1395 and 1136; with the mask on every live block, 967 and 793. JAX's own
+# takes 969 and 798. And the column of positions? Made by `jnp.arange(bq)[:, None]`, it starts out as a row, which has
+# to be turned: the costliest step then takes 1766 bundles on a v5e instead of 1532. `broadcasted_iota` makes a column
+# at once.
 #
 # Look at the strips of `k` and `v` below: in dead steps nothing moves.
 
@@ -1085,8 +1085,9 @@ show(
 # `lse` is a natural logarithm.
 #
 # Two corners are left. **A row that sees nothing** (Sq > Skv) shall have o = 0 and lse = -inf. In a block where
-# everything in its row is masked, though, its maximum is still -inf, and -inf - (-inf) is NaN. Nothing but the starting
-# value of `m` has to change: which float32 is no larger than any score, and still finite? (0 / 0 waits at the end.)
+# everything in its row is masked, though, its maximum is still -inf, and -inf - (-inf) is NaN. Nothing but the
+# starting value of `m` has to change: which float32 is no larger than any score, and still finite? (0 / 0 waits at the
+# end.)
 #
 # **Keys that do not divide.** Beyond Skv there is garbage. In `k`, it becomes scores, and those you can mask. In `v`,
 # it meets p = 0. Is that enough? Recall what 0 times NaN is.
@@ -1188,10 +1189,10 @@ check(
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your Puzzle 6. What `last_key_seen` returns decides about a block now, causal or not: when every query sees
-# every key of the block, when some sees one. Without a mask by position, the last key that anybody sees is Skv - 1;
-# `hide_after` takes a number as well as a column. For lse: 2**m times l is the sum of exp(s). Take the natural
-# logarithm of that, on paper. For a row that saw nothing, what do your formulas make of l = 0?
+# Start from your Puzzle 6. What `last_key_seen` returns decides about a block now, causal or not: when every query
+# sees every key of the block, when some sees one. Without a mask by position, the last key that anybody sees is
+# Skv - 1; `hide_after` takes a number as well as a column. For lse: 2**m times l is the sum of exp(s). Take the
+# natural logarithm of that, on paper. For a row that saw nothing, what do your formulas make of l = 0?
 #
 # </details>
 #
@@ -1267,8 +1268,8 @@ check(
 
 # %% [markdown]
 # **Takeaway.** A forward pass for any lengths, masked rows and ragged edges included, and it leaves 4 bytes per row
-# behind from which all probabilities can be had again. The starting value costs nothing at all. The way back starts
-# here.
+# behind from which all probabilities can be had again. The starting value costs nothing at all.
+# The way back starts here.
 
 # %% [markdown]
 # ## Puzzle 8: One number per row

@@ -970,6 +970,7 @@ def flash_forward(q, k, v, *, bq=64, bkv=128):
 
 # %% flash_attention/5: exp2 of scores that are not in base 2
 # first: o_ref
+# first: exp2(x * log2(e))
 def online_step(s, v, m_ref, l_ref, acc_ref):
     m_old = m_ref[...]
     m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
@@ -1609,6 +1610,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
 # %% flash_attention/7: the log of the sum without the maximum
 # first: lse_ref
+# first: m_ref holds in the end is never read
 def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
     i, j = pl.program_id(2), pl.program_id(3)
     (bq, D), bkv = q_ref.shape, k_ref.shape[0]
@@ -1645,6 +1647,8 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
 # %% flash_attention/7: lse in base 2
 # first: lse_ref
+# first: log2(e)
+# first: base 2
 def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
     i, j = pl.program_id(2), pl.program_id(3)
     (bq, D), bkv = q_ref.shape, k_ref.shape[0]
@@ -1716,7 +1720,8 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
 
 # %% flash_attention/7: the maximum starts from -inf
-# first: NaN
+# first: inf - inf is NaN
+# first: all is masked so far
 # says: variant 2
 def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
     i, j = pl.program_id(2), pl.program_id(3)
@@ -1754,6 +1759,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
 # %% flash_attention/7: 0 / 0 where nothing is seen
 # first: 0 / 0 is NaN
+# first: jnp.where(sum == 0, 1, sum)
 # says: variant 2
 def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
     i, j = pl.program_id(2), pl.program_id(3)

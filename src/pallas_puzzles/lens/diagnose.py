@@ -252,7 +252,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
     for f in findings:
         key: Any = (f.kind, f.step, f.block and len(f.block)) if f.kind == "map-bounds" else id(f)
         if f.kind == "carry":
-            key = (f.kind, f.step, f.cause.replace(f.operand, ""))
+            key = (f.kind, f.step, f.cause.replace(f.operand or "", ""))
         if key in first:
             first[key].evidence.append(f"the same happens with {f.operand}")
         else:
@@ -296,7 +296,9 @@ def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Fin
         groups.setdefault((incident.kind, incident.ref, id(incident.eqn)), []).append(incident)
     seen: set[tuple[str, str]] = set()
     harmless = _harmless_padding(trace, {ref for kind, ref, _ in groups if kind == "padding"}) if wrong else set()
-    for (kind, ref, _), group in groups.items():
+    # what is NaN comes of a NaN: an inf may well be meant
+    in_order = sorted(groups.items(), key=lambda item: item[0][0] == "born" and "NaN" not in item[1][0].detail["what"])
+    for (kind, ref, _), group in in_order:
         if (kind not in FATAL and not wrong) or (kind == "padding" and ref in harmless):
             continue
         if (kind, ref) in seen or kind not in _EXPLAIN:
@@ -334,6 +336,9 @@ def _harmless_padding(trace: Trace, refs: set[str]) -> set[str]:
         )
 
     outputs = trace.outputs
+    fills = [filled_with(e, _producers(jaxpr)) for jaxpr, _ in with_ref_names(trace.call) for e in jaxpr.eqns]
+    if any(fill is not None and (math.isnan(fill) or fill == math.inf) for fill in fills):
+        return set()  # what a mask has put there is no better than garbage
     if not refs or not matters(refs):
         return refs
     guilty = {ref for ref in refs if matters({ref})} if len(refs) > 1 else refs
@@ -649,7 +654,7 @@ _MASK_BY_ARITHMETIC = (
 
 
 def _summed_in_product(trace: Trace, i: Incident, eqn: Any) -> bool | None:
-    """Whether a matrix product of a Ref sums over the dimension that hangs over the edge; None: it is another product."""
+    """Whether a matrix product of a Ref sums over the dimension that hangs over the edge; None: no such product."""
     k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
     o, block = trace.call.operands[k], trace.blocks[k][i.step]
     kept = [d for d, dim in enumerate(o.dims) if dim.kind != "squeezed"]
@@ -761,7 +766,14 @@ def _explain_born(trace: Trace, i: Incident) -> str:
     what = i.detail["what"]
     head = f"{at(trace, i.step)}: {what}, in {i.count} of {i.total} elements; the operands were not NaN yet. "
     if "0 / 0" in what and holds_exponential(trace.call.kernel):
-        return head + "All the exponentials of these rows vanished: subtract each row's own maximum before exp."
+        masked = " Or all that these rows see is masked: then divide by jnp.where(sum == 0, 1, sum)."
+        vanished = "All the exponentials of these rows vanished: subtract each row's own maximum before exp."
+        return head + vanished + (masked if holds_primitive(trace.call.kernel, "iota") else "")
+    if "inf - inf" in what and holds_primitive(trace.call.kernel, "reduce_max"):
+        return head + (
+            "Of a row of which all is masked so far the maximum is -inf, too, and -inf - (-inf) is NaN: keep what is "
+            "subtracted finite. A running maximum may start from the most negative finite number as well."
+        )
     if "log(0)" in what and holds_exponential(trace.call.kernel):
         return head + "An exponential vanished before its log was taken: log(exp(a) / b) is a - log(b)."
     started = _infinite_start(trace, i) if "times infinity" in what else ""
@@ -1755,6 +1767,10 @@ class _Blocks:
         """Where a factor comes from, when it is one that everybody meets."""
         if abs(factor + 1) < 1e-6:
             return " A sign is wrong."
+        if min(abs(factor - math.log2(math.e)), abs(factor - math.log(2))) < 1e-4:
+            return (
+                f" It is {'log2(e)' if factor > 1 else 'log(2)'}: exp2 and log2 count in base 2, exp and log in base e."
+            )
         for n in sorted({n for o in self.trace.call.ins for n in o.shape if n > 7}):
             for power, words in ((0.5, f"the square root of {n}"), (-0.5, f"one over the square root of {n}")):
                 if abs(factor / n**power - 1) < 1e-3:
@@ -1791,6 +1807,8 @@ class _Blocks:
                 "linear has "
                 "to wait for the last step."
             )
+        if not clues and holds_primitive(self.trace.call.kernel, "exp2"):
+            clues.append("It takes exp2: exp(x) is exp2(x * log2(e)). Has all that goes into it been scaled by that?")
         return clues or list(self._left_unread(events))
 
     def _overhanging(self, tiles: dict[Block, Any]) -> Iterator[str]:
@@ -1931,7 +1949,9 @@ class _Blocks:
         """Scratch whose last value nobody reads."""
         for s in self.trace.call.scratch:
             mine = [e for e in events if e.ref == s.name]
-            measured = any(e.op == "load" for e in mine) and holds_exponential(self.trace.call.kernel)
+            kernel = self.trace.call.kernel  # a running maximum has done its work, unless a log still needs it
+            measured = any(e.op == "load" for e in mine) and holds_exponential(kernel)
+            measured = measured and not holds_primitive(kernel, "log")
             if mine and mine[-1].op == "store" and not measured:
                 line = mine[-1].line
                 yield f"What {s.name} holds in the end is never read ({line} stores it): is it part of the result?"

@@ -831,8 +831,8 @@ def run_call(
     max_steps: int = MAX_STEPS,
     clean: frozenset[str] = frozenset(),
 ) -> Trace:
-    """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step. `clean`: operands whose
-    padding beyond the edge of the array holds zeros instead of garbage."""
+    """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step. `clean`: operands
+    whose padding beyond the edge of the array holds zeros instead of garbage."""
     try:
         return _run_call(call, detail, plan_only, max_steps, clean)
     except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
