@@ -324,6 +324,12 @@ def _incidents(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Fin
             yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block, maps, near=near)
 
 
+def _times_held(jaxpr: Any, name: str) -> int:
+    """How many equations anywhere inside `jaxpr` are of a primitive."""
+    inner = (sum(_times_held(sub, name) for sub in subprograms(e)) for e in jaxpr.eqns)
+    return sum(e.primitive.name == name for e in jaxpr.eqns) + sum(inner)
+
+
 def _harmless_padding(trace: Trace, refs: set[str]) -> set[str]:
     """Which of these Refs' padding has no say in the result: with zeros in its place, the same comes out."""
 
@@ -334,6 +340,9 @@ def _harmless_padding(trace: Trace, refs: set[str]) -> set[str]:
         )
 
     outputs = trace.outputs
+    fills = [filled_with(e, _producers(jaxpr)) for jaxpr, _ in with_ref_names(trace.call) for e in jaxpr.eqns]
+    if any(fill is not None and (math.isnan(fill) or fill == math.inf) for fill in fills):
+        return set()  # what a mask has put there is no better than garbage
     if not refs or not matters(refs):
         return refs
     guilty = {ref for ref in refs if matters({ref})} if len(refs) > 1 else refs
@@ -1183,7 +1192,7 @@ class _Blocks:
         for axis in range(got.ndim):
             if got.shape[axis] > 1 and self._same(got, np.flip(want, axis)):
                 return ("flipped", axis)
-        for other in self._candidates(got) if got.size > 1 else ():
+        for other in self._candidates(got) if got.size > 1 and got.any() else ():  # zeros come from nowhere
             if other != tile and self._same(got, self.cut(self.want, other)):
                 return ("holds", other)
         if got.size > 1 and np.array_equal(np.sort(got, axis=None), np.sort(want, axis=None)):
@@ -1862,7 +1871,8 @@ class _Blocks:
         ]
         clues += [*self._divided_again(events), *self._local_positions(), *self._down_the_columns()]
         measured = holds_primitive(self.trace.call.kernel, "reduce_max")  # against a maximum: exponentials do add up
-        if self.trace.flops and not measured and all(self.trace.transcendentals[s] for s in steps):
+        between = _times_held(self.trace.call.kernel, "dot_general") > 1  # two products: exp may stand between them
+        if self.trace.flops and not measured and not between and all(self.trace.transcendentals[s] for s in steps):
             clues.append(
                 f"Exp, tanh or the like is applied at every step of the sum (steps {spans(steps)}): what is not "
                 "linear has "
@@ -2010,7 +2020,9 @@ class _Blocks:
         """Scratch whose last value nobody reads."""
         for s in self.trace.call.scratch:
             mine = [e for e in events if e.ref == s.name]
-            measured = any(e.op == "load" for e in mine) and holds_exponential(self.trace.call.kernel)
+            kernel = self.trace.call.kernel  # a running maximum has done its work, unless a log still needs it
+            measured = any(e.op == "load" for e in mine) and holds_exponential(kernel)
+            measured = measured and not holds_primitive(kernel, "log")
             if mine and mine[-1].op == "store" and not measured:
                 line = mine[-1].line
                 yield f"What {s.name} holds in the end is never read ({line} stores it): is it part of the result?"
