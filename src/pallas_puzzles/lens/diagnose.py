@@ -1878,9 +1878,10 @@ class _Blocks:
                 "linear has "
                 "to wait for the last step."
             )
+        clues = clues or list(self._left_unread(events))
         if not clues and holds_primitive(self.trace.call.kernel, "exp2"):
             clues.append("It takes exp2: exp(x) is exp2(x * log2(e)). Has all that goes into it been scaled by that?")
-        return clues or list(self._left_unread(events))
+        return clues
 
     def _overhanging(self, tiles: dict[Block, Any]) -> Iterator[str]:
         """Only blocks at the ragged edge are wrong, in a kernel that masks: the sum is right, the count is not."""
