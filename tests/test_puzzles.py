@@ -162,17 +162,18 @@ def test_the_solution_runs_compiled(puzzle: Puzzle, monkeypatch: pytest.MonkeyPa
     calls = []
 
     def recorded(name: str, fn: Callable, spec: Callable, *inputs: Any, **options: Any) -> Verdict:
-        calls.append((fn, spec, [Case(inputs, {}), *options.get("variants", ())]))
+        calls.append((fn, spec, [Case(inputs, {}), *options.get("variants", ())], options.get("kernel", True)))
         return judge.check(name, fn, spec, *inputs, **options)
 
     monkeypatch.setattr(pallas_puzzles, "check", recorded)
     assert solved(puzzle)
-    ((fn, spec, cases),) = calls
+    ((fn, spec, cases, kernel),) = calls
     for case in cases:
         args = draw(case.inputs, np.random.default_rng(0))
         outputs = jax.tree.map(np.asarray, fn(*map(jnp.asarray, args), **case.blocks))
         with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-            want = jax.tree.map(np.asarray, spec(*map(jnp.asarray, args)))
+            keywords = {} if kernel else case.blocks  # without a kernel, they decide the result
+            want = jax.tree.map(np.asarray, spec(*map(jnp.asarray, args), **keywords))
         findings = diagnose(Run([], outputs, [], [], []), want).findings
         assert not findings, findings[0].cause
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .inputs import Budget, Case, draw
+from .arrays import ArrayJudge, expected
+from .inputs import Budget, Case, Input, draw
 
 if TYPE_CHECKING:
     from .lens.diagnose import Finding, Tolerance
@@ -40,6 +41,7 @@ class Subject:
     fn: Callable[..., Any]
     spec: Callable[..., Any]
     cases: tuple[Case, ...]
+    kernel: bool = True
 
 
 _collection: contextvars.ContextVar[_Collection | None] = contextvars.ContextVar("collection", default=None)
@@ -72,6 +74,8 @@ def check(
     allow: Sequence[str] = (),
     forbid: Sequence[str] | Mapping[str, str] = (),
     seed: int | None = None,
+    kernel: bool = True,
+    explain: Callable[..., str] | None = None,
 ) -> "Verdict":
     """Judges an answer and says why. Displays the verdict and records it as progress.
 
@@ -82,6 +86,9 @@ def check(
     for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
     allow: names of JAX primitives that may work on arrays outside of the kernels. forbid: names that the reader's code
     may not use, because they do the puzzle's work, or name -> another reason. seed: repeats given draws.
+    kernel=False: fn is plain array code. It runs under jit; value, shape and dtype must be the spec's, which then gets
+    the keywords of a case, too. The only budget that counts is Budget(operations=). explain: with kernel=False, called
+    as explain(*args, got=, want=, **keywords) when values are wrong; the text that it returns is shown.
     """
     from . import curriculum
     from .verdict import Verdict, emit
@@ -101,14 +108,19 @@ def check(
         to_write = f"Write {listed(open_holes)}, where it says YOUR CODE HERE."
         verdict = Verdict(puzzle, "unsolved", [], f"{title}: not solved yet.", next=to_write)
     elif collection is not None and not collection.judge:
-        verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases))
+        verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases, kernel))
     else:
         helpers = _helpers(known, holes, sys._getframe(1).f_globals) if known else []
         barred = {**dict.fromkeys(_specs(known, spec), SPEC_IS_BARRED), **_reasons(forbid)}
         own = getattr(inspect.unwrap(fn), "__code__", None)
         codes = [*holes.values(), *helpers] or ([own] if own is not None else [])
         refused = _forbidden(codes, barred)
-        verdict = _judge(fn, spec, cases, _tolerance(tol, rms_tol), allow, seed) if refused is None else refused
+        if refused is not None:
+            verdict = refused
+        elif kernel:
+            verdict = _judge(fn, spec, cases, _tolerance(tol, rms_tol), allow, seed)
+        else:
+            verdict = _judge_arrays(ArrayJudge(fn, spec, _tolerance(tol, rms_tol), explain), cases, seed)
         if known and refused is None:
             _point_into_holes(verdict, holes, helpers)
             verdict.notes += _changed(known, holes, (fn, spec))
@@ -320,23 +332,40 @@ def _judge(
     thorough = collection is not None and collection.thorough
     judge = _Judge(fn, tolerance, allow)
     to_confirm = []
-    for number, case in enumerate(cases):
-        for i in range(DRAWS if number == 0 else 1):
-            draw_seed = seed if seed is not None else i if i == 0 else secrets.randbits(32)
-            args = draw(case.inputs, np.random.default_rng(draw_seed))
-            first = number == 0 and i == 0
-            verdict = judge.run_case(args, _expected(spec, args), case, first=first)
-            if verdict is not None:
-                if not first:
-                    verdict.notes.append(_which(args, case, number, draw_seed))
-                return verdict
-            if i == 0 and (number == 0 or thorough):
-                to_confirm.append((args, case.blocks))
+    for number, case, i, draw_seed in _draws(cases, seed):
+        args = draw(case.inputs, np.random.default_rng(draw_seed))
+        first = number == 0 and i == 0
+        verdict = judge.run_case(args, _expected(spec, args), case, first=first)
+        if verdict is not None:
+            if not first:
+                verdict.notes.append(_which(args, case, number, draw_seed))
+            return verdict
+        if i == 0 and (number == 0 or thorough):
+            to_confirm.append((args, case.blocks))
     for args, blocks in to_confirm:
         verdict = judge.confirm(args, blocks, _expected_by_jax(spec, args))
         if verdict is not None:
             return verdict
     return judge.passed()
+
+
+def _judge_arrays(judge: ArrayJudge, cases: Sequence[Case], seed: int | None) -> "Verdict":
+    for number, case, i, draw_seed in _draws(cases, seed):
+        args = draw(case.inputs, np.random.default_rng(draw_seed))
+        verdict = judge.run_case(args, case)
+        if verdict is not None:
+            if number or i:
+                verdict.notes.append(_which(args, case, number, draw_seed))
+            return verdict
+    return judge.passed()
+
+
+def _draws(cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case, int, int]]:
+    """(number of the case, the case, number of the draw, its seed): several draws of the first case, one of others."""
+    for number, case in enumerate(cases):
+        drawn = any(isinstance(x, Input) for x in case.inputs)
+        for i in range(DRAWS if number == 0 and drawn else 1):
+            yield number, case, i, seed if seed is not None else i if i == 0 else secrets.randbits(32)
 
 
 def _tolerance(tol: float | None, rms_tol: float | None) -> "Tolerance | None":
@@ -501,10 +530,7 @@ def _expected(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def _expected_by_jax(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
-    import jax
-
-    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-        return jax.tree.map(np.asarray, spec(*map(jax.numpy.asarray, args)))
+    return expected(spec, args, {})
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------

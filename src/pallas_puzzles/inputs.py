@@ -64,7 +64,7 @@ class Budget:
     grid_steps: steps over all calls. calls: exact number of pallas_calls. output_stores: in how many steps of one
     visit an output block may be stored. flops: arithmetic over all calls. serial_steps: steps of one call that have to
     follow one another, when every index along its parallel axes has a core of its own. mxu_bits: how wide the operands
-    of matrix products may be.
+    of matrix products may be. operations: of array code without a kernel, how many primitives it may consist of.
     """
 
     hbm_bytes: int | None = None
@@ -75,6 +75,7 @@ class Budget:
     flops: int | None = None
     serial_steps: int | None = None
     mxu_bits: int | None = None
+    operations: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
