@@ -1,6 +1,6 @@
 """`check(..., kernel=False)`: plain array code is run under jit, and must be right in value, shape and dtype."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 
 from pallas_puzzles import Budget, case, check, normal
 from pallas_puzzles.check import collecting
+from pallas_puzzles.inputs import groups
 from pallas_puzzles.lens.ruler import ruler
 from pallas_puzzles.verdict import MAX_COLUMNS, Verdict
 
@@ -56,6 +57,27 @@ def test_inputs_are_drawn_more_than_once() -> None:
 def test_several_results_are_compared_one_by_one() -> None:
     verdict = judged(lambda s: (s, s + 1), lambda s: (s, s), SIZES)
     assert verdict.findings[0].cause.startswith("result 1 of 2")
+
+
+def test_results_have_the_names_of_the_specs_fields() -> None:
+    class Ends(NamedTuple):
+        first: Any
+        last: Any
+
+    verdict = judged(lambda s: (s, s + 1), lambda s: Ends(s, s), SIZES)
+    assert verdict.findings[0].cause.startswith("last is wrong at 3 of 3 places")
+    assert judged(lambda s: (s, s), lambda s: Ends(s, s), SIZES)
+
+
+def test_groups_fill_some_of_the_rows() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [groups(6, 1000).draw(rng) for _ in range(200)]
+    assert all(sizes.dtype == np.int32 and sizes.shape == (6,) for sizes in drawn)
+    sums = [int(sizes.sum()) for sizes in drawn]
+    assert all(sizes.min() >= 0 for sizes in drawn)
+    assert max(sums) <= 1000
+    assert len(set(sums)) > 100, "they do not all fill the rows"
+    assert 0.15 < np.mean([(sizes == 0).mean() for sizes in drawn]) < 0.35
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

@@ -206,6 +206,25 @@ def test_work_outside_of_the_kernel_is_named() -> None:
     assert judged(outside, lambda x: 6 * x, X, allow=["mul"])
 
 
+def test_work_on_integers_may_be_allowed_as_such() -> None:
+    def shifted(x: Any, n: Any) -> Any:
+        return twice(x) + 0 * jnp.cumsum(n)[0]
+
+    numbers = integers((24, 128), 0, 5)
+    verdict = judged(shifted, lambda x, n: 2 * x, X, numbers, allow=["int32"])
+    assert "add is done outside" in verdict.findings[0].cause, "float32 work is not allowed by it"
+
+    def kernel(n_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] * 2.0 + n_ref[...].astype(jnp.float32)
+
+    def steered(x: Any, n: Any) -> Any:
+        return pl.pallas_call(kernel, grid=(3,), in_specs=[TILE, TILE], out_specs=TILE, out_shape=x)(n + 1, x)
+
+    assert judged(steered, lambda x, n: 2 * x + n + 1, X, numbers, allow=["int32"])
+    verdict = judged(steered, lambda x, n: 2 * x + n + 1, X, numbers)
+    assert "add is done outside" in verdict.findings[0].cause
+
+
 def test_reshapes_and_casts_are_fine_outside() -> None:
     def reshaped(x: Any) -> Any:
         return twice(x.reshape(24, 128)).reshape(-1)

@@ -17,6 +17,7 @@ import bank
 import pallas_puzzles
 from course import PUZZLES, functions
 from pallas_puzzles import curriculum
+from pallas_puzzles.arrays import expected, keywords_of
 from pallas_puzzles.curriculum import Notebook, Puzzle
 from pallas_puzzles.inputs import Case, draw
 from pallas_puzzles.lens.diagnose import diagnose
@@ -162,18 +163,16 @@ def test_the_solution_runs_compiled(puzzle: Puzzle, monkeypatch: pytest.MonkeyPa
     calls = []
 
     def recorded(name: str, fn: Callable, spec: Callable, *inputs: Any, **options: Any) -> Verdict:
-        calls.append((fn, spec, [Case(inputs, {}), *options.get("variants", ())], options.get("kernel", True)))
+        calls.append((fn, spec, [Case(inputs, {}), *options.get("variants", ())]))
         return judge.check(name, fn, spec, *inputs, **options)
 
     monkeypatch.setattr(pallas_puzzles, "check", recorded)
     assert solved(puzzle)
-    ((fn, spec, cases, kernel),) = calls
+    ((fn, spec, cases),) = calls
     for case in cases:
         args = draw(case.inputs, np.random.default_rng(0))
         outputs = jax.tree.map(np.asarray, fn(*map(jnp.asarray, args), **case.blocks))
-        with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-            keywords = {} if kernel else case.blocks  # without a kernel, they decide the result
-            want = jax.tree.map(np.asarray, spec(*map(jnp.asarray, args), **keywords))
+        want = expected(spec, args, keywords_of(spec, case.blocks))
         findings = diagnose(Run([], outputs, [], [], []), want).findings
         assert not findings, findings[0].cause
 

@@ -39,8 +39,7 @@ class ArrayJudge:
         from .lens.diagnose import Finding
         from .watchdog import TimeLimit
 
-        keywords = {**_defaults(self.spec), **case.blocks}
-        want = expected(self.spec, args, keywords)
+        want = expected(self.spec, args, keywords_of(self.spec, case.blocks))
         try:
             got, operations = self._run(args, case.blocks)
         except (Exception, TimeLimit) as error:
@@ -50,6 +49,7 @@ class ArrayJudge:
         if finding is not None:
             if finding.kind != "values" or self.explain is None:
                 return self._failed(finding)
+            keywords = {**_keyword_only(self.spec), **case.blocks}
             return self._failed(finding, self.explain(*args, got=got, want=want, **keywords))
         most = case.budget.operations if case.budget else None
         if most is not None and operations > most:
@@ -101,6 +101,12 @@ def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, 
         return jax.tree.map(np.asarray, spec(*map(jax.numpy.asarray, args), **keywords))
 
 
+def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a case that its spec knows, too: those that decide the result."""
+    names = _keyword_only(spec)
+    return {name: value for name, value in blocks.items() if name in names}
+
+
 def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Finding | None":
     """What is wrong with a result: its structure, a shape, a dtype, or values. NaN is never right."""
     import jax
@@ -112,8 +118,7 @@ def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Findi
         if not results:
             return Finding("structure", "the function returns nothing: return the result.")
         return Finding("structure", f"the function returns {len(results)} array(s), the spec {len(wanted)}.")
-    for number, (g, w) in enumerate(zip(results, wanted, strict=True)):
-        name = "the result" if len(wanted) == 1 else f"result {number} of {len(wanted)}, counted from 0,"
+    for name, g, w in zip(_names(want), results, wanted, strict=True):
         if g.shape != w.shape:
             return Finding("shape", f"{name} has shape {g.shape}, the spec says {w.shape}.")
         if g.dtype != w.dtype:
@@ -122,6 +127,19 @@ def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Findi
         if not right.all():
             return Finding("values", *_differences(name, g, w, ~right), size=int((~right).sum()))
     return None
+
+
+def _names(want: Any) -> list[str]:
+    """What to call each result: by its field in a NamedTuple, else by its number."""
+    import jax
+
+    fields = getattr(want, "_fields", ())
+    leaves = jax.tree.leaves(want)
+    if len(fields) == len(leaves):
+        return list(fields)
+    return (
+        [f"result {n} of {len(leaves)}, counted from 0," for n in range(len(leaves))] if leaves[1:] else ["the result"]
+    )
 
 
 def _about_dtype(got: np.dtype, want: np.dtype) -> str:
@@ -155,10 +173,13 @@ def _row(x: np.ndarray) -> str:
     return f"[{' '.join(map(str, x.tolist()))}]"
 
 
-def _defaults(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The keyword-only arguments that a function has defaults for."""
-    parameters = inspect.signature(fn).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+def _keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword-only arguments of a function, and their defaults."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # a NumPy ufunc has no signature
+        return {}
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _operations(jaxpr: Any) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays import ArrayJudge, expected
+from .arrays import ArrayJudge, expected, keywords_of
 from .inputs import Budget, Case, Input, draw
 
 if TYPE_CHECKING:
@@ -80,15 +80,17 @@ def check(
     """Judges an answer and says why. Displays the verdict and records it as progress.
 
     puzzle: its name, "basics/9". fn: the reader's function, arrays -> arrays, block sizes as keyword arguments.
-    spec: what fn should compute, arrays -> arrays in plain jnp. inputs: Inputs such as normal((24, 512)), or arrays.
-    variants: more inputs and block sizes that fn must get right. budget: what it may cost on `inputs`.
+    spec: what fn should compute, arrays -> arrays in plain jnp; it is given those keywords of a case that it has, too.
+    inputs: Inputs such as normal((24, 512)), or arrays. variants: more inputs and block sizes that fn must get right.
+    budget: what it may cost on `inputs`.
     tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance). rms_tol: the same
     for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
-    allow: names of JAX primitives that may work on arrays outside of the kernels. forbid: names that the reader's code
-    may not use, because they do the puzzle's work, or name -> another reason. seed: repeats given draws.
-    kernel=False: fn is plain array code. It runs under jit; value, shape and dtype must be the spec's, which then gets
-    the keywords of a case, too. The only budget that counts is Budget(operations=). explain: with kernel=False, called
-    as explain(*args, got=, want=, **keywords) when values are wrong; the text that it returns is shown.
+    allow: names of JAX primitives that may work on arrays outside of the kernels, or of dtypes ("int32"), where all
+    work whose results are of them is allowed. forbid: names that the reader's code may not use, because they do the
+    puzzle's work, or name -> another reason. seed: repeats given draws.
+    kernel=False: fn is plain array code. It runs under jit; value, shape and dtype must be the spec's. The only budget
+    that counts is Budget(operations=). explain: with kernel=False, called as explain(*args, got=, want=, **keywords)
+    when values are wrong; the text that it returns is shown.
     """
     from . import curriculum
     from .verdict import Verdict, emit
@@ -335,7 +337,7 @@ def _judge(
     for number, case, i, draw_seed in _draws(cases, seed):
         args = draw(case.inputs, np.random.default_rng(draw_seed))
         first = number == 0 and i == 0
-        verdict = judge.run_case(args, _expected(spec, args), case, first=first)
+        verdict = judge.run_case(args, _expected(spec, args, case.blocks), case, first=first)
         if verdict is not None:
             if not first:
                 verdict.notes.append(_which(args, case, number, draw_seed))
@@ -343,7 +345,7 @@ def _judge(
         if i == 0 and (number == 0 or thorough):
             to_confirm.append((args, case.blocks))
     for args, blocks in to_confirm:
-        verdict = judge.confirm(args, blocks, _expected_by_jax(spec, args))
+        verdict = judge.confirm(args, blocks, expected(spec, args, keywords_of(spec, blocks)))
         if verdict is not None:
             return verdict
     return judge.passed()
@@ -517,20 +519,16 @@ _DISAGREE = (
 )
 
 
-def _expected(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _expected(spec: Callable[..., Any], args: tuple[Any, ...], blocks: dict[str, Any]) -> Any:
     """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
     from .lens.capture import capture
     from .lens.machine import run_call
 
+    keywords = keywords_of(spec, blocks)
     try:
-        return capture(spec, *args, on_call=lambda call, *_: run_call(call).outputs).outputs
+        return capture(spec, *args, on_call=lambda call, *_: run_call(call).outputs, **keywords).outputs
     except Exception:
-        return _expected_by_jax(spec, args)
-
-
-def _expected_by_jax(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
-    return expected(spec, args, {})
+        return expected(spec, args, keywords)
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------

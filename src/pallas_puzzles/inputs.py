@@ -21,6 +21,11 @@ class Input:
             return (rng.standard_normal(self.shape, np.float32) * a + b).astype(self.dtype)
         if self.kind == "uniform":
             return rng.uniform(a, b, self.shape).astype(self.dtype)
+        if self.kind == "groups":
+            cuts = np.sort(rng.integers(0, int(a) + 1, self.shape))
+            empty = rng.random(self.shape) < b
+            sizes = np.diff(cuts, prepend=0)
+            return np.where(empty, 0, sizes).astype(self.dtype)
         return rng.integers(int(a), int(b), self.shape).astype(self.dtype)
 
 
@@ -49,6 +54,11 @@ def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "float
 def integers(shape: Any, low: int, high: int, dtype: Any = "int32") -> Input:
     """Whole numbers from low to high - 1."""
     return Input("integers", _shape(shape), _dtype(dtype), (low, high))
+
+
+def groups(num_groups: int, num_rows: int, *, empty: float = 0.2) -> Input:
+    """Sizes of groups, int32, that sum to num_rows at most; at least about the fraction `empty` of them is 0."""
+    return Input("groups", (num_groups,), np.dtype(np.int32), (num_rows, empty))
 
 
 def draw(inputs: Any, rng: np.random.Generator) -> tuple[Any, ...]:

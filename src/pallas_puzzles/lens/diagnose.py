@@ -2065,8 +2065,9 @@ def _permutation(moved: dict[Block, Block], count: tuple[int, ...]) -> str | Non
 
 
 def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding | None:
-    """Array work outside of the kernels, beyond reshapes, casts and what is allowed."""
-    refused = [o for o in outside if o.primitive not in allow]
+    """Array work outside of the kernels, beyond reshapes, casts and what is allowed: primitives, or dtypes made."""
+    allowed = frozenset(allow)
+    refused = [o for o in outside if o.primitive not in allowed and not (o.dtypes and o.dtypes <= allowed)]
     if not refused:
         return None
     names = ", ".join(dict.fromkeys(o.primitive for o in refused))
