@@ -65,7 +65,7 @@ def test_results_have_the_names_of_the_specs_fields() -> None:
         last: Any
 
     verdict = judged(lambda s: (s, s + 1), lambda s: Ends(s, s), SIZES)
-    assert verdict.findings[0].cause.startswith("last is wrong at 3 of 3 places")
+    assert verdict.findings[0].cause.startswith("result.last is wrong at 3 of 3 places")
     assert judged(lambda s: (s, s), lambda s: Ends(s, s), SIZES)
 
 

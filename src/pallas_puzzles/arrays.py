@@ -111,14 +111,14 @@ def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Findi
     """What is wrong with a result: its structure, a shape, a dtype, or values. NaN is never right."""
     import jax
 
-    from .lens.diagnose import Finding, default_tolerance
+    from .lens.diagnose import Finding, default_tolerance, result_names
 
     results, wanted = jax.tree.leaves(got), jax.tree.leaves(want)
     if len(results) != len(wanted):
         if not results:
             return Finding("structure", "the function returns nothing: return the result.")
         return Finding("structure", f"the function returns {len(results)} array(s), the spec {len(wanted)}.")
-    for name, g, w in zip(_names(want), results, wanted, strict=True):
+    for name, g, w in zip(result_names(want), results, wanted, strict=True):
         if g.shape != w.shape:
             return Finding("shape", f"{name} has shape {g.shape}, the spec says {w.shape}.")
         if g.dtype != w.dtype:
@@ -129,22 +129,9 @@ def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Findi
     return None
 
 
-def _names(want: Any) -> list[str]:
-    """What to call each result: by its field in a NamedTuple, else by its number."""
-    import jax
-
-    fields = getattr(want, "_fields", ())
-    leaves = jax.tree.leaves(want)
-    if len(fields) == len(leaves):
-        return list(fields)
-    return (
-        [f"result {n} of {len(leaves)}, counted from 0," for n in range(len(leaves))] if leaves[1:] else ["the result"]
-    )
-
-
 def _about_dtype(got: np.dtype, want: np.dtype) -> str:
     if want.kind in "iu" and got.kind not in "iub":
-        return "/ makes floats out of integers. Use // (rounds down) or pl.cdiv (rounds up), and zeros of that dtype."
+        return "/ and jnp.zeros(n) make floats. Use // (rounds down) or pl.cdiv (rounds up), and dtype=, or .astype."
     if want.kind in "iu" and got.kind == "b":
         return "it is a comparison. To count, add .astype(jnp.int32), or choose with jnp.where."
     return f"say dtype={want}, or .astype, where it is made."
