@@ -1362,7 +1362,8 @@ def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
 
 
 # %% ragged_dot/9: weights are not used
-# first: result.y is wrong
+# first: part of the result does not come out of a pallas_call
+# says: result.y is wrong
 def expand_grad(g, order, *, k):
     by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
     return by_slot.astype(jnp.float32).sum(axis=1)

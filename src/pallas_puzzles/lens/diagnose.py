@@ -1365,8 +1365,9 @@ class _Blocks:
                     line = next(e.line for e in reversed(events[self.o.name, after]) if e.op == "store")
                     cause = (
                         f"{at(self.trace, after)}: {self.o.name} is stored over. Rows {spans(rows)} of block {tile} "
-                        f"were right: step {before} had stored them, and this step has replaced them. Where steps share a "
-                        f"block, each stores its own rows and keeps the others: jnp.where(own, new, {self.o.name}[...])."
+                        f"were right: step {before} had stored them, and this step has replaced them. Where steps "
+                        "share a block, each stores its own rows and keeps the others: "
+                        f"jnp.where(own, new, {self.o.name}[...])."
                     )
                     return Finding("clobbered", cause, [], line, after, self.trace.steps[after], self.o.name, tile)
                 return None
