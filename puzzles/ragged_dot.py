@@ -811,7 +811,7 @@ check(
         case(normal((512, 256)), normal((5, 1, 256), shift=2.0), groups(5, 512), bm=128),
         case(normal((320, 128)), normal((6, 1, 128)), sizes(0, 10, 20, 30, 0, 260), bm=80),  # four in a tile
         case(normal((384, 128), shift=1.0), normal((4, 1, 128)), sizes(40, 0, 60, 0), bm=32),  # and nobody's tiles
-        case(normal((200, 320)), normal((2, 1, 320)), sizes(90, 50), bm=48, bn=256),
+        case(normal((200, 320)), normal((2, 1, 320)), sizes(90, 50), bm=48),
         case(normal((96, 128)), normal((3, 1, 128)), sizes(0, 0, 0), bm=16),
     ],
     budget=Budget(hbm_bytes=791_040, vmem_bytes=132_096, calls=1),
@@ -944,8 +944,7 @@ check(
             normal((9, 384, 320), "bfloat16"),
             sizes(0, 0, 32, 0, 128, 0, 64, 32, 0),
             bm=32,
-            bn=256,
-            budget=Budget(grid_steps=16, hbm_bytes=1_540_096, calls=1),
+            budget=Budget(grid_steps=24, hbm_bytes=1_736_704, calls=1),
         ),
         case(
             normal((640, 128), "bfloat16"),
@@ -1226,7 +1225,7 @@ check(
         ragged_case(1024, 128, 256, sizes(0, 50, 50, 924), bn=256, budget=Budget(grid_steps=10, calls=1)),
         ragged_case(512, 256, 128, sizes(260, 10, 20, 15, 207), bm=64, bk=256),  # three and two halves in one tile
         ragged_case(256, 384, 256, sizes(0, 256, 0), bm=32, bk=384),  # one has it all
-        ragged_case(384, 256, 320, sizes(70, 0, 58, 29), bm=48, bn=256),  # 227 rows are nobody's
+        ragged_case(384, 256, 320, sizes(70, 0, 58, 29), bm=48),  # 227 rows are nobody's
         ragged_case(300, 512, 128, groups(7, 300), bm=112, bk=256),  # the last tile hangs over the edge
         ragged_case(96, 256, 256, sizes(0, 0), bm=16, bn=256),
         ragged_case(160, 128, 512, sizes(40, 40, 40, 40), bm=80, bn=512, budget=Budget(grid_steps=4, calls=1)),
@@ -1283,8 +1282,10 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** This is `jax.lax.ragged_dot`, and a tile that two groups share is the only thing it pays for: it is
-# visited twice. In the picture, `w_ref` changes where a group does, and `o_ref` where a tile does.
+# **Takeaway.** This is `jax.lax.ragged_dot`, and a tile that two groups share is what raggedness costs: it is visited
+# twice. Beside megablox `gmm`, at equal blocks of 256 and groups of [100, 200, 500, 224], the TPU compiler makes 500
+# bundles a step of yours and 522 of theirs on a v5e, and 334 against 339 on a v6e. In the picture, `w_ref` changes where
+# a group does, and `o_ref` where a tile does.
 
 # %%
 show(
