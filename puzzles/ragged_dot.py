@@ -811,7 +811,7 @@ check(
         case(normal((512, 256)), normal((5, 1, 256), shift=2.0), groups(5, 512), bm=128),
         case(normal((320, 128)), normal((6, 1, 128)), sizes(0, 10, 20, 30, 0, 260), bm=80),  # four in a tile
         case(normal((384, 128), shift=1.0), normal((4, 1, 128)), sizes(40, 0, 60, 0), bm=32),  # and nobody's tiles
-        case(normal((200, 320)), normal((2, 1, 320)), sizes(90, 50), bm=48),
+        case(normal((200, 256)), normal((2, 1, 256)), sizes(90, 50), bm=48),
         case(normal((96, 128)), normal((3, 1, 128)), sizes(0, 0, 0), bm=16),
     ],
     budget=Budget(hbm_bytes=791_040, vmem_bytes=132_096, calls=1),
@@ -1284,8 +1284,8 @@ check(
 # %% [markdown]
 # **Takeaway.** This is `jax.lax.ragged_dot`, and a tile that two groups share is what raggedness costs: it is visited
 # twice. Beside megablox `gmm`, at equal blocks of 256 and groups of [100, 200, 500, 224], the TPU compiler makes 500
-# bundles a step of yours and 522 of theirs on a v5e, and 334 against 339 on a v6e. In the picture, `w_ref` changes where
-# a group does, and `o_ref` where a tile does.
+# bundles a step of yours and 522 of theirs on a v5e, and 334 against 339 on a v6e. In the picture, `w_ref` changes
+# where a group does, and `o_ref` where a tile does.
 
 # %%
 show(
@@ -1783,7 +1783,8 @@ check(
         "segment_sum": "segment_sum is a scatter-add, and this puzzle does without.",
         "ragged_dot": "ragged_dot does the work for you, and you have written your own.",
     },
-    tol=3e-2,
+    tol=0.15,  # of a few hundred thousand gradients the worst is off by 0.06 in bfloat16, and all together by 0.004
+    rms_tol=8e-3,
 )
 
 # %% [markdown]
