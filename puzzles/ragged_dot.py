@@ -811,7 +811,7 @@ check(
         case(normal((512, 256)), normal((5, 1, 256), shift=2.0), groups(5, 512), bm=128),
         case(normal((320, 128)), normal((6, 1, 128)), sizes(0, 10, 20, 30, 0, 260), bm=80),  # four in a tile
         case(normal((384, 128), shift=1.0), normal((4, 1, 128)), sizes(40, 0, 60, 0), bm=32),  # and nobody's tiles
-        case(normal((200, 256)), normal((2, 1, 256)), sizes(90, 50), bm=48),
+        case(normal((200, 256)), normal((2, 1, 256)), sizes(90, 50), bm=40),
         case(normal((96, 128)), normal((3, 1, 128)), sizes(0, 0, 0), bm=16),
     ],
     budget=Budget(hbm_bytes=791_040, vmem_bytes=132_096, calls=1),
