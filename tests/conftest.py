@@ -2,6 +2,10 @@
 
 import importlib.metadata
 import os
+
+# Before NumPy is imported: several processes whose BLAS threads wait for one another take many times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import shutil
 from collections.abc import Iterator
 

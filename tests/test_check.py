@@ -4,7 +4,7 @@ import functools
 import time
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,6 +206,25 @@ def test_work_outside_of_the_kernel_is_named() -> None:
     assert judged(outside, lambda x: 6 * x, X, allow=["mul"])
 
 
+def test_work_on_integers_may_be_allowed_as_such() -> None:
+    def shifted(x: Any, n: Any) -> Any:
+        return twice(x) + 0 * jnp.cumsum(n)[0]
+
+    numbers = integers((24, 128), 0, 5)
+    verdict = judged(shifted, lambda x, n: 2 * x, X, numbers, allow=["int32"])
+    assert "add is done outside" in verdict.findings[0].cause, "float32 work is not allowed by it"
+
+    def kernel(n_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] * 2.0 + n_ref[...].astype(jnp.float32)
+
+    def steered(x: Any, n: Any) -> Any:
+        return pl.pallas_call(kernel, grid=(3,), in_specs=[TILE, TILE], out_specs=TILE, out_shape=x)(n + 1, x)
+
+    assert judged(steered, lambda x, n: 2 * x + n + 1, X, numbers, allow=["int32"])
+    verdict = judged(steered, lambda x, n: 2 * x + n + 1, X, numbers)
+    assert "add is done outside" in verdict.findings[0].cause
+
+
 def test_reshapes_and_casts_are_fine_outside() -> None:
     def reshaped(x: Any) -> Any:
         return twice(x.reshape(24, 128)).reshape(-1)
@@ -360,6 +379,57 @@ def test_garbage_that_happens_to_be_nan_is_no_excuse() -> None:
     verdict = judged(functools.partial(mean_of_chunks, honest=False), chunk_sums, ragged)
     assert verdict.findings[0].kind == "garbage"
     assert "position" in verdict.findings[0].cause
+
+
+def halves(x: Any, *, keep: bool) -> Any:
+    """Two steps share each block of 16 rows: the first stores the upper half, the second one the lower."""
+
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        row = jax.lax.broadcasted_iota(jnp.int32, (16, 128), 0)
+        own = row // 8 == pl.program_id(1)
+        rest = jnp.where(pl.program_id(1) == 0, 0, o_ref[...]) if keep else 0
+        o_ref[...] = jnp.where(own, 2 * x_ref[...], rest)
+
+    tile = pl.BlockSpec((16, 128), lambda i, h: (i, 0))
+    return pl.pallas_call(kernel, grid=(3, 2), in_specs=[tile], out_specs=tile, out_shape=x)(x)
+
+
+def test_rows_that_a_later_step_stores_over_are_named_with_both_steps() -> None:
+    assert judged(functools.partial(halves, keep=True), spec, normal((48, 128)))
+    verdict = judged(functools.partial(halves, keep=False), spec, normal((48, 128)))
+    first = verdict.findings[0]
+    assert first.kind == "clobbered"
+    assert first.step == 1
+    assert "Rows 0-7 of block (0, 0) were right: step 0 had stored them" in first.cause
+    assert "jnp.where(own, new, o_ref[...])" in first.cause
+    assert first.line is not None
+    assert first.line.text.startswith("o_ref[...] = jnp.where(own")
+    assert "overwritten" not in str(verdict)
+
+
+def test_the_keywords_that_a_spec_has_are_given_to_it() -> None:
+    def times(x: Any, *, factor: int = 2, bm: int = 8) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = factor * x_ref[...]
+
+        return by_rows(kernel, x)
+
+    def factor_spec(x: Any, *, factor: int = 2) -> Any:
+        return factor * x
+
+    variants = [case(X, factor=3), case(X, factor=5, bm=16)]
+    assert judged(times, factor_spec, X, variants=variants)
+    verdict = judged(lambda x, factor=2, bm=8: times(x), factor_spec, X, variants=variants)
+    assert "factor=3" in verdict.notes[-1]
+
+
+def test_a_wrong_result_has_the_name_of_the_specs_field() -> None:
+    class Both(NamedTuple):
+        y: Any
+        dy: Any
+
+    verdict = judged(lambda x: (twice(x), twice(x) + 1), lambda x: Both(2 * x, 2 * x), X, allow=["add"])
+    assert verdict.findings[0].cause.startswith("result.dy is wrong in 3072 of 3072 elements")
 
 
 # --- in a notebook of the course --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import bank
 import pallas_puzzles
 from course import PUZZLES, functions
 from pallas_puzzles import curriculum
+from pallas_puzzles.arrays import expected, keywords_of
 from pallas_puzzles.curriculum import Notebook, Puzzle
 from pallas_puzzles.inputs import Case, draw
 from pallas_puzzles.lens.diagnose import diagnose
@@ -171,8 +172,7 @@ def test_the_solution_runs_compiled(puzzle: Puzzle, monkeypatch: pytest.MonkeyPa
     for case in cases:
         args = draw(case.inputs, np.random.default_rng(0))
         outputs = jax.tree.map(np.asarray, fn(*map(jnp.asarray, args), **case.blocks))
-        with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-            want = jax.tree.map(np.asarray, judge.told(spec, case.blocks)(*map(jnp.asarray, args)))
+        want = expected(spec, args, keywords_of(spec, case.blocks))
         findings = diagnose(Run([], outputs, [], [], []), want).findings
         assert not findings, findings[0].cause
 

@@ -4,7 +4,6 @@ import contextlib
 import contextvars
 import dataclasses
 import dis
-import functools
 import inspect
 import secrets
 import sys
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .inputs import Budget, Case, draw
+from .arrays import ArrayJudge, expected, keywords_of
+from .inputs import Budget, Case, Input, draw
 
 if TYPE_CHECKING:
     from .lens.diagnose import Finding, Tolerance
@@ -41,6 +41,7 @@ class Subject:
     fn: Callable[..., Any]
     spec: Callable[..., Any]
     cases: tuple[Case, ...]
+    kernel: bool = True
 
 
 _collection: contextvars.ContextVar[_Collection | None] = contextvars.ContextVar("collection", default=None)
@@ -73,17 +74,23 @@ def check(
     allow: Sequence[str] = (),
     forbid: Sequence[str] | Mapping[str, str] = (),
     seed: int | None = None,
+    kernel: bool = True,
+    explain: Callable[..., str] | None = None,
 ) -> "Verdict":
     """Judges an answer and says why. Displays the verdict and records it as progress.
 
     puzzle: its name, "basics/9". fn: the reader's function, arrays -> arrays, block sizes as keyword arguments.
-    spec: what fn should compute, arrays -> arrays in plain jnp; a keyword argument that it shares with fn (causal,
-    after the *) is given to both. inputs: Inputs such as normal((24, 512)), or arrays.
-    variants: more inputs and block sizes that fn must get right. budget: what it may cost on `inputs`.
+    spec: what fn should compute, arrays -> arrays in plain jnp; it is given those keywords of a case that it has, too.
+    inputs: Inputs such as normal((24, 512)), or arrays. variants: more inputs and block sizes that fn must get right.
+    budget: what it may cost on `inputs`.
     tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance). rms_tol: the same
     for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
-    allow: names of JAX primitives that may work on arrays outside of the kernels. forbid: names that the reader's code
-    may not use, because they do the puzzle's work, or name -> another reason. seed: repeats given draws.
+    allow: names of JAX primitives that may work on arrays outside of the kernels, or of dtypes ("int32"), where all
+    work whose results are of them is allowed. forbid: names that the reader's code may not use, because they do the
+    puzzle's work, or name -> another reason. seed: repeats given draws.
+    kernel=False: fn is plain array code. It runs under jit; value, shape and dtype must be the spec's. The only budget
+    that counts is Budget(operations=). explain: with kernel=False, called as explain(*args, got=, want=, **keywords)
+    when values are wrong; the text that it returns is shown.
     """
     from . import curriculum
     from .verdict import Verdict, emit
@@ -103,16 +110,22 @@ def check(
         to_write = f"Write {listed(open_holes)}, where it says YOUR CODE HERE."
         verdict = Verdict(puzzle, "unsolved", [], f"{title}: not solved yet.", next=to_write)
     elif collection is not None and not collection.judge:
-        verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases))
+        verdict = Verdict(puzzle, "unjudged", [], f"{title}: not judged.", subject=Subject(fn, spec, cases, kernel))
     else:
         helpers = _helpers(known, holes, sys._getframe(1).f_globals) if known else []
         barred = {**dict.fromkeys(_specs(known, spec), SPEC_IS_BARRED), **_reasons(forbid)}
         own = getattr(inspect.unwrap(fn), "__code__", None)
         codes = [*holes.values(), *helpers] or ([own] if own is not None else [])
         refused = _forbidden(codes, barred)
-        verdict = _judge(fn, spec, cases, _tolerance(tol, rms_tol), allow, seed) if refused is None else refused
+        if refused is not None:
+            verdict = refused
+        elif kernel:
+            verdict = _judge(fn, spec, cases, _tolerance(tol, rms_tol), allow, seed)
+        else:
+            verdict = _judge_arrays(ArrayJudge(fn, spec, _tolerance(tol, rms_tol), explain), cases, seed)
         if known and refused is None:
-            _point_into_holes(verdict, holes, helpers)
+            if kernel or len(holes) == 1:  # which of several functions has made a wrong array, nobody knows
+                _point_into_holes(verdict, holes, helpers)
             verdict.notes += _changed(known, holes, (fn, spec))
         verdict.puzzle = puzzle
         verdict.headline = f"{title}: {'solved.' if verdict else 'not yet.'}"
@@ -340,24 +353,40 @@ def _judge(
     thorough = collection is not None and collection.thorough
     judge = _Judge(fn, tolerance, allow)
     to_confirm = []
-    for number, case in enumerate(cases):
-        for i in range(DRAWS if number == 0 else 1):
-            draw_seed = seed if seed is not None else i if i == 0 else secrets.randbits(32)
-            args = draw(case.inputs, np.random.default_rng(draw_seed))
-            first = number == 0 and i == 0
-            want = _expected(told(spec, case.blocks), args)
-            verdict = judge.run_case(args, want, case, first=first)
-            if verdict is not None:
-                if not first:
-                    verdict.notes.append(_which(args, case, number, draw_seed))
-                return verdict
-            if i == 0 and (number == 0 or thorough):
-                to_confirm.append((args, case.blocks))
+    for number, case, i, draw_seed in _draws(cases, seed):
+        args = draw(case.inputs, np.random.default_rng(draw_seed))
+        first = number == 0 and i == 0
+        verdict = judge.run_case(args, _expected(spec, args, case.blocks), case, first=first)
+        if verdict is not None:
+            if not first:
+                verdict.notes.append(_which(args, case, number, draw_seed))
+            return verdict
+        if i == 0 and (number == 0 or thorough):
+            to_confirm.append((args, case.blocks))
     for args, blocks in to_confirm:
-        verdict = judge.confirm(args, blocks, _expected_by_jax(told(spec, blocks), args))
+        verdict = judge.confirm(args, blocks, expected(spec, args, keywords_of(spec, blocks)))
         if verdict is not None:
             return verdict
     return judge.passed()
+
+
+def _judge_arrays(judge: ArrayJudge, cases: Sequence[Case], seed: int | None) -> "Verdict":
+    for number, case, i, draw_seed in _draws(cases, seed):
+        args = draw(case.inputs, np.random.default_rng(draw_seed))
+        verdict = judge.run_case(args, case)
+        if verdict is not None:
+            if number or i:
+                verdict.notes.append(_which(args, case, number, draw_seed))
+            return verdict
+    return judge.passed()
+
+
+def _draws(cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case, int, int]]:
+    """(number of the case, the case, number of the draw, its seed): several draws of the first case, one of others."""
+    for number, case in enumerate(cases):
+        drawn = any(isinstance(x, Input) for x in case.inputs)
+        for i in range(DRAWS if number == 0 and drawn else 1):
+            yield number, case, i, seed if seed is not None else i if i == 0 else secrets.randbits(32)
 
 
 def _tolerance(tol: float | None, rms_tol: float | None) -> "Tolerance | None":
@@ -509,30 +538,16 @@ _DISAGREE = (
 )
 
 
-def told(spec: Callable[..., Any], blocks: Mapping[str, Any]) -> Callable[..., Any]:
-    """The spec with those keyword arguments of a case that it has, too: they change the result, not only the blocks."""
-    parameters = inspect.signature(spec).parameters.values()
-    named = {p.name: blocks[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in blocks}
-    return functools.partial(spec, **named) if named else spec
-
-
-def _expected(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _expected(spec: Callable[..., Any], args: tuple[Any, ...], blocks: dict[str, Any]) -> Any:
     """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
     from .lens.capture import capture
     from .lens.machine import run_call
 
+    keywords = keywords_of(spec, blocks)
     try:
-        return capture(spec, *args, on_call=lambda call, *_: run_call(call).outputs).outputs
+        return capture(spec, *args, on_call=lambda call, *_: run_call(call).outputs, **keywords).outputs
     except Exception:
-        return _expected_by_jax(spec, args)
-
-
-def _expected_by_jax(spec: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
-    import jax
-
-    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-        return jax.tree.map(np.asarray, spec(*map(jax.numpy.asarray, args)))
+        return expected(spec, args, keywords)
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------

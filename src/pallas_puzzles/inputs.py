@@ -21,6 +21,11 @@ class Input:
             return (rng.standard_normal(self.shape, np.float32) * a + b).astype(self.dtype)
         if self.kind == "uniform":
             return rng.uniform(a, b, self.shape).astype(self.dtype)
+        if self.kind == "groups":
+            cuts = np.sort(rng.integers(0, int(a) + 1, self.shape))
+            empty = rng.random(self.shape) < b
+            sizes = np.diff(cuts, prepend=0)
+            return np.where(empty, 0, sizes).astype(self.dtype)
         return rng.integers(int(a), int(b), self.shape).astype(self.dtype)
 
 
@@ -51,6 +56,11 @@ def integers(shape: Any, low: int, high: int, dtype: Any = "int32") -> Input:
     return Input("integers", _shape(shape), _dtype(dtype), (low, high))
 
 
+def groups(num_groups: int, num_rows: int, *, empty: float = 0.2) -> Input:
+    """Sizes of groups, int32, that sum to num_rows at most; at least about the fraction `empty` of them is 0."""
+    return Input("groups", (num_groups,), np.dtype(np.int32), (num_rows, empty))
+
+
 def draw(inputs: Any, rng: np.random.Generator) -> tuple[Any, ...]:
     """Every Input of a sequence drawn; arrays pass through."""
     return tuple(x.draw(rng) if isinstance(x, Input) else x for x in inputs)
@@ -65,6 +75,7 @@ class Budget:
     visit an output block may be stored. flops: arithmetic over all calls. serial_steps: steps of one call that have to
     follow one another, when every index along its parallel axes has a core of its own. mxu_bits: how wide the operands
     of matrix products may be; there has to be a product, too. branches: pl.when, cond and loops in a kernel.
+    operations: of array code without a kernel, how many primitives it may consist of.
     """
 
     hbm_bytes: int | None = None
@@ -76,6 +87,7 @@ class Budget:
     serial_steps: int | None = None
     mxu_bits: int | None = None
     branches: int | None = None
+    operations: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

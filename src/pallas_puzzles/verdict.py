@@ -55,7 +55,7 @@ class Verdict(Displayed):
     status: "unsolved", "passed", "failed" (wrong, or over its budget), "error" (the reader's code raised), or
     "unjudged" (see check.collecting), with the subject that was not judged.
     findings: the likeliest cause first. gained: what a right answer costs, in a line. next: where to look next.
-    traceback: the full one when code raised, else "".
+    traceback: the full one when code raised, else "". picture: text that is shown to scale, below the first finding.
     """
 
     puzzle: str
@@ -69,6 +69,7 @@ class Verdict(Displayed):
     figures: "list[Figures]" = dataclasses.field(default_factory=list)
     traceback: str = ""
     subject: "Subject | None" = None
+    picture: str = ""
 
     def __post_init__(self) -> None:
         self.traceback = Traceback(self.traceback)
@@ -109,6 +110,7 @@ class Verdict(Displayed):
             "figures": [_figures_json(f) for f in self.figures],
             "gained": self.gained,
             "notes": list(self.notes),
+            "picture": self.picture,
             "next": self.next,
         }
 
@@ -174,6 +176,7 @@ def _sections(v: Verdict, columns: int) -> list[tuple[int, Lines]]:
             items = [_wrapped(item, "evidence", "  - ", most=3, columns=columns) for item in finding.evidence]
             sections += [(3 if n == 0 else 4, item) for n, item in enumerate(items[:4])]
             sections.append((9, _tiles_text(v.tiles)))
+            sections.append((1, [("tiles", f"    {line}".rstrip()) for line in v.picture.splitlines()]))
     if len(v.findings) > 3:
         sections.append((8, [("also", f"  and {plural(len(v.findings) - 3, 'more finding')}")]))
     sections += [(2, _wrapped(note, "note", "  ", most=3, columns=columns)) for note in v.notes[:3]]
@@ -240,6 +243,8 @@ def _card(v: Verdict) -> str:
         parts.append(_folded(plural(len(rest), "more finding"), "".join(_finding_html(f, first=False) for f in rest)))
     if v.tiles is not None and v.tiles.wrong and len(v.tiles.status) > 1:
         parts.append(f'<div style="margin-top:8px">{tile_map_html(v.tiles.operand, v.tiles.status)}</div>')
+    if v.picture:
+        parts.append(f'<pre style="margin:8px 0 0;overflow-x:auto;line-height:1.3">{html.escape(v.picture)}</pre>')
     parts += [_line_html(note, _MUTED) for note in v.notes]
     parts.append(_line_html(v.gained or _cost(v), "margin-top:6px" if v else _MUTED))
     parts.append(_line_html(v.next, "margin-top:6px;font-weight:600"))

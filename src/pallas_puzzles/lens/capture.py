@@ -183,6 +183,7 @@ class Outside:
     primitive: str
     shape: tuple[int, ...]
     line: SourceLine | None
+    dtypes: frozenset[str] = frozenset()  # of its results
 
 
 @dataclasses.dataclass
@@ -424,7 +425,7 @@ class Evaluator:
     def __init__(self, on_call: OnCall, limit: int = 4096):
         self.on_call, self.limit = on_call, limit
         self.calls: list[Call] = []
-        self.outside: dict[tuple[str, Any], Outside] = {}
+        self.outside: dict[tuple[str, Any, frozenset[str]], Outside] = {}
         self.made: set[int] = set()  # id() of values that came out of a kernel
         self.alive: list[Any] = []  # keeps those values, so that an id is never used twice
         self.site: SourceLine | None = None
@@ -508,7 +509,8 @@ class Evaluator:
         if max(sizes, default=0) > 1 or any(np.size(v) > 1 for v in values if hasattr(v, "shape")):
             line = self.site or line_of(eqn)
             shape = tuple(getattr(eqn.outvars[0].aval, "shape", ()))
-            self.outside.setdefault((name, line), Outside(name, shape, line))
+            dtypes = frozenset(str(v.aval.dtype) for v in eqn.outvars if hasattr(v.aval, "dtype"))
+            self.outside.setdefault((name, line, dtypes), Outside(name, shape, line, dtypes))
 
 
 def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) -> Capture:

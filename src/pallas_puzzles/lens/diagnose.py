@@ -23,7 +23,7 @@ from .capture import (
     where_defined,
     with_ref_names,
 )
-from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, listed, run_call, spans
+from .machine import NOT_STORED, NOT_VISITED, STALE, Event, Incident, Run, Trace, history, listed, run_call, spans
 from .ops import is_floating, np_dtype
 
 Block = tuple[int, ...]
@@ -70,6 +70,7 @@ class Tolerance:
         return self.rms is not None and bool(_rms(got - want) > self.rms * _rms(want))
 
 
+_FOLLOWED_STORES = 64  # into one block: with more, nobody looks what each of them did
 _BESIDE_ZERO = 1e-12  # where every expected value is 0: what is left when numbers of an ordinary size cancel
 
 
@@ -99,8 +100,8 @@ class Diagnosis:
 # Which finding is the likelier root of the others: lower comes first.
 _ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
-    "garbage unwritten stale reset overwritten repeated partly-stored sometimes-stored carry padding input-store "
-    "max-fill max-start "
+    "garbage unwritten stale clobbered reset overwritten repeated partly-stored sometimes-stored carry padding "
+    "input-store max-fill max-start "
     "no-rescale overflow exp-positive born exchanged rebound local-position mask "
     "moved unread unused transposed permuted flipped precision rounding offset scaled row-offset row-scaled row-term "
     "row-missing wrong-axis reciprocal nan zeros values"
@@ -110,7 +111,8 @@ _VALUES = frozenset(
     "row-missing wrong-axis reciprocal nan zeros values local-position mask".split()
 )
 _ROOTS = frozenset(
-    "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale reset overwritten repeated "
+    "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale clobbered reset overwritten "
+    "repeated "
     "partly-stored "
     "sometimes-stored carry padding max-fill max-start no-rescale overflow exp-positive born input-store exchanged "
     "rebound".split()
@@ -149,8 +151,8 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     diagnosis = Diagnosis(findings)
     wrong = False
     if not findings:
-        for got, expected in zip(got_leaves, want_leaves, strict=True):
-            found = _output(run, np.asarray(got), np.asarray(expected), tolerance)
+        for name, got, expected in zip(result_names(want), got_leaves, want_leaves, strict=True):
+            found = _output(run, np.asarray(got), np.asarray(expected), tolerance, name)
             if found is not None:
                 wrong = True
                 diagnosis.findings += found.findings
@@ -161,8 +163,12 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     diagnosis.findings += _rebound(run, diagnosis.operand) if wrong else []
     for f in diagnosis.findings:
         f.maps = f.maps or [m for t in run.traces for m in _index_maps(t)]
+    poisoned = {id(t) for t in run.traces if _has_nan(t.outputs)}
     for trace in run.traces:
-        diagnosis.findings += _incidents(trace, wrong, diagnosis.steps)
+        seen = list(_incidents(trace, wrong, diagnosis.steps))
+        if poisoned and id(trace) not in poisoned:  # whatever it has read, its own result is clean
+            seen = [f for f in seen if f.kind not in GARBAGE_READS]
+        diagnosis.findings += seen
         diagnosis.findings += _unscaled(trace) if wrong else []
         diagnosis.findings += list(_races(trace))
     if all(np.isfinite(np.asarray(x, np.float64)).all() for x in got_leaves):
@@ -171,6 +177,16 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     if diagnosis.findings and diagnosis.summary:
         diagnosis.findings[0].evidence.insert(0, diagnosis.summary)
     return diagnosis
+
+
+def result_names(want: Any) -> list[str]:
+    """What to call each result: by its field where the spec returns a NamedTuple, else by its number."""
+    import jax
+
+    fields, count = getattr(want, "_fields", ()), len(jax.tree.leaves(want))
+    if len(fields) == count:
+        return [f"result.{field}" for field in fields]
+    return [f"result {n} of {count}, counted from 0," for n in range(count)] if count > 1 else ["the result"]
 
 
 def _exchanged(run: Run, got: list[Any], want: list[Any], tolerance: Tolerance | None) -> Iterator[Finding]:
@@ -193,7 +209,7 @@ def _rebound(run: Run, wrong: Operand | None) -> Iterator[Finding]:
         if not any(o is wrong for o in later.call.outs):
             continue
         given = list(zip(later.call.ins, later.call.inputs, strict=True))
-        for earlier in run.traces[: run.traces.index(later)]:
+        for earlier in run.traces[:1]:  # two later calls may well be given one array: the gradient of the result
             alike = earlier.call.name == later.call.name  # one kernel that serves twice is given the same on purpose
             if alike or any(_equal(x, out) for _, x in given for out in earlier.outputs):
                 continue
@@ -990,7 +1006,7 @@ def _races(trace: Trace) -> Iterator[Finding]:
 # --- wrong values ----------------------------------------------------------------------------------------------------
 
 
-def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None) -> Diagnosis | None:
+def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None, name: str) -> Diagnosis | None:
     tolerance = tolerance or default_tolerance(want.dtype)
     g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (got, want))
     bad = ~tolerance.close(g, w)
@@ -1007,7 +1023,7 @@ def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | 
                 shape = trace.call.outs[j].shape
                 blocks = _Blocks(trace, j, g.reshape(shape), w.reshape(shape), bad.reshape(shape), tolerance)
                 return blocks.rounded_twice(len(run.traces)) if rough else blocks.diagnose()
-    cause = f"the result is wrong in {int(bad.sum())} of {bad.size} elements: {_sample(g, w, bad, 'result')}."
+    cause = f"{name} is wrong in {int(bad.sum())} of {bad.size} elements: {_sample(g, w, bad, '')}."
     return Diagnosis([Finding("values", cause)])
 
 
@@ -1397,6 +1413,10 @@ class _Blocks:
         for e in self.trace.events:
             if e.ref in names:
                 events[e.ref, e.step].append(e)
+        clobbered = self._clobbered(events)
+        if clobbered:
+            yield clobbered
+            return
         for look in (self._reset, self._reset_late, self._reset_midway, self._reset_again, self._replaced):
             found = [f for f in (look(name, visits[0], events) for name in names) if f]
             if found:
@@ -1528,6 +1548,49 @@ class _Blocks:
         )
         return Finding("overwritten", cause, [], last.line, stores[-1], self.trace.steps[stores[-1]], name, block)
 
+    def _clobbered(self, events: dict[Any, list[Event]]) -> Finding | None:
+        """Whole rows that an earlier step of a visit had right, and that a later step of it has stored over."""
+        for tile in (t for t in self.tiles if self.cut(self.bad, t).any()):
+            for visit in self.trace.visits[self.j].get(tile, []):
+                stores = [s for s in visit if any(e.op == "store" for e in events[self.o.name, s])]
+                if not 2 <= len(stores) <= _FOLLOWED_STORES:
+                    continue
+                found = self._clobbered_in(tile, stores)
+                if found is not None:
+                    before, after, rows = found
+                    line = next(e.line for e in reversed(events[self.o.name, after]) if e.op == "store")
+                    cause = (
+                        f"{at(self.trace, after)}: {self.o.name} is stored over. Rows {spans(rows)} of block {tile} "
+                        f"were right: step {before} had stored them, and this step has replaced them. Where steps "
+                        "share a block, each stores its own rows and keeps the others: "
+                        f"jnp.where(own, new, {self.o.name}[...])."
+                    )
+                    return Finding("clobbered", cause, [], line, after, self.trace.steps[after], self.o.name, tile)
+                return None
+        return None
+
+    def _clobbered_in(self, tile: Block, stores: list[int]) -> tuple[int, int, list[int]] | None:
+        """(a step that stored rows rightly, the step that spoilt them, the rows of the block), the first there is."""
+        want, bad = self.cut(self.want, tile), self.cut(self.bad, tile)
+        kept = tuple(slice(0, n) for n in want.shape)
+        width = want.shape[-1] if want.ndim else 1
+
+        def right_rows(values: np.ndarray) -> np.ndarray:
+            got = values.reshape(self.o.block)[kept].astype(np.float64)
+            close = np.isclose(got, want, rtol=self.tolerance.relative, atol=self.atol) & np.isfinite(got)
+            return np.asarray(close.reshape(-1, width).all(axis=1))
+
+        spoilt = bad.reshape(-1, width).any(axis=1) & (want.reshape(-1, width) != 0).any(axis=1)
+        if width < 2 or not spoilt.any():
+            return None
+        held = history(self.trace.call, self.o.name, stores)
+        right = {s: right_rows(held[s]) & spoilt for s in stores}
+        for before, after in itertools.pairwise(stores):
+            rows = np.flatnonzero(right[before] & ~right[after])
+            if rows.size:
+                return before, after, rows.tolist()
+        return None
+
     def _repeated(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """A sum grows at a step that has the same input blocks as the step before, which has added them already."""
         ins = [k for k, o in enumerate(self.trace.call.operands) if o.role == "in" and not o.in_hbm]
@@ -1538,6 +1601,9 @@ class _Blocks:
         if not again or not ins or not self.trace.call.scalar_names or not adds:
             return None
         s = again[0]
+        held = history(self.trace.call, name, [s - 1, s])
+        if np.array_equal(held[s - 1], held[s], equal_nan=is_floating(held[s].dtype)):
+            return None  # it stores again what was there
         same = ", ".join(f"{self.trace.call.operands[k].name} {b}" for k, b in zip(ins, blocks[s], strict=True))
         cause = (
             f"{at(self.trace, s)}: {name} is added to, though the input blocks are those of the step before ({same}): "
@@ -2206,8 +2272,12 @@ def _early_casts(jaxpr: Any) -> Iterator[Any]:
         before, after = np_dtype(eqn.invars[0].aval), np_dtype(eqn.outvars[0].aval)
         if not (is_floating(before) and is_floating(after) and before.itemsize == 4 and after.itemsize == 2):
             continue
-        users = {e.primitive.name for e in jaxpr.eqns if any(v is eqn.outvars[0] for v in e.invars)}
-        if users - {"swap", "masked_swap", "dot_general", "reshape", "broadcast_in_dim", "select_n"}:
+        users = {
+            str(e.params.get("name", e.primitive.name))
+            for e in jaxpr.eqns
+            if any(v is eqn.outvars[0] for v in e.invars)
+        }
+        if users - {"swap", "masked_swap", "dot_general", "reshape", "broadcast_in_dim", "select_n", "_where"}:
             yield eqn
 
 
@@ -2318,8 +2388,9 @@ def _permutation(moved: dict[Block, Block], count: tuple[int, ...]) -> str | Non
 
 
 def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding | None:
-    """Array work outside of the kernels, beyond reshapes, casts and what is allowed."""
-    refused = [o for o in outside if o.primitive not in allow]
+    """Array work outside of the kernels, beyond reshapes, casts and what is allowed: primitives, or dtypes made."""
+    allowed = frozenset(allow)
+    refused = [o for o in outside if o.primitive not in allowed and not (o.dtypes and o.dtypes <= allowed)]
     if not refused:
         return None
     names = ", ".join(dict.fromkeys(o.primitive for o in refused))

@@ -72,12 +72,17 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Invalid shape for `swap`", "store-shape",
      "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
      "a reduced dimension; jnp.broadcast_to widens"),
+    (r"mutable array reference.* cannot be returned|returned a mutable array reference", "map-ref",
+     "an index map returns numbers: a prefetched Ref holds many, take one of them, ids_ref[i]"),
     (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
      "an index map returns integer block indices: use // instead of /"),
     (r"Grid must be a tuple of integers", "grid-float",
      "a grid is a tuple of integers: use // (or pl.cdiv, which rounds up) instead of /"),
     (r"Index map function.*must return|index_map.*must return", "map-length",
      "an index map returns one block index per dimension of the array"),
+    (r"Pytree for `in_specs` and `inputs` do not match", "in-specs",
+     "there is not one BlockSpec in in_specs for each operand of the call: the first num_scalar_prefetch operands have "
+     "none, every other one has its own"),
     (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
      "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
      "all)"),
@@ -184,6 +189,48 @@ def explain_error(error: BaseException) -> Finding:
                 [_shorten(f"{name}: {first}")],
                 line,
             )
+    return Finding("error", f"{name}: {_shorten(first)}", [], line)
+
+
+_ARRAY_ERRORS: list[tuple[str, str, str]] = [
+    # (pattern in the exception text, kind, what to tell the reader); all of it happens under jit, without a kernel
+    (r"total_repeat_length|repeats.*concrete", "static-shape",
+     "under jit the length of the result has to be known before the values are: give jnp.repeat its "
+     "total_repeat_length="),
+    (r"NonConcreteBooleanIndexError", "static-shape",
+     "a mask as an index makes an array whose length depends on the values, and under jit lengths are known first: "
+     "keep every element, and choose with jnp.where"),
+    (r"size.*(argument|must be).*(nonzero|where|unique|bincount)|\b(nonzero|unique|bincount|where)\(.*size|"
+     r"\.(nonzero|unique|bincount|where)\(", "static-shape",
+     "the length of this result depends on the values, and under jit lengths are known first: give it size= or "
+     "length=, or compute the number of each place instead"),
+    (r"TracerArrayConversionError", "numpy",
+     "NumPy asks for the values, and under jit there are none yet: use jnp"),
+    (r"TracerIntegerConversionError|ConcretizationTypeError|TracerBoolConversion|Attempted boolean conversion|"
+     r"truth value of an array with more than one|"
+     r"Shapes must be 1D sequences of concrete|can't be interpreted as an integer|cannot be interpreted as an integer",
+     "python-loop",
+     "Python's range, if and int(), list indices and lengths of arrays need a number, and under jit the values are not "
+     "known yet: work on the whole array at once (jnp.cumsum, jnp.where, jnp.repeat, ...)"),
+    (r"slice indices must have static", "python-loop",
+     "the bounds of a slice make a length, and under jit lengths are known before the values: keep every element, and "
+     "choose with jnp.where"),
+    (r"do(es)? not support (in-place )?item assignment", "item-assignment",
+     "JAX arrays do not change: x.at[i].add(v) and x.at[i].set(v) return a new one"),
+    (r"name '(\w+)' is not defined", "name",
+     "this name does not exist here: a misspelling, or a cell that has not been run"),
+]  # fmt: skip
+
+
+def explain_array_error(error: BaseException) -> Finding:
+    """An exception raised by array code under jit, in one sentence, with the reader's own line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    name, line = type(error).__name__, readers_frame(error)
+    code = f" {line.text}" if line else ""
+    for pattern, kind, advice in _ARRAY_ERRORS:
+        haystack = f"{name}: {error}{code if kind == 'static-shape' and 'Concretization' in name else ''}"
+        if re.search(pattern, haystack, re.S):
+            return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
     return Finding("error", f"{name}: {_shorten(first)}", [], line)
 
 

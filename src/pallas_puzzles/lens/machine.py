@@ -843,6 +843,26 @@ def run_call(
         raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
 
 
+def history(call: Call, name: str, steps: Sequence[int]) -> dict[int, np.ndarray]:
+    """What the Ref `name`, an output block or scratch, holds right after each of these steps: the call runs again."""
+    machine = _Machine(call, detail=False)
+    scalars = [
+        Buffer(n, np.array(v), "smem", "scalar", written=True)
+        for n, v in zip(call.scalar_names, call.scalars, strict=True)
+    ]
+    trace, changed = _plan(machine, scalars)
+    execution = _Execution(machine, trace, changed, scalars, frozenset())
+    held: dict[int, np.ndarray] = {}
+
+    def look(step: int) -> bool:
+        if step in steps:
+            held[step] = next(b for b in [*execution.local, *execution.scratch] if b.name == name).values.copy()
+        return step >= max(steps)
+
+    execution.run(look)
+    return held
+
+
 def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int, clean: frozenset[str]) -> Trace:
     steps = math.prod(call.grid)
     if steps > max_steps:
@@ -903,7 +923,8 @@ class _Execution:
         shared.writer = np.full(shared.shape, -1, np.int32)
         return shared
 
-    def run(self) -> None:
+    def run(self, after: Callable[[int], bool] | None = None) -> None:
+        """Runs every step. after(step) is asked behind each body, and ends the run by True."""
         m, t = self.m, self.t
         kernel, consts = t.call.kernel, getattr(t.call.kernel, "consts", ())
         refs = [*self.scalars, *self.local, *self.scratch]
@@ -917,6 +938,8 @@ class _Execution:
                 if not o.in_hbm:
                     self._arrive(k, o, s)
             m.run(kernel, refs, consts)
+            if after is not None and after(s):
+                return
             for j, k in enumerate(self.outs):
                 if t.flushed[k][s]:
                     self._flush(j, k, s)
@@ -1028,4 +1051,16 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-__all__ = ["Beyond", "Figures", "Run", "Trace", "figures", "is_floating", "listed", "run_call", "spans", "trace"]
+__all__ = [
+    "Beyond",
+    "Figures",
+    "Run",
+    "Trace",
+    "figures",
+    "history",
+    "is_floating",
+    "listed",
+    "run_call",
+    "spans",
+    "trace",
+]

@@ -402,7 +402,9 @@ def _compile(
         try:
             from jax import export
 
-            program = bytes(export.export(jax.jit(lambda *a: fn(*a)), platforms=["tpu"])(*shapes).serialize())
+            # leaves alone: a NamedTuple of the reader's cannot be serialised
+            flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
+            program = bytes(export.export(flat, platforms=["tpu"])(*shapes).serialize())
         except Exception as error:
             report.refusal = explain(str(error), [w.call for w in works], target)
             return

@@ -1,0 +1,1873 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   pallas_puzzles: {order: 5}
+# ---
+
+# %% [markdown]
+# # Ragged dot: a mixture of experts
+#
+# A mixture of experts has many weight matrices and sends each token to one or two of them. Which ones is up to the
+# token, so every expert gets another number of rows: 100, 100 and 824, or none. Fourteen puzzles from here you will
+# have written the grouped matrix product that does this without padding, for groups of any size, forward and backward;
+# and around it a whole MoE layer that trains.
+#
+# You need `basics.py`, and of `matmul.py` Puzzles 1 to 5 (the k loop, transposed operands). What prefetched scalars are
+# (Puzzle 11 there) is said again in Puzzle 1.
+
+# %%
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, BFloat16, Float, Int
+
+from pallas_puzzles import Budget, case, check, integers, normal, progress, setup, show
+from pallas_puzzles.inputs import groups
+from pallas_puzzles.lens.ruler import ruler
+
+setup()
+
+# %% [markdown]
+# ## Puzzle 1: The expert that a tile asks for
+#
+# **Goal.** Multiply every tile of tokens by the weights of its own expert. Which expert that is, is data.
+#
+# ### Theory
+#
+# Suppose that all rows of a tile go to one expert, and `experts[i]` says to which. In jnp that is `w[experts]`, one
+# matrix for each tile, and a batched product. But `w[experts]` is an array: for eight tiles and weights of 4096 x 14336
+# in bfloat16, 0.9 GiB are read and 0.9 GiB written before anything is multiplied, 2.3 ms on a v5e.
+#
+# An index map does not copy weights, it points at them. And it may read numbers that come with the call: operands
+# announced by **`num_scalar_prefetch`** are in SMEM before the first step, every index map gets them as Refs behind the
+# grid indices, and the kernel gets them first.
+#
+# ```text
+#     experts   [ 2  2  0  3  3  3 ]          in SMEM
+#                 |  |  |  |  |  |
+#     i           0  1  2  3  4  5
+#     block of w  2  .  0  3  .  .            . : the same as at the step before
+# ```
+#
+# At a dot nothing is fetched: an index that came out of data is compared with the one before like any other. So tokens
+# that are sorted by expert fetch each expert once.
+
+
+# %%
+def by_tile_spec(
+    experts: Int[Array, "T"], x: BFloat16[Array, "M K"], w: BFloat16[Array, "G K N"]
+) -> BFloat16[Array, "M N"]:
+    tiles = x.reshape(experts.shape[0], -1, x.shape[1])
+    result = jnp.einsum("tmk,tkn->tmn", tiles, w[experts], preferred_element_type=jnp.float32)
+    return result.reshape(x.shape[0], -1).astype(jnp.bfloat16)
+
+
+def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
+    # experts_ref: int32, in SMEM: experts_ref[3] is a number
+    # x_ref: (bm, K), tile i      w_ref: (K, bn), of the expert of tile i      o_ref: (bm, bn), bfloat16
+    pass  # YOUR CODE HERE
+
+
+def by_tile_w_map(j, i, experts_ref):
+    # Return the number of the block of w, (None, K, bn), for column block j of tile i: three indices.
+    pass  # YOUR CODE HERE
+
+
+def by_tile_matmul(
+    experts: Int[Array, "T"], x: BFloat16[Array, "M K"], w: BFloat16[Array, "G K N"], *, bn: int = 128
+) -> BFloat16[Array, "M N"]:
+    (M, K), (_, _, N), num_tiles = x.shape, w.shape, experts.shape[0]
+    bm = M // num_tiles
+    return pl.pallas_call(
+        by_tile_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(N // bn, num_tiles),
+            in_specs=[
+                pl.BlockSpec((bm, K), lambda j, i, experts_ref: (i, 0)),
+                pl.BlockSpec((None, K, bn), by_tile_w_map),
+            ],
+            out_specs=pl.BlockSpec((bm, bn), lambda j, i, experts_ref: (i, j)),
+        ),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+    )(experts, x, w)
+
+
+# %%
+# hbm_bytes: of w, three experts of five, each once for every column block.
+check(
+    "ragged_dot/1",
+    by_tile_matmul,
+    by_tile_spec,
+    np.array([2, 2, 0, 3, 3, 3], np.int32),
+    normal((384, 256), "bfloat16"),
+    normal((5, 256, 384), "bfloat16"),
+    variants=[
+        case(integers((8,), 0, 3), normal((256, 128), "bfloat16"), normal((3, 128, 512), "bfloat16"), bn=256),
+        case(
+            np.array([6, 6, 6, 1], np.int32),
+            normal((64, 384), "bfloat16"),
+            normal((7, 384, 256), "bfloat16"),
+            budget=Budget(hbm_bytes=524_288, calls=1),
+        ),
+    ],
+    budget=Budget(hbm_bytes=1_474_560, vmem_bytes=229_376, calls=1, mxu_bits=16),
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The kernel need not know the expert at all: what has arrived in `w_ref` is already the right matrix, with its first
+# dimension squeezed away. The map needs three indices: along experts, rows of w, columns of w. Which of them is looked
+# up? (`experts_ref[i]` reads one number from SMEM. A Ref is indexed, also in an index map.)
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
+#     product = jnp.dot(____, ____, preferred_element_type=____)
+#     o_ref[...] = ____
+#
+#
+# def by_tile_w_map(j, i, experts_ref):
+#     return (____, 0, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
+#     product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+#     o_ref[...] = product.astype(o_ref.dtype)
+#
+#
+# def by_tile_w_map(j, i, experts_ref):
+#     return (experts_ref[i], 0, j)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The data steer the copies, and the experts that nobody asked for (1 and 4) cost nothing. What is missing
+# is raggedness: tokens do not come in whole tiles. Puzzles 2a to 2f turn group sizes of any kind into a list like
+# `experts`, in plain jnp and without a kernel.
+
+# %% [markdown]
+# ## Puzzle 2a: Where groups begin
+#
+# **Goal.** From the sizes of the groups to the rows at which they begin and end.
+#
+# ### Theory
+#
+# Tokens are sorted by expert, so that each expert's rows form one **group**, one behind the other. All that comes
+# from the router is how many rows each group has. Where does a group begin? Where all groups before it end:
+#
+# ```text
+#     group_sizes      100       100                 824
+#
+#     rows         0        100       200                     1024
+#     group        |---0-----|---1-----|-----------2------------|
+#
+#     offsets      0        100       200                     1024      one more than there are groups
+# ```
+#
+# Group g has the rows from `offsets[g]` up to, and without, `offsets[g + 1]`. That is all that a kernel will need to
+# know about it, and no case is special: an empty group begins where it ends.
+#
+# These numbers will go to SMEM and into index maps: **int32**, from the first step on. And all six steps run under
+# `jit`: shapes are known, values are not.
+
+
+# %%
+def offsets_spec(group_sizes: Int[Array, "G"]) -> Int[Array, "G+1"]:
+    return jnp.asarray([np.sum(group_sizes[:g]) for g in range(len(group_sizes) + 1)], jnp.int32)
+
+
+def group_offsets(group_sizes):
+    # group_sizes: (G,), int32      Return (G + 1,), int32.
+    pass  # YOUR CODE HERE
+
+
+def draw_groups(group_sizes, *, got, want, num_rows=None, bm=None):
+    """What a verdict shows when one of these six is wrong: the groups and the tiles, to scale."""
+    ends = np.cumsum(group_sizes)
+    size = int(num_rows or ends[-1])
+    lanes = {"group": [(int(e - n), int(e), str(g)) for g, (n, e) in enumerate(zip(group_sizes, ends, strict=True))]}
+    if bm:
+        lanes["tile"] = [(row, min(row + bm, size), str(row // bm)) for row in range(0, size, bm)]
+    return ruler(size, lanes, ticks=[0, *ends.tolist(), size])
+
+
+def sizes(*numbers):
+    return np.array(numbers, np.int32)
+
+
+GROUPINGS = [  # 1024 rows
+    case(sizes(256, 256, 256, 256)),  # equal
+    case(groups(6, 1024)),  # random
+    case(sizes(0, 50, 50, 924)),  # empty at the start
+    case(sizes(300, 0, 0, 724)),  # in the middle
+    case(sizes(512, 500, 12, 0)),  # at the end
+    case(sizes(0, 1024, 0)),  # one has it all
+    case(sizes(260, 30, 40, 50, 644)),  # three and two halves in one tile
+    case(sizes(200, 28, 100)),  # 696 rows that are nobody's
+    case(sizes(0, 0, 0, 0)),  # all of them
+    case(groups(40, 999), num_rows=1000, bm=64),  # 40 groups; the last tile is not whole
+]
+
+
+# %%
+# kernel=False: plain array code, run under jit. Value, shape and dtype count. operations: a Python loop over the groups
+# would be written out under jit, forty times. explain: what draws a wrong result.
+check(
+    "ragged_dot/2a",
+    group_offsets,
+    offsets_spec,
+    sizes(100, 100, 824),
+    variants=[*[case(*each.inputs) for each in GROUPINGS], case(groups(40, 999), budget=Budget(operations=40))],
+    kernel=False,
+    explain=draw_groups,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# A sum that grows from left to right has a name in NumPy, and jnp has it, too. It gives the ends. What has to be put in
+# front of the ends, so that the beginnings are there as well? Mind the dtype of what you put there: `jnp.zeros(1)` is
+# float32, and drags everything along.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def group_offsets(group_sizes):
+#     ends = ____
+#     return jnp.concatenate([____, ends])
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def group_offsets(group_sizes):
+#     ends = jnp.cumsum(group_sizes)
+#     return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** G sizes, G + 1 offsets. Sizes that add up to less than there are rows are fine: what lies behind the
+# last offset belongs to nobody, and we settle now that the result is zero there.
+
+# %% [markdown]
+# ## Puzzle 2b: Tiles per group
+#
+# **Goal.** How many tiles does each group have rows in?
+#
+# ### Theory
+#
+# The kernel works on tiles of `bm` rows, and tiles lie where they lie: tile t has the rows from t bm to (t + 1) bm.
+# Groups begin and end anywhere:
+#
+# ```text
+#     rows     0    100  128  200     256              ...            1024
+#     group    |--0--|-----1--|----------------2-----------------------|
+#     tile     |----0----|------1-----|-----2-----|  ...   |-----7-----|
+# ```
+#
+# Group 0 has rows in 1 tile. Group 1 has 100 rows, fewer than a tile, and has rows in 2: it takes the end of tile 0
+# and the beginning of tile 1. Group 2 has 824 rows, 6.4 tiles, and touches 7. A group costs a **visit** for every tile
+# that it touches, however few rows of it are there: the MXU multiplies whole tiles.
+#
+# Which tile is a group's first? Round its beginning **down** to a whole tile. The first tile that it does not touch?
+# Round its end **up**. The size alone does not tell.
+#
+# One kind of group has no first row, and no last.
+
+
+# %%
+def visits_by_hand(group_sizes, num_rows, bm):
+    """Every visit as (tile, group): a tile is visited once for each group in it. In a tile of nobody's: group None."""
+    owners = np.repeat(np.arange(len(group_sizes)), group_sizes).tolist()
+    owners += [None] * (num_rows - len(owners))
+    visits = []
+    for tile in range(pl.cdiv(num_rows, bm)):
+        inside = dict.fromkeys(owners[tile * bm : (tile + 1) * bm])  # in order, each once
+        visits += [(tile, group) for group in inside if group is not None] or [(tile, None)]
+    return visits
+
+
+def tiles_per_group_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Int[Array, "G"]:
+    owners = [group for _, group in visits_by_hand(group_sizes, num_rows, bm)]
+    return jnp.asarray([owners.count(g) for g in range(len(group_sizes))], jnp.int32)
+
+
+def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+    # Return (G,), int32. group_offsets, of Puzzle 2a, is yours to use. So is pl.cdiv(a, b): a / b, rounded up.
+    pass  # YOUR CODE HERE
+
+
+# %%
+check(
+    "ragged_dot/2b",
+    tiles_per_group,
+    tiles_per_group_spec,
+    sizes(100, 100, 824),
+    variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=60))],
+    kernel=False,
+    explain=draw_groups,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Take the drawing: group 2 begins at row 200, in tile 1, and ends at row 1024, where tile 8 would begin. So it is in
+# tiles 1 to 7. Which two numbers give 7 tiles by subtraction? Try the same on an empty group at row 100: its end rounds
+# up to more than its beginning rounds down to. Whose answer has to be chosen by its size?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+#     offsets = group_offsets(group_sizes)
+#     starts, ends = offsets[____], offsets[____]
+#     return jnp.where(____, pl.cdiv(____, bm) - ____, 0)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+#     offsets = group_offsets(group_sizes)
+#     starts, ends = offsets[:-1], offsets[1:]
+#     return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** ceil(size / bm) says [1, 1, 7] here; it is [1, 2, 7]. The two agree as long as every group begins at a
+# tile, which is what one tests with.
+
+# %% [markdown]
+# ## Puzzle 2c: Which group, visit by visit
+#
+# **Goal.** List the group of every visit, in the order in which the kernel will make them.
+#
+# ### Theory
+#
+# With [1, 2, 7] tiles, the kernel makes ten visits. Their groups, in order:
+#
+# ```text
+#     visit       0  1  2  3  4  5  6  7  8  9
+#     group_ids   0  1  1  2  2  2  2  2  2  2
+# ```
+#
+# Each group's number, as often as it has tiles: `jnp.repeat`. But under `jit` an array's length has to be known before
+# the values are, and the number of visits depends on the values. **`total_repeat_length=`** gives the result a length:
+# what is too much is cut off, and if there is too little, the last element goes on.
+#
+# So which length is enough, whatever the sizes? Every tile is visited at least once. It is visited once more for every
+# group that begins in the middle of it. The first group begins at row 0, the others, at worst, all in the middle of a
+# tile.
+#
+# Visits to tiles of nobody's come last. They carry the number of the last group, G - 1, like everything behind them:
+# it owns no row there, so no harm is done.
+
+
+# %%
+def group_ids_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Int[Array, "V"]:
+    G, visits = len(group_sizes), visits_by_hand(group_sizes, num_rows, bm)
+    ids = [group for _, group in visits if group is not None]
+    return jnp.asarray(ids + [G - 1] * (pl.cdiv(num_rows, bm) + G - 1 - len(ids)), jnp.int32)
+
+
+def group_ids(group_sizes, *, num_rows=1024, bm=128):
+    # Return (V,), int32. V is as many visits as there can be, for any group_sizes of this length and so many rows.
+    pass  # YOUR CODE HERE
+
+
+# %%
+check(
+    "ragged_dot/2c",
+    group_ids,
+    group_ids_spec,
+    sizes(100, 100, 824),
+    variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=120))],
+    kernel=False,
+    explain=draw_groups,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What is repeated are the numbers 0 to G - 1; how often, is Puzzle 2b. For the length, add up what the theory says of
+# the worst case: all tiles, of which the last may not be whole, and one more for which groups? (With [100, 100, 824]
+# the worst case happens, and ten is right.) `jnp.arange` has a dtype argument.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def group_ids(group_sizes, *, num_rows=1024, bm=128):
+#     G = group_sizes.shape[0]
+#     repeats = ____
+#     most = ____
+#     return jnp.repeat(____, repeats, total_repeat_length=most)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def group_ids(group_sizes, *, num_rows=1024, bm=128):
+#     G = group_sizes.shape[0]
+#     repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
+#     most = pl.cdiv(num_rows, bm) + G - 1
+#     return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** tiles + G - 1: raggedness costs at most one visit for each group but the first. With 64 experts and
+# 16,384 rows in tiles of 128, 191 visits instead of 128. With padding, every group rounded up to whole tiles, the bound
+# is the same; but the rows would have to be copied, and room kept for the worst case.
+
+# %% [markdown]
+# ## Puzzle 2d: Visits per tile
+#
+# **Goal.** The same visits, counted the other way: how often is each tile visited?
+#
+# ### Theory
+#
+# A visit is a pair, a tile and a group. Puzzle 2c lists the groups; for the tiles we count again:
+#
+# ```text
+#     rows     0    100  128  200     256              ...            1024
+#     group    |--0--|-----1--|----------------2-----------------------|
+#     tile     |----0----|------1-----|-----2-----|  ...   |-----7-----|
+#
+#     visits        2           2           1       ...          1
+# ```
+#
+# Every tile is visited once, even if it is nobody's: somebody has to write the zeros. And once more for every group
+# that begins **inside** it, not at its first row; there, the group before has ended and nobody has to share.
+#
+# So walk over the groups, and have each say in which tile it begins: add 1 there. Many groups may begin in one tile.
+# An array indexed by an array does this in one operation, **`x.at[i].add(v)`**: a new array, in which v[g] has been
+# added at i[g] for every g. Where an index occurs twice, both are added. Indices beyond the end are left out.
+
+
+# %%
+def tile_visits_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Int[Array, "T"]:
+    tiles = [tile for tile, _ in visits_by_hand(group_sizes, num_rows, bm)]
+    return jnp.asarray([tiles.count(t) for t in range(pl.cdiv(num_rows, bm))], jnp.int32)
+
+
+def tile_visits(group_sizes, *, num_rows=1024, bm=128):
+    # Return (T,), int32: one number for each tile of bm rows, the last of which may not be whole.
+    pass  # YOUR CODE HERE
+
+
+# %%
+check(
+    "ragged_dot/2d",
+    tile_visits,
+    tile_visits_spec,
+    sizes(100, 100, 824),
+    variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=80))],
+    kernel=False,
+    explain=draw_groups,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Start from an array of ones, int32. For a group, in which tile does its first row lie, and what is left when that row
+# is divided by bm? Two kinds of groups add nothing: those that begin at a tile's first row, and those that have no rows
+# at all, wherever they would begin. (`&` joins two conditions on arrays, each in brackets.)
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def tile_visits(group_sizes, *, num_rows=1024, bm=128):
+#     starts = ____
+#     inside = (____) & (____)
+#     once = ____
+#     return once.at[____].add(inside.astype(jnp.int32))
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def tile_visits(group_sizes, *, num_rows=1024, bm=128):
+#     starts = group_offsets(group_sizes)[:-1]
+#     inside = (group_sizes > 0) & (starts % bm != 0)
+#     once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+#     return once.at[starts // bm].add(inside.astype(jnp.int32))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Two counts of the same visits, by group and by tile. The sum of this one is how many there are.
+
+# %% [markdown]
+# ## Puzzle 2e: Which tile, visit by visit
+#
+# **Goal.** List the tile of every visit, beside its group. Practice: nothing new.
+#
+# ### Theory
+#
+# The other half of the pairs, as long as `group_ids` and in the same order:
+#
+# ```text
+#     visit        0  1  2  3  4  5  6  7  8  9
+#     group_ids    0  1  1  2  2  2  2  2  2  2
+#     m_tile_ids   0  0  1  1  2  3  4  5  6  7
+# ```
+#
+# Visit 0 and visit 1 share tile 0: group 0 has its first 100 rows, group 1 its last 28. Visits 1 and 2 share group 1.
+# From one visit to the next either the group moves on or the tile does, or both; neither ever goes back. That is what
+# makes the two lists fit, although each was counted by itself. And it is what an output block needs (basics.py Puzzle
+# 9): visits to one tile follow one another, so the tile stays in VMEM between them.
+#
+# Behind the last visit, the last tile goes on to the end of the list.
+
+
+# %%
+def m_tile_ids_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Int[Array, "V"]:
+    G, T = len(group_sizes), pl.cdiv(num_rows, bm)
+    ids = [tile for tile, _ in visits_by_hand(group_sizes, num_rows, bm)]
+    return jnp.asarray(ids + [T - 1] * (T + G - 1 - len(ids)), jnp.int32)
+
+
+def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
+    # Return (V,), int32, with the V of Puzzle 2c.
+    pass  # YOUR CODE HERE
+
+
+# %%
+check(
+    "ragged_dot/2e",
+    m_tile_ids,
+    m_tile_ids_spec,
+    sizes(100, 100, 824),
+    variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=120))],
+    kernel=False,
+    explain=draw_groups,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Compare with Puzzle 2c: what was counted there for each group is counted in Puzzle 2d for each tile. What takes the
+# place of the numbers 0 to G - 1? The length is that of the other list, whatever is repeated.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
+#     T = ____
+#     repeats = ____
+#     return jnp.repeat(____, ____, total_repeat_length=____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
+#     T = pl.cdiv(num_rows, bm)
+#     repeats = tile_visits(group_sizes, num_rows=num_rows, bm=bm)
+#     most = T + group_sizes.shape[0] - 1
+#     return jnp.repeat(jnp.arange(T, dtype=jnp.int32), repeats, total_repeat_length=most)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Two lists of small integers say everything about the raggedness. The kernel will not contain a single
+# loop over groups.
+
+# %% [markdown]
+# ## Puzzle 2f: All together
+#
+# **Goal.** One function from group sizes to everything that the kernels need, with the number of visits.
+#
+# ### Theory
+#
+# The lists are as long as the worst case needs. Mostly it does not happen: with four groups of 256 rows there are eight
+# visits, and eleven places in the list.
+#
+# ```text
+#     group_ids    0  0  1  1  2  2  3  3 | 3  3  3
+#     m_tile_ids   0  1  2  3  4  5  6  7 | 7  7  7
+#                                         ^
+#                                         num_tiles = 8
+# ```
+#
+# Where the true list ends is data, too: **a number that nobody knows before the call**. It cannot be the length of
+# an array. It can be a value, an array of shape () that travels beside the lists, and Puzzle 4 will make it the length
+# of a grid.
+#
+# Which of your counts adds up to it? Look at sizes of [200, 28, 100] and 1024 rows: five tiles are nobody's. They have
+# to be visited as well, or their rows would come back as garbage.
+
+
+# %%
+class Metadata(NamedTuple):
+    offsets: Int[Array, "G+1"]
+    group_ids: Int[Array, "V"]
+    m_tile_ids: Int[Array, "V"]
+    num_tiles: Int[Array, ""]  # visits, those of nobody's tiles included
+
+
+def metadata_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Metadata:
+    tiling = {"num_rows": num_rows, "bm": bm}
+    num_tiles = jnp.asarray(len(visits_by_hand(group_sizes, **tiling)), jnp.int32)
+    offsets, ids = offsets_spec(group_sizes), group_ids_spec(group_sizes, **tiling)
+    return Metadata(offsets, ids, m_tile_ids_spec(group_sizes, **tiling), num_tiles)
+
+
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    # Return a Metadata, made by your Puzzles 2a to 2e.
+    pass  # YOUR CODE HERE
+
+
+# %%
+check(
+    "ragged_dot/2f",
+    metadata,
+    metadata_spec,
+    sizes(256, 256, 256, 256),
+    variants=[
+        case(sizes(100, 100, 824)),
+        *GROUPINGS[1:],
+        case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=250)),
+    ],
+    kernel=False,
+    explain=draw_groups,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Count the visits of [200, 28, 100] by hand, in tiles of 128: the groups touch 2, 1 and 2 tiles; the first three tiles
+# are visited 1, 3 and 1 times, and five more tiles are nobody's. Which of the two counts has those five? A sum over an
+# int32 array is an int32 of shape ().
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def metadata(group_sizes, *, num_rows=1024, bm=128):
+#     tiling = {"num_rows": num_rows, "bm": bm}     # f(group_sizes, **tiling) passes both on
+#     return Metadata(
+#         offsets=____,
+#         group_ids=____,
+#         m_tile_ids=____,
+#         num_tiles=____,
+#     )
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def metadata(group_sizes, *, num_rows=1024, bm=128):
+#     tiling = {"num_rows": num_rows, "bm": bm}
+#     return Metadata(
+#         offsets=group_offsets(group_sizes),
+#         group_ids=group_ids(group_sizes, **tiling),
+#         m_tile_ids=m_tile_ids(group_sizes, **tiling),
+#         num_tiles=tile_visits(group_sizes, **tiling).sum(),
+#     )
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** For 1024 rows and 64 groups that is less than a kilobyte of integers, made once for all products that
+# share their groups. Now for the kernels.
+
+# %% [markdown]
+# ## Puzzle 3: The masked store
+#
+# **Goal.** Add to each row the bias of its expert, in tiles that several groups share.
+#
+# ### Theory
+#
+# The simplest thing with a group in it: `x + bias[g]` for the rows of group g. Its kernel makes the visits of Puzzle 2,
+# and a tile that is shared is visited once for each of its groups:
+#
+# ```text
+#     rows           0             100     128                   256
+#     group          |------0-------|-------------1---------------...
+#
+#     visit 0        [ 0 0 0 0 0 0 0 . . . ]                         tile 0, group 0
+#     visit 1        [ k k k k k k k 1 1 1 ]                         tile 0, group 1:  k must be kept
+#     visit 2                               [ 1 1 1 1 1 1 1 ... ]    tile 1, group 1
+# ```
+#
+# At visit 1 the tile is still in VMEM, with what visit 0 has left in it. `o_ref[...] = value` would run over all of
+# it. So the store has to be **masked**: read the tile, replace the rows that are the group's own, and store it again.
+# Which rows these are, each visit finds out from the offsets.
+#
+# And the rows that are nobody's? Zero, we said. At a tile's first visit `o_ref` holds garbage, and nothing is worth
+# keeping: let the rest be 0 there. After that it is either somebody's or 0 already.
+
+
+# %%
+def expert_bias_spec(
+    x: Float[Array, "M N"], bias: Float[Array, "G 1 N"], group_sizes: Int[Array, "G"]
+) -> Float[Array, "M N"]:
+    group = np.repeat(np.arange(len(group_sizes)), group_sizes)
+    result = np.zeros(x.shape, np.float32)
+    result[: len(group)] = np.asarray(x)[: len(group)] + np.asarray(bias)[group, 0]
+    return jnp.asarray(result)
+
+
+def first_visit(v, ids_ref):
+    """Whether visit v is the first in a row with its number: of its tile in m_tile_ids_ref, for example."""
+    return (v == 0) | (ids_ref[v] != ids_ref[jnp.maximum(v - 1, 0)])
+
+
+def own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, bm):
+    # Return (bm, 1), bool: which rows of the tile of visit v belong to its group. The Refs are those of Puzzle 2.
+    pass  # YOUR CODE HERE
+
+
+def expert_bias_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, bias_ref, o_ref):
+    # Grid (j, v): column block j, visit v.
+    # x_ref, o_ref: (bm, bn), of the tile of v      bias_ref: (1, bn), of its group
+    pass  # YOUR CODE HERE
+
+
+def expert_bias(
+    x: Float[Array, "M N"], bias: Float[Array, "G 1 N"], group_sizes: Int[Array, "G"], *, bm: int = 64, bn: int = 128
+) -> Float[Array, "M N"]:
+    M, N = x.shape
+    offsets, group_ids, m_tile_ids, _ = metadata(group_sizes, num_rows=M, bm=bm)
+    tile = pl.BlockSpec((bm, bn), lambda j, v, offsets_ref, group_ids_ref, m_tile_ids_ref: (m_tile_ids_ref[v], j))
+    return pl.pallas_call(
+        expert_bias_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(pl.cdiv(N, bn), group_ids.shape[0]),  # as long as the list: more than there are visits
+            in_specs=[
+                tile,
+                pl.BlockSpec((None, 1, bn), lambda j, v, offsets_ref, group_ids_ref, _: (group_ids_ref[v], 0, j)),
+            ],
+            out_specs=tile,
+        ),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+    )(offsets, group_ids, m_tile_ids, x, bias)
+
+
+# %%
+# allow: what is done on integers outside of the kernel is the metadata's business.
+check(
+    "ragged_dot/3",
+    expert_bias,
+    expert_bias_spec,
+    normal((256, 384), scale=100.0),
+    normal((3, 1, 384)),
+    sizes(100, 28, 128),
+    variants=[
+        case(normal((512, 256)), normal((5, 1, 256), shift=2.0), groups(5, 512), bm=128),
+        case(normal((320, 128)), normal((6, 1, 128)), sizes(0, 10, 20, 30, 0, 260), bm=80),  # four in a tile
+        case(normal((384, 128), shift=1.0), normal((4, 1, 128)), sizes(40, 0, 60, 0), bm=32),  # and nobody's tiles
+        case(normal((200, 256)), normal((2, 1, 256)), sizes(90, 50), bm=40),
+        case(normal((96, 128)), normal((3, 1, 128)), sizes(0, 0, 0), bm=16),
+    ],
+    budget=Budget(hbm_bytes=791_040, vmem_bytes=132_096, calls=1),
+    allow=["int32", "bool"],
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which rows of the whole array does tile t hold, if it has bm of them? Compare those numbers with where the group
+# begins, and with where it ends. `jnp.arange(bm)[:, None]` is a column; compared with numbers, so is the result, and
+# `jnp.where` widens it. In the kernel three things can be in a row of o_ref: what is new, what is there, and 0. Two
+# `jnp.where` choose between them, and only one of them looks at single rows.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, bm):
+#     group = ____
+#     rows = ____ + jnp.arange(bm)[:, None]
+#     return (____ <= rows) & (rows < ____)
+#
+#
+# def expert_bias_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, bias_ref, o_ref):
+#     v = pl.program_id(____)
+#     own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, o_ref.shape[0])
+#     rest = jnp.where(first_visit(____, ____), ____, ____)
+#     o_ref[...] = jnp.where(own, ____, rest)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, bm):
+#     group = group_ids_ref[v]
+#     rows = m_tile_ids_ref[v] * bm + jnp.arange(bm)[:, None]
+#     return (offsets_ref[group] <= rows) & (rows < offsets_ref[group + 1])
+#
+#
+# def expert_bias_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, bias_ref, o_ref):
+#     v = pl.program_id(1)
+#     own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, o_ref.shape[0])
+#     rest = jnp.where(first_visit(v, m_tile_ids_ref), 0, o_ref[...])
+#     o_ref[...] = jnp.where(own, x_ref[...] + bias_ref[...], rest)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A tile with two owners is written twice in VMEM and once to HBM. The steps behind the last visit did no
+# harm: they repeat the last tile with the last group, and whatever that group owns there gets the same values again.
+
+# %% [markdown]
+# ## Puzzle 4: Wire it yourself
+#
+# **Goal.** The `pallas_call` of a grouped matrix product, with a grid that is as long as there are visits.
+#
+# ### Theory
+#
+# Puzzle 3 made `tiles + G - 1` steps, whatever the sizes. With 64 experts and 1024 rows in tiles of 128 that is 71, and
+# in a matrix product each of them multiplies. If all tokens choose one expert, 8 visits would do.
+#
+# A grid is made of Python integers, so far. But one number of it may be a value, an int32 of shape (): then **the grid
+# is as long as the data say**.
+#
+# ```text
+#     grid=(4, num_tiles, 2)        num_tiles: known when the call starts
+# ```
+#
+# Everything else you know. There are three axes: column blocks j of the result, visits v, and blocks k of K, the last
+# one, since sums run along it. Which goes first, j or v? Say that K is a single block, and follow the weights. Here
+# they are at each step, for two column blocks and an expert with three tiles:
+#
+# ```text
+#     grid (v, j, k)      w(0)  w(1)    w(0)  w(1)    w(0)  w(1)
+#     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
+# ```
+#
+# The product is `kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref)`. This puzzle gives
+# you one: each group fills whole tiles, each tile is somebody's, and K is one block.
+
+
+# %%
+def grouped_spec(
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "G K N"], group_sizes: Int[Array, "G"]
+) -> BFloat16[Array, "M N"]:
+    result = np.zeros((x.shape[0], w.shape[2]), np.float32)
+    end = 0
+    for g, size in enumerate(np.asarray(group_sizes)):
+        start, end = end, end + int(size)
+        result[start:end] = np.asarray(x[start:end], np.float32) @ np.asarray(w[g], np.float32)
+    return jnp.asarray(result).astype(jnp.bfloat16)
+
+
+def whole_k_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
+    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+
+
+def grouped(kernel, meta, x, w, *, bm, bn, bk):
+    # meta: a Metadata, of Puzzle 2f      x: (M, K)      w: (G, K, N)      K is a multiple of bk. M and N may be ragged.
+    # Return the result, (M, N), of x's dtype, of one pallas_call with three prefetched operands: meta's arrays in
+    # their order. x_ref: (bm, bk)      w_ref: (bk, bn)      o_ref: (bm, bn)      acc_ref: (bm, bn), float32, scratch
+    # Say which axis is parallel.
+    pass  # YOUR CODE HERE
+
+
+def whole_k_product(
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "G K N"], group_sizes: Int[Array, "G"], *, bm: int = 64, bn: int = 128
+) -> BFloat16[Array, "M N"]:
+    meta = metadata(group_sizes, num_rows=x.shape[0], bm=bm)
+    return grouped(whole_k_kernel, meta, x, w, bm=bm, bn=bn, bk=x.shape[1])
+
+
+# %%
+# grid_steps: three column blocks of six visits. hbm_bytes: the weights of each expert with rows once.
+check(
+    "ragged_dot/4",
+    whole_k_product,
+    grouped_spec,
+    normal((384, 256), "bfloat16"),
+    normal((4, 256, 384), "bfloat16"),
+    sizes(192, 0, 128, 64),
+    variants=[
+        case(
+            normal((256, 384), "bfloat16"),
+            normal((9, 384, 320), "bfloat16"),
+            sizes(0, 0, 32, 0, 128, 0, 64, 32, 0),
+            bm=32,
+            budget=Budget(grid_steps=24, hbm_bytes=1_736_704, calls=1),
+        ),
+        case(
+            normal((640, 128), "bfloat16"),
+            normal((2, 128, 256), "bfloat16"),
+            sizes(512, 128),
+            bm=128,
+            budget=Budget(grid_steps=10, hbm_bytes=786_432, calls=1),
+        ),
+    ],
+    budget=Budget(grid_steps=18, hbm_bytes=1_474_560, vmem_bytes=262_144, serial_steps=6, calls=1),
+    allow=["int32", "bool"],
+    forbid=("ragged_dot", "ragged_dot_general", "gmm"),
+    tol=8e-3,  # about one unit in the last place of a bfloat16
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What moves with a visit? The tile of x, the group of w, the tile of the result: each map looks up the number it needs,
+# by v, in one of the three Refs that it gets behind the grid indices. What moves with j and with k is as in any matrix
+# product. Column blocks share nothing with each other; visits share tiles, and blocks of K share a sum.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def grouped(kernel, meta, x, w, *, bm, bn, bk):
+#     (M, K), (_, _, N) = x.shape, w.shape
+#     return pl.pallas_call(
+#         kernel,
+#         grid_spec=pltpu.PrefetchScalarGridSpec(
+#             num_scalar_prefetch=____,
+#             grid=(____, ____, ____),
+#             in_specs=[
+#                 pl.BlockSpec((bm, bk), lambda j, v, k, offsets, group_ids, m_tile_ids: (____, ____)),
+#                 pl.BlockSpec(____, lambda j, v, k, offsets, group_ids, m_tile_ids: (____, ____, ____)),
+#             ],
+#             out_specs=____,
+#             scratch_shapes=____,
+#         ),
+#         out_shape=____,
+#         compiler_params=pltpu.CompilerParams(dimension_semantics=(____, ____, ____)),
+#     )(____, ____, ____, x, w)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def grouped(kernel, meta, x, w, *, bm, bn, bk):
+#     (M, K), (_, _, N) = x.shape, w.shape
+#     return pl.pallas_call(
+#         kernel,
+#         grid_spec=pltpu.PrefetchScalarGridSpec(
+#             num_scalar_prefetch=3,
+#             grid=(pl.cdiv(N, bn), meta.num_tiles, K // bk),
+#             in_specs=[
+#                 pl.BlockSpec((bm, bk), lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], k)),
+#                 pl.BlockSpec((None, bk, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (group_ids[v], k, j)),
+#             ],
+#             out_specs=pl.BlockSpec((bm, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], j)),
+#             scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+#         ),
+#         out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+#         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+#     )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, w)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** An expert's weights came in once for each column block and stayed for all of its tiles; the expert
+# without rows was not visited. Below, watch `w_ref`.
+
+# %%
+show(
+    whole_k_product,
+    normal((384, 256), "bfloat16"),
+    normal((4, 256, 384), "bfloat16"),
+    sizes(192, 0, 128, 64),
+)
+
+# %% [markdown]
+# ## Puzzle 5: Equal groups
+#
+# **Goal.** The kernel for groups that fill whole tiles, with as many blocks of K as you like.
+#
+# ### Theory
+#
+# Real weights do not fit. 4096 x 14336 in bfloat16 are 112 MiB, and a block of all of K and 512 columns would be 4 MiB,
+# held twice. So K comes in blocks, the sum waits in `acc_ref`, and the kernel is that of matmul.py, with a visit where
+# a block of rows was.
+#
+# It costs something, though. With K in one block, the weights of an expert stay from tile to tile. With two blocks or
+# more, **the last block of one tile is not the first of the next**, and all of them come again for every tile:
+#
+# ```text
+#     visit                0            1            2           one expert, three tiles
+#     K in one block       w            .            .           w once
+#     K in two blocks      w0  w1       w0  w1       w0  w1      w three times
+# ```
+#
+# For x it makes no difference: each tile of it comes once for every column block. So larger tiles of rows are what
+# pays for cutting K: with bm = 512, weights are read for every 512 tokens, and each byte of them is worth 512 FLOPs.
+#
+# The result is stored once for a tile, in bfloat16, when the sum is complete. Groups have whole tiles, and no tile is
+# nobody's, so nothing has to be masked yet.
+
+
+# %%
+def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
+    # Grid (j, v, k).      x_ref: (bm, bk)      w_ref: (bk, bn)      o_ref: (bm, bn), bfloat16
+    # acc_ref: (bm, bn), float32
+    pass  # YOUR CODE HERE
+
+
+def equal_groups(
+    x: BFloat16[Array, "M K"],
+    w: BFloat16[Array, "G K N"],
+    group_sizes: Int[Array, "G"],
+    *,
+    bm: int = 64,
+    bn: int = 128,
+    bk: int = 128,
+) -> BFloat16[Array, "M N"]:
+    meta = metadata(group_sizes, num_rows=x.shape[0], bm=bm)
+    return grouped(equal_kernel, meta, x, w, bm=bm, bn=bn, bk=bk)  # your wiring, from Puzzle 4
+
+
+# %%
+# output_stores: in how many steps of a visit the tile may be stored.
+check(
+    "ragged_dot/5",
+    equal_groups,
+    grouped_spec,
+    normal((384, 512), "bfloat16"),
+    normal((3, 512, 256), "bfloat16"),
+    sizes(128, 128, 128),
+    variants=[
+        case(
+            normal((192, 768), "bfloat16", shift=0.5),
+            normal((4, 768, 320), "bfloat16"),
+            sizes(96, 0, 32, 64),
+            bm=32,
+            bk=256,
+            budget=Budget(output_stores=1, calls=1, mxu_bits=16),
+        ),
+        case(  # K in one block: the weights of each expert once
+            normal((512, 384), "bfloat16"),
+            normal((2, 384, 512), "bfloat16"),
+            sizes(384, 128),
+            bm=128,
+            bn=256,
+            bk=384,
+            budget=Budget(hbm_bytes=2_097_152, output_stores=1, calls=1),
+        ),
+    ],
+    budget=Budget(hbm_bytes=2_555_904, vmem_bytes=163_840, output_stores=1, calls=1, mxu_bits=16),
+    allow=["int32", "bool"],
+    tol=8e-3,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Three parts, as in basics.py Puzzle 10: at which k does the sum start from 0, what is added at every k, at which k is
+# the tile stored? Which axis of your grid is k, and what is its length? (`pl.num_programs(axis)`.) None of the three
+# prefetched Refs is needed: the index maps have used them already.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
+#     k = ____
+#     before = jnp.where(____, 0, acc_ref[...])
+#     acc_ref[...] = ____
+#
+#     @pl.when(____)
+#     def _():
+#         o_ref[...] = ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
+#     k = pl.program_id(2)
+#     before = jnp.where(k == 0, 0, acc_ref[...])
+#     acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+#
+#     @pl.when(k == pl.num_programs(2) - 1)
+#     def _():
+#         o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A batched matrix product in which the batch has any number of rows, as long as they are whole tiles. It
+# is what one gets by padding every group, and the padding is what goes away next.
+
+# %% [markdown]
+# ## Puzzle 6: Ragged dot
+#
+# **Goal.** Groups of any size: as many as you like in a tile, empty ones, and rows that are nobody's.
+#
+# ### Theory
+#
+# Puzzles 3 and 5, in one kernel. At each visit the MXU multiplies the whole tile by the weights of one group, also the
+# rows of the others; of the product only the group's own rows are kept:
+#
+# ```text
+#     tile 2, rows 256 to 383                visit         product           stored
+#     |-0-|--1---|--2---|---3---|---4---|    2             tile @ w[0]       |-0-|
+#                                            3             tile @ w[1]           |--1---|
+#                                            4             tile @ w[2]                  |--2---|
+#                                            5             tile @ w[3]                         |---3---|
+#                                            6             tile @ w[4]                                 |---4---|
+# ```
+#
+# There is **one masked store for each visit**, behind its last block of K. The sum in `acc_ref` is the visit's own: it
+# starts anew although the tile stays the same. And `o_ref` is the tile's: it stays from visit to visit. Two buffers of
+# one shape, with two lifetimes.
+#
+# The last tile may hang over the edge of x. What lies there is garbage, and so are its products. Is that a problem?
+#
+# `dims` says what is summed over, as in matmul.py Puzzle 9: ((1,), (0,)) here. Going backward will ask for another.
+
+
+# %%
+def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref, *, dims):
+    # Grid (j, v, k).      x_ref: (bm, bk)      w_ref: (bk, bn)      o_ref: (bm, bn), bfloat16
+    # acc_ref: (bm, bn), float32      dims: dimension d of x_ref is summed against e of w_ref, ((d,), (e,))
+    # own_rows and first_visit are there, from Puzzle 3.
+    pass  # YOUR CODE HERE
+
+
+def ragged_forward(x, w, group_sizes, *, bm, bn, bk):
+    meta = metadata(group_sizes, num_rows=x.shape[0], bm=bm)
+    return grouped(functools.partial(ragged_kernel, dims=((1,), (0,))), meta, x, w, bm=bm, bn=bn, bk=bk)
+
+
+def ragged_product(
+    x: BFloat16[Array, "M K"],
+    w: BFloat16[Array, "G K N"],
+    group_sizes: Int[Array, "G"],
+    *,
+    bm: int = 128,
+    bn: int = 128,
+    bk: int = 128,
+) -> BFloat16[Array, "M N"]:
+    return ragged_forward(x, w, group_sizes, bm=bm, bn=bn, bk=bk)
+
+
+# %%
+def ragged_case(num_rows, K, N, group_sizes, *, budget=None, **blocks):
+    """x, w and sizes for num_rows rows; the values of x are far from 0, so that a stranger's row is far from right."""
+    G = group_sizes.shape[0]
+    inputs = normal((num_rows, K), "bfloat16", shift=0.5), normal((G, K, N), "bfloat16"), group_sizes
+    return case(*inputs, budget=budget, **blocks)
+
+
+# grid_steps: three column blocks, 10 visits, two blocks of K. A tile with two groups is visited twice, and not more.
+check(
+    "ragged_dot/6",
+    ragged_product,
+    grouped_spec,
+    normal((1024, 256), "bfloat16"),
+    normal((3, 256, 384), "bfloat16"),
+    sizes(100, 100, 824),
+    variants=[
+        ragged_case(1024, 128, 256, sizes(0, 50, 50, 924), bn=256, budget=Budget(grid_steps=10, calls=1)),
+        ragged_case(512, 256, 128, sizes(260, 10, 20, 15, 207), bm=64, bk=256),  # three and two halves in one tile
+        ragged_case(256, 384, 256, sizes(0, 256, 0), bm=32, bk=384),  # one has it all
+        ragged_case(384, 256, 320, sizes(70, 0, 58, 29), bm=48),  # 227 rows are nobody's
+        ragged_case(300, 512, 128, groups(7, 300), bm=112, bk=256),  # the last tile hangs over the edge
+        ragged_case(96, 256, 256, sizes(0, 0), bm=16, bn=256),
+        ragged_case(160, 128, 512, sizes(40, 40, 40, 40), bm=80, bn=512, budget=Budget(grid_steps=4, calls=1)),
+    ],
+    budget=Budget(grid_steps=60, hbm_bytes=4_718_592, vmem_bytes=262_144, calls=1, mxu_bits=16),
+    allow=["int32", "bool"],
+    forbid=("ragged_dot", "ragged_dot_general", "gmm"),
+    tol=8e-3,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Take Puzzle 5 and change its last line: where it stores the sum, do what Puzzle 3 did with x + bias. As for the
+# garbage below the edge: a row of a product depends on one row of x. Whose rows are those below the edge? And which of
+# the three grid axes is the visit now?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref, *, dims):
+#     v, k = ____, ____
+#     before = ____
+#     product = jax.lax.dot_general(x_ref[...], w_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+#     acc_ref[...] = before + product
+#
+#     @pl.when(____)
+#     def _():
+#         own = ____
+#         rest = ____
+#         o_ref[...] = jnp.where(own, ____, rest)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref, *, dims):
+#     v, k = pl.program_id(1), pl.program_id(2)
+#     before = jnp.where(k == 0, 0, acc_ref[...])
+#     product = jax.lax.dot_general(x_ref[...], w_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+#     acc_ref[...] = before + product
+#
+#     @pl.when(k == pl.num_programs(2) - 1)
+#     def _():
+#         own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, o_ref.shape[0])
+#         rest = jnp.where(first_visit(v, m_tile_ids_ref), 0, o_ref[...])
+#         o_ref[...] = jnp.where(own, acc_ref[...].astype(o_ref.dtype), rest)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** This is `jax.lax.ragged_dot`, and a tile that two groups share is what raggedness costs: it is visited
+# twice. Beside megablox `gmm`, at equal blocks of 256 and groups of [100, 200, 500, 224], the TPU compiler makes 500
+# bundles a step of yours and 522 of theirs on a v5e, and 334 against 339 on a v6e. In the picture, `w_ref` changes
+# where a group does, and `o_ref` where a tile does.
+
+# %%
+show(
+    ragged_product,
+    normal((1024, 256), "bfloat16"),
+    normal((3, 256, 256), "bfloat16"),
+    sizes(100, 100, 824),
+    bn=256,
+    bk=256,
+)
+
+# %% [markdown]
+# ## Puzzle 7: Backward
+#
+# **Goal.** The gradient of the weights: one product for each group, summed over the rows of that group.
+#
+# ### Theory
+#
+# Of `y = ragged(x, w)` there are two gradients. For `x` nothing is new: each row of `g` is multiplied by its expert's
+# weights, transposed. It is your Puzzle 6 with other `dims`, and given below. For the weights the roles change:
+#
+# ```text
+#     dw[e] = x[rows of e].T @ g[rows of e]            (K, rows) (rows, N) -> (K, N)
+#
+#     grid (i, j, v)      visit           0     1  2     3  4  5  6  7  8  9
+#                         group           0     1  1     2  2  2  2  2  2  2
+#                         block of dw    (0,.) (1,.)    (2,.)
+# ```
+#
+# Now the **group** is the output block, and visits run innermost: they are what is summed over. The sum starts at a
+# group's first visit. And a masked store would be too late: here a neighbour's row is not one row of the result, it is
+# a part of every element of it. It has to be masked before it is multiplied.
+#
+# There is one trap. `dw` has a block for every expert, also for one with no rows; its gradient is zero. But **a block
+# that no step visits is never written.** So for this kernel, empty groups are visited, too: once each, in any tile that
+# exists.
+
+
+# %%
+def dense_loop(x, w, group_sizes):
+    """What `ragged_product` computes, in float32, without a kernel: all rows times all weights, and then a choice."""
+    rows, end = jnp.arange(x.shape[0])[:, None], 0
+    result = jnp.zeros((x.shape[0], w.shape[2]), jnp.float32)
+    for e in range(w.shape[0]):
+        start, end = end, end + group_sizes[e]
+        result = jnp.where((start <= rows) & (rows < end), jnp.dot(x, w[e], precision="highest"), result)
+    return result
+
+
+def ragged_grads_spec(
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "G K N"], group_sizes: Int[Array, "G"], g: BFloat16[Array, "M N"]
+) -> tuple[BFloat16[Array, "M N"], BFloat16[Array, "M K"], BFloat16[Array, "G K N"]]:
+    x, w, g = (a.astype(jnp.float32) for a in (x, w, g))
+    y, vjp = jax.vjp(lambda x, w: dense_loop(x, w, group_sizes), x, w)
+    return tuple(a.astype(jnp.bfloat16) for a in (y, *vjp(g)))
+
+
+def every_group_metadata(group_sizes, *, num_rows, bm):
+    # Return a Metadata in which every group is visited, an empty one once. Nobody's tiles are left out here. As always
+    # under jit; every m_tile_id has to be a tile that exists, also behind the last visit. The lists have the length
+    # of Puzzle 2c: it is enough for this, too.
+    pass  # YOUR CODE HERE
+
+
+def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref, acc_ref):
+    # Grid (i, j, v).      x_ref: (bm, bk), g_ref: (bm, bn), bfloat16, of the tile      dw_ref: (bk, bn), of the group
+    # acc_ref: (bk, bn), float32
+    pass  # YOUR CODE HERE
+
+
+def weight_grads(x, g, group_sizes, *, bm, bn, bk):
+    (M, K), (_, N), G = x.shape, g.shape, group_sizes.shape[0]
+    meta = every_group_metadata(group_sizes, num_rows=M, bm=bm)
+    return pl.pallas_call(
+        tgmm_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(K // bk, N // bn, meta.num_tiles),
+            in_specs=[
+                pl.BlockSpec((bm, bk), lambda i, j, v, offsets, group_ids, m_tile_ids: (m_tile_ids[v], i)),
+                pl.BlockSpec((bm, bn), lambda i, j, v, offsets, group_ids, m_tile_ids: (m_tile_ids[v], j)),
+            ],
+            out_specs=pl.BlockSpec(
+                (None, bk, bn), lambda i, j, v, offsets, group_ids, m_tile_ids: (group_ids[v], i, j)
+            ),
+            scratch_shapes=[pltpu.VMEM((bk, bn), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((G, K, N), x.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, g)
+
+
+def row_grads(g, w, group_sizes, *, bm, bn, bk):
+    (M, N), (_, K, _) = g.shape, w.shape
+    meta = metadata(group_sizes, num_rows=M, bm=bm)
+    return pl.pallas_call(
+        functools.partial(ragged_kernel, dims=((1,), (1,))),  # your Puzzle 6, summed over N
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(K // bk, meta.num_tiles, N // bn),
+            in_specs=[
+                pl.BlockSpec((bm, bn), lambda i, v, j, offsets, group_ids, m_tile_ids: (m_tile_ids[v], j)),
+                pl.BlockSpec((None, bk, bn), lambda i, v, j, offsets, group_ids, m_tile_ids: (group_ids[v], i, j)),
+            ],
+            out_specs=pl.BlockSpec((bm, bk), lambda i, v, j, offsets, group_ids, m_tile_ids: (m_tile_ids[v], i)),
+            scratch_shapes=[pltpu.VMEM((bm, bk), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((M, K), g.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+    )(meta.offsets, meta.group_ids, meta.m_tile_ids, g, w)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def ragged(x, w, group_sizes, bm, bn, bk):
+    return ragged_forward(x, w, group_sizes, bm=bm, bn=bn, bk=bk)
+
+
+def ragged_fwd(x, w, group_sizes, bm, bn, bk):
+    return ragged(x, w, group_sizes, bm, bn, bk), (x, w, group_sizes)
+
+
+def ragged_bwd(bm, bn, bk, residuals, g):
+    x, w, group_sizes = residuals
+    dx = row_grads(g, w, group_sizes, bm=bm, bn=bn, bk=bk)
+    return dx, weight_grads(x, g, group_sizes, bm=bm, bn=bn, bk=bk), None  # sizes have no gradient
+
+
+ragged.defvjp(ragged_fwd, ragged_bwd)
+
+
+def ragged_and_grads(x, w, group_sizes, g, *, bm: int = 64, bn: int = 128, bk: int = 128):
+    y, vjp = jax.vjp(lambda x, w: ragged(x, w, group_sizes, bm, bn, bk), x, w)
+    return y, *vjp(g)
+
+
+# %%
+def grads_case(num_rows, K, N, group_sizes, *, budget=None, **blocks):
+    """x, w, sizes and g; x and g have a mean, so that a stranger's rows do not average out."""
+    x, w, group_sizes = ragged_case(num_rows, K, N, group_sizes).inputs
+    return case(x, w, group_sizes, normal((num_rows, N), "bfloat16", shift=0.5), budget=budget, **blocks)
+
+
+check(
+    "ragged_dot/7",
+    ragged_and_grads,
+    ragged_grads_spec,
+    *grads_case(256, 256, 384, sizes(100, 28, 128)).inputs,
+    variants=[
+        grads_case(1024, 128, 256, sizes(0, 50, 50, 924), bm=128, bn=256),
+        grads_case(192, 384, 128, sizes(60, 0, 0, 100), bm=48, bk=384),  # empty in the middle; nobody's rows
+        grads_case(160, 256, 256, sizes(40, 120, 0), bm=32, bn=256, bk=256),  # the last group is empty, at the very end
+        grads_case(200, 128, 128, groups(6, 200), bm=112),  # the last tile hangs over the edge
+        grads_case(128, 256, 128, sizes(0, 128, 0), bm=80, bk=256),
+        grads_case(96, 128, 384, sizes(0, 0), bm=16, bn=384),
+    ],
+    budget=Budget(hbm_bytes=4_653_056, vmem_bytes=196_608, calls=3, mxu_bits=16),
+    allow=["int32", "bool"],
+    tol=8e-3,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# For the metadata, count tiles per group first, and let nobody have less than one. Then a group's number is repeated as
+# in Puzzle 2c. For its tiles: a group's visits are numbered one after the other, and so are its tiles. So tile of v =
+# first tile of its group + v - first visit of its group; an array indexed by `group_ids` looks both up for all visits.
+# (Where does an empty group at row `num_rows` begin?) In the kernel, ask Puzzle 3's two functions. Garbage below the
+# edge may be NaN, and 0 times NaN is NaN: which of the two operands has to be masked?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def every_group_metadata(group_sizes, *, num_rows, bm):
+#     G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
+#     offsets = ____
+#     visits = jnp.maximum(____, 1)
+#     group_ids = jnp.repeat(____, visits, total_repeat_length=____)
+#     first_tile, first_visit = ____, jnp.cumsum(visits) - visits
+#     m_tile_ids = first_tile[group_ids] + ____ - ____
+#     return Metadata(offsets, group_ids, jnp.minimum(m_tile_ids, ____), ____)
+#
+#
+# def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref, acc_ref):
+#     v = ____
+#     own = ____
+#     x, g = jnp.where(own, ____, 0), ____
+#     before = jnp.where(first_visit(v, ____), 0, acc_ref[...])
+#     acc_ref[...] = before + jax.lax.dot_general(x, g, ____, preferred_element_type=jnp.float32)
+#     dw_ref[...] = ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def every_group_metadata(group_sizes, *, num_rows, bm):
+#     G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
+#     offsets = group_offsets(group_sizes)
+#     visits = jnp.maximum(tiles_per_group(group_sizes, num_rows=num_rows, bm=bm), 1)
+#     ids = jnp.repeat(jnp.arange(G, dtype=jnp.int32), visits, total_repeat_length=T + G - 1)
+#     first_tile, first = offsets[:-1] // bm, jnp.cumsum(visits) - visits
+#     tiles = first_tile[ids] + jnp.arange(T + G - 1, dtype=jnp.int32) - first[ids]
+#     return Metadata(offsets, ids, jnp.minimum(tiles, T - 1), visits.sum())
+#
+#
+# def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref, acc_ref):
+#     v = pl.program_id(2)
+#     own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref.shape[0])
+#     x, g = jnp.where(own, x_ref[...], 0), jnp.where(own, g_ref[...], 0)
+#     before = jnp.where(first_visit(v, group_ids_ref), 0, acc_ref[...])
+#     over_rows = (((0,), (0,)), ((), ()))
+#     acc_ref[...] = before + jax.lax.dot_general(x, g, over_rows, preferred_element_type=jnp.float32)
+#     dw_ref[...] = acc_ref[...].astype(dw_ref.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** `ragged` is a function that JAX can differentiate, and none of its three products looks at a row more
+# often than once for each group in its tile and each block of columns. What remains is to decide who goes where.
+
+# %% [markdown]
+# ## Puzzle 8: Routing
+#
+# **Goal.** Choose k experts for each token, sort by expert, and put the results back together.
+#
+# ### Theory
+#
+# A small matrix, the **router**, gives each token a score for every expert. Of the k largest, a softmax makes weights
+# that add up to 1. Then each token has k **slots**, numbered token by token; slot s belongs to token s // k:
+#
+# ```text
+#     token             0      1      2                    k = 2
+#     experts         [2 0]  [1 2]  [2 1]
+#     slot             0 1    2 3    4 5
+#
+#     order            1      2 5      0 3 4       slots, sorted by expert
+#     their experts    0      1 1      2 2 2
+#     group_sizes      1      2        3
+# ```
+#
+# Rows `x[order // k]` are then what Puzzle 6 wants. The sort has to be **stable**: equal experts keep the order of
+# their slots. Otherwise the result is the same up to rounding only, and training cannot be repeated bit by bit.
+#
+# On the way back, sorted rows have to find their slots. `order[p]` is the slot at position p; wanted is the position of
+# slot s: the **inverse permutation**. There is a short way to it: what does sorting `order` itself do?
+
+
+# %%
+class Routed(NamedTuple):
+    weights: Float[Array, "T k"]
+    experts: Int[Array, "T k"]
+    order: Int[Array, "T*k"]
+    group_sizes: Int[Array, "E"]
+    result: Float[Array, "T N"]
+
+
+def routed_spec(logits: Float[Array, "T E"], x: Float[Array, "T N"], *, k: int = 2) -> Routed:
+    logits, x = np.asarray(logits), np.asarray(x)
+    experts = np.stack([sorted(range(len(row)), key=lambda e: -row[e])[:k] for row in logits]).astype(np.int32)
+    p = np.exp(np.take_along_axis(logits, experts, axis=1) - logits.max(axis=1, keepdims=True))
+    weights = (p / p.sum(axis=1, keepdims=True)).astype(np.float32)
+    order = np.array(sorted(range(experts.size), key=lambda slot: experts.flat[slot]), np.int32)
+    group_sizes = np.array([np.sum(experts == e) for e in range(logits.shape[1])], np.int32)
+    result = (weights * (1 + experts)).sum(axis=1, keepdims=True) * x
+    return Routed(*map(jnp.asarray, (weights, experts, order, group_sizes, result.astype(np.float32))))
+
+
+def route(logits, *, k):
+    # Return weights, (T, k), float32, and experts, (T, k), int32: the k best of each row, the best one first.
+    pass  # YOUR CODE HERE
+
+
+def sort_by_expert(experts, *, num_experts):
+    # Return order, (T * k,), and group_sizes, (num_experts,), int32.
+    pass  # YOUR CODE HERE
+
+
+def combine(rows, order, weights):
+    # rows: (T * k, N), sorted by expert. Return (T, N), for each token the weighted sum of the rows of its slots.
+    pass  # YOUR CODE HERE
+
+
+def routed(logits, x, *, k=2):
+    weights, experts = route(logits, k=k)
+    order, group_sizes = sort_by_expert(experts, num_experts=logits.shape[1])
+    expert = jnp.repeat(jnp.arange(logits.shape[1]), group_sizes, total_repeat_length=order.shape[0])
+    rows = (1 + expert)[:, None] * x[order // k]  # expert e multiplies by 1 + e: simple, but one can tell them apart
+    return Routed(weights, experts, order, group_sizes, combine(rows, order, weights))
+
+
+# %%
+check(
+    "ragged_dot/8",
+    routed,
+    routed_spec,
+    normal((12, 5), scale=2.0),
+    normal((12, 128)),
+    variants=[
+        case(normal((40, 8)), normal((40, 64)), k=1),
+        case(normal((33, 6), scale=30.0), normal((33, 32)), k=3),
+        case(normal((16, 4)), normal((16, 8)), k=4),
+        case(np.tile(np.float32([[3, -1, 2, 0, 9]]), (24, 1)), normal((24, 16)), k=2),  # two have it all
+    ],
+    kernel=False,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `jax.lax.top_k` gives values and where they stood. Softmax over all experts, the k best, divided by their sum: is
+# there a shorter way? (What is divided away was common to all of them.) For the inverse: if you sort the slot numbers
+# in `order`, you get 0, 1, 2, ...; `jnp.argsort` tells from which positions they came. `jnp.bincount` counts, and has a
+# `length`.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def route(logits, *, k):
+#     best, experts = jax.lax.top_k(____, k)
+#     return ____, experts
+#
+#
+# def sort_by_expert(experts, *, num_experts):
+#     slots = experts.reshape(-1)
+#     return jnp.argsort(____, stable=True), jnp.bincount(____, length=____)
+#
+#
+# def combine(rows, order, weights):
+#     T, k = weights.shape
+#     position = ____
+#     by_slot = rows[position].reshape(T, k, -1)
+#     return (____ * ____).sum(axis=____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def route(logits, *, k):
+#     best, experts = jax.lax.top_k(logits, k)
+#     return jax.nn.softmax(best, axis=1), experts
+#
+#
+# def sort_by_expert(experts, *, num_experts):
+#     slots = experts.reshape(-1)
+#     return jnp.argsort(slots, stable=True), jnp.bincount(slots, length=num_experts)
+#
+#
+# def combine(rows, order, weights):
+#     T, k = weights.shape
+#     position = jnp.argsort(order)
+#     by_slot = rows[position].reshape(T, k, -1)
+#     return (weights[:, :, None] * by_slot).sum(axis=1)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Two argsorts, and a mixture of experts is a permutation around a grouped product. An expert that nobody
+# chose is a group of size 0, and you have dealt with those six times by now.
+
+# %% [markdown]
+# ## Puzzle 9: The MoE layer
+#
+# **Goal.** The whole layer, k experts of eight or of any number, with the gradients of everything in it.
+#
+# ### Theory
+#
+# ```text
+#     x @ router ---> route ---> sort_by_expert
+#                       |              | order, group_sizes
+#          x ---------- | ---> x[order // k] ---> @ w1 ---> silu ---> @ w2 ---> combine ---> y
+#                       |                          ragged             ragged       ^
+#                       +--- weights ----------------------------------------------+
+# ```
+#
+# Each token is multiplied by k experts instead of E. A dense reference, every expert for every token, does E / k times
+# as many FLOPs: four times for 8 experts and k = 2.
+#
+# Going backward, `ragged` knows its gradients, and JAX those of the rest. One is worth a thought: `x[order // k]`.
+# Every token has gone to k places, so its gradient is the sum of what comes back from there. JAX makes a
+# **scatter-add** of it: rows of g, each added to wherever it belongs, two to the same place.
+#
+# But you know more than JAX does: `order` is a permutation, and its inverse tells where every slot went. So the same
+# sum is **a gather**: fetch each token's k rows, and add them. Nothing is written twice, and the order of the additions
+# is fixed.
+
+
+# %%
+def moe_dense(x, router, w1, w2, k):
+    """Every expert for every token, in float32, without a kernel."""
+    logits = jnp.dot(x, router, precision="highest")
+    least = jnp.sort(logits, axis=1)[:, -k][:, None]
+    p = jax.nn.softmax(jnp.where(logits >= least, logits, -jnp.inf), axis=1)
+    y = 0.0
+    for e in range(w1.shape[0]):
+        h = jax.nn.silu(jnp.dot(x, w1[e], precision="highest"))
+        y += p[:, e][:, None] * jnp.dot(h, w2[e], precision="highest")
+    return y
+
+
+class MoEGrads(NamedTuple):
+    y: BFloat16[Array, "T D"]
+    dx: BFloat16[Array, "T D"]
+    drouter: Float[Array, "D E"]
+    dw1: BFloat16[Array, "E D F"]
+    dw2: BFloat16[Array, "E F D"]
+
+
+def moe_spec(
+    x: BFloat16[Array, "T D"],
+    router: Float[Array, "D E"],
+    w1: BFloat16[Array, "E D F"],
+    w2: BFloat16[Array, "E F D"],
+    g: BFloat16[Array, "T D"],
+    *,
+    k: int = 2,
+) -> MoEGrads:
+    arrays = [a.astype(jnp.float32) for a in (x, router, w1, w2)]
+    y, vjp = jax.vjp(lambda *arrays: moe_dense(*arrays, k), *arrays)
+    results = (y, *vjp(g.astype(jnp.float32)))
+    return MoEGrads(*(r.astype(a.dtype) for r, a in zip(results, (x, x, router, w1, w2), strict=True)))
+
+
+def expand_grad(g, order, *, k):
+    # g: (T * k, D), the gradient of x[order // k]      Return the gradient of x, (T, D), float32.
+    pass  # YOUR CODE HERE
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def expand(x, order, k):
+    return x[order // k]
+
+
+def expand_fwd(x, order, k):
+    return expand(x, order, k), order
+
+
+def expand_bwd(k, order, g):
+    return expand_grad(g, order, k=k).astype(g.dtype), None
+
+
+expand.defvjp(expand_fwd, expand_bwd)
+
+
+def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+    # Return y, (T, D), of x's dtype. Use expand, ragged (Puzzle 7) and Puzzle 8. The logits are float32, and so is what
+    # goes into silu (jax.nn.silu) and into combine. ragged wants bfloat16. For x @ w1, D is cut into blocks of bk and F
+    # into blocks of bn; for h @ w2 it is the other way round, so swap the two sizes, too.
+    pass  # YOUR CODE HERE
+
+
+def moe_and_grads(x, router, w1, w2, g, *, k: int = 2, bm: int = 32, bn: int = 128, bk: int = 128):
+    y, vjp = jax.vjp(lambda *arrays: moe_layer(*arrays, k=k, bm=bm, bn=bn, bk=bk), x, router, w1, w2)
+    return y, *vjp(g)
+
+
+# %%
+def moe_case(T, D, F, E, *, unloved=None, **keywords):
+    """x, router, w1, w2 and g. Nobody chooses the expert `unloved`."""
+    router = np.random.default_rng(E).normal(0, D**-0.5, (D, E)).astype(np.float32)
+    if unloved is not None:
+        router[:, unloved] = -1.0  # and x has a mean of 0.5
+    x, g = normal((T, D), "bfloat16", shift=0.5), normal((T, D), "bfloat16")
+    w1, w2 = normal((E, D, F), "bfloat16", scale=D**-0.5), normal((E, F, D), "bfloat16", scale=F**-0.5)
+    return case(x, router, w1, w2, g, **keywords)
+
+
+# What may work outside of the kernels: the router's little product, softmax, silu, moves, and all that is on integers.
+MOE_OUTSIDE = (
+    "int32 bool dot_general top_k sort gather scatter-add transpose select_n broadcast_in_dim concatenate slice add "
+    "add_any sub mul div neg max min exp log integer_pow square logistic tanh reduce_max reduce_sum"
+).split()
+
+check(
+    "ragged_dot/9",
+    moe_and_grads,
+    moe_spec,
+    *moe_case(48, 128, 256, 5, unloved=3).inputs,
+    variants=[
+        moe_case(64, 128, 256, 6, unloved=0, k=1, bm=48, bn=256),
+        moe_case(40, 256, 128, 3, bm=80, bk=256),
+    ],
+    budget=Budget(calls=6, mxu_bits=16),
+    allow=MOE_OUTSIDE,
+    forbid={
+        "at": "at[...].add is the scatter that this puzzle does without.",
+        "segment_sum": "segment_sum is a scatter-add, and this puzzle does without.",
+        "ragged_dot": "ragged_dot does the work for you, and you have written your own.",
+    },
+    tol=0.15,  # of a few hundred thousand gradients the worst is off by 0.06 in bfloat16, and all together by 0.004
+    rms_tol=8e-3,
+)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `expand_grad` is `combine` with weights of 1: which position has slot s? Sum in float32, as always when many add up.
+# The layer is the drawing, read from left to right, one line each. Mind the casts: a bfloat16 x times a float32 router
+# is float32 once x is cast; `ragged` returns bfloat16. Its arguments are positional: (x, w, group_sizes, bm, bn, bk),
+# where bk cuts what is summed over.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def expand_grad(g, order, *, k):
+#     by_slot = g[____].reshape(____)
+#     return by_slot.astype(jnp.float32).sum(axis=____)
+#
+#
+# def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+#     weights, experts = route(____, k=k)
+#     order, group_sizes = ____
+#     rows = expand(____)
+#     h = ragged(rows, w1, group_sizes, bm, ____, ____)
+#     h = jax.nn.silu(____).astype(____)
+#     rows = ragged(h, w2, group_sizes, bm, ____, ____)
+#     return ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def expand_grad(g, order, *, k):
+#     by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
+#     return by_slot.astype(jnp.float32).sum(axis=1)
+#
+#
+# def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+#     logits = jnp.dot(x.astype(jnp.float32), router)
+#     weights, experts = route(logits, k=k)
+#     order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
+#     rows = expand(x, order, k)
+#     h = ragged(rows, w1, group_sizes, bm, bn, bk)
+#     h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
+#     rows = ragged(h, w2, group_sizes, bm, bk, bn)
+#     return combine(rows.astype(jnp.float32), order, weights).astype(x.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A layer with E times the weights and k times the FLOPs, and its gradients. Six `pallas_call`s do all of
+# its large products; the rest is bookkeeping on integers and a softmax.
+
+# %%
+show(moe_layer, *moe_case(48, 128, 256, 5, unloved=3).inputs[:4])
+
+# %% [markdown]
+# ## What you built
+#
+# A grouped matrix product for groups of any size, without padding and without a loop over groups: its raggedness lies
+# in two lists of integers, which steer the copies and mask the stores. Its gradients. And a mixture of experts that
+# agrees with the dense one in value and gradient, also when an expert is left out.
+#
+# What a real one adds, and where you have the parts already:
+#
+# - **Expert parallelism.** Experts are spread over devices, and tokens travel: an all-to-all in front of Puzzle 6 and
+#   one behind it. Each device then has a range of groups and a sum that is less than its rows, which your rows of
+#   nobody's are for.
+# - **Capacity.** Fixed numbers of rows for each expert keep shapes static, drop tokens, or pad. That is Puzzle 5.
+#   Ragged groups do without: "dropless".
+# - **Load balancing.** Nothing in your layer stops all tokens from choosing one expert. An auxiliary loss, or a bias on
+#   the logits that follows the load, works on `group_sizes` and on the router, Puzzle 8; no kernel changes.
+# - **Quantised weights.** Weights are what a small batch waits for. In int8 with a scale for each expert and column
+#   they are half as long: `matmul.py` Puzzle 10, with the scales of the visit's group picked by Puzzle 3's kind of map.
+
+# %% [markdown]
+# **Read next.** `gmm` and `tgmm` in `jax.experimental.pallas.ops.tpu.megablox`: your Puzzles 6 and 7, with the visits
+# of empty groups as an option of one metadata function. `jax.lax.ragged_dot` is the same product as one primitive of
+# JAX, for any device.
+
+# %%
+progress()

@@ -1,0 +1,180 @@
+"""Judges plain array code, without a kernel in it: under jit, exact in value, shape and dtype, and drawn when wrong."""
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .inputs import Case
+
+if TYPE_CHECKING:
+    from .lens.diagnose import Finding, Tolerance
+    from .verdict import Verdict
+
+TIME_LIMIT_S = 20.0
+_SHOWN_DIFFERENCES = 3
+
+
+class ArrayJudge:
+    """Runs array code on one case after the other, and stops at the first thing that is wrong.
+
+    explain(*args, got=, want=, **keywords) returns a picture of a wrong result, as text.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        spec: Callable[..., Any],
+        tolerance: "Tolerance | None",
+        explain: Callable[..., str] | None,
+    ):
+        self.fn, self.spec, self.tolerance, self.explain = fn, spec, tolerance, explain
+        self.operations: list[int] = []
+
+    def run_case(self, args: tuple[Any, ...], case: Case) -> "Verdict | None":
+        """The verdict on one draw when it is not a pass, else None."""
+        from .lens.diagnose import Finding
+        from .watchdog import TimeLimit
+
+        want = expected(self.spec, args, keywords_of(self.spec, case.blocks))
+        try:
+            got, operations = self._run(args, case.blocks)
+        except (Exception, TimeLimit) as error:
+            return self._error(error)
+        self.operations.append(operations)
+        finding = compare(got, want, self.tolerance)
+        if finding is not None:
+            if finding.kind != "values" or self.explain is None:
+                return self._failed(finding)
+            keywords = {**_keyword_only(self.spec), **case.blocks}
+            return self._failed(finding, self.explain(*args, got=got, want=want, **keywords))
+        most = case.budget.operations if case.budget else None
+        if most is not None and operations > most:
+            cause = (
+                f"Right answer, but it takes {operations} array operations; the budget is {most}. Under jit a Python "
+                "loop is written out, turn by turn: let one array operation do all turns at once."
+            )
+            return self._failed(Finding("budget", cause))
+        return None
+
+    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, int]:
+        """What the function returns under jit, as NumPy arrays, and how many operations it consists of."""
+        import jax
+
+        from .watchdog import time_limit
+
+        fn = functools.partial(self.fn, **blocks)
+        with time_limit(TIME_LIMIT_S, "your function"), jax.default_device(jax.devices("cpu")[0]):
+            arrays = [jax.numpy.asarray(x) for x in args]
+            operations = _operations(jax.make_jaxpr(fn)(*arrays).jaxpr)
+            return jax.tree.map(np.asarray, jax.jit(fn)(*arrays)), operations
+
+    def passed(self) -> "Verdict":
+        fewest, most = min(self.operations), max(self.operations)
+        count = f"{most}" if fewest == most else f"{fewest} to {most}"
+        gained = f"It runs under jit, whatever the values are: {count} array operation{'s' if most != 1 else ''}."
+        return self._verdict("passed", [], gained=gained)
+
+    def _failed(self, finding: "Finding", picture: str = "") -> "Verdict":
+        return self._verdict("failed", [finding], picture=picture)
+
+    def _error(self, error: BaseException) -> "Verdict":
+        from .lens.errors import explain_array_error
+
+        text = "".join(traceback.format_exception(error))
+        return self._verdict("error", [explain_array_error(error)], traceback=text)
+
+    def _verdict(self, status: str, findings: "list[Finding]", **more: Any) -> "Verdict":
+        from .verdict import Verdict
+
+        return Verdict("", status, findings, "Right." if status == "passed" else "Not yet.", **more)
+
+
+def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
+        return jax.tree.map(np.asarray, spec(*map(jax.numpy.asarray, args), **keywords))
+
+
+def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a case that its spec knows, too: those that decide the result."""
+    names = _keyword_only(spec)
+    return {name: value for name, value in blocks.items() if name in names}
+
+
+def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Finding | None":
+    """What is wrong with a result: its structure, a shape, a dtype, or values. NaN is never right."""
+    import jax
+
+    from .lens.diagnose import Finding, default_tolerance, result_names
+
+    results, wanted = jax.tree.leaves(got), jax.tree.leaves(want)
+    if len(results) != len(wanted):
+        if not results:
+            return Finding("structure", "the function returns nothing: return the result.")
+        return Finding("structure", f"the function returns {len(results)} array(s), the spec {len(wanted)}.")
+    for name, g, w in zip(result_names(want), results, wanted, strict=True):
+        if g.shape != w.shape:
+            return Finding("shape", f"{name} has shape {g.shape}, the spec says {w.shape}.")
+        if g.dtype != w.dtype:
+            return Finding("dtype", f"{name} is {g.dtype}, the spec says {w.dtype}: {_about_dtype(g.dtype, w.dtype)}")
+        right = (tolerance or default_tolerance(w.dtype)).close(g, w)
+        if not right.all():
+            return Finding("values", *_differences(name, g, w, ~right), size=int((~right).sum()))
+    return None
+
+
+def _about_dtype(got: np.dtype, want: np.dtype) -> str:
+    if want.kind in "iu" and got.kind not in "iub":
+        return "/ and jnp.zeros(n) make floats. Use // (rounds down) or pl.cdiv (rounds up), and dtype=, or .astype."
+    if want.kind in "iu" and got.kind == "b":
+        return "it is a comparison. To count, add .astype(jnp.int32), or choose with jnp.where."
+    return f"say dtype={want}, or .astype, where it is made."
+
+
+def _differences(name: str, got: np.ndarray, want: np.ndarray, wrong: np.ndarray) -> tuple[str, list[str]]:
+    """In words: how many elements are wrong, and the first of them."""
+    if got.ndim == 0:
+        return f"{name} is {_number(got)}, not {_number(want)}.", []
+    places = [tuple(int(i) for i in index) for index in np.argwhere(wrong)]
+    listed = [f"[{', '.join(map(str, p))}] is {_number(got[p])}, not {_number(want[p])}" for p in places]
+    cause = f"{name} is wrong at {len(places)} of {got.size} places: {'; '.join(listed[:_SHOWN_DIFFERENCES])}."
+    if len(places) > _SHOWN_DIFFERENCES:
+        cause = f"{cause[:-1]}; and so on."
+    if got.ndim == 1 and got.size <= 32 and got.dtype.kind in "iub":
+        return cause, [f"yours: {_row(got)}", f"right: {_row(want)}"]
+    return cause, []
+
+
+def _number(x: Any) -> str:
+    value = np.asarray(x)
+    return f"{value}" if value.dtype.kind in "iub" else f"{float(value):.6g}"
+
+
+def _row(x: np.ndarray) -> str:
+    return f"[{' '.join(map(str, x.tolist()))}]"
+
+
+def _keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword-only arguments of a function, and their defaults."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # a NumPy ufunc has no signature
+        return {}
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _operations(jaxpr: Any) -> int:
+    """How many primitives a program consists of, with those of the programs inside of it."""
+    from .lens.capture import subprograms
+
+    count = 0
+    for eqn in jaxpr.eqns:
+        inner = [getattr(p, "jaxpr", p) for p in subprograms(eqn)]
+        count += sum(map(_operations, inner)) if inner else 1
+    return count

@@ -1,0 +1,124 @@
+"""ragged_dot.py: what its checks do not say by themselves: visits, weights that stay, and megablox beside it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_puzzles import curriculum
+from pallas_puzzles.inputs import draw
+from pallas_puzzles.lens.machine import trace
+from pallas_puzzles.tpu.report import tpu_report
+from tpu_kernels import needs_compiler
+
+FIXED = [[100, 100, 824], [0, 50, 50, 924], [256, 256, 256, 256], [0, 1024, 0], [300, 0, 724], [200, 28, 100], [0, 0]]
+
+
+@functools.cache
+def solution(puzzle_id):
+    file = curriculum.course_folder() / "solutions" / "ragged_dot.py"
+    return curriculum.run(puzzle_id, overlay=file, judge=False).subject
+
+
+def traced(puzzle_id, number=0):
+    case = solution(puzzle_id).cases[number]
+    (only,) = trace(solution(puzzle_id).fn, *draw(case.inputs, np.random.default_rng(0)), **case.blocks).traces
+    return only
+
+
+def metadata(sizes, bm=128):
+    fn = functools.partial(solution("ragged_dot/2f").fn, num_rows=1024, bm=bm)
+    return jax.tree.map(np.asarray, jax.jit(fn)(np.array(sizes, np.int32)))
+
+
+# --- visits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", FIXED, ids=str)
+@pytest.mark.parametrize("bm", [32, 128])
+def test_visits_are_every_pair_of_a_tile_and_a_group_in_it(sizes, bm):
+    meta = metadata(sizes, bm)
+    assert {x.dtype for x in meta} == {np.dtype(np.int32)}
+    pairs = list(zip(meta.m_tile_ids.tolist(), meta.group_ids.tolist(), strict=True))[: int(meta.num_tiles)]
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    real = {(row // bm, int(group)) for row, group in enumerate(owner)}
+    assert set(pairs) >= real
+    assert len([p for p in pairs if p in real]) == len(real), "each once"
+    assert {tile for tile, _ in pairs} == set(range(1024 // bm)), "nobody's tiles, too"
+    assert pairs == sorted(pairs)
+
+
+def test_the_bound_on_visits_is_reached():
+    meta = metadata([100, 100, 824])
+    assert meta.num_tiles == len(meta.group_ids) == 10
+
+
+def test_a_tile_that_two_groups_share_is_visited_twice():
+    (o,) = [k for k, operand in enumerate(traced("ragged_dot/6").call.operands) if operand.role == "out"]
+    product = traced("ragged_dot/6")
+    steps = [tuple(block) for block, at in zip(product.blocks[o], product.steps, strict=True) if at[0] == at[2] == 0]
+    assert [steps.count((tile, 0)) for tile in range(8)] == [2, 2, 1, 1, 1, 1, 1, 1]
+
+
+def test_every_kind_of_grouping_is_in_the_checks():
+    for puzzle_id in [f"ragged_dot/2{letter}" for letter in "abcdef"]:
+        fixed = [tuple(c.inputs[0].tolist()) for c in solution(puzzle_id).cases if isinstance(c.inputs[0], np.ndarray)]
+        assert {(100, 100, 824), (0, 50, 50, 924), (256,) * 4} <= set(fixed)
+        assert any(c.inputs[0].kind == "groups" for c in solution(puzzle_id).cases if hasattr(c.inputs[0], "kind"))
+        assert any(s[0] == 0 for s in fixed)
+        assert any(s[-1] == 0 for s in fixed)
+        assert any(0 in s[1:-1] and s[0] and s[-1] for s in fixed), "empty in the middle"
+        assert any(sum(1 for n in s if n) == 1 for s in fixed), "one has it all"
+        assert any(sum(s) < 1024 for s in fixed)
+
+
+# --- traffic ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("puzzle_id", ["ragged_dot/1", "ragged_dot/4"])
+def test_weights_are_fetched_once_for_each_column_block(puzzle_id):
+    product = traced(puzzle_id)
+    (w,) = [k for k, operand in enumerate(product.call.operands) if operand.name == "w_ref"]
+    visited = {tuple(block) for block in product.blocks[w]}
+    assert sum(product.fetched[w]) == len(visited) < product.n
+
+
+def test_the_grid_is_as_long_as_there_are_visits():
+    product = traced("ragged_dot/4")
+    assert product.call.dynamic_bounds == 1
+    assert product.call.grid == (3, 6, 1), "6 visits; the list has room for 9"
+
+
+# --- against jax ------------------------------------------------------------------------------------------------------
+
+
+def test_the_gradients_are_those_of_jax_ragged_dot():
+    fn = solution("ragged_dot/7").fn
+    x, w, sizes, g = draw(solution("ragged_dot/7").cases[0].inputs, np.random.default_rng(1))
+    names = solution("ragged_dot/7").fn.__globals__
+    y, vjp = jax.vjp(lambda x, w: jax.lax.ragged_dot(x, w, sizes), x.astype(np.float32), w.astype(np.float32))
+    want = (y, *vjp(g.astype(np.float32)))
+    loop = names["dense_loop"](x.astype(np.float32), w.astype(np.float32), sizes)
+    np.testing.assert_allclose(loop, y, atol=1e-3)
+    for ours, theirs in zip(trace(fn, x, w, sizes, g).outputs, want, strict=True):
+        scale = float(jnp.abs(theirs).mean())
+        np.testing.assert_allclose(np.asarray(ours, np.float32), theirs, rtol=8e-3, atol=8e-3 * scale)
+
+
+@needs_compiler
+@pytest.mark.parametrize("tpu", ["v5e", "v6e"])
+def test_beside_megablox(tpu):
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    args = [jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((4, 1024, 1024), jnp.bfloat16)]
+    args.append(np.array([100, 200, 500, 224], np.int32))
+    theirs = functools.partial(gmm, preferred_element_type=jnp.bfloat16, tiling=(256, 256, 256))
+    ours = functools.partial(solution("ragged_dot/6").fn, bm=256, bn=256, bk=256)
+    reports = [tpu_report(fn, *args, tpu=tpu, simulate=False) for fn in (ours, theirs)]
+    assert all(reports), [r.refusal or r.unavailable for r in reports]
+    mine, reference = (r.kernels[0] for r in reports)
+    assert mine.steps == reference.steps
+    assert mine.hbm_bytes == reference.hbm_bytes
+    assert mine.mean_step <= 1.05 * reference.mean_step
