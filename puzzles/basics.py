@@ -236,7 +236,7 @@ show(vector_add, normal((1280,)), normal((1280,)))
 # ### Theory
 #
 # A server keeps the keys of its conversations in pages, wherever memory was free. Putting 1 GiB of them in order first
-# would read and write 2 GiB: 2.6 ms at the 819 GB/s of a v5e. Better to tell the copy where to look.
+# would read and write 2 GiB: 2.6 ms at the 820 GB/s of a v5e. Better to tell the copy where to look.
 #
 # The function inside a `BlockSpec` does that. It is called an **index map**. It takes the grid index of the step, one
 # argument per grid axis. It returns which block this step gets: a tuple with one block *number* per dimension of the
@@ -1180,7 +1180,7 @@ show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
 #
 # Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. With a call for
 # each, every product has to wait for its first two tiles, with no work to hide the copy behind (the first column of
-# Puzzle 6's drawing). In tiles of 512 x 512 bfloat16 they are 1 MiB: 1.3 microseconds at 819 GB/s, and 0.66 ms for 512
+# Puzzle 6's drawing). In tiles of 512 x 512 bfloat16 they are 1 MiB: 1.3 microseconds at 820 GB/s, and 0.66 ms for 512
 # calls. With one more grid axis in front there is one call, and the next product's tiles are under way while this one
 # finishes.
 #
@@ -1292,7 +1292,7 @@ check(
 #
 # Much of a transformer is a matmul, a bias, an activation. `jit` does not fuse the last two into your `pallas_call`:
 # the product goes to HBM, comes back, and goes out again. For a product of 8192 x 8192 bfloat16 that is 128 MiB out and
-# 128 MiB in for nothing. At the 819 GB/s of a v5e: a third of a millisecond.
+# 128 MiB in for nothing. At the 820 GB/s of a v5e: a third of a millisecond.
 #
 # And there is a better moment. At the last `k`, the finished tile lies in `acc_ref`: in VMEM, in float32, not
 # yet rounded to bfloat16. What you do to it there costs no traffic but the bias itself. It is called the **epilogue**.
@@ -1454,7 +1454,7 @@ check(
 # comes in again for every turn of that loop.
 #
 # Does it matter? Take 8192 x 1024 times 1024 x 4096 in bfloat16, tiles of 128 x 1024. Rows outside, the inputs cost
-# 16 + 64 x 8 = 528 MiB; columns outside, 8 + 4 x 16 = 72 MiB. At 819 GB/s: 0.68 against 0.09 ms. At its peak of 197
+# 16 + 64 x 8 = 528 MiB; columns outside, 8 + 4 x 16 = 72 MiB. At 820 GB/s: 0.68 against 0.09 ms. At its peak of 197
 # TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the other does not.
 
 

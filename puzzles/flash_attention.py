@@ -31,6 +31,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_puzzles import Budget, case, check, integers, normal, progress, setup, show, tpu_report
 from pallas_puzzles.check import unwritten
+from pallas_puzzles.workspace import solved_function
 
 setup()
 
@@ -492,7 +493,7 @@ long = jax.ShapeDtypeStruct((1, 1, 131_072, 128), jnp.bfloat16)
 for name, array in [("q, k, v and o, each", long), ("S", jax.eval_shape(causal_scores_spec, long, long))]:
     print(f"{name:>20}: {array.size * array.dtype.itemsize / 2**30:8.3f} GiB")
 naive_bytes = naive_budget(1, 1, 131_072, 131_072, 128, 512).hbm_bytes
-print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 819e9 * 1e3:.0f} ms at 819 GB/s (v5e)")
+print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 820e9 * 1e3:.0f} ms at 820 GB/s (v5e)")
 
 # %% [markdown]
 # A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is half as much again. Each of
@@ -2694,8 +2695,9 @@ show(paged_attention, *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64
 # implementations behind one function, which picks by hardware and shape, and it can tune block sizes by measuring them.
 # Behind its TPU implementation you will meet splash again.
 #
-# And the proof of the pudding: a transformer block, on kernels of yours, forward and backward. The linear layer and the
-# norm are what `matmul.py` and `softmax.py` lead to, in short; they are given, so that this notebook stands alone.
+# And the proof of the pudding: a transformer block, on kernels of yours, forward and backward. Its linear layers are
+# your `product` of matmul.py Puzzle 9 and its norm your `smooth_layer_norm` of softmax.py Puzzle 8, if they are solved
+# in the folder of this notebook. If not, the cell has short ones of its own, so that this notebook stands alone.
 
 
 # %%
@@ -2789,6 +2791,11 @@ def rms_norm_bwd(residuals, g):
 rms_norm.defvjp(rms_norm_fwd, rms_norm_bwd)
 
 
+def plain_layer_norm(x, gamma):
+    x = x - x.mean(axis=1, keepdims=True)
+    return x * jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) + 1e-5) * gamma
+
+
 def plain_norm(x, gamma):
     return x * jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * gamma
 
@@ -2837,8 +2844,19 @@ to_write = unwritten(grouped_attention)
 if to_write:
     print(f"No transformer yet. Still to be written: {', '.join(to_write)}.")
 else:
-    your_loss, yours = block_and_grads(norm=rms_norm, linear=linear, attend=grouped_attention)
-    jnp_loss, theirs = block_and_grads(norm=plain_norm, linear=jnp.dot, attend=grouped_spec)
+    parts = {"norm": rms_norm, "linear": linear, "attend": grouped_attention}
+    jnp_parts = {"norm": plain_norm, "linear": jnp.dot, "attend": grouped_spec}
+    own_product = solved_function("matmul/9", "product")
+    if own_product:
+        parts["linear"] = lambda x, w: own_product(x, w, 128, 128, 128)
+    own_norm = solved_function("softmax/8", "smooth_layer_norm")
+    if own_norm:
+        parts["norm"] = lambda x, gamma: own_norm(x, gamma, jnp.zeros_like(gamma), 64)
+        jnp_parts["norm"] = plain_layer_norm
+    print(f"linear: {'yours, matmul.py Puzzle 9' if own_product else 'of this cell'}")
+    print(f"norm:   {'yours, softmax.py Puzzle 8' if own_norm else 'of this cell'}")
+    your_loss, yours = block_and_grads(**parts)
+    jnp_loss, theirs = block_and_grads(**jnp_parts)
     print(f"loss     {your_loss:.6f} with your kernels, {jnp_loss:.6f} in jnp")
     for name, g in theirs.items():
         print(f"d {name:7}{g.shape!s:11} off by {np.abs(yours[name] - g).max() / np.abs(g).max():.1e} of its largest")

@@ -273,7 +273,7 @@ check(
 #
 # ### Theory
 #
-# 8192 rows of 262,144 float32 scores are 8 GiB. At the 819 GB/s of a v5e one sweep takes 10.5 ms, two take 21.
+# 8192 rows of 262,144 float32 scores are 8 GiB. At the 820 GB/s of a v5e one sweep takes 10.5 ms, two take 21.
 #
 # So guess. Take the largest number so far for the maximum, and sum with that. When a larger one turns up, every term in
 # the sum is too large, all by the same factor: exp(x - 5) is exp(x - 7) times exp(7 - 5). So the old sum can be mended
@@ -769,7 +769,7 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** From 8 GiB of scores to 8192 losses with nothing in between: 10.5 ms at 819 GB/s, the time of reading
+# **Takeaway.** From 8 GiB of scores to 8192 losses with nothing in between: 10.5 ms at 820 GB/s, the time of reading
 # the scores, and nothing that looks at every score can do with less. Through Puzzle 4, with the probabilities stored
 # and read again, it would be four times that. But a loss is there to be differentiated. Can it be?
 
@@ -1273,7 +1273,7 @@ show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), norm
 # ```
 #
 # As two kernels, arrays go in or out five times: `x`, `r` in, `h` out; `h` in, the result out. As one, how often?
-# With 8192 tokens of 8192 bfloat16, each is 128 MiB, 0.16 ms at 819 GB/s.
+# With 8192 tokens of 8192 bfloat16, each is 128 MiB, 0.16 ms at 820 GB/s.
 #
 # The dtypes are those of basics.py Puzzle 12: bfloat16 in memory, float32 in between, one cast for each result at the
 # very end.

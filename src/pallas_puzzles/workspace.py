@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import inspect
 import itertools
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import curriculum, pairing
 from .files import locked, write_whole
@@ -102,6 +105,24 @@ def synced_file(folder: Path, notebook: str) -> pairing.Pair:
     """The same after the pair has been brought in step, with what there is to say about that."""
     pair = pairing.sync(folder, notebook)
     return pair or pairing.Pair(current_file(folder, notebook))
+
+
+def solved_function(puzzle_id: str, name: str) -> Callable[..., Any] | None:
+    """A function of another notebook, with the reader's own answers in it; None where there is no such thing.
+
+    puzzle_id: the puzzle that has to be solved, in the workspace's file. name: a function that is there once it is.
+    """
+    from .check import unwritten
+
+    try:
+        if not load().solved(puzzle_id):
+            return None
+        source = current_file(find(), curriculum.puzzle(puzzle_id).notebook)
+        subject = curriculum.run(puzzle_id, source=source, judge=False).subject
+    except (WorkspaceError, curriculum.CurriculumError):
+        return None
+    found = inspect.unwrap(subject.fn).__globals__.get(name) if subject is not None else None
+    return found if callable(found) and not unwritten(found) else None
 
 
 # ---- the text that a reader's file is based on -----------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""What a notebook borrows from another: the reader's own functions, once they are solved."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_puzzles import curriculum, workspace
+from pallas_puzzles.progress import record
+
+BORROWED = [("matmul/9", "product"), ("softmax/8", "smooth_layer_norm")]
+
+
+def solve(folder, name):
+    """Lays the hidden solutions over the holes of a workspace's script."""
+    import ast
+
+    script = folder / f"{name}.py"
+    solution = (curriculum.course_folder() / "solutions" / f"{name}.py").read_text("utf-8")
+    lines, text = solution.splitlines(), script.read_text("utf-8")
+    for node in ast.parse(solution).body:
+        if isinstance(node, ast.FunctionDef):
+            start = text.index(f"\ndef {node.name}(") + 1
+            end = text.index("pass  # YOUR CODE HERE\n", start) + len("pass  # YOUR CODE HERE\n")
+            own = "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
+            text = text[:start] + own + text[end:]
+    script.write_text(text, "utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    workspace.init(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize(("puzzle", "name"), BORROWED)
+def test_nothing_is_borrowed_before_it_is_solved(folder, puzzle, name):
+    assert workspace.solved_function(puzzle, name) is None
+    record(puzzle, True)  # recorded, and yet the file has only the skeleton
+    assert workspace.solved_function(puzzle, name) is None
+
+
+def test_nothing_is_borrowed_without_a_workspace(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    record("matmul/9", True)
+    assert workspace.solved_function("matmul/9", "product") is None
+
+
+@pytest.mark.parametrize(("puzzle", "name"), BORROWED)
+def test_what_is_solved_is_borrowed_and_works(folder, puzzle, name):
+    solve(folder, puzzle.partition("/")[0])
+    assert workspace.solved_function(puzzle, name) is None  # not recorded as solved
+    record(puzzle, True)
+    fn = workspace.solved_function(puzzle, name)
+    assert fn is not None
+    rng = np.random.default_rng(0)
+    x, w, gamma = (rng.standard_normal(s, np.float32) for s in ((128, 256), (256, 128), (1, 256)))
+    import jax
+    from jax.experimental.pallas import tpu as pltpu
+
+    with pltpu.force_tpu_interpret_mode(), jax.default_matmul_precision("highest"):
+        if name == "product":
+            got, want = fn(x, w, 128, 128, 128), x @ w
+        else:
+            mean, var = x.mean(1, keepdims=True), x.var(1, keepdims=True)
+            got, want = fn(x, gamma, jnp.zeros_like(gamma), 64), (x - mean) / np.sqrt(var + 1e-5) * gamma
+        np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-4)
