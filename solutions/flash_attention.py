@@ -180,7 +180,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
     @pl.when(j == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, jnp.finfo(jnp.float32).min)
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
         l_ref[...] = jnp.zeros(l_ref.shape)
         acc_ref[...] = jnp.zeros(acc_ref.shape)
 
@@ -192,8 +192,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
     def _():
         s = block_scores(q_ref[...], k_ref[...], scale)
         last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-        v = jnp.where(real, v_ref[...], 0)
+        v = rows_inside(v_ref[...], j, Skv)
         online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
 
     @pl.when(j == pl.num_programs(3) - 1)
@@ -329,7 +328,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
     @pl.when(t == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, jnp.finfo(jnp.float32).min)
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
         l_ref[...] = jnp.zeros(l_ref.shape)
         acc_ref[...] = jnp.zeros(acc_ref.shape)
 
@@ -357,7 +356,7 @@ def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_re
 
     @pl.when(t == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, jnp.finfo(jnp.float32).min)
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
         l_ref[...] = jnp.zeros(l_ref.shape)
         acc_ref[...] = jnp.zeros(acc_ref.shape)
 

@@ -4606,3 +4606,36 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
         out_shape=jax.ShapeDtypeStruct((B, Hkv, group, D), q.dtype),
     )(lengths, page_table, q.reshape(B, Hkv, group, D), k_pages, v_pages)
     return o.reshape(q.shape)
+
+
+# %% flash_attention/3: all keys in one block, no accumulation
+# first: of VMEM; the budget is
+def weigh_kernel(p_ref, v_ref, o_ref, acc_ref):
+    o_ref[...] = jnp.dot(p_ref[...], v_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+
+
+def naive_attention(q, k, v, *, bq=64, bkv=128):
+    s = causal_scores(q, k, bq=bq, bkv=bkv)
+    p = softmax_rows(s, v.dtype, bq=bq)
+    return weigh(p, v, bq=bq, bkv=k.shape[2])
+
+
+# %% flash_attention/4: the maximum of the first block for all
+# first: overflows to infinity
+def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
+    j, D = pl.program_id(0), q_ref.shape[1]
+    s = block_scores(q_ref[...], k_ref[...], D**-0.5)
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = s.max(axis=1, keepdims=True)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    p = jnp.exp(s - m_ref[...])
+    l_ref[...] += p.sum(axis=1, keepdims=True)
+    acc_ref[...] += jnp.dot(p.astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(j == pl.num_programs(0) - 1)
+    def _():
+        o_ref[...] = (acc_ref[...] / l_ref[...]).astype(o_ref.dtype)

@@ -1945,9 +1945,20 @@ class _Blocks:
                 "to wait for the last step."
             )
         clues = clues or list(self._left_unread(events))
-        if not clues and holds_primitive(self.trace.call.kernel, "exp2"):
+        if not clues and holds_primitive(self.trace.call.kernel, "exp2") and not self._scaled_for_exp2():
             clues.append("It takes exp2: exp(x) is exp2(x * log2(e)). Has all that goes into it been scaled by that?")
         return clues
+
+    def _scaled_for_exp2(self) -> bool:
+        """Whether something is multiplied by log2(e), or by that over the root of a size."""
+        sizes = {1, *(n for o in self.trace.call.ins for n in o.shape)}
+        wanted = [math.log2(math.e) / math.sqrt(n) for n in sizes]
+        for jaxpr, _ in with_ref_names(self.trace.call):
+            for e in (e for e in jaxpr.eqns if e.primitive.name == "mul"):
+                numbers = [np.asarray(v.val, float) for v in e.invars if np.ndim(getattr(v, "val", [0])) == 0]
+                if any(np.isclose(number, wanted, rtol=1e-5).any() for number in numbers):
+                    return True
+        return False
 
     def _overhanging(self, tiles: dict[Block, Any]) -> Iterator[str]:
         """Only blocks at the ragged edge are wrong, in a kernel that masks: the sum is right, the count is not."""
