@@ -33,6 +33,13 @@ FAMILIES = {
         "A block comes back after others, and holds what it happened to hold. In which order does the grid walk, and "
         "when does a block leave VMEM?"
     ),
+    "mask": (
+        "The mask hides too much, too little, or the same in every block. For one query and one key: at which positions "
+        "do they stand in the whole sequence, and may the one see the other?"
+    ),
+    "clobbered": (
+        "Two steps share a block, and the later one has stored over rows of the earlier. Which rows belong to each?"
+    ),
     "reset overwritten repeated carry": (
         "A running value starts too often, too late, or never. For one block of the result: what is in the buffer "
         "before its first step, and what must be there after its last?"
