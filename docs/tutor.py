@@ -34,8 +34,8 @@ FAMILIES = {
         "when does a block leave VMEM?"
     ),
     "mask": (
-        "The mask hides too much, too little, or the same in every block. For one query and one key: at which positions "
-        "do they stand in the whole sequence, and may the one see the other?"
+        "The mask hides too much, too little, or the same in every block. For one query and one key: at which "
+        "positions do they stand in the whole sequence, and may the one see the other?"
     ),
     "clobbered": (
         "Two steps share a block, and the later one has stored over rows of the earlier. Which rows belong to each?"
