@@ -1933,7 +1933,7 @@ show(straight_matmul, normal((192, 512), "bfloat16"), normal((512, 256), "bfloat
 # branch of its two taken away. Then `gmm` in `jax.experimental.pallas.ops.tpu.megablox`, where scalar prefetch picks,
 # for every tile of tokens, the weights of its expert: your Puzzle 11, and a chapter more.
 #
-# **Next notebook** (in the making). `flash_attention.py`: two matmuls with a softmax between them, none of which
+# **Next notebook.** `flash_attention.py`: two matmuls with a softmax between them, none of which
 # leaves the chip.
 
 # %%
