@@ -16,6 +16,9 @@ import demo_course
 from demo_course import ADD_TWO, HOLES_OF_TWO, solved
 from pallas_puzzles import curriculum, watch
 
+# A terminal is made by os.fork, and JAX, which another test of this process has imported, warns of that.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+
 pexpect = pytest.importorskip("pexpect", reason="no pseudo-terminals on this system")
 
 progress = importlib.import_module("pallas_puzzles.progress")  # the package's own `progress` is the function

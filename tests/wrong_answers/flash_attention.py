@@ -2533,7 +2533,7 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 # %% flash_attention/10: first_q rounds up
 # first: dk_ref is wrong
 # says: variant 3
-# says: def first_q
+# says: if causal else 0
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return pl.cdiv(jnp.maximum(j * bkv - (Skv - Sq), 0), bq) if causal else 0
 
@@ -2567,7 +2567,7 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 # %% flash_attention/10: first_q forgets where query 0 stands
 # first: the index map of q_ref returns
 # first: out of bounds
-# says: def first_q
+# says: if causal else 0
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return (j * bkv) // bq if causal else 0
 
@@ -2734,7 +2734,7 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: p is not transposed
-# first: contracting dimensions
+# first: The two factors of a product do not fit
 # says: jnp.dot(p
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0

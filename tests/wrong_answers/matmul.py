@@ -417,7 +417,7 @@ def frugal_blocks(M, N, K, vmem_bytes):
 
 
 # %% matmul/5: contracted like x @ w
-# first: contracting dimensions
+# first: The two factors of a product do not fit
 def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     dims = (((1,), (0,)), ((), ()))
@@ -520,7 +520,7 @@ def linear(x, w, *, bm=64, bn=128, bk=256):
 
 
 # %% matmul/5: turned on its side twice
-# first: contracting dimensions
+# first: The two factors of a product do not fit
 def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     dims = (((1,), (1,)), ((), ()))
@@ -964,7 +964,7 @@ def dw_plan(bm, bn, bk):
 
 
 # %% matmul/9: dx summed over the wrong dimension of w
-# first: contracting dimensions
+# first: The two factors of a product do not fit
 def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)

@@ -52,7 +52,8 @@ def by_tile_w_map(j, i, experts_ref):
 
 
 # %% ragged_dot/1: the expert is picked once more in the kernel
-# first: same shape, got (256,) and (128,)
+# first: The two factors of a product do not fit
+# says: (256,) and
 # says: o_ref[...] = jnp.dot(x_ref[...], w
 def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
     w = w_ref[experts_ref[pl.program_id(1)]]

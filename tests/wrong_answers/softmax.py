@@ -146,7 +146,7 @@ def confidence_kernel(x_ref, o_ref, m_ref, l_ref):
 # %% softmax/2: the buffers are set at the first row block only
 # first: m_ref
 # first: step 10
-# says: not only once
+# says: only once
 def confidence_kernel(x_ref, o_ref, m_ref, l_ref):
     i, sweep, j = pl.program_id(0), pl.program_id(1), pl.program_id(2)
 

@@ -1414,7 +1414,7 @@ class _Blocks:
             if e.ref in names:
                 events[e.ref, e.step].append(e)
         clobbered = self._clobbered(events)
-        if clobbered:
+        if clobbered and not any(self._repeated(name, visits[0], events) for name in names):
             yield clobbered
             return
         for look in (self._reset, self._reset_late, self._reset_midway, self._reset_again, self._replaced):

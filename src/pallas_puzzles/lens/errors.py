@@ -50,9 +50,6 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Must signal semaphores of the following types", "semaphore-kind",
      "a semaphore of SemaphoreType.DMA is signalled by a copy and by nothing else: for pl.semaphore_signal allocate "
      "pltpu.SemaphoreType.REGULAR"),
-    (r"Pytree for `in_specs` and `inputs`", "specs-count",
-     "the call is given another number of arrays than there are in_specs: one BlockSpec for each array, in the same "
-     "order (what is prefetched has none)"),
     (r"Pytree for `out_specs` and `out_shape`", "specs-count",
      "there are as many out_specs as entries of out_shape, in the same order: one of each per result"),
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",

@@ -545,7 +545,8 @@ class _Machine:
 
     def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any) -> None:
         """Remembers what has just been read, for as long as nothing but a select can look at it."""
-        if not self.quiet and id(eqn) in self.only_selected:
+        known = self.only_selected.get(id(eqn))
+        if not self.quiet and (known == "at once" or (known and self.incidents[-1].kind != "padding")):
             self.unsure.append((value, np.broadcast_to(garbage, value.shape), self.incidents[-1]))
 
     def _withdraw(self, which: Any, cases: Sequence[Any]) -> None:
@@ -556,13 +557,16 @@ class _Machine:
                     self.incidents[:] = [i for i in self.incidents if i is not incident]
 
     @functools.cached_property
-    def only_selected(self) -> set[int]:
-        """The `get` equations whose value goes into one select, and nowhere else."""
-        found: set[int] = set()
+    def only_selected(self) -> dict[int, str]:
+        """The `get` equations whose value goes into one select, at once or after a cast, and nowhere else."""
+        found: dict[int, str] = {}
         for jaxpr, _ in with_ref_names(self.call):
             for e in jaxpr.eqns:
                 if e.primitive.name == "get" and _selected_once(jaxpr, e.outvars[0]):
-                    found.add(id(e))
+                    casts = any(
+                        u.primitive.name == "convert_element_type" and e.outvars[0] in u.invars for u in jaxpr.eqns
+                    )
+                    found[id(e)] = "after a cast" if casts else "at once"
         return found
 
     def store(self, ref: Buffer, transforms: Any, value: Any, eqn: Any, mask: Any = None) -> np.ndarray:
