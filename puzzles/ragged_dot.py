@@ -11,7 +11,7 @@
 # # Ragged dot: a mixture of experts
 #
 # A mixture of experts has many weight matrices and sends each token to one or two of them. Which ones is up to the
-# token, so every expert gets another number of rows: 100, 100 and 824, or none. Fourteen puzzles from here you will
+# token, so every expert gets a different number of rows: 100, 100 and 824, or none. Fourteen puzzles from here you will
 # have written the grouped matrix product that does this without padding, for groups of any size, forward and backward;
 # and around it a whole MoE layer that trains.
 #
@@ -47,8 +47,8 @@ setup()
 # in bfloat16, 0.9 GiB are read and 0.9 GiB written before anything is multiplied, 2.3 ms on a v5e.
 #
 # An index map does not copy weights, it points at them. And it may read numbers that come with the call: operands
-# announced by **`num_scalar_prefetch`** are in SMEM before the first step, every index map gets them as Refs behind the
-# grid indices, and the kernel gets them first.
+# announced by **`num_scalar_prefetch`** are in SMEM, a small memory for single numbers, before the first step, every
+# index map gets them as Refs behind the grid indices, and the kernel gets them first.
 #
 # ```text
 #     experts   [ 2  2  0  3  3  3 ]          in SMEM
@@ -385,7 +385,7 @@ check(
 #
 # Each group's number, as often as it has tiles: `jnp.repeat`. But under `jit` an array's length has to be known before
 # the values are, and the number of visits depends on the values. **`total_repeat_length=`** gives the result a length:
-# what is too much is cut off, and if there is too little, the last element goes on.
+# what is too much is cut off, and what is missing is filled with the last number that there is to repeat.
 #
 # So which length is enough, whatever the sizes? Every tile is visited at least once. It is visited once more for every
 # group that begins in the middle of it. The first group begins at row 0, the others, at worst, all in the middle of a
@@ -878,8 +878,8 @@ check(
 # Puzzle 3 made `tiles + G - 1` steps, whatever the sizes. With 64 experts and 1024 rows in tiles of 128 that is 71, and
 # in a matrix product each of them multiplies. If all tokens choose one expert, 8 visits would do.
 #
-# A grid is made of Python integers, so far. But one number of it may be a value, an int32 of shape (): then **the grid
-# is as long as the data say**.
+# A grid is made of Python integers, so far. But any number of it may be a value, an int32 of shape (): then **the grid
+# is as long as the data say**. (Such an axis stays "arbitrary": JAX's simulator cannot run it in parallel.)
 #
 # ```text
 #     grid=(4, num_tiles, 2)        num_tiles: known when the call starts
@@ -894,8 +894,9 @@ check(
 #     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
 # ```
 #
-# The product is `kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref)`. This puzzle gives
-# you one: each group fills whole tiles, each tile is somebody's, and K is one block.
+# The kernel is given, with the arguments (offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref). It
+# is for groups that fill whole tiles, and a K of one block. And the visits need not come in order: one variant makes
+# them backwards.
 
 
 # %%
@@ -918,14 +919,23 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
     # meta: a Metadata, of Puzzle 2f      x: (M, K)      w: (G, K, N)      K is a multiple of bk. M and N may be ragged.
     # Return the result, (M, N), of x's dtype, of one pallas_call with three prefetched operands: meta's arrays in
     # their order. x_ref: (bm, bk)      w_ref: (bk, bn)      o_ref: (bm, bn)      acc_ref: (bm, bn), float32, scratch
-    # Say which axis is parallel.
+    # scratch_shapes goes into the grid_spec. Say which axis is parallel.
     pass  # YOUR CODE HERE
 
 
 def whole_k_product(
-    x: BFloat16[Array, "M K"], w: BFloat16[Array, "G K N"], group_sizes: Int[Array, "G"], *, bm: int = 64, bn: int = 128
+    x: BFloat16[Array, "M K"],
+    w: BFloat16[Array, "G K N"],
+    group_sizes: Int[Array, "G"],
+    *,
+    bm: int = 64,
+    bn: int = 128,
+    backwards: bool = False,
 ) -> BFloat16[Array, "M N"]:
     meta = metadata(group_sizes, num_rows=x.shape[0], bm=bm)
+    if backwards:  # the last visit first
+        order = jnp.maximum(meta.num_tiles - 1 - jnp.arange(meta.group_ids.shape[0], dtype=jnp.int32), 0)
+        meta = meta._replace(group_ids=meta.group_ids[order], m_tile_ids=meta.m_tile_ids[order])
     return grouped(whole_k_kernel, meta, x, w, bm=bm, bn=bn, bk=x.shape[1])
 
 
@@ -953,6 +963,14 @@ check(
             bm=128,
             budget=Budget(grid_steps=10, hbm_bytes=786_432, calls=1),
         ),
+        case(
+            normal((320, 256), "bfloat16"),
+            normal((3, 256, 256), "bfloat16"),
+            sizes(128, 64, 128),
+            backwards=True,
+            bn=256,
+            budget=Budget(grid_steps=5, calls=1),
+        ),
     ],
     budget=Budget(grid_steps=18, hbm_bytes=1_474_560, vmem_bytes=262_144, serial_steps=6, calls=1),
     allow=["int32", "bool"],
@@ -965,7 +983,7 @@ check(
 #
 # What moves with a visit? The tile of x, the group of w, the tile of the result: each map looks up the number it needs,
 # by v, in one of the three Refs that it gets behind the grid indices. What moves with j and with k is as in any matrix
-# product. Column blocks share nothing with each other; visits share tiles, and blocks of K share a sum.
+# product. Column blocks share nothing with each other; visits may share a tile, and blocks of K share a sum.
 #
 # </details>
 #
@@ -1177,7 +1195,8 @@ check(
 #
 # The last tile may hang over the edge of x. What lies there is garbage, and so are its products. Is that a problem?
 #
-# `dims` says what is summed over, as in matmul.py Puzzle 9: ((1,), (0,)) here. Going backward will ask for another.
+# `dims` says what is summed over, the pair of matmul.py Puzzle 5: ((1,), (0,)) here. Going backward will ask for
+# another.
 
 
 # %%
@@ -1213,7 +1232,8 @@ def ragged_case(num_rows, K, N, group_sizes, *, budget=None, **blocks):
     return case(*inputs, budget=budget, **blocks)
 
 
-# grid_steps: three column blocks, 10 visits, two blocks of K. A tile with two groups is visited twice, and not more.
+# grid_steps: three column blocks, 10 visits, two blocks of K. A tile with two groups is visited twice, and not more; it
+# is stored twice, too (output_stores).
 check(
     "ragged_dot/6",
     ragged_product,
@@ -1230,7 +1250,7 @@ check(
         ragged_case(96, 256, 256, sizes(0, 0), bm=16, bn=256),
         ragged_case(160, 128, 512, sizes(40, 40, 40, 40), bm=80, bn=512, budget=Budget(grid_steps=4, calls=1)),
     ],
-    budget=Budget(grid_steps=60, hbm_bytes=4_718_592, vmem_bytes=262_144, calls=1, mxu_bits=16),
+    budget=Budget(grid_steps=60, hbm_bytes=4_718_592, vmem_bytes=262_144, calls=1, mxu_bits=16, output_stores=2),
     allow=["int32", "bool"],
     forbid=("ragged_dot", "ragged_dot_general", "gmm"),
     tol=8e-3,
@@ -1283,9 +1303,9 @@ check(
 
 # %% [markdown]
 # **Takeaway.** This is `jax.lax.ragged_dot`, and a tile that two groups share is what raggedness costs: it is visited
-# twice. Beside megablox `gmm`, at equal blocks of 256 and groups of [100, 200, 500, 224], the TPU compiler makes 500
-# bundles a step of yours and 522 of theirs on a v5e, and 334 against 339 on a v6e. In the picture, `w_ref` changes
-# where a group does, and `o_ref` where a tile does.
+# twice. Beside megablox `gmm`, at equal blocks of 256, K = N = 1024 and groups of [100, 200, 500, 224], the TPU
+# compiler makes 500 bundles a step of yours and 522 of theirs on a v5e, and 334 against 339 on a v6e. In the picture,
+# `w_ref` changes where a group does, and `o_ref` where a tile does.
 
 # %%
 show(
@@ -1507,8 +1527,8 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** `ragged` is a function that JAX can differentiate, and none of its three products looks at a row more
-# often than once for each group in its tile and each block of columns. What remains is to decide who goes where.
+# **Takeaway.** `ragged` is a function that JAX can differentiate, and a tile is looked at once for each group in it and
+# each block of columns (for dw, once more for an empty group). What remains is to decide who goes where.
 
 # %% [markdown]
 # ## Puzzle 8: Routing
@@ -1531,7 +1551,8 @@ check(
 # ```
 #
 # Rows `x[order // k]` are then what Puzzle 6 wants. The sort has to be **stable**: equal experts keep the order of
-# their slots. Otherwise the result is the same up to rounding only, and training cannot be repeated bit by bit.
+# their slots. Otherwise it is up to the sort in which order rows are added, and the result is the same up to rounding
+# only.
 #
 # On the way back, sorted rows have to find their slots. `order[p]` is the slot at position p; wanted is the position of
 # slot s: the **inverse permutation**. There is a short way to it: what does sorting `order` itself do?
@@ -1594,15 +1615,16 @@ check(
         case(np.tile(np.float32([[3, -1, 2, 0, 9]]), (24, 1)), normal((24, 16)), k=2),  # two have it all
     ],
     kernel=False,
+    forbid={"at": "at[...] scatters rows: the inverse permutation fetches them."},
 )
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `jax.lax.top_k` gives values and where they stood. Softmax over all experts, the k best, divided by their sum: is
-# there a shorter way? (What is divided away was common to all of them.) For the inverse: if you sort the slot numbers
-# in `order`, you get 0, 1, 2, ...; `jnp.argsort` tells from which positions they came. `jnp.bincount` counts, and has a
-# `length`.
+# `jax.lax.top_k` gives values and where they stood; `jnp.argsort` has a `stable`, `jnp.bincount` a `length`. Softmax
+# over all experts, the k best, divided by their sum: is there a shorter way? (What is divided away was common to all of
+# them.) For the inverse, take the example's order, 1 2 5 0 3 4. At which position does slot 0 stand, and slot 1? Sort
+# the order, and say for each number where it came from.
 #
 # </details>
 #
@@ -1657,7 +1679,7 @@ check(
 # %% [markdown]
 # ## Puzzle 9: The MoE layer
 #
-# **Goal.** The whole layer, k experts of eight or of any number, with the gradients of everything in it.
+# **Goal.** The whole layer, with k of any number of experts for each token, and the gradients of everything in it.
 #
 # ### Theory
 #
@@ -1700,6 +1722,12 @@ class MoEGrads(NamedTuple):
     drouter: Float[Array, "D E"]
     dw1: BFloat16[Array, "E D F"]
     dw2: BFloat16[Array, "E F D"]
+    spread: Float[Array, "T D"]
+
+
+def any_order(num_slots):
+    """A permutation of the slots, for expand_grad alone."""
+    return jnp.arange(num_slots, dtype=jnp.int32) * 7 % num_slots
 
 
 def moe_spec(
@@ -1713,8 +1741,9 @@ def moe_spec(
 ) -> MoEGrads:
     arrays = [a.astype(jnp.float32) for a in (x, router, w1, w2)]
     y, vjp = jax.vjp(lambda *arrays: moe_dense(*arrays, k), *arrays)
-    results = (y, *vjp(g.astype(jnp.float32)))
-    return MoEGrads(*(r.astype(a.dtype) for r, a in zip(results, (x, x, router, w1, w2), strict=True)))
+    results = [r.astype(a.dtype) for r, a in zip((y, *vjp(g.astype(jnp.float32))), (x, x, router, w1, w2), strict=True)]
+    expanded = jax.vjp(lambda x: x[any_order(k * x.shape[0]) // k], jnp.zeros(x.shape))
+    return MoEGrads(*results, expanded[1](jnp.concatenate([results[0].astype(jnp.float32)] * k))[0])
 
 
 def expand_grad(g, order, *, k):
@@ -1747,7 +1776,9 @@ def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
 
 def moe_and_grads(x, router, w1, w2, g, *, k: int = 2, bm: int = 32, bn: int = 128, bk: int = 128):
     y, vjp = jax.vjp(lambda *arrays: moe_layer(*arrays, k=k, bm=bm, bn=bn, bk=bk), x, router, w1, w2)
-    return y, *vjp(g)
+    # and expand_grad by itself, with k copies of y for a gradient, in any order
+    spread = expand_grad(jnp.concatenate([y.astype(jnp.float32)] * k), any_order(k * x.shape[0]), k=k)
+    return y, *vjp(g), spread
 
 
 # %%
@@ -1781,6 +1812,8 @@ check(
     forbid={
         "at": "at[...].add is the scatter that this puzzle does without.",
         "segment_sum": "segment_sum is a scatter-add, and this puzzle does without.",
+        "vjp": "the gradient of a gather is a scatter-add, and this puzzle does without.",
+        "linear_transpose": "the transpose of a gather is a scatter-add, and this puzzle does without.",
         "ragged_dot": "ragged_dot does the work for you, and you have written your own.",
     },
     tol=0.15,  # of a few hundred thousand gradients the worst is off by 0.06 in bfloat16, and all together by 0.004

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .verdict import Verdict
 
 TIME_LIMIT_S = 20.0
+CONFIRM_LIMIT_S = 90.0  # what the lens has passed does end: JAX's simulator may take its time on a busy machine
 DRAWS = 3
 OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised memory: a value like any other
 
@@ -471,7 +472,7 @@ class _Judge:
         """The TPU front end and JAX's own simulator: None when both agree with a pass."""
         from .lens.diagnose import Finding, diagnose
         from .lens.machine import Run
-        from .simulate import simulate
+        from .simulate import SimulatorTimeout, simulate
         from .tpu.lowering import refusal
         from .watchdog import TimeLimit
 
@@ -481,10 +482,11 @@ class _Judge:
                 [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
             )
         try:
-            outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
+            outputs = simulate(self.fn, *args, timeout_s=CONFIRM_LIMIT_S, **blocks)
         except (Exception, TimeLimit) as error:
             verdict = self._error(error)
-            verdict.notes.append(_DISAGREE)
+            late = isinstance(error, SimulatorTimeout | TimeLimit)
+            verdict.notes.append(_TOO_LATE if late else _DISAGREE)
             return verdict
         findings = diagnose(Run([], outputs, [], [], []), want, self.tolerance).findings
         if not findings:
@@ -531,6 +533,10 @@ class _Judge:
         return Verdict("", status, findings, headline, notes=list(self.notes), figures=self.figures, **more)
 
 
+_TOO_LATE = (
+    "The lens passed this; JAX's TPU simulator, which has the last word, was not done in time. On a busy machine that "
+    "says nothing about your kernel: check again when there is less to do."
+)
 _DISAGREE = (
     "The lens passed this, JAX's TPU simulator did not. One of the two has a bug, most likely the lens: the "
     "simulator's "

@@ -1414,3 +1414,94 @@ def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
     h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
     rows = ragged(h, w2, group_sizes, bm, bn, bk)
     return combine(rows.astype(jnp.float32), order, weights).astype(x.dtype)
+
+
+# %% ragged_dot/4: a visit's number taken for its tile
+# first: o_ref
+# says: variant 3
+def grouped(kernel, meta, x, w, *, bm, bn, bk):
+    (M, K), (_, _, N) = x.shape, w.shape
+    return pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(pl.cdiv(N, bn), meta.num_tiles, K // bk),
+            in_specs=[
+                pl.BlockSpec((bm, bk), lambda j, v, k, offsets, group_ids, m_tile_ids: (v, k)),
+                pl.BlockSpec((None, bk, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (group_ids[v], k, j)),
+            ],
+            out_specs=pl.BlockSpec((bm, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (v, j)),
+            scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+    )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, w)
+
+
+# %% ragged_dot/4: int() of the number of visits
+# first: Leave it out: a grid takes the value as it is
+def grouped(kernel, meta, x, w, *, bm, bn, bk):
+    (M, K), (_, _, N) = x.shape, w.shape
+    return pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(pl.cdiv(N, bn), int(meta.num_tiles), K // bk),
+            in_specs=[
+                pl.BlockSpec((bm, bk), lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], k)),
+                pl.BlockSpec((None, bk, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (group_ids[v], k, j)),
+            ],
+            out_specs=pl.BlockSpec((bm, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], j)),
+            scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+    )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, w)
+
+
+# %% ragged_dot/6: a masked store at every block of K
+# first: is stored at
+def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref, *, dims):
+    v, k = pl.program_id(1), pl.program_id(2)
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    product = jax.lax.dot_general(x_ref[...], w_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+
+    own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, o_ref.shape[0])
+    rest = jnp.where(first_visit(v, m_tile_ids_ref), 0, o_ref[...])
+    o_ref[...] = jnp.where(own, acc_ref[...].astype(o_ref.dtype), rest)
+
+
+# %% ragged_dot/8: rows scattered to their slots
+# first: the inverse permutation fetches them
+def route(logits, *, k):
+    best, experts = jax.lax.top_k(logits, k)
+    return jax.nn.softmax(best, axis=1), experts
+
+
+def sort_by_expert(experts, *, num_experts):
+    slots = experts.reshape(-1)
+    return jnp.argsort(slots, stable=True), jnp.bincount(slots, length=num_experts)
+
+
+def combine(rows, order, weights):
+    T, k = weights.shape
+    by_slot = jnp.zeros_like(rows).at[order].set(rows).reshape(T, k, -1)
+    return (weights[:, :, None] * by_slot).sum(axis=1)
+
+
+# %% ragged_dot/9: expand_grad never written
+# first: result.spread
+def expand_grad(g, order, *, k):
+    return g[: g.shape[0] // k].astype(jnp.float32)
+
+
+def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+    logits = jnp.dot(x.astype(jnp.float32), router)
+    weights, experts = route(logits, k=k)
+    order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
+    rows = x[order // k]
+    h = ragged(rows, w1, group_sizes, bm, bn, bk)
+    h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
+    rows = ragged(h, w2, group_sizes, bm, bk, bn)
+    return combine(rows.astype(jnp.float32), order, weights).astype(x.dtype)

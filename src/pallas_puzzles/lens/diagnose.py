@@ -2439,6 +2439,8 @@ def serial_steps(trace: Trace) -> tuple[int, list[int]]:
     serial = trace.n // max(1, math.prod(call.grid[d] for d in parallel))
     outs = [k for k, o in enumerate(call.operands) if o.role == "out" and not o.in_hbm]
     still = {d for k in outs for d in still_axes(trace, k)}
+    if call.dynamic_bounds:
+        return serial, []  # JAX's simulator cannot run a grid in parallel whose length is data: no advice
     own = [d for d in range(len(call.grid)) if d not in call.vmapped]
     return serial, [n for n, d in enumerate(own) if d not in still and d not in parallel and call.grid[d] > 1]
 

@@ -50,6 +50,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Must signal semaphores of the following types", "semaphore-kind",
      "a semaphore of SemaphoreType.DMA is signalled by a copy and by nothing else: for pl.semaphore_signal allocate "
      "pltpu.SemaphoreType.REGULAR"),
+    (r"grid_spec.*scratch_shapes.*must be", "grid-spec",
+     "with grid_spec=, the scratch buffers are a part of it: move scratch_shapes= into the grid_spec"),
     (r"Pytree for `out_specs` and `out_shape`", "specs-count",
      "there are as many out_specs as entries of out_shape, in the same order: one of each per result"),
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
@@ -111,6 +113,10 @@ _LOST_DIMENSION = (
     "Two arrays of different rank meet, and their shapes do not broadcast. A reduction drops the dimension that it "
     "reduces: keepdims=True keeps it, so that (16, 1) fits beside (16, 384)."
 )
+_INT = (
+    "int() asks for a number that is known only when the call runs. Leave it out: a grid takes the value as it is, and "
+    "so does jnp."
+)
 _DOT_DIMS = (
     "The dimension numbers of jax.lax.dot_general are two pairs, ((a_dims, b_dims), (a_batch, b_batch)): without batch "
     "dimensions (((1,), (0,)), ((), ()))."
@@ -163,6 +169,8 @@ def explain_error(error: BaseException) -> Finding:
         if len(ranks) > 1:
             return Finding("broadcast", _LOST_DIMENSION, [_shorten(f"{name}: {first}")], line)
     code = line.text if line else ""
+    if re.search(r"\bint\(", code) and re.search("ConcretizationTypeError|TracerIntegerConversion", name):
+        return Finding("int-of-value", _INT, [_shorten(f"{name}: {first}")], line)
     if "dot_general" in code and re.search(r"(not enough|too many) values to unpack", text):
         return Finding("dot-dims", _DOT_DIMS, [_shorten(f"{name}: {first}")], line)
     joined = re.search(r"\bpl\.when\(.*?\b(and|or)\b", code)
