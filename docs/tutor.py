@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import bank  # noqa: E402
 from pallas_puzzles import curriculum  # noqa: E402
 from pallas_puzzles.lens import errors  # noqa: E402
-from pallas_puzzles.lens.diagnose import _ORDER  # noqa: E402
+from pallas_puzzles.lens.diagnose import ORDER  # noqa: E402
 
 GENERATED = "<!-- made by docs/tutor.py: change its sources, not this file -->"
 
@@ -97,7 +97,7 @@ def messages() -> str:
     ]
     rows = [f"| {', '.join(kinds.split())} | {_cell(about)} |" for kinds, about in FAMILIES.items()]
     named = {kind for kinds in FAMILIES for kind in kinds.split()}
-    others = [kind for kind in _ORDER if kind not in named]
+    others = [kind for kind in ORDER if kind not in named]
     if others:
         rows.append(f"| {', '.join(others)} | Read the cause: it says what to try. Ask for the line that decides it. |")
     parts.append("\n".join(["| kind | what it means, and a question |", "|---|---|", *rows]))

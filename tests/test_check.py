@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_puzzles import Budget, case, check, curriculum, integers, normal, uniform
 from pallas_puzzles import simulate as simulate_module
 from pallas_puzzles.check import collecting
-from pallas_puzzles.lens.diagnose import Tolerance
+from pallas_puzzles.lens.findings import Tolerance
 from pallas_puzzles.verdict import Verdict
 
 check_module = __import__("sys").modules["pallas_puzzles.check"]

@@ -18,8 +18,8 @@ from nbclient import NotebookClient
 from mistakes import MISTAKES
 from pallas_puzzles.check import check_call
 from pallas_puzzles.lens.capture import Operand, SourceLine
-from pallas_puzzles.lens.diagnose import Finding
 from pallas_puzzles.lens.draw import show
+from pallas_puzzles.lens.findings import Finding
 from pallas_puzzles.lens.machine import figures
 from pallas_puzzles.verdict import TileMap, Verdict, emit, gained, human_bytes
 from zoo import ZOO

@@ -11,7 +11,7 @@ import numpy as np
 from .inputs import Case
 
 if TYPE_CHECKING:
-    from .lens.diagnose import Finding, Tolerance
+    from .lens.findings import Finding, Tolerance
     from .verdict import Verdict
 
 TIME_LIMIT_S = 20.0
@@ -36,7 +36,7 @@ class ArrayJudge:
 
     def run_case(self, args: tuple[Any, ...], case: Case) -> "Verdict | None":
         """The verdict on one draw when it is not a pass, else None."""
-        from .lens.diagnose import Finding
+        from .lens.findings import Finding
         from .watchdog import TimeLimit
 
         want = expected(self.spec, args, keywords_of(self.spec, case.blocks))
@@ -111,7 +111,8 @@ def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Findi
     """What is wrong with a result: its structure, a shape, a dtype, or values. NaN is never right."""
     import jax
 
-    from .lens.diagnose import Finding, default_tolerance, result_names
+    from .lens.diagnose import result_names
+    from .lens.findings import Finding, default_tolerance
 
     results, wanted = jax.tree.leaves(got), jax.tree.leaves(want)
     if len(results) != len(wanted):

@@ -18,7 +18,7 @@ from .arrays import ArrayJudge, expected, keywords_of
 from .inputs import Budget, Case, Input, draw
 
 if TYPE_CHECKING:
-    from .lens.diagnose import Finding, Tolerance
+    from .lens.findings import Finding, Tolerance
     from .lens.machine import Figures, Run
     from .verdict import Verdict
 
@@ -84,7 +84,7 @@ def check(
     spec: what fn should compute, arrays -> arrays in plain jnp; it is given those keywords of a case that it has, too.
     inputs: Inputs such as normal((24, 512)), or arrays. variants: more inputs and block sizes that fn must get right.
     budget: what it may cost on `inputs`.
-    tol: relative tolerance; by default that of the result's dtype (lens.diagnose.default_tolerance). rms_tol: the same
+    tol: relative tolerance; by default that of the result's dtype (lens.findings.default_tolerance). rms_tol: the same
     for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
     allow: names of JAX primitives that may work on arrays outside of the kernels, or of dtypes ("int32"), where all
     work whose results are of them is allowed. forbid: names that the reader's code may not use, because they do the
@@ -268,7 +268,7 @@ def _reasons(forbid: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 def _forbidden(codes: Sequence[types.CodeType], names: Mapping[str, str]) -> "Verdict | None":
     """The verdict on code that uses a name which it may not, or None."""
     from .lens.capture import source_line
-    from .lens.diagnose import Finding
+    from .lens.findings import Finding
     from .verdict import Verdict
 
     for code in _with_inner(codes):
@@ -391,7 +391,7 @@ def _draws(cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case,
 
 
 def _tolerance(tol: float | None, rms_tol: float | None) -> "Tolerance | None":
-    from .lens.diagnose import Tolerance
+    from .lens.findings import Tolerance
 
     return None if tol is None else Tolerance(tol, rms_tol)
 
@@ -443,7 +443,8 @@ class _Judge:
         self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any
     ) -> "list[Finding]":
         """A kernel that reads uninitialised memory runs a second time, with other bits in it."""
-        from .lens.diagnose import GARBAGE_READS, explain_garbage
+        from .lens.diagnose import explain_garbage
+        from .lens.findings import GARBAGE_READS
         from .lens.ops import garbage
 
         if not any(i.kind in GARBAGE_READS for t in run.traces for i in t.incidents):
@@ -470,7 +471,8 @@ class _Judge:
 
     def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Verdict | None":
         """The TPU front end and JAX's own simulator: None when both agree with a pass."""
-        from .lens.diagnose import Finding, diagnose
+        from .lens.diagnose import diagnose
+        from .lens.findings import Finding
         from .lens.machine import Run
         from .simulate import SimulatorTimeout, simulate
         from .tpu.lowering import refusal
@@ -496,7 +498,7 @@ class _Judge:
         return verdict
 
     def _no_kernel(self, run: "Run") -> "Finding | None":
-        from .lens.diagnose import Finding
+        from .lens.findings import Finding
 
         if run.traces and all(run.from_kernel):
             return None
@@ -561,7 +563,8 @@ def _expected(spec: Callable[..., Any], args: tuple[Any, ...], blocks: dict[str,
 
 def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Finding]":
     """'Right answer, but ...': the figure, the budget, and where the bytes go."""
-    from .lens.diagnose import Finding, branches, dead_stores, no_product, serial_steps, wide_products
+    from .lens.costs import branches, dead_stores, no_product, serial_steps, wide_products
+    from .lens.findings import Finding
     from .verdict import human_bytes
 
     findings = []

@@ -584,7 +584,7 @@ class _Session:
 
     def stopped(self, error: BaseException) -> Verdict:
         """The verdict on a file that does not get as far as the check."""
-        from .lens.diagnose import Finding
+        from .lens.findings import Finding
         from .verdict import Verdict
 
         line = _where(error, self.files)

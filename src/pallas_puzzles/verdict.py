@@ -16,7 +16,7 @@ from .lens.words import human_bytes, plain, plural, tile_map_text, times
 if TYPE_CHECKING:
     from .check import Subject
     from .lens.capture import Operand, SourceLine
-    from .lens.diagnose import Finding
+    from .lens.findings import Finding
     from .lens.machine import Figures
 
 __all__ = ["TileMap", "Verdict", "emit", "gained", "human_bytes"]

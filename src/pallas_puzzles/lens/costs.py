@@ -1,0 +1,94 @@
+"""What a right answer costs beyond its bytes: stores that nobody sees, steps in a row, wide products, branches."""
+
+import collections
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from .capture import (
+    Call,
+    holds_primitive,
+    line_of,
+    with_ref_names,
+)
+from .findings import Finding
+from .incidents import still_axes
+from .machine import Trace
+from .ops import is_floating, np_dtype
+from .program import lines_of
+
+
+def dead_stores(trace: Trace) -> dict[str, int]:
+    """Per output: the most steps of one visit that store into its block."""
+    most: dict[str, int] = {}
+    stored = collections.defaultdict(set)
+    for e in trace.events:
+        if e.op == "store":
+            stored[e.ref].add(e.step)
+    for j, o in enumerate(trace.call.outs):
+        visits = itertools.chain.from_iterable(trace.visits[j].values())
+        most[o.name] = max((len(stored[o.name] & set(v)) for v in visits), default=0)
+    return most
+
+
+def serial_steps(trace: Trace) -> tuple[int, list[int]]:
+    """(steps that follow one another when each index along the parallel axes has a core of its own, the axes that could
+    be parallel and are not)."""
+    call = trace.call
+    parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s]
+    serial = trace.n // max(1, math.prod(call.grid[d] for d in parallel))
+    outs = [k for k, o in enumerate(call.operands) if o.role == "out" and not o.in_hbm]
+    still = {d for k in outs for d in still_axes(trace, k)}
+    if call.dynamic_bounds:
+        return serial, []  # JAX's simulator cannot run a grid in parallel whose length is data: no advice
+    own = [d for d in range(len(call.grid)) if d not in call.vmapped]
+    return serial, [n for n, d in enumerate(own) if d not in still and d not in parallel and call.grid[d] > 1]
+
+
+def wide_products(call: Call, bits: int) -> Iterator[Finding]:
+    """Matrix products whose operands are wider than that."""
+    for jaxpr, _ in with_ref_names(call):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name != "dot_general":
+                continue
+            wide = [d for d in (np_dtype(v.aval) for v in eqn.invars) if d.itemsize * 8 > bits]
+            if wide:
+                cause = (
+                    f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an "
+                    f"operand, where {bits} are enough. Wide operands take the MXU longer, or are rounded on the way "
+                    "in. Give it what the Refs hold, and name the type of the sum: preferred_element_type."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+            elif is_floating(np_dtype(eqn.outvars[0].aval)) and not is_floating(np_dtype(eqn.invars[0].aval)):
+                cause = (
+                    "Right answer, but its matrix product of integers is summed in floating point, which the TPU "
+                    "compiler refuses: the MXU adds integers as integers. Ask for preferred_element_type=jnp.int32."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+
+
+def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
+    """Kernels without a single matrix product, where the MXU should have one."""
+    if calls and not any(holds_primitive(call.kernel, "dot_general") for call in calls):
+        cause = (
+            "Right answer, but there is no matrix product in it: elements are multiplied and added one by one, and the "
+            "MXU has nothing to do. Let jnp.dot or jax.lax.dot_general do it."
+        )
+        near = list(lines_of(calls[0].kernel))
+        yield Finding("budget", cause, [], near[0] if near else None, operand="mxu_bits")
+
+
+_BRANCHES = frozenset("cond while scan".split())
+
+
+def branches(call: Call, most: int) -> Iterator[Finding]:
+    """More branches and loops in a kernel than there may be."""
+    found = [e for jaxpr, _ in with_ref_names(call) for e in jaxpr.eqns if e.primitive.name in _BRANCHES]
+    if len(found) > most:
+        many = "a branch" if len(found) == 1 else f"{len(found)} branches"
+        cause = (
+            f"Right answer, but with {many} (pl.when, cond, or a loop); the budget is {most}. Choose values instead of "
+            "code: jnp.where."
+        )
+        evidence = [f"{line_of(e)}" for e in found[1:4]]
+        yield Finding("budget", cause, evidence, line_of(found[0]), operand="branches")

@@ -1,0 +1,146 @@
+"""One wrong block: transposed, shifted, scaled, rounded, or simply wrong."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from ..capture import (
+    with_ref_names,
+)
+from ..findings import Block
+from ..machine import NOT_STORED, NOT_VISITED, STALE
+from ..program import has_narrow_floats
+from .base import where_in
+from .clues import Clues
+
+
+class Statuses(Clues):
+    """What kind of wrong one block is."""
+
+    def _status(self, tile: Block) -> tuple[Any, ...]:
+        bad = self.cut(self.bad, tile)
+        if not bad.any():
+            return ("ok",)
+        state = self.cut(self.trace.state[self.j], tile)[bad]
+        if not self.o.in_hbm and not self.elementwise and not self.steps_of(tile):
+            return ("unvisited",)
+        if (state == NOT_VISITED).all():
+            return ("unvisited",) if not self.o.in_hbm else ("never stored",)
+        if (state == NOT_STORED).all():
+            return ("never stored",) if bad.all() else ("partly stored", where_in(bad))
+        if (state == STALE).all():
+            return ("left over",)
+        return self._values(tile, bad)
+
+    def _values(self, tile: Block, bad: np.ndarray) -> tuple[Any, ...]:
+        got, want = self.cut(self.got, tile), self.cut(self.want, tile)
+        here = where_in(bad)
+        if np.isnan(got[bad].astype(np.float64)).all() and not np.isnan(want[bad].astype(np.float64)).any():
+            return ("nan", here)
+        if got.ndim >= 2 and got.shape[-1] == got.shape[-2] and self._same(got, np.swapaxes(want, -1, -2)):
+            return ("transposed",)
+        for axis in range(got.ndim):
+            if got.shape[axis] > 1 and self._same(got, np.flip(want, axis)):
+                return ("flipped", axis)
+        for other in self._candidates(got) if got.size > 1 and got.any() else ():  # zeros come from nowhere
+            if other != tile and self._same(got, self.cut(self.want, other)):
+                return ("holds", other)
+        if got.size > 1 and np.array_equal(np.sort(got, axis=None), np.sort(want, axis=None)):
+            return ("permuted",)
+        with np.errstate(all="ignore"):
+            difference = (got.astype(np.float64) - want.astype(np.float64))[bad]
+            ratio = got[bad].astype(np.float64) / want[bad].astype(np.float64)
+        if not np.isfinite(difference).all():
+            return ("values", here)
+        if (got[bad] == 0).all():
+            return ("zeros", here)
+        middle = float(difference.mean())
+        if got.size > 1 and self._same(got * want, np.ones_like(want, np.float64)):
+            return ("reciprocal",)
+        if difference.size > 1 and abs(middle) > self.atol and np.ptp(difference) <= 1e-3 * abs(middle) + self.noise:
+            return ("offset", middle, here)
+        if self._only_rounding(tile):
+            return ("rounding", float(np.abs(difference).max()), here)
+        if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) <= 1e-3 * max(1.0, float(np.abs(ratio).max())):
+            return ("scaled", float(ratio.mean()), here)
+        return self._by_rows(tile) or ("values", here)
+
+    def _only_rounding(self, tile: Block) -> bool:
+        """Float32 errors of a few dozen units in the last place that follow no rule."""
+        got, want = (self.cut(x, tile).astype(np.float64) for x in (self.got, self.want))
+        if has_narrow_floats(self.trace.call) or self.tolerance.relative > 1e-3 or [*self._arithmetic()]:
+            return False
+        with np.errstate(all="ignore"):
+            relative = (got - want) / want
+        bad = self.cut(self.bad, tile)
+        near = np.isfinite(relative[bad]).all() and np.abs(relative[bad]).max() < 40 * self.tolerance.relative
+        relative = relative[np.isfinite(relative)]
+        return bool(near and relative.size > 1 and np.ptp(relative) > 0.2 * np.abs(relative).max())
+
+    def _by_rows(self, tile: Block) -> tuple[Any, ...] | None:
+        """Every wrong row is off by a constant of its own, by a factor of its own, or by a multiple of an input's row:
+        (kind, name of that input, the number of each wrong row)."""
+        got, want = (self.cut(x, tile).astype(np.float64) for x in (self.got, self.want))
+        if got.ndim != 2 or got.shape[1] < 8:
+            return None
+        rows = np.flatnonzero(self.cut(self.bad, tile).any(axis=1)).tolist()
+        if len(rows) < 2:
+            return None
+        ones = np.ones_like(want)
+        candidates = [("row-offset", "", [ones]), ("row-scaled", "", [want])]
+        ins = zip(self.trace.call.ins, self.trace.call.inputs, strict=True)
+        same = [(o.name, self.cut(x, tile).astype(np.float64)) for o, x in ins if x.shape == self.want.shape]
+        candidates += [("row-term", name, [x]) for name, x in same]
+        candidates += [("row-term", name, [x, ones]) for name, x in same]
+        for kind, name, basis in candidates:
+            numbers = [self._fit(got[r], want[r], [b[r] for b in basis]) for r in rows]
+            factors = [1 + n for n in numbers if n is not None]
+            if kind == "row-scaled" and len(factors) == len(rows) and np.ptp(factors) < 5e-3:
+                return ("scaled", round(float(np.mean(factors)), 3), "")  # one for all, and 16-bit rounding
+            if all(n is not None for n in numbers):
+                return (kind, name, dict(zip(rows, numbers, strict=True)), len(basis) > 1)
+        missing = self._missing_number(want, rows, same)
+        return missing or (("wrong-axis",) if self._separable(got, want) else None)
+
+    def _missing_number(self, want: np.ndarray, rows: list[int], same: list[Any]) -> tuple[Any, ...] | None:
+        """A kernel that reduces nothing, where what is expected is a * b plus one number per row times a."""
+        if any(e.primitive.name.startswith("reduce_") for j, _ in with_ref_names(self.trace.call) for e in j.eqns):
+            return None
+        for (a, x), (b, y) in itertools.permutations(same, 2):
+            numbers = [self._fit(want[r], x[r] * y[r], [x[r]]) for r in rows]
+            if all(n is not None for n in numbers):
+                return ("row-missing", a, dict(zip(rows, numbers, strict=True)), b)
+        return None
+
+    @staticmethod
+    def _separable(got: np.ndarray, want: np.ndarray) -> bool:
+        """Whether got / want is a factor of the row times a factor of the column."""
+        with np.errstate(all="ignore"):
+            factor = np.log(got / want)
+        if not np.isfinite(factor).all() or np.ptp(factor) < 1e-2:
+            return False
+        rest = factor - factor.mean(axis=0, keepdims=True) - factor.mean(axis=1, keepdims=True) + factor.mean()
+        return bool(np.abs(rest).max() < 1e-3)
+
+    def _fit(self, got: np.ndarray, want: np.ndarray, basis: list[np.ndarray]) -> float | None:
+        """The first coefficient of the basis in got - want, where nothing else is wrong with the row."""
+        error, columns = got - want, np.stack(basis, axis=1)
+        if not np.isfinite(columns).all():
+            return None
+        numbers = np.linalg.lstsq(columns, error, rcond=None)[0]
+        rest = error - columns @ numbers
+        explained = np.square(rest).sum() < 0.04 * np.square(error).sum()
+        size = np.maximum(np.abs(got), np.abs(want))
+        close = np.abs(rest) <= self.atol + 2 * self.tolerance.relative * size + 1e-3 * np.abs(error)
+        return float(numbers[0]) if explained and close.all() else None
+
+    def _candidates(self, got: np.ndarray) -> list[Block]:
+        """The blocks whose first expected element is the first one of `got`."""
+        if self.corners is None:
+            self.corners = np.array([self.cut(self.want, t).flat[0] for t in self.tiles])
+        near = np.isclose(self.corners.astype(np.float64), float(got.flat[0]), rtol=0.05, atol=10 * self.atol)
+        return [self.tiles[i] for i in np.flatnonzero(near)]
+
+    def _same(self, a: np.ndarray, b: np.ndarray) -> bool:
+        return a.shape == b.shape and bool(self.tolerance.close(a, b).all())
