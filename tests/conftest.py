@@ -8,6 +8,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,12 @@ from pallas_puzzles.platforms import tpu_attached
 ON_TPU = tpu_attached()
 if not ON_TPU:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+# What XLA has compiled once, in any worker, kernel or command, is read from there: half of the time of many a test.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "jax-cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 def pytest_xdist_auto_num_workers() -> int:
