@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from pallas_puzzles import Budget, case, check, integers, normal, progress, setup, show, tpu_report
+from pallas_puzzles import Budget, case, check, explain, integers, normal, progress, setup, show, tpu_report
 from pallas_puzzles.check import unwritten
 from pallas_puzzles.workspace import solved_function
 
@@ -43,10 +43,12 @@ setup()
 #
 # ### Theory
 #
-# Each token asks something (its query, a row of `q`) and offers something (its key, a row of `k`). How well the two
-# match is their dot product. If the elements are about 1 in size, the dot product of D = 128 of them is about
-# sqrt(128) = 11.3 in size. Under a softmax, scores that lie 11.3 apart differ by a factor of 81,000: one key takes all,
-# and the gradient of the others is next to nothing. Divided by sqrt(D), scores are about 1 again, whatever D is.
+# Take a query and a key of 128 elements, each about 1 in size. Their dot product is about sqrt(128) = 11.3 in size, and
+# under a softmax, scores that lie 11.3 apart differ by a factor of 81,000: one key takes all, and the gradient of the
+# others is next to nothing. Divided by sqrt(D), scores are about 1 again, whatever D is.
+#
+# (A token asks something, its query, a row of `q`, and offers something, its key, a row of `k`. How well the two match
+# is their dot product.)
 #
 # ```text
 #     q (B, H, Sq, D)        k (B, H, Skv, D)         scores (B, H, Sq, Skv)
@@ -63,7 +65,7 @@ setup()
 # ```
 #
 # *Where* to scale matters too. 128**-0.5 is 0.08838..., no power of two: a bfloat16 query multiplied by it is rounded
-# once more, all 128 elements of it. The scores are float32. They are what can be scaled without loss.
+# once more, all 128 elements of it. The scores are float32. They are what can be scaled with next to no loss.
 
 
 # %%
@@ -123,14 +125,16 @@ check(
         case(normal((1, 4, 64, 64), "bfloat16", shift=2.0), normal((1, 4, 384, 64), "bfloat16"), bq=32, bkv=384),
     ],
     budget=Budget(hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16),
+    explain=explain.scores,
 )
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For the product: both blocks have D along their second dimension, and that is the one to sum over. How many bits do
-# the operands have, and how many the result? For the maps, walk over the drawing: which of b, h, i, j say whose matrix
-# this is, which one says how far down, and which one how far across? A row of the drawing needs one block of `q`.
+# For the product: along which dimension does either block have D? (`dot_general` returns what is left of `q`, then what
+# is left of `k`: nothing has to be turned.) How many bits do the operands have, and how many the result? For the maps,
+# walk over the drawing: which of b, h, i, j say whose matrix this is, which one how far down, and which one how far
+# across?
 #
 # </details>
 #
@@ -190,12 +194,10 @@ check(
 #
 # ### Theory
 #
-# A language model guesses the next token, so no query may see a later key. (Its own it may.) Under a softmax, -inf
-# becomes probability 0: exp(-inf) = 0.
-#
-# Which entries? For 131,072 tokens a mask of booleans has 17,179,869,184 of them, 16 GiB at a byte each: more
-# than a v5e has. Nobody stores that. Whether a key is later than a query follows from their two **positions**, and a
-# kernel knows which rows it holds, by their block's number.
+# A language model guesses the next token, so no query may see a later key. (Its own it may.) For 131,072 tokens a mask
+# of booleans says so in 17,179,869,184 entries, 16 GiB at a byte each: more than a v5e has. Nobody stores that. Whether
+# a key is later than a query follows from their two **positions**, and a kernel knows which rows it holds, by their
+# block's number. What is hidden becomes -inf: under a softmax, that is probability 0.
 #
 # One complication. Often the queries are only the end of the sequence: the keys of what came before lie in a cache. So
 # the last query stands where the last key stands:
@@ -218,16 +220,20 @@ def causal_scores_spec(q: Float[Array, "B H Sq D"], k: Float[Array, "B H Skv D"]
     return jnp.where(jnp.arange(Skv)[None, :] <= position, scores_spec(q, k), -jnp.inf)
 
 
+def column(n):
+    """Given. (n, 1), int32: 0, 1, 2, ... down the rows, like jnp.arange(n)[:, None]; Puzzle 6 says why not that."""
+    return jax.lax.broadcasted_iota(jnp.int32, (n, 1), 0)
+
+
 def hide_after(s, last_seen, first_key):
     # s: (bq, bkv), scores      first_key: the position of the key in column 0
-    # last_seen: (bq, 1), int32, the position of the last key that the query in each row may see
+    # last_seen: (bq, 1), int32, the position of the last key that the query in each row may see; or one number for all
     # Return s, with -inf for every key that lies after that.
     pass  # YOUR CODE HERE
 
 
 def causal_scores_kernel(q_ref, k_ref, s_ref, *, offset):
-    # Grid (b, h, i, j), Refs as in Puzzle 1. offset: Skv - Sq, the position of query 0. Use your block_scores.
-    # jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0): a column, (bq, 1), that counts 0, 1, 2, ... along dimension 0
+    # Grid (b, h, i, j), Refs as in Puzzle 1. offset: Skv - Sq, the position of query 0. Use block_scores and column.
     pass  # YOUR CODE HERE
 
 
@@ -249,6 +255,8 @@ def causal_scores(
 
 
 # %%
+
+
 check(
     "flash_attention/2",
     causal_scores,
@@ -260,14 +268,15 @@ check(
         case(normal((1, 2, 256, 64)), normal((1, 2, 128, 64)), bq=32),  # 128 queries that see nothing
     ],
     budget=Budget(hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16),
+    explain=explain.causal_scores,
 )
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
 # Row r of block i is which query of the whole sequence, and at which position does that query stand? Column c of block
-# j is which key? Compare a column of row positions with a row of key positions, and broadcasting makes the table
-# (softmax.py Puzzle 5). Then look at the drawing's diagonal: does a query see the key at its own position?
+# j is which key? (Grid axes are counted from 0, so that i is axis 2. A column beside a row becomes the table, as in
+# softmax.py Puzzle 5.) Then look at the drawing's diagonal: does a query see the key at its own position?
 #
 # </details>
 #
@@ -281,7 +290,7 @@ check(
 #
 # def causal_scores_kernel(q_ref, k_ref, s_ref, *, offset):
 #     (bq, D), bkv = q_ref.shape, k_ref.shape[0]
-#     positions = ____ + jax.lax.broadcasted_iota(____)         # (bq, 1)
+#     positions = ____ + column(____)                           # (bq, 1)
 #     s = ____
 #     s_ref[...] = hide_after(s, ____, ____)
 # ```
@@ -298,7 +307,7 @@ check(
 #
 # def causal_scores_kernel(q_ref, k_ref, s_ref, *, offset):
 #     (bq, D), bkv = q_ref.shape, k_ref.shape[0]
-#     positions = pl.program_id(2) * bq + offset + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)
+#     positions = pl.program_id(2) * bq + offset + column(bq)
 #     s = block_scores(q_ref[...], k_ref[...], D**-0.5)
 #     s_ref[...] = hide_after(s, positions, pl.program_id(3) * bkv)
 # ```
@@ -306,8 +315,8 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A mask is a question about positions, and costs no byte. But about half of the table is -inf, and you
-# have computed it all the same, and written it. Puzzle 6 will not.
+# **Takeaway.** A mask is a question about positions, and costs no byte. But 30% of this table is -inf, and half of one
+# with as many queries as keys. You have computed it all the same, and written it. Puzzle 6 will not.
 
 # %% [markdown]
 # ## Puzzle 3: Naive attention
@@ -317,7 +326,7 @@ check(
 #
 # ### Theory
 #
-# This puzzle has no new trick: you have all the pieces. It is here for the bill.
+# You have nearly all the pieces. New is one rule, about a dtype; and the bill.
 #
 # ```text
 #     q, k --> [ scores ] --> S --> [ softmax ] --> P --> [ P @ v ] --> o
@@ -330,19 +339,23 @@ check(
 # And what is done with it? 2 D FLOPs in either product, 512 with D = 128. That makes 43 FLOPs per byte, where a v5e
 # needs 240 (matmul.py Puzzle 4). The MXU idles four fifths of the time.
 #
-# The probabilities have the dtype of `v`, since the second product wants narrow operands on both sides. Its sum goes
-# over the keys, in blocks: `acc_ref` is float32, and grid axis 3 runs over the blocks. Here `bkv` divides Skv.
+# The rule: **probabilities leave in the dtype of `v`.** The second product wants narrow operands on both sides, and
+# rounding moves a p by 1 part in 256 at most, some up and some down. The sum over the keys, in blocks along grid axis
+# 3, is another matter: `acc_ref` is float32. Here `bkv` divides Skv.
 
 
 # %%
 def attention_spec(
     q: Float[Array, "B H Sq D"], k: Float[Array, "B H Skv D"], v: Float[Array, "B H Skv D"], *, causal: bool = False
 ) -> Float[Array, "B H Sq D"]:
-    s = causal_scores_spec(q, k) if causal else scores_spec(q, k)
+    return weigh_spec(causal_scores_spec(q, k) if causal else scores_spec(q, k), v)
+
+
+def weigh_spec(s: Float[Array, "B H Sq Skv"], v: Float[Array, "B H Skv D"]) -> Float[Array, "B H Sq D"]:
     e = jnp.exp(s - jnp.maximum(s.max(axis=-1, keepdims=True), jnp.finfo(jnp.float32).min))
     total = e.sum(axis=-1, keepdims=True)
     o = jnp.einsum("bhqk,bhkd->bhqd", e / jnp.where(total == 0, 1, total), v.astype(jnp.float32))
-    return o.astype(q.dtype)  # 0 for a query that sees no key
+    return o.astype(v.dtype)  # 0 for a query that sees no key
 
 
 causal_attention_spec = functools.partial(attention_spec, causal=True)
@@ -401,7 +414,8 @@ def naive_budget(B, H, Sq, Skv, D, bq, itemsize=2):
     once = 2 * B * H * Sq * D * itemsize  # q in, the result out
     again = 2 * B * H * pl.cdiv(Sq, bq) * Skv * D * itemsize  # k and v, for every block of queries anew
     rows = 2 * bq * Skv * (4 + itemsize)  # the VMEM of softmax_rows; the others take less
-    return Budget(hbm_bytes=once + again + B * H * Sq * Skv * (4 + 4 + 2 * itemsize), vmem_bytes=rows, calls=3)
+    hbm_bytes = once + again + B * H * Sq * Skv * (4 + 4 + 2 * itemsize)
+    return Budget(hbm_bytes, vmem_bytes=rows, calls=3, output_stores=1, mxu_bits=8 * itemsize)
 
 
 check(
@@ -429,14 +443,15 @@ check(
         ),
     ],
     budget=naive_budget(1, 2, 192, 384, 128, 64),
+    explain=explain.naive,
 )
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `weigh_kernel` is a matmul with a loop over `j`: zero at the first step, add a product at each, store at the last
-# (basics.py Puzzle 10). The result leaves in the dtype of its Ref. For the composition, follow the drawing from left
-# to right. In which dtype should the probabilities go out, when what is on the other side of the product is `v`?
+# At step j, which block of which arrays of the drawing is in VMEM, and for how many steps does the block of the result
+# stay? When is `acc_ref` complete? (A Ref takes nothing but its own dtype: what is stored has to be cast to that.) For
+# the composition, follow the drawing from left to right, and read off how many bytes a probability has on its way.
 #
 # </details>
 #
@@ -507,7 +522,8 @@ print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 8
 #
 # ### Theory
 #
-# Who ever needs a whole row of probabilities? Nobody: only the mean of the values that it weighs,
+# For a row of 131,072 keys, Puzzle 3 keeps 512 KiB of scores, to make D numbers out of them. Who ever needs a whole row
+# of probabilities? Nobody: only the mean of the values that it weighs,
 #
 # ```text
 #              exp(s0 - m) v0 + exp(s1 - m) v1 + exp(s2 - m) v2 + ...         acc
@@ -526,10 +542,8 @@ print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 8
 #     last step:                                o = acc / l
 # ```
 #
-# So what has to happen to `acc` when the maximum grows? Once you have that, no score outlives its step. For a row of
-# 131,072 keys, 512 KiB of scores become D + 2 numbers.
-#
-# Narrow operands for the second product, too: cast `p` to the dtype of `v`. The sums `l` and `acc` stay float32.
+# So what has to happen to `acc` when the maximum grows? Once you have that, no score outlives its step, and the 512 KiB
+# become D + 2 numbers. (Dtypes as in Puzzle 3: `p` meets `v` in the dtype of `v`, `l` and `acc` stay float32.)
 
 
 # %%
@@ -590,6 +604,7 @@ check(
     ],
     budget=Budget(hbm_bytes=360_448, vmem_bytes=197_120, calls=1, output_stores=1, mxu_bits=16),
     forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
+    explain=explain.one_block,
 )
 
 # %% [markdown]
@@ -597,8 +612,8 @@ check(
 #
 # Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in the place of `x`. It knows when the
 # buffers start, and from what. Then look at the fraction above: each term of `acc` carries the same factor exp(-m) as
-# its companion in `l`. If `l` is multiplied by exp(old maximum - new maximum), what about `acc`? And the division:
-# at every step, or once?
+# its companion in `l`. If `l` is multiplied by exp(old maximum - new maximum), what about `acc`? (The first step needs
+# no case of its own: there the old maximum is -inf, and exp(-inf) is 0.)
 #
 # </details>
 #
@@ -662,56 +677,74 @@ check(
 show(one_block, normal((64, 128), "bfloat16"), normal((640, 128), "bfloat16"), normal((640, 128), "bfloat16"))
 
 # %% [markdown]
-# ## Puzzle 5: Flash attention, forward
+# ### Between the puzzles: the same step, tuned
 #
-# **Goal.** All batches, heads and blocks of queries; and a step that costs a third less. Write the step, the kernel,
-# and the call.
+# Nothing to solve here. From Puzzle 5 on, the middle of your kernel is given, as `online_step`. It does what yours
+# does, with two changes that a TPU likes:
 #
-# ### Theory
-#
-# The grid is no news: (b, h, i, j) as in Puzzle 1, `j` innermost, three of its axes parallel. Your Puzzle 4 on it takes
-# 2014 bundles a step on a v5e, in blocks of 512. Its two products need 1024 (2 x 512 x 512 x 128 multiply-adds, 4 x 128
-# x 128 a cycle). Where do the others go?
-#
-# A vector register holds 8 x 128 numbers, 8 sublanes and 128 **lanes**. A column of 512 numbers fills 64 registers in
-# one lane each. To subtract it from scores, each number has to be copied into all 128 lanes first, at every step. So
-# keep each of them 128 times:
-#
-# ```text
-#     m (bq, 1)        | 7 . . . . . . . |      7 -> 7777...  at every use
-#     m (bq, 128)      | 7 7 7 7 7 7 7 7 |      ready; jnp.tile makes it wider, register by register
-# ```
-#
-# What a reduction makes, (bq, 1), meets them once a step; that is all that is left of such copies.
-#
-# ```text
-#     bundles a step, 4 heads x 2048 x 128, bfloat16      v5e     v6e
-#     Puzzle 4's step on the full grid                   2014    1989
-#     statistics 128 lanes wide                          1310    1102
-#     and in base 2, as in the skeleton                  1284    1046
-# ```
+# - **Base 2.** exp(x) is exp2(x * LOG2_E), and that multiplication is made for every score. But scores are multiplied
+#   by D**-0.5 anyway: call `block_scores` with D**-0.5 * LOG2_E, and take exp2 of what comes out.
+# - **Columns 128 wide.** A vector register is 8 rows of 128 **lanes**, one for each column. So `m` and `l` hold each
+#   number 128 times, (bq, 128), and need not be spread before they meet the scores.
 
 
 # %%
-# exp(x) is computed as exp2(x * LOG2_E). The scores are multiplied by D**-0.5 anyway: multiply them by D**-0.5 * LOG2_E
-# (call block_scores so), take jnp.exp2 for jnp.exp, and one multiplication per score is saved. All else stays.
 LOG2_E = 1.4426950408889634
 
 
 def lanes(x, n):
-    """x: (rows, 128), a column 128 times over. The same column n times over: (rows, n)."""
-    return jnp.tile(x, (1, pl.cdiv(n, 128)))[:, :n]
+    """x: (rows, 128), a column 128 times over. The same column n times over: (rows, n). (rows, 1) stays as it is."""
+    return x if x.shape[1] == 1 else jnp.tile(x, (1, pl.cdiv(n, 128)))[:, :n]
 
 
 def online_step(s, v, m_ref, l_ref, acc_ref):
-    # Take one block of scores and values into the statistics, as in Puzzle 4, in base 2.
+    # Takes one block of scores and values into the statistics. It is the middle of Puzzle 4, in base 2, and with each
+    # number of m and l 128 times in its row. Starting values, and what the last step does, are as in Puzzle 4.
     # s: (bq, bkv), float32, times LOG2_E      v: (bkv, D)      m_ref, l_ref: (bq, 128)      acc_ref: (bq, D)
-    # Puzzles 6 and 7 use it, too.
-    pass  # YOUR CODE HERE
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
+    p = jnp.exp2(s - lanes(m_new, s.shape[1]))
+    mend = jnp.exp2(m_old - m_new)
+    l_ref[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)
+    pv = jnp.dot(p.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    acc_ref[...] = acc_ref[...] * lanes(mend, v.shape[1]) + pv
+    m_ref[...] = m_new
 
 
+# %% [markdown]
+# ## Puzzle 5: Flash attention, forward
+#
+# **Goal.** Puzzle 4 for every block of queries of every head of every sequence, in one call. Write the kernel and the
+# call.
+#
+# ### Theory
+#
+# Puzzle 4 serves one block of queries. One head over 131,072 tokens has 256 of them in blocks of 512; 8 sequences of 32
+# heads have 65,536. None needs anything of another, so each gets an index of the grid, and **the grid becomes (b, h, i,
+# j)**: i over blocks of queries, j over blocks of keys, innermost.
+#
+# ```text
+#     b h i j       0 0 0 0   0 0 0 1   0 0 0 2  |  0 0 1 0   0 0 1 1   0 0 1 2  |  0 0 2 0 ...
+#     q, o          block 0 ------------------>  |  block 1 ------------------>  |  block 2
+#     k, v             0         1         2     |     0         1         2     |     0
+#     m, l, acc     start --- carried --- store  |  start --- carried --- store  |  start
+# ```
+#
+# The scratch is one for all: what it carries belongs to the steps between two | of the drawing. Those have to follow
+# one another. Steps on different sides of a | need not, and where a chip has two cores, each can take some:
+# `dimension_semantics` says along which axes.
+#
+# And the bytes: `k` and `v`, 64 MiB for that head, come in again after every |. In blocks of 512 queries that is 16
+# GiB, in blocks of 64 it would be 128.
+#
+# The step is `online_step`, above; the takeaway says what its tuning is worth.
+
+
+# %%
 def flash_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     # Grid (b, h, i, j). q_ref, o_ref: (bq, D)      k_ref, v_ref: (bkv, D)      scratch as in online_step, float32
+    # online_step wants scores times LOG2_E: block_scores(..., D**-0.5 * LOG2_E)
+    # lanes(l_ref[...], D): l, ready to divide a (bq, D)
     pass  # YOUR CODE HERE
 
 
@@ -756,31 +789,22 @@ check(
     ],
     budget=flash_budget(2, 3, 192, 384, 128, 64, 128),
     forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
+    explain=explain.flash,
 )
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write `online_step` from your Puzzle 4: which of its lines make a (bq, 128) meet something of another width? A maximum
-# over a row, or a sum, is (bq, 1), and with a (bq, 128) it broadcasts by itself. For the call: `k` and `v` follow which
-# indices, the result which? Two steps that share a block of the result must stay in order; along which axis do such
-# steps lie?
+# For the kernel: which of b, h, i, j tells that a new block of queries has begun, and that it is done? `online_step`
+# does neither. Its scores are times LOG2_E: which argument of `block_scores` takes that in for nothing? For the call:
+# which indices does the block of `k` follow in the drawing, which ones that of the result? Two steps that share a block
+# of the result must stay in order; along which axis do such steps lie?
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
-# def online_step(s, v, m_ref, l_ref, acc_ref):
-#     m_old = m_ref[...]                                        # (bq, 128)
-#     m_new = ____
-#     p = jnp.exp2(s - lanes(m_new, ____))
-#     mend = ____
-#     l_ref[...] = ____
-#     acc_ref[...] = acc_ref[...] * lanes(____, ____) + ____
-#     m_ref[...] = m_new
-#
-#
 # def flash_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 #     j, D = pl.program_id(3), q_ref.shape[1]
 #     ____                                                      # starting values
@@ -809,17 +833,6 @@ check(
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
-# def online_step(s, v, m_ref, l_ref, acc_ref):
-#     m_old = m_ref[...]
-#     m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
-#     p = jnp.exp2(s - lanes(m_new, s.shape[1]))
-#     mend = jnp.exp2(m_old - m_new)
-#     l_ref[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)
-#     pv = jnp.dot(p.astype(v.dtype), v, preferred_element_type=jnp.float32)
-#     acc_ref[...] = acc_ref[...] * lanes(mend, v.shape[1]) + pv
-#     m_ref[...] = m_new
-#
-#
 # def flash_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 #     j, D = pl.program_id(3), q_ref.shape[1]
 #
@@ -859,12 +872,21 @@ check(
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The flash attention that ships with JAX takes 1416 and 1072 bundles a step on the same blocks (v5e and
-# v6e, without a scale); yours takes 1284 and 1046. The MXU needs 1024 and 256: four fifths of the bundles on a v5e, a
-# quarter on a v6e. (And 0.25 us a step come on top.) What stands between? Arithmetic on single scores: scale, maximum,
-# subtract, exp2, sum, cast. On the v6e that fills 41% of the slots of the vector units (VALU): 430 bundles, however
-# well they are packed. And they are hard to pack: no exponential of a row before its maximum, which takes all of its
-# scores, and no second product before the exponentials.
+# **Takeaway.** One kernel, any number of sequences and heads. And fast: 4 heads x 2048 tokens x 128 in blocks of 512,
+# bfloat16, in bundles a step, as the report below counts them:
+#
+# ```text
+#                                                       v5e     v6e
+#     yours: m and l 128 times in each row             1284    1046
+#     the same with m and l as (bq, 1)                 2050    1874
+#     JAX's own flash attention, without a scale       1416    1072
+#     what the MXU needs for the two products          1024     256
+# ```
+#
+# Why 128 times? A column of 512 numbers sits in one lane of 64 registers, and to be subtracted from scores, each number
+# has to be copied into all 128 lanes first, at every step. (Try it: what comes out is the same.) What stands between
+# 1046 and 256? Arithmetic on single scores, and it packs badly: no exponential of a row before its maximum, which takes
+# all of its scores, and no second product before the exponentials.
 
 # %%
 tokens = jax.ShapeDtypeStruct((1, 4, 2048, 128), jnp.bfloat16)
@@ -881,13 +903,13 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # %% [markdown]
 # ## Puzzle 6: Causal flash attention
 #
-# **Goal.** Causal attention that neither computes nor fetches what nobody may see. Write the kernel and the index map
-# of keys and values.
+# **Goal.** Causal attention that neither computes nor fetches blocks that nobody may see. Write the kernel and the
+# index map of keys and values.
 #
 # ### Theory
 #
-# With 256 blocks of queries and as many of keys, of 65,536 pairs 32,640 lie wholly in the future: masked, every one of
-# their scores is -inf, and every probability 0. Half the work, for nothing.
+# With 256 blocks of queries and as many of keys, of 65,536 pairs 32,640 lie wholly in the future: every probability is
+# 0. Half the work, for nothing.
 #
 # ```text
 #     j ->   0    1    2    3           #  every query of the block sees every key: no mask
@@ -901,10 +923,10 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # index map asks for it. **Only the index map can save the bytes.** For a dead step let it ask for what is in VMEM
 # already; then nothing is copied (matmul.py Puzzle 11 did that at the end of a row).
 #
-# A step that skips both is not free: some 0.25 us remain. A body of 1284 bundles takes another 0.86 us on a v5e.
+# A step that skips both still takes some 0.25 us; a body of 1284 bundles, one a cycle of 1.5 GHz, another 0.86.
 #
-# Two comparisons tell the three apart. Each compares the position of one query of the block, its first or its last,
-# with that of one key, the first or the last. The mask takes instructions, too: use it on the \ alone.
+# One comparison of two positions tells the . from the rest: that of a query of the block, its first or its last, and
+# that of a key. (On a # a mask changes nothing, and takes some 2% of the bundles; a second comparison tells # from \.)
 
 
 # %%
@@ -947,7 +969,9 @@ def flash_causal(
 
 
 # %%
-# hbm_bytes and flops: what the live blocks take. Offsets of 64, 12 and 0, so that the diagonal cuts blocks anywhere.
+
+
+# hbm_bytes and flops: what the live blocks take. Offsets of 64, 12, 0 and 1: the diagonal cuts blocks anywhere.
 check(
     "flash_attention/6",
     flash_causal,
@@ -971,9 +995,11 @@ check(
             bkv=64,
             budget=Budget(hbm_bytes=327_680, flops=28_000_000, calls=1, output_stores=1, serial_steps=4),
         ),
+        case(normal((1, 1, 63, 64)), normal((1, 1, 64, 64)), normal((1, 1, 64, 64), shift=2.0), bq=32, bkv=16),
     ],
     budget=Budget(hbm_bytes=1_638_400, flops=99_000_000, vmem_bytes=294_912, calls=1, output_stores=1, serial_steps=3),
     forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
+    explain=explain.causal_flash,
 )
 
 # %% [markdown]
@@ -1039,7 +1065,7 @@ check(
 #     @pl.when(sees_some & jnp.logical_not(sees_all))
 #     def _():
 #         s = block_scores(q_ref[...], k_ref[...], scale)
-#         positions = first_query + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)
+#         positions = first_query + column(bq)
 #         online_step(hide_after(s, positions, first_key), v_ref[...], m_ref, l_ref, acc_ref)
 #
 #     @pl.when(j == pl.num_programs(3) - 1)
@@ -1057,8 +1083,8 @@ check(
 # **Takeaway.** In blocks of 512, over 4 heads x 2048 tokens, the mean step takes 949 bundles on a v5e and 778 on a
 # v6e. Masked but not skipped, it would be 1395 and 1136; with the mask on every live block, 967 and 793. JAX's own
 # takes 969 and 798. And the column of positions? Made by `jnp.arange(bq)[:, None]`, it starts out as a row, which has
-# to be turned: the costliest step then takes 1766 bundles on a v5e instead of 1532. `broadcasted_iota` makes a column
-# at once.
+# to be turned: the costliest step then takes 1766 bundles on a v5e instead of 1532. `column` makes one at once, by
+# `jax.lax.broadcasted_iota`, which counts along the dimension that it is told.
 #
 # Look at the strips of `k` and `v` below: in dead steps nothing moves.
 
@@ -1079,15 +1105,14 @@ show(
 #
 # ### Theory
 #
-# The backward pass will want the probabilities again. Storing them is what we got rid of. But any of them can be
-# recomputed from its score, and *one* number per row, the logarithm of the row's sum:
+# The backward pass will want the probabilities again: 32 GiB of them, for one head over 131,072 tokens. But any of them
+# can be recomputed from its score and *one* number per row, 512 KiB in all, the logarithm of the row's sum:
 #
 # ```text
 #     lse = log(sum of exp(s))          p = exp(s - lse)
 # ```
 #
-# For 131,072 rows that is 512 KiB instead of 32 GiB. At the last step `m` and `l` hold all of it. Mind their base:
-# `lse` is a natural logarithm.
+# At the last step `m` and `l` hold all of it. Mind their base: `lse` is a natural logarithm.
 #
 # Two corners are settled for you. **A row that sees nothing** (Sq > Skv) shall have o = 0 and lse = -inf. Until a row
 # has seen something, its maximum is what `m` starts from, and -inf - (-inf) is NaN. So `m` starts from `FLOOR`, the
@@ -1110,7 +1135,7 @@ FLOOR = float(jnp.finfo(jnp.float32).min)
 
 def rows_inside(x, block, size):
     """A block of an array with `size` rows: what lies beyond the edge becomes 0. x: (n, D), rows from block * n on"""
-    rows = block * x.shape[0] + jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], 1), 0)
+    rows = block * x.shape[0] + column(x.shape[0])
     return jnp.where(rows < size, x, 0)
 
 
@@ -1161,6 +1186,8 @@ def flash_attention_fwd(
 
 
 # %%
+
+
 # 200 queries and 360 keys: neither length divides. Then: not causal; 170 rows that see nothing; scores around -500.
 check(
     "flash_attention/7",
@@ -1197,6 +1224,7 @@ check(
     ],
     budget=Budget(hbm_bytes=1_574_464, flops=99_000_000, vmem_bytes=295_424, calls=1, output_stores=1),
     forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
+    explain=explain.flash_and_lse,
 )
 
 # %% [markdown]
@@ -1263,7 +1291,7 @@ check(
 #     @pl.when(sees_some & jnp.logical_not(sees_all))
 #     def _():
 #         s = block_scores(q_ref[...], k_ref[...], scale)
-#         last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
+#         last_seen = first_sees + column(bq) if causal else Skv - 1
 #         v = rows_inside(v_ref[...], j, Skv)
 #         online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
 #
@@ -1289,9 +1317,9 @@ check(
 #
 # ### Theory
 #
-# Your forward pass leaves `o` and `lse` behind, and no probabilities. That was the point: for 32,768 tokens `p` would
-# be 2 GiB in bfloat16, per head; `o` is 8 MiB. But in softmax.py Puzzle 6 the gradient was made of probabilities. With
-# `do`, the gradient that arrives for `o`:
+# For 32,768 tokens and D = 128, in bfloat16, `p` would be 2 GiB per head, and `o` is 8 MiB. So your forward pass leaves
+# `o` and `lse` behind. But in softmax.py Puzzle 6 the gradient was made of probabilities. With `do`, the gradient that
+# arrives for `o`:
 #
 # ```text
 #     dp[i, j]  =  do[i] . v[j]                            (Sq, Skv), the gradient with respect to p
@@ -1300,9 +1328,8 @@ check(
 # ```
 #
 # Every `ds` of a row needs its `delta`, and `delta` needs all keys. So two sweeps over the keys, as in softmax.py
-# Puzzle 2: one for `delta`, one for `ds`? Put the first line into the last and write the dot product as a sum over `d`.
-# It is a sum over `j` and `d`, and sums may change places. Pull out what has no `j` in it. Have you seen what is left
-# inside?
+# Puzzle 2? Put the first line into the last and write the dot product as a sum over `d`. Sums may change places: pull
+# out what has no `j` in it. Have you seen what is left inside?
 #
 # ```text
 #     delta[i]  =  sum over j    of  p[i, j] * ( sum over d of  do[i, d] * v[j, d] )
@@ -1435,7 +1462,9 @@ check(
 #
 # ### Theory
 #
-# Two products and a softmax, so three steps back. With `lse` and `delta` each is local to a pair of blocks:
+# To have 1024 entries of `p` again, a v5e spends 5 ns if they were stored (2 bytes each, out and in), and 1.3 ns if it
+# makes them once more (128 multiply-adds each, D = 128). So **recompute, do not store**. With `lse` and `delta`, all
+# three steps back are local to a pair of blocks:
 #
 # ```text
 #     forward                            backward
@@ -1444,12 +1473,10 @@ check(
 #     o  = p @ v                         dq = ?                       summed over blocks of keys
 # ```
 #
-# **Recompute, do not store.** `lse` knows the whole row, so `p` needs no running maximum and no rescaling this time:
-# what is exp(log of the sum)? It costs a product again, Sq x Skv x D multiply-adds. Storing `p` costs Sq x Skv x 2
-# bytes, out and in. With D = 128 a v5e spends 1.3 ns on 1024 entries by the first way and 5 by the second.
+# `lse` knows the whole row, so `p` needs no running maximum and no rescaling this time: what is exp(log of the sum)?
 #
-# The picture of Puzzle 5 stays: a block of queries rests, keys and values pass. What rests with it now: `do`, `lse`,
-# `delta`. What grows: `acc_ref`.
+# As in Puzzle 5, a block of queries rests, keys and values pass. What rests with it now: `do`, `lse`, `delta`. What
+# grows: `acc_ref`.
 #
 # Masks bring one trap. Where nothing is seen, `lse` is -inf and exp(s - lse) is inf; beyond the edge, `v` may be NaN,
 # and so is `dp`. 0 * NaN is NaN. So **choose with `jnp.where`, last**: it drops what it does not take.
@@ -1476,7 +1503,7 @@ def dq_spec(q, k, v, do, *, causal: bool = True) -> Float[Array, "B H Sq D"]:
 
 def visible(i, j, bq, bkv, Sq, Skv, causal):
     """(bq, bkv), True where there is a query, there is a key, and the one may see the other"""
-    rows = i * bq + jnp.arange(bq)[:, None]
+    rows = i * bq + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)  # a column at once: Puzzle 6
     cols = j * bkv + jnp.arange(bkv)[None, :]
     seen = (rows < Sq) & (cols < Skv)
     return seen & (cols <= rows + (Skv - Sq)) if causal else seen
@@ -1557,7 +1584,7 @@ check(
     *grads_case(1, 2, 256, 320, 64),
     variants=[
         case(
-            *grads_case(1, 1, 200, 136, 128), bq=32, budget=Budget(hbm_bytes=998_528, flops=35_000_000, calls=3)
+            *grads_case(1, 1, 200, 136, 128), bq=40, budget=Budget(hbm_bytes=998_528, flops=35_000_000, calls=3)
         ),  # 64 queries see nothing
         case(
             *grads_case(2, 1, 72, 300, 64, scale=4.0),
@@ -1571,7 +1598,7 @@ check(
             budget=Budget(hbm_bytes=730_624, flops=43_000_000, mxu_bits=16, calls=3),
         ),
     ],
-    budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3),
+    budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
     forbid=("softmax", "grad", "vjp"),
 )
 
@@ -1655,9 +1682,9 @@ check(
 #
 # ### Theory
 #
-# `dq[i]` was a sum over keys. `dk[j]` and `dv[j]` are sums over **queries**. So the loop is transposed: a block of keys
-# and values rests, and queries pass by, with their `do`, `lse` and `delta`. The axis that is summed goes last: (b, h,
-# j, i). (In Puzzle 9's order, each block of `dk` would be visited again for every `i`, with others in between.)
+# `dq[i]` was a sum over keys; `dk[j]` and `dv[j]` are sums over **queries**. In Puzzle 9's order, with 64 blocks of
+# queries, each block of `dk` would come back 64 times, with others in between. So the loop is transposed, the axis that
+# is summed goes last, (b, h, j, i): keys and values rest, queries pass by, with their `do`, `lse` and `delta`.
 #
 # ```text
 #                     j: blocks of keys
@@ -1671,8 +1698,7 @@ check(
 #
 # Look at the dots. In a row they come last: Puzzle 6 stayed at the *last* live block. In a column they come **first**.
 # So `first_q` names the first block of queries that sees anything of block `j`, and the map returns the larger of `i`
-# and that: in the dead steps at the start, the first block that is needed is there already. In blocks of 512, with
-# 32,768 tokens, 2016 of 4096 steps neither compute nor fetch.
+# and that. With 64 x 64 blocks, 2016 of the 4096 steps are dots, and neither compute nor fetch.
 #
 # At the ragged edge, roles change, too. Rows of `q` and `do` beyond Sq did no harm while each query minded its own
 # business. Now they are summed over.
@@ -1797,7 +1823,7 @@ check(
             budget=Budget(hbm_bytes=1_897_984, flops=150_000_000, mxu_bits=16, calls=4),
         ),
     ],
-    budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4),
+    budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4, output_stores=1),
     forbid=("softmax", "grad", "vjp"),
 )
 
@@ -1912,14 +1938,13 @@ else:
 #     heads of k, v          0              1              neighbours share
 # ```
 #
-# `jnp.repeat(k, group, axis=1)` would make the shapes fit, and give the saving back: the copies are written to HBM, and
-# read. But **a head is only a block index**, and an index map may send four of them to the same place. Forward and `dq`
-# need nothing else; their kernels do not know.
+# `jnp.repeat(k, group, axis=1)` would make the shapes fit, and write the eight copies to HBM. But **a head is only a
+# block index**, and an index map may send several to the same place. Forward and `dq` need nothing else; their kernels
+# do not know.
 #
-# `dk` and `dv` do. All heads of a group push on the same keys, so their gradients are sums over the group, too. One
-# more axis to be summed: the grid of dk and dv is (b, hkv, j, g, i), `g` counting the heads of a group. The block of
-# `dk` rests through both of the last axes. `add_dkv` is yours from Puzzle 10; when does the sum start, and when is it
-# done?
+# `dk` and `dv` do: all heads of a group push on the same keys, so their gradients are sums over the group, too. Their
+# grid is (b, hkv, j, g, i), `g` counting the heads of a group, and the block of `dk` rests through both of the last
+# axes. `add_dkv` is yours from Puzzle 10; when does the sum start, and when is it done?
 
 
 # %%
@@ -2064,8 +2089,8 @@ def grouped_case(B, H, Hkv, Sq, Skv, D, dtype="float32"):
     return q, normal((B, Hkv, Skv, D), dtype, shift=0.1), normal((B, Hkv, Skv, D), dtype, shift=0.1), do
 
 
-# The result and three gradients. hbm_bytes: keys come in once for every head of queries that needs them, with or
-# without copies. What the maps save is making the copies, and keeping them.
+# The result and three gradients. Each head of queries has its keys brought in, shared or not: the maps do not save
+# these bytes, but the making and keeping of copies.
 check(
     "flash_attention/11",
     grouped_grads,
@@ -2168,20 +2193,24 @@ check(
 # **Takeaway.** Two lines in index maps, two in conditions, and attention shares its keys. For 8192 tokens of Llama 3
 # 70B (D = 128, bfloat16), keys and values of one layer are 32 MiB instead of 256. Where H = Hkv the group is 1, and
 # this is Puzzle 10: `grouped_attention` is all that you need from now on.
+#
+# One case has a better use for a group. Whoever writes text token by token has *one* query per head, a block of a
+# single row. Then let **the heads of a group be the rows**: q as (B, Hkv, group, D), blocks of (group, D), and keys
+# come in once for all of the group instead of once per head. For Llama that is an eighth of the bytes. Puzzle 13 starts
+# from there.
 
 # %% [markdown]
 # ## Puzzle 12: Only the blocks that live
 #
-# **Goal.** Attention under any mask, with a grid that has no step for what the mask has ruled out.
+# **Goal.** Attention under any mask, with a grid no wider than the longest list of blocks that the mask leaves.
 #
 # ### Theory
 #
 # Let each token see the 1024 before it: a **sliding window**. Of 32,768 tokens that is 3% of all pairs. Your causal
-# kernel could skip the rest, but a step skipped is a step still: 0.25 us (matmul.py Puzzle 12). In blocks of 512 x 512
+# kernel could skip the rest, but a step skipped is a step still: 0.25 us, as in Puzzle 6. In blocks of 512 x 512
 # that is 4096 steps per head, a millisecond, and 189 of them do anything.
 #
-# So the grid should not run over the matrix of blocks, but over a **list**. The mask is known beforehand; per row of
-# blocks, list those that live. Rows have lists of different lengths, the grid is as wide as the longest:
+# So the grid should run over a **list**: per row of blocks, those that live. The grid is as wide as the longest:
 #
 # ```text
 #     kinds                         data_next       block_mask
@@ -2196,7 +2225,7 @@ check(
 # the kernel gets them first). **A step's number now says nothing about where it is**; `data_next` does. At the end of a
 # row, the map should ask for nothing new. What is in VMEM at that moment?
 #
-# And a full block needs no mask: only a partial one pays for it, as in Puzzle 6.
+# A full block needs no mask: only a partial one pays for it, as in Puzzle 6. The budget counts what jnp.where chooses.
 
 
 # %%
@@ -2214,7 +2243,8 @@ def causal_mask(rows, cols, *, start):
 
 
 def documents_mask(rows, cols, *, q_len, kv_len, skip):
-    # a document of q_len queries sees one of kv_len keys; every `skip`-th sees nothing, the others two at once
+    # queries come in documents of q_len, keys in documents of kv_len; each of the former sees two of the latter, and
+    # every `skip`-th sees none
     document, other = rows // q_len, cols // kv_len
     return (document % skip != 1) & ((other == document % 4) | (other == (document + 2) % 4))
 
@@ -2287,6 +2317,7 @@ def splash_attention(
             scratch_shapes=[pltpu.VMEM((bq, n), jnp.float32) for n in (128, 128, D)],
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        # Rows of blocks stay in order: an empty list asks for the block at which the row before it has ended.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")),
     )(data_next, block_mask, q, k, v)
 
@@ -2298,7 +2329,34 @@ def splash_case(B, H, Sq, Skv, D, dtype="float32", scale=1.0):
     return q, k, normal((B, H, Skv, D), dtype, shift=0.5)
 
 
-# grid_steps: the longest list, for each row of blocks. hbm_bytes: the live blocks, once.
+def explain_lists(q, k, v, *, got, want, mask, bq, bkv) -> tuple[str, str]:
+    """What is wrong with the lists, if anything is: asked for when the result is wrong."""
+    kinds = block_kinds(mask, q.shape[2], k.shape[2], bq, bkv)
+    for i, (blocks, marks) in enumerate(zip(*splash_lists(kinds), strict=True)):
+        listed = [(int(j), int(mark)) for j, mark in zip(blocks, marks, strict=True) if mark]
+        live = [(j, int(kind)) for j, kind in enumerate(kinds[i]) if kind]
+        if listed != live:
+            return f"Row {i} of the lists says (block, kind) {listed}; live in that row of blocks are {live}.", ""
+    return "", ""
+
+
+def explain_list_costs(q, k, v, *, mask=recent_mask, bq=64, bkv=128) -> str:
+    """What the lists have fetched for nothing, if they have: asked for when a right result costs too much."""
+    data_next, block_mask = splash_lists(block_kinds(mask, q.shape[2], k.shape[2], bq, bkv))
+    blocks, marks = data_next.ravel(), block_mask.ravel()
+    fetched = [0, *(n for n in range(1, blocks.size) if blocks[n] != blocks[n - 1])]
+    for n, end in zip(fetched[1:], [*fetched[2:], blocks.size], strict=True):
+        if not marks[n:end].any():
+            i, t = divmod(n, data_next.shape[1])
+            return (
+                f"Right answer, but in `splash_lists` data_next[{i}, {t}] is {blocks[n]}, where block_mask is 0: block "
+                f"{blocks[n]} is fetched, and no step has any use for it. Which block was in VMEM at that moment?"
+            )
+    return ""
+
+
+# grid_steps: the longest list, for each row of blocks. hbm_bytes: the live blocks, once. selected: elements that
+# jnp.where chooses, with masks in partial blocks alone.
 check(
     "flash_attention/12",
     splash_attention,
@@ -2307,16 +2365,16 @@ check(
     variants=[
         case(
             *splash_case(1, 2, 160, 300, 64, scale=4.0),
-            mask=functools.partial(causal_mask, start=140),
+            mask=functools.partial(window_mask, window=200, start=150),  # the last rows could see beyond the edge
             bq=32,
             bkv=64,
-            budget=Budget(hbm_bytes=1_499_136, grid_steps=50),
+            budget=Budget(hbm_bytes=1_433_600, grid_steps=50, selected=200_000),
         ),
         case(
             *splash_case(1, 1, 224, 512, 128, "bfloat16"),  # a block mask, with rows of blocks that see nothing
             mask=functools.partial(documents_mask, q_len=32, kv_len=128, skip=3),
             bq=32,
-            budget=Budget(hbm_bytes=770_048, grid_steps=14, mxu_bits=16),
+            budget=Budget(hbm_bytes=770_048, grid_steps=14, mxu_bits=16, selected=30_000),
         ),
         case(
             *splash_case(2, 1, 96, 256, 64),
@@ -2328,6 +2386,8 @@ check(
     ],
     budget=Budget(hbm_bytes=1_441_792, grid_steps=24, calls=1, output_stores=1),
     forbid=("softmax",),
+    explain=explain_lists,
+    explain_cost=explain_list_costs,
 )
 
 # %% [markdown]
@@ -2437,7 +2497,10 @@ check(
 # %% [markdown]
 # **Takeaway.** This is splash attention: **sp**arse f**lash**. The mask became data, and the grid a list of work. One
 # kernel for causal, windows, documents, whatever you can write as a function of row and column. Below, a window: in the
-# strip of `k`, each row of blocks begins further to the right, and no step is spent on what it cannot see.
+# strip of `k`, the rows begin at blocks 1, 1, 2, 2 and 3. Of 25 blocks 12 are live, and the longest list has 3: of the
+# 15 steps, 12 work, and the other 3 pad the shorter lists and fetch nothing.
+#
+# (The solution's column of rows comes from `jnp.arange`, which is short. Puzzle 6 has measured what that can cost.)
 
 # %%
 show(splash_attention, *splash_case(1, 1, 320, 640, 64), mask=functools.partial(window_mask, window=150, start=320))
@@ -2450,9 +2513,8 @@ show(splash_attention, *splash_case(1, 1, 320, 640, 64), mask=functools.partial(
 #
 # ### Theory
 #
-# A server decodes for many users at once. Who reserves 4096 tokens for each, and sees conversations of 300, wastes 13
-# of 14 bytes. So keys and values are kept in **pages** of, say, 16 tokens, handed out as conversations grow. A **page
-# table** says which page holds which part:
+# Who reserves 4096 tokens for each user, and sees conversations of 300, wastes 13 of 14 bytes. So keys and values are
+# kept in **pages** of, say, 16 tokens, handed out as conversations grow. A **page table** says which page holds what:
 #
 # ```text
 #     pages in HBM         0     1     2     3     4     5
@@ -2462,15 +2524,14 @@ show(splash_attention, *splash_case(1, 1, 320, 640, 64), mask=functools.partial(
 #                  user B    1   3   0                     B   16     what the rest of the row says means nothing
 # ```
 #
-# There are two counts now, and confusing them is the classic mistake. The **position** of a token in its conversation
-# decides whether it is there at all: position < length. The **place** in HBM only decides what is fetched. In the
-# table, the column is position (in pages), and the entry is place.
+# There are two counts now. The **position** of a token in its conversation decides whether it is there at all: position
+# < length. The **place** in HBM only decides what is fetched. In the table, the column is position (in pages), and the
+# entry is place.
 #
-# One query per user has no block of rows to offer. But all heads of a group look at the same page (Puzzle 11), so
-# `q_ref` is (group, D): the heads of a group stand where the rows of a block did.
+# The rows of a block are the heads of a group, as at the end of Puzzle 11: `q_ref` is (group, D).
 #
-# A page too many is time lost: the budget has none to spare. A user of length 0 gets zeros, and may cost one page per
-# head of keys, since an index map has to name something.
+# The budget has no page to spare. A user of length 0 gets zeros, and may cost one page per head of keys, since an index
+# map has to name something.
 
 
 # %%
@@ -2533,7 +2594,8 @@ def paged_case(lengths, max_pages, H, Hkv, page, D, dtype="float32", poison=Fals
     return q, k_pages, v_pages, table, np.array(lengths, np.int32)
 
 
-# hbm_bytes: every page of every user once, for each head of keys, and one for a user of length 0
+# hbm_bytes: every page of every user once, for each head of keys, and one for a user of length 0. flops: those pages,
+# and none for steps without a page.
 check(
     "flash_attention/13",
     paged_attention,
@@ -2542,14 +2604,14 @@ check(
     variants=[
         case(
             *paged_case([1, 100, 63], 4, H=8, Hkv=1, page=32, D=128, poison=True),
-            budget=Budget(hbm_bytes=253_952, grid_steps=12),
+            budget=Budget(hbm_bytes=253_952, flops=1_040_000, grid_steps=12),
         ),
         case(
             *paged_case([130, 8, 64, 33], 9, H=24, Hkv=3, page=16, D=128, dtype="bfloat16"),
-            budget=Budget(hbm_bytes=466_944, grid_steps=108, mxu_bits=16),
+            budget=Budget(hbm_bytes=466_944, flops=3_950_000, grid_steps=108, mxu_bits=16),
         ),
     ],
-    budget=Budget(hbm_bytes=196_608, grid_steps=48, calls=1, output_stores=1),
+    budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
     forbid=("softmax",),
 )
 
@@ -2664,9 +2726,10 @@ check(
 
 # %% [markdown]
 # **Takeaway.** The boss is down. Data decides which bytes move, the grid does not even know how long a conversation is,
-# and a cache in pieces is read as if it were whole. Each page came in once; a step without a page costs its 0.25 us and
-# not a byte. Those steps are what it is bounded by: 48 of them, 12 us on a v5e, beside 0.24 us of copies. That is why
-# production kernels take several pages a step.
+# and a cache in pieces is read as if it were whole. Each page came in once. Of the 48 steps 18 have a page; the other
+# 30 compute nothing, and only the user of length 0 has made two of them fetch. But all 48 cost their 0.25 us: 12 us on
+# a v5e, beside 0.24 us of copies. Steps are what it is bounded by, and that is why production kernels take several
+# pages in each.
 
 # %%
 show(paged_attention, *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64))
@@ -2674,9 +2737,10 @@ show(paged_attention, *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64
 # %% [markdown]
 # ## What you built
 #
-# Attention forward and backward, for grouped heads, under any mask, and out of pages. In figures, all of them counted
-# in this notebook: forward, `o` and one number a row leave the chip, and nothing of size Sq x Skv; backward, four calls
-# in place of a stored `p`; a window visits live blocks and no others; every page of a cache comes in once.
+# Attention forward and backward, for grouped heads, under any mask, and out of pages. In figures: forward over 131,072
+# tokens, 512 KiB of `lse` per head leave the chip beside `o`, and not the 32 GiB of `p`; backward is three calls, seven
+# products per pair of blocks; the window of Puzzle 12 fetches 12 of 25 blocks; and of a cache of pages, each comes in
+# once.
 #
 # **Read next**, in `jax.experimental.pallas.ops.tpu`: `splash_attention/splash_attention_kernel.py`, which ships with
 # JAX. It has 2600 lines, and you have written most of what is in them:
@@ -2690,7 +2754,7 @@ show(paged_attention, *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64
 # | `k_index_map`, `v_index_map` | the head over the size of the group; the block in `data_next` | Puzzles 11, 12 |
 # | `_splash_attention_forward` | grid, specs, `num_scalar_prefetch` | Puzzles 5, 12 |
 # | `logsumexp_ref` | the residual | Puzzle 7 |
-# | `_splash_attention_bwd` | `di` is delta; then the two calls | Puzzles 8, 10 |
+# | `_splash_attention_bwd` | `di` is delta; then two calls: dk and dv, and dq | Puzzles 8, 9, 10 |
 # | `_flash_attention_dq_kernel` | `ds = (dp - di) * p`, summed over keys | Puzzle 9 |
 # | `_flash_attention_dkv_kernel` | the transposed loop; starts and ends once per group | Puzzles 10, 11 |
 # | `_splash_attention_custom` | the `custom_vjp` | Puzzle 10 |
@@ -2699,11 +2763,14 @@ show(paged_attention, *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64
 # What is there beside: a block as it is copied (`bkv`) may be larger than the piece of it that is worked on
 # (`bkv_compute`), with a loop inside the body. **Segment ids** keep documents apart
 # in one sequence, a **soft cap** squeezes scores through tanh, **sinks** give each head a score that belongs to no key.
-# In the backward pass masks are transposed, because `dk` walks down columns.
+# `dk` and `dv` have lists and mask blocks of their own, because these two walk down columns. And with
+# `use_fused_bwd_kernel` one kernel makes all three gradients. There `dq` cannot be summed in the grid either (the
+# question at the end of Puzzle 10), so each block of keys stores a `dq` of its own, to be summed after the call.
 #
-# `ragged_paged_attention/kernel.py` is your Puzzle 13 for whole batches: prompts and decoding in one call, so that
-# queries are ragged, too; several pages per step, and it fetches them itself, with DMAs and two buffers, since pages
-# that lie apart make no block. `tokamax` is a library of such kernels for TPU and GPU: its attention comes in several
+# `paged_attention/paged_attention_kernel.py` is your Puzzle 13, down to the shapes of its arguments. It takes several
+# pages per step, and fetches them itself, with DMAs and two buffers, since pages that lie apart make no block.
+# `ragged_paged_attention/kernel.py` does so for whole batches: prompts and decoding in one call, so that queries are
+# ragged, too. `tokamax` is a library of such kernels for TPU and GPU: its attention comes in several
 # implementations behind one function, which picks by hardware and shape, and it can tune block sizes by measuring them.
 # Behind its TPU implementation you will meet splash again.
 #

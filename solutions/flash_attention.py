@@ -35,7 +35,7 @@ def hide_after(s, last_seen, first_key):
 
 def causal_scores_kernel(q_ref, k_ref, s_ref, *, offset):
     (bq, D), bkv = q_ref.shape, k_ref.shape[0]
-    positions = pl.program_id(2) * bq + offset + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)
+    positions = pl.program_id(2) * bq + offset + column(bq)
     s = block_scores(q_ref[...], k_ref[...], D**-0.5)
     s_ref[...] = hide_after(s, positions, pl.program_id(3) * bkv)
 
@@ -87,17 +87,6 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 
 
 # Puzzle 5
-def online_step(s, v, m_ref, l_ref, acc_ref):
-    m_old = m_ref[...]
-    m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
-    p = jnp.exp2(s - lanes(m_new, s.shape[1]))
-    mend = jnp.exp2(m_old - m_new)
-    l_ref[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)
-    pv = jnp.dot(p.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    acc_ref[...] = acc_ref[...] * lanes(mend, v.shape[1]) + pv
-    m_ref[...] = m_new
-
-
 def flash_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     j, D = pl.program_id(3), q_ref.shape[1]
 
@@ -156,7 +145,7 @@ def causal_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, offset):
     @pl.when(sees_some & jnp.logical_not(sees_all))
     def _():
         s = block_scores(q_ref[...], k_ref[...], scale)
-        positions = first_query + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)
+        positions = first_query + column(bq)
         online_step(hide_after(s, positions, first_key), v_ref[...], m_ref, l_ref, acc_ref)
 
     @pl.when(j == pl.num_programs(3) - 1)
@@ -191,7 +180,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
     @pl.when(sees_some & jnp.logical_not(sees_all))
     def _():
         s = block_scores(q_ref[...], k_ref[...], scale)
-        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
+        last_seen = first_sees + column(bq) if causal else Skv - 1
         v = rows_inside(v_ref[...], j, Skv)
         online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
 

@@ -123,7 +123,7 @@ def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_re
         o_ref[...] = jnp.where(own, acc_ref[...].astype(o_ref.dtype), rest)
 
 
-# Puzzle 7
+# Puzzle 7a
 def every_group_metadata(group_sizes, *, num_rows, bm):
     G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
     offsets = group_offsets(group_sizes)
@@ -134,6 +134,7 @@ def every_group_metadata(group_sizes, *, num_rows, bm):
     return Metadata(offsets, ids, jnp.minimum(tiles, T - 1), visits.sum())
 
 
+# Puzzle 7b
 def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref, acc_ref):
     v = pl.program_id(2)
     own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref.shape[0])
@@ -144,15 +145,16 @@ def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref
     dw_ref[...] = acc_ref[...].astype(dw_ref.dtype)
 
 
-# Puzzle 8
+# Puzzle 8a
 def route(logits, *, k):
     best, experts = jax.lax.top_k(logits, k)
     return jax.nn.softmax(best, axis=1), experts
 
 
+# Puzzle 8b
 def sort_by_expert(experts, *, num_experts):
     slots = experts.reshape(-1)
-    return jnp.argsort(slots, stable=True), jnp.bincount(slots, length=num_experts)
+    return jnp.argsort(slots), jnp.bincount(slots, length=num_experts)
 
 
 def combine(rows, order, weights):
@@ -163,11 +165,6 @@ def combine(rows, order, weights):
 
 
 # Puzzle 9
-def expand_grad(g, order, *, k):
-    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
-    return by_slot.astype(jnp.float32).sum(axis=1)
-
-
 def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
     logits = jnp.dot(x.astype(jnp.float32), router)
     weights, experts = route(logits, k=k)
@@ -177,3 +174,8 @@ def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
     h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
     rows = ragged(h, w2, group_sizes, bm, bk, bn)
     return combine(rows.astype(jnp.float32), order, weights).astype(x.dtype)
+
+
+def expand_grad(g, order, *, k):
+    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
+    return by_slot.astype(jnp.float32).sum(axis=1)

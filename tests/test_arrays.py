@@ -177,6 +177,21 @@ def test_a_python_loop_that_is_written_out_is_over_the_budget() -> None:
     assert "turn by turn" in verdict.findings[0].cause
 
 
+def test_a_table_of_everything_against_everything_is_over_the_budget() -> None:
+    def by_table(s: Any) -> Any:
+        before = jnp.arange(3)[:, None] >= jnp.arange(3)  # <- here
+        return jnp.where(before, s, 0).sum(axis=1)
+
+    budget = Budget(elements=8)
+    assert judged(lambda s: jnp.cumsum(s), lambda s: jnp.cumsum(s), SIZES, budget=budget)
+    assert judged(by_table, lambda s: jnp.cumsum(s), SIZES, budget=Budget(elements=9))
+    finding = judged(by_table, lambda s: jnp.cumsum(s), SIZES, budget=budget).findings[0]
+    assert finding.kind == "budget"
+    assert "an array of shape (3, 3), 9 numbers; the largest may have 8" in finding.cause
+    assert finding.line is not None
+    assert "# <- here" in finding.line.text
+
+
 def test_a_forbidden_name_is_refused_without_a_kernel_too() -> None:
     verdict = judged(lambda s: jnp.cumsum(s), lambda s: s, SIZES, forbid=("cumsum",))
     assert verdict.findings[0].kind == "forbidden"
@@ -192,8 +207,8 @@ def test_an_answer_may_not_call_its_spec_without_a_kernel_either() -> None:
 # --- the picture ------------------------------------------------------------------------------------------------------
 
 
-def drawn(sizes: Any, *, got: Any, want: Any, bm: int) -> str:
-    return f"got {got.tolist()} want {want.tolist()} <bm {bm}>\n   of {sizes.tolist()}"
+def drawn(sizes: Any, *, got: Any, want: Any, bm: int) -> tuple[str, str]:
+    return "One too many.", f"got {got.tolist()} want {want.tolist()} <bm {bm}>\n   of {sizes.tolist()}"
 
 
 def test_wrong_values_are_drawn_and_nothing_else_is() -> None:
@@ -201,6 +216,7 @@ def test_wrong_values_are_drawn_and_nothing_else_is() -> None:
         return jnp.cumsum(sizes, dtype=jnp.int32) // bm + 1
 
     verdict = judged(one_more, tiles_spec, SIZES, explain=drawn)
+    assert verdict.findings[0].cause.endswith(". One too many.")
     assert verdict.picture == "got [2, 2, 5] want [1, 1, 4] <bm 2>\n   of [3, 0, 5]"
     lines = str(verdict).splitlines()
     assert "    got [2, 2, 5] want [1, 1, 4] <bm 2>" in lines
@@ -210,6 +226,15 @@ def test_wrong_values_are_drawn_and_nothing_else_is() -> None:
     verdict = judged(one_more, tiles_spec, SIZES, variants=[case(SIZES, bm=4)], explain=drawn)
     assert not judged(lambda s, bm=2: s / 1, tiles_spec, SIZES, explain=drawn).picture
     assert not judged(tiles_spec, tiles_spec, SIZES, explain=drawn).picture
+
+
+def test_an_explanation_that_fails_is_none() -> None:
+    def fails(*_: Any, **__: Any) -> tuple[str, str]:
+        raise IndexError
+
+    verdict = judged(lambda s, bm=2: jnp.cumsum(s, dtype=jnp.int32), tiles_spec, SIZES, explain=fails)
+    assert "wrong at" in verdict.findings[0].cause
+    assert not verdict.picture
 
 
 def test_a_ruler_draws_intervals_to_scale() -> None:

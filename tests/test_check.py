@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_puzzles import Budget, case, check, curriculum, integers, normal, uniform
 from pallas_puzzles import simulate as simulate_module
 from pallas_puzzles.check import collecting
+from pallas_puzzles.explain import recognise
 from pallas_puzzles.lens.findings import Tolerance
 from pallas_puzzles.verdict import Verdict
 
@@ -264,6 +265,46 @@ def test_a_forbidden_name_may_have_a_reason() -> None:
     assert judged(branching, spec, X, forbid={"cond": "no branches here"})
 
 
+def test_a_scatter_to_one_place_may_be_forbidden_whatever_makes_it() -> None:
+    def folded(x: Any) -> Any:
+        return jax.grad(lambda rows: (rows[jnp.arange(24) // 8] * twice(x)).sum())(jnp.zeros((3, 128)))
+
+    def turned(x: Any) -> Any:
+        return jnp.zeros((24, 128)).at[23 - jnp.arange(24)].add(twice(x))
+
+    allow = ["scatter-add", "broadcast_in_dim", "gather", "mul", "reduce_sum", "int32", "bool"]
+    forbid = {"scatter-add": "nothing is scattered into {shape}"}
+    assert judged(folded, lambda x: 2 * x.reshape(3, 8, 128).sum(axis=1), X, allow=allow)
+    verdict = judged(folded, lambda x: 2 * x.reshape(3, 8, 128).sum(axis=1), X, allow=allow, forbid=forbid)
+    assert [finding.cause for finding in verdict.findings] == ["nothing is scattered into (3, 128)"]
+    assert judged(turned, lambda x: 2 * x[::-1], X, allow=allow, forbid=forbid), "each row has a place of its own"
+
+
+def test_products_outside_of_the_kernel_have_a_budget() -> None:
+    def mixed(x: Any) -> Any:
+        return jnp.dot(jnp.ones((4, 24)), twice(x))  # <- here
+
+    def expected(x: Any) -> Any:
+        return jnp.dot(jnp.ones((4, 24)), 2 * x, precision="highest")
+
+    flops, allow = 2 * 4 * 24 * 128, ["dot_general", "broadcast_in_dim"]
+    assert judged(mixed, expected, X, allow=allow, budget=Budget(outside_flops=flops))
+    finding = judged(mixed, expected, X, allow=allow, budget=Budget(outside_flops=flops - 1)).findings[0]
+    assert f"do {flops:,} FLOPs; the budget is {flops - 1:,}" in finding.cause
+    assert finding.line is not None
+    assert "# <- here" in finding.line.text
+
+
+def test_a_puzzle_may_say_what_to_do_about_a_cost() -> None:
+    def advice(x: Any, *, over: str, grids: Any) -> str:
+        return f"{over}, {grids[0]}: larger blocks."
+
+    verdict = judged(twice, spec, X, budget=Budget(grid_steps=2), explain_cost=advice)
+    assert verdict.findings[0].cause == (
+        "Right answer, but it takes 3 grid steps; the budget is 2. grid_steps, (3,): larger blocks."
+    )
+
+
 def test_operands_of_a_product_may_be_too_wide() -> None:
     def product(x: Any) -> Any:
         def kernel(x_ref: Any, o_ref: Any) -> None:
@@ -502,3 +543,77 @@ def test_small_errors_are_too_many_taken_together():
     assert not tolerance.too_rough(once, want)
     assert tolerance.too_rough(often, want)
     assert not Tolerance(8e-3).too_rough(often, want)
+
+
+# --- mistakes that are known by what comes out of them ----------------------------------------------------------------
+
+KNOWN = recognise(
+    {
+        "if nothing is doubled.": lambda x: x,
+        "if `4` is the factor: it is 2.": lambda x: 4 * x,
+        "if nothing but the sign counts.": lambda x: jnp.sign(x),
+    }
+)
+
+
+def times_four(x: Any) -> Any:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = 4 * x_ref[...]
+
+    return by_rows(kernel, x)
+
+
+def test_a_known_mistake_is_named_by_its_result() -> None:
+    (finding,) = judged(times_four, spec, X, explain=KNOWN).findings
+    assert finding.cause == "The result is what comes out if `4` is the factor: it is 2."
+    assert "last stored at step 0, grid index (0,)" in finding.evidence[1]
+
+
+def test_an_unknown_mistake_keeps_the_words_of_the_lens() -> None:
+    def thrice(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = 3 * x_ref[...]
+
+        return by_rows(kernel, x)
+
+    verdict = judged(thrice, spec, X, explain=KNOWN)
+    assert "1.5 times what is expected" in verdict.findings[0].cause
+    assert "is what comes out" not in str(verdict)
+
+
+def test_a_cause_that_the_lens_has_seen_comes_before_a_known_mistake() -> None:
+    def half(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[:4] = 2 * x_ref[:4]
+
+        return by_rows(kernel, x)
+
+    verdict = judged(half, spec, X, explain=lambda *args, **known: ("Rows 4 to 7 are missing.", ""))
+    (finding,) = verdict.findings
+    assert "Rows 4 to 7" not in finding.cause
+    assert "Rows 4 to 7 are missing." in finding.evidence
+
+
+def test_what_is_wide_between_two_calls_is_named_with_who_writes_it() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = (x_ref[...] * 2).astype(o_ref.dtype)
+
+    def add(a_ref: Any, b_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = (a_ref[...] + b_ref[...]).astype(o_ref.dtype)
+
+    def two_calls(x: Any, between: Any = jnp.float32) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, between)
+        doubled = pl.pallas_call(kernel, grid=(3,), in_specs=[WIDE], out_specs=WIDE, out_shape=shape)(x)
+        return pl.pallas_call(add, grid=(3,), in_specs=[WIDE, WIDE], out_specs=WIDE, out_shape=x)(doubled, x)
+
+    def three_times(x: Any) -> Any:
+        return 3 * x
+
+    budget = Budget(hbm_bytes=5 * 48 * 128 * 2)
+    x = normal((48, 128), "bfloat16")
+    (finding,) = judged(two_calls, three_times, x, budget=budget).findings
+    assert "a_ref of add is float32, beside b_ref, bfloat16" in finding.cause
+    assert judged(functools.partial(two_calls, between=jnp.bfloat16), three_times, x, budget=budget)
+
+
+WIDE = pl.BlockSpec((16, 128), lambda i: (i, 0))

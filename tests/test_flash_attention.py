@@ -98,3 +98,11 @@ def test_huge_scores_neither_overflow_nor_vanish():
         want = value_and_grads(spec, 30 * q, 30 * k, v, do)
     assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(got))
     np.testing.assert_allclose(np.asarray(got[0]), np.asarray(want[0]), rtol=1e-3)
+
+
+def test_statistics_in_one_lane_are_right_as_well() -> None:
+    """What the takeaway of Puzzle 5 suggests to try."""
+    wide = "pltpu.VMEM((bq, 128), jnp.float32)"
+    answer = curriculum.puzzle("flash_attention/5").solution
+    assert answer.count(wide) == 2
+    assert curriculum.run("flash_attention/5", overlay=answer.replace(wide, "pltpu.VMEM((bq, 1), jnp.float32)"))

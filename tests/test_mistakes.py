@@ -117,7 +117,9 @@ EXPECTED: dict[str, First] = {
     "gradient_without_custom_vjp": First("no-gradient", ("jax.custom_vjp", "backward function")),
     "signal_to_a_copy_semaphore": First("semaphore-kind", ("SemaphoreType.REGULAR",)),
     "one_block_spec_too_many": First("in-specs", ("one BlockSpec in in_specs for each operand",)),
-    "factors_that_do_not_fit": First("product-shape", ("differ in length",)),
+    "factors_that_do_not_fit": First(
+        "product-shape", ("b_ref, (96, 256), is summed against a_ref, (64, 96): that is",)
+    ),
     # not stored, or not everywhere
     "nothing_stored": First(
         "never-stored", ("never stores", "o_ref[...] ="), "o_ref", evidence=("12 of 12 blocks wrong",)

@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
 TIME_LIMIT_S = 20.0
 _SHOWN_DIFFERENCES = 3
+Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> in words, and as a picture
 
 
 class ArrayJudge:
     """Runs array code on one case after the other, and stops at the first thing that is wrong.
 
-    explain(*args, got=, want=, **keywords) returns a picture of a wrong result, as text.
+    explain(*args, got=, want=, **keywords) returns what a wrong result means, in words, and a picture of it as text.
     """
 
     def __init__(
@@ -29,7 +31,7 @@ class ArrayJudge:
         fn: Callable[..., Any],
         spec: Callable[..., Any],
         tolerance: "Tolerance | None",
-        explain: Callable[..., str] | None,
+        explain: Explain | None,
     ):
         self.fn, self.spec, self.tolerance, self.explain = fn, spec, tolerance, explain
         self.operations: list[int] = []
@@ -41,16 +43,19 @@ class ArrayJudge:
 
         want = expected(self.spec, args, keywords_of(self.spec, case.blocks))
         try:
-            got, operations = self._run(args, case.blocks)
+            got, jaxpr = self._run(args, case.blocks)
         except (Exception, TimeLimit) as error:
             return self._error(error)
+        operations = _operations(jaxpr)
         self.operations.append(operations)
         finding = compare(got, want, self.tolerance)
         if finding is not None:
-            if finding.kind != "values" or self.explain is None:
+            if finding.kind not in ("values", "shape") or self.explain is None:
                 return self._failed(finding)
-            keywords = {**_keyword_only(self.spec), **case.blocks}
-            return self._failed(finding, self.explain(*args, got=got, want=want, **keywords))
+            keywords = {**keyword_only(self.spec), **case.blocks}
+            words, picture = explained(self.explain, args, got, want, keywords)
+            finding.cause = f"{finding.cause} {words}".rstrip()
+            return self._failed(finding, picture)
         most = case.budget.operations if case.budget else None
         if most is not None and operations > most:
             cause = (
@@ -58,10 +63,11 @@ class ArrayJudge:
                 "loop is written out, turn by turn: let one array operation do all turns at once."
             )
             return self._failed(Finding("budget", cause))
-        return None
+        large = _too_large(jaxpr, case.budget.elements) if case.budget and case.budget.elements is not None else None
+        return self._failed(large) if large is not None else None
 
-    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, int]:
-        """What the function returns under jit, as NumPy arrays, and how many operations it consists of."""
+    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, Any]:
+        """What the function returns under jit, as NumPy arrays, and its program."""
         import jax
 
         from .watchdog import time_limit
@@ -69,8 +75,8 @@ class ArrayJudge:
         fn = functools.partial(self.fn, **blocks)
         with time_limit(TIME_LIMIT_S, "your function"), jax.default_device(jax.devices("cpu")[0]):
             arrays = [jax.numpy.asarray(x) for x in args]
-            operations = _operations(jax.make_jaxpr(fn)(*arrays).jaxpr)
-            return jax.tree.map(np.asarray, jax.jit(fn)(*arrays)), operations
+            program = jax.make_jaxpr(fn)(*arrays).jaxpr
+            return jax.tree.map(np.asarray, jax.jit(fn)(*arrays)), program
 
     def passed(self) -> "Verdict":
         fewest, most = min(self.operations), max(self.operations)
@@ -93,6 +99,16 @@ class ArrayJudge:
         return Verdict("", status, findings, "Right." if status == "passed" else "Not yet.", **more)
 
 
+def explained(
+    explain: Explain, args: tuple[Any, ...], got: Any, want: Any, keywords: dict[str, Any]
+) -> tuple[str, str]:
+    """What a puzzle says of a wrong result. One that nobody has thought of is no reason to stop: it says nothing."""
+    try:
+        return explain(*args, got=got, want=want, **keywords)
+    except Exception:
+        return "", ""
+
+
 def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
     """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
     import jax
@@ -103,7 +119,7 @@ def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, 
 
 def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, Any]:
     """The keywords of a case that its spec knows, too: those that decide the result."""
-    names = _keyword_only(spec)
+    names = keyword_only(spec)
     return {name: value for name, value in blocks.items() if name in names}
 
 
@@ -161,7 +177,7 @@ def _row(x: np.ndarray) -> str:
     return f"[{' '.join(map(str, x.tolist()))}]"
 
 
-def _keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:
+def keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:
     """The keyword-only arguments of a function, and their defaults."""
     try:
         parameters = inspect.signature(fn).parameters.values()
@@ -179,3 +195,32 @@ def _operations(jaxpr: Any) -> int:
         inner = [getattr(p, "jaxpr", p) for p in subprograms(eqn)]
         count += sum(map(_operations, inner)) if inner else 1
     return count
+
+
+def _too_large(jaxpr: Any, most: int) -> "Finding | None":
+    """The largest array that a program makes on its way, if it has more elements than it may."""
+    from .lens.capture import line_of
+    from .lens.findings import Finding
+
+    made = [(math.prod(v.aval.shape), v.aval.shape, eqn, by) for eqn, v, by in _arrays_made(jaxpr, None)]
+    size, shape, eqn, by = max(made, key=lambda each: each[0], default=(0, (), None, None))
+    if size <= most:
+        return None
+    cause = (
+        f"Right answer, but on the way it makes an array of shape {tuple(map(int, shape))}, {size:,} numbers; the "
+        f"largest may have {most:,} here. A table of everything against everything grows with the product of both: "
+        "work out each number by itself, or fetch it by its index."
+    )
+    return Finding("budget", cause, [], by or line_of(eqn), operand="elements")
+
+
+def _arrays_made(jaxpr: Any, by: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """(equation, array, line) of every array that a program makes; in a library's jit, the line that calls it."""
+    from .lens.capture import line_of, subprograms
+
+    for eqn in jaxpr.eqns:
+        inner = [getattr(p, "jaxpr", p) for p in subprograms(eqn)]
+        line = by or line_of(eqn)
+        for program in inner:
+            yield from _arrays_made(program, line)
+        yield from ((eqn, v, line) for v in eqn.outvars if hasattr(v.aval, "shape"))

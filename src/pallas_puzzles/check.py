@@ -5,6 +5,7 @@ import contextvars
 import dataclasses
 import dis
 import inspect
+import re
 import secrets
 import sys
 import traceback
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays import ArrayJudge, expected, keywords_of
+from .arrays import ArrayJudge, Explain, expected, explained, keyword_only, keywords_of
 from .inputs import Budget, Case, Input, draw
 
 if TYPE_CHECKING:
+    from .claims import Choice, Claim
     from .lens.findings import Finding, Tolerance
     from .lens.machine import Figures, Run
     from .verdict import Verdict
@@ -76,7 +78,9 @@ def check(
     forbid: Sequence[str] | Mapping[str, str] = (),
     seed: int | None = None,
     kernel: bool = True,
-    explain: Callable[..., str] | None = None,
+    explain: Explain | None = None,
+    explain_cost: Callable[..., str] | None = None,
+    claims: "Sequence[Claim | Choice]" = (),
 ) -> "Verdict":
     """Judges an answer and says why. Displays the verdict and records it as progress.
 
@@ -88,10 +92,16 @@ def check(
     for the root mean square of all errors, each within tol: it finds what is rounded once too often. It needs tol.
     allow: names of JAX primitives that may work on arrays outside of the kernels, or of dtypes ("int32"), where all
     work whose results are of them is allowed. forbid: names that the reader's code may not use, because they do the
-    puzzle's work, or name -> another reason. seed: repeats given draws.
+    puzzle's work, or name -> another reason; also JAX primitives that may not work outside of a kernel, unless on a
+    dtype that is allowed: "scatter-add", when several values go to one place. seed: repeats given draws.
     kernel=False: fn is plain array code. It runs under jit; value, shape and dtype must be the spec's. The only budget
-    that counts is Budget(operations=). explain: with kernel=False, called as explain(*args, got=, want=, **keywords)
-    when values are wrong; the text that it returns is shown.
+    that counts is Budget(operations=, elements=). explain: called as explain(*args, got=, want=, **keywords) when
+    values are wrong; it returns what they mean, in words, and a picture as text, either of which may be "".
+    explain_cost: called as explain_cost(*args, **keywords) when a kernel is right and over its budget; it returns what
+    to say first. If it has a keyword over=, it gets the name of the budget that is exceeded, the grids= of all calls
+    and those keywords that it knows, and what it returns takes the place of the advice.
+    claims: what functions of the reader's say of a kernel, compared with the kernel before it is judged; and what they
+    choose for it, compared with every other choice when it is right (claims.py).
     """
     from . import curriculum
     from .verdict import Verdict, emit
@@ -121,11 +131,20 @@ def check(
         if refused is not None:
             verdict = refused
         elif kernel:
-            verdict = _judge(fn, spec, cases, _tolerance(tol, rms_tol), allow, seed)
+            untrue = _claimed([c for c in claims if not c.last])
+            tolerance = _tolerance(tol, rms_tol)
+            verdict = (
+                untrue
+                if untrue is not None
+                else _judge(_Judge(fn, tolerance, allow, explain, explain_cost, barred), spec, cases, seed)
+            )
+            poor = _claimed([c for c in claims if c.last]) if verdict else None
+            verdict = poor if poor is not None else verdict
         else:
             verdict = _judge_arrays(ArrayJudge(fn, spec, _tolerance(tol, rms_tol), explain), cases, seed)
         if known and refused is None:
-            if kernel or len(holes) == 1:  # which of several functions has made a wrong array, nobody knows
+            named = any(re.search(rf"\b{hole}\b", f.cause) for hole in holes for f in verdict.findings)
+            if kernel or named or len(holes) == 1:  # which of several functions has made a wrong array, nobody knows
                 _point_into_holes(verdict, holes, helpers)
             verdict.notes += _changed(known, holes, (fn, spec))
         verdict.puzzle = puzzle
@@ -295,6 +314,9 @@ def _lines_of(code: types.CodeType, name: str) -> Iterator[int]:
             yield instruction.positions.lineno
 
 
+_ABOUT_THE_WHOLE = frozenset("budget exchanged rebound".split())
+
+
 def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]) -> None:
     """Findings name a line that the reader has written: not one of what was given around it."""
     from .lens.capture import source_line
@@ -310,14 +332,24 @@ def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], help
     for finding in verdict.findings:
         if finding.kind == "race":
             finding.line = _line_with("dimension_semantics", ranges) or finding.line
+        if finding.kind == "explained":
+            finding.line = _line_named(finding.cause, ranges) or finding.line
         if own(finding.line):
             continue
         about_grid = finding.maps or finding.kind.startswith("grid")
         grids = [code for name, code in holes.items() if name.endswith("grid") and about_grid]
         kernels = [code for name, code in holes.items() if name.endswith("kernel") and finding.operand == "flops"]
-        code = (grids or kernels or list(holes.values()))[-1 if finding.kind == "budget" else 0]
+        about = [code for name, code in holes.items() if re.search(rf"\b{name}\b", finding.cause)]
+        named = _line_named(finding.cause, ranges)
+        code = (grids or kernels or about or list(holes.values()))[-1 if finding.kind in _ABOUT_THE_WHOLE else 0]
         mine = [m for m in (*finding.near, *finding.maps) if own(m)]
-        finding.line = mine[0] if mine and not grids else source_line(code.co_filename, code.co_firstlineno)
+        finding.line = mine[0] if mine and not grids else named or source_line(code.co_filename, code.co_firstlineno)
+
+
+def _line_named(cause: str, ranges: Sequence[tuple[str, int, int]]) -> Any:
+    """The first line, of those that the reader has written, with something that a cause calls by its name."""
+    names = [word for quoted in re.findall(r"`([^`]+)`|(jnp\.\w+)", cause) for word in quoted if word]
+    return next((line for line in (_line_with(name, ranges) for name in names) if line), None)
 
 
 def _line_with(word: str, ranges: Sequence[tuple[str, int, int]]) -> Any:
@@ -325,7 +357,7 @@ def _line_with(word: str, ranges: Sequence[tuple[str, int, int]]) -> Any:
     from .lens.capture import source_line
 
     lines = (source_line(file, number) for file, first, last in ranges for number in range(first, last + 1))
-    return next((line for line in lines if line and word in line.text), None)
+    return next((line for line in lines if line and word in line.text and not line.text.startswith("def ")), None)
 
 
 def _last_line(code: types.CodeType) -> int:
@@ -342,17 +374,25 @@ def _program(code: types.CodeType) -> tuple[Any, ...]:
 # --- the judgement ---------------------------------------------------------------------------------------------------
 
 
-def _judge(
-    fn: Callable[..., Any],
-    spec: Callable[..., Any],
-    cases: Sequence[Case],
-    tolerance: "Tolerance | None",
-    allow: Sequence[str],
-    seed: int | None,
-) -> "Verdict":
+def _claimed(claims: "Sequence[Claim | Choice]") -> "Verdict | None":
+    """The verdict on the first claim that is not true, or None."""
+    from .verdict import Verdict
+    from .watchdog import TimeLimit, time_limit
+
+    for claim in claims:
+        try:
+            with time_limit(CONFIRM_LIMIT_S, "your function"):  # many plans are tried
+                finding = claim.finding()
+        except (Exception, TimeLimit) as error:
+            return _Judge(lambda: None, None, ())._error(error)
+        if finding is not None:
+            return Verdict("", "failed", [finding], "Not yet.")
+    return None
+
+
+def _judge(judge: "_Judge", spec: Callable[..., Any], cases: Sequence[Case], seed: int | None) -> "Verdict":
     collection = _collection.get()
     thorough = collection is not None and collection.thorough
-    judge = _Judge(fn, tolerance, allow)
     to_confirm = []
     for number, case, i, draw_seed in _draws(cases, seed):
         args = draw(case.inputs, np.random.default_rng(draw_seed))
@@ -403,18 +443,38 @@ def _which(args: Sequence[Any], case: Case, number: int, seed: int) -> str:
     return f"The notebook's own example passes. This is {what}: {shapes}{blocks} (seed={seed})."
 
 
+# Findings after which a result has nothing to say: it has another form, or was never made.
+_OTHERWISE_WRONG = frozenset(
+    "structure shape dtype map-bounds ref-bounds unvisited revisit never-stored hang unwaited hbm-load "
+    "hbm-store".split()
+)
+
+
 class _Judge:
     """Runs an answer on one case after the other, and stops at the first thing that is wrong."""
 
-    def __init__(self, fn: Callable[..., Any], tolerance: "Tolerance | None", allow: Sequence[str] | None):
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        tolerance: "Tolerance | None",
+        allow: Sequence[str] | None,
+        explain: Explain | None = None,
+        explain_cost: Callable[..., str] | None = None,
+        barred: Mapping[str, str] = types.MappingProxyType({}),
+    ):
         self.fn, self.tolerance, self.allow = fn, tolerance, allow
+        self.explain, self.explain_cost = explain, explain_cost
+        self.barred = barred
         self.figures: list[Figures] = []
         self.notes: list[str] = []
 
     def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> "Verdict | None":
         """The verdict on one draw when it is not a pass, else None."""
-        from .lens.diagnose import diagnose, explain_outside
+        from .budgets import dropped, over_budget
+        from .lens.costs import without_branches
+        from .lens.diagnose import diagnose, explain_barred, explain_outside, tell_change, too_much_outside
         from .lens.machine import figures
+        from .lens.what_if import changed
         from .watchdog import TimeLimit
 
         try:
@@ -424,20 +484,85 @@ class _Judge:
         costs = [figures(t) for t in run.traces]
         if first:
             self.figures = costs
-        bypass = explain_outside(run.outside, self.allow) if self.allow is not None else None
+        bypass = explain_barred(run.outside, self.barred, self.allow or ())
+        if bypass is None and self.allow is not None:
+            bypass = explain_outside(run.outside, self.allow)
         no_kernel = self._no_kernel(run) if self.allow is not None else None
         diagnosis = diagnose(run, want, self.tolerance)
         around = [bypass] if bypass and run.calls else [no_kernel, bypass]
         findings = [f for f in around if f] + diagnosis.findings
+        picture = self._explained(findings, diagnosis.summary, run, args, case.blocks, want)
+        findings = changed(findings, run, want, self.tolerance)
+        if findings and diagnosis.what_ifs:
+            tell_change(findings, diagnosis.what_ifs[0])
         if not findings:
             findings = self._with_other_garbage(run, args, case.blocks, want)
+        if not findings:
+            findings = dropped(run, case.blocks)
         if not findings and case.budget:
-            findings = _over_budget(run, costs, case.budget)
+            findings = over_budget(run, costs, case.budget)
+            if case.budget.outside_flops is not None:
+                outside = too_much_outside(run.outside, case.budget.outside_flops)
+                findings[:0] = [outside] if outside else []
+            for f in (f for f in findings if f.operand == "calls"):
+                f.near = [line for trace in run.traces for line in trace.call.callers]
+                f.near += [o.line for o in sorted(run.outside, key=lambda o: -o.flops) if o.line is not None]
+            if findings and self.explain_cost is not None:
+                self._explain_costs(findings, run, args, case.blocks)
         if not findings:
             return None
+        if case.budget and case.budget.branches == 0:
+            without_branches(findings)
         verdict = self._failed(findings, diagnosis)
-        verdict.figures = costs
+        verdict.figures, verdict.picture = costs, picture
         return verdict
+
+    def _explained(
+        self,
+        findings: "list[Finding]",
+        summary: str,
+        run: "Run",
+        args: tuple[Any, ...],
+        blocks: dict[str, Any],
+        want: Any,
+    ) -> str:
+        """Puts the puzzle's own word about wrong values where the lens has only seen that they are; -> its picture."""
+        import jax
+
+        from .lens.diagnose import SEEN_IN_VALUES
+
+        about = next((f for f in findings if f.kind in SEEN_IN_VALUES), None)
+        if self.explain is None or not findings or any(f.kind in _OTHERWISE_WRONG for f in findings):
+            return ""
+        got, want = (jax.tree.map(np.asarray, tree) for tree in (run.outputs, want))
+        words, picture = explained(self.explain, args, got, want, {**keyword_only(self.fn), **blocks})
+        if words and about is not None:
+            kept = about.cause if about.kind == "values" and "by hand" not in about.cause else ""
+            where = f"last stored at step {about.step}, grid index {about.at}" if about.step is not None else ""
+            about.kind, about.cause = "explained", words
+            about.evidence = [text for text in (summary, kept or where) if text]
+            others = [f for f in findings if f.kind not in SEEN_IN_VALUES and f.operand != "result" and f is not about]
+            findings[:] = [about, *others]
+        elif words:  # the lens has seen how it came about; what it has led to is evidence
+            findings[0].evidence.append(words)
+        return picture
+
+    def _explain_costs(
+        self, findings: "list[Finding]", run: "Run", args: tuple[Any, ...], blocks: dict[str, Any]
+    ) -> None:
+        """Puts the puzzle's own word about a cost in front, or, if it asks what is over, in the place of the advice."""
+        from .lens.findings import Finding
+
+        explain, known = self.explain_cost, keyword_only(self.explain_cost)  # type: ignore[arg-type]
+        if "over" not in known:
+            text = explain(*args, **blocks)  # type: ignore[misc]
+            findings[:0] = [Finding("budget", text)] if text else []
+            return
+        about = {"over": findings[0].operand, "grids": [t.call.grid for t in run.traces]}
+        keywords = {n: v for n, v in {**keyword_only(self.fn), **blocks, **about}.items() if n in known}
+        text = explain(*args, **keywords)  # type: ignore[misc]
+        if text:
+            findings[0].cause = f"{findings[0].cause.split('. ')[0]}. {text}"
 
     def _with_other_garbage(
         self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any
@@ -505,15 +630,17 @@ class _Judge:
         if not run.traces and self.notes:
             return None  # beyond the lens
         what = "no pallas_call is reached" if not run.calls else "part of the result does not come out of a pallas_call"
-        return Finding(
-            "outside", f"{what}: the work is done outside of a kernel, and this puzzle is about doing it inside."
-        )
+        cause = f"{what}: the work is done outside of a kernel, and this puzzle is about doing it inside."
+        return Finding("outside", cause, operand="result" if run.calls else None)
 
     def _error(self, error: BaseException) -> "Verdict":
+        from .lens.capture import source_line
         from .lens.errors import explain_error
 
+        finding, frames = explain_error(error), traceback.extract_tb(error.__traceback__)
+        finding.near = [source_line(f.filename, f.lineno) for f in reversed(frames) if f.lineno is not None]
         text = "".join(traceback.format_exception(error))
-        return self._verdict("error", [explain_error(error)], traceback=text)
+        return self._verdict("error", [finding], traceback=text)
 
     def _failed(self, findings: "list[Finding]", diagnosis: Any = None) -> "Verdict":
         from .verdict import TileMap
@@ -556,96 +683,3 @@ def _expected(spec: Callable[..., Any], args: tuple[Any, ...], blocks: dict[str,
         return capture(spec, *args, on_call=lambda call, *_: run_call(call).outputs, **keywords).outputs
     except Exception:
         return expected(spec, args, keywords)
-
-
-# --- budgets ---------------------------------------------------------------------------------------------------------
-
-
-def _over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Finding]":
-    """'Right answer, but ...': the figure, the budget, and where the bytes go."""
-    from .lens.costs import branches, dead_stores, no_product, serial_steps, wide_products
-    from .lens.findings import Finding
-    from .verdict import human_bytes
-
-    findings = []
-
-    def over(kind: str, text: str, evidence: Sequence[str] = ()) -> None:
-        findings.append(Finding("budget", f"Right answer, but {text}", list(evidence), operand=kind))
-
-    hbm = sum(c.hbm_bytes for c in costs)
-    if budget.hbm_bytes is not None and hbm > budget.hbm_bytes:
-        text = (
-            f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(budget.hbm_bytes)}. A "
-            "block is "
-            "copied whenever its index differs from the step before: look at which operand moves more often than it "
-            "must."
-        )
-        over("hbm_bytes", text, _where_bytes_go(costs))
-    vmem = max((c.vmem_bytes for c in costs), default=0)
-    if budget.vmem_bytes is not None and vmem > budget.vmem_bytes:
-        rows = [
-            f"{r.operand.name}: {r.buffers} x {human_bytes(r.operand.block_bytes)}" for c in costs for r in c.operands
-        ]
-        text = (
-            f"it holds {human_bytes(vmem)} of VMEM; the budget is {human_bytes(budget.vmem_bytes)}. Use smaller blocks."
-        )
-        over("vmem_bytes", text, rows)
-    steps = sum(c.steps for c in costs)
-    if budget.grid_steps is not None and steps > budget.grid_steps:
-        over(
-            "grid_steps",
-            f"it takes {steps} grid steps; the budget is {budget.grid_steps}. Do more per step, or skip steps.",
-        )
-    for trace in run.traces if budget.serial_steps is not None else ():
-        serial, apart = serial_steps(trace)
-        if serial > (budget.serial_steps or 0):
-            text = f"{serial} of its {trace.n} steps have to follow one another; the budget is {budget.serial_steps}. "
-            text += (
-                f"Grid axis {' and '.join(map(str, apart))} may be shared between cores: each of its indices has "
-                "output blocks of its own. Say so with 'parallel' in dimension_semantics."
-                if apart
-                else "Give each output block its own index along an axis that can be marked 'parallel'."
-            )
-            over("serial_steps", text)
-    for trace in run.traces if budget.mxu_bits is not None else ():
-        findings += wide_products(trace.call, budget.mxu_bits or 0)
-    if budget.mxu_bits is not None:
-        findings += no_product([trace.call for trace in run.traces])
-    for trace in run.traces if budget.branches is not None else ():
-        findings += branches(trace.call, budget.branches or 0)
-    if budget.calls is not None and len(costs) != budget.calls:
-        over("calls", f"it uses {len(costs)} pallas_call(s); this puzzle asks for {budget.calls}.")
-    most = budget.output_stores
-    for trace in run.traces if most is not None else ():
-        for name, stores in dead_stores(trace).items():
-            if most is not None and stores > most:
-                found = Finding(
-                    "budget",
-                    f"Right answer, but {name} is stored at {stores} steps of each block, and all but the last are "
-                    "thrown "
-                    f"away: store it {'once' if budget.output_stores == 1 else f'{budget.output_stores} times'}, on "
-                    "the last step.",
-                    [],
-                    next((e.line for e in trace.events if e.op == "store" and e.ref == name), None),
-                    operand=name,
-                )
-                findings.append(found)
-    flops = sum(c.flops for c in costs)
-    if budget.flops is not None and flops > budget.flops:
-        text = (
-            f"it takes {flops:,} FLOPs; the budget is {budget.flops:,}. Some of its arithmetic is not needed, or is "
-            "repeated at steps whose result is thrown away."
-        )
-        over("flops", text)
-    return findings
-
-
-def _where_bytes_go(costs: "list[Figures]") -> list[str]:
-    from .verdict import human_bytes
-
-    rows = sorted((r for c in costs for r in c.operands), key=lambda r: -r.hbm_bytes)
-    return [
-        f"{r.operand.name}: {r.moves} moves, {human_bytes(r.hbm_bytes)} ({r.hbm_bytes / max(1, r.once_bytes):.2g} "
-        "times the array)"
-        for r in rows[:4]
-    ]

@@ -75,7 +75,9 @@ class Budget:
     visit an output block may be stored. flops: arithmetic over all calls. serial_steps: steps of one call that have to
     follow one another, when every index along its parallel axes has a core of its own. mxu_bits: how wide the operands
     of matrix products may be; there has to be a product, too. branches: pl.when, cond and loops in a kernel.
-    operations: of array code without a kernel, how many primitives it may consist of.
+    selected: elements of the results of jnp.where, over all calls and steps, which is what masks cost. operations: of
+    array code without a kernel, how many primitives it may consist of; elements: how many the largest array that it
+    makes may have. outside_flops: arithmetic of matrix products outside of the kernels.
     """
 
     hbm_bytes: int | None = None
@@ -87,7 +89,10 @@ class Budget:
     serial_steps: int | None = None
     mxu_bits: int | None = None
     branches: int | None = None
+    selected: int | None = None
     operations: int | None = None
+    elements: int | None = None
+    outside_flops: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2782,7 +2782,8 @@ def layer_norm_grad_out_specs(N, bm):
 
 
 # %% softmax/8: the gradient of beta gets gamma
-# first: dbeta_ref is made of gamma_ref and g_ref
+# first: dbeta_ref is wrong
+# first: Without the multiplication by gamma_ref, the result is right
 def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
     rstd = rstd_ref[...]
     n = (x_ref[...] - mean_ref[...]) * rstd

@@ -83,6 +83,13 @@ def line_of(eqn: Any) -> SourceLine | None:
     return None
 
 
+def callers_of(eqn: Any) -> list[SourceLine]:
+    """The reader's lines on the way to an equation, the innermost first."""
+    traceback = eqn.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    return [source_line(f.file_name, f.line_num) for f in frames if is_readers_file(f.file_name)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Dim:
     """One dimension of a block: `kind` is "blocked", "squeezed" or "element"."""
@@ -164,8 +171,10 @@ class Call:
     aliases: dict[int, int]  # input (counted after the scalars) -> output
     vmem_limit_bytes: int | None
     dynamic_bounds: int = 0  # dimensions of the grid that are known only at run time
+    dynamic_axes: tuple[int, ...] = ()  # which they are
     scalars: list[np.ndarray] = dataclasses.field(default_factory=list)
     inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    callers: list[SourceLine] = dataclasses.field(default_factory=list)  # the innermost first
 
     @property
     def ins(self) -> list[Operand]:
@@ -176,7 +185,7 @@ class Call:
         return [o for o in self.operands if o.role == "out"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Outside:
     """Array work done outside every pallas_call."""
 
@@ -184,6 +193,8 @@ class Outside:
     shape: tuple[int, ...]
     line: SourceLine | None
     dtypes: frozenset[str] = frozenset()  # of its results
+    flops: int = 0  # of matrix products, over all equations of this line
+    crowded: bool = False  # a scatter that brings more than there are places for
 
 
 @dataclasses.dataclass
@@ -274,6 +285,7 @@ def describe(eqn: Any, grid_bounds: Sequence[int] = ()) -> Call:
         aliases={i - n_scalars: o for i, o in dict(p["input_output_aliases"]).items()},
         vmem_limit_bytes=getattr(p.get("compiler_params"), "vmem_limit_bytes", None),
         dynamic_bounds=mapping.num_dynamic_grid_bounds,
+        dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
     )
 
 
@@ -425,7 +437,7 @@ class Evaluator:
     def __init__(self, on_call: OnCall, limit: int = 4096):
         self.on_call, self.limit = on_call, limit
         self.calls: list[Call] = []
-        self.outside: dict[tuple[str, Any, frozenset[str]], Outside] = {}
+        self.outside: dict[tuple[str, Any, frozenset[str], bool], Outside] = {}
         self.made: set[int] = set()  # id() of values that came out of a kernel
         self.alive: list[Any] = []  # keeps those values, so that an id is never used twice
         self.site: SourceLine | None = None
@@ -488,6 +500,7 @@ class Evaluator:
         n_scalars = len(call.scalar_names)
         call.scalars = [np.asarray(v) for v in operands[:n_scalars]]
         call.inputs = [np.asarray(v) for v in operands[n_scalars:]]
+        call.callers = callers_of(eqn)
         self.calls.append(call)
         return self.on_call(call, eqn, values)
 
@@ -510,7 +523,12 @@ class Evaluator:
             line = self.site or line_of(eqn)
             shape = tuple(getattr(eqn.outvars[0].aval, "shape", ()))
             dtypes = frozenset(str(v.aval.dtype) for v in eqn.outvars if hasattr(v.aval, "dtype"))
-            self.outside.setdefault((name, line, dtypes), Outside(name, shape, line, dtypes))
+            crowded = name.startswith("scatter") and np.size(values[-1]) > sizes[0]
+            key = (name, line, dtypes, crowded)
+            work = self.outside.setdefault(key, Outside(name, shape, line, dtypes, crowded=crowded))
+            if name == "dot_general":
+                (summed, _), _ = eqn.params["dimension_numbers"]
+                work.flops += 2 * sizes[0] * math.prod(np.shape(values[0])[d] for d in summed)
 
 
 def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) -> Capture:

@@ -3,6 +3,7 @@
 import collections
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from .capture import (
@@ -15,7 +16,8 @@ from .findings import Finding
 from .incidents import still_axes
 from .machine import Trace
 from .ops import is_floating, np_dtype
-from .program import lines_of
+from .program import lines_of, narrow_products
+from .tally import tally
 
 
 def dead_stores(trace: Trace) -> dict[str, int]:
@@ -51,6 +53,13 @@ def wide_products(call: Call, bits: int) -> Iterator[Finding]:
         for eqn in jaxpr.eqns:
             if eqn.primitive.name != "dot_general":
                 continue
+            if next(narrow_products(jaxpr.replace(eqns=[eqn])), None) is not None:
+                cause = (
+                    "Right answer within the tolerance, but a product of 16-bit tiles is asked for in 16 bits: what "
+                    "the MXU has summed in 32 bits is rounded before any cast, and the TPU compiler refuses it. Ask "
+                    "for preferred_element_type=jnp.float32."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
             wide = [d for d in (np_dtype(v.aval) for v in eqn.invars) if d.itemsize * 8 > bits]
             if wide:
                 cause = (
@@ -76,6 +85,41 @@ def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
         )
         near = list(lines_of(calls[0].kernel))
         yield Finding("budget", cause, [], near[0] if near else None, operand="mxu_bits")
+
+
+def over_flops(traces: Sequence[Trace], flops: int, most: int, idle: str, evidence: Sequence[str]) -> Finding:
+    """More arithmetic than there may be: how much, and the line that has the most of what can be spared.
+
+    idle, evidence: what is known of steps that compute for nothing.
+    """
+    lines = [(line, cost, trace.n) for trace in traces for line, cost in tally(trace.call).lines.items()]
+    products = sum(cost[0] for _, cost, _ in lines)
+    kind = 0 if products > most else 1  # products within the budget are wanted: then it is something else
+    lines.sort(key=lambda line: -line[1][kind])
+    said = [
+        f"{line} has {mxu + others:,.0f}, at {steps} of {n} steps: {line.text.strip()}"
+        for line, (mxu, others, steps), n in lines[:3]
+    ]
+    cause = (
+        f"Right answer, but it takes {flops:,} FLOPs; the budget is {most:,}. Some of its arithmetic is not needed, or "
+        f"is repeated at steps whose result is thrown away.{idle}"
+    )
+    if not said:
+        return Finding("budget", cause, [*evidence], operand="flops")
+    where, (_, _, steps), n = lines[0]
+    what = "Most of it is in the product" if kind == 0 else "Products aside, most of it is" if products else "Most is"
+    cause += f" {what} at {where}, at {f'all {n}' if steps == n else f'{steps} of {n}'} steps."
+    return Finding("budget", cause, [*evidence, *said][:4], where, operand="flops")
+
+
+def without_branches(findings: Sequence[Finding]) -> None:
+    """Advice to a kernel that may have no branches: values, where both ways are offered."""
+    for f in findings:
+        f.cause = re.sub(
+            r"@pl\.when\((.*?)\), or jnp\.where with this condition",
+            r"jnp.where(\1, 0, ...) in what is read of it",
+            f.cause,
+        )
 
 
 _BRANCHES = frozenset("cond while scan".split())

@@ -1,7 +1,8 @@
 """From a trace and the expected result to findings in plain English: cause first, then what to try, then evidence."""
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,19 @@ from .capture import (
     Operand,
     Outside,
 )
-from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, default_tolerance
-from .incidents import at, incidents_of, index_maps, races, unscaled
-from .machine import Run
+from .findings import FATAL, GARBAGE_READS, Diagnosis, Finding, Tolerance, default_tolerance
+from .incidents import at, crossed_lookups, incidents_of, index_maps, races, unscaled
+from .machine import Run, fed_by
 from .ops import is_floating
 from .output.base import sample_of
 from .output.blocks import Blocks
+from .repair import Change, repaired
 
 # Which finding is the likelier root of the others: lower comes first.
 ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
-    "garbage unwritten stale clobbered reset overwritten repeated partly-stored sometimes-stored carry padding "
+    "garbage unwritten stale clobbered reset overwritten repeated partly-stored sometimes-stored carry "
+    "unmoved misfit padding "
     "input-store max-fill max-start "
     "no-rescale overflow exp-positive born exchanged rebound local-position mask "
     "moved unread unused transposed permuted flipped precision rounding offset scaled row-offset row-scaled row-term "
@@ -28,9 +31,9 @@ ORDER = (
 ).split()
 
 
-_VALUES = frozenset(
-    "moved unread unused transposed permuted flipped precision rounding offset scaled row-offset row-scaled row-term "
-    "row-missing wrong-axis reciprocal nan zeros values local-position mask".split()
+SEEN_IN_VALUES = frozenset(
+    "unmoved misfit moved unread unused transposed permuted flipped precision rounding offset scaled row-offset "
+    "row-scaled row-term row-missing wrong-axis reciprocal nan zeros values local-position mask".split()
 )
 
 
@@ -43,12 +46,16 @@ _ROOTS = frozenset(
 )
 
 
+# Kinds that know where, and at best guess why.
+_UNSURE = frozenset("values row-term wrong-axis repeated".split())
+
 _LOST = frozenset("reset overwritten carry".split())
 
 
 # kind -> the kinds that explain it away
 _FOLLOWS = {
-    "padding": frozenset({"map-bounds"}),
+    "padding": frozenset({"map-bounds", "unmoved", "misfit", "moved"}),
+    "moved": frozenset({"unmoved"}),
     **{kind: frozenset({"map-bounds"}) for kind in ("carry", "reset", "partly-stored")},
     "overflow": frozenset({"max-fill", "max-start"}) | _LOST,
     "exp-positive": frozenset({"max-fill", "max-start", "no-rescale", "overflow"}) | _LOST,
@@ -76,16 +83,16 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     diagnosis = Diagnosis(findings)
     wrong = False
     if not findings:
-        for name, got, expected in zip(result_names(want), got_leaves, want_leaves, strict=True):
-            found = _output(run, np.asarray(got), np.asarray(expected), tolerance, name)
-            if found is not None:
-                wrong = True
-                diagnosis.findings += found.findings
-                if diagnosis.operand is None:
-                    diagnosis.operand, diagnosis.tiles = found.operand, found.tiles
-                    diagnosis.summary, diagnosis.steps = found.summary, found.steps
+        named = zip(result_names(want), got_leaves, want_leaves, strict=True)
+        all_found = [_output(run, np.asarray(g), np.asarray(w), tolerance, name) for name, g, w in named]
+        for found in _not_inherited(run, [f for f in all_found if f is not None]):
+            wrong = True
+            diagnosis.findings += found.findings
+            if diagnosis.operand is None:
+                diagnosis.operand, diagnosis.tiles = found.operand, found.tiles
+                diagnosis.summary, diagnosis.steps = found.summary, found.steps
     diagnosis.findings += _exchanged(run, got_leaves, want_leaves, tolerance) if wrong else []
-    diagnosis.findings += _rebound(run, diagnosis.operand) if wrong else []
+    diagnosis.findings += [*_misnamed(run)] or _rebound(run, diagnosis.operand) if wrong else []
     for f in diagnosis.findings:
         f.maps = f.maps or [m for t in run.traces for m in index_maps(t)]
     poisoned = {id(t) for t in run.traces if _has_nan(t.outputs)}
@@ -95,13 +102,74 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
             seen = [f for f in seen if f.kind not in GARBAGE_READS]
         diagnosis.findings += seen
         diagnosis.findings += unscaled(trace) if wrong else []
-        diagnosis.findings += list(races(trace))
+        diagnosis.findings += crossed_lookups(trace) if wrong else []
+        lost = any(f.kind == "map-bounds" for f in seen)  # blocks that go astray meet each other
+        diagnosis.findings += [] if lost else list(races(trace))
     if all(np.isfinite(np.asarray(x, np.float64)).all() for x in got_leaves):
         diagnosis.findings = [f for f in diagnosis.findings if f.kind != "born"]  # it never reached the result
+    if not any((np.isinf(g) & ~np.isinf(w)).any() for g, w in _pairs(got_leaves, want_leaves)):
+        diagnosis.findings = [
+            f for f in diagnosis.findings if f.kind != "born" or "log(0)" not in f.cause
+        ]  # it is meant
+    diagnosis.what_ifs = [f.what_if for f in diagnosis.findings if f.what_if]
     diagnosis.findings = _roots(diagnosis.findings, poisoned=_has_nan(got_leaves))
+    _tell_unread(run, diagnosis.findings[:1])
     if diagnosis.findings and diagnosis.summary:
         diagnosis.findings[0].evidence.insert(0, diagnosis.summary)
     return diagnosis
+
+
+def _not_inherited(run: Run, wrong: list[Diagnosis]) -> list[Diagnosis]:
+    """The wrong results, the earliest call's first, without what may only be wrong because an earlier one is."""
+    places = {id(o): (n, t, j) for n, t in enumerate(run.traces) for j, o in enumerate(t.call.outs)}
+    placed = sorted((f for f in wrong if id(f.operand) in places), key=lambda f: places[id(f.operand)][0])
+    fed: set[int] = set()
+    kept = []
+    for found in placed:
+        number, trace, j = places[id(found.operand)]
+        if number not in fed:
+            kept.append(found)
+            fed |= fed_by(run, number, [trace.outputs[j]])
+            continue
+        found.findings = [f for f in found.findings if f.kind not in SEEN_IN_VALUES]
+        kept += [found] if found.findings else []
+    return kept + [f for f in wrong if id(f.operand) not in places]
+
+
+_ASTRAY = frozenset("map-bounds moved unmoved misfit values".split())
+
+
+def _tell_unread(run: Run, findings: list[Finding]) -> None:
+    """Blocks that go astray in a call with a prefetched Ref that nothing reads: that Ref is the likely lack."""
+    for trace in run.traces:
+        call = trace.call
+        kernel = getattr(call.kernel, "jaxpr", call.kernel)
+        maps = [getattr(o.index_map, "jaxpr", o.index_map) for o in call.operands if o.index_map is not None]
+        for n, name in enumerate(call.scalar_names):
+            refs = [(kernel, kernel.invars[n]), *((m, m.invars[n - len(call.scalar_names)]) for m in maps)]
+            if any(v is ref for program, ref in refs for e in program.eqns for v in e.invars):
+                continue
+            for f in [f for f in findings if f.kind in _ASTRAY]:
+                f.cause += f" {name} is prefetched, and nothing reads it: no index map, and no line of the kernel."
+
+
+def _pairs(got: list[Any], want: list[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Results and what is expected of them, in double precision, where their shapes agree."""
+    for g, w in zip(got, want, strict=False):
+        if np.shape(g) == np.shape(w):
+            yield np.asarray(g, np.float64), np.asarray(w, np.float64)
+
+
+def tell_change(findings: list[Finding], what_if: Callable[[bool], Change]) -> None:
+    """A finding that knows where, and not why: the change to the kernel that makes the result right says why."""
+    f = findings[0]
+    if f.kind not in _UNSURE:
+        return
+    change, line = (f.what_if or what_if)(f.kind == "repeated")
+    if change:
+        f.cause, f.line = f.where + change if f.where else f"{f.cause} {change}", line or f.line
+        for other in findings[1:]:  # of the same mistake, most likely
+            other.cause = other.where.strip() or other.cause
 
 
 def result_names(want: Any) -> list[str]:
@@ -126,6 +194,38 @@ def _exchanged(run: Run, got: list[Any], want: list[Any], tolerance: Tolerance |
             first, second = (names.get(id(z), f"result {n}") for n, z in ((a, got[a]), (b, got[b])))
             cause = f"{first} holds what belongs in {second}, and the other way round: the two have changed places."
             yield Finding("exchanged", cause, [])
+
+
+def _misnamed(run: Run) -> Iterator[Finding]:
+    """A call that gets a result of an earlier call under a name that belongs to another array of these calls."""
+    for n, later in enumerate(run.traces):
+        given = list(zip(later.call.ins, later.call.inputs, strict=True))
+        for earlier in run.traces[:n]:
+            made = list(zip(earlier.call.outs, earlier.outputs, strict=True))
+            for o, x in given:
+                other = next((p for p, y in made if p.name != o.name and _equal(x, y)), None)
+                own = next((y for p, y in made if p.name == o.name), None)
+                if other is None or any(p.name == o.name and _equal(x, y) for p, y in made):
+                    continue
+                elsewhere = [  # another call gets the array under its own name, and another array under this one
+                    t.call.name
+                    for t in run.traces[1:]
+                    if t is not later
+                    and any(
+                        p.name == other.name and _equal(x, y) for p, y in zip(t.call.ins, t.call.inputs, strict=True)
+                    )
+                    and any(p.name == o.name for p in t.call.ins)
+                ]
+                if own is None and not elsewhere:
+                    continue
+                cause = f"{o.name} of {later.call.name} holds what {earlier.call.name} stored in {other.name}. " + (
+                    f"{earlier.call.name} has stored something in its own {o.name}, too: have the two changed "
+                    "places on the way, for instance among the residuals?"
+                    if own is not None
+                    else f"In {elsewhere[0]}, {o.name} is another array: look at the order of the arguments."
+                )
+                yield Finding("rebound", cause, [], operand=o.name)
+                return
 
 
 def _rebound(run: Run, wrong: Operand | None) -> Iterator[Finding]:
@@ -166,15 +266,19 @@ def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
     by_ref = {(f.kind, f.operand) for f in findings}
 
     def follows(f: Finding) -> bool:
-        if f.kind in _VALUES and kinds & _ROOTS - ({"padding", "unwritten", "stale"} if not poisoned else set()):
-            return f.kind not in ("moved", "transposed", "unread", "unused") or bool(
-                kinds & {"map-bounds", "unvisited", "revisit"}
-            )
+        if "crossed-lookup" in kinds and f.kind not in FATAL | {"crossed-lookup", "race"}:
+            return True
+        if f.kind == "unread" and kinds & (_ROOTS if poisoned else _ROOTS - GARBAGE_READS):
+            return True  # an index map that stays away from what a mask rules out is right
+        if f.kind in SEEN_IN_VALUES and kinds & _ROOTS - ({"padding", "unwritten", "stale"} if not poisoned else set()):
+            if f.kind not in ("unmoved", "misfit", "moved", "transposed", "unread", "unused"):
+                return True
+            return bool(kinds & ({"map-bounds", "unvisited", "revisit"} | _FOLLOWS.get(f.kind, frozenset())))
         if f.kind == "padding" and not poisoned:
             return True
         if f.kind in ("stale", "carry") and ("unwritten", f.operand) in by_ref:
             return True
-        if f.kind in ("values", "nan", "offset", "scaled") and kinds & {"unused", "unread"}:
+        if f.kind in ("values", "nan", "offset", "scaled") and kinds & {"unused", "unread", "unmoved", "misfit"}:
             return True
         return bool(kinds & _FOLLOWS.get(f.kind, frozenset()))
 
@@ -262,9 +366,40 @@ def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | 
             ):
                 shape = trace.call.outs[j].shape
                 blocks = Blocks(trace, j, g.reshape(shape), w.reshape(shape), bad.reshape(shape), tolerance)
-                return blocks.rounded_twice(len(run.traces)) if rough else blocks.diagnose()
+                if rough:
+                    return blocks.rounded_twice(len(run.traces))
+                found = blocks.diagnose()
+                blocks.named_by_products(found.findings)
+                for finding in found.findings:
+                    finding.what_if = functools.partial(repaired, trace, j, blocks.want, blocks.bad, tolerance.close)
+                return found
     cause = f"{name} is wrong in {int(bad.sum())} of {bad.size} elements: {sample_of(g, w, bad, '')}."
     return Diagnosis([Finding("values", cause)])
+
+
+def too_much_outside(outside: Sequence[Outside], most: int) -> Finding | None:
+    """Matrix products outside of the kernels that are more work than what has to be done there."""
+    flops = sum(o.flops for o in outside)
+    if flops <= most:
+        return None
+    first, *others = sorted((o for o in outside if o.flops), key=lambda o: -o.flops)
+    cause = (
+        f"Right answer, but products outside of the kernels do {flops:,} FLOPs; the budget is {most:,}. Most of them, "
+        f"{first.flops:,}, make an array of shape {first.shape}. An index moves rows, and a kernel multiplies them."
+    )
+    evidence = [f"{o.flops:,} more" + (f" at {o.line}: {o.line.text}" if o.line else "") for o in others[:3]]
+    near = [o.line for o in (first, *others) if o.line is not None]
+    return Finding("budget", cause, evidence, first.line, operand="outside_flops", near=near)
+
+
+def explain_barred(outside: Sequence[Outside], barred: Mapping[str, str], allow: Sequence[str]) -> Finding | None:
+    """A primitive that nobody may make, by whatever name; a scatter, when several values go to one place."""
+    for o in outside:
+        harmless = o.primitive.startswith("scatter") and not o.crowded
+        if o.primitive in barred and not harmless and not o.dtypes <= frozenset(allow):
+            cause = barred[o.primitive].replace("{name}", o.primitive).replace("{shape}", str(o.shape))
+            return Finding("forbidden", cause, [], o.line)
+    return None
 
 
 def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding | None:

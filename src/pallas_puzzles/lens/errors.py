@@ -26,8 +26,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Custom VJP fwd rule.*must produce a pair", "vjp-forward",
      "the forward function of a custom_vjp returns two things, the result and the residuals: return y, residuals"),
     (r"Custom VJP bwd rule", "vjp-backward",
-     "the backward function of a custom_vjp returns a tuple with one gradient for each input, of its input's shape; "
-     "with one input: return (dx,)"),
+     "the backward function of a custom_vjp returns a tuple with one gradient for each input, in the order of the "
+     "inputs and of their shapes; with one input: return (dx,)"),
     (r"Index map function.*must not capture constants", "map-constants",
      "an index map uses an array from outside. Python numbers may be used there; an array of indices is prefetched "
      "(pltpu.PrefetchScalarGridSpec), and index maps get it as a Ref behind the grid indices"),
@@ -57,6 +57,10 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
      "the two factors of a product do not fit: the dimensions that are summed over differ in length. jnp.dot sums over "
      "the last of the first factor and the first of the second; jax.lax.dot_general lets you choose"),
+    (r"incompatible shapes for broadcasting: \((\d+), (\d+)\), \(\2, \1\)", "turned",
+     "two arrays of incompatible shapes meet, and one is the other on its side: rows and columns are exchanged. In the "
+     "result of a product, what is left of the first factor comes first: look at the order of the factors, or of the "
+     "operands"),
     (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
      "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
     (r"TracerIntegerConversionError", "python-index",
@@ -109,6 +113,10 @@ _AND = (
     "Python's `{0}` asks for a bool, and these conditions are known only when the kernel runs: join them with `{1}`, "
     "each in brackets: @pl.when((a == 0) {1} (b == 0))."
 )
+_ARRAY_AND = (
+    "Python's `{0}` asks for one bool, and these conditions are arrays, with one for each element: join them with "
+    "`{1}`, each in brackets: (a > 0) {1} (b != 0)."
+)
 _LOST_DIMENSION = (
     "Two arrays of different rank meet, and their shapes do not broadcast. A reduction drops the dimension that it "
     "reduces: keepdims=True keeps it, so that (16, 1) fits beside (16, 384)."
@@ -122,6 +130,16 @@ _DOT_DIMS = (
     "dimensions (((1,), (0,)), ((), ()))."
 )
 _MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
+
+_NARROW = (
+    "A product of 16-bit tiles is asked for in 16 bits: its result is {0}, as its operands are, and what the MXU has "
+    "summed in 32 bits is rounded before any cast. Ask for more where the product is made: "
+    "preferred_element_type=jnp.float32. Then it has the type of the Ref, too."
+)
+_MAP_ORDER = (
+    "A prefetched Ref stands where an index is wanted. An index map gets the indices of the grid first, and behind "
+    "them the prefetched Refs, in the order of the call: lambda i, j, ids_ref: (ids_ref[i], j)."
+)
 
 
 def _in_index_map(error: BaseException) -> bool:
@@ -160,6 +178,17 @@ def explain_error(error: BaseException) -> Finding:
         return Finding("python-if", advice, [_shorten(f"{name}: {first}")], line)
     if _in_index_map(error) and re.search(r"\(\) (takes|missing)", text):
         return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
+    if _in_index_map(error) and re.search(r"valid indices. Got .*Ref|Got .*Tracer\(Ref", text):
+        return Finding("map-order", _MAP_ORDER, [_shorten(f"{name}: {first}")], line)
+    dtypes = re.search(r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: (b?float16)", text, re.S)
+    product = _product_line(error, line) if dtypes else None
+    if dtypes and product:
+        return Finding("narrow-dot", _NARROW.format(dtypes[1]), [_shorten(f"{name}: {first}")], product)
+    if "dot_general requires contracting dimensions" in text:
+        found = _misfit(error, line)
+        if found:
+            found.evidence.append(_shorten(f"{name}: {first}"))
+            return found
     shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
         advice = _later_ref(error, line, shapes[2]) or _shape_advice(shapes[1], shapes[2])
@@ -168,6 +197,9 @@ def explain_error(error: BaseException) -> Finding:
         ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
         if len(ranks) > 1:
             return Finding("broadcast", _LOST_DIMENSION, [_shorten(f"{name}: {first}")], line)
+        differ = _different_lengths(re.findall(r"\(\d[^()]*\)", first))
+        if differ:
+            return Finding("broadcast", differ, [_shorten(f"{name}: {first}")], line)
     code = line.text if line else ""
     if re.search(r"\bint\(", code) and re.search("ConcretizationTypeError|TracerIntegerConversion", name):
         return Finding("int-of-value", _INT, [_shorten(f"{name}: {first}")], line)
@@ -232,11 +264,80 @@ def explain_array_error(error: BaseException) -> Finding:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name, line = type(error).__name__, readers_frame(error)
     code = f" {line.text}" if line else ""
+    joined = re.search(r"\b(and|or)\b", code)
+    if joined and re.search("truth value of an array|TracerBoolConversion", f"{name}: {error}"):
+        advice = _ARRAY_AND.format(joined[1], "&|"[joined[1] == "or"])
+        return Finding("python-and", advice, [_shorten(f"{name}: {first}")], line)
     for pattern, kind, advice in _ARRAY_ERRORS:
         haystack = f"{name}: {error}{code if kind == 'static-shape' and 'Concretization' in name else ''}"
         if re.search(pattern, haystack, re.S):
             return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
     return Finding("error", f"{name}: {_shorten(first)}", [], line)
+
+
+_PRODUCT = re.compile(r"\b(dot|matmul|einsum|dot_general)\(|[\w\])] @ [\w(]")
+
+
+def _product_line(error: BaseException, line: SourceLine | None) -> SourceLine | None:
+    """The line of the matrix product that nothing is said about, in a value that is stored at `line`: there, or where
+    the names of that line are set."""
+    frames = [(f, n) for f, n in tb.walk_tb(error.__traceback__) if line and f.f_code.co_filename == line.file]
+    first = next((f.f_code.co_firstlineno for f, n in reversed(frames) if line and n == line.line), None)
+    if line is None or first is None:
+        return None
+    names = set(re.findall(r"\b[A-Za-z_]\w*\b", line.text.split("=", 1)[-1]))
+    for number in range(line.line, first, -1):
+        at = source_line(line.file, number)
+        set_here = at is not None and re.match(r"\s*(\w+)\s*=[^=]", at.text)
+        if at is None or not (number == line.line or (set_here and set_here[1] in names)):
+            continue
+        following = (
+            source_line(line.file, n) for n in range(number, line.line + 1 if number < line.line else number + 1)
+        )
+        if _PRODUCT.search(at.text):
+            told = "".join(f.text for f in following if f).find("preferred_element_type") >= 0
+            return None if told else at
+        names |= set(re.findall(r"\b[A-Za-z_]\w*\b", at.text.split("=", 1)[-1]))
+    return None
+
+
+def _misfit(error: BaseException, line: SourceLine | None) -> Finding | None:
+    """Two factors that do not fit: their shapes, what is summed against what, and which call of the kernel it is."""
+    frames = list(tb.walk_tb(error.__traceback__))
+    lengths = re.search(r"got \((\d+),?\) and \((\d+),?\)", str(error))
+    inside = next((f.f_locals for f, n in reversed(frames) if line and n == line.line), {})
+    product = re.search(r"\b(dot|dot_general|matmul)\(.*", line.text) if line else None  # and not what it is stored in
+    refs = re.findall(r"\b(\w+)\[", product[0])[:2] if product else []
+    shapes = [getattr(inside.get(ref), "shape", None) for ref in refs]
+    if not lengths or line is None or len(refs) != 2 or None in shapes:
+        return None
+    dims = next((f" along {n} = {v}" for n, v in inside.items() if re.search(rf"\b{n}\b", line.text) and _pair(v)), "")
+    cause = (
+        f"The two factors of a product do not fit: {refs[0]}, {shapes[0]}, is summed against {refs[1]}, {shapes[1]}"
+        f"{dims}: that is {lengths[1]} elements against {lengths[2]}."
+    )
+    mine = [(f, n) for f, n in frames if is_readers_file(f.f_code.co_filename)]
+    running = {f.f_code.co_name for f, _ in mine}
+    for frame, number in reversed(mine):
+        at = source_line(frame.f_code.co_filename, number)
+        called = re.findall(r"\b([A-Za-z_]\w*)\(", at.text) if at else []
+        makers = [n for n in called if dims and n not in running and hasattr(frame.f_globals.get(n), "__code__")]
+        makers = [n for n in makers if is_readers_file(frame.f_globals[n].__code__.co_filename)]
+        if at is not None and makers:
+            code = frame.f_globals[makers[0]].__code__
+            cause += (
+                f" That is the call for `{at.text.strip()}`: look at what {makers[0]} returns, the dimensions that are "
+                "summed over and the blocks, in the order of the factors."
+            )
+            where = source_line(code.co_filename, code.co_firstlineno) or line
+            return Finding("product-shape", cause, [f"the product: {line}: {line.text.strip()}"], where)
+    cause += " jnp.dot sums over the last of the first factor and the first of the second; jax.lax.dot_general lets you"
+    return Finding("product-shape", f"{cause} choose.", [], line)
+
+
+def _pair(v: object) -> bool:
+    """Whether this is ((d,), (e,)): which dimensions of two factors are summed over."""
+    return isinstance(v, tuple) and len(v) == 2 and all(isinstance(d, tuple | list) and len(d) == 1 for d in v)
 
 
 def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str:
@@ -256,8 +357,40 @@ def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str
                 f"A value of shape {shape} is stored in {stored[1]}, a Ref of shape {own}; {fits[0]} has that shape. "
                 "The Refs of the outputs come in the order of out_specs and out_shape: is it that of the kernel's "
                 f"arguments, where {stored[1]} comes before {fits[0]}? If so, the value needs another shape."
+                + _grown(own, shape)
             )
     return ""
+
+
+def _different_lengths(shapes: list[str]) -> str:
+    """What to say when arrays of one rank meet and do not broadcast."""
+    sizes = [tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in shapes]
+    if len(sizes) == 2 and sizes[0] == sizes[1][::-1]:
+        return ""  # one is the other on its side, and there is a better word for that
+    for d, lengths in enumerate(zip(*sizes, strict=True)):
+        longer = sorted({n for n in lengths if n != 1})
+        if len(longer) > 1:
+            return (
+                f"Arrays of incompatible shapes meet, {' and '.join(shapes)}: along dimension {d} they have "
+                f"{' and '.join(map(str, longer))} elements: only a dimension of 1 is widened. Which Ref has the shape "
+                "that is wanted here?"
+            )
+    return ""
+
+
+def _grown(own: object, shape: tuple[int, ...]) -> str:
+    """Another way for a value to be wider than its Ref: two that were reduced along different axes have met."""
+    if (
+        not isinstance(own, tuple)
+        or len(own) != len(shape)
+        or not any(a == 1 < b for a, b in zip(own, shape, strict=True))
+    ):
+        return ""
+    other = tuple(b if a == 1 else 1 for a, b in zip(own, shape, strict=True))
+    return (
+        f" Or it has grown: a {own} that meets a {other} becomes a {shape}. Was something reduced along the wrong "
+        "axis? axis=1 goes along a row."
+    )
 
 
 def _shape_advice(ref: str, value: str) -> str:

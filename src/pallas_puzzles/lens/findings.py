@@ -1,6 +1,7 @@
 """What a diagnosis is made of: findings, tolerances, and the verdict on each block."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -28,6 +29,9 @@ class Finding:
     maps: list[SourceLine] = dataclasses.field(default_factory=list)  # the index maps that may be to blame
     size: int = 0  # elements of the output that it is about
     near: list[SourceLine] = dataclasses.field(default_factory=list)  # whatever the kernel or index map is made of
+    # repair.repaired of this output; True: of what steers alone
+    what_if: Callable[[bool], tuple[str, SourceLine | None]] | None = None
+    where: str = ""  # the cause up to its advice, when the advice is a weak one: a change that helps is a better one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Diagnosis:
     tiles: dict[Block, str] = dataclasses.field(default_factory=dict)
     summary: str = ""
     steps: frozenset[int] = frozenset()  # those that visit a wrong block
+    what_ifs: list[Callable[[bool], tuple[str, SourceLine | None]]] = dataclasses.field(default_factory=list)
 
 
 # Reads of memory that holds whatever it held: what comes of them must not depend on it.

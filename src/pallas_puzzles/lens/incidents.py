@@ -11,15 +11,17 @@ from .capture import (
     EXPONENTIALS,
     Operand,
     SourceLine,
+    callers_of,
     filled_with,
     holds_exponential,
     holds_primitive,
     line_of,
+    subprograms,
     where_defined,
     with_ref_names,
 )
 from .findings import FATAL, Finding
-from .machine import Incident, Trace, run_call, spans
+from .machine import Incident, Trace, listed, run_call, spans
 from .ops import is_floating
 from .program import SAME_VALUE, after, asks_for, lines_of, made_by, one_number, producers, unscaled_sums
 
@@ -60,7 +62,8 @@ def incidents_of(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[F
             maps = index_maps(trace) if line is None or kind in ("map-bounds", "revisit") else []
             operand = next((o for o in trace.call.operands if o.name == ref and o.index_map is not None), None)
             in_map = operand is not None and kind == "map-bounds"
-            near = list(lines_of(operand.index_map if in_map and operand else trace.call.kernel))
+            near = callers_of(first.eqn) if first.eqn is not None else []  # it may lie in something that was given
+            near += lines_of(operand.index_map if in_map and operand else trace.call.kernel)
             yield Finding(kind, cause, evidence, line, first.step, first.at, ref, first.block, maps, near=near)
 
 
@@ -135,10 +138,28 @@ def first_step_test(trace: Trace, ref: str = "") -> str:
     """When a buffer is to be set: an output by the steps that it stays for, scratch by those of all outputs."""
     own = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and o.name == ref and not o.in_hbm]
     axes = _own_axes(trace, still_axes(trace, own[0])) if own else _reduction_axes(trace)
+    looked_up = {} if axes and not own else _looked_up(trace)
+    told = looked_up.get(ref, "") if own else next(iter(looked_up.values()), "")
+    if told:
+        return f"on the first step of every output block: where {told} differs from that of the step before"
     if not axes:
         return "before the first read"
     tests = " & ".join(f"(pl.program_id({d}) == 0)" if len(axes) > 1 else f"pl.program_id({d}) == 0" for d in axes)
     return f"on the first step of every output block: @pl.when({tests}), or jnp.where with this condition"
+
+
+def _looked_up(trace: Trace) -> dict[str, str]:
+    """Outputs whose block is data, and the number that says which: 'ids_ref[...]', as their index map looks it up."""
+    looked_up = {o.name: _prefetched(trace, o) for o in trace.call.outs if o.index_map is not None}
+    return {name: f"{refs[0]}[...]" for name, refs in looked_up.items() if refs}
+
+
+def _prefetched(trace: Trace, o: Operand) -> list[str]:
+    """The prefetched Refs, as the kernel calls them, that an operand's index map looks numbers up in."""
+    call, program = trace.call, getattr(o.index_map, "jaxpr", o.index_map)
+    names = dict(zip(program.invars[len(call.grid) :], call.scalar_names, strict=False))
+    found = [names.get(e.invars[0]) for e in program.eqns if e.primitive.name == "get"]
+    return list(dict.fromkeys(name for name in found if name))
 
 
 def _starting_values(trace: Trace) -> str:
@@ -193,7 +214,49 @@ def _explain_map_bounds(trace: Trace, i: Incident) -> str:
         return head + f"An index map returns block indices, not element offsets: leave out the factor {o.block[d]}."
     if block[d] == o.tiles[d] and len(trace.call.grid) == 1 and trace.n > math.prod(o.tiles):
         return head + f"The grid is longer than the array: it has {o.tiles[d]} block(s) along this dimension."
-    return head + "Look at what the index map returns, and at the order and the size of the grid's axes."
+    names = trace.call.scalar_names
+    refs = _prefetched(trace, o) if names else []
+    if names and not refs:
+        return head + f"The map looks nothing up: a number that is data is in what was prefetched, {listed(names)}."
+    given = _grid_index(trace, o, d) if refs else ""
+    if given:
+        return f"{head}The map returns {given}, there: which grid index counts blocks along this dimension?"
+    if refs:
+        return head + (
+            f"The map looks up {listed(refs)}, by the name that the kernel has for it; prefetched are {listed(names)}. "
+            "Is it the right one, and by the right grid index?"
+        )
+    return head + (
+        _on_its_side(o) or "Look at what the index map returns, and at the order and the size of the grid's axes."
+    )
+
+
+def _grid_index(trace: Trace, o: Operand, d: int) -> str:
+    """'grid index 0, j', where that is what an index map returns for a dimension, as it is."""
+    program = getattr(o.index_map, "jaxpr", o.index_map)
+    made, v = {v: e for e in program.eqns for v in e.outvars}, program.outvars[d]
+    while not hasattr(v, "val") and v in made and made[v].primitive.name == "convert_element_type":
+        v = made[v].invars[0]
+    axes = program.invars[: len(trace.call.grid)]
+    if hasattr(v, "val") or v not in axes or trace.call.vmapped:
+        return ""
+    axis = axes.index(v)
+    names = getattr(program.debug_info, "arg_names", None) or ()  # seen on jax 0.11.2 and 0.12.0.1
+    name = f", {names[axis]}," if axis < len(names) and str(names[axis]).isidentifier() else ""
+    return f"grid index {axis}{name} of {trace.call.grid[axis]} steps"
+
+
+def _on_its_side(o: Operand) -> str:
+    """Blocks that do not fit into an array, and would if their two sides changed places."""
+    turned = o.block[::-1]
+    if len(o.block) != 2 or any(n % b for n, b in zip(o.shape, turned, strict=True)):
+        return ""
+    if not any(n % b for n, b in zip(o.shape, o.block, strict=True)):
+        return ""
+    return (
+        f"Blocks of {o.block} do not fit into {o.shape}, and blocks of {turned} would: in the BlockSpec of {o.name}, "
+        "rows and columns look exchanged."
+    )
 
 
 def _explain_ref_bounds(trace: Trace, i: Incident) -> str:
@@ -204,7 +267,14 @@ def _explain_ref_bounds(trace: Trace, i: Incident) -> str:
         f"{d['dim']} elements. "
     )
     operand = next((o for o in trace.call.operands if o.name == i.ref), None)
-    if d["first"] == d["last"] < 0 and -d["first"] <= d["dim"]:
+    if i.ref in trace.call.scalar_names and d["first"] == d["last"]:
+        head += (
+            "The index is computed, and comes out below 0 at this step: keep it at 0 or above, with jnp.maximum."
+            if d["first"] < 0
+            else f"{i.ref} has shape {trace.call.scalars[trace.call.scalar_names.index(i.ref)].shape}: are the indices "
+            "in the order of its dimensions, and does the step belong to it?"
+        )
+    elif d["first"] == d["last"] < 0 and -d["first"] <= d["dim"]:
         head += f"A Ref does not count from the end: write {d['dim'] + d['first']} instead of {d['first']}."
     elif operand is not None and not operand.in_hbm:
         head += (
@@ -258,6 +328,12 @@ def _explain_unwritten(trace: Trace, i: Incident) -> str:
     if copying:
         return ""
     multiplied = _multiplied_by_a_condition(trace, i.ref)
+    if kind == "scratch memory" and not any(e.ref == i.ref and e.op != "load" for e in trace.events):
+        return (
+            f"{at(trace, i.step)}: the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} "
+            f"starts out as garbage, and nothing is ever stored into {i.ref}. What a step computes is lost to the "
+            f"next, unless it is kept: {i.ref}[...] = value."
+        )
     return (
         f"{at(trace, i.step)}: the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} starts "
         f"out as garbage. {multiplied}Set {i.ref} to its starting value {_starting_values(trace)} "
@@ -341,6 +417,7 @@ def _explain_padding(trace: Trace, i: Incident) -> str:
             "mask it before it mixes with real data, with jnp.where(position < size, x, 0); multiplying by zero leaves "
             "NaN NaN."
         )
+        masked = _on_its_side(o) or masked
     return (
         f"{at(trace, i.step)}: {i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the "
         "edge "
@@ -425,6 +502,13 @@ def _unmasked_use(trace: Trace, i: Incident, raw: list[tuple[Any, Any]], chosen:
                 "position stands between them and the maximum: replace them, with jnp.where(position < size, product, "
                 "-inf)."
             )
+        kept = _multiplied_by_masked(jaxpr, eqn)
+        if kept is not None:
+            return (
+                f"it makes columns of NaN in a matrix product ({line_of(eqn)}), and what comes of that is multiplied "
+                f"({line_of(kept)}) by numbers that a mask has set to 0: 0 times NaN is NaN. Choose once more, last: "
+                "jnp.where(seen, product, 0)."
+            )
         if what and maximum:
             return (
                 f"no mask by position keeps it out of {what} ({line_of(eqn)}): replace it before it mixes with real "
@@ -440,6 +524,23 @@ def _unmasked_use(trace: Trace, i: Incident, raw: list[tuple[Any, Any]], chosen:
                 f"{': no maximum notices it, and exp(-inf) is 0' if maximum else ', which no sum notices'}."
             )
     return ""
+
+
+def _multiplied_by_masked(jaxpr: Any, first: Any) -> Any:
+    """A product of what depends on an equation with what a jnp.where returns, when no jnp.where chooses from it."""
+    made, later = producers(jaxpr), list(after(jaxpr, first))
+    results = {v for e in later for v in e.outvars}
+    for e in (e for e in later if e.primitive.name == "mul"):
+        others = [made.get(v) for v in e.invars if not hasattr(v, "val") and v not in results]
+        masked = any(o is not None and _chooses(o) for o in others)
+        chosen = any(_chooses(u) and set(e.outvars) & {v for v in u.invars if not hasattr(v, "val")} for u in later)
+        if masked and not chosen:
+            return e
+    return None
+
+
+def _chooses(eqn: Any) -> bool:
+    return bool(eqn.primitive.name == "select_n" or eqn.params.get("name") == "_where")
 
 
 def masks_by_position(trace: Trace) -> bool:
@@ -493,7 +594,7 @@ def _explain_born(trace: Trace, i: Incident) -> str:
     if "log(0)" in what and holds_exponential(trace.call.kernel):
         return head + "An exponential vanished before its log was taken: log(exp(a) / b) is a - log(b)."
     started = _infinite_start(trace, i) if "times infinity" in what else ""
-    return head + (started or "Follow what comes out of it.")
+    return head + (started or "A factor of 0 removes no infinity: choose with jnp.where, behind the product.")
 
 
 def _infinite_start(trace: Trace, i: Incident) -> str:
@@ -578,9 +679,61 @@ def unscaled(trace: Trace) -> Iterator[Finding]:
             yield Finding("no-rescale", cause, [], line_of(eqn), grown[1], trace.steps[grown[1]], total)
 
 
+def crossed_lookups(trace: Trace) -> Iterator[Finding]:
+    """A prefetched Ref that the kernel indexes by one axis of the grid, and the index maps by another."""
+    call = trace.call
+    if not call.scalar_names or call.vmapped:
+        return
+    in_maps: dict[str, set[int]] = collections.defaultdict(set)
+    for o in (o for o in call.operands if o.index_map is not None):
+        program = getattr(o.index_map, "jaxpr", o.index_map)
+        axes = {v: (d, None) for d, v in enumerate(program.invars[: len(call.grid)])}
+        refs = dict(zip(program.invars[len(call.grid) :], call.scalar_names, strict=False))
+        for name, axis, _ in _lookups(program, {**axes, **refs}):
+            in_maps[name].add(axis)
+    in_kernel: dict[str, list[tuple[int, Any]]] = collections.defaultdict(list)
+    for name, axis, eqn in _lookups(call.kernel, dict(zip(call.kernel.invars, call.scalar_names, strict=False))):
+        in_kernel[name].append((axis, eqn))
+    for name, uses in in_kernel.items():
+        axis, eqn = uses[0]
+        if in_maps[name] and not in_maps[name] & {used for used, _ in uses}:
+            (right, *_) = sorted(in_maps[name])
+            cause = (
+                f"the kernel looks {name} up by pl.program_id({axis}), the index maps by grid index {right}: what it "
+                f"finds there belongs to another step. The grid is {tuple(map(int, call.grid))}; count its axes from 0."
+            )
+            yield Finding("crossed-lookup", cause, [], line_of(eqn), operand=name)
+            return
+
+
+def _lookups(jaxpr: Any, known: dict[Any, Any]) -> Iterator[tuple[str, int, Any]]:
+    """(Ref, grid axis, where the program id was asked for) wherever a Ref is indexed by a program id as it is.
+
+    known: variable -> the name of a Ref, or (the axis of a grid index, None).
+    """
+    known = dict(known)
+    for e in jaxpr.eqns:
+        if e.primitive.name == "program_id":
+            known[e.outvars[0]] = (e.params["axis"], e)
+        found = [known.get(v) if not hasattr(v, "val") else None for v in e.invars]
+        if e.primitive.name == "get" and isinstance(found[0], str):
+            yield from ((found[0], *by) for by in found[1:] if isinstance(by, tuple))
+        for inner in (getattr(p, "jaxpr", p) for p in subprograms(e)):
+            passed = found[len(e.invars) - len(inner.invars) :]  # a cond has its predicate first
+            inside = {v: f for v, f in zip(inner.invars, passed, strict=False) if f is not None}
+            yield from _lookups(inner, inside)
+
+
 def races(trace: Trace) -> Iterator[Finding]:
     call = trace.call
     parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s and d not in call.vmapped]
+    for d in sorted(set(parallel) & set(call.dynamic_axes)):
+        cause = (
+            f"grid axis {d} is as long as a value says, and marked 'parallel': JAX's simulator cannot run that, and "
+            f"which of its steps share a block is data, too. Mark axis {d} 'arbitrary' in dimension_semantics."
+        )
+        yield Finding("race", cause, [], call.where)
+        parallel.remove(d)
     for k, o in enumerate(call.operands):
         if o.role != "out" or o.in_hbm or not parallel:
             continue

@@ -303,6 +303,7 @@ class _Machine:
         self.costs: dict[int, tuple[int, int]] = {}
         self.static: dict[int, Any] = {}
         self.quiet = False
+        self.by_step = False  # index maps, too, are run one step at a time
         self.grid_axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.rules: dict[str, Callable[[Any, list[Any]], Any]] = {
             name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_do_")
@@ -767,7 +768,7 @@ def _is_elementwise(jaxpr: Any) -> bool:
 def _block_indices(machine: _Machine, o: Operand, steps: list[Any], scalars: list[Buffer]) -> list[tuple[int, ...]]:
     """The block index of operand `o` at every step, all at once where its index map is plain arithmetic."""
     consts = getattr(o.index_map, "consts", ())
-    if steps and _is_elementwise(o.index_map):
+    if steps and not machine.by_step and _is_elementwise(o.index_map):
         columns = np.asarray(steps, np.int32).reshape(len(steps), -1).T
         out = machine.run(o.index_map, [*columns, *scalars], consts)
         return list(zip(*(np.broadcast_to(np.asarray(x), len(steps)).tolist() for x in out), strict=True)) or [
@@ -794,6 +795,25 @@ def _outside(o: Operand, start: tuple[int, ...]) -> bool:
 
 def _changes(blocks: list[Any]) -> list[bool]:
     return [s == 0 or blocks[s] != blocks[s - 1] for s in range(len(blocks))]
+
+
+def fed_by(run: "Run", number: int, made: Sequence[np.ndarray]) -> set[int]:
+    """The calls that are given these arrays, made by call `number`, or what another call has made of them."""
+    arrays, calls = list(made), set()
+    for n, trace in enumerate(run.traces[number + 1 :], number + 1):
+        if any(_same_array(x, a) for x in trace.call.inputs for a in arrays):
+            calls.add(n)
+            arrays += trace.outputs
+    return calls
+
+
+def _same_array(a: Any, b: Any) -> bool:
+    """Whether these are one array, whatever its shape and however it was cast on the way."""
+    a, b = np.asarray(a), np.asarray(b)
+    if a.size != b.size or a.size < 2:
+        return False
+    x, y = (z.reshape(-1).astype(np.float64) for z in (a, b))
+    return bool(np.array_equal(x, y, equal_nan=True))
 
 
 def _plan(machine: _Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool]]]:

@@ -14,6 +14,7 @@ from .capture import (
     holds_exponential,
     line_of,
     subprograms,
+    with_ref_names,
 )
 from .ops import is_floating, np_dtype
 
@@ -33,6 +34,17 @@ def lines_of(program: Any) -> Iterator[SourceLine]:
             yield line
         for inner in subprograms(eqn):
             yield from lines_of(inner)
+
+
+def lines_where(program: Any, primitives: frozenset[str]) -> Iterator[SourceLine]:
+    """The reader's lines with one of these primitives, in the order of the equations."""
+    program = getattr(program, "jaxpr", program)
+    for eqn in getattr(program, "eqns", ()):
+        line = line_of(eqn) if eqn.primitive.name in primitives else None
+        if line is not None:
+            yield line
+        for inner in subprograms(eqn):
+            yield from lines_where(inner, primitives)
 
 
 def asks_for(made: dict[Any, Any], v: Any, primitives: frozenset[str]) -> bool:
@@ -157,6 +169,38 @@ def made_by(made: dict[Any, Any], v: Any, through: frozenset[str]) -> Any:
     return e
 
 
+def is_added_to(call: Call, ref: str) -> bool:
+    """Whether arithmetic is done with what is read from a Ref: a masked store only keeps it."""
+    for jaxpr, names in with_ref_names(call):
+        held: set[Any] = set()
+        for e in jaxpr.eqns:
+            mine = any(not hasattr(v, "val") and v in held for v in e.invars)
+            if mine and e.primitive.name in _ARITHMETIC:
+                return True
+            if mine or (e.primitive.name == "get" and names[e.invars[0]] == ref):
+                held |= set(e.outvars)
+    return False
+
+
+_ARITHMETIC = frozenset("add add_any sub mul div max min dot_general exp".split())
+
+
+def guarding_axes(call: Call, eqn: Any) -> set[int]:
+    """The grid axes whose program ids decide whether an equation under a pl.when is reached."""
+    for jaxpr, _ in with_ref_names(call):
+        for cond in (e for e in jaxpr.eqns if e.primitive.name == "cond"):
+            if not any(eqn is e for branch in cond.params["branches"] for e in branch.jaxpr.eqns):
+                continue
+            made, asked, axes = producers(jaxpr), [cond.invars[0]], set()
+            while asked:
+                e = made.get(v) if not hasattr(v := asked.pop(), "val") else None
+                if e is not None and e.primitive.name == "program_id":
+                    axes.add(e.params["axis"])
+                asked += e.invars if e is not None else []
+            return axes
+    return set()
+
+
 _SCALED = frozenset("div mul reshape squeeze expand_dims convert_element_type copy broadcast_in_dim".split())
 
 
@@ -274,6 +318,67 @@ def early_casts(jaxpr: Any) -> Iterator[Any]:
         }
         if users - {"swap", "masked_swap", "dot_general", "reshape", "broadcast_in_dim", "select_n", "_where"}:
             yield eqn
+
+
+def rounded_factors(jaxpr: Any) -> Iterator[Any]:
+    """Multiplications by one number whose result, in 16 bits, is an operand of a matrix product."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    made = producers(jaxpr)
+    for eqn in jaxpr.eqns:
+        for inner in subprograms(eqn):
+            yield from rounded_factors(inner)
+        for v in eqn.invars if eqn.primitive.name == "dot_general" else ():
+            narrow = is_floating(np_dtype(v.aval)) and np_dtype(v.aval).itemsize == 2
+            factor = made_by(made, v, SAME_VALUE) if narrow else None
+            if factor is not None and factor.primitive.name in ("mul", "div"):
+                yield from [factor] if any(one_number(made, x) for x in factor.invars) else []
+
+
+def narrow_products(jaxpr: Any) -> Iterator[Any]:
+    """Matrix products of 16-bit floats whose result has 16 bits, too."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    for eqn in jaxpr.eqns:
+        for inner in subprograms(eqn):
+            yield from narrow_products(inner)
+        if eqn.primitive.name == "dot_general":
+            dtypes = [np_dtype(v.aval) for v in (*eqn.invars, *eqn.outvars)]
+            if all(is_floating(d) and d.itemsize == 2 for d in dtypes):
+                yield eqn
+
+
+def whole_sums_in_floats(jaxpr: Any, names: dict[Any, str]) -> Iterator[tuple[str, Any, bool]]:
+    """(Ref, the store into it, whether it is scaled first): floats that a product of integers is added to, within one
+    program."""
+    made_of: dict[Any, frozenset[str]] = {}
+    for e in jaxpr.eqns:
+        found = frozenset().union(*(made_of.get(v, frozenset()) for v in e.invars if not hasattr(v, "val")))
+        if e.primitive.name == "get":
+            found = frozenset({names.get(e.invars[0], "")})
+        elif e.primitive.name == "dot_general" and not is_floating(np_dtype(e.outvars[0].aval)):
+            found = frozenset({"integers"})
+        elif e.primitive.name == "mul" and "integers" in found:
+            found |= {"scaled"}
+        elif e.primitive.name == "add" and any(
+            {"integers", "scaled"} <= made_of.get(v, frozenset()) for v in e.invars if not hasattr(v, "val")
+        ):
+            found |= {"scaled first"}
+        elif e.primitive.name == "swap" and is_floating(np_dtype(e.invars[0].aval)):
+            ref, value = names.get(e.invars[0], ""), e.invars[1]
+            held = frozenset() if hasattr(value, "val") else made_of.get(value, frozenset())
+            if {"integers", ref} <= held:
+                yield ref, e, "scaled first" in held
+        made_of.update((v, found) for v in e.outvars)
+
+
+def block_products(jaxpr: Any, names: dict[Any, str]) -> Iterator[tuple[Any, list[tuple[str, int]]]]:
+    """Matrix products of two Refs as they are, with the name of each and the dimension of it that is summed over."""
+    made = producers(jaxpr)
+    for eqn in (e for e in jaxpr.eqns if e.primitive.name == "dot_general"):
+        axes, batch = eqn.params["dimension_numbers"]
+        reads = [made_by(made, v, SAME_VALUE) for v in eqn.invars]
+        plain = all(e is not None and e.primitive.name == "get" for e in reads) and not any(batch)
+        if plain and all(len(a) == 1 for a in axes):
+            yield eqn, [(names[e.invars[0]], int(a[0])) for e, a in zip(reads, axes, strict=True) if e is not None]
 
 
 def store_into(jaxpr: Any, ref: Any) -> Any | None:

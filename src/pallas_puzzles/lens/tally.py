@@ -39,16 +39,19 @@ class Tally:
 
     mxu_flops: type of the operands -> FLOPs in matrix products. trips: iterations of each inner loop, in program order,
     None where unknown. exact: nothing was unknown; where it is False, everything unknown is counted as happening.
-    copies: the kernel starts copies of its own, whose bytes are not counted here.
+    selected: line -> elements of what jnp.where returns there. copies: the kernel starts copies of its own, whose bytes
+    are not counted here. lines: the reader's line -> its FLOPs in products, its other FLOPs, and at how many steps.
     """
 
     flops: float = 0.0
     transcendentals: float = 0.0
+    selected: dict[SourceLine | None, float] = dataclasses.field(default_factory=dict)
     mxu_flops: dict[str, float] = dataclasses.field(default_factory=dict)
     branches: list[Branch] = dataclasses.field(default_factory=list)
     trips: list[float | None] = dataclasses.field(default_factory=list)
     exact: bool = True
     copies: bool = False
+    lines: dict[SourceLine, tuple[float, float, int]] = dataclasses.field(default_factory=dict)
 
 
 def tally(call: Call, *, scalars_known: bool = True) -> Tally:
@@ -69,6 +72,7 @@ class _Counter:
         self.steps = self.index.shape[1]
         self.axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.total = Tally()
+        self.site: SourceLine | None = None  # of a jnp function, inside of it
         # (equation, branch) -> [line, elements, executed, possible, known]
         self.chances: dict[tuple[int, int], list[Any]] = {}
         self.loops: dict[int, list[float | None]] = {}
@@ -117,7 +121,11 @@ class _Counter:
             self.total.copies = True
         inner = inlined(eqn)
         if inner is not None:
-            return self.run(inner, values, (), weight, possible)
+            before, self.site = self.site, self.site or line_of(eqn)
+            try:
+                return self.run(inner, values, (), weight, possible)
+            finally:
+                self.site = before
         unknown: list[Any] = [None] * len(eqn.outvars)
         nested = list(subprograms(eqn))
         if nested:  # run_scoped, and whatever else runs a body once
@@ -136,7 +144,17 @@ class _Counter:
         times = float(weight.sum())
         self.total.flops += flops * times
         self.total.transcendentals += transcendentals * times
-        if eqn.primitive.name == "dot_general":
+        if eqn.primitive.name == "select_n":
+            line = self.site or line_of(eqn)
+            elements = math.prod(eqn.outvars[0].aval.shape) * times
+            self.total.selected[line] = self.total.selected.get(line, 0.0) + elements
+        product, line = eqn.primitive.name == "dot_general", line_of(eqn)
+        if line is not None and flops + transcendentals:
+            mxu, others, steps = self.total.lines.get(line, (0.0, 0.0, 0))
+            more = (flops * times, 0.0) if product else (0.0, flops * times)
+            steps = max(steps, int(np.count_nonzero(weight)))
+            self.total.lines[line] = (mxu + more[0], others + more[1], steps)
+        if product:
             dtype = np_dtype(eqn.invars[0].aval).name
             self.total.mxu_flops[dtype] = self.total.mxu_flops.get(dtype, 0.0) + flops * times
 

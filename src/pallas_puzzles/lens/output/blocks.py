@@ -33,7 +33,13 @@ class Blocks(Masks, Stores, Patterns):
     def diagnose(self) -> Diagnosis:
         status = {t: self._status(t) for t in self.tiles}
         wrong = {t: s for t, s in status.items() if s != ("ok",)}
-        findings = list(self._missing(wrong)) + list(self._lost()) + list(self._never_read())
+        findings = (
+            list(self._missing(wrong))
+            + list(self._lost())
+            + list(self._unmoving())
+            + list(self._misfits())
+            + list(self._never_read())
+        )
         findings += list(self._mask()) or list(self._pattern(wrong))
         for finding in findings:
             finding.operand = finding.operand or self.o.name

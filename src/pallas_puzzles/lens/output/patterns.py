@@ -1,6 +1,8 @@
 """Wrong blocks together: moved, off by a rule, off by a factor."""
 
 import collections
+import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +11,13 @@ import numpy as np
 
 from ..capture import (
     SourceLine,
+    line_of,
     where_defined,
 )
 from ..findings import Block, Finding
 from ..incidents import at, first_step_test
-from ..ops import is_floating
-from ..program import has_narrow_floats
+from ..ops import is_floating, np_dtype
+from ..program import has_narrow_floats, rounded_factors
 from .base import in_words, named_blocks, verb
 from .statuses import Statuses
 
@@ -192,6 +195,13 @@ class Patterns(Statuses):
                 "keep it "
                 "in a float32 scratch buffer, and cast once at the end."
             )
+        elif rounded := next(rounded_factors(call.kernel), None):
+            dtype = np_dtype(rounded.outvars[0].aval)
+            tail = (
+                f"A factor is multiplied into an operand of the matrix product ({line_of(rounded)}), and what goes "
+                f"into the product is 16-bit: every element is rounded before it is summed{_in_the_product(dtype)}. "
+                "Multiply the result of the product instead: it is float32."
+            )
         else:
             tail = (
                 "Somewhere a sum or a product is kept in a 16-bit float: keep it in float32 "
@@ -255,8 +265,9 @@ class Patterns(Statuses):
             if repeated:
                 return self._finding(kind, cause + repeated[0], tile, repeated[1:])
             made = "".join(self._made_of()) or "Follow one element of that block by hand."
-            return self._finding(kind, cause + made, tile)
-        return self._finding(kind, cause, tile, self._clues(tile))
+            return dataclasses.replace(self._finding(kind, cause + made, tile), where=cause)
+        found = self._finding(kind, cause, tile, self._clues(tile))
+        return dataclasses.replace(found, where=f"{which} of {name} {verb(tiles)} wrong{when}. ")
 
     def _known_factor(self, factor: float) -> str:
         """Where a factor comes from, when it is one that everybody meets."""
@@ -281,10 +292,20 @@ class Patterns(Statuses):
         return ""
 
 
+def _in_the_product(dtype: Any) -> str:
+    return f", to the 8 bits of a {dtype}" if str(dtype) == "bfloat16" else ""
+
+
 def _permutation(moved: dict[Block, Block], count: tuple[int, ...]) -> str | None:
     """A rule that says where every moved block came from, with what to look for."""
     if all(len(t) == 2 and s == (t[1], t[0]) for t, s in moved.items()):
         return "Row and column are swapped: look for an index map that returns (j, i) where (i, j) is meant."
+    for a, b in itertools.combinations(range(len(count)), 2):
+        if all(s == tuple(t[{a: b, b: a}.get(d, d)] for d in range(len(t))) for t, s in moved.items()):
+            return (
+                f"Dimensions {a} and {b} are swapped: index maps of the inputs take the grid indices of those two in "
+                "each other's place."
+            )
     for axis in range(len(count)):
         rest = [d for d in range(len(count)) if d != axis]
         if any(t[d] != s[d] for t, s in moved.items() for d in rest):

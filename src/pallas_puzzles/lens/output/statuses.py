@@ -6,17 +6,57 @@ from typing import Any
 import numpy as np
 
 from ..capture import (
+    line_of,
     with_ref_names,
 )
-from ..findings import Block
+from ..findings import Block, Finding
 from ..machine import NOT_STORED, NOT_VISITED, STALE
-from ..program import has_narrow_floats
+from ..ops import np_dtype
+from ..program import has_narrow_floats, lines_where, narrow_products, whole_sums_in_floats
 from .base import where_in
 from .clues import Clues
 
 
 class Statuses(Clues):
     """What kind of wrong one block is."""
+
+    def named_by_products(self, findings: list[Finding]) -> None:
+        """Findings of rounding, or of a factor, say which product of the program it comes from."""
+        narrow = next(narrow_products(self.trace.call.kernel), None)
+        whole = [x for jaxpr, names in with_ref_names(self.trace.call) for x in whole_sums_in_floats(jaxpr, names)]
+        for f in findings:
+            if f.kind in ("precision", "rounding") and narrow is not None:
+                dtype = np_dtype(narrow.outvars[0].aval)
+                head, nearly, _ = f.cause.partition("rounding, not logic. ")
+                f.cause = (
+                    f"{head + nearly if nearly else ''}A product of 16-bit tiles is asked for in 16 bits: its result "
+                    f"is {dtype}, as its operands are, and what the MXU has summed in 32 bits is rounded before any "
+                    "cast. Ask for more where the product is made: preferred_element_type=jnp.float32."
+                )
+                f.line = line_of(narrow) or f.line
+            elif f.kind in ("precision", "rounding", "values") and whole and self._nearly():
+                ref, store, scaled = whole[0]
+                first = ", each scaled before it is added" if scaled else ""
+                f.cause = (
+                    f"The products are whole numbers, and their sum grows in {ref}, in float32{first}, which holds "
+                    "whole numbers up to 16,777,216 exactly, and seven digits of any other: every addition rounds, and "
+                    f"what large sums have lost is missing when they cancel.{self._whole_scratch()}"
+                )
+                f.line, f.where = line_of(store) or f.line, ""
+                f.kind = "precision"
+            elif f.kind == "scaled":
+                factors = list(lines_where(self.trace.call.kernel, frozenset({"mul", "div"})))
+                f.near = [*reversed(factors), *f.near]
+
+    def _nearly(self) -> bool:
+        got, want = self.got.astype(np.float64), self.want.astype(np.float64)
+        finite = bool(np.isfinite(got).all())
+        return finite and bool(np.sqrt(np.mean(np.square(got - want))) < 0.01 * np.sqrt(np.mean(np.square(want))))
+
+    def _whole_scratch(self) -> str:
+        whole = next((s for s in self.trace.call.scratch if s.dtype.kind == "i" and s.space == "vmem"), None)
+        where = f"{whole.name}, which is {whole.dtype} and exact" if whole else "an int32 scratch buffer"
+        return f" Carry the sum in {where}: make floats of it, and scale it, in what is stored as the result."
 
     def _status(self, tile: Block) -> tuple[Any, ...]:
         bad = self.cut(self.bad, tile)
@@ -64,7 +104,21 @@ class Statuses(Clues):
             return ("rounding", float(np.abs(difference).max()), here)
         if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) <= 1e-3 * max(1.0, float(np.abs(ratio).max())):
             return ("scaled", float(ratio.mean()), here)
+        factor = self._factor(got[bad].astype(np.float64), want[bad].astype(np.float64))
+        if factor is not None:
+            return ("scaled", factor, here)
         return self._by_rows(tile) or ("values", here)
+
+    def _factor(self, got: np.ndarray, want: np.ndarray) -> float | None:
+        """The one factor that `want` has to be multiplied by, also where next to 0 only rounding is left of it."""
+        total = float(np.square(want).sum())
+        if got.size < 8 or not total:
+            return None
+        factor = float((got * want).sum()) / total
+        rest = np.abs(got - factor * want)
+        close = rest <= max(1.0, abs(factor)) * (self.atol + self.tolerance.relative * np.abs(want))
+        far = abs(factor - 1) > 0.05 and abs(factor) > 0.01
+        return factor if far and self.tolerance.relative < 1e-3 and close.all() else None
 
     def _only_rounding(self, tile: Block) -> bool:
         """Float32 errors of a few dozen units in the last place that follow no rule."""

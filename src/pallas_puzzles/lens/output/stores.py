@@ -12,12 +12,13 @@ from ..capture import (
     holds_primitive,
     line_of,
     where_defined,
+    with_ref_names,
 )
 from ..findings import Block, Finding
 from ..incidents import at, first_step_test, still_axes
-from ..machine import Event, history, spans
+from ..machine import Event, history, listed, spans
 from ..ops import is_floating
-from ..program import store_into
+from ..program import block_products, guarding_axes, store_into
 from .base import WrongOutput, joined, named_blocks, verb
 
 
@@ -145,6 +146,8 @@ class Stores(WrongOutput):
             if not any(e.op == "load" for e in mine[1:]) or not any(e.op == "store" for e in mine[2:]):
                 return None
             lines.append(mine[0])
+        if self._first_of_one(lines[0]):
+            return None
         block = self.trace.blocks[self.k][visit[0]]
         cause = (
             f"{name} is reset at every step: steps {spans(visit)} all belong to block {block} of {self.o.name}, and "
@@ -153,6 +156,11 @@ class Stores(WrongOutput):
         )
         s = visit[1]
         return Finding("reset", cause, [], lines[1].line, s, self.trace.steps[s], name, block)
+
+    def _first_of_one(self, store: Event) -> bool:
+        """A store under `program_id == 0` along an axis with a single step: each step is a sum of its own."""
+        axes = guarding_axes(self.trace.call, store.eqn)
+        return bool(axes) and all(self.trace.call.grid[d] == 1 for d in axes)
 
     def _reset_late(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """On the first step `name` is added to, and only then set to its starting value."""
@@ -190,7 +198,7 @@ class Stores(WrongOutput):
     def _reset_again(self, name: str, visit: list[int], events: dict[Any, list[Event]]) -> Finding | None:
         """What sets `name` on the first step of a visit does so once more, after other steps have stored into it."""
         first = events[name, visit[0]]
-        if not first or first[0].op != "store" or not first[0].whole:
+        if not first or first[0].op != "store" or not first[0].whole or self._first_of_one(first[0]):
             return None
         again = [s for s in visit[1:] if any(e.eqn is first[0].eqn for e in events[name, s])]
         gathered = [s for s in visit if any(e.op == "store" and e.eqn is not first[0].eqn for e in events[name, s])]
@@ -311,13 +319,70 @@ class Stores(WrongOutput):
         if np.array_equal(held[s - 1], held[s], equal_nan=is_floating(held[s].dtype)):
             return None  # it stores again what was there
         same = ", ".join(f"{self.trace.call.operands[k].name} {b}" for k, b in zip(ins, blocks[s], strict=True))
+        top = getattr(self.trace.call.kernel, "jaxpr", self.trace.call.kernel).eqns
+        always = any(e.eqn is eqn for e in events[name, s] for eqn in top)
         cause = (
             f"{at(self.trace, s)}: {name} is added to, though the input blocks are those of the step before ({same}): "
             f"they count twice. Where an index map stays because there is nothing more to add, the kernel has to skip "
-            "the addition (pl.when)."
+            f"the addition ({'pl.when' if always else 'the condition of its pl.when holds here'})."
         )
         line = next(e.line for e in events[name, s] if e.op == "store")
         return Finding("repeated", cause, [], line, s, self.trace.steps[s], name, self.trace.blocks[self.k][s])
+
+    def _unmoving(self) -> Iterator[Finding]:
+        """Blocks of the output that are to differ, and are made of the same block of every input."""
+        call = self.trace.call
+        ins = [(k, o) for k, o in enumerate(call.operands) if o.role == "in"]
+        if call.scalar_names or not ins or any(o.in_hbm or o.index_map is None for _, o in ins):
+            return
+        if holds_primitive(call.kernel, "program_id") or self.o.in_hbm or self.elementwise:
+            return
+        for d, size in enumerate(self.o.tiles):
+            axis = self._axis_of(d) if size > 1 else None
+            own = [a for a in range(len(call.grid)) if a not in call.vmapped]
+            if axis is None or not all(own[axis] in still_axes(self.trace, k) for k, _ in ins):
+                continue
+            cut = (self.o.shape[d], self.o.dims[d].size)
+            like = [(o, e) for _, o in ins for e in range(len(o.shape)) if (o.shape[e], o.dims[e].size) == cut]
+            cause = (
+                f"No index map of an input moves along grid axis {axis}: all blocks of {self.o.name} along its "
+                f"dimension {d} are made of the same blocks of {listed([o.name for _, o in ins])}."
+            )
+            if like:
+                o, e = like[0]
+                cause += f" {o.name} is cut along its dimension {e} as {self.o.name} is: its index map has to follow."
+            line = where_defined(like[0][0].index_map) if like else None
+            yield Finding("unmoved", cause, [], line, operand=like[0][0].name if like else None)
+            return
+
+    def _misfits(self) -> Iterator[Finding]:
+        """Products that sum over dimensions which fit in a block, and not in the arrays."""
+        call = self.trace.call
+        refs = {o.name: o for o in call.ins if not o.in_hbm}
+        for jaxpr, names in with_ref_names(call) if not call.scalar_names else ():  # lists say which blocks meet
+            for eqn, sides in block_products(jaxpr, names):
+                if not all(name in refs and len(refs[name].ref_shape) == 2 for name, _ in sides):
+                    continue
+                sizes = [
+                    [n for n, d in zip(o.shape, o.dims, strict=True) if d.kind != "squeezed"]
+                    for o in (refs[name] for name, _ in sides)
+                ]
+                lengths = [s[axis] for s, (_, axis) in zip(sizes, sides, strict=True)]
+                whole = [
+                    o.ref_shape[axis] == n
+                    for (o, axis), n in zip(((refs[name], axis) for name, axis in sides), lengths, strict=True)
+                ]
+                if lengths[0] == lengths[1] or not any(whole):
+                    continue
+                (a, i), (b, j) = sides
+                cause = (
+                    f"The matrix product sums over dimension {i} of {a} and dimension {j} of {b}. In these blocks both "
+                    f"are {refs[a].ref_shape[i]} long, but the arrays are {lengths[0]} and {lengths[1]} long there: "
+                    "they are not the same dimension. jnp.dot sums over the last of the first factor and the first of "
+                    "the second; jax.lax.dot_general lets you choose."
+                )
+                yield Finding("misfit", cause, [], line_of(eqn), operand=b)
+                return
 
     def _never_read(self) -> Iterator[Finding]:
         call = self.trace.call
