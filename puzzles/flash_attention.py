@@ -1419,6 +1419,7 @@ check(
     ],
     budget=Budget(hbm_bytes=1_575_936, calls=2),
     forbid=("softmax", "grad", "vjp"),
+    explain=explain.delta,
 )
 
 # %% [markdown]
@@ -1600,6 +1601,7 @@ check(
     ],
     budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
     forbid=("softmax", "grad", "vjp"),
+    explain=explain.dq,
 )
 
 # %% [markdown]
@@ -1825,6 +1827,7 @@ check(
     ],
     budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4, output_stores=1),
     forbid=("softmax", "grad", "vjp"),
+    explain=explain.gradients,
 )
 
 # %% [markdown]
@@ -2330,14 +2333,14 @@ def splash_case(B, H, Sq, Skv, D, dtype="float32", scale=1.0):
 
 
 def explain_lists(q, k, v, *, got, want, mask, bq, bkv) -> tuple[str, str]:
-    """What is wrong with the lists, if anything is: asked for when the result is wrong."""
+    """What is wrong with the lists, or else with what is made of them: asked for when the result is wrong."""
     kinds = block_kinds(mask, q.shape[2], k.shape[2], bq, bkv)
     for i, (blocks, marks) in enumerate(zip(*splash_lists(kinds), strict=True)):
         listed = [(int(j), int(mark)) for j, mark in zip(blocks, marks, strict=True) if mark]
         live = [(j, int(kind)) for j, kind in enumerate(kinds[i]) if kind]
         if listed != live:
             return f"Row {i} of the lists says (block, kind) {listed}; live in that row of blocks are {live}.", ""
-    return "", ""
+    return explain.splash(q, k, v, got=got, want=want, mask=mask, bq=bq, bkv=bkv)
 
 
 def explain_list_costs(q, k, v, *, mask=recent_mask, bq=64, bkv=128) -> str:
@@ -2613,6 +2616,7 @@ check(
     ],
     budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
     forbid=("softmax",),
+    explain=explain.paged,
 )
 
 # %% [markdown]

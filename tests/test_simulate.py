@@ -2,6 +2,7 @@
 
 import _thread
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -280,11 +281,13 @@ def test_a_limit_of_the_caller_ends_it():
 
 
 def test_ctrl_c_ends_it():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     timer = threading.Timer(0.5, _thread.interrupt_main)
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         simulate(HANGS["semaphore"][0], X, timeout_s=60)
     timer.join()
+    signal.signal(signal.SIGINT, before)
     still_works()
 
 

@@ -56,9 +56,13 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         advice, near = (wide, near) if wide else _moved_most(run, costs)
         idle = [] if wide else list(idle_copies(run))
         unused = [told for told, _ in idle[:2]]
+        if unused and "which operand" in advice:  # none moves more than its array holds
+            advice = f"Not every block that comes in is used: {unused.pop(0)}."
         rows = [*unused, *_where_bytes_go(run, costs)[: 4 - len(unused)]]
         text = f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(budget.hbm_bytes)}. "
         over("hbm_bytes", text + advice, rows, [*near, *(idle[0][1] if idle else ())])
+        if wide:  # it takes VMEM, too, and goes into products: one mistake
+            return findings
     vmem = max((c.vmem_bytes for c in costs), default=0)
     if budget.vmem_bytes is not None and vmem > budget.vmem_bytes:
         largest = max(costs, key=lambda c: c.vmem_bytes)
@@ -109,11 +113,13 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
                     if back
                     else f"and all but the last are thrown away: store it {times}"
                 )
+                stored = collections.Counter(e.line for e in trace.events if e.op == "store" and e.ref == name)
+                lines = [line for line, _ in stored.most_common(1) if line is not None]
                 found = Finding(
                     "budget",
                     f"Right answer, but {name} is stored at {stores} steps of each block, {why}, on the last step.",
                     [],
-                    next((e.line for e in trace.events if e.op == "store" and e.ref == name), None),
+                    next(iter(lines), None),
                     operand=name,
                 )
                 findings.append(found)
@@ -208,7 +214,25 @@ def _wide_between_calls(run: "Run") -> "tuple[str, list[SourceLine]]":
                         "would do."
                     )
                     return text, earlier.call.callers
+    results = [np.asarray(x).reshape(-1) for x in _leaves(run.outputs)]
+    for trace in run.traces:
+        for o, out in zip(trace.call.outs, trace.outputs, strict=True):
+            for result in (
+                x for x in results if o.dtype == np.float32 and x.dtype.itemsize == 2 and x.size == out.size
+            ):
+                if np.array_equal(result, out.reshape(-1).astype(result.dtype)):
+                    text = (
+                        f"{o.name} is float32, and the result {result.dtype}: 4 bytes are written for each element, "
+                        "and read again by the cast, where 2 would do. Cast in the kernel."
+                    )
+                    return text, trace.call.callers
     return "", []
+
+
+def _leaves(tree: Any) -> list[Any]:
+    import jax
+
+    return jax.tree.leaves(tree)
 
 
 def _where_bytes_go(run: "Run", costs: "list[Figures]") -> list[str]:

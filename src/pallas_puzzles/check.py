@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import dis
+import functools
 import inspect
 import re
 import secrets
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays import ArrayJudge, Explain, expected, explained, keyword_only, keywords_of
+from .arrays import ArrayJudge, Explain, expected, explained, keyword_only, keywords_of, quickly_expected
 from .inputs import Budget, Case, Input, draw
 
 if TYPE_CHECKING:
     from .claims import Choice, Claim
+    from .lens.changes.trial import Example, Examples
     from .lens.findings import Finding, Tolerance
     from .lens.machine import Figures, Run
     from .verdict import Verdict
@@ -332,7 +334,7 @@ def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], help
     for finding in verdict.findings:
         if finding.kind == "race":
             finding.line = _line_with("dimension_semantics", ranges) or finding.line
-        if finding.kind == "explained":
+        if finding.kind == "explained" and not finding.placed:
             finding.line = _line_named(finding.cause, ranges) or finding.line
         if own(finding.line):
             continue
@@ -341,6 +343,9 @@ def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], help
         kernels = [code for name, code in holes.items() if name.endswith("kernel") and finding.operand == "flops"]
         about = [code for name, code in holes.items() if re.search(rf"\b{name}\b", finding.cause)]
         named = _line_named(finding.cause, ranges)
+        if finding.kind == "exchanged" and named is None:
+            last = list(holes.values())[-1]
+            named = _line_with("return ", [(last.co_filename, last.co_firstlineno, _last_line(last))])
         code = (grids or kernels or about or list(holes.values()))[-1 if finding.kind in _ABOUT_THE_WHOLE else 0]
         mine = [m for m in (*finding.near, *finding.maps) if own(m)]
         finding.line = mine[0] if mine and not grids else named or source_line(code.co_filename, code.co_firstlineno)
@@ -356,8 +361,9 @@ def _line_with(word: str, ranges: Sequence[tuple[str, int, int]]) -> Any:
     """The first line of the reader's functions in which a word stands."""
     from .lens.capture import source_line
 
+    whole = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)" if word[-1:].isalnum() else re.escape(word))
     lines = (source_line(file, number) for file, first, last in ranges for number in range(first, last + 1))
-    return next((line for line in lines if line and word in line.text and not line.text.startswith("def ")), None)
+    return next((line for line in lines if line and whole.search(line.text) and line.text[:4] != "def "), None)
 
 
 def _last_line(code: types.CodeType) -> int:
@@ -397,7 +403,10 @@ def _judge(judge: "_Judge", spec: Callable[..., Any], cases: Sequence[Case], see
     for number, case, i, draw_seed in _draws(cases, seed):
         args = draw(case.inputs, np.random.default_rng(draw_seed))
         first = number == 0 and i == 0
-        verdict = judge.run_case(args, _expected(spec, args, case.blocks), case, first=first)
+        examples = functools.partial(_examples, judge, spec, cases, number)
+        verdict = judge.run_case(
+            args, quickly_expected(spec, args, keywords_of(spec, case.blocks)), case, first=first, examples=examples
+        )
         if verdict is not None:
             if not first:
                 verdict.notes.append(_which(args, case, number, draw_seed))
@@ -409,6 +418,31 @@ def _judge(judge: "_Judge", spec: Callable[..., Any], cases: Sequence[Case], see
         if verdict is not None:
             return verdict
     return judge.passed()
+
+
+_EXAMPLES = 2  # other cases that a change has to put right, too, before it is named
+
+
+def _examples(judge: "_Judge", spec: Callable[..., Any], cases: Sequence[Case], wrong: int) -> "list[Example]":
+    """An answer's runs on other cases than the one that it is wrong for."""
+    from .lens.changes.trial import Example
+    from .watchdog import TimeLimit
+
+    found: list[Example] = []
+    for number, case in enumerate(cases):
+        if number == wrong or len(found) == _EXAMPLES:
+            continue
+        args = draw(case.inputs, np.random.default_rng(0))
+        name = f"variant {number}" if number else "the notebook's own example"
+        try:
+            found.append(
+                Example(
+                    name, judge.run(args, case.blocks), quickly_expected(spec, args, keywords_of(spec, case.blocks))
+                )
+            )
+        except (Exception, TimeLimit):  # it has nothing to say
+            continue
+    return found
 
 
 def _judge_arrays(judge: ArrayJudge, cases: Sequence[Case], seed: int | None) -> "Verdict":
@@ -468,17 +502,19 @@ class _Judge:
         self.figures: list[Figures] = []
         self.notes: list[str] = []
 
-    def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> "Verdict | None":
-        """The verdict on one draw when it is not a pass, else None."""
+    def run_case(
+        self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool, examples: "Examples" = list
+    ) -> "Verdict | None":
+        """The verdict on one draw when it is not a pass, else None. examples: makes runs of the other cases."""
         from .budgets import dropped, over_budget
+        from .lens.changes import tell_change
         from .lens.costs import without_branches
-        from .lens.diagnose import diagnose, explain_barred, explain_outside, tell_change, too_much_outside
+        from .lens.diagnose import diagnose, explain_barred, explain_outside, too_much_outside
         from .lens.machine import figures
-        from .lens.what_if import changed
         from .watchdog import TimeLimit
 
         try:
-            run = self._run(args, case.blocks)
+            run = self.run(args, case.blocks)
         except (Exception, TimeLimit) as error:
             return self._error(error)
         costs = [figures(t) for t in run.traces]
@@ -492,9 +528,7 @@ class _Judge:
         around = [bypass] if bypass and run.calls else [no_kernel, bypass]
         findings = [f for f in around if f] + diagnosis.findings
         picture = self._explained(findings, diagnosis.summary, run, args, case.blocks, want)
-        findings = changed(findings, run, want, self.tolerance)
-        if findings and diagnosis.what_ifs:
-            tell_change(findings, diagnosis.what_ifs[0])
+        findings = tell_change(findings, run, want, self.tolerance, diagnosis.outputs, examples)
         if not findings:
             findings = self._with_other_garbage(run, args, case.blocks, want)
         if not findings:
@@ -539,6 +573,7 @@ class _Judge:
         if words and about is not None:
             kept = about.cause if about.kind == "values" and "by hand" not in about.cause else ""
             where = f"last stored at step {about.step}, grid index {about.at}" if about.step is not None else ""
+            about.unsure = about.kind in ("values", "zeros")
             about.kind, about.cause = "explained", words
             about.evidence = [text for text in (summary, kept or where) if text]
             others = [f for f in findings if f.kind not in SEEN_IN_VALUES and f.operand != "result" and f is not about]
@@ -575,11 +610,11 @@ class _Judge:
         if not any(i.kind in GARBAGE_READS for t in run.traces for i in t.incidents):
             return []
         with garbage(OTHER_GARBAGE):
-            again = self._run(args, blocks)
+            again = self.run(args, blocks)
         found = explain_garbage(run, again, want, self.tolerance)
         return [found] if found else []
 
-    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
+    def run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
         from .lens.machine import Beyond, Run, trace
         from .simulate import simulate
         from .watchdog import time_limit
@@ -671,15 +706,3 @@ _DISAGREE = (
     "simulator's "
     "word counts. Please report it."
 )
-
-
-def _expected(spec: Callable[..., Any], args: tuple[Any, ...], blocks: dict[str, Any]) -> Any:
-    """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
-    from .lens.capture import capture
-    from .lens.machine import run_call
-
-    keywords = keywords_of(spec, blocks)
-    try:
-        return capture(spec, *args, on_call=lambda call, *_: run_call(call).outputs, **keywords).outputs
-    except Exception:
-        return expected(spec, args, keywords)

@@ -533,21 +533,22 @@ class _Session:
         else:
             cells, name = [Cell("code", overlay, 1, "<overlay>")], "<overlay>"
             _remember(name, overlay)
+        given = _given(book)
         for each in book.puzzles[: book.puzzles.index(self.target)]:
             file = f"<solution of {each.id}>"
             _remember(file, each.solution)
-            self._lay_one(each, [Cell("code", each.solution, 1, file)], book, file)
+            self._lay_one(each, [Cell("code", each.solution, 1, file)], given, file)
         self.files |= {each.file for each in cells}
-        if not self._lay_one(self.target, cells, book, name) and self.target.holes:
+        if not self._lay_one(self.target, cells, given, name) and self.target.holes:
             holes = ", ".join(self.target.holes)
             raise CurriculumError(f"{name} defines no function for {self.target.id}: it has to define {holes}")
 
-    def _lay_one(self, puzzle: Puzzle, cells: list[Cell], book: Notebook, name: str) -> bool:
+    def _lay_one(self, puzzle: Puzzle, cells: list[Cell], given: dict[str, str], name: str) -> bool:
         try:
             statements = [each for cell in cells if cell.kind == "code" for each in _statements(cell)]
         except SyntaxError as error:
             raise _Stop(error) from error
-        fills, helpers = self._sort(puzzle, statements, _given(book))
+        fills, helpers = self._sort(puzzle, statements, given)
         for hole, each in fills.items():
             assert isinstance(each.node, ast.FunctionDef)
             theirs, ours = _signature(each.node), signature(puzzle, hole)
@@ -607,6 +608,7 @@ def _statements(cell: Cell) -> list[_Statement]:
     return [_Statement(node, cell.file) for node in _tree(cell).body]
 
 
+@functools.lru_cache(maxsize=1024)
 def _tree(cell: Cell) -> ast.Module:
     padding = "\n" * (cell.line - 1)
     if cell.source.lstrip().startswith("%%"):
@@ -632,9 +634,13 @@ def _call_name(node: ast.AST) -> str:
 
 
 def _only_displays(node: ast.stmt) -> bool:
-    """True for `show(...)` and its like, alone or assigned to a name."""
+    """True for `show(...)` and its like, alone or assigned to a name, and for what waits until a hole is filled."""
+    if isinstance(node, ast.If):
+        return any(_call_name(each) == "unwritten" for each in ast.walk(node.test))
+    if isinstance(node, ast.Expr) and _call_name(node.value) == "tpu_report":
+        return True
     value = node.value if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign) else getattr(node, "test", None)
-    if isinstance(node, ast.If | ast.While) or value is None:
+    if isinstance(node, ast.While) or value is None:
         return False
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in SHOWS
 

@@ -2782,7 +2782,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
 
 # %% flash_attention/8: one sum for the whole block
-# first: delta_ref are wrong
+# first: share one number, the sum over the whole block
 # says: product.sum()
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
@@ -2790,8 +2790,7 @@ def delta_kernel(o_ref, do_ref, delta_ref):
 
 
 # %% flash_attention/8: down the columns instead of along the rows
-# first: shape (1, 64) is stored in a Ref of shape (64, 1)
-# says: axis=0
+# first: axis=0 leaves one number for each column; the Ref holds one for each row: axis=1
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
     delta_ref[...] = product.sum(axis=0, keepdims=True)
@@ -2805,9 +2804,8 @@ def delta_kernel(o_ref, do_ref, delta_ref):
 
 
 # %% flash_attention/8: the product in bfloat16
-# first: rounding, not logic
-# first: float32
-# says: variant 2
+# first: A multiplication is done in 16-bit bfloat16
+# says: product = (o_ref
 def delta_kernel(o_ref, do_ref, delta_ref):
     product = (o_ref[...] * do_ref[...]).astype(jnp.float32)
     delta_ref[...] = product.sum(axis=1, keepdims=True)
@@ -2881,7 +2879,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: the scale is missing in the scores
-# first: dq_ref are wrong
+# first: `block_scores` wants the scale
+# says: s = block_scores(
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -2938,7 +2937,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: no row term
-# first: never reads delta_ref
+# first: delta is left out
+# says: p * dp
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * dp, 0)
@@ -2966,7 +2966,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: the row term is added
-# first: dq_ref are wrong
+# first: delta is added
+# says: dp + delta
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp + delta), 0)
@@ -2994,7 +2995,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: exp of s alone
-# first: never reads lse_ref
+# first: softmax of s is jnp.exp(s - lse)
+# says: jnp.exp(s)
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -3134,7 +3136,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: the last block of keys alone
-# first: dq_ref are wrong
+# first: acc_ref is overwritten: steps 9-11
+# says: acc_ref[...] = jnp.dot(
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -3191,9 +3194,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: from p instead of ds
-# first: never reads
-# says: v_ref
-# says: delta_ref
+# first: p stands where ds belongs
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -3278,8 +3279,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: ds without p
-# first: never reads q_ref
-# says: lse_ref
+# first: ds has lost its factor p
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp(s - lse), 0)
     return p, jnp.where(seen, dp - delta, 0)
@@ -3307,7 +3307,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/10: dv from unmasked p
-# first: dv_ref are wrong
+# first: the p that goes into dv is not masked
+# first: in add_dkv
 # not: not linear
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
@@ -3547,7 +3548,7 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 # %% flash_attention/10: the scale is missing in dk
 # first: 8 times what is expected
 # first: look at the scale
-# says: dk_ref
+# says: dk_acc_ref[...] += transposed_times(ds
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -3612,9 +3613,9 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: dk and dv in each other's place
-# first: the two have changed places
-# says: dk_ref
-# says: dv_ref
+# first: the results have changed places on the way out
+# first: what dv_ref holds is returned as result 1
+# says: return dq, dv, dk
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -3643,6 +3644,39 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
     dq = attention_dq(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
     dk, dv = attention_dkv(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
     return dq, dv, dk
+
+
+# %% flash_attention/10: dk gathered in the scratch of dv
+# first: dk_ref holds what belongs in dv_ref
+# not: on the way out
+def first_q(j, bq, bkv, Sq, Skv, causal):
+    return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
+
+
+def add_dkv(i, j, q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_acc_ref, dv_acc_ref, *, causal, Sq, Skv):
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+
+    @pl.when(i >= first_q(j, bq, bkv, Sq, Skv, causal))
+    def _():
+        q, do = rows_inside(q_ref[...], i, Sq), rows_inside(do_ref[...], i, Sq)
+        s = block_scores(q, k_ref[...], D**-0.5)
+        dp = block_scores(do, v_ref[...], 1.0)
+        p, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
+        dk_acc_ref[...] += transposed_times(p.astype(do.dtype), do)
+        dv_acc_ref[...] += transposed_times(ds.astype(q.dtype), q) * D**-0.5
+
+
+def smooth_attention_fwd(q, k, v, causal, bq, bkv):
+    o, lse = flash_attention_fwd(q, k, v, causal=causal, bq=bq, bkv=bkv)
+    return o, (q, k, v, o, lse)
+
+
+def smooth_attention_bwd(causal, bq, bkv, residuals, do):
+    q, k, v, o, lse = residuals
+    delta = attention_delta(o, do, bq=bq)
+    dq = attention_dq(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
+    dk, dv = attention_dkv(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
+    return dq, dk, dv
 
 
 # %% flash_attention/10: forward once more on the way back
@@ -3681,7 +3715,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: dv from ds
-# first: dv_ref are wrong
+# first: `dv_acc_ref` gathers ds.T @ do
+# says: dv_acc_ref[...] += transposed_times(ds
 # not: not linear
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
@@ -3748,7 +3783,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: delta from the wrong array
-# first: dq_ref are wrong
+# first: delta is made of q and do
+# says: delta = attention_delta(q, do
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
 
@@ -3780,7 +3816,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: the way back is always causal
-# first: dq_ref are wrong
+# first: `attention_dq` and attention_dkv work causally whatever causal says
+# says: dq = attention_dq(
 # says: causal=False
 def first_q(j, bq, bkv, Sq, Skv, causal):
     return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
@@ -4341,7 +4378,9 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: the map does not look into the list
-# first: o_ref are wrong
+# first: the index map of k_ref and v_ref returns the step's index along grid axis 3 along dimension 2
+# first: what data_next_ref holds belongs there
+# says: def splash_kv_map(
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -4392,7 +4431,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: partial blocks are taken whole
-# first: o_ref are wrong
+# first: partial blocks go without the `mask`
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -4547,7 +4586,8 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: rows counted from the top of the block
-# first: o_ref are wrong
+# first: rows are counted from the top of their block
+# says: s = jnp.where(mask(rows
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -4649,7 +4689,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: full blocks only
-# first: o_ref are zero
+# first: partial blocks are left out
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -4753,7 +4793,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 # %% flash_attention/13: the length is ignored
 # first: they count twice
-# first: pl.when
+# says: online_step(
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     D = k_ref.shape[1]
@@ -4804,7 +4844,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: the length ends with its page
-# first: o_ref are wrong
+# first: every key of a user's last page counts
+# says: lengths_ref[b]
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -4905,7 +4946,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: the position taken for the place
-# first: o_ref are wrong
+# first: page t of the pool is read for page t of a user
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -5008,8 +5049,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: a page too many
-# first: Right answer, but it moves
-# says: k_ref: 22 moves
+# first: 4 of 22 blocks of k_ref come in and go unused
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -5169,7 +5209,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: the table of the first user for all
-# first: o_ref are wrong
+# first: the pages of user 0 are read for all
+# says: table_ref[0,
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -5271,8 +5312,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: lengths and table in each other's place
-# first: must not be longer than
-# says: table_ref[b
+# first: A Ref of shape (4,) is indexed by 2 numbers
+# says: table_ref[b,
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
     page, D = k_ref.shape
@@ -5408,7 +5449,8 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
 
 # %% flash_attention/12: scores in the wrong base
-# first: o_ref are wrong
+# first: online_step, which counts in base 2, gets scores times D**-0.5 alone
+# says: return block_scores(
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -5631,8 +5673,8 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/9: exp2 instead of exp
+# first: p is made with jnp.exp2
 # first: exp2 is taken where exp is meant
-# says: p_and_ds
 def p_and_ds(s, dp, lse, delta, seen):
     p = jnp.where(seen, jnp.exp2(s - lse), 0)
     return p, jnp.where(seen, p * (dp - delta), 0)
@@ -6843,6 +6885,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: one token too many
+# first: key `lengths_ref[b]` is seen, too: keys are counted from 0
 # first: the comparison <= must not hold where both sides are equal
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)
@@ -7049,6 +7092,7 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
 
 
 # %% flash_attention/13: position within the page
+# first: every key of a user's last page counts
 # first: positions are counted from 0 in every block here
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     b, t = pl.program_id(0), pl.program_id(2)

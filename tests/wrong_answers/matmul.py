@@ -1243,6 +1243,8 @@ def sparse_y_map(j, i, s, starts_ref, cols_ref):
 
 # %% matmul/11: no end at all
 # first: out of bounds
+# first: The kernel computes nothing at such a step, but the map is asked at every step
+# not: the right one
 def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
     i, s = pl.program_id(1), pl.program_id(2)
 
@@ -2427,6 +2429,7 @@ def dw_plan(bm, bn, bk):
 
 # %% matmul/9: the letters of another grid
 # first: the index map of b_ref returns block (2, 0), out of bounds
+# first: Two of its numbers have changed places
 def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)

@@ -18,12 +18,13 @@ Rule = Callable[[SimpleNamespace], Any]  # positions of queries, keys and blocks
 # --- attention in plain jnp, piece by piece ---------------------------------------------------------------------------
 
 
-def _products(q: Any, k: Any) -> Any:
+def products(q: Any, k: Any) -> Any:
+    """(B, H, Sq, D), (B, H, Skv, D) -> (B, H, Sq, Skv), float32"""
     return jnp.einsum("bhqd,bhkd->bhqk", q.astype(jnp.float32), k.astype(jnp.float32))
 
 
 def _scores(q: Any, k: Any) -> Any:
-    return _products(q, k) * q.shape[3] ** -0.5
+    return products(q, k) * q.shape[3] ** -0.5
 
 
 def _weigh(s: Any, v: Any) -> Any:
@@ -85,9 +86,9 @@ def _whole_blocks_twice(q: Any, k: Any, v: Any, *, bq: int, bkv: int) -> Any:
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
-_NO_SCALE = "if the scores are the plain products: `block_scores` wants the scale, D**-0.5, as its third argument."
-_NO_SCALE_BASE_2 = "if the scores are the plain products: online_step wants them times D**-0.5 * LOG2_E."
-_NO_BASE_2 = (
+NO_SCALE = "if the scores are the plain products: `block_scores` wants the scale, D**-0.5, as its third argument."
+NO_SCALE_BASE_2 = "if the scores are the plain products: online_step wants them times D**-0.5 * LOG2_E."
+NO_BASE_2 = (
     "if online_step, which counts in base 2, gets scores times D**-0.5 alone: exp(x) is exp2(x * LOG2_E), and that "
     "factor is missing from what `block_scores` is given."
 )
@@ -124,10 +125,10 @@ _SEEN_WRONGLY: dict[str, Rule] = {
 scores = recognise(
     {
         "if the scale is made of bq, the rows of `q_ref`: D is how many columns it has.": (
-            lambda q, k, *, bq: _products(q, k) * bq**-0.5
+            lambda q, k, *, bq: products(q, k) * bq**-0.5
         ),
         "if the scale is made of bkv, the rows of `k_ref`: D is how many columns it has.": (
-            lambda q, k, *, bkv: _products(q, k) * bkv**-0.5
+            lambda q, k, *, bkv: products(q, k) * bkv**-0.5
         ),
     }
 )
@@ -161,20 +162,20 @@ naive = recognise(
     }
 )
 
-one_block = recognise({_NO_SCALE: lambda q, k, v: _weigh(_products(q[None, None], k[None, None]), v[None, None])[0, 0]})
+one_block = recognise({NO_SCALE: lambda q, k, v: _weigh(products(q[None, None], k[None, None]), v[None, None])[0, 0]})
 
 flash = recognise(
     {
-        "if the scores are multiplied by LOG2_E and not by D**-0.5.": lambda q, k, v: _weigh(_products(q, k), v),
-        _NO_SCALE_BASE_2: lambda q, k, v: _weigh(_products(q, k) / LOG2_E, v),
-        _NO_BASE_2: lambda q, k, v: _weigh(_scores(q, k) / LOG2_E, v),
+        "if the scores are multiplied by LOG2_E and not by D**-0.5.": lambda q, k, v: _weigh(products(q, k), v),
+        NO_SCALE_BASE_2: lambda q, k, v: _weigh(products(q, k) / LOG2_E, v),
+        NO_BASE_2: lambda q, k, v: _weigh(_scores(q, k) / LOG2_E, v),
     }
 )
 
 causal_flash = recognise(
     {
-        _NO_SCALE_BASE_2: lambda q, k, v: _weigh(_causal(q, k) * q.shape[3] ** 0.5 / LOG2_E, v),
-        _NO_BASE_2: lambda q, k, v: _weigh(_causal(q, k) / LOG2_E, v),
+        NO_SCALE_BASE_2: lambda q, k, v: _weigh(_causal(q, k) * q.shape[3] ** 0.5 / LOG2_E, v),
+        NO_BASE_2: lambda q, k, v: _weigh(_causal(q, k) / LOG2_E, v),
         "if a block that every query sees is worked on twice, with the mask and without it.": _whole_blocks_twice,
         **{words: _attention_seen(rule) for words, rule in _SEEN_WRONGLY.items()},
     }

@@ -1,8 +1,7 @@
 """From a trace and the expected result to findings in plain English: cause first, then what to try, then evidence."""
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,13 @@ from .capture import (
     Operand,
     Outside,
 )
-from .findings import FATAL, GARBAGE_READS, Diagnosis, Finding, Tolerance, default_tolerance
+from .findings import FATAL, GARBAGE_READS, Diagnosis, Finding, Tolerance, WrongOutput, default_tolerance
 from .incidents import at, crossed_lookups, incidents_of, index_maps, races, unscaled
 from .machine import Run, fed_by
 from .ops import is_floating
 from .output.base import sample_of
 from .output.blocks import Blocks
-from .repair import Change, repaired
+from .program import stores_toward
 
 # Which finding is the likelier root of the others: lower comes first.
 ORDER = (
@@ -37,6 +36,11 @@ SEEN_IN_VALUES = frozenset(
 )
 
 
+# Those that an index map is not to blame for.
+_IN_THE_KERNEL = frozenset(
+    "precision rounding offset scaled row-offset row-scaled row-term row-missing wrong-axis reciprocal".split()
+)
+
 _ROOTS = frozenset(
     "hang map-bounds ref-bounds unwaited revisit never-stored unvisited unwritten stale clobbered reset overwritten "
     "repeated "
@@ -45,9 +49,6 @@ _ROOTS = frozenset(
     "rebound".split()
 )
 
-
-# Kinds that know where, and at best guess why.
-_UNSURE = frozenset("values row-term wrong-axis repeated".split())
 
 _LOST = frozenset("reset overwritten carry".split())
 
@@ -111,7 +112,7 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
         diagnosis.findings = [
             f for f in diagnosis.findings if f.kind != "born" or "log(0)" not in f.cause
         ]  # it is meant
-    diagnosis.what_ifs = [f.what_if for f in diagnosis.findings if f.what_if]
+    diagnosis.outputs = [f.output for f in diagnosis.findings if f.output]
     diagnosis.findings = _roots(diagnosis.findings, poisoned=_has_nan(got_leaves))
     _tell_unread(run, diagnosis.findings[:1])
     if diagnosis.findings and diagnosis.summary:
@@ -160,18 +161,6 @@ def _pairs(got: list[Any], want: list[Any]) -> Iterator[tuple[np.ndarray, np.nda
             yield np.asarray(g, np.float64), np.asarray(w, np.float64)
 
 
-def tell_change(findings: list[Finding], what_if: Callable[[bool], Change]) -> None:
-    """A finding that knows where, and not why: the change to the kernel that makes the result right says why."""
-    f = findings[0]
-    if f.kind not in _UNSURE:
-        return
-    change, line = (f.what_if or what_if)(f.kind == "repeated")
-    if change:
-        f.cause, f.line = f.where + change if f.where else f"{f.cause} {change}", line or f.line
-        for other in findings[1:]:  # of the same mistake, most likely
-            other.cause = other.where.strip() or other.cause
-
-
 def result_names(want: Any) -> list[str]:
     """What to call each result: by its field where the spec returns a NamedTuple, else by its number."""
     import jax
@@ -184,14 +173,24 @@ def result_names(want: Any) -> list[str]:
 
 def _exchanged(run: Run, got: list[Any], want: list[Any], tolerance: Tolerance | None) -> Iterator[Finding]:
     """Two results of one shape that have changed places."""
-    names = {id(out): o.name for t in run.traces for o, out in zip(t.call.outs, t.outputs, strict=True)}
+    outs = [(o.name, out) for t in run.traces for o, out in zip(t.call.outs, t.outputs, strict=True)]
+    made = [next((n for n, (_, out) in enumerate(outs) if out is z), None) for z in got]
     for a, b in itertools.combinations(range(len(got)), 2):
         x, y, u, v = (np.asarray(z) for z in (got[a], got[b], want[a], want[b]))
         close = (tolerance or default_tolerance(u.dtype)).close
         if x.shape != y.shape or close(x, u).all() or close(y, v).all():
             continue
         if close(x, v).all() and close(y, u).all():
-            first, second = (names.get(id(z), f"result {n}") for n, z in ((a, got[a]), (b, got[b])))
+            m, n = made[a], made[b]
+            first = f"result {a}" if m is None else outs[m][0]
+            second = f"result {b}" if n is None else outs[n][0]
+            if m is not None and n is not None and m > n:
+                cause = (
+                    f"the results have changed places on the way out: what {first} holds is returned as result {a}, "
+                    f"and what {second} holds as result {b}, counted from 0. The spec has them the other way round."
+                )
+                yield Finding("exchanged", cause, [])
+                continue
             cause = f"{first} holds what belongs in {second}, and the other way round: the two have changed places."
             yield Finding("exchanged", cause, [])
 
@@ -369,9 +368,11 @@ def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | 
                 if rough:
                     return blocks.rounded_twice(len(run.traces))
                 found = blocks.diagnose()
-                blocks.named_by_products(found.findings)
                 for finding in found.findings:
-                    finding.what_if = functools.partial(repaired, trace, j, blocks.want, blocks.bad, tolerance.close)
+                    finding.output = WrongOutput(trace, j, blocks.want, tolerance)
+                    if finding.kind in _IN_THE_KERNEL:
+                        finding.near = [*stores_toward(trace.call, trace.call.outs[j].name), *finding.near]
+                blocks.named_by_products(found.findings)
                 return found
     cause = f"{name} is wrong in {int(bad.sum())} of {bad.size} elements: {sample_of(g, w, bad, '')}."
     return Diagnosis([Finding("values", cause)])

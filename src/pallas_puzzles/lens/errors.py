@@ -191,8 +191,17 @@ def explain_error(error: BaseException) -> Finding:
             return found
     shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
-        advice = _later_ref(error, line, shapes[2]) or _shape_advice(shapes[1], shapes[2])
+        code = line.text if line else ""
+        advice = _later_ref(error, line, shapes[2]) or _shape_advice(shapes[1], shapes[2], code)
         return Finding("store-shape", advice, [_shorten(f"{name}: {first}")], line)
+    indices = re.search(r"`indices` must not be longer than `shape`: indices=(.*), shape=(\([^)]*\))", first)
+    if indices:
+        count = indices[1].count("Tracer(") + len(re.findall(r"(?<=[(, ])\d+(?=[,)])", indices[1]))
+        advice = (
+            f"A Ref of shape {indices[2]} is indexed by {count} numbers. Is it the Ref that its name says? Prefetched "
+            "Refs arrive in the order in which their arrays are given to the call, before all others."
+        )
+        return Finding("ref-rank", advice, [_shorten(f"{name}: {first}")], line)
     if re.search("ncompatible shapes for broadcasting", text):
         ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
         if len(ranks) > 1:
@@ -393,10 +402,17 @@ def _grown(own: object, shape: tuple[int, ...]) -> str:
     )
 
 
-def _shape_advice(ref: str, value: str) -> str:
-    """What to do about a value of one shape that is stored in a Ref of another."""
+def _shape_advice(ref: str, value: str, code: str = "") -> str:
+    """What to do about a value of one shape that is stored in a Ref of another. code: the line that stores it."""
     r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
     head = f"A value of shape {v} is stored in a Ref of shape {r}, and a store does not broadcast. "
+    reduced = re.search(r"axis=(-?[012])", code)
+    if len(r) == len(v) == 2 and 1 in r and 1 in v and r.index(1) != v.index(1) and reduced:
+        left, meant = ("column", "row") if v[0] == 1 else ("row", "column")
+        return head + (
+            f"A reduction with axis={reduced[1]} leaves one number for each {left}; the Ref holds one for each "
+            f"{meant}: axis={r.index(1)}."
+        )
     if len(r) > 1 and v == r[::-1]:
         return head + "It is the other way round: transpose the value (.T)."
     if len(v) > len(r) and 1 in v:

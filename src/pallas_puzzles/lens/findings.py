@@ -1,7 +1,6 @@
 """What a diagnosis is made of: findings, tolerances, and the verdict on each block."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from .capture import (
     Operand,
     SourceLine,
 )
+from .machine import Trace
 from .ops import is_floating
 
 Block = tuple[int, ...]
@@ -29,9 +29,20 @@ class Finding:
     maps: list[SourceLine] = dataclasses.field(default_factory=list)  # the index maps that may be to blame
     size: int = 0  # elements of the output that it is about
     near: list[SourceLine] = dataclasses.field(default_factory=list)  # whatever the kernel or index map is made of
-    # repair.repaired of this output; True: of what steers alone
-    what_if: Callable[[bool], tuple[str, SourceLine | None]] | None = None
+    output: "WrongOutput | None" = None  # the one that it is about
+    unsure: bool = False  # of an explained one: the lens had seen no more than wrong values
+    placed: bool = False  # its line was found by trying changes there
     where: str = ""  # the cause up to its advice, when the advice is a weak one: a change that helps is a better one
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongOutput:
+    """Output `number` of a call, and what is expected of it, of its shape."""
+
+    trace: Trace
+    number: int
+    want: np.ndarray
+    tolerance: "Tolerance"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Diagnosis:
     tiles: dict[Block, str] = dataclasses.field(default_factory=dict)
     summary: str = ""
     steps: frozenset[int] = frozenset()  # those that visit a wrong block
-    what_ifs: list[Callable[[bool], tuple[str, SourceLine | None]]] = dataclasses.field(default_factory=list)
+    outputs: list[WrongOutput] = dataclasses.field(default_factory=list)
 
 
 # Reads of memory that holds whatever it held: what comes of them must not depend on it.

@@ -1,6 +1,7 @@
 """What the machine saw while the kernel ran, as findings: reads of garbage, hangs, races, blocks out of bounds."""
 
 import collections
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -54,7 +55,7 @@ def incidents_of(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[F
         if kind == "padding":  # elsewhere it may well be harmless
             group = [i for i in group if i.step in steps] or group
         first = group[0]
-        cause = _EXPLAIN[kind](trace, first)
+        cause = _explain_map_bounds(trace, first, wrong) if kind == "map-bounds" else _EXPLAIN[kind](trace, first)
         if cause:
             more = f"the same happens at {len(group) - 1} more step(s), up to step {group[-1].step}"
             evidence = [more] if len(group) > 1 else []
@@ -201,7 +202,7 @@ def _axis_range(o: Operand, start: Sequence[int], d: int) -> str:
     return f"elements {start[d]} to {start[d] + o.block[d] - 1} of {o.shape[d]}"
 
 
-def _explain_map_bounds(trace: Trace, i: Incident) -> str:
+def _explain_map_bounds(trace: Trace, i: Incident, wrong: bool = True) -> str:
     o: Operand = i.detail["operand"]
     start, block = i.detail["start"], i.block or ()
     d = next(d for d, (s, size) in enumerate(zip(start, o.shape, strict=True)) if s < 0 or s >= size)
@@ -214,6 +215,9 @@ def _explain_map_bounds(trace: Trace, i: Incident) -> str:
         return head + f"An index map returns block indices, not element offsets: leave out the factor {o.block[d]}."
     if block[d] == o.tiles[d] and len(trace.call.grid) == 1 and trace.n > math.prod(o.tiles):
         return head + f"The grid is longer than the array: it has {o.tiles[d]} block(s) along this dimension."
+    why = ("" if wrong else _idle_there(trace, o)) or _turned(trace, o) or _shifted(trace, o, d)
+    if why:
+        return head + why
     names = trace.call.scalar_names
     refs = _prefetched(trace, o) if names else []
     if names and not refs:
@@ -227,8 +231,76 @@ def _explain_map_bounds(trace: Trace, i: Incident) -> str:
             "Is it the right one, and by the right grid index?"
         )
     return head + (
-        _on_its_side(o) or "Look at what the index map returns, and at the order and the size of the grid's axes."
+        _on_its_side(o)
+        or _other_axis(trace, o, d)
+        or "Look at what the index map returns, and at the order and the size of the grid's axes."
     )
+
+
+def _astray(trace: Trace, o: Operand) -> tuple[list[Any], list[int]]:
+    """The block of an operand at each step, and the steps at which it lies outside of the array."""
+    blocks = trace.blocks[trace.call.operands.index(o)]
+    return blocks, [s for s, b in enumerate(blocks) if not all(0 <= x < n for x, n in zip(b, o.tiles, strict=True))]
+
+
+def _idle_there(trace: Trace, o: Operand) -> str:
+    """Blocks that are asked for only at steps that compute nothing."""
+    _, steps = _astray(trace, o)
+    if not steps or len(trace.flops) < trace.n or max(trace.flops) == 0 or any(trace.flops[s] for s in steps):
+        return ""
+    return (
+        "The kernel computes nothing at such a step, but the map is asked at every step, and what it returns is "
+        "copied: have it return a block that is there, best the one before, which need not be copied again "
+        "(jnp.minimum, jnp.maximum)."
+    )
+
+
+def _turned(trace: Trace, o: Operand) -> str:
+    """Two dimensions of a block index that have changed places."""
+    blocks, steps = _astray(trace, o)
+    everything = math.prod(o.tiles)
+    for a, b in itertools.combinations(range(len(o.tiles)), 2) if steps and everything > 1 else ():
+        turned = [(*x[:a], x[b], *x[a + 1 : b], x[a], *x[b + 1 :]) for x in blocks]
+        inside = all(0 <= i < n for x in turned for i, n in zip(x, o.tiles, strict=True))
+        if inside and len(set(turned)) == everything:
+            return (
+                f"Two of its numbers have changed places: with {turned[steps[0]]} in the place of "
+                f"{tuple(blocks[steps[0]])}, and so at every step, all the blocks that {o.name} has would come in, and "
+                "no others."
+            )
+    return ""
+
+
+def _shifted(trace: Trace, o: Operand, d: int) -> str:
+    """Block indices that run through as many numbers as there are blocks, and are all off by one and the same."""
+    mine = sorted({b[d] for b in trace.blocks[trace.call.operands.index(o)]})
+    if len(mine) < 2 or mine != list(range(mine[0], mine[0] + o.tiles[d])):
+        return ""
+    first, last = mine[0], mine[-1]
+    if last == -1:
+        return (
+            f"In the course of the grid it returns {last} to {first}: negative indices do not count from the end here."
+        )
+    off = f"{abs(first)} too {'large' if first > 0 else 'small'}"
+    return f"In the course of the grid it returns {first} to {last}: each is {off}."
+
+
+def _other_axis(trace: Trace, o: Operand, d: int) -> str:
+    """What belongs there instead of a grid index that runs too far: 0, or the one grid index that fits."""
+    given = _grid_index(trace, o, d)
+    if o.tiles[d] == 1:
+        instead = f", where it returns {given}" if given else ""
+        return f"There is one block along this dimension: the map has to return 0{instead}."
+    program = getattr(o.index_map, "jaxpr", o.index_map)
+    fit = [
+        axis
+        for axis, size in enumerate(trace.call.grid)
+        if size == o.tiles[d] and program.invars[axis] not in [v for v in program.outvars if not hasattr(v, "val")]
+    ]
+    if not given or len(fit) != 1:
+        return ""
+    other = _axis_named(trace, program, fit[0])
+    return f"The map returns {given}, there. It is {other}, that counts as far as there are blocks: is that one meant?"
 
 
 def _grid_index(trace: Trace, o: Operand, d: int) -> str:
@@ -240,7 +312,10 @@ def _grid_index(trace: Trace, o: Operand, d: int) -> str:
     axes = program.invars[: len(trace.call.grid)]
     if hasattr(v, "val") or v not in axes or trace.call.vmapped:
         return ""
-    axis = axes.index(v)
+    return _axis_named(trace, program, axes.index(v))
+
+
+def _axis_named(trace: Trace, program: Any, axis: int) -> str:
     names = getattr(program.debug_info, "arg_names", None) or ()  # seen on jax 0.11.2 and 0.12.0.1
     name = f", {names[axis]}," if axis < len(names) and str(names[axis]).isidentifier() else ""
     return f"grid index {axis}{name} of {trace.call.grid[axis]} steps"

@@ -288,7 +288,7 @@ def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, in
     return ("inf - inf is NaN" if name == "sub" else "0 times infinity is NaN"), int(np.count_nonzero(bad))
 
 
-class _Machine:
+class Machine:
     def __init__(self, call: Call, detail: bool):
         self.call, self.detail = call, detail
         self.step = 0
@@ -765,7 +765,7 @@ def _is_elementwise(jaxpr: Any) -> bool:
     return True
 
 
-def _block_indices(machine: _Machine, o: Operand, steps: list[Any], scalars: list[Buffer]) -> list[tuple[int, ...]]:
+def _block_indices(machine: Machine, o: Operand, steps: list[Any], scalars: list[Buffer]) -> list[tuple[int, ...]]:
     """The block index of operand `o` at every step, all at once where its index map is plain arithmetic."""
     consts = getattr(o.index_map, "consts", ())
     if steps and not machine.by_step and _is_elementwise(o.index_map):
@@ -816,7 +816,7 @@ def _same_array(a: Any, b: Any) -> bool:
     return bool(np.array_equal(x, y, equal_nan=True))
 
 
-def _plan(machine: _Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool]]]:
+def plan(machine: Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool]]]:
     call = machine.call
     steps: list[tuple[int, ...]] = list(np.ndindex(*call.grid)) if call.grid else [()]
     n = len(steps)
@@ -840,7 +840,7 @@ def _plan(machine: _Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bo
     return Trace(call, steps, blocks, starts, fetched, flushed), changed
 
 
-def _region(o: Operand, start: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
+def region(o: Operand, start: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
     """(slices of the array, slices of the block, does the block lie wholly inside)."""
     full, local, inside = [], [], True
     for s, b, d in zip(start, o.block, o.shape, strict=True):
@@ -869,13 +869,13 @@ def run_call(
 
 def history(call: Call, name: str, steps: Sequence[int]) -> dict[int, np.ndarray]:
     """What the Ref `name`, an output block or scratch, holds right after each of these steps: the call runs again."""
-    machine = _Machine(call, detail=False)
+    machine = Machine(call, detail=False)
     scalars = [
         Buffer(n, np.array(v), "smem", "scalar", written=True)
         for n, v in zip(call.scalar_names, call.scalars, strict=True)
     ]
-    trace, changed = _plan(machine, scalars)
-    execution = _Execution(machine, trace, changed, scalars, frozenset())
+    trace, changed = plan(machine, scalars)
+    execution = Execution(machine, trace, changed, scalars, frozenset())
     held: dict[int, np.ndarray] = {}
 
     def look(step: int) -> bool:
@@ -891,24 +891,24 @@ def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int, clean: 
     steps = math.prod(call.grid)
     if steps > max_steps:
         raise Beyond(f"{call.name} has {steps} grid steps, more than {max_steps}; use smaller arrays or larger blocks")
-    machine = _Machine(call, detail)
+    machine = Machine(call, detail)
     scalars = [  # copies: a kernel may store into them
         Buffer(n, np.array(v), "smem", "scalar", written=True)
         for n, v in zip(call.scalar_names, call.scalars, strict=True)
     ]
-    trace, changed = _plan(machine, scalars)
+    trace, changed = plan(machine, scalars)
     trace.incidents = machine.incidents
     if not plan_only:
-        _Execution(machine, trace, changed, scalars, clean).run()
+        Execution(machine, trace, changed, scalars, clean).run()
     return trace
 
 
-class _Execution:
+class Execution:
     """The loop over grid steps: fetch what changed, run the body, write back what is about to change."""
 
     def __init__(
         self,
-        machine: _Machine,
+        machine: Machine,
         trace: Trace,
         changed: list[list[bool]],
         scalars: list[Buffer],
@@ -990,7 +990,7 @@ class _Execution:
             visits[-1].append(s)
 
     def _fetch(self, k: int, o: Operand, start: tuple[int, ...]) -> None:
-        full, local, inside = _region(o, start)
+        full, local, inside = region(o, start)
         source, target = self.hbm[k], self.local[k]
         if inside and source.written is None:
             target.values = np.array(source.values[full]).reshape(o.ref_shape)
@@ -1005,7 +1005,7 @@ class _Execution:
 
     def _flush(self, j: int, k: int, s: int) -> None:
         o = self.t.call.operands[k]
-        full, local, _ = _region(o, self.t.starts[k][s])
+        full, local, _ = region(o, self.t.starts[k][s])
         block, target = self.local[k], self.hbm[k]
         assert block.written is not None, "an output block arrives unwritten"
         assert block.writer is not None, "an output block has writers"

@@ -36,15 +36,15 @@ def lines_of(program: Any) -> Iterator[SourceLine]:
             yield from lines_of(inner)
 
 
-def lines_where(program: Any, primitives: frozenset[str]) -> Iterator[SourceLine]:
-    """The reader's lines with one of these primitives, in the order of the equations."""
+def lines_where(program: Any, primitives: frozenset[str], floats: bool = False) -> Iterator[SourceLine]:
+    """The reader's lines with one of these primitives, in the order of the equations. floats: of floats alone."""
     program = getattr(program, "jaxpr", program)
     for eqn in getattr(program, "eqns", ()):
         line = line_of(eqn) if eqn.primitive.name in primitives else None
-        if line is not None:
+        if line is not None and not (floats and not is_floating(np_dtype(eqn.outvars[0].aval))):
             yield line
         for inner in subprograms(eqn):
-            yield from lines_where(inner, primitives)
+            yield from lines_where(inner, primitives, floats)
 
 
 def asks_for(made: dict[Any, Any], v: Any, primitives: frozenset[str]) -> bool:
@@ -152,6 +152,23 @@ def behind(jaxpr: Any, names: dict[Any, str], ref: str) -> list[Any]:
         found.append(e)
         wanted |= {v for v in e.invars if not hasattr(v, "val")}
     return found[::-1]
+
+
+def stores_toward(call: Call, ref: str) -> Iterator[SourceLine]:
+    """The reader's lines that store into a Ref, then into those that its values are read from; not what only clears."""
+    programs, todo, seen = list(with_ref_names(call)), [ref], set()
+    while todo:
+        name = todo.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        for jaxpr, names in programs:
+            made = producers(jaxpr)
+            for e in reversed(jaxpr.eqns):
+                if e.primitive.name == "swap" and names[e.invars[0]] == name and not one_number(made, e.invars[1]):
+                    line = line_of(e)
+                    yield from [line] if line else []
+            todo += [names[e.invars[0]] for e in behind(jaxpr, names, name) if e.primitive.name == "get"]
 
 
 def producers(jaxpr: Any) -> dict[Any, Any]:
@@ -332,6 +349,40 @@ def rounded_factors(jaxpr: Any) -> Iterator[Any]:
             factor = made_by(made, v, SAME_VALUE) if narrow else None
             if factor is not None and factor.primitive.name in ("mul", "div"):
                 yield from [factor] if any(one_number(made, x) for x in factor.invars) else []
+
+
+def rounded_operands(jaxpr: Any) -> Iterator[Any]:
+    """Casts to a 16-bit float of what was computed in float32, and goes into a matrix product."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    made = producers(jaxpr)
+    for eqn in jaxpr.eqns:
+        for inner in subprograms(eqn):
+            yield from rounded_operands(inner)
+        for v in eqn.invars if eqn.primitive.name == "dot_general" else ():
+            cast = None if hasattr(v, "val") else made.get(v)
+            if cast is None or cast.primitive.name != "convert_element_type" or hasattr(cast.invars[0], "val"):
+                continue
+            before, after = np_dtype(cast.invars[0].aval), np_dtype(v.aval)
+            source = made.get(cast.invars[0])
+            if is_floating(after) and after.itemsize == 2 and is_floating(before) and before.itemsize == 4:
+                yield from [cast] if source is not None and source.primitive.name in NARROWED else []
+
+
+def narrow_arithmetic(jaxpr: Any) -> Iterator[Any]:
+    """Sums, products and the like of whole tiles that are made in a 16-bit float, and go into more arithmetic."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    for eqn in jaxpr.eqns:
+        for inner in subprograms(eqn):
+            yield from narrow_arithmetic(inner)
+        if eqn.primitive.name not in NARROWED or not getattr(eqn.outvars[0].aval, "shape", ()):
+            continue
+        dtype = np_dtype(eqn.outvars[0].aval)
+        users = [e.primitive.name for e in jaxpr.eqns if any(v is eqn.outvars[0] for v in e.invars)]
+        if is_floating(dtype) and dtype.itemsize == 2 and {*users} - {"swap"}:
+            yield eqn
+
+
+NARROWED = {"mul": "multiplication", "add": "addition", "sub": "subtraction", "div": "division", "reduce_sum": "sum"}
 
 
 def narrow_products(jaxpr: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from ..capture import (
 from ..findings import Block, Finding
 from ..incidents import at, first_step_test
 from ..ops import is_floating, np_dtype
-from ..program import has_narrow_floats, rounded_factors
+from ..program import NARROWED, early_casts, has_narrow_floats, narrow_arithmetic, rounded_factors, rounded_operands
 from .base import in_words, named_blocks, verb
 from .statuses import Statuses
 
@@ -203,11 +203,34 @@ class Patterns(Statuses):
                 "Multiply the result of the product instead: it is float32."
             )
         else:
-            tail = (
-                "Somewhere a sum or a product is kept in a 16-bit float: keep it in float32 "
-                "(preferred_element_type=jnp.float32 for jnp.dot) and cast once at the end."
-            )
+            tail, line = self._rounded_early()
+            found = self._finding("precision", head + tail, next(iter(tiles)))
+            found.line = line or found.line
+            return found
         return self._finding("precision", head + tail, next(iter(tiles)))
+
+    def _rounded_early(self) -> tuple[str, SourceLine | None]:
+        """What is made in 16 bits before the result is stored, and at which line."""
+        kernel = self.trace.call.kernel
+        if early := next(early_casts(kernel), None):
+            return (
+                f"A value is cast to 16-bit {_made_as(early)}, and worked on: whatever comes after it starts "
+                "from a rounded number. Cast once, at the end, in what is stored."
+            ), line_of(early)
+        if made := next(narrow_arithmetic(kernel), None):
+            return (
+                f"A {NARROWED[made.primitive.name]} is done in 16-bit {_made_as(made)}, and each of its results is "
+                "rounded: cast what goes into it first (.astype(jnp.float32)), and back once at the end."
+            ), line_of(made)
+        if cast := next(rounded_operands(kernel), None):
+            return (
+                f"What goes into the matrix product was computed in float32 and cast to 16-bit {_made_as(cast)}: every "
+                "element is rounded before it is summed. Multiply first; do the rest with the sum, which is float32."
+            ), line_of(cast)
+        return (
+            "Somewhere a sum or a product is kept in a 16-bit float: keep it in float32 "
+            "(preferred_element_type=jnp.float32 for jnp.dot) and cast once at the end."
+        ), None
 
     def _plain(self, kind: str, tiles: dict[Block, tuple[Any, ...]]) -> Finding:
         tile, status = next(iter(tiles.items()))
@@ -290,6 +313,10 @@ class Patterns(Statuses):
                         ratio = f"{n - 1} / {n}" if exponent > 0 else f"{n} / {n - 1}"
                         return f" It is {words}{ratio}: one divides by N, the other by N - 1."
         return ""
+
+
+def _made_as(eqn: Any) -> str:
+    return f"{np_dtype(eqn.outvars[0].aval)} ({line_of(eqn)})"
 
 
 def _in_the_product(dtype: Any) -> str:

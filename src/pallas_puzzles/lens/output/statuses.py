@@ -45,7 +45,7 @@ class Statuses(Clues):
                 f.line, f.where = line_of(store) or f.line, ""
                 f.kind = "precision"
             elif f.kind == "scaled":
-                factors = list(lines_where(self.trace.call.kernel, frozenset({"mul", "div"})))
+                factors = list(lines_where(self.trace.call.kernel, frozenset({"mul", "div"}), floats=True))
                 f.near = [*reversed(factors), *f.near]
 
     def _nearly(self) -> bool:

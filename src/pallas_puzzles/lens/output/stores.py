@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..capture import (
+    callers_of,
     holds_primitive,
     line_of,
     where_defined,
@@ -124,11 +125,16 @@ class Stores(WrongOutput):
         if clobbered and not any(self._repeated(name, visits[0], events) for name in names):
             yield clobbered
             return
-        for look in (self._reset, self._reset_late, self._reset_midway, self._reset_again, self._replaced):
+        for look in (self._reset, self._reset_late, self._reset_midway, self._reset_again):
             found = [f for f in (look(name, visits[0], events) for name in names) if f]
             if found:
-                yield from found if look == self._replaced else found[-1:]
+                yield found[-1]
                 return
+        busiest = max(visits, key=lambda visit: sum(len(events[name, s]) for name in names for s in visit))
+        found = [f for f in (self._replaced(name, busiest, events) for name in names) if f]
+        if found:
+            yield from found
+            return
         finding = self._overwritten(visits[0], events)
         if finding:
             yield finding
@@ -326,8 +332,9 @@ class Stores(WrongOutput):
             f"they count twice. Where an index map stays because there is nothing more to add, the kernel has to skip "
             f"the addition ({'pl.when' if always else 'the condition of its pl.when holds here'})."
         )
-        line = next(e.line for e in events[name, s] if e.op == "store")
-        return Finding("repeated", cause, [], line, s, self.trace.steps[s], name, self.trace.blocks[self.k][s])
+        eqn = next(e.eqn for e in events[name, s] if e.op == "store")
+        block, near = self.trace.blocks[self.k][s], callers_of(eqn)
+        return Finding("repeated", cause, [], line_of(eqn), s, self.trace.steps[s], name, block, near=near)
 
     def _unmoving(self) -> Iterator[Finding]:
         """Blocks of the output that are to differ, and are made of the same block of every input."""

@@ -9,8 +9,8 @@ import pytest
 from jax.experimental import pallas as pl
 
 from pallas_puzzles import lens
-from pallas_puzzles.lens.findings import default_tolerance
-from pallas_puzzles.lens.repair import repaired
+from pallas_puzzles.lens.changes import tell_change
+from pallas_puzzles.lens.findings import Finding, WrongOutput, default_tolerance
 
 X = np.random.default_rng(0).normal(size=(16, 256)).astype(np.float32)
 A = np.random.default_rng(1).normal(size=(16, 1)).astype(np.float32)
@@ -26,11 +26,12 @@ def call(kernel, a, x):
     )(a, x)
 
 
-def change(kernel, want):
-    (trace,) = lens.trace(functools.partial(call, kernel), A, X).traces
-    want = np.asarray(want, np.float64)
-    close = default_tolerance(np.dtype(np.float32)).close
-    return repaired(trace, 0, want, ~close(trace.outputs[0].astype(np.float64), want), close)
+def change(kernel, want, examples=list):
+    """What is said of the kernel's result, and the line, given a finding that says nothing but that it is wrong."""
+    run = lens.trace(functools.partial(call, kernel), A, X)
+    output = WrongOutput(run.traces[0], 0, np.asarray(want, np.float32), default_tolerance(np.dtype(np.float32)))
+    (found,) = tell_change([Finding("row-term", "", output=output)], run, want, None, [output], examples)
+    return found.cause.strip(), found.line
 
 
 def summed(value):

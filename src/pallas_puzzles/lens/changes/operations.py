@@ -1,12 +1,6 @@
-"""A wrong kernel, with one operation changed at a time: the change that makes its result right is what is wrong.
+"""Changes of operations: one left out, another in its place, one more, at another place, of two values."""
 
-Every change is tried on a real run of the kernel, up to the first wrong block; what holds there has to hold for the
-whole output, or it is not said.
-"""
-
-import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,17 +9,12 @@ import jax.extend.core as jec
 import jax.numpy as jnp
 import numpy as np
 
-from .capture import Call, SourceLine, is_readers_file, line_of
-from .machine import Beyond, Trace, history, run_call
-from .ops import inlined, is_floating, np_dtype, remembered_products
+from ..capture import Call, is_readers_file, line_of
+from ..ops import inlined, is_floating, np_dtype
+from .trial import Change
 
-_MOST = 400  # changes that are tried on one kernel
-_FLOPS = 2e10  # arithmetic that may be spent on them
-SECONDS = 4.0  # of this thread's own work; on a machine that is busy, three times that of the clock
 _FACTORS = (1.0, 2.0, 0.5, -1.0)
 
-Change = tuple[str, SourceLine | None]
-Close = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Edit = tuple[Any, str, Any]  # a program, in words how it differs, and the equation where
 
 _BINARY: dict[str, tuple[Callable[..., Any], str]] = {
@@ -48,78 +37,17 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": 
 _KEPT = frozenset("broadcast_in_dim convert_element_type reshape squeeze expand_dims copy".split())
 
 
-def repaired(trace: Trace, j: int, want: np.ndarray, bad: np.ndarray, close: Close, scalars: bool = False) -> Change:
-    """The one change to the kernel that makes its output j right, in words, and its line; ("", None): there is none.
-
-    want, bad: of the output's shape; which elements are wrong. scalars: change only what steers: ids and comparisons.
-    """
-    call, o = trace.call, trace.call.outs[j]
-    if o.in_hbm or call.vmapped or any(d.kind != "blocked" for d in o.dims) or not is_floating(want.dtype):
-        return "", None
-    places = [(max(s for v in visits for s in v), tile) for tile, visits in trace.visits[j].items() if visits]
-    places = [(last, tile) for last, tile in places if _cut(bad, tile, o.block).any()]
-    if not places:
-        return "", None
-    last, tile = min(places)
-    cost = max(1, sum(trace.flops[: last + 1]))
-    piece = _cut(want, tile, o.block)
-    with remembered_products():
-        for edited, words, eqn in _in_time(itertools.islice(_edits(call, scalars), min(_MOST, int(_FLOPS / cost)))):
-            changed = dataclasses.replace(call, kernel=edited)
-            factor = _factor(changed, o.name, last, piece, close)
-            if factor is not None and _right(changed, j, want, close, factor):
-                but = "" if factor == 1 else f", but for a factor of {factor:g}"
-                return f"{words}, the result is right{but}.", line_of(eqn)
-    return "", None
-
-
-def _in_time(edits: Iterator[Edit]) -> Iterator[Edit]:
-    work, clock = time.thread_time() + SECONDS, time.monotonic() + 3 * SECONDS
-    try:
-        yield from itertools.takewhile(lambda _: time.thread_time() < work and time.monotonic() < clock, edits)
-    except Exception:  # a program that cannot be changed like that: what has been found elsewhere still stands
-        return
-
-
-def _factor(call: Call, name: str, step: int, want: np.ndarray, close: Close) -> float | None:
-    """By what the block that an output holds after a step has to be multiplied, to be right; None: by nothing."""
-    try:
-        held = history(call, name, [step])[step].astype(np.float64)
-    except Exception:  # a change that makes no sense: shapes, an index out of bounds, a wait without an end
-        return None
-    held = held[tuple(slice(n) for n in want.shape)]
-    factors = _FACTORS if np.isfinite(held).all() else ()
-    return next((factor for factor in factors if close(held * factor, want).all()), None)
-
-
-def _right(call: Call, j: int, want: np.ndarray, close: Close, factor: float) -> bool:
-    try:
-        got = run_call(call, detail=False).outputs[j].astype(np.float64)
-    except Beyond:
-        return False
-    return bool(np.isfinite(got).all() and close(got * factor, want).all())
-
-
-def _cut(array: np.ndarray, tile: Sequence[int], block: Sequence[int]) -> np.ndarray:
-    return array[tuple(slice(i * b, (i + 1) * b) for i, b in zip(tile, block, strict=True))]
-
-
-# --- the changes -----------------------------------------------------------------------------------------------------
-
-
-def _edits(call: Call, scalars: bool) -> Iterator[Edit]:
-    """Kernels that differ from a call's by one operation, the likelier ones first."""
+def changes(call: Call, steering: bool = False) -> Iterator[Change]:
+    """Kernels that differ from a call's by one operation, the likelier ones first. steering: by ids and comparisons."""
     kernel = getattr(call.kernel, "jaxpr", call.kernel)
     names = [*call.scalar_names, *(o.name for o in call.operands), *(s.name for s in call.scratch)]
     known = dict(zip(kernel.invars, names, strict=False))
-    kinds: list[Any] = [
-        _steering(len(call.grid)),
-        *([] if scalars else [_fewer, _others, _all_others, _more, _moved, _combined]),
-    ]
-    for kind in kinds:
+    others: list[Any] = [_fewer, _others, _all_others, _more, _moved, _combined]
+    for kind in [_steering(len(call.grid)), *([] if steering else others)]:
         for edited, words, eqn in _everywhere(kernel, known, kind):
             whole = call.kernel.replace(jaxpr=edited) if hasattr(call.kernel, "jaxpr") else edited
-            yield whole, words, eqn
+            line = line_of(eqn)
+            yield Change(words, (line,) if line else (), kernel=whole, factors=_FACTORS)
 
 
 def _everywhere(jaxpr: Any, names: dict[Any, str], kind: Any) -> Iterator[Edit]:
@@ -226,7 +154,7 @@ def _all_others(jaxpr: Any, names: dict[Any, str]) -> Iterator[Edit]:
 def _more(jaxpr: Any, names: dict[Any, str]) -> Iterator[Edit]:
     """With one function more."""
     for i, eqn in _sites(jaxpr):
-        for name in ("relu", "square", "exp"):
+        for name in ("relu", "square", "exp", "gelu"):
             words = f"With {name} applied to {_value(jaxpr, names, eqn)}"
             yield _behind_it(jaxpr, i, _FUNCTIONS[name]), words, eqn
 

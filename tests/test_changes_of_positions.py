@@ -10,20 +10,24 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_puzzles import lens
+from pallas_puzzles.lens.changes import tell_change
+from pallas_puzzles.lens.changes.trial import Example
 from pallas_puzzles.lens.diagnose import diagnose
 from pallas_puzzles.lens.findings import Finding
 from pallas_puzzles.lens.waste import idle_copies, idle_products
-from pallas_puzzles.lens.what_if import changed
 
 X = np.random.default_rng(0).normal(size=(24, 384)).astype(np.float32)
 ORDER = np.asarray([2, 0, 1], np.int32)
 OTHER = np.asarray([1, 2, 0], np.int32)
 
 
-def told(fn, want, *args):
+def told(fn, want, *args, examples=()):
     """The first finding after the changes have been tried, given one that says nothing but that values are wrong."""
     run = lens.trace(fn, *args)
-    (finding,) = changed([Finding("values", "o_ref is wrong.", ["evidence"])], run, want, None)
+    runs = [Example(f"variant {n}", lens.trace(fn, *more), expected) for n, (more, expected) in enumerate(examples, 1)]
+    (finding,) = tell_change(
+        [Finding("values", "o_ref is wrong.", ["evidence"])], run, want, None, examples=lambda: runs
+    )
     return finding
 
 
@@ -164,7 +168,7 @@ def test_a_quotient_and_a_remainder_in_each_others_place_are_named(meant, taken,
 
     found = told(fn, 2 * x[[meant(i) for i in range(4)]], x)
     assert words in found.cause
-    assert "taken(i)" in str(found.line.text)
+    assert "lambda i: i //" in str(found.line.text)
 
 
 def test_an_entry_that_only_index_maps_look_up_is_tried_in_the_kernel():
@@ -215,3 +219,48 @@ def test_two_wrong_calls_that_do_not_feed_each_other_are_both_named():
     assert len(causes) == 2
     assert "1.5 times" in causes[0]
     assert "2.5 times" in causes[1]
+
+
+def test_what_an_index_map_hands_through_is_tried_as_well():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = 2 * x_ref[...]
+
+    def fn(x):
+        block = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+        shape = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+        return pl.pallas_call(kernel, grid=(3, 3), in_specs=[block], out_specs=block, out_shape=shape)(x)
+
+    diagonal = np.concatenate([X[8 * i : 8 * i + 8, 128 * i : 128 * i + 128] for i in range(3)])
+    found = told(fn, 2 * np.tile(diagonal, (1, 3)), X)
+    assert (
+        "the index map of x_ref returns the step's index along grid axis 1 along dimension 1, and the step's index "
+        "along grid axis 0 belongs there." in found.cause
+    )
+    assert found.line.file == __file__
+
+
+def raised(order, other, x):
+    """Every block of x, raised by the entry of `other`, where that of `order` is meant."""
+
+    def kernel(order_ref, other_ref, x_ref, o_ref):
+        n = other_ref[pl.program_id(0)] + 0 * order_ref[pl.program_id(0)]
+        o_ref[...] = x_ref[...] + n.astype(jnp.float32)
+
+    block = pl.BlockSpec((8, 384), lambda i, order_ref, other_ref: (i, 0))
+    grid_spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=2, grid=(3,), in_specs=[block], out_specs=block)
+    return pl.pallas_call(kernel, grid_spec=grid_spec, out_shape=jax.ShapeDtypeStruct(x.shape, jnp.float32))(
+        order, other, x
+    )
+
+
+def test_what_helps_everywhere_is_preferred_to_what_helps_by_chance():
+    in_order = np.arange(3, dtype=np.int32)
+    first = X + np.repeat(in_order, 8)[:, None].astype(np.float32)
+    second = X + np.repeat(ORDER, 8)[:, None].astype(np.float32)
+    by_chance = "the step's index along grid axis 0 belongs in its place."
+    alone = told(raised, first, in_order, OTHER, X)
+    assert alone.cause.endswith(by_chance)
+    both = told(raised, first, in_order, OTHER, X, examples=[((ORDER, OTHER, X), second)])
+    assert both.cause.endswith("what order_ref holds belongs in its place.")
+    neither = told(raised, first, in_order, OTHER, X, examples=[((ORDER, OTHER, X), second + X)])
+    assert neither.cause.endswith(f"{by_chance} It does so here, and not for variant 1: what is wrong is near.")
