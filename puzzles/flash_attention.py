@@ -427,11 +427,11 @@ check(
     normal((1, 2, 384, 128), "bfloat16", shift=0.5),
     variants=[
         case(
-            integers((2, 1, 80, 64), -12, 13, "float32"),  # scores up to about 200: exp overflows at 89
+            integers((2, 1, 80, 64), -12, 13, "float32"),  # scores beyond 200: exp overflows at 89
             integers((2, 1, 512, 64), -12, 13, "float32"),
             normal((2, 1, 512, 64)),
             bq=40,
-            bkv=256,
+            bkv=128,
             budget=naive_budget(2, 1, 80, 512, 64, 40, itemsize=4),
         ),
         case(
@@ -512,8 +512,8 @@ naive_bytes = naive_budget(1, 1, 131_072, 131_072, 128, 512).hbm_bytes
 print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 820e9 * 1e3:.0f} ms at 820 GB/s (v5e)")
 
 # %% [markdown]
-# A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is half as much again. Each of
-# the arrays that one asked for is 1/2048 of `S`.
+# A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` another 32 GiB. What one asked for is
+# small: `q`, `k`, `v` and `o` are each 1/2048 of `S`.
 
 # %% [markdown]
 # ## Puzzle 4: One block of queries
@@ -580,7 +580,7 @@ def one_block(
 
 
 # %%
-# hbm_bytes: q, k, v and the result, each once. The variants have scores around -500 and up to 2000.
+# hbm_bytes: q, k, v and the result, each once. The variants have scores around -500 and beyond 2000.
 check(
     "flash_attention/4",
     one_block,
@@ -771,7 +771,7 @@ check(
     normal((2, 3, 384, 128), "bfloat16", shift=0.5),
     variants=[
         case(
-            integers((1, 2, 80, 64), -25, 26, "float32"),  # scores up to about 800, and a ragged length
+            integers((1, 2, 80, 64), -25, 26, "float32"),  # scores of about 1000, and a ragged length
             integers((1, 2, 768, 64), -25, 26, "float32"),
             normal((1, 2, 768, 64), shift=2.0),
             bq=32,
@@ -880,13 +880,14 @@ check(
 #     yours: m and l 128 times in each row             1284    1046
 #     the same with m and l as (bq, 1)                 2050    1874
 #     JAX's own flash attention, without a scale       1416    1072
-#     what the MXU needs for the two products          1024     256
+#     what the MXU needs for the two products          1024     512
 # ```
 #
 # Why 128 times? A column of 512 numbers sits in one lane of 64 registers, and to be subtracted from scores, each number
-# has to be copied into all 128 lanes first, at every step. (Try it: what comes out is the same.) What stands between
-# 1046 and 256? Arithmetic on single scores, and it packs badly: no exponential of a row before its maximum, which takes
-# all of its scores, and no second product before the exponentials.
+# has to be copied into all 128 lanes first, at every step. (Try it: what comes out is the same.) At its peak, a v6e
+# would need 256; but its MXU is 256 wide, and D = 128 fills half of it. What stands between 1046 and 512? Arithmetic on
+# single scores (in the report: VALU; maxima and sums along rows are XLU, exponentials EUP). It packs badly: no
+# exponential of a row before its maximum, which takes all of its scores, and no second product before them.
 
 # %%
 tokens = jax.ShapeDtypeStruct((1, 4, 2048, 128), jnp.bfloat16)
@@ -925,8 +926,8 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 #
 # A step that skips both still takes some 0.25 us; a body of 1284 bundles, one a cycle of 1.5 GHz, another 0.86.
 #
-# One comparison of two positions tells the . from the rest: that of a query of the block, its first or its last, and
-# that of a key. (On a # a mask changes nothing, and takes some 2% of the bundles; a second comparison tells # from \.)
+# One comparison tells the . from the rest: the position of one query of the block with that of one key. Its first, or
+# its last? (On a # a mask changes nothing, and takes some 2% of the bundles; a second comparison tells # from \.)
 
 
 # %%
@@ -1081,7 +1082,7 @@ check(
 
 # %% [markdown]
 # **Takeaway.** In blocks of 512, over 4 heads x 2048 tokens, the mean step takes 949 bundles on a v5e and 778 on a
-# v6e. Masked but not skipped, it would be 1395 and 1136; with the mask on every live block, 967 and 793. JAX's own
+# v6e. Masked but not skipped, it would be some 1390 and 1130; with the mask on every live block, 967 and 793. JAX's own
 # takes 969 and 798. And the column of positions? Made by `jnp.arange(bq)[:, None]`, it starts out as a row, which has
 # to be turned: the costliest step then takes 1766 bundles on a v5e instead of 1532. `column` makes one at once, by
 # `jax.lax.broadcasted_iota`, which counts along the dimension that it is told.
@@ -1116,7 +1117,7 @@ show(
 #
 # Two corners are settled for you. **A row that sees nothing** (Sq > Skv) shall have o = 0 and lse = -inf. Until a row
 # has seen something, its maximum is what `m` starts from, and -inf - (-inf) is NaN. So `m` starts from `FLOOR`, the
-# most negative float32: finite, and larger than no score. (0 / 0 waits at the end, and that one is yours.)
+# most negative float32: finite, and no finite score is smaller. At the end 0 / 0 waits: `normalized` makes it 0.
 #
 # **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and those you can mask. In `v` it
 # meets p = 0, and 0 times NaN is NaN: `rows_inside` puts zeros in its place.
@@ -1139,8 +1140,17 @@ def rows_inside(x, block, size):
     return jnp.where(rows < size, x, 0)
 
 
+def normalized(acc_ref, l_ref):
+    """acc / l, as in Puzzle 5, and 0 in rows that have seen nothing, where l is 0: (bq, D), float32"""
+    l = l_ref[...]
+    return acc_ref[...] / lanes(jnp.where(l == 0, 1, l), acc_ref.shape[1])
+
+
 def last_key_seen(i, bq, Sq, Skv, causal):
-    """The position of the last key that the first query of block i sees, and that its last query sees."""
+    """A pair: the position of the last key that the first query of block i sees, and that its last query sees.
+
+    In a block of queries that hangs over the edge, the second may lie beyond the last key.
+    """
     if not causal:
         return Skv - 1, Skv - 1
     return i * bq + Skv - Sq, i * bq + bq - 1 + Skv - Sq
@@ -1148,7 +1158,8 @@ def last_key_seen(i, bq, Sq, Skv, causal):
 
 def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
     # Grid and Refs as in Puzzle 6, and lse_ref: (bq, 1), float32. causal: True or False, of Python.
-    # m_ref starts from FLOOR. rows_inside(x, j, Skv): block j of k or v, with zeros beyond the last key
+    # m_ref starts from FLOOR, o is normalized(acc_ref, l_ref). rows_inside(x, j, Skv): block j of k or v, with zeros
+    # beyond the last key
     pass  # YOUR CODE HERE
 
 
@@ -1188,7 +1199,8 @@ def flash_attention_fwd(
 # %%
 
 
-# 200 queries and 360 keys: neither length divides. Then: not causal; 170 rows that see nothing; scores around -500.
+# 200 queries and 360 keys: neither length divides. Then: not causal; 170 rows that see nothing; scores around -500; one
+# query alone that sees the last block of keys; as many keys as queries, and not causal.
 check(
     "flash_attention/7",
     flash_attention_fwd,
@@ -1221,6 +1233,8 @@ check(
             bq=128,
             budget=Budget(hbm_bytes=295_936, flops=32_000_000, calls=1, output_stores=1),
         ),
+        case(*[normal((1, 1, n, 64), scale=2.0) for n in (64, 65, 65)], bq=32, bkv=16),
+        case(*[normal((1, 1, 256, 64), scale=2.0) for _ in range(3)], causal=False, bq=80, bkv=96),
     ],
     budget=Budget(hbm_bytes=1_574_464, flops=99_000_000, vmem_bytes=295_424, calls=1, output_stores=1),
     forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
@@ -1233,7 +1247,7 @@ check(
 # Start from your Puzzle 6. What `last_key_seen` returns decides about a block now, causal or not: when every query
 # sees every key of the block, when some sees one. Without a mask by position, the last key that anybody sees is
 # Skv - 1; `hide_after` takes a number as well as a column. For lse: 2**m times l is the sum of exp(s). Take the
-# natural logarithm of that, on paper. For a row that saw nothing, what do your formulas make of l = 0?
+# natural logarithm of that, on paper. For a row that saw nothing l is 0: is what your formula makes of it -inf?
 #
 # </details>
 #
@@ -1259,8 +1273,7 @@ check(
 #
 #     @pl.when(j == pl.num_programs(3) - 1)
 #     def _():
-#         l = l_ref[...]
-#         o_ref[...] = (acc_ref[...] / lanes(jnp.where(____, 1, l), D)).astype(o_ref.dtype)
+#         o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 #         lse_ref[...] = (____)[:, :1]                              # (bq, 128) -> (bq, 1)
 # ```
 #
@@ -1297,9 +1310,8 @@ check(
 #
 #     @pl.when(j == pl.num_programs(3) - 1)
 #     def _():
-#         l = l_ref[...]
-#         o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-#         lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
+#         o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+#         lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
 # ```
 #
 # </details>
@@ -1385,7 +1397,7 @@ def delta_after_fwd(
 
 # %%
 def coded(numbers):
-    """(1, 1, n, 64): the 8 bits of each number as 1 and -1, 8 times over. Different ones: a product of 48 at most."""
+    """(1, 1, n, 64): the 8 bits of each number as 1 and -1, 8 times over. Row . itself is 64, . another at most 48."""
     bits = np.asarray(numbers)[:, None] >> np.arange(8) & 1
     return (2 * np.repeat(bits, 8, axis=1) - 1)[None, None].astype(jnp.bfloat16)
 
@@ -1453,8 +1465,8 @@ check(
 
 # %% [markdown]
 # **Takeaway.** A sum over all keys, and not one of them was read: `o` had summed over them already. For 32,768 tokens
-# that is one sweep over the keys less, at 16 MiB per row of blocks. And it holds with any mask: a key that is not seen
-# has p = 0 in both formulas.
+# that is one sweep over the keys less: 16 MiB of `k` and `v` for each block of queries. And it holds with any mask: a
+# key that is not seen has p = 0 in both formulas.
 
 # %% [markdown]
 # ## Puzzle 9: dq
@@ -1463,8 +1475,8 @@ check(
 #
 # ### Theory
 #
-# To have 1024 entries of `p` again, a v5e spends 5 ns if they were stored (2 bytes each, out and in), and 1.3 ns if it
-# makes them once more (128 multiply-adds each, D = 128). So **recompute, do not store**. With `lse` and `delta`, all
+# To store 1024 entries of `p` and read them back (2 bytes each, out and in) takes a v5e 5 ns; to make them once more
+# (128 multiply-adds each, D = 128), 1.3 ns. So **recompute, do not store**. With `lse` and `delta`, all
 # three steps back are local to a pair of blocks:
 #
 # ```text
@@ -1513,7 +1525,8 @@ def visible(i, j, bq, bkv, Sq, Skv, causal):
 def p_and_ds(s, dp, lse, delta, seen):
     # s: (bq, bkv), scores, scaled      dp: (bq, bkv), do @ v.T      lse, delta: (bq, 1)      all float32
     # seen: (bq, bkv), True where there is a query, there is a key, and the mask lets the one see the other
-    # Return p and ds, (bq, bkv) each: 0 where nothing is seen, whatever s, dp, lse and delta hold there.
+    # Return p and ds, (bq, bkv) each: 0 where nothing is seen, whatever s, dp, lse and delta hold there. (Nothing here
+    # needs p itself: dv of Puzzle 10 does.)
     pass  # YOUR CODE HERE
 
 
@@ -1521,7 +1534,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
     # Grid (b, h, i, j). q_ref, do_ref, dq_ref: (bq, D), block i      k_ref, v_ref: (bkv, D), block j
     # lse_ref, delta_ref: (bq, 1), float32      acc_ref: (bq, D), float32
     # last_key_seen, of Puzzle 7, says how far block i sees. Skip blocks of keys beyond that.
-    # visible(i, j, bq, bkv, Sq, Skv, causal): `seen`, as p_and_ds wants it
+    # visible(i, j, bq, bkv, Sq, Skv, causal): `seen`, as p_and_ds wants it. In a product, ds has the dtype of k.
     # rows_inside(x, j, Skv): x, a block j of Skv rows, with zeros for rows beyond the edge
     pass  # YOUR CODE HERE
 
@@ -1598,6 +1611,7 @@ check(
             bq=48,
             budget=Budget(hbm_bytes=730_624, flops=43_000_000, mxu_bits=16, calls=3),
         ),
+        case(*grads_case(1, 1, 64, 129, 64), causal=False, bq=32, bkv=64),  # one key in the last block
     ],
     budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
     forbid=("softmax", "grad", "vjp"),
@@ -2092,8 +2106,8 @@ def grouped_case(B, H, Hkv, Sq, Skv, D, dtype="float32"):
     return q, normal((B, Hkv, Skv, D), dtype, shift=0.1), normal((B, Hkv, Skv, D), dtype, shift=0.1), do
 
 
-# The result and three gradients. Each head of queries has its keys brought in, shared or not: the maps do not save
-# these bytes, but the making and keeping of copies.
+# The result and three gradients. Forward and dq bring the keys in for each head of queries, shared or not: what the
+# maps save there is the making and keeping of copies. dk and dv bring them in once for a group.
 check(
     "flash_attention/11",
     grouped_grads,
@@ -2344,8 +2358,14 @@ def explain_lists(q, k, v, *, got, want, mask, bq, bkv) -> tuple[str, str]:
 
 
 def explain_list_costs(q, k, v, *, mask=recent_mask, bq=64, bkv=128) -> str:
-    """What the lists have fetched for nothing, if they have: asked for when a right result costs too much."""
+    """What the lists make the call do for nothing, if they do: asked for when a right result costs too much."""
     data_next, block_mask = splash_lists(block_kinds(mask, q.shape[2], k.shape[2], bq, bkv))
+    longest, width = int((block_mask > 0).sum(axis=1).max(initial=0)), data_next.shape[1]
+    if width > max(1, longest):
+        return (
+            f"Right answer, but `splash_lists` returns lists of {width} steps for each row of blocks, where the "
+            f"longest has {longest}: {width - max(1, longest)} steps of every row have nothing to do."
+        )
     blocks, marks = data_next.ravel(), block_mask.ravel()
     fetched = [0, *(n for n in range(1, blocks.size) if blocks[n] != blocks[n - 1])]
     for n, end in zip(fetched[1:], [*fetched[2:], blocks.size], strict=True):
@@ -2378,6 +2398,14 @@ check(
             mask=functools.partial(documents_mask, q_len=32, kv_len=128, skip=3),
             bq=32,
             budget=Budget(hbm_bytes=770_048, grid_steps=14, mxu_bits=16, selected=30_000),
+        ),
+        case(
+            integers((1, 1, 64, 64), 4, 13, "float32"),  # scores around -500
+            integers((1, 1, 256, 64), -12, -3, "float32"),
+            normal((1, 1, 256, 64)),
+            mask=functools.partial(window_mask, window=100, start=190),
+            bq=16,
+            bkv=64,
         ),
         case(
             *splash_case(2, 1, 96, 256, 64),
@@ -2491,8 +2519,7 @@ check(
 #
 #     @pl.when(t == pl.num_programs(3) - 1)
 #     def _():
-#         l = l_ref[...]
-#         o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
+#         o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 # ```
 #
 # </details>
@@ -2575,10 +2602,10 @@ def paged_attention(
 
 
 # %%
-def paged_case(lengths, max_pages, H, Hkv, page, D, dtype="float32", poison=False):
+def paged_case(lengths, max_pages, H, Hkv, page, D, dtype="float32", poison=False, low=False):
     """q, pages, page table, lengths. Pages are handed out in no order; the rest of a row points anywhere.
 
-    poison: arrays in which all that belongs to nobody is NaN, drawn once and for all.
+    poison: arrays in which all that belongs to nobody is NaN, drawn once and for all. low: all scores far below 0.
     """
     rng = np.random.default_rng(sum(lengths))
     needed = [-(-n // page) for n in lengths]
@@ -2594,6 +2621,8 @@ def paged_case(lengths, max_pages, H, Hkv, page, D, dtype="float32", poison=Fals
     k_pages, v_pages = pages, pages
     if poison:
         k_pages, v_pages = (np.where(owned[None, :, :, None], pages.draw(rng), np.nan) for _ in range(2))
+    if low:
+        q, k_pages = integers((len(lengths), H, D), 4, 13, dtype), integers((Hkv, num_pages, page, D), -12, -3, dtype)
     return q, k_pages, v_pages, table, np.array(lengths, np.int32)
 
 
@@ -2613,6 +2642,7 @@ check(
             *paged_case([130, 8, 64, 33], 9, H=24, Hkv=3, page=16, D=128, dtype="bfloat16"),
             budget=Budget(hbm_bytes=466_944, flops=3_950_000, grid_steps=108, mxu_bits=16),
         ),
+        case(*paged_case([50, 9], 3, H=4, Hkv=1, page=24, D=64, low=True)),  # scores around -500
     ],
     budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
     forbid=("softmax",),
@@ -2695,8 +2725,7 @@ check(
 #
 #     @pl.when(t == pl.num_programs(2) - 1)
 #     def _():
-#         l = l_ref[...]
-#         o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
+#         o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 #
 #
 # def paged_attention(q, k_pages, v_pages, page_table, lengths):
@@ -2742,7 +2771,7 @@ show(paged_attention, *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64
 # ## What you built
 #
 # Attention forward and backward, for grouped heads, under any mask, and out of pages. In figures: forward over 131,072
-# tokens, 512 KiB of `lse` per head leave the chip beside `o`, and not the 32 GiB of `p`; backward is three calls, seven
+# tokens, 512 KiB of `lse` per head are kept beside `o`, and not the 32 GiB of `p`; backward is three calls, seven
 # products per pair of blocks; the window of Puzzle 12 fetches 12 of 25 blocks; and of a cache of pages, each comes in
 # once.
 #

@@ -186,9 +186,8 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _():
-        l = l_ref[...]
-        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
 
 
 # Puzzle 8
@@ -334,8 +333,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
     @pl.when(t == pl.num_programs(3) - 1)
     def _():
-        l = l_ref[...]
-        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 
 
 # Puzzle 13
@@ -357,8 +355,7 @@ def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_re
 
     @pl.when(t == pl.num_programs(2) - 1)
     def _():
-        l = l_ref[...]
-        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 
 
 def paged_attention(q, k_pages, v_pages, page_table, lengths):

@@ -32,6 +32,14 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(os.cpu_count() or 1, 4)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--as-a-reader",
+        action="store_true",
+        help="JAX's simulator confirms a solution's first example, not every variant",
+    )
+
+
 def pytest_report_header() -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy"))
     return f"{versions}, JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_puzzles import Budget, case, check, normal
+from pallas_puzzles import Budget, arrays, case, check, normal
 from pallas_puzzles.check import collecting
 from pallas_puzzles.inputs import groups
 from pallas_puzzles.lens.ruler import ruler
@@ -256,3 +256,14 @@ def test_a_ruler_leaves_out_what_has_no_room() -> None:
     assert "zero" not in text
     assert "one" in text
     assert text.splitlines()[0].split() == ["rows", "0", "1000"]
+
+
+def test_a_spec_that_looks_at_integers_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spec(x: Any, lengths: Any, *, times: int) -> Any:
+        return jnp.stack([times * x[b, : int(n)].sum() for b, n in enumerate(lengths)])
+
+    x, lengths = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([1, 0, 4], np.int32)
+    by_jax = arrays.expected(spec, (x, lengths), {"times": 3})
+    monkeypatch.setattr(arrays, "expected", None)
+    np.testing.assert_array_equal(arrays.quickly_expected(spec, (x, lengths), {"times": 3}), by_jax)
+    assert by_jax.tolist() == [0.0, 0.0, 114.0]

@@ -129,7 +129,8 @@ def row_sums(x, *, last):
 
 def test_blocks_and_steps_that_change_nothing_are_named():
     run = lens.trace(functools.partial(row_sums, last=2), X)
-    ((copies, lines),) = idle_copies(run)
+    ((copies, lines, unread),) = idle_copies(run)
+    assert not unread, "they are read, and count 0"
     assert (
         "3 of 9 blocks of x_ref come in and go unused, the first at step 2, grid index (0, 2): block (0, 2)" in copies
     )

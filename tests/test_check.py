@@ -1,6 +1,7 @@
 """What `check` promises whatever the puzzle: it comes back, it is fair, and a pass is never the lens's word alone."""
 
 import functools
+import operator
 import time
 import types
 from pathlib import Path
@@ -579,6 +580,48 @@ def test_an_unknown_mistake_keeps_the_words_of_the_lens() -> None:
     verdict = judged(thrice, spec, X, explain=KNOWN)
     assert "1.5 times what is expected" in verdict.findings[0].cause
     assert "is what comes out" not in str(verdict)
+
+
+def test_a_known_mistake_is_told_its_line() -> None:
+    def kept(x: Any, *, to: Any = operator.lt) -> Any:
+        return jnp.where(to(jnp.arange(8)[:, None], 5), x, 0)
+
+    def answer(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = jnp.where(jnp.arange(8)[:, None] <= 5, x_ref[...], 0)
+
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    known = recognise({"if row 5 is kept, too.": lambda x: kept(x, to=operator.le)})
+    (finding,) = judged(answer, kept, np.arange(64, dtype=np.float32).reshape(8, 8) + 1, explain=known).findings
+    assert finding.cause == (
+        "The result is what comes out if row 5 is kept, too. In the kernel: the comparison <= must not hold where both "
+        "sides are equal."
+    )
+    assert "<= 5" in finding.line.text
+
+
+def test_a_change_has_to_help_in_the_variants_too() -> None:
+    def spec(order: Any, other: Any, x: Any) -> Any:
+        n = jnp.repeat(order, 8)[:, None].astype(x.dtype)
+        return jnp.sin(x * (n + 1)) + n
+
+    def answer(order: Any, other: Any, x: Any) -> Any:
+        def kernel(order_ref: Any, other_ref: Any, x_ref: Any, o_ref: Any) -> None:
+            n = other_ref[pl.program_id(0)] + 0 * order_ref[pl.program_id(0)]
+            o_ref[...] = jnp.sin(x_ref[...] * (n.astype(jnp.float32) + 1)) + n.astype(jnp.float32)
+
+        block = pl.BlockSpec((8, 128), lambda i, order_ref, other_ref: (i, 0))
+        grid_spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=2, grid=(3,), in_specs=[block], out_specs=block)
+        out_shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(kernel, grid_spec=grid_spec, out_shape=out_shape)(order, other, x)
+
+    x = np.random.default_rng(0).standard_normal((24, 128), np.float32)
+    in_order, mixed, other = (np.array(n, np.int32) for n in ([0, 1, 2], [2, 0, 1], [1, 2, 0]))
+    by_chance = judged(answer, spec, in_order, other, x).findings[0].cause
+    assert by_chance.endswith("the step's index along grid axis 0 belongs in its place.")
+    cause = judged(answer, spec, in_order, other, x, variants=[case(mixed, other, x)]).findings[0].cause
+    assert cause.endswith("what order_ref holds belongs in its place.")
 
 
 def test_a_cause_that_the_lens_has_seen_comes_before_a_known_mistake() -> None:

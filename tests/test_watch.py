@@ -14,7 +14,7 @@ import pytest
 
 import demo_course
 from demo_course import ADD_TWO, HOLES_OF_TWO, solved
-from pallas_puzzles import curriculum, watch
+from pallas_puzzles import curriculum, watch, workspace
 
 # A terminal is made by os.fork, and JAX, which another test of this process has imported, warns of that.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -40,8 +40,7 @@ def place(tmp_path, monkeypatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.chdir(tmp_path)
-    command = [sys.executable, "-m", "pallas_puzzles", "init", str(tmp_path / "mine")]
-    subprocess.run(command, check=True, capture_output=True)
+    workspace.init(tmp_path / "mine")
     return tmp_path
 
 

@@ -55,9 +55,9 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         wide, near = _wide_between_calls(run)
         advice, near = (wide, near) if wide else _moved_most(run, costs)
         idle = [] if wide else list(idle_copies(run))
-        unused = [told for told, _ in idle[:2]]
-        if unused and "which operand" in advice:  # none moves more than its array holds
-            advice = f"Not every block that comes in is used: {unused.pop(0)}."
+        unused = [told for told, _, _ in idle[:2]]
+        if unused and idle[0][2]:
+            advice, near = f"Not every block that comes in is used: {unused.pop(0)}.", []
         rows = [*unused, *_where_bytes_go(run, costs)[: 4 - len(unused)]]
         text = f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(budget.hbm_bytes)}. "
         over("hbm_bytes", text + advice, rows, [*near, *(idle[0][1] if idle else ())])

@@ -353,17 +353,28 @@ def _point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], help
 
 def _line_named(cause: str, ranges: Sequence[tuple[str, int, int]]) -> Any:
     """The first line, of those that the reader has written, with something that a cause calls by its name."""
+    if (
+        "your pl.when" in cause or "that pl.when" in cause
+    ):  # one that asks for positions, not for the first or last step
+        conditions = [line for line in _lines_with("pl.when", ranges) if not re.search(r"== 0|num_programs", line.text)]
+        if conditions:
+            return conditions[-1 if "your" in cause else 0]
     names = [word for quoted in re.findall(r"`([^`]+)`|(jnp\.\w+)", cause) for word in quoted if word]
     return next((line for line in (_line_with(name, ranges) for name in names) if line), None)
 
 
 def _line_with(word: str, ranges: Sequence[tuple[str, int, int]]) -> Any:
     """The first line of the reader's functions in which a word stands."""
+
+    return next(_lines_with(word, ranges), None)
+
+
+def _lines_with(word: str, ranges: Sequence[tuple[str, int, int]]) -> Iterator[Any]:
     from .lens.capture import source_line
 
     whole = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)" if word[-1:].isalnum() else re.escape(word))
     lines = (source_line(file, number) for file, first, last in ranges for number in range(first, last + 1))
-    return next((line for line in lines if line and whole.search(line.text) and line.text[:4] != "def "), None)
+    yield from (line for line in lines if line and whole.search(line.text) and line.text[:4] != "def ")
 
 
 def _last_line(code: types.CodeType) -> int:
@@ -420,13 +431,20 @@ def _judge(judge: "_Judge", spec: Callable[..., Any], cases: Sequence[Case], see
     return judge.passed()
 
 
+def _most(budget: Budget | None) -> tuple[int | None, int | None]:
+    """The bytes and the FLOPs that a case may take."""
+    return (budget.hbm_bytes, budget.flops) if budget else (None, None)
+
+
 _EXAMPLES = 2  # other cases that a change has to put right, too, before it is named
+_EXAMPLE_LIMIT_S = 5.0
 
 
 def _examples(judge: "_Judge", spec: Callable[..., Any], cases: Sequence[Case], wrong: int) -> "list[Example]":
-    """An answer's runs on other cases than the one that it is wrong for."""
+    """An answer's runs on other cases than the one that it is wrong for; without those that fail or take long."""
     from .lens.changes.trial import Example
-    from .watchdog import TimeLimit
+    from .lens.machine import trace
+    from .watchdog import TimeLimit, time_limit
 
     found: list[Example] = []
     for number, case in enumerate(cases):
@@ -435,11 +453,10 @@ def _examples(judge: "_Judge", spec: Callable[..., Any], cases: Sequence[Case], 
         args = draw(case.inputs, np.random.default_rng(0))
         name = f"variant {number}" if number else "the notebook's own example"
         try:
-            found.append(
-                Example(
-                    name, judge.run(args, case.blocks), quickly_expected(spec, args, keywords_of(spec, case.blocks))
-                )
-            )
+            with time_limit(_EXAMPLE_LIMIT_S, "your kernel"):
+                run = trace(judge.fn, *args, **case.blocks)
+            want = quickly_expected(spec, args, keywords_of(spec, case.blocks))
+            found.append(Example(name, run, want, _most(case.budget)))
         except (Exception, TimeLimit):  # it has nothing to say
             continue
     return found
@@ -514,7 +531,7 @@ class _Judge:
         from .watchdog import TimeLimit
 
         try:
-            run = self.run(args, case.blocks)
+            run = self._run(args, case.blocks)
         except (Exception, TimeLimit) as error:
             return self._error(error)
         costs = [figures(t) for t in run.traces]
@@ -528,7 +545,7 @@ class _Judge:
         around = [bypass] if bypass and run.calls else [no_kernel, bypass]
         findings = [f for f in around if f] + diagnosis.findings
         picture = self._explained(findings, diagnosis.summary, run, args, case.blocks, want)
-        findings = tell_change(findings, run, want, self.tolerance, diagnosis.outputs, examples)
+        findings = tell_change(findings, run, want, self.tolerance, diagnosis.outputs, examples, _most(case.budget))
         if not findings:
             findings = self._with_other_garbage(run, args, case.blocks, want)
         if not findings:
@@ -610,11 +627,11 @@ class _Judge:
         if not any(i.kind in GARBAGE_READS for t in run.traces for i in t.incidents):
             return []
         with garbage(OTHER_GARBAGE):
-            again = self.run(args, blocks)
+            again = self._run(args, blocks)
         found = explain_garbage(run, again, want, self.tolerance)
         return [found] if found else []
 
-    def run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
+    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
         from .lens.machine import Beyond, Run, trace
         from .simulate import simulate
         from .watchdog import time_limit

@@ -3375,7 +3375,8 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 
 # %% flash_attention/10: first_q rounds up
-# first: dk_ref is wrong
+# first: the last query sees more
+# first: the division rounds up here, and has to round down
 # says: variant 3
 # says: if causal else 0
 def first_q(j, bq, bkv, Sq, Skv, causal):
@@ -4170,8 +4171,8 @@ def grouped_dkv_kernel(
 
 
 # %% flash_attention/12: every block is in the list
-# first: Right answer, but it takes
-# first: grid steps
+# first: `splash_lists` returns lists of 4 steps for each row of blocks, where the longest has 2
+# says: 28 grid steps
 def splash_lists(kinds):
     num_rows, width = kinds.shape[0], kinds.shape[1]
     data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
@@ -7180,3 +7181,607 @@ def weigh_kernel(p_ref, v_ref, o_ref, acc_ref):
 def naive_attention(q, k, v, *, bq=64, bkv=128):
     p = softmax_rows(causal_scores(q, k, bq=bq, bkv=bkv), v.dtype, bq=bq)
     return weigh(p, v, bq=bq, bkv=bkv)
+
+
+# %% flash_attention/3: stored after as many steps as there are blocks of queries
+# first: but acc_ref still grows afterwards
+# says: variant 1
+def weigh_kernel(p_ref, v_ref, o_ref, acc_ref):
+    j = pl.program_id(3)
+
+    @pl.when(j == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    acc_ref[...] += jnp.dot(p_ref[...], v_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(j == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def naive_attention(q, k, v, *, bq=64, bkv=128):
+    s = causal_scores(q, k, bq=bq, bkv=bkv)
+    p = softmax_rows(s, v.dtype, bq=bq)
+    return weigh(p, v, bq=bq, bkv=bkv)
+
+
+# %% flash_attention/7: the last block is dead for the one query that sees it
+# first: if a block is skipped unless its last query sees all of it
+# says: variant 4
+def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    first_key = j * bkv
+    first_sees, last_sees = last_key_seen(i, bq, Sq, Skv, causal)
+    sees_all = first_key + bkv - 1 <= first_sees
+    sees_some = first_key < last_sees
+    scale = D**-0.5 * LOG2_E
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(sees_all)
+    def _():
+        online_step(block_scores(q_ref[...], k_ref[...], scale), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(sees_some & jnp.logical_not(sees_all))
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], scale)
+        last_seen = first_sees + column(bq) if causal else Skv - 1
+        v = rows_inside(v_ref[...], j, Skv)
+        online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
+
+
+# %% flash_attention/7: blocks are skipped causally, always
+# first: blocks are skipped as if `causal` were True
+# says: variant 5
+def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    first_key = j * bkv
+    first_sees, last_sees = last_key_seen(i, bq, Sq, Skv, True)
+    sees_all = first_key + bkv - 1 <= first_sees
+    sees_some = first_key <= last_sees
+    scale = D**-0.5 * LOG2_E
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(sees_all)
+    def _():
+        online_step(block_scores(q_ref[...], k_ref[...], scale), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(sees_some & jnp.logical_not(sees_all))
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], scale)
+        last_seen = first_sees + column(bq) if causal else Skv - 1
+        v = rows_inside(v_ref[...], j, Skv)
+        online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
+
+
+# %% flash_attention/7: the maximum starts from 0
+# first: the maximum in m_ref starts from 0
+# says: variant 3
+def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    first_key = j * bkv
+    first_sees, last_sees = last_key_seen(i, bq, Sq, Skv, causal)
+    sees_all = first_key + bkv - 1 <= first_sees
+    sees_some = first_key <= last_sees
+    scale = D**-0.5 * LOG2_E
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.zeros(m_ref.shape)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(sees_all)
+    def _():
+        online_step(block_scores(q_ref[...], k_ref[...], scale), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(sees_some & jnp.logical_not(sees_all))
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], scale)
+        last_seen = first_sees + column(bq) if causal else Skv - 1
+        v = rows_inside(v_ref[...], j, Skv)
+        online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
+
+
+# %% flash_attention/7: the keys end where the queries do
+# first: the mask ends at key Sq
+# says: hide_after(s, last_seen, first_key)
+def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    first_key = j * bkv
+    first_sees, last_sees = last_key_seen(i, bq, Sq, Skv, causal)
+    sees_all = first_key + bkv - 1 <= first_sees
+    sees_some = first_key <= last_sees
+    scale = D**-0.5 * LOG2_E
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(sees_all)
+    def _():
+        online_step(block_scores(q_ref[...], k_ref[...], scale), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(sees_some & jnp.logical_not(sees_all))
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], scale)
+        last_seen = first_sees + column(bq) if causal else Sq - 1
+        v = rows_inside(v_ref[...], j, Skv)
+        online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
+
+
+# %% flash_attention/7: the values end where the queries do
+# first: values from Sq on are taken for 0
+# says: rows_inside(v_ref[...], j, Sq)
+def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    first_key = j * bkv
+    first_sees, last_sees = last_key_seen(i, bq, Sq, Skv, causal)
+    sees_all = first_key + bkv - 1 <= first_sees
+    sees_some = first_key <= last_sees
+    scale = D**-0.5 * LOG2_E
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(sees_all)
+    def _():
+        online_step(block_scores(q_ref[...], k_ref[...], scale), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(sees_some & jnp.logical_not(sees_all))
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], scale)
+        last_seen = first_sees + column(bq) if causal else Skv - 1
+        v = rows_inside(v_ref[...], j, Sq)
+        online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
+
+
+# %% flash_attention/7: keys beyond the number of queries are dead
+# first: o_ref are wrong
+# not: rounding
+def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    first_key = j * bkv
+    first_sees, last_sees = last_key_seen(i, bq, Sq, Skv, causal)
+    sees_all = first_key + bkv - 1 <= first_sees
+    sees_some = (first_key <= last_sees) & (first_key < Sq)
+    scale = D**-0.5 * LOG2_E
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(sees_all)
+    def _():
+        online_step(block_scores(q_ref[...], k_ref[...], scale), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(sees_some & jnp.logical_not(sees_all))
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], scale)
+        last_seen = first_sees + column(bq) if causal else Skv - 1
+        v = rows_inside(v_ref[...], j, Skv)
+        online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
+
+
+# %% flash_attention/6: keys are counted from the start of their block
+# first: keys are counted from the start of their block
+# says: hide_after(s, positions, 0)
+def causal_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, offset):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    first_query, first_key = i * bq + offset, j * bkv
+    sees_all = first_key + bkv - 1 <= first_query
+    sees_some = first_key <= first_query + bq - 1
+    scale = D**-0.5 * LOG2_E
+
+    @pl.when(j == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(sees_all)
+    def _():
+        online_step(block_scores(q_ref[...], k_ref[...], scale), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(sees_some & jnp.logical_not(sees_all))
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], scale)
+        positions = first_query + column(bq)
+        online_step(hide_after(s, positions, 0), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = (acc_ref[...] / lanes(l_ref[...], D)).astype(o_ref.dtype)
+
+
+def causal_kv_map(i, j, bq, bkv, offset):
+    return jnp.minimum(j, (i * bq + offset + bq - 1) // bkv)
+
+
+# %% flash_attention/2: batch and head stand for the blocks
+# first: grid indices 0 and 1, b and h, count the blocks
+# says: pl.program_id(1) * bkv
+def hide_after(s, last_seen, first_key):
+    keys = first_key + jnp.arange(s.shape[1])[None, :]
+    return jnp.where(keys <= last_seen, s, -jnp.inf)
+
+
+def causal_scores_kernel(q_ref, k_ref, s_ref, *, offset):
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    positions = pl.program_id(0) * bq + offset + column(bq)
+    s = block_scores(q_ref[...], k_ref[...], D**-0.5)
+    s_ref[...] = hide_after(s, positions, pl.program_id(1) * bkv)
+
+
+# %% flash_attention/9: the last key's block is dead
+# first: the comparison < has to hold where both sides are equal
+# says: variant 4
+def p_and_ds(s, dp, lse, delta, seen):
+    p = jnp.where(seen, jnp.exp(s - lse), 0)
+    return p, jnp.where(seen, p * (dp - delta), 0)
+
+
+def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+
+    @pl.when(j == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(j * bkv < last_key_seen(i, bq, Sq, Skv, causal)[1])
+    def _():
+        k = rows_inside(k_ref[...], j, Skv)
+        s = block_scores(q_ref[...], k, D**-0.5)
+        dp = block_scores(do_ref[...], v_ref[...], 1.0)
+        _, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
+        acc_ref[...] += jnp.dot(ds.astype(k.dtype), k, preferred_element_type=jnp.float32)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        dq_ref[...] = (acc_ref[...] * D**-0.5).astype(dq_ref.dtype)
+
+
+# %% flash_attention/9: live as soon as the first query sees it
+# first: blocks are skipped unless their first query sees a key of them
+def p_and_ds(s, dp, lse, delta, seen):
+    p = jnp.where(seen, jnp.exp(s - lse), 0)
+    return p, jnp.where(seen, p * (dp - delta), 0)
+
+
+def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+
+    @pl.when(j == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(j * bkv <= last_key_seen(i, bq, Sq, Skv, causal)[0])
+    def _():
+        k = rows_inside(k_ref[...], j, Skv)
+        s = block_scores(q_ref[...], k, D**-0.5)
+        dp = block_scores(do_ref[...], v_ref[...], 1.0)
+        _, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
+        acc_ref[...] += jnp.dot(ds.astype(k.dtype), k, preferred_element_type=jnp.float32)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        dq_ref[...] = (acc_ref[...] * D**-0.5).astype(dq_ref.dtype)
+
+
+# %% flash_attention/9: exp(s) over lse
+# first: lse is the logarithm of the sum
+# says: jnp.exp(s) / lse
+def p_and_ds(s, dp, lse, delta, seen):
+    p = jnp.where(seen, jnp.exp(s) / lse, 0)
+    return p, jnp.where(seen, p * (dp - delta), 0)
+
+
+def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, *, causal, Sq, Skv):
+    i, j = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+
+    @pl.when(j == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(j * bkv <= last_key_seen(i, bq, Sq, Skv, causal)[1])
+    def _():
+        k = rows_inside(k_ref[...], j, Skv)
+        s = block_scores(q_ref[...], k, D**-0.5)
+        dp = block_scores(do_ref[...], v_ref[...], 1.0)
+        _, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
+        acc_ref[...] += jnp.dot(ds.astype(k.dtype), k, preferred_element_type=jnp.float32)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        dq_ref[...] = (acc_ref[...] * D**-0.5).astype(dq_ref.dtype)
+
+
+# %% flash_attention/12: the maximum starts from 0
+# first: the maximum in m_ref starts from 0
+def splash_lists(kinds):
+    num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
+    data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
+    here = 0
+    for i, row in enumerate(kinds):
+        live = np.flatnonzero(row)
+        for t in range(width):
+            if t < len(live):
+                here = live[t]
+                block_mask[i, t] = row[here]
+            data_next[i, t] = here
+    return data_next, block_mask
+
+
+def splash_kv_map(b, h, i, t, data_next_ref, block_mask_ref):
+    return (b, h, data_next_ref[i, t], 0)
+
+
+def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, mask, Skv):
+    i, t = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    j, kind = data_next_ref[i, t], block_mask_ref[i, t]
+
+    def scores():
+        return block_scores(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)
+
+    @pl.when(t == 0)
+    def _():
+        m_ref[...] = jnp.zeros(m_ref.shape)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(kind == 2)
+    def _():
+        online_step(scores(), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(kind == 1)
+    def _():
+        rows = i * bq + jnp.arange(bq)[:, None]
+        cols = j * bkv + jnp.arange(bkv)[None, :]
+        s = jnp.where(mask(rows, cols) & (cols < Skv), scores(), -jnp.inf)
+        online_step(s, rows_inside(v_ref[...], j, Skv), m_ref, l_ref, acc_ref)
+
+    @pl.when(t == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+
+
+# %% flash_attention/12: the mask gets columns and rows
+# first: `mask` is asked for columns and rows
+# says: mask(cols, rows)
+def splash_lists(kinds):
+    num_rows, width = kinds.shape[0], max(1, (kinds > 0).sum(axis=1).max())
+    data_next, block_mask = np.zeros((2, num_rows, width), np.int32)
+    here = 0
+    for i, row in enumerate(kinds):
+        live = np.flatnonzero(row)
+        for t in range(width):
+            if t < len(live):
+                here = live[t]
+                block_mask[i, t] = row[here]
+            data_next[i, t] = here
+    return data_next, block_mask
+
+
+def splash_kv_map(b, h, i, t, data_next_ref, block_mask_ref):
+    return (b, h, data_next_ref[i, t], 0)
+
+
+def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, mask, Skv):
+    i, t = pl.program_id(2), pl.program_id(3)
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+    j, kind = data_next_ref[i, t], block_mask_ref[i, t]
+
+    def scores():
+        return block_scores(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)
+
+    @pl.when(t == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(kind == 2)
+    def _():
+        online_step(scores(), v_ref[...], m_ref, l_ref, acc_ref)
+
+    @pl.when(kind == 1)
+    def _():
+        rows = i * bq + jnp.arange(bq)[:, None]
+        cols = j * bkv + jnp.arange(bkv)[None, :]
+        s = jnp.where(mask(cols, rows) & (cols < Skv), scores(), -jnp.inf)
+        online_step(s, rows_inside(v_ref[...], j, Skv), m_ref, l_ref, acc_ref)
+
+    @pl.when(t == pl.num_programs(3) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+
+
+# %% flash_attention/13: the maximum starts from 0
+# first: the maximum in m_ref starts from 0
+def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
+    b, t = pl.program_id(0), pl.program_id(2)
+    page, D = k_ref.shape
+
+    @pl.when(t == 0)
+    def _():
+        m_ref[...] = jnp.zeros(m_ref.shape)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(t * page < lengths_ref[b])
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)
+        s = jnp.where(t * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
+        online_step(s, rows_inside(v_ref[...], t, lengths_ref[b]), m_ref, l_ref, acc_ref)
+
+    @pl.when(t == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+
+
+def paged_attention(q, k_pages, v_pages, page_table, lengths):
+    (B, H, D), (Hkv, _, page, _) = q.shape, k_pages.shape
+    group = H // Hkv
+
+    def q_map(b, h, t, lengths_ref, table_ref):
+        return (b, h, 0, 0)
+
+    def page_map(b, h, t, lengths_ref, table_ref):
+        last = jnp.maximum(pl.cdiv(lengths_ref[b], page) - 1, 0)
+        return (h, table_ref[b, jnp.minimum(t, last)], 0, 0)
+
+    q_spec = pl.BlockSpec((None, None, group, D), q_map)
+    page_spec = pl.BlockSpec((None, None, page, D), page_map)
+    o = pl.pallas_call(
+        paged_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(B, Hkv, page_table.shape[1]),
+            in_specs=[q_spec, page_spec, page_spec],
+            out_specs=q_spec,
+            scratch_shapes=[pltpu.VMEM((group, n), jnp.float32) for n in (128, 128, D)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((B, Hkv, group, D), q.dtype),
+    )(lengths, page_table, q.reshape(B, Hkv, group, D), k_pages, v_pages)
+    return o.reshape(q.shape)
+
+
+# %% flash_attention/13: the values end with the first page
+# first: values are 0 from the second page on
+# says: rows_inside(v_ref[...], t, page)
+def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
+    b, t = pl.program_id(0), pl.program_id(2)
+    page, D = k_ref.shape
+
+    @pl.when(t == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    @pl.when(t * page < lengths_ref[b])
+    def _():
+        s = block_scores(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)
+        s = jnp.where(t * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
+        online_step(s, rows_inside(v_ref[...], t, page), m_ref, l_ref, acc_ref)
+
+    @pl.when(t == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+
+
+def paged_attention(q, k_pages, v_pages, page_table, lengths):
+    (B, H, D), (Hkv, _, page, _) = q.shape, k_pages.shape
+    group = H // Hkv
+
+    def q_map(b, h, t, lengths_ref, table_ref):
+        return (b, h, 0, 0)
+
+    def page_map(b, h, t, lengths_ref, table_ref):
+        last = jnp.maximum(pl.cdiv(lengths_ref[b], page) - 1, 0)
+        return (h, table_ref[b, jnp.minimum(t, last)], 0, 0)
+
+    q_spec = pl.BlockSpec((None, None, group, D), q_map)
+    page_spec = pl.BlockSpec((None, None, page, D), page_map)
+    o = pl.pallas_call(
+        paged_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(B, Hkv, page_table.shape[1]),
+            in_specs=[q_spec, page_spec, page_spec],
+            out_specs=q_spec,
+            scratch_shapes=[pltpu.VMEM((group, n), jnp.float32) for n in (128, 128, D)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((B, Hkv, group, D), q.dtype),
+    )(lengths, page_table, q.reshape(B, Hkv, group, D), k_pages, v_pages)
+    return o.reshape(q.shape)
+
+
+# %% flash_attention/10: the forward function returns all of its results
+# first: returns a pair, (result, residuals)
+def first_q(j, bq, bkv, Sq, Skv, causal):
+    return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
+
+
+def add_dkv(i, j, q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_acc_ref, dv_acc_ref, *, causal, Sq, Skv):
+    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
+
+    @pl.when(i >= first_q(j, bq, bkv, Sq, Skv, causal))
+    def _():
+        q, do = rows_inside(q_ref[...], i, Sq), rows_inside(do_ref[...], i, Sq)
+        s = block_scores(q, k_ref[...], D**-0.5)
+        dp = block_scores(do, v_ref[...], 1.0)
+        p, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
+        dv_acc_ref[...] += transposed_times(p.astype(do.dtype), do)
+        dk_acc_ref[...] += transposed_times(ds.astype(q.dtype), q) * D**-0.5
+
+
+def smooth_attention_fwd(q, k, v, causal, bq, bkv):
+    o, lse = flash_attention_fwd(q, k, v, causal=causal, bq=bq, bkv=bkv)
+    return (o, lse), (q, k, v, o, lse)
+
+
+def smooth_attention_bwd(causal, bq, bkv, residuals, do):
+    q, k, v, o, lse = residuals
+    delta = attention_delta(o, do, bq=bq)
+    dq = attention_dq(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
+    dk, dv = attention_dkv(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
+    return dq, dk, dv

@@ -39,13 +39,21 @@ def _seen(rule: Rule) -> Spec:
     """Scores where `rule` says so, -inf elsewhere."""
 
     def spec(q: Any, k: Any, *, bq: int, bkv: int) -> Any:
-        (Sq, Skv), x = (q.shape[2], k.shape[2]), SimpleNamespace(bq=bq, bkv=bkv)
+        (Sq, Skv), x = (q.shape[2], k.shape[2]), SimpleNamespace(bq=bq, bkv=bkv, Sq=q.shape[2], Skv=k.shape[2])
         x.offset, x.query, x.key = Skv - Sq, jnp.arange(Sq)[:, None] + Skv - Sq, jnp.arange(Skv)[None, :]
         x.first_query, x.first_key = (x.query - x.offset) // bq * bq + x.offset, x.key // bkv * bkv
         x.last_query, x.last_key = x.first_query + bq - 1, x.first_key + bkv - 1
         return jnp.where(rule(x), _scores(q, k), -jnp.inf)
 
     return spec
+
+
+def _seen_by_heads(q: Any, k: Any, bq: int, bkv: int) -> Any:
+    """Scores whose blocks stand where batch and head say, instead of their own two indices."""
+    (B, H, Sq, _), Skv = q.shape, k.shape[2]
+    queries = jnp.arange(B)[:, None, None, None] * bq + jnp.arange(Sq)[:, None] % bq + Skv - Sq
+    keys = jnp.arange(H)[None, :, None, None] * bkv + jnp.arange(Skv)[None, :] % bkv
+    return jnp.where(keys <= queries, _scores(q, k), -jnp.inf)
 
 
 def _causal(q: Any, k: Any) -> Any:
@@ -56,12 +64,32 @@ def _attention_seen(rule: Rule) -> Spec:
     return lambda q, k, v, *, bq, bkv: _weigh(_seen(rule)(q, k, bq=bq, bkv=bkv), v)
 
 
-def _attention_and_lse_seen(rule: Rule) -> Spec:
-    def spec(q: Any, k: Any, v: Any, *, bq: int, bkv: int) -> tuple[Any, Any]:
+def _attention_and_lse_seen(rule: Rule, when: bool = True) -> Spec:
+    """Both results where `rule` says who sees whom. It is a mistake that one makes when `causal` is `when`."""
+
+    def spec(q: Any, k: Any, v: Any, *, causal: bool, bq: int, bkv: int) -> tuple[Any, Any] | None:
+        if causal != when:
+            return None
         s = _seen(rule)(q, k, bq=bq, bkv=bkv)
         return _weigh(s, v), jax.nn.logsumexp(s, axis=-1, keepdims=True)
 
     return spec
+
+
+def _values_cut_at_Sq(q: Any, k: Any, v: Any, *, causal: bool, bq: int, bkv: int) -> tuple[Any, Any]:
+    """Values from row Sq on are 0 in blocks that need a mask."""
+    s = _causal(q, k) if causal else _scores(q, k)
+
+    def kept(x: SimpleNamespace) -> Any:
+        whole = x.last_key <= (x.first_query if causal else x.Skv - 1)
+        return whole | (x.key < x.Sq)
+
+    m = jnp.maximum(s.max(axis=-1, keepdims=True), _LOWEST)
+    e = jnp.exp(s - m)
+    total = e.sum(axis=-1, keepdims=True)
+    counted = jnp.where(jnp.isfinite(_seen(kept)(q, k, bq=bq, bkv=bkv)), e, 0) / jnp.where(total == 0, 1, total)
+    o = jnp.einsum("bhqk,bhkd->bhqd", counted, v.astype(jnp.float32)).astype(v.dtype)
+    return o, jax.nn.logsumexp(s, axis=-1, keepdims=True)
 
 
 def _lse(rule: Callable[[Any, Any], Any]) -> Spec:
@@ -73,10 +101,6 @@ def _lse(rule: Callable[[Any, Any], Any]) -> Spec:
         return _weigh(s, v), rule(m, jnp.exp(s - m).sum(axis=-1, keepdims=True))
 
     return spec
-
-
-def _lse_of_causal(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-    return _attention_and_lse_seen(lambda x: x.key <= x.query)(q, k, v, bq=1, bkv=1)
 
 
 def _whole_blocks_twice(q: Any, k: Any, v: Any, *, bq: int, bkv: int) -> Any:
@@ -98,25 +122,27 @@ _SEEN_WRONGLY: dict[str, Rule] = {
         lambda x: x.first_key <= x.last_query
     ),
     (
-        "if a block goes unmasked as soon as its last query sees all of it: its first query has to "
-        "(`sees_all` in the hints)."
+        "if a block goes unmasked as soon as its last query sees all of it: its first query has to (the condition of "
+        "that pl.when)."
     ): (lambda x: (x.key <= x.query) | (x.last_key <= x.last_query)),
     (
-        "if a block goes unmasked as soon as its first query sees its first key: it has to see the last "
-        "(`sees_all` in the hints)."
+        "if a block goes unmasked as soon as its first query sees its first key: it has to see the last (the "
+        "condition of that pl.when)."
     ): (lambda x: (x.key <= x.query) | (x.first_key <= x.first_query)),
     (
-        "if a block is skipped unless its first query sees a key of it: the last query sees more (the "
-        "condition of your pl.when, `sees_some` in the hints)."
+        "if a block is skipped unless its first query sees a key of it: the last query sees more (the condition of "
+        "your pl.when)."
     ): (lambda x: (x.key <= x.query) & (x.first_key <= x.first_query)),
     (
-        "if a block is skipped unless its last query sees all of it: one key is enough (the condition of "
-        "your pl.when, `sees_some` in the hints)."
+        "if a block is skipped unless its last query sees all of it: one key is enough (the condition of your pl.when)."
     ): (lambda x: (x.key <= x.query) & (x.last_key <= x.last_query)),
     (
-        "if a block is skipped whose first key is its last query's own: <= instead of < (the condition of "
-        "your pl.when, `sees_some` in the hints)."
+        "if a block is skipped whose first key is its last query's own: <= instead of < (the condition of your "
+        "pl.when)."
     ): (lambda x: (x.key <= x.query) & (x.first_key < x.last_query)),
+    "if keys are counted from the start of their block (`hide_after`): block j starts at key j * bkv.": (
+        lambda x: (x.key - x.first_key <= x.query) & (x.first_key <= x.last_query) | (x.last_key <= x.first_query)
+    ),
     "if all queries of a block see what its last one sees: count their positions, one by one, from the first's.": (
         lambda x: (x.key <= x.query + x.bq - 1) & (x.first_key <= x.last_query) | (x.last_key <= x.first_query)
     ),
@@ -149,6 +175,15 @@ causal_scores = recognise(
         ),
         "if query 0 stands at position 0: it stands at `offset`, Skv - Sq.": _seen(
             lambda x: x.key <= x.query - x.offset
+        ),
+        "if grid indices 0 and 1, b and h, count the blocks: those of queries and keys are 2 and 3 (pl.program_id).": (
+            lambda q, k, *, bq, bkv: _seen_by_heads(q, k, bq, bkv)
+        ),
+        "if keys stand where the queries are, and queries where the keys are: `hide_after` gets the positions of the "
+        "queries, then the first key.": _seen(
+            lambda x: (
+                x.key - x.first_key + (x.first_query - x.offset) <= x.first_key + x.offset + x.query - x.first_query
+            )
         ),
     }
 )
@@ -193,7 +228,19 @@ flash_and_lse = recognise(
         "if m is multiplied by LOG2_E once more: m is in base 2 already, divide it by LOG2_E.": _lse(
             lambda m, l: m * LOG2_E**2 + jnp.log(l)
         ),
-        "if the mask is causal whatever `causal` says: without it every query sees up to Skv - 1.": (_lse_of_causal),
+        "if the mask is causal whatever `causal` says: without it every query sees up to Skv - 1.": (
+            _attention_and_lse_seen(lambda x: x.key <= x.query, when=False)
+        ),
+        "if blocks are skipped as if `causal` were True: without it every query sees up to Skv - 1.": (
+            _attention_and_lse_seen(lambda x: x.first_key <= x.last_query, when=False)
+        ),
+        "if the mask ends at key Sq: there are Skv of them (`hide_after`).": _attention_and_lse_seen(
+            lambda x: (x.last_key < x.Skv) | (x.key < x.Sq), when=False
+        ),
+        "if the mask ends at key Sq, and at the diagonal: there are Skv keys (`hide_after`).": _attention_and_lse_seen(
+            lambda x: (x.last_key <= x.first_query) | ((x.key < x.Sq) & (x.key <= x.query))
+        ),
+        "if values from Sq on are taken for 0: the keys and values end at Skv (`rows_inside`).": _values_cut_at_Sq,
         **{words: _attention_and_lse_seen(rule) for words, rule in _SEEN_WRONGLY.items()},
     }
 )

@@ -24,6 +24,7 @@ _PIECES: dict[str, Piece] = {
     "visible": lambda x: x.seen,
     "delta": lambda x: (x.o * x.do).sum(axis=-1, keepdims=True),
     "dp": lambda x: products(x.do, x.v),
+    "p_everywhere": lambda x: jnp.where(x.live, jnp.exp(x.back - x.lse), 0),
     "p": lambda x: _masked(x.visible, jnp.exp(x.back - x.lse)),
     "ds": lambda x: _masked(x.visible, x.p * (x.dp - x.delta)),
     "dq": lambda x: x.scale * jnp.einsum("bhqk,bhkd->bhqd", x.ds, x.k),
@@ -40,6 +41,7 @@ def _forward(q: Any, k: Any, v: Any, do: Any, causal: bool, bq: int, bkv: int) -
     x.offset = k.shape[2] - q.shape[2]
     x.causally = x.every & (x.key <= x.query + x.offset)
     x.seen = x.causally if causal else x.every
+    x.live_first = x.every & (x.key // bkv * bkv <= x.query // bq * bq + x.offset) if causal else x.every
     x.live = x.every & (x.key // bkv * bkv <= x.query // bq * bq + bq - 1 + x.offset) if causal else x.every
     lse = jax.nn.logsumexp(jnp.where(x.seen, x.s, -jnp.inf), axis=-1, keepdims=True)
     x.lse = jnp.where(jnp.isfinite(lse), lse, 0)
@@ -73,6 +75,15 @@ _IN_A_KERNEL: dict[str, dict[str, Piece]] = {
     "if p is `s - lse`: exp of it is missing.": {"p": lambda x: _masked(x.visible, x.back - x.lse)},
     "if p is made with jnp.exp2: s and lse are in base e here.": {
         "p": lambda x: _masked(x.visible, jnp.exp2(x.back - x.lse))
+    },
+    "if p is jnp.exp(s) over lse: lse is the logarithm of the sum, and p is jnp.exp(s - lse).": {
+        "p": lambda x: _masked(x.visible, jnp.exp(x.back) / x.lse)
+    },
+    "if the two sides of jnp.where are in each other's place: 0 belongs where nothing is `seen`.": {
+        "ds": lambda x: jnp.where(x.visible, 0, x.p_everywhere * (x.dp - x.delta))
+    },
+    "if blocks are skipped unless their first query sees a key of them: the last query sees more (your pl.when).": {
+        "visible": lambda x: x.seen & x.live_first
     },
     "if delta is left out: ds is p * (`dp` - delta).": {"ds": lambda x: _masked(x.visible, x.p * x.dp)},
     "if delta is added: ds is p * (`dp` - delta).": {"ds": lambda x: _masked(x.visible, x.p * (x.dp + x.delta))},

@@ -64,6 +64,9 @@ splash = recognise(
         "if columns are counted from the start of their block: the `mask` wants those of the whole array.": _splash(
             lambda x: x.full | (x.live & x.mask(x.rows, x.cols % x.bkv))
         ),
+        "if `mask` is asked for columns and rows: rows come first.": _splash(
+            lambda x: x.full | (x.live & x.mask(x.cols, x.rows))
+        ),
         "if block i of the queries is taken to start at row i * bkv: it has bq rows.": _splash(
             lambda x: x.full | (x.live & x.mask(x.rows % x.bq + x.rows // x.bq * x.bkv, x.cols))
         ),
@@ -116,6 +119,9 @@ paged = recognise(
         ),
         "if every key and value of a user's last page counts: those beyond `lengths_ref[b]` are somebody else's.": (
             _paged(seen=_whole_pages, there=_whole_pages)
+        ),
+        "if values are 0 from the second page on (`rows_inside`): the size is the length, not that of a page.": _paged(
+            there=lambda n, page: jnp.minimum(n, page)
         ),
         "if a page counts only if all of it is there: one key is enough, the first, at t * page.": _paged(
             seen=lambda n, page: n // page * page

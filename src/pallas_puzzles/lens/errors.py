@@ -96,6 +96,9 @@ _ERRORS: list[tuple[str, str, str]] = [
      "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
      "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
+    (r"unexpected tree structure", "vjp-forward",
+     "the forward function of a custom_vjp returns a pair, (result, residuals), and the result has to look like that "
+     "of the function itself: one array where that returns one"),
     (r"name '(\w+)' is not defined", "name",
      "this name does not exist here: a misspelling, or a cell that has not been run"),
 ]  # fmt: skip
@@ -184,6 +187,13 @@ def explain_error(error: BaseException) -> Finding:
     product = _product_line(error, line) if dtypes else None
     if dtypes and product:
         return Finding("narrow-dot", _NARROW.format(dtypes[1]), [_shorten(f"{name}: {first}")], product)
+    if dtypes:
+        advice = (
+            f"A {dtypes[1]} value is stored in a float32 Ref. If it is a matrix product, ask for float32 where it is "
+            "made (preferred_element_type=jnp.float32): its sums were rounded before any cast. Else add "
+            ".astype(jnp.float32)."
+        )
+        return Finding("store-dtype", advice, [_shorten(f"{name}: {first}")], line)
     if "dot_general requires contracting dimensions" in text:
         found = _misfit(error, line)
         if found:
@@ -414,7 +424,10 @@ def _shape_advice(ref: str, value: str, code: str = "") -> str:
             f"{meant}: axis={r.index(1)}."
         )
     if len(r) > 1 and v == r[::-1]:
-        return head + "It is the other way round: transpose the value (.T)."
+        return head + (
+            "It is the other way round. Are the two factors that it is made of in each other's place? If not, "
+            "transpose the value (.T)."
+        )
     if len(v) > len(r) and 1 in v:
         return head + (
             "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "

@@ -381,9 +381,11 @@ class Machine:
         """A running maximum that starts from a number which some of the data do not reach."""
         for here, ref in self.running.get(id(eqn), {}).items():
             held, other = np.asarray(values[here]), np.asarray(values[1 - here])
+            if held.ndim == other.ndim:  # each number of a row may stand there many times
+                held = held[tuple(slice(None if n > 1 else 1) for n in other.shape)]
             if held.size < 2 or held.shape != other.shape or not np.isfinite(held.flat[0]):
                 continue
-            below = int(np.count_nonzero(other < held))
+            below = int(np.count_nonzero((other < held) & (other > -np.inf)))  # -inf: a row that has seen nothing
             if below and bool((held == held.flat[0]).all()):
                 start, low = float(held.flat[0]), float(other.min())
                 self.incident("max-start", ref, eqn, count=below, total=held.size, start=start, low=low)

@@ -29,9 +29,9 @@ def idle_products(run: Run) -> Iterator[str]:
             )
 
 
-def idle_copies(run: Run) -> Iterator[tuple[str, list[SourceLine]]]:
+def idle_copies(run: Run) -> Iterator[tuple[str, list[SourceLine], bool]]:
     """Per input, the copies of blocks that leave VMEM again before any step has gathered anything from them; and the
-    lines of its index map. The dearest first."""
+    lines of its index map and of what calls the kernel; whether they are not even read. The dearest first."""
     found = []
     for trace in run.traces:
         changed = changing_steps(trace)
@@ -55,9 +55,13 @@ def idle_copies(run: Run) -> Iterator[tuple[str, list[SourceLine]]]:
                     f"{trace.call.name}: {len(idle)} of {len(starts)} blocks of {o.name} come in and go unused, the "
                     f"first at step {s}, grid index {index}: block {trace.blocks[k][s]}"
                 )
-                found.append((len(idle) * o.block_bytes, text, list(_lines(o.index_map))))
-    for _, text, lines in sorted(found, key=lambda f: -f[0]):
-        yield text, lines
+                lines = [*_lines(o.index_map), *trace.call.callers]
+                unread = not any(
+                    a <= s < b for a, b in zip(starts, ends, strict=True) if a in idle for s in loads[o.name]
+                )
+                found.append((len(idle) * o.block_bytes, text, lines, unread))
+    for _, text, lines, unread in sorted(found, key=lambda f: -f[0]):
+        yield text, lines, unread
 
 
 def _gathering(trace: Trace) -> list[Scratch]:

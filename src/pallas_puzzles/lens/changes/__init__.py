@@ -14,7 +14,7 @@ from ..incidents import at
 from ..machine import Run, fed_by, region, run_call, spans
 from ..ops import is_floating
 from . import operations, positions
-from .trial import Clock, Examples, Wrong, calls_of, first_that_helps, floats
+from .trial import Clock, Examples, Most, Wrong, calls_of, first_that_helps, floats
 
 _SHARE = 0.4  # of the time, for a place alone
 _UNEXPLAINED = frozenset("values zeros nan".split())
@@ -35,41 +35,39 @@ def tell_change(
     tolerance: Tolerance | None,
     outputs: Sequence[WrongOutput] = (),
     examples: Examples = list,
+    most: Most = (None, None),
 ) -> list[Finding]:
     """The findings, the first of them with the change that puts all wrong values right, where there is one.
 
     outputs: what else is wrong, the likeliest first. examples: makes the other cases of the check, for which a change
-    has to be right, too.
+    has to be right, too. most: bytes and FLOPs that it may take.
     """
     if not findings:
         return findings
     clock, examples = Clock(), functools.cache(examples)
     if findings[0].kind == "explained" and findings[0].unsure:
-        _tell_place(findings[0], run, want, tolerance, examples)
+        _tell_place(findings[0], _one_wrong_call(run, want, tolerance, most), examples)
         return findings
     if all(f.kind in _UNEXPLAINED for f in findings):
         if findings[0].kind == "nan" and _let_in(run, want, tolerance, findings[0]):
             return findings[:1]
-        if _tell_position(findings[0], run, want, tolerance, clock, examples):
+        if _tell_position(findings[0], _one_wrong_call(run, want, tolerance, most), clock, examples):
             return findings[:1]
     _tell_operation(findings, run, outputs, clock, examples)
     return findings
 
 
-def _tell_place(finding: Finding, run: Run, want: Any, tolerance: Tolerance | None, examples: Examples) -> None:
+def _tell_place(finding: Finding, wrong: Wrong | None, examples: Examples) -> None:
     """A wrong result that the puzzle has a word for: at which line it comes about, if a change shows that."""
-    wrong = _one_wrong_call(run, want, tolerance)
     found = wrong and first_that_helps(wrong, positions.changes, Clock(_SHARE), examples)
     if found and not found.refuted:
+        finding.evidence = [_GENERAL_ADVICE.sub(".", text) for text in finding.evidence]
         finding.cause, finding.placed = f"{finding.cause} In the kernel: {found.change.words}", True
         finding.near = list(found.change.near)
         finding.line = finding.near[0] if finding.near else finding.line
 
 
-def _tell_position(
-    finding: Finding, run: Run, want: Any, tolerance: Tolerance | None, clock: Clock, examples: Examples
-) -> bool:
-    wrong = _one_wrong_call(run, want, tolerance)
+def _tell_position(finding: Finding, wrong: Wrong | None, clock: Clock, examples: Examples) -> bool:
     found = wrong and first_that_helps(wrong, positions.changes, clock, examples)
     if not found:
         return False
@@ -81,9 +79,9 @@ def _tell_position(
     return True
 
 
-def _one_wrong_call(run: Run, want: Any, tolerance: Tolerance | None) -> Wrong | None:
+def _one_wrong_call(run: Run, want: Any, tolerance: Tolerance | None, most: Most) -> Wrong | None:
     """The call that everything wrong comes of."""
-    calls = calls_of(run, want, tolerance)
+    calls = calls_of(run, want, tolerance, most)
     bad = {n for n, wrong in (calls or {}).items() if not all(wrong.right(j) for j in wrong.want)}
     if not calls or not bad:
         return None
@@ -107,9 +105,9 @@ def _tell_operation(
     wrong = Wrong(run, number, {output.number: output.want}, output.tolerance)
     steering = f.kind == "repeated"
     found = first_that_helps(wrong, functools.partial(operations.changes, steering=steering), clock, examples)
-    if found:
+    if found and not found.refuted:
         but = "" if found.factor == 1 else f", but for a factor of {found.factor:g}"
-        change = f"{found.change.words}, the result is right{but}.{found.but}"
+        change = f"{found.change.words}, the result is right{but}."
         f.cause = f.where + change if f.where else f"{f.cause} {change}"
         f.line = found.change.near[0] if found.change.near else f.line
         for other in findings[1:]:  # of the same mistake, most likely

@@ -12,13 +12,14 @@ import numpy as np
 
 from ..capture import Call, SourceLine, subprograms
 from ..findings import Tolerance, default_tolerance
-from ..machine import Buffer, Execution, Machine, Run, Trace, plan, region
+from ..machine import Buffer, Execution, Machine, Run, Trace, figures, plan, region
 from ..ops import remembered_products
 
 MOST = 400  # changes of one kind that are tried on one kernel
 _FLOPS = 2e10  # arithmetic that may be spent on them
 SECONDS = 4.0  # of this thread's own work; on a machine that is busy, three times that of the clock
 
+Most = tuple[int | None, int | None]  # bytes between HBM and VMEM, and FLOPs, that all calls may take together
 Label = tuple[str, Any]  # ("id", grid axis) or ("scalar", name of a prefetched Ref)
 Edit = Callable[["Edited", list[Any]], list[Any]]  # what an equation gets instead of its operands
 Generator = Callable[[Call], Iterator["Change"]]
@@ -61,6 +62,7 @@ class Wrong:
     number: int
     want: Mapping[int, np.ndarray]
     tolerance: Tolerance | None
+    most: "Most" = (None, None)
 
     @property
     def trace(self) -> Trace:
@@ -118,12 +120,13 @@ class Example:
     name: str
     run: Run
     want: Any
+    most: Most = (None, None)
 
 
 Examples = Callable[[], Sequence[Example]]
 
 
-def calls_of(run: Run, want: Any, tolerance: Tolerance | None) -> dict[int, Wrong] | None:
+def calls_of(run: Run, want: Any, tolerance: Tolerance | None, most: Most = (None, None)) -> dict[int, Wrong] | None:
     """The calls whose outputs are results, with what is expected of them; None: something wrong is no call's output."""
     wanted: dict[int, dict[int, np.ndarray]] = {}
     for got, expected in zip(jax.tree.leaves(run.outputs), jax.tree.leaves(want), strict=True):
@@ -136,7 +139,7 @@ def calls_of(run: Run, want: Any, tolerance: Tolerance | None) -> dict[int, Wron
             wanted.setdefault(n, {})[j] = expected.reshape(run.traces[n].call.outs[j].shape)
         elif not (tolerance or default_tolerance(expected.dtype)).close(*floats(got, expected)).all():
             return None
-    return {n: Wrong(run, n, outputs, tolerance) for n, outputs in wanted.items()}
+    return {n: Wrong(run, n, outputs, tolerance, most) for n, outputs in wanted.items()}
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
@@ -214,7 +217,7 @@ def _first_wrong_step(wrong: Wrong) -> int:
 
 def _refutes(other: Example, wrong: Wrong, change: Change, generate: Generator) -> bool:
     """Whether another example, with the same change made to the same call, is wrong still."""
-    calls = calls_of(other.run, other.want, wrong.tolerance) or {}
+    calls = calls_of(other.run, other.want, wrong.tolerance, other.most) or {}
     there = calls.get(wrong.number)
     if there is None or there.call.name != wrong.call.name or set(there.want) != set(wrong.want):
         return False
@@ -320,4 +323,12 @@ def _tried(wrong: Wrong, change: Change) -> float | None:
     if not left or any(i.kind in _GONE_ASTRAY for i in machine.incidents):
         return None
     visited = all(set(planned.blocks[outs[j]]) == set(trace.blocks[outs[j]]) for j in wrong.want)
-    return left[0] if visited else None
+    return left[0] if visited and _affordable(wrong, planned) else None
+
+
+def _affordable(wrong: Wrong, changed: Trace) -> bool:
+    """Whether all calls together, one of them changed, cost no more than they may: else it is not what was meant."""
+    calls = [*wrong.run.traces[: wrong.number], changed, *wrong.run.traces[wrong.number + 1 :]]
+    costs = [figures(t) for t in calls]
+    taken = sum(c.hbm_bytes for c in costs), sum(c.flops for c in costs)
+    return all(most is None or n <= most for n, most in zip(taken, wrong.most, strict=True))

@@ -26,8 +26,8 @@ class Masks(WrongOutput):
         first = tuple(int(n) for n in np.argwhere(self.bad)[0])
         if len(values) == 1 and not hidden.any():
             cause = (
-                f"the mask of {name} has put {values[0]:g} where -inf is expected ({extra.sum()} elements): after a "
-                "maximum and exp that is a score like any other. Fill with -inf: exp(-inf) is 0."
+                f"{name} holds {values[0]:g} where -inf is expected ({extra.sum()} elements). If a mask has put it "
+                "there, it is a score like any other, after a maximum and exp. Fill with -inf: exp(-inf) is 0."
             )
         elif not hidden.any():
             cause = f"nothing in {name} is masked: {extra.sum()} elements should be -inf, {list(first)} is the first."
