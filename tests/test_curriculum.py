@@ -339,6 +339,17 @@ def test_helpers_come_along_and_what_the_notebook_gives_stays(tmp_path):
     assert "answer.py:15: add_one_spec is left out" in " ".join(verdict.notes)
 
 
+def test_an_answer_to_another_puzzle_is_left_out_and_that_is_said():
+    verdict = run("demo/2a", overlay=f"{ADD_ONE}\n{ADD_TWO}")
+    assert verdict.status == "passed"
+    assert not verdict.notes, "it is the course's own"
+    verdict = run("demo/2a", overlay=ADD_ONE.replace("1.0", "7.0") + "\n" + ADD_TWO)
+    assert verdict.status == "passed"
+    assert verdict.notes == [
+        "<overlay>:1: add_one_kernel belongs to demo/1, and is left out: the course's own answer is used"
+    ]
+
+
 def test_a_hole_is_replaced_before_the_next_statement_uses_it(course):
     text = DEMO.replace("def add_one(x):", "kernel_at_once = add_one_kernel\n\n\ndef add_one(x):")
     write(course / "puzzles" / "demo.py", text.replace("pallas_call(add_one_kernel", "pallas_call(kernel_at_once"))

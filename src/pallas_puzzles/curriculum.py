@@ -463,6 +463,7 @@ class _Session:
         self.replaced: dict[str, list[_Statement]] = {}  # hole -> what runs in its place
         self.files = {each.file for each in cells}
         self.notes: list[str] = []
+        self.elsewhere: dict[str, tuple[str, str]] = {}  # a hole of another puzzle -> its id, and the course's answer
         if path.suffix == ".ipynb":
             self.names["display"] = lambda *objects, **options: None  # IPython gives a notebook this name
 
@@ -534,6 +535,12 @@ class _Session:
             cells, name = [Cell("code", overlay, 1, "<overlay>")], "<overlay>"
             _remember(name, overlay)
         given = _given(book)
+        self.elsewhere = {
+            name: (each.id, ast.unparse(node))
+            for each in book.puzzles
+            if each.id != self.target.id
+            for name, node in _functions(ast.parse(each.solution)).items()
+        }
         for each in book.puzzles[: book.puzzles.index(self.target)]:
             file = f"<solution of {each.id}>"
             _remember(file, each.solution)
@@ -571,8 +578,12 @@ class _Session:
             if isinstance(node, ast.FunctionDef) and node.name in puzzle.holes:
                 fills[node.name] = each
             elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in given:
-                if HOLE not in given[node.name] and not ast_equal(given[node.name], ast.unparse(node)):
-                    self.notes.append(f"{each.file}:{node.lineno}: {node.name} is left out: the notebook's own is used")
+                place, mine = f"{each.file}:{node.lineno}: {node.name}", ast.unparse(node)
+                where, theirs = self.elsewhere.get(node.name, ("", ""))
+                if where and puzzle is self.target and not ast_equal(theirs, mine):
+                    self.notes.append(f"{place} belongs to {where}, and is left out: the course's own answer is used")
+                elif HOLE not in given[node.name] and not ast_equal(given[node.name], mine):
+                    self.notes.append(f"{place} is left out: the notebook's own is used")
             elif isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef) or (
                 isinstance(node, ast.Assign | ast.AnnAssign)
                 and not _names(node) & given.keys()

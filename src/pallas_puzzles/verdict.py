@@ -165,7 +165,13 @@ def _sections(v: Verdict, columns: int) -> list[tuple[int, Lines]]:
         start = "" if i == 0 else "Also: "
         cause = [
             ("", ""),
-            *_wrapped(start + _sentence(finding.cause), "cause" if i == 0 else "also", "  ", most=6, columns=columns),
+            *_wrapped(
+                start + _sentence(finding.cause),
+                "cause" if i == 0 else "also",
+                "  ",
+                most=8 if i == 0 else 6,
+                columns=columns,
+            ),
         ]
         sections.append((0 if i == 0 else 3 + 2 * i, cause))
         if finding.line is not None:

@@ -181,7 +181,7 @@ def explain_error(error: BaseException) -> Finding:
         return Finding("python-if", advice, [_shorten(f"{name}: {first}")], line)
     if _in_index_map(error) and re.search(r"\(\) (takes|missing)", text):
         return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
-    if _in_index_map(error) and re.search(r"valid indices. Got .*Ref|Got .*Tracer\(Ref", text):
+    if _in_index_map(error) and re.search(r"valid indices. Got .*Ref|Got .*Tracer\(Ref|[Tt]oo many indices", text):
         return Finding("map-order", _MAP_ORDER, [_shorten(f"{name}: {first}")], line)
     dtypes = re.search(r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: (b?float16)", text, re.S)
     product = _product_line(error, line) if dtypes else None
