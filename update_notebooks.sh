@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 status=0
-uv run --quiet python -m pallas_puzzles.notebooks "$@" || status=$?
+uv run --quiet python -m pallas_puzzles.app.notebooks "$@" || status=$?
 if [ "$status" -le 1 ] && [ "${1:-}" != "--help" ]; then
     uv run --quiet python docs/tutor.py "$@" || status=$?
 fi

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pallas_puzzles.tpu.compiler import missing
+from pallas_puzzles.targets.tpu.compiler import missing
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 
@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import pallas_puzzles
 from pallas_puzzles import check, normal
-from pallas_puzzles.check import collecting
+from pallas_puzzles.course.check import collecting
 
 def spec(x, y):
     return jnp.dot(x, y, preferred_element_type=jnp.float32)
@@ -89,8 +89,8 @@ report(seconds=seconds)
 """
 
 LENS_AND_SIMULATOR = """
-from pallas_puzzles import lens
-from pallas_puzzles.simulate import simulate
+from pallas_puzzles.lens import machine as lens
+from pallas_puzzles.targets.simulate import simulate
 x, y = (i.draw(np.random.default_rng(0)) for i in inputs)
 def timed(run):
     start = time.perf_counter()
@@ -105,7 +105,7 @@ report(lens=first_lens, simulator=first_simulator, lens_again=again_lens, simula
 """
 
 MANY_STEPS = """
-from pallas_puzzles import lens
+from pallas_puzzles.lens import machine as lens
 x, y = (normal(s).draw(np.random.default_rng(0)) for s in ((512, 2048), (2048, 2048)))
 start = time.perf_counter()
 run = lens.trace(matmul, x, y)
@@ -115,7 +115,7 @@ report(seconds=seconds)
 """
 
 TPU_REPORTS = """
-from pallas_puzzles.tpu.report import tpu_report
+from pallas_puzzles.view.tpu_report import tpu_report
 start = time.perf_counter()
 assert tpu_report(matmul, *inputs)
 first = time.perf_counter() - start
@@ -130,7 +130,7 @@ report(first=first, second=seconds)
 WATCH = """
 import ast, json, os, statistics, subprocess, sys, tempfile, time
 from pathlib import Path
-from pallas_puzzles import curriculum
+from pallas_puzzles.course import curriculum, session
 sys.path.insert(0, {tests!r})
 import bank
 

@@ -1,8 +1,8 @@
 """What the TPU compiler makes of every solution, and of JAX's own kernels beside them: writes benchmarks/tpu.md.
 
-    uv run python benchmarks/tpu.py [--tpu v5e,v6e,tpu7x]
+    uv run --extra tpu-compiler python benchmarks/tpu.py [--tpu v5e,v6e,tpu7x]
 
-Needs libtpu (uv's development environment has it; else `pip install "pallas-puzzles[tpu-compiler]"`), and no TPU.
+Needs libtpu, the extra tpu-compiler, and no TPU.
 Nothing here is timed: bundles and bytes are counted in the compiled program, times are estimates (see `tpu_report`).
 """
 
@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_puzzles import curriculum
-from pallas_puzzles.lens.words import human_bytes
-from pallas_puzzles.tpu import compiler
-from pallas_puzzles.tpu.chips import CHIPS, chips
-from pallas_puzzles.tpu.report import KernelReport, tpu_report
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.targets.tpu import compiler
+from pallas_puzzles.targets.tpu.chips import CHIPS, chips
+from pallas_puzzles.text import human_bytes
+from pallas_puzzles.view.tpu_report import KernelReport, tpu_report
 
 BF16 = jnp.bfloat16
 COLUMNS = ["TPU", "VMEM", "spills", "bundles per step", "MXU ideal", "MXU", "VALU", "XLU", "EUP", "load", "store"]
@@ -35,7 +35,7 @@ def shape(*sizes: int, dtype: Any = BF16) -> jax.ShapeDtypeStruct:
 def solution(puzzle_id: str) -> Any:
     """(the puzzle's function with the hidden solution in it, the cases of its check)."""
     file = curriculum.course_folder() / "solutions" / f"{curriculum.puzzle(puzzle_id).notebook}.py"
-    subject = curriculum.run(puzzle_id, overlay=file, judge=False).subject
+    subject = session.run(puzzle_id, overlay=file, judge=False).subject
     assert subject is not None, puzzle_id
     return subject
 

@@ -1,4 +1,7 @@
-"""The pictures in README.md, made from real runs: `uv run python docs/pictures.py [NAME ...]` (PNGs need Chromium)."""
+"""The pictures in README.md and docs/, made from real runs. PNGs need Chromium.
+
+uv run --all-groups python docs/pictures.py [NAME ...]
+"""
 
 import os
 import re
@@ -14,10 +17,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_puzzles import curriculum, normal
-from pallas_puzzles.check import collecting
-from pallas_puzzles.lens.draw import show
-from pallas_puzzles.tpu.report import tpu_report
+from pallas_puzzles import normal
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.course.check import collecting
+from pallas_puzzles.view.show import show
+from pallas_puzzles.view.tpu_report import tpu_report
 
 HERE = Path(__file__).parent
 FORGOTTEN_ZERO = """
@@ -57,7 +61,7 @@ def wrong_answer() -> str:
     with tempfile.TemporaryDirectory() as folder, collecting():
         answer = Path(folder) / "basics.py"
         answer.write_text("\n" * (padding - 1) + FORGOTTEN_ZERO, "utf-8")
-        return curriculum.run(puzzle.id, overlay=answer)._repr_html_()
+        return session.run(puzzle.id, overlay=answer)._repr_html_()
 
 
 def matmul_kernel(x_ref, y_ref, o_ref, acc_ref):

@@ -12,14 +12,18 @@ SKILL = ROOT / ".claude" / "skills" / "pallas-tutor"
 sys.path.insert(0, str(ROOT / "tests"))
 
 import bank  # noqa: E402
-from pallas_puzzles import curriculum  # noqa: E402
-from pallas_puzzles.lens import errors  # noqa: E402
-from pallas_puzzles.lens.diagnose import ORDER  # noqa: E402
+from pallas_puzzles.course import curriculum  # noqa: E402
+from pallas_puzzles.diagnose import errors  # noqa: E402
+from pallas_puzzles.diagnose.diagnose import ORDER  # noqa: E402
 
 GENERATED = "<!-- made by docs/tutor.py: change its sources, not this file -->"
 
 # kinds of findings -> what they mean, and the question that leads there
 FAMILIES = {
+    "correction": (
+        "Found by trying: with what the cause names in its place, everything is right. Do not read it out. What does "
+        "this line do at the first step, and what at the last?"
+    ),
     "structure shape dtype": "The result has not the form that the spec has. What does the spec's signature promise?",
     "garbage unwritten never-stored": (
         "Memory is used before, or without, anybody writing it. Outputs and scratch start with whatever was there. "
@@ -78,12 +82,12 @@ FAMILIES = {
 
 
 def mistakes(book: curriculum.Notebook, answers: list[bank.WrongAnswer]) -> str:
-    """One table for each puzzle of a notebook: the mistake, and what its verdict says."""
+    """One table for each puzzle of a notebook: the mistake, and the functions that it is in."""
     parts = [GENERATED, f"# What readers of `{book.name}` get wrong", "For the tutor's eyes: it gives answers away."]
     for puzzle in book.puzzles:
         mine = [each for each in answers if each.puzzle == puzzle.id]
-        rows = [f"| {_cell(each.title)} | {_cell(' ... '.join([*each.first, *each.says]))} |" for each in mine]
-        table = "\n".join(["| the mistake | what the verdict says |", "|---|---|", *rows])
+        rows = [f"| {_cell(each.title)} | {', '.join(f'`{name}`' for name in each.functions)} |" for each in mine]
+        table = "\n".join(["| the mistake | in |", "|---|---|", *rows])
         parts += [f"## {puzzle.id} {puzzle.title}", f"Holes: {', '.join(f'`{hole}`' for hole in puzzle.holes)}", table]
     return "\n\n".join(parts) + "\n"
 

@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl  # Pallas
 from jax.experimental.pallas import tpu as pltpu  # what only TPUs have
 from jaxtyping import Array, BFloat16, Float  # Float[Array, "M N"]: an array of floats with M rows and N columns
 
-from pallas_puzzles import Budget, case, check, normal, progress, setup, show
+from pallas_puzzles import check, hint, normal, progress, setup, show
 
 setup()  # a real TPU if there is one, else JAX's simulator of one
 
@@ -77,8 +77,8 @@ def add_ten(x: Float[Array, "N"]) -> Float[Array, "N"]:
 
 
 # %%
-# Inputs are drawn at random. variants: more inputs it has to get right. budget: what it may use; here, one pallas_call.
-check("basics/1", add_ten, add_ten_spec, normal((640,)), variants=[case(normal((1000,)))], budget=Budget(calls=1))
+# Budget for x (640,): calls=1. Inputs are drawn at random. A budget says what an answer may use; here, one pallas_call.
+check("basics/1", add_ten)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -173,16 +173,9 @@ def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> F
 
 
 # %%
-# vmem_bytes: three blocks of b float32 numbers, each counted twice; Puzzle 6 tells why.
-check(
-    "basics/2",
-    vector_add,
-    vector_add_spec,
-    normal((1280,)),
-    normal((1280,)),
-    variants=[case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288))],
-    budget=Budget(vmem_bytes=6_144),
-)
+# Budget for x (1280,), y (1280,): vmem_bytes=6_144. vmem_bytes: three blocks of b float32 numbers, each counted twice;
+# Puzzle 6 tells why.
+check("basics/2", vector_add)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -281,15 +274,8 @@ def reverse_pages(x: Float[Array, "N"]) -> Float[Array, "N"]:
 
 
 # %%
-# hbm_bytes: all the bytes that are copied, in and out
-check(
-    "basics/3",
-    reverse_pages,
-    reverse_pages_spec,
-    normal((1280,)),
-    variants=[case(normal((2048,)), budget=Budget(vmem_bytes=4_096, hbm_bytes=16_384))],
-    budget=Budget(vmem_bytes=4_096, hbm_bytes=10_240),
-)
+# Budget for x (1280,): hbm_bytes=10_240, vmem_bytes=4_096. hbm_bytes: all the bytes that are copied, in and out.
+check("basics/3", reverse_pages)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -380,14 +366,8 @@ def transpose(x: Float[Array, "M N"], *, bm: int = 128, bn: int = 256) -> Float[
 
 
 # %%
-check(
-    "basics/4",
-    transpose,
-    transpose_spec,
-    normal((384, 512)),
-    variants=[case(normal((768, 640)), bm=256, bn=128, budget=Budget(vmem_bytes=524_288))],
-    budget=Budget(vmem_bytes=524_288),
-)
+# Budget for x (384, 512): vmem_bytes=524_288.
+check("basics/4", transpose)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -497,25 +477,8 @@ def scale_shift(
 
 
 # %%
-check(
-    "basics/5",
-    scale_shift,
-    scale_shift_spec,
-    normal((32, 768)),
-    normal((32, 1)),
-    normal((1, 768)),
-    variants=[
-        case(
-            normal((48, 1280)),
-            normal((48, 1)),
-            normal((1, 1280)),
-            bm=16,
-            bn=128,
-            budget=Budget(hbm_bytes=507_072, vmem_bytes=33_920),
-        )
-    ],
-    budget=Budget(hbm_bytes=209_024, vmem_bytes=34_880),
-)
+# Budget for x (32, 768), scale (32, 1), shift (1, 768): hbm_bytes=209_024, vmem_bytes=34_880.
+check("basics/5", scale_shift)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -621,29 +584,9 @@ def gated(x: Float[Array, "M N"], g: Float[Array, "M N"], *, vmem_bytes: int = 2
 
 
 # %%
-# grid_steps: as many as the largest block that is allowed needs
-check(
-    "basics/6",
-    gated,
-    gated_spec,
-    normal((80, 384)),
-    normal((80, 384)),
-    variants=[
-        case(
-            normal((160, 256), scale=4.0),
-            normal((160, 256), scale=4.0),
-            vmem_bytes=90_000,
-            budget=Budget(vmem_bytes=90_000, grid_steps=10, calls=1),
-        ),
-        case(
-            normal((240, 256)),
-            normal((240, 256)),
-            vmem_bytes=337_920,
-            budget=Budget(vmem_bytes=337_920, grid_steps=5, calls=1),
-        ),
-    ],
-    budget=Budget(vmem_bytes=262_144, hbm_bytes=307_200, grid_steps=5, calls=1),
-)
+# Budget for x (80, 384), g (80, 384): hbm_bytes=307_200, vmem_bytes=262_144, grid_steps=5, calls=1. grid_steps: as many
+# as the largest block that is allowed needs.
+check("basics/6", gated)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -759,14 +702,8 @@ def distance_bias(x: Float[Array, "Q K"], *, bq: int = 32, bk: int = 128) -> Flo
 
 
 # %%
-check(
-    "basics/7",
-    distance_bias,
-    distance_bias_spec,
-    normal((96, 512)),
-    variants=[case(normal((320, 768)), bq=64, bk=256, budget=Budget(hbm_bytes=1_966_080, vmem_bytes=262_144))],
-    budget=Budget(hbm_bytes=393_216, vmem_bytes=65_536),
-)
+# Budget for x (96, 512): hbm_bytes=393_216, vmem_bytes=65_536.
+check("basics/7", distance_bias)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -862,17 +799,8 @@ def centre_chunks(x: Float[Array, "M N"], *, bn: int = 128) -> Float[Array, "M N
 
 
 # %%
-check(
-    "basics/8",
-    centre_chunks,
-    centre_chunks_spec,
-    normal((100, 320), shift=3.0),
-    variants=[
-        case(normal((41, 640), scale=5.0, shift=-20.0), bn=256, budget=Budget(vmem_bytes=65_536)),
-        case(normal((64, 384), shift=3.0), budget=Budget(vmem_bytes=32_768)),
-    ],
-    budget=Budget(vmem_bytes=32_768),
-)
+# Budget for x (100, 320): vmem_bytes=32_768.
+check("basics/8", centre_chunks)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -975,14 +903,8 @@ def row_sum(x: Float[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float[Arra
 
 
 # %%
-check(
-    "basics/9",
-    row_sum,
-    row_sum_spec,
-    normal((24, 512), shift=1.0),
-    variants=[case(normal((64, 768)), bm=16, bn=256, budget=Budget(hbm_bytes=196_864, vmem_bytes=32_896))],
-    budget=Budget(hbm_bytes=49_248, vmem_bytes=8_256),
-)
+# Budget for x (24, 512): hbm_bytes=49_248, vmem_bytes=8_256.
+check("basics/9", row_sum)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -1096,25 +1018,9 @@ def matmul(
 
 
 # %%
-check(
-    "basics/10",
-    matmul,
-    matmul_spec,
-    normal((96, 2048), "bfloat16"),
-    normal((2048, 512), "bfloat16"),
-    variants=[
-        case(
-            normal((128, 768), "bfloat16", shift=1.0),
-            normal((768, 384), "bfloat16"),
-            bm=64,
-            bn=128,
-            bk=256,
-            budget=Budget(vmem_bytes=262_144, output_stores=1),
-        )
-    ],
-    budget=Budget(vmem_bytes=212_992, output_stores=1),  # output_stores: how often each result may be stored
-    tol=8e-3,  # about one unit in the last place of a bfloat16
-)
+# Budget for x (96, 2048), y (2048, 512): vmem_bytes=212_992, output_stores=1. output_stores: how often each result may
+# be stored.
+check("basics/10", matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -1228,23 +1134,8 @@ def batched_matmul(
 
 
 # %%
-check(
-    "basics/11",
-    batched_matmul,
-    batched_matmul_spec,
-    normal((4, 64, 768), "bfloat16"),
-    normal((4, 768, 384), "bfloat16"),
-    variants=[
-        case(
-            normal((2, 48, 384), "bfloat16"),
-            normal((2, 384, 128), "bfloat16"),
-            bm=16,
-            bk=128,
-            budget=Budget(vmem_bytes=90_112, calls=1),
-        )
-    ],
-    budget=Budget(vmem_bytes=524_288, calls=1),
-)
+# Budget for x (4, 64, 768), y (4, 768, 384): vmem_bytes=524_288, calls=1.
+check("basics/11", batched_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -1351,32 +1242,9 @@ def fused_linear(
 
 
 # %%
-check(
-    "basics/12",
-    fused_linear,
-    fused_linear_spec,
-    normal((96, 768), "bfloat16"),
-    normal((768, 256), "bfloat16", scale=0.05),
-    normal((1, 256)),
-    variants=[
-        case(
-            normal((192, 512), "bfloat16"),
-            normal((512, 768), "bfloat16", scale=0.05),
-            normal((1, 768), shift=-1.0),
-            bm=64,
-            bn=256,
-            bk=128,
-            budget=Budget(hbm_bytes=3_253_248, vmem_bytes=296_960, calls=1, output_stores=1),
-        ),
-        case(  # sums near 102, biases near -102: what is rounded too early is lost
-            normal((64, 512), "bfloat16", scale=0.02, shift=1.0),
-            normal((512, 256), "bfloat16", scale=0.02, shift=0.2),
-            normal((1, 256), shift=-102.4),
-            budget=Budget(hbm_bytes=690_176, vmem_bytes=197_632, calls=1, output_stores=1),
-        ),
-    ],
-    budget=Budget(hbm_bytes=1_526_784, vmem_bytes=197_632, calls=1, output_stores=1),
-)
+# Budget for x (96, 768), w (768, 256), bias (1, 256): hbm_bytes=1_526_784, vmem_bytes=197_632, calls=1,
+# output_stores=1.
+check("basics/12", fused_linear)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -1477,52 +1345,9 @@ def lean_matmul(
 
 
 # %%
-# The budgets are exactly the bytes of the better of the two orders. No single size tells which one that is.
-check(
-    "basics/13",
-    lean_matmul,
-    lean_matmul_spec,
-    normal((256, 128), "bfloat16"),
-    normal((128, 1536), "bfloat16"),
-    variants=[
-        case(
-            normal((1536, 256), "bfloat16"),
-            normal((256, 384), "bfloat16"),
-            bm=512,
-            bn=128,
-            budget=Budget(hbm_bytes=2_555_904, vmem_bytes=917_504, calls=1),
-        ),
-        case(
-            normal((256, 128), "bfloat16"),
-            normal((128, 1024), "bfloat16"),
-            bm=128,
-            bn=256,
-            budget=Budget(hbm_bytes=1_048_576, vmem_bytes=327_680, calls=1),
-        ),
-        case(
-            normal((960, 256), "bfloat16"),
-            normal((256, 256), "bfloat16"),
-            bm=192,
-            bn=128,
-            budget=Budget(hbm_bytes=1_605_632, vmem_bytes=425_984, calls=1),
-        ),
-        case(
-            normal((256, 128), "bfloat16"),
-            normal((128, 512), "bfloat16"),
-            bm=128,
-            bn=128,
-            budget=Budget(hbm_bytes=589_824, vmem_bytes=196_608, calls=1),
-        ),
-        case(
-            normal((512, 128), "bfloat16"),
-            normal((128, 256), "bfloat16"),
-            bm=64,
-            bn=128,
-            budget=Budget(hbm_bytes=589_824, vmem_bytes=131_072, calls=1),
-        ),
-    ],
-    budget=Budget(hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1),
-)
+# Budget for x (256, 128), y (128, 1536): hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1. That is exactly the bytes of
+# the better of the two orders. No single size tells which one that is.
+check("basics/13", lean_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>

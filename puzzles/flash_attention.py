@@ -29,9 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from pallas_puzzles import Budget, case, check, explain, integers, normal, progress, setup, show, tpu_report
-from pallas_puzzles.check import unwritten
-from pallas_puzzles.workspace import solved_function
+from pallas_puzzles import Budget, check, hint, normal, progress, setup, show, solved_function, tpu_report, unwritten
 
 setup()
 
@@ -113,20 +111,9 @@ def scores(
 
 
 # %%
-# 320 keys in blocks of 128, 80 queries in blocks of 32: lengths need not divide. What hangs over is not written back.
-check(
-    "flash_attention/1",
-    scores,
-    scores_spec,
-    normal((2, 3, 192, 128), "bfloat16"),
-    normal((2, 3, 320, 128), "bfloat16"),
-    variants=[
-        case(normal((3, 2, 80, 64)), normal((3, 2, 256, 64), scale=30.0), bq=32, bkv=256),
-        case(normal((1, 4, 64, 64), "bfloat16", shift=2.0), normal((1, 4, 384, 64), "bfloat16"), bq=32, bkv=384),
-    ],
-    budget=Budget(hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16),
-    explain=explain.scores,
-)
+# Budget for q (2, 3, 192, 128), k (2, 3, 320, 128): hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16. 320
+# keys in blocks of 128: lengths need not divide. What hangs over is not written back.
+check("flash_attention/1", scores)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -255,21 +242,8 @@ def causal_scores(
 
 
 # %%
-
-
-check(
-    "flash_attention/2",
-    causal_scores,
-    causal_scores_spec,
-    normal((1, 2, 192, 128), "bfloat16"),
-    normal((1, 2, 320, 128), "bfloat16"),
-    variants=[
-        case(normal((2, 1, 192, 64)), normal((2, 1, 400, 64)), bq=96, bkv=256),
-        case(normal((1, 2, 256, 64)), normal((1, 2, 128, 64)), bq=32),  # 128 queries that see nothing
-    ],
-    budget=Budget(hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16),
-    explain=explain.causal_scores,
-)
+# Budget for q (1, 2, 192, 128), k (1, 2, 320, 128): hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16.
+check("flash_attention/2", causal_scores)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -409,42 +383,10 @@ def naive_attention(q, k, v, *, bq=64, bkv=128):
 
 
 # %%
-def naive_budget(B, H, Sq, Skv, D, bq, itemsize=2):
-    """What the three kernels may move."""
-    once = 2 * B * H * Sq * D * itemsize  # q in, the result out
-    again = 2 * B * H * pl.cdiv(Sq, bq) * Skv * D * itemsize  # k and v, for every block of queries anew
-    rows = 2 * bq * Skv * (4 + itemsize)  # the VMEM of softmax_rows; the others take less
-    hbm_bytes = once + again + B * H * Sq * Skv * (4 + 4 + 2 * itemsize)
-    return Budget(hbm_bytes, vmem_bytes=rows, calls=3, output_stores=1, mxu_bits=8 * itemsize)
-
-
-check(
-    "flash_attention/3",
-    naive_attention,
-    causal_attention_spec,
-    normal((1, 2, 192, 128), "bfloat16"),
-    normal((1, 2, 384, 128), "bfloat16"),
-    normal((1, 2, 384, 128), "bfloat16", shift=0.5),
-    variants=[
-        case(
-            integers((2, 1, 80, 64), -12, 13, "float32"),  # scores beyond 200: exp overflows at 89
-            integers((2, 1, 512, 64), -12, 13, "float32"),
-            normal((2, 1, 512, 64)),
-            bq=40,
-            bkv=128,
-            budget=naive_budget(2, 1, 80, 512, 64, 40, itemsize=4),
-        ),
-        case(
-            normal((1, 3, 256, 64), "bfloat16"),
-            normal((1, 3, 256, 64), "bfloat16"),
-            normal((1, 3, 256, 64), "bfloat16", shift=-2.0),
-            bq=128,
-            budget=naive_budget(1, 3, 256, 256, 64, 128),
-        ),
-    ],
-    budget=naive_budget(1, 2, 192, 384, 128, 64),
-    explain=explain.naive,
-)
+# Budget for q (1, 2, 192, 128), k (1, 2, 384, 128), v (1, 2, 384, 128): hbm_bytes=3_145_728, vmem_bytes=294_912,
+# calls=3, output_stores=1, mxu_bits=16. calls: one for each kernel. hbm_bytes: k and v come in anew for every block of
+# queries.
+check("flash_attention/3", naive_attention)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -504,7 +446,17 @@ check(
 # **Takeaway.** It is right, and here is what it would cost: one head, one sequence of 131,072 tokens, D = 128,
 # bfloat16. No array is allocated; `jax.eval_shape` says what shapes would come out.
 
+
 # %%
+def naive_budget(B, H, Sq, Skv, D, bq, itemsize=2):
+    """What the three kernels may move."""
+    once = 2 * B * H * Sq * D * itemsize  # q in, the result out
+    again = 2 * B * H * pl.cdiv(Sq, bq) * Skv * D * itemsize  # k and v, for every block of queries anew
+    rows = 2 * bq * Skv * (4 + itemsize)  # the VMEM of softmax_rows; the others take less
+    hbm_bytes = once + again + B * H * Sq * Skv * (4 + 4 + 2 * itemsize)
+    return Budget(hbm_bytes, vmem_bytes=rows, calls=3, output_stores=1, mxu_bits=8 * itemsize)
+
+
 long = jax.ShapeDtypeStruct((1, 1, 131_072, 128), jnp.bfloat16)
 for name, array in [("q, k, v and o, each", long), ("S", jax.eval_shape(causal_scores_spec, long, long))]:
     print(f"{name:>20}: {array.size * array.dtype.itemsize / 2**30:8.3f} GiB")
@@ -580,32 +532,9 @@ def one_block(
 
 
 # %%
-# hbm_bytes: q, k, v and the result, each once. The variants have scores around -500 and beyond 2000.
-check(
-    "flash_attention/4",
-    one_block,
-    one_block_spec,
-    normal((64, 128), "bfloat16", scale=2.0),
-    normal((640, 128), "bfloat16"),
-    normal((640, 128), "bfloat16", shift=0.5),
-    variants=[
-        case(
-            integers((32, 64), 4, 13, "float32"),
-            integers((768, 64), -12, -3, "float32"),
-            normal((768, 64)),
-            bkv=256,
-        ),
-        case(
-            integers((48, 64), -40, 41, "float32"),
-            integers((384, 64), -40, 41, "float32"),
-            normal((384, 64), shift=2.0),
-            bkv=64,
-        ),
-    ],
-    budget=Budget(hbm_bytes=360_448, vmem_bytes=197_120, calls=1, output_stores=1, mxu_bits=16),
-    forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
-    explain=explain.one_block,
-)
+# Budget for q (64, 128), k (640, 128), v (640, 128): hbm_bytes=360_448, vmem_bytes=197_120, calls=1, output_stores=1,
+# mxu_bits=16. hbm_bytes: q, k, v and the result, each once.
+check("flash_attention/4", one_block)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -755,42 +684,9 @@ def flash_forward(q, k, v, *, bq=64, bkv=128):
 
 
 # %%
-def flash_budget(B, H, Sq, Skv, D, bq, bkv, itemsize=2):
-    """q and the result once, k and v once for every block of queries; VMEM for blocks twice, and for scratch."""
-    hbm_bytes = 2 * B * H * (Sq + pl.cdiv(Sq, bq) * Skv) * D * itemsize
-    vmem_bytes = 2 * 2 * (bq + bkv) * D * itemsize + 4 * bq * (128 + 128 + D)
-    return Budget(hbm_bytes, vmem_bytes, calls=1, output_stores=1, serial_steps=Skv // bkv)
-
-
-check(
-    "flash_attention/5",
-    flash_forward,
-    attention_spec,
-    normal((2, 3, 192, 128), "bfloat16", scale=2.0),
-    normal((2, 3, 384, 128), "bfloat16"),
-    normal((2, 3, 384, 128), "bfloat16", shift=0.5),
-    variants=[
-        case(
-            integers((1, 2, 80, 64), -25, 26, "float32"),  # scores of about 1000, and a ragged length
-            integers((1, 2, 768, 64), -25, 26, "float32"),
-            normal((1, 2, 768, 64), shift=2.0),
-            bq=32,
-            bkv=256,
-            budget=flash_budget(1, 2, 80, 768, 64, 32, 256, itemsize=4),
-        ),
-        case(
-            integers((2, 1, 100, 64), 4, 13, "bfloat16"),  # scores around -500
-            integers((2, 1, 256, 64), -12, -3, "bfloat16"),
-            normal((2, 1, 256, 64), "bfloat16"),
-            bq=48,
-            bkv=64,
-            budget=flash_budget(2, 1, 100, 256, 64, 48, 64),
-        ),
-    ],
-    budget=flash_budget(2, 3, 192, 384, 128, 64, 128),
-    forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
-    explain=explain.flash,
-)
+# Budget for q (2, 3, 192, 128), k (2, 3, 384, 128), v (2, 3, 384, 128): hbm_bytes=4_128_768, vmem_bytes=294_912,
+# calls=1, output_stores=1, serial_steps=3. hbm_bytes: q and the result once, k and v once for every block of queries.
+check("flash_attention/5", flash_forward)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -896,7 +792,15 @@ tpu_report(flash_forward, tokens, tokens, tokens, bq=512, bkv=512, tpu="v6e", si
 # %% [markdown]
 # And the bill of Puzzle 3, again for one head over 131,072 tokens:
 
+
 # %%
+def flash_budget(B, H, Sq, Skv, D, bq, bkv, itemsize=2):
+    """q and the result once, k and v once for every block of queries; VMEM for blocks twice, and for scratch."""
+    hbm_bytes = 2 * B * H * (Sq + pl.cdiv(Sq, bq) * Skv) * D * itemsize
+    vmem_bytes = 2 * 2 * (bq + bkv) * D * itemsize + 4 * bq * (128 + 128 + D)
+    return Budget(hbm_bytes, vmem_bytes, calls=1, output_stores=1, serial_steps=Skv // bkv)
+
+
 flash_bytes = flash_budget(1, 1, 131_072, 131_072, 128, 512, 512).hbm_bytes
 print(f"three kernels: {naive_bytes / 2**30:6.1f} GiB moved, and 96 GiB of S and P to keep")
 print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep but the result, 0.03 GiB")
@@ -970,38 +874,9 @@ def flash_causal(
 
 
 # %%
-
-
-# hbm_bytes and flops: what the live blocks take. Offsets of 64, 12, 0 and 1: the diagonal cuts blocks anywhere.
-check(
-    "flash_attention/6",
-    flash_causal,
-    causal_attention_spec,
-    normal((1, 2, 320, 128), "bfloat16", scale=2.0),
-    normal((1, 2, 384, 128), "bfloat16"),
-    normal((1, 2, 384, 128), "bfloat16", shift=0.5),
-    variants=[
-        case(
-            integers((2, 1, 500, 64), -12, 13, "float32"),
-            integers((2, 1, 512, 64), -12, 13, "float32"),
-            normal((2, 1, 512, 64), shift=2.0),
-            bq=96,
-            budget=Budget(hbm_bytes=2_740_224, flops=123_000_000, calls=1, output_stores=1, serial_steps=4),
-        ),
-        case(
-            integers((1, 2, 256, 64), 4, 13, "bfloat16"),  # scores around -500
-            integers((1, 2, 256, 64), -12, -3, "bfloat16"),
-            normal((1, 2, 256, 64), "bfloat16"),
-            bq=128,
-            bkv=64,
-            budget=Budget(hbm_bytes=327_680, flops=28_000_000, calls=1, output_stores=1, serial_steps=4),
-        ),
-        case(normal((1, 1, 63, 64)), normal((1, 1, 64, 64)), normal((1, 1, 64, 64), shift=2.0), bq=32, bkv=16),
-    ],
-    budget=Budget(hbm_bytes=1_638_400, flops=99_000_000, vmem_bytes=294_912, calls=1, output_stores=1, serial_steps=3),
-    forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
-    explain=explain.causal_flash,
-)
+# Budget for q (1, 2, 320, 128), k (1, 2, 384, 128), v (1, 2, 384, 128): hbm_bytes=1_638_400, vmem_bytes=294_912,
+# calls=1, output_stores=1, flops=99_000_000, serial_steps=3. hbm_bytes and flops: what the live blocks take.
+check("flash_attention/6", flash_causal)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -1197,49 +1072,9 @@ def flash_attention_fwd(
 
 
 # %%
-
-
-# 200 queries and 360 keys: neither length divides. Then: not causal; 170 rows that see nothing; scores around -500; one
-# query alone that sees the last block of keys; as many keys as queries, and not causal.
-check(
-    "flash_attention/7",
-    flash_attention_fwd,
-    attention_lse_spec,
-    normal((1, 2, 200, 128), "bfloat16", scale=2.0),
-    normal((1, 2, 360, 128), "bfloat16"),
-    normal((1, 2, 360, 128), "bfloat16", shift=0.5),
-    variants=[
-        case(
-            integers((2, 1, 80, 64), -12, 13, "float32"),
-            integers((2, 1, 600, 64), -12, 13, "float32"),
-            normal((2, 1, 600, 64), shift=2.0),
-            causal=False,
-            bq=32,
-            bkv=256,
-            budget=Budget(hbm_bytes=1_925_760, flops=41_000_000, calls=1, output_stores=1),
-        ),
-        case(
-            normal((1, 2, 300, 64), "bfloat16"),
-            normal((1, 2, 130, 64), "bfloat16"),
-            normal((1, 2, 130, 64), "bfloat16"),
-            bq=96,
-            bkv=64,
-            budget=Budget(hbm_bytes=288_096, flops=21_500_000, calls=1, output_stores=1),
-        ),
-        case(
-            integers((1, 1, 256, 64), 4, 13, "bfloat16"),
-            integers((1, 1, 512, 64), -12, -3, "bfloat16"),
-            normal((1, 1, 512, 64), "bfloat16"),
-            bq=128,
-            budget=Budget(hbm_bytes=295_936, flops=32_000_000, calls=1, output_stores=1),
-        ),
-        case(*[normal((1, 1, n, 64), scale=2.0) for n in (64, 65, 65)], bq=32, bkv=16),
-        case(*[normal((1, 1, 256, 64), scale=2.0) for _ in range(3)], causal=False, bq=80, bkv=96),
-    ],
-    budget=Budget(hbm_bytes=1_574_464, flops=99_000_000, vmem_bytes=295_424, calls=1, output_stores=1),
-    forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
-    explain=explain.flash_and_lse,
-)
+# Budget for q (1, 2, 200, 128), k (1, 2, 360, 128), v (1, 2, 360, 128): hbm_bytes=1_574_464, vmem_bytes=295_424,
+# calls=1, output_stores=1, flops=99_000_000. 200 queries and 360 keys: neither length divides.
+check("flash_attention/7", flash_attention_fwd)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -1396,43 +1231,9 @@ def delta_after_fwd(
 
 
 # %%
-def coded(numbers):
-    """(1, 1, n, 64): the 8 bits of each number as 1 and -1, 8 times over. Row . itself is 64, . another at most 48."""
-    bits = np.asarray(numbers)[:, None] >> np.arange(8) & 1
-    return (2 * np.repeat(bits, 8, axis=1) - 1)[None, None].astype(jnp.bfloat16)
-
-
-# calls: Puzzle 7 and yours. In the last variant each query finds its own key alone, so that o is one row of v, exactly.
-check(
-    "flash_attention/8",
-    delta_after_fwd,
-    delta_spec,
-    normal((1, 2, 192, 64)),
-    normal((1, 2, 384, 64)),
-    normal((1, 2, 384, 64), shift=0.5),
-    normal((1, 2, 192, 64)),
-    variants=[
-        case(
-            normal((2, 1, 200, 128), scale=3.0),
-            normal((2, 1, 136, 128), scale=3.0),
-            normal((2, 1, 136, 128)),
-            normal((2, 1, 200, 128), shift=1.0),
-            bq=32,
-            budget=Budget(hbm_bytes=2_772_096, calls=2),
-        ),
-        case(
-            1000 * coded(np.arange(96) * 37 % 256),
-            coded(np.arange(256)),
-            normal((1, 1, 256, 64), "bfloat16", shift=1.0),
-            normal((1, 1, 96, 64), "bfloat16", shift=1.0),
-            bq=48,
-            budget=Budget(calls=2),
-        ),
-    ],
-    budget=Budget(hbm_bytes=1_575_936, calls=2),
-    forbid=("softmax", "grad", "vjp"),
-    explain=explain.delta,
-)
+# Budget for q (1, 2, 192, 64), k (1, 2, 384, 64), v (1, 2, 384, 64), do (1, 2, 192, 64): hbm_bytes=1_575_936, calls=2.
+# calls: Puzzle 7 and yours.
+check("flash_attention/8", delta_after_fwd)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -1583,40 +1384,10 @@ def dq_after_fwd(
 
 
 # %%
-def grads_case(B, H, Sq, Skv, D, dtype="float32", scale=1.0):
-    """q, k, v and do, to be drawn. Scores have a standard deviation of scale**2."""
-    q, do = (normal((B, H, Sq, D), dtype, scale=s, shift=0.1) for s in (scale, 1.0))
-    k, v = (normal((B, H, Skv, D), dtype, scale=s, shift=0.1) for s in (scale, 1.0))
-    return q, k, v, do
-
-
-# hbm_bytes and flops: those of three calls, with blocks that nobody sees neither fetched nor computed
-check(
-    "flash_attention/9",
-    dq_after_fwd,
-    dq_spec,
-    *grads_case(1, 2, 256, 320, 64),
-    variants=[
-        case(
-            *grads_case(1, 1, 200, 136, 128), bq=40, budget=Budget(hbm_bytes=998_528, flops=35_000_000, calls=3)
-        ),  # 64 queries see nothing
-        case(
-            *grads_case(2, 1, 72, 300, 64, scale=4.0),
-            causal=False,
-            bq=24,
-            budget=Budget(hbm_bytes=2_103_552, flops=39_000_000, calls=3),
-        ),
-        case(
-            *grads_case(1, 1, 96, 288, 128, "bfloat16"),
-            bq=48,
-            budget=Budget(hbm_bytes=730_624, flops=43_000_000, mxu_bits=16, calls=3),
-        ),
-        case(*grads_case(1, 1, 64, 129, 64), causal=False, bq=32, bkv=64),  # one key in the last block
-    ],
-    budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
-    forbid=("softmax", "grad", "vjp"),
-    explain=explain.dq,
-)
+# Budget for q (1, 2, 256, 64), k (1, 2, 320, 64), v (1, 2, 320, 64), do (1, 2, 256, 64): hbm_bytes=2_629_632, calls=3,
+# output_stores=1, flops=93_000_000. hbm_bytes and flops: those of three calls. Blocks that no query sees are neither
+# fetched nor computed.
+check("flash_attention/9", dq_after_fwd)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -1817,32 +1588,9 @@ def attention_grads(
 
 
 # %%
-# calls: forward, delta, dq, dkv. Forward runs once: its results are residuals.
-check(
-    "flash_attention/10",
-    attention_grads,
-    attention_grads_spec,
-    *grads_case(1, 2, 256, 320, 64),
-    variants=[
-        case(
-            *grads_case(1, 1, 200, 136, 128), bq=32, budget=Budget(hbm_bytes=1_417_408, flops=62_000_000, calls=4)
-        ),  # 64 queries see nothing
-        case(
-            *grads_case(2, 1, 72, 300, 64, scale=4.0),
-            causal=False,
-            bq=24,
-            budget=Budget(hbm_bytes=2_942_592, flops=71_000_000, calls=4),
-        ),
-        case(
-            *grads_case(1, 1, 160, 288, 128, "bfloat16"),
-            bq=48,
-            budget=Budget(hbm_bytes=1_897_984, flops=150_000_000, mxu_bits=16, calls=4),
-        ),
-    ],
-    budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4, output_stores=1),
-    forbid=("softmax", "grad", "vjp"),
-    explain=explain.gradients,
-)
+# Budget for q (1, 2, 256, 64), k (1, 2, 320, 64), v (1, 2, 320, 64), do (1, 2, 256, 64): hbm_bytes=3_750_912, calls=4,
+# output_stores=1, flops=170_000_000. calls: forward, delta, dq, dkv. Forward runs once: its results are residuals.
+check("flash_attention/10", attention_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -2100,38 +1848,10 @@ def grouped_grads(
 
 
 # %%
-def grouped_case(B, H, Hkv, Sq, Skv, D, dtype="float32"):
-    """q, k, v and do, to be drawn: H heads of q and do, Hkv heads of k and v."""
-    q, do = normal((B, H, Sq, D), dtype, shift=0.1), normal((B, H, Sq, D), dtype, shift=0.1)
-    return q, normal((B, Hkv, Skv, D), dtype, shift=0.1), normal((B, Hkv, Skv, D), dtype, shift=0.1), do
-
-
-# The result and three gradients. Forward and dq bring the keys in for each head of queries, shared or not: what the
+# Budget for q (1, 4, 192, 64), k (1, 2, 320, 64), v (1, 2, 320, 64), do (1, 4, 192, 64): hbm_bytes=6_383_616, calls=4,
+# output_stores=1, flops=290_000_000. Forward and dq bring the keys in for each head of queries, shared or not: what the
 # maps save there is the making and keeping of copies. dk and dv bring them in once for a group.
-check(
-    "flash_attention/11",
-    grouped_grads,
-    grouped_grads_spec,
-    *grouped_case(1, 4, 2, 192, 320, 64),
-    variants=[
-        case(
-            *grouped_case(1, 3, 1, 200, 136, 128), bq=40, budget=Budget(hbm_bytes=3_893_312, flops=190_000_000, calls=4)
-        ),  # MQA
-        case(
-            *grouped_case(1, 4, 2, 72, 300, 64),
-            causal=False,
-            bq=24,
-            budget=Budget(hbm_bytes=5_270_784, flops=140_000_000, calls=4),
-        ),
-        case(
-            *grouped_case(1, 4, 2, 96, 160, 128, "bfloat16"),
-            bq=32,
-            budget=Budget(hbm_bytes=1_943_552, flops=170_000_000, mxu_bits=16, calls=4),
-        ),
-    ],
-    budget=Budget(hbm_bytes=6_383_616, flops=290_000_000, calls=4, output_stores=1),
-    forbid=("softmax", "grad", "vjp"),
-)
+check("flash_attention/11", grouped_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -2340,86 +2060,10 @@ def splash_attention(
 
 
 # %%
-def splash_case(B, H, Sq, Skv, D, dtype="float32", scale=1.0):
-    """q, k and v, to be drawn."""
-    q, k = (normal((B, H, n, D), dtype, scale=scale) for n in (Sq, Skv))
-    return q, k, normal((B, H, Skv, D), dtype, shift=0.5)
-
-
-def explain_lists(q, k, v, *, got, want, mask, bq, bkv) -> tuple[str, str]:
-    """What is wrong with the lists, or else with what is made of them: asked for when the result is wrong."""
-    kinds = block_kinds(mask, q.shape[2], k.shape[2], bq, bkv)
-    for i, (blocks, marks) in enumerate(zip(*splash_lists(kinds), strict=True)):
-        listed = [(int(j), int(mark)) for j, mark in zip(blocks, marks, strict=True) if mark]
-        live = [(j, int(kind)) for j, kind in enumerate(kinds[i]) if kind]
-        if listed != live:
-            return f"Row {i} of the lists says (block, kind) {listed}; live in that row of blocks are {live}.", ""
-    return explain.splash(q, k, v, got=got, want=want, mask=mask, bq=bq, bkv=bkv)
-
-
-def explain_list_costs(q, k, v, *, mask=recent_mask, bq=64, bkv=128) -> str:
-    """What the lists make the call do for nothing, if they do: asked for when a right result costs too much."""
-    data_next, block_mask = splash_lists(block_kinds(mask, q.shape[2], k.shape[2], bq, bkv))
-    longest, width = int((block_mask > 0).sum(axis=1).max(initial=0)), data_next.shape[1]
-    if width > max(1, longest):
-        return (
-            f"Right answer, but `splash_lists` returns lists of {width} steps for each row of blocks, where the "
-            f"longest has {longest}: {width - max(1, longest)} steps of every row have nothing to do."
-        )
-    blocks, marks = data_next.ravel(), block_mask.ravel()
-    fetched = [0, *(n for n in range(1, blocks.size) if blocks[n] != blocks[n - 1])]
-    for n, end in zip(fetched[1:], [*fetched[2:], blocks.size], strict=True):
-        if not marks[n:end].any():
-            i, t = divmod(n, data_next.shape[1])
-            return (
-                f"Right answer, but in `splash_lists` data_next[{i}, {t}] is {blocks[n]}, where block_mask is 0: block "
-                f"{blocks[n]} is fetched, and no step has any use for it. Which block was in VMEM at that moment?"
-            )
-    return ""
-
-
-# grid_steps: the longest list, for each row of blocks. hbm_bytes: the live blocks, once. selected: elements that
-# jnp.where chooses, with masks in partial blocks alone.
-check(
-    "flash_attention/12",
-    splash_attention,
-    splash_spec,
-    *splash_case(1, 2, 256, 384, 64),
-    variants=[
-        case(
-            *splash_case(1, 2, 160, 300, 64, scale=4.0),
-            mask=functools.partial(window_mask, window=200, start=150),  # the last rows could see beyond the edge
-            bq=32,
-            bkv=64,
-            budget=Budget(hbm_bytes=1_433_600, grid_steps=50, selected=200_000),
-        ),
-        case(
-            *splash_case(1, 1, 224, 512, 128, "bfloat16"),  # a block mask, with rows of blocks that see nothing
-            mask=functools.partial(documents_mask, q_len=32, kv_len=128, skip=3),
-            bq=32,
-            budget=Budget(hbm_bytes=770_048, grid_steps=14, mxu_bits=16, selected=30_000),
-        ),
-        case(
-            integers((1, 1, 64, 64), 4, 13, "float32"),  # scores around -500
-            integers((1, 1, 256, 64), -12, -3, "float32"),
-            normal((1, 1, 256, 64)),
-            mask=functools.partial(window_mask, window=100, start=190),
-            bq=16,
-            bkv=64,
-        ),
-        case(
-            *splash_case(2, 1, 96, 256, 64),
-            mask=functools.partial(window_mask, window=64, start=-40),  # the first 40 queries see nothing
-            bq=48,
-            bkv=32,
-            budget=Budget(hbm_bytes=163_840, grid_steps=8),
-        ),
-    ],
-    budget=Budget(hbm_bytes=1_441_792, grid_steps=24, calls=1, output_stores=1),
-    forbid=("softmax",),
-    explain=explain_lists,
-    explain_cost=explain_list_costs,
-)
+# Budget for q (1, 2, 256, 64), k (1, 2, 384, 64), v (1, 2, 384, 64): hbm_bytes=1_441_792, grid_steps=24, calls=1,
+# output_stores=1. grid_steps: the longest list, for each row of blocks. hbm_bytes: the live blocks, once. Some variants
+# count the elements that jnp.where chooses, too: only partial blocks need masks.
+check("flash_attention/12", splash_attention)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -2533,7 +2177,8 @@ check(
 # (The solution's column of rows comes from `jnp.arange`, which is short. Puzzle 6 has measured what that can cost.)
 
 # %%
-show(splash_attention, *splash_case(1, 1, 320, 640, 64), mask=functools.partial(window_mask, window=150, start=320))
+window = functools.partial(window_mask, window=150, start=320)
+show(splash_attention, *[normal((1, 1, n, 64)) for n in (320, 640, 640)], mask=window)
 
 # %% [markdown]
 # ## Puzzle 13: Paged decoding (the final boss)
@@ -2602,52 +2247,10 @@ def paged_attention(
 
 
 # %%
-def paged_case(lengths, max_pages, H, Hkv, page, D, dtype="float32", poison=False, low=False):
-    """q, pages, page table, lengths. Pages are handed out in no order; the rest of a row points anywhere.
-
-    poison: arrays in which all that belongs to nobody is NaN, drawn once and for all. low: all scores far below 0.
-    """
-    rng = np.random.default_rng(sum(lengths))
-    needed = [-(-n // page) for n in lengths]
-    num_pages = sum(needed) + 3
-    table = rng.integers(0, num_pages, (len(lengths), max_pages)).astype(np.int32)
-    free = list(1 + rng.permutation(num_pages - 1))  # page 0 belongs to nobody
-    owned = np.zeros((num_pages, page), bool)
-    for b, (n, count) in enumerate(zip(lengths, needed, strict=True)):
-        for t in range(count):
-            table[b, t] = free.pop()
-            owned[table[b, t]] = t * page + np.arange(page) < n
-    q, pages = normal((len(lengths), H, D), dtype), normal((Hkv, num_pages, page, D), dtype, scale=2.0)
-    k_pages, v_pages = pages, pages
-    if poison:
-        k_pages, v_pages = (np.where(owned[None, :, :, None], pages.draw(rng), np.nan) for _ in range(2))
-    if low:
-        q, k_pages = integers((len(lengths), H, D), 4, 13, dtype), integers((Hkv, num_pages, page, D), -12, -3, dtype)
-    return q, k_pages, v_pages, table, np.array(lengths, np.int32)
-
-
-# hbm_bytes: every page of every user once, for each head of keys, and one for a user of length 0. flops: those pages,
-# and none for steps without a page.
-check(
-    "flash_attention/13",
-    paged_attention,
-    paged_spec,
-    *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64),
-    variants=[
-        case(
-            *paged_case([1, 100, 63], 4, H=8, Hkv=1, page=32, D=128, poison=True),
-            budget=Budget(hbm_bytes=253_952, flops=1_040_000, grid_steps=12),
-        ),
-        case(
-            *paged_case([130, 8, 64, 33], 9, H=24, Hkv=3, page=16, D=128, dtype="bfloat16"),
-            budget=Budget(hbm_bytes=466_944, flops=3_950_000, grid_steps=108, mxu_bits=16),
-        ),
-        case(*paged_case([50, 9], 3, H=4, Hkv=1, page=24, D=64, low=True)),  # scores around -500
-    ],
-    budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
-    forbid=("softmax",),
-    explain=explain.paged,
-)
+# Budget for q (4, 16, 64), k_pages (2, 12, 16, 64), v_pages (2, 12, 16, 64), page_table (4, 6), lengths [40, 16, 0,
+# 71]: hbm_bytes=196_608, grid_steps=48, calls=1, output_stores=1, flops=740_000. hbm_bytes: every page of every user
+# once, for each head of keys, and one for a user of length 0. flops: those pages, and none for steps without a page.
+check("flash_attention/13", paged_attention)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -2765,7 +2368,9 @@ check(
 # pages in each.
 
 # %%
-show(paged_attention, *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64))
+table = np.random.default_rng(0).permutation(24).reshape(4, 6).astype(np.int32)  # of 24 pages
+pages, lengths = normal((2, 24, 16, 64)), np.array([40, 16, 0, 71], np.int32)
+show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 
 # %% [markdown]
 # ## What you built

@@ -1,18 +1,30 @@
 """What every test stands on: no accelerator but a TPU, and nobody's progress but its own."""
 
+import importlib
 import importlib.metadata
 import os
 
 # Before NumPy is imported: several processes whose BLAS threads wait for one another take many times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import platform
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kept import kept  # noqa: F401 - a fixture
 from pallas_puzzles.platforms import tpu_attached
+from pallas_puzzles.targets.tpu.compiler import missing
+
+ROOT = Path(__file__).parents[1]
+FETCH = "sync --locked --inexact --extra tpu-compiler"
+FETCHES = "Fetching the TPU compiler for the tests, once: 0.2 GB to download (.venv then takes 0.9 GB)."
+NOT_FETCHED = "The TPU compiler could not be fetched: the tests that need it are skipped."
 
 # Whatever else is there, the puzzles run on the CPU. Set before anything asks JAX for a device.
 ON_TPU = tpu_attached()
@@ -21,7 +33,7 @@ if not ON_TPU:
 
 
 # What XLA has compiled once, in any worker, kernel or command, is read from there: half of the time of many a test.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "jax-cache"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "jax-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
@@ -36,8 +48,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--as-a-reader",
         action="store_true",
-        help="JAX's simulator confirms a solution's first example, not every variant",
+        help="JAX's simulator confirms a solution's first example, and no variant",
     )
+    parser.addoption(
+        "--every-variant",
+        action="store_true",
+        help="JAX's simulator confirms, and the TPU compiler takes for every chip, every variant of a solution",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fetches the TPU compiler, as in uv.lock, when `uv run` starts the tests. Whoever solves puzzles needs none."""
+    uv = os.environ.get("UV")
+    there_is_one = sys.platform == "linux" and platform.machine() == "x86_64"
+    if uv is None or hasattr(config, "workerinput") or missing() is None or not there_is_one:
+        return
+    print(FETCHES, flush=True)
+    here = {**os.environ, "UV_PROJECT_ENVIRONMENT": sys.prefix}
+    done = subprocess.run([uv, *FETCH.split()], cwd=ROOT, env=here, check=False)
+    importlib.invalidate_caches()
+    if done.returncode and os.environ.get("CI"):
+        pytest.exit(NOT_FETCHED, returncode=1)
+    elif done.returncode:
+        print(NOT_FETCHED, flush=True)
 
 
 def pytest_report_header() -> str:
@@ -51,11 +84,11 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _all_the_time_that_trials_take() -> None:
-    """What a verdict says must not depend on how busy the machine is."""
-    from pallas_puzzles.lens.changes import trial
-
-    trial.SECONDS = 120.0
+def _own_sockets() -> Iterator[None]:
+    """What waits there for the next `puzzles check` leaves when the tests are over."""
+    with tempfile.TemporaryDirectory(prefix="pallas-puzzles-") as folder:  # short: a socket's path must be
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        yield
 
 
 @pytest.fixture(autouse=True)

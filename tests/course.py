@@ -4,7 +4,7 @@ import ast
 
 from nbformat import NotebookNode
 
-from pallas_puzzles import curriculum
+from pallas_puzzles.course import curriculum
 
 PUZZLES = curriculum.all_puzzles()
 assert PUZZLES, "no puzzle found"

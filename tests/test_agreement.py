@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import zoo
-from pallas_puzzles import lens
+from pallas_puzzles.lens import machine as lens
 from pallas_puzzles.lens.machine import WRITTEN
 from production_kernels import PRODUCTION
 from zoo import I8, I32, ZOO, Exhibit

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_puzzles import Budget, arrays, case, check, normal
-from pallas_puzzles.check import collecting
-from pallas_puzzles.inputs import groups
-from pallas_puzzles.lens.ruler import ruler
-from pallas_puzzles.verdict import MAX_COLUMNS, Verdict
+from pallas_puzzles import Budget, case, check, normal
+from pallas_puzzles.course import arrays
+from pallas_puzzles.course.check import collecting
+from pallas_puzzles.course.inputs import groups
+from pallas_puzzles.view.ruler import ruler
+from pallas_puzzles.view.verdict import MAX_COLUMNS, Verdict
 
 SIZES = np.array([3, 0, 5], np.int32)
 
@@ -98,7 +99,7 @@ def test_wrong_values_are_named_one_by_one() -> None:
         (lambda s: s > 0, "dtype", "comparison"),
         (lambda s: s.astype(jnp.int8), "dtype", "dtype=int32"),
         (lambda s: s[:2], "shape", "(2,)"),
-        (lambda s: (s, s), "structure", "2 array(s)"),
+        (lambda s: (s, s), "structure", "2 arrays"),
         (lambda s: None, "structure", "returns nothing"),
     ],
 )

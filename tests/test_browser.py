@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import pytest
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 from course import functions
-from pallas_puzzles import curriculum
-from pallas_puzzles.tpu.compiler import missing
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.targets.tpu.compiler import missing
 
 pytestmark = pytest.mark.browser
 
 BOOK = next(book for book in curriculum.notebooks() if book.name == "basics")
+OTHER = next(book for book in curriculum.notebooks() if book.name == "softmax")
+SOLVED = [each.id for each in OTHER.puzzles[:2]]
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -29,7 +32,7 @@ FLAGS = [
 # The app, so that the test can wait for what JupyterLab knows instead of guessing from the page
 SETTINGS = {
     "LabApp": {"expose_app_in_browser": True},
-    "ServerApp": {"allow_root": True, "port_retries": 0},
+    "ServerApp": {"port_retries": 0},
     "IdentityProvider": {"token": ""},
 }
 
@@ -53,13 +56,13 @@ def server(workspace: Path) -> Iterator[str]:
     folder = workspace.parent
     (folder / "config").mkdir()
     (folder / "config" / "jupyter_lab_config.json").write_text(json.dumps(SETTINGS))
-    (quiet := folder / "settings" / "@jupyterlab" / "apputils-extension").mkdir(parents=True)
-    (quiet / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
     places = {"PALLAS_PUZZLES_HOME": "home", "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data"}
-    places |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "layouts", "IPYTHONDIR": "ipython"}
+    places |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "IPYTHONDIR": "ipython"}
     variables = {**os.environ, **{name: str(folder / place) for name, place in places.items()}}
     puzzles = [sys.executable, "-m", "pallas_puzzles"]
     subprocess.run([*puzzles, "init", str(workspace)], env=variables, check=True, capture_output=True)
+    code = f"from pallas_puzzles.course.progress import record; [record(each, True) for each in {SOLVED}]"
+    subprocess.run([sys.executable, "-c", code], env=variables, check=True)
     port = free_port()
     log = folder / "lab.log"
     with log.open("w") as stream:
@@ -176,6 +179,27 @@ def is_loaded(picture: Locator) -> bool:
     return picture.evaluate("image => image.complete && image.naturalWidth > 100")
 
 
+def test_what_a_reader_finds_who_comes_back(page: Page, server: str, workspace: Path) -> None:
+    page.goto(server)
+    page.wait_for_function("window.jupyterapp?.shell.currentWidget?.context?.path == 'softmax.ipynb'")
+    upcoming = page.get_by_role("heading", name=f"Puzzle {OTHER.puzzles[2].number}: {OTHER.puzzles[2].title}")
+    expect(upcoming).to_be_in_viewport()
+    wait_for_kernel(page)
+    page.wait_for_function("document.querySelector('.jp-Cell.jp-mod-active').getBoundingClientRect().top < 200")
+    expect(page.locator(".jp-Cell.jp-mod-active")).to_contain_text(OTHER.puzzles[2].title)
+
+    # the files in the order of the course, the notebooks first
+    names = page.locator(".jp-DirListing-itemText").all_inner_texts()
+    course = [book.name for book in curriculum.notebooks()]
+    assert names == [f"{name}.{kind}" for kind in ("ipynb", "py") for name in course]
+
+    # nothing in the way, and nothing to be saved before a key is pressed
+    expect(page.get_by_text("Jupyter news")).to_have_count(0)
+    assert page.evaluate("window.jupyterapp.shell.currentWidget.context.model.dirty") is False
+    expect(page.locator(".lm-mod-current.jp-mod-dirty")).to_have_count(0)
+    page.screenshot(path=workspace.parent / "0-opened.png")
+
+
 def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -> None:
     pictures = workspace.parent
     with (workspace / "basics.py").open("a", encoding="utf-8") as mine:
@@ -187,14 +211,24 @@ def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -
 
     # unsolved, then solved by typing
     run(page, f"def {first.holes[0]}(")
-    expect(run(page, f'"{first.id}"')).to_contain_text(f"{first.title}: not solved yet.")
+    expect(run(page, f'"{first.id}"')).to_contain_text(f"Not solved yet {first.id} {first.title}")
+    hints = page.get_by_role("button", name="Next hint (2 left)")
+    hints.click()
+    expect(page.get_by_role("button", name="Next hint (1 left)")).to_be_visible()
+    expect(page.get_by_text(f"{first.title}: hint 1 of 3")).to_be_visible()
     verdict = solve(page, first)
-    expect(verdict).to_contain_text(f"{first.title}: solved.")
-    expect(verdict).not_to_contain_text("not solved yet")
+    expect(verdict).to_contain_text(f"Solved {first.id} {first.title}")
+    expect(verdict).to_contain_text(f"1 of {len(BOOK.puzzles)} solved in basics.")
+    expect(verdict).not_to_contain_text(re.compile("not solved yet", re.IGNORECASE))
+    expect(page.get_by_role("button", name="Next hint")).to_have_count(0)
     page.screenshot(path=pictures / "1-solved.png")
 
+    # on to the next
+    verdict.get_by_role("link", name=f"Next: {second.id} {second.title}").click()
+    expect(page.get_by_role("heading", name=f"Puzzle {second.number}: {second.title}")).to_be_in_viewport()
+
     # a picture, stepped through by the keyboard
-    expect(solve(page, second)).to_contain_text(f"{second.title}: solved.")
+    expect(solve(page, second)).to_contain_text(f"Solved {second.id} {second.title}")
     drawn = run(page, "show(vector_add")
     slider = drawn.get_by_role("slider", name="grid step")
     expect(slider).to_be_visible()
@@ -215,11 +249,11 @@ def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -
         report.scroll_into_view_if_needed()
         page.screenshot(path=pictures / "3-report.png")
     else:
-        expect(report).to_contain_text("pallas-puzzles[tpu-compiler]")
+        expect(report).to_contain_text("--extra tpu-compiler")
 
     # what is saved is saved in the .py as well, for whoever prefers an editor and `puzzles check`
     command(page, "docmanager:save")
-    assert curriculum.run(first.id, source=workspace / "basics.py")
+    assert session.run(first.id, source=workspace / "basics.py")
 
     # what the reader sends to somebody else: the same outputs, signed by nobody
     node = json.loads((workspace / "basics.ipynb").read_text("utf-8"))

@@ -1,7 +1,7 @@
 """What `check` promises whatever the puzzle: it comes back, it is fair, and a pass is never the lens's word alone."""
 
 import functools
-import operator
+import re
 import time
 import types
 from pathlib import Path
@@ -14,14 +14,16 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_puzzles import Budget, case, check, curriculum, integers, normal, uniform
-from pallas_puzzles import simulate as simulate_module
-from pallas_puzzles.check import collecting
-from pallas_puzzles.explain import recognise
-from pallas_puzzles.lens.findings import Tolerance
-from pallas_puzzles.verdict import Verdict
+import bank
+from pallas_puzzles import Budget, case, check, integers, normal, uniform
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.course.check import collecting
+from pallas_puzzles.course.progress import load
+from pallas_puzzles.diagnose.findings import Tolerance
+from pallas_puzzles.targets import simulate as simulate_module
+from pallas_puzzles.view.verdict import Verdict
 
-check_module = __import__("sys").modules["pallas_puzzles.check"]
+check_module = __import__("sys").modules["pallas_puzzles.course.check"]
 TILE = pl.BlockSpec((8, 128), lambda i: (i, 0))
 
 
@@ -133,6 +135,67 @@ def test_an_answer_that_fits_one_draw_only_is_refused() -> None:
     assert verdict.status == "failed"
     assert "other random values" in verdict.notes[-1]
     assert "seed=" in verdict.notes[-1], "how to have these values again"
+
+
+def draws_of(puzzle: str) -> list[np.ndarray]:
+    seen: list[np.ndarray] = []
+
+    def spy(x: Any) -> Any:
+        seen.append(np.array(x))
+        return x
+
+    with collecting():
+        check(puzzle, lambda x: x, lambda x: jax.pure_callback(spy, x, x), X, kernel=False)
+    return seen
+
+
+def test_the_draws_of_a_puzzle_are_the_same_at_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, other = draws_of("mine/1"), draws_of("mine/1"), draws_of("mine/2")
+    assert len(first) == check_module.DRAWS
+    assert not np.array_equal(first[1], first[2])
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(first[1], other[1]), "another puzzle draws other values"
+    monkeypatch.setenv("PALLAS_PUZZLES_RANDOM", "1")
+    third = draws_of("mine/1")
+    np.testing.assert_array_equal(first[0], third[0], "the notebook's own example stays")
+    assert not np.array_equal(first[1], third[1])
+
+
+@pytest.mark.parametrize("puzzle", ["basics/8", "softmax/2"])
+def test_the_same_answer_gets_the_same_verdict(puzzle: str) -> None:
+    answers = [answer for answer in bank.read_all() if answer.puzzle == puzzle][:2]
+    assert answers
+    for answer in answers:
+        first, second = (str(session.run(puzzle, overlay=answer.code)) for _ in range(2))
+        assert first == second
+
+
+def test_a_grid_without_end_is_refused_at_once_with_its_line() -> None:
+    def far_too_long(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = 2 * x_ref[...]
+
+        return pl.pallas_call(kernel, grid=(10**9,), in_specs=[TILE], out_specs=TILE, out_shape=x)(x)
+
+    verdict = judged(far_too_long, spec, X)
+    (finding,) = verdict.findings
+    assert "The grid (1000000000,) has 1,000,000,000 steps" in finding.cause
+    assert "o_ref has 3" in finding.cause
+    assert finding.line is not None
+    assert "grid=(10**9,)" in finding.line.text
+    assert "simulator" not in str(verdict)
+
+
+def test_a_grid_without_end_in_a_hole_is_pointed_at_where_it_is_returned() -> None:
+    solution = (Path(__file__).parents[1] / "solutions" / "basics.py").read_text("utf-8")
+    kernel = re.search(r"(?ms)^def vector_add_kernel.*?(?=^(def|# %%) )", solution)
+    assert kernel is not None
+    overlay = f"{kernel[0]}\n\ndef vector_add_grid(n, b):\n    return (10**9,)\n"
+    (finding,) = session.run("basics/2", overlay=overlay).findings
+    assert finding.kind == "grid-steps"
+    assert finding.line is not None
+    assert finding.line.text == "return (10**9,)"
 
 
 def test_a_seed_repeats_a_draw() -> None:
@@ -484,16 +547,17 @@ def test_a_spec_that_was_changed_is_mentioned(tmp_path: Path) -> None:
     overlay = "def add_ten_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 1\n"
     changed = tmp_path / "basics.py"
     changed.write_text(notebook.replace("    return x + 10\n", "    return x + 1\n"), "utf-8")
-    assert not curriculum.run(puzzle.id, overlay=overlay)
-    verdict = curriculum.run(puzzle.id, source=changed, overlay=overlay)
-    assert "add_ten_spec was given and has been changed" in str(verdict)
+    assert not session.run(puzzle.id, overlay=overlay)
+    verdict = session.run(puzzle.id, source=changed, overlay=overlay)
+    assert "add_ten_spec was given and has been changed. The check has used the course's own." in str(verdict)
+    assert verdict.status == "failed", "it is right for the spec that was changed, and wrong for the course's"
 
 
 def test_a_finding_names_a_line_of_the_readers(tmp_path: Path) -> None:
     answer = tmp_path / "answer.py"
     answer.write_text("def reverse_map(i, num_pages):\n    return (num_pages - i,)\n", "utf-8")
-    finding = curriculum.run("basics/3", overlay=answer).findings[0]
-    assert finding.kind == "map-bounds"
+    finding = session.run("basics/3", overlay=answer).findings[0]
+    assert finding.kind == "correction"
     assert finding.line is not None
     assert finding.line.file == str(answer)
 
@@ -502,11 +566,126 @@ def test_given_functions_are_the_same_in_a_notebook_that_is_run_as_one_file() ->
     known = curriculum.puzzle("basics/2")
     whole = compile(known.path.read_text("utf-8"), "whole.py", "exec", dont_inherit=True)
     (code,) = [c for c in whole.co_consts if getattr(c, "co_name", "") == "vector_add"]
-    assert check_module._changed(known, {}, [types.FunctionType(code, {})]) == []
+    given = types.FunctionType(code, {})
+    assert check_module._changed(known, ["vector_add"], {"vector_add": given}) == []
     changed: dict[str, Any] = {}
     exec("def vector_add(x, y, *, b=256):\n    return x", changed)
-    (note,) = check_module._changed(known, {}, [changed["vector_add"]])
-    assert note.startswith("vector_add was given and has been changed")
+    assert check_module._changed(known, ["vector_add"], changed) == ["vector_add"]
+
+
+ADD_TEN = "def add_ten_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 10\n"
+
+
+@pytest.fixture
+def basics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What basics.py defines, in a kernel of its own, with Puzzle 1 solved; progress is a fresh folder's."""
+    monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path))
+    names: dict[str, Any] = {}
+    for _, code in curriculum.definitions(curriculum.notebook(curriculum.puzzle("basics/1").path)):
+        exec(code, names)
+    exec(ADD_TEN, names)
+    return names
+
+
+def attempts() -> tuple[int, int]:
+    """How often Puzzles 1 and 2 have been tried, as it is recorded."""
+    one, two = (load().entry(f"basics/{number}") for number in (1, 2))
+    return one["attempts"], two["attempts"]
+
+
+def in_notebook(names: dict[str, Any], call: str) -> Verdict:
+    """The verdict of a check call, as a cell of that notebook."""
+    return eval(call, names)
+
+
+def test_a_check_needs_no_more_than_a_puzzle_and_a_function(basics: dict[str, Any]) -> None:
+    verdict = in_notebook(basics, 'check("basics/1", add_ten)')
+    assert verdict.status == "passed"
+    assert not verdict.notes
+    assert load().solved("basics/1")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ('check("basics/1", add_ten, add_ten_spec, normal((640,)))', "This call says itself what to check"),
+        ('check("basics/1", add_ten, lambda x: x + 10, normal((128,)))', "This call says itself what to check"),
+        ('check("basics/1", lambda x: add_ten(x))', "The course checks add_ten here; you have checked <lambda>."),
+        ('check("basics/1", jax.jit(add_ten))', "The course checks add_ten here; you have checked add_ten."),
+    ],
+)
+def test_an_experiment_is_judged_and_not_recorded(basics: dict[str, Any], call: str, says: str) -> None:
+    verdict = in_notebook(basics, call)
+    assert verdict.headline.startswith("basics/1 ")
+    assert says in verdict.notes[0]
+    assert "not recorded" in verdict.notes[0]
+    assert len(verdict.notes) == 1
+    assert not verdict
+    assert verdict.status == "unrecorded"
+    assert says.replace("<", "&lt;").replace(">", "&gt;") in verdict._repr_html_()
+    assert attempts() == (0, 0)
+
+
+def test_the_call_that_the_course_asks_for_is_named(basics: dict[str, Any]) -> None:
+    note = in_notebook(basics, 'check("basics/1", add_ten, add_ten_spec, normal((640,)))').notes[0]
+    assert note.endswith('The course\'s check is check("basics/1", add_ten).')
+
+
+def test_a_spec_that_was_changed_does_not_count(basics: dict[str, Any]) -> None:
+    exec("def add_ten_spec(x):\n    return x + 1", basics)
+    exec(ADD_TEN.replace("10", "1"), basics)
+    verdict = in_notebook(basics, 'check("basics/1", add_ten)')
+    assert verdict.status == "failed"
+    assert "add_ten_spec was given and has been changed. The check has used the course's own." in verdict.notes
+    exec(ADD_TEN, basics)
+    assert in_notebook(basics, 'check("basics/1", add_ten)')
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "def add_ten(x):\n    return x + 10",
+        "def vector_add(x, y, *, b=512):\n    return pl.pallas_call(vector_add_kernel, out_shape=x)(x, y)",
+    ],
+)
+def test_a_given_function_that_was_changed_is_not_recorded(basics: dict[str, Any], changed: str) -> None:
+    exec(changed, basics)
+    exec("def vector_add_kernel(x_ref, y_ref, o_ref):\n    o_ref[...] = x_ref[...] + y_ref[...]", basics)
+    exec("def vector_add_grid(n, b):\n    return (n // b,)", basics)
+    name, number = ("add_ten", 1) if "add_ten" in changed else ("vector_add", 2)
+    verdict = in_notebook(basics, f'check("basics/{number}", {name})')
+    assert not verdict
+    assert f"{name} was given and has been changed. This is about your version" in verdict.notes[0]
+    assert attempts() == (0, 0)
+
+
+def test_other_defaults_of_a_given_function_are_a_change(basics: dict[str, Any]) -> None:
+    basics["row_sum"].__kwdefaults__["bm"] = 4  # in basics.py: 8
+    exec((curriculum.course_folder() / "solutions" / "basics.py").read_text("utf-8"), basics)
+    verdict = in_notebook(basics, 'check("basics/9", row_sum)')
+    assert not verdict
+    assert "row_sum was given and has been changed" in verdict.notes[0]
+    assert not load().solved("basics/9")
+
+
+def test_options_without_a_spec_are_refused(basics: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r'options need a spec and inputs, too: check\("basics/1", fn, spec, \*inputs'):
+        in_notebook(basics, 'check("basics/1", add_ten, kernel=False)')
+
+
+def test_a_puzzle_that_is_nowhere(basics: dict[str, Any]) -> None:
+    with pytest.raises(curriculum.CurriculumError, match="there is no puzzle 'basics/99'"):
+        in_notebook(basics, 'check("basics/99", add_ten)')
+
+
+def test_a_variant_says_what_it_is_about() -> None:
+    def by_eights(x: Any) -> Any:
+        return twice(x) if x.shape[0] < 40 else x
+
+    verdict = judged(by_eights, spec, X, variants=[case(normal((40, 128)), about="five blocks")], allow=["int32"])
+    assert "This is variant 1 (five blocks): float32[40, 128] (seed=0)." in verdict.notes[-1]
+    verdict = judged(by_eights, spec, X, variants=[case(normal((40, 128)))])
+    assert "This is variant 1: float32[40, 128] (seed=0)." in verdict.notes[-1]
 
 
 def test_what_is_still_to_be_written_is_found_behind_a_custom_vjp() -> None:
@@ -532,96 +711,6 @@ def test_zero_everywhere_is_met_by_what_is_left_when_numbers_cancel():
     tiny = np.full(8, 1e-20)
     assert not tolerance.close(2 * tiny, tiny).any(), "what is tiny is measured against its own size"
     assert tolerance.close((1 + 1e-5) * tiny, tiny).all()
-
-
-def test_small_errors_are_too_many_taken_together():
-    want = np.linspace(1.0, 2.0, 1000)
-    once, often = want.copy(), want.copy()
-    once[3] *= 1.004
-    often[::4] *= 1.004
-    tolerance = Tolerance(8e-3, rms=3e-4)
-    assert tolerance.close(often, want).all()
-    assert not tolerance.too_rough(once, want)
-    assert tolerance.too_rough(often, want)
-    assert not Tolerance(8e-3).too_rough(often, want)
-
-
-# --- mistakes that are known by what comes out of them ----------------------------------------------------------------
-
-KNOWN = recognise(
-    {
-        "if nothing is doubled.": lambda x: x,
-        "if `4` is the factor: it is 2.": lambda x: 4 * x,
-        "if nothing but the sign counts.": lambda x: jnp.sign(x),
-    }
-)
-
-
-def times_four(x: Any) -> Any:
-    def kernel(x_ref: Any, o_ref: Any) -> None:
-        o_ref[...] = 4 * x_ref[...]
-
-    return by_rows(kernel, x)
-
-
-def test_a_known_mistake_is_named_by_its_result() -> None:
-    (finding,) = judged(times_four, spec, X, explain=KNOWN).findings
-    assert finding.cause == "The result is what comes out if `4` is the factor: it is 2."
-    assert "last stored at step 0, grid index (0,)" in finding.evidence[1]
-
-
-def test_an_unknown_mistake_keeps_the_words_of_the_lens() -> None:
-    def thrice(x: Any) -> Any:
-        def kernel(x_ref: Any, o_ref: Any) -> None:
-            o_ref[...] = 3 * x_ref[...]
-
-        return by_rows(kernel, x)
-
-    verdict = judged(thrice, spec, X, explain=KNOWN)
-    assert "1.5 times what is expected" in verdict.findings[0].cause
-    assert "is what comes out" not in str(verdict)
-
-
-def test_a_known_mistake_is_told_its_line() -> None:
-    def kept(x: Any, *, to: Any = operator.lt) -> Any:
-        return jnp.where(to(jnp.arange(8)[:, None], 5), x, 0)
-
-    def answer(x: Any) -> Any:
-        def kernel(x_ref: Any, o_ref: Any) -> None:
-            o_ref[...] = jnp.where(jnp.arange(8)[:, None] <= 5, x_ref[...], 0)
-
-        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
-
-    known = recognise({"if row 5 is kept, too.": lambda x: kept(x, to=operator.le)})
-    (finding,) = judged(answer, kept, np.arange(64, dtype=np.float32).reshape(8, 8) + 1, explain=known).findings
-    assert finding.cause == (
-        "The result is what comes out if row 5 is kept, too. In the kernel: the comparison <= must not hold where both "
-        "sides are equal."
-    )
-    assert "<= 5" in finding.line.text
-
-
-def test_a_change_has_to_help_in_the_variants_too() -> None:
-    def spec(order: Any, other: Any, x: Any) -> Any:
-        n = jnp.repeat(order, 8)[:, None].astype(x.dtype)
-        return jnp.sin(x * (n + 1)) + n
-
-    def answer(order: Any, other: Any, x: Any) -> Any:
-        def kernel(order_ref: Any, other_ref: Any, x_ref: Any, o_ref: Any) -> None:
-            n = other_ref[pl.program_id(0)] + 0 * order_ref[pl.program_id(0)]
-            o_ref[...] = jnp.sin(x_ref[...] * (n.astype(jnp.float32) + 1)) + n.astype(jnp.float32)
-
-        block = pl.BlockSpec((8, 128), lambda i, order_ref, other_ref: (i, 0))
-        grid_spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=2, grid=(3,), in_specs=[block], out_specs=block)
-        out_shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return pl.pallas_call(kernel, grid_spec=grid_spec, out_shape=out_shape)(order, other, x)
-
-    x = np.random.default_rng(0).standard_normal((24, 128), np.float32)
-    in_order, mixed, other = (np.array(n, np.int32) for n in ([0, 1, 2], [2, 0, 1], [1, 2, 0]))
-    by_chance = judged(answer, spec, in_order, other, x).findings[0].cause
-    assert by_chance.endswith("the step's index along grid axis 0 belongs in its place.")
-    cause = judged(answer, spec, in_order, other, x, variants=[case(mixed, other, x)]).findings[0].cause
-    assert cause.endswith("what order_ref holds belongs in its place.")
 
 
 def test_a_cause_that_the_lens_has_seen_comes_before_a_known_mistake() -> None:

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_puzzles import check
-from pallas_puzzles.claims import hbm_choice, hbm_claim, time_claim, vmem_claim
+from pallas_puzzles.course.claims import hbm_choice, hbm_claim, time_claim, vmem_claim
 
 CHIP = types.SimpleNamespace(flops_per_s=1e12, hbm_bytes_per_s=1e9, step_s=1e-5)
 

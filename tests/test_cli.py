@@ -14,8 +14,8 @@ import pytest
 
 import demo_course
 from demo_course import ADD_ONE, ADD_TWO, HOLES_OF_TWO, solved
-from pallas_puzzles import cli, normal, workspace
-from pallas_puzzles.tpu.compiler import HOW_TO_GET_IT
+from pallas_puzzles import normal
+from pallas_puzzles.app import cli, lab, workspace
 from tpu_kernels import needs_compiler
 
 
@@ -129,6 +129,54 @@ def test_the_workspace_is_found_from_anywhere(place, puzzles, monkeypatch):
     monkeypatch.chdir(place / "elsewhere")
     assert workspace.find() == place / "mine"
     assert f"your files: {place / 'mine'}" in puzzles()[1].replace("\n", "")
+
+
+def test_the_workspace_one_stands_in_comes_first(place, puzzles, monkeypatch):
+    puzzles("init", "mine")
+    puzzles("init", "later")
+    (place / "mine" / "below").mkdir()
+    assert workspace.find() == place / "later"
+    for folder in (place / "mine", place / "mine" / "below"):
+        monkeypatch.chdir(folder)
+        assert workspace.find() == place / "mine"
+        assert workspace.default_folder() == place / "mine"
+    code, out, _ = puzzles("check", "demo/1")
+    assert code == 1
+    assert str(place / "mine" / "demo.py") in out
+
+
+def test_a_workspace_is_remembered_under_any_locale(place):
+    as_subprocess("init", place / "\u00fcn\u00ef")
+    bare = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "pallas_puzzles"]
+    done = subprocess.run(command, capture_output=True, env=bare, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"your files: {place / 'ünï'}".encode() in done.stdout
+    assert b"no workspace" not in done.stdout
+
+
+def test_nobody_reads_to_the_end(place):
+    command = f"{sys.executable} -m pallas_puzzles list --json | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+
+
+def test_a_file_in_another_encoding_is_refused(place, puzzles):
+    puzzles("init")
+    mine = place / "workspace" / "demo.py"
+    mine.write_bytes(
+        solved().replace("Two additions.", "Zwei B\u00e4ume.").replace("# # A", "# # \u00c4").encode("latin-1")
+    )
+    code, out, err = puzzles("check", "demo/1")
+    assert code == 2
+    assert f"{mine} is not UTF-8 (line 11): save it as UTF-8, then check again" in err
+    assert "not solved yet" not in out
+    mine.unlink()
+    (place / "workspace" / "demo.ipynb").write_text("no notebook")
+    code, out, err = puzzles("check", "demo/1")
+    assert code == 2
+    assert "is not a notebook that can be read: it is not JSON" in err
+    assert "NotJSONError" not in err
 
 
 def test_inside_a_checkout_the_workspace_is_its_own(place, monkeypatch):
@@ -308,7 +356,9 @@ def test_list(puzzles):
 
 
 def test_list_needs_no_jax():
-    code = "import sys; from pallas_puzzles import cli\ntry: cli.main(['list'])\nfinally: print('jax' in sys.modules)"
+    code = (
+        "import sys; from pallas_puzzles.app import cli\ntry: cli.main(['list'])\nfinally: print('jax' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
@@ -363,12 +413,13 @@ def test_completion(place):
 
 
 def test_lab_opens_the_notebook_with_the_next_puzzle(place, puzzles, monkeypatch):
-    def become(command):
+    def become(command, variables):
         started.append(command)
         raise SystemExit(0)
 
     started: list[list[str]] = []
-    monkeypatch.setattr(cli, "_become", become)
+    monkeypatch.setattr(lab, "_become", become)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     code, out, err = puzzles("lab", "--port", "8899", "--no-browser", "--", "--ServerApp.token=abc", "-y")
     assert code == 0, err
     (command,) = started
@@ -382,6 +433,17 @@ def test_lab_opens_the_notebook_with_the_next_puzzle(place, puzzles, monkeypatch
     assert "pass  # YOUR CODE HERE" not in (place / "workspace" / "demo.ipynb").read_text(), "it opens up to date"
     puzzles("lab", "--dir", "other")
     assert f"--ServerApp.root_dir={place / 'other'}" in started[-1]
+    assert "--allow-root" not in started[-1]
+    assert "You are root" not in out
+
+
+def test_lab_as_root_says_so_in_one_line(place, puzzles, monkeypatch):
+    started: list[list[str]] = []
+    monkeypatch.setattr(lab, "_become", lambda command, variables: started.append(command) or sys.exit(0))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    out = puzzles("lab")[1]
+    assert "--allow-root" in started[-1]
+    assert len([line for line in out.splitlines() if "--allow-root" in line]) == 1
 
 
 def test_lab_without_jupyterlab(puzzles, monkeypatch):
@@ -389,7 +451,9 @@ def test_lab_without_jupyterlab(puzzles, monkeypatch):
     code, _, err = puzzles("lab")
     assert code == 2
     assert err.count("\n") == 1
-    assert 'pip install "pallas-puzzles[lab]"' in err
+    assert "uv run puzzles lab" in err
+    assert "pip install jupyterlab" in err
+    assert "pallas-puzzles[lab]" not in err, "no index has that package"
 
 
 # ---- start, hints, solutions, locks ----------------------------------------------------------------------------------
@@ -403,6 +467,7 @@ def test_start_tells_what_to_do_and_where(place, puzzles):
     for part in ("## Puzzle 1: Add one", "**Goal.** Add one", "A kernel reads and writes refs."):
         assert part in out
     assert "YOUR CODE" not in out
+    assert "Goal of demo/1: Add one to every element of `x`." in out.splitlines()[-5:], "where it stays in sight"
     path, line = re.search(r"edit: (.+):(\d+)$", out, re.MULTILINE).groups()
     assert Path(path).read_text().splitlines()[int(line) - 1] == "def add_one_kernel(x_ref, o_ref):"
     told = json.loads(puzzles("start", "demo/1", "--json")[1])
@@ -430,7 +495,7 @@ def test_a_solved_puzzle_opens_the_next(place, puzzles):
 
 
 def test_what_was_tried_in_a_notebook_is_open(place, puzzles):
-    store = importlib.import_module("pallas_puzzles.progress")
+    store = importlib.import_module("pallas_puzzles.course.progress")
     store.record("demo/2a", False)
     assert puzzles("hint", "demo/2a")[0] == 0
 
@@ -474,7 +539,7 @@ def test_the_solution_asks_until_the_hints_are_used_up(place, puzzles):
 
 
 def test_the_solution_of_a_solved_puzzle(place, puzzles):
-    store = importlib.import_module("pallas_puzzles.progress")
+    store = importlib.import_module("pallas_puzzles.course.progress")
     store.record("demo/1", True)
     assert json.loads(puzzles("solution", "demo/1", "--json")[1])["solution"].endswith("x_ref[...] + 1.0\n")
     assert recorded(place)["demo/1"]["hints"] == 0
@@ -522,8 +587,8 @@ def test_finishing_a_notebook_and_everything(place, puzzles):
     assert "Next notebook: a_second. Another one. It begins with a_second/1 Nothing much." in out
     assert "finished" not in puzzles("check", "demo/2a")[1], "once is enough"
     assert "You have finished demo" in puzzles("check", "demo")[1], "and when asked for all of it"
-    store = importlib.import_module("pallas_puzzles.progress")
-    finale = importlib.import_module("pallas_puzzles.finale").finale
+    store = importlib.import_module("pallas_puzzles.course.progress")
+    finale = importlib.import_module("pallas_puzzles.course.finale").finale
     assert finale("a_second/1") is None
     store.record("a_second/1", True)
     moment = str(finale("a_second/1"))
@@ -538,7 +603,7 @@ def test_finishing_a_notebook_and_everything(place, puzzles):
 def test_a_notebook_that_is_finished_in_jupyter(place, capsys):
     from pallas_puzzles import check
 
-    store = importlib.import_module("pallas_puzzles.progress")
+    store = importlib.import_module("pallas_puzzles.course.progress")
     store.record("demo/2a", True)
     names: dict = {"check": check}
     code = solved().partition("# %%\ncheck(")[0]
@@ -784,9 +849,13 @@ def test_tpu_of_what_is_not_written_yet(place, puzzles):
 
 
 def test_tpu_without_the_compiler_is_one_line(place, puzzles, monkeypatch):
-    monkeypatch.setattr("pallas_puzzles.tpu.compiler.missing", lambda: HOW_TO_GET_IT)
+    (place / "sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'libtpu' else find(name, *more)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(place))
     answer = place / "answer.py"
     answer.write_text(ADD_ONE)
     code, out, _ = puzzles("tpu", "demo/1", "--tpu", "v5e,v6e", "--with", answer)
     assert code == 2
-    assert out.count("pallas-puzzles[tpu-compiler]") == 1
+    assert " ".join(out.split()).count("--extra tpu-compiler") == 1

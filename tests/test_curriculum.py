@@ -11,8 +11,9 @@ import pytest
 
 import demo_course
 from demo_course import ADD_ONE, ADD_TWO, DEMO, solved
-from pallas_puzzles import curriculum
-from pallas_puzzles.curriculum import CurriculumError, ast_equal, run
+from pallas_puzzles.course import cases, curriculum, session
+from pallas_puzzles.course.curriculum import CurriculumError, ast_equal
+from pallas_puzzles.course.session import run
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +165,7 @@ def test_reading_is_fast_and_needs_no_jax(tmp_path):
         assert len(curriculum.notebook(path).puzzles) == 14
         times_s.append(time.perf_counter() - start)
     assert min(times_s) < 0.1  # 0.02 on an idle laptop
-    code = "import sys, pallas_puzzles.curriculum as c; c.notebooks(); print(*sys.modules)"
+    code = "import sys, pallas_puzzles.course.curriculum as c; c.notebooks(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"jax", "jupytext", "nbformat"} & set(done.stdout.split())
 
@@ -210,6 +211,73 @@ def test_the_last_check_of_a_puzzle_counts(tmp_path):
     assert run("demo/1", source=write(tmp_path / "demo.py", DEMO + again)).status == "passed"
 
 
+CHECK = 'check("demo/1", add_one, add_one_spec, normal((8, 128)))'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (CHECK, 'check("demo/1", add_one, add_one, normal((8, 128)))', 'The call check("demo/1", ...) in'),
+        (CHECK, 'check("demo/1", add_one_spec, add_one_spec, normal((8, 128)))', 'The call check("demo/1", ...) in'),
+        (CHECK, f"if False:\n    {CHECK}", ""),
+        (CHECK, f"def check(*a, **k):\n    return True\n\n\n{CHECK}", "`check` in"),
+        ("setup()\n", "setup()\n\n\ndef check(*a, **k):\n    return True\n", "`check` in"),
+    ],
+)
+def test_the_courses_own_check_judges(tmp_path, old, new, says):
+    assert DEMO.count(old) == 1
+    right = solved().replace(old, new)
+    wrong = right.replace("o_ref[...] = x_ref[...] + 1.0", "o_ref[...] = x_ref[...] + 2.0", 1)
+    assert wrong != right
+    verdict = run("demo/1", source=write(tmp_path / "demo.py", wrong))
+    assert verdict.status == "failed", "neither a stub nor another call lets it pass"
+    assert not says or any(note.startswith(says) for note in verdict.notes)
+    verdict = run("demo/1", source=write(tmp_path / "demo.py", right))
+    assert verdict.status == "passed"
+    assert [note.startswith(says) for note in verdict.notes] == ([True] if says else [])
+    assert not says or verdict.notes[0].endswith("This verdict is that of the course's own check.")
+
+
+CASES = """
+from pallas_puzzles.course.inputs import normal, question
+
+read = []
+
+
+def puzzle_1(nb):
+    read.append(1)
+    return question(nb.add_one_spec, normal((8, 128)))
+
+
+def puzzle_2a(nb):
+    raise AssertionError("nobody has asked for it")
+"""
+
+
+def test_cases_in_a_file_of_their_own(tmp_path, course):
+    (course / "cases").mkdir()
+    write(course / "cases" / "demo.py", CASES)
+    short = 'check("demo/1", add_one)'
+    write(course / "puzzles" / "demo.py", DEMO.replace(CHECK, short))
+    mine = write(tmp_path / "demo.py", solved().replace(CHECK, short))
+    assert run("demo/1", source=mine).status == "passed"
+    official = cases.official("demo/1", course=course)
+    assert (official.fn.__name__, official.spec.__name__) == ("add_one", "add_one_spec")
+    assert official is cases.official("demo/1", course=course), "once a process"
+    assert run("demo/1", source=write(mine, mine.read_text().replace("return x + 1.0", "return x + 2.0"))).notes == [
+        "add_one_spec was given and has been changed. The check has used the course's own."
+    ]
+    older = write(mine, solved())
+    assert run("demo/1", source=older).status == "passed", "a file from before the cases had a file"
+    assert 'The call check("demo/1", ...) in' in run("demo/1", source=older).notes[0]
+
+
+def test_a_check_without_cases_says_what_is_missing(tmp_path, course):
+    write(course / "puzzles" / "demo.py", DEMO.replace(CHECK, 'check("demo/1", add_one)'))
+    verdict = run("demo/1", source=write(tmp_path / "demo.py", solved()))
+    assert 'demo/1 is not in the course\'s cases: check("demo/1", fn, spec, *inputs, ...)' in words(verdict)
+
+
 def notebook(path: Path, text: str, *first: str) -> Path:
     """A percent-format text as an .ipynb, with some code cells in front."""
     cells = [nbformat.v4.new_code_cell(each) for each in first]
@@ -248,7 +316,6 @@ def test_an_error_in_an_ipynb_names_the_cell(tmp_path):
         ("    return x + 1.0", "    return (x + 1.0", "never closed"),
         ("def add_one(x):", "add_oen(3)\n\n\ndef add_one(x):", "name 'add_oen' is not defined"),
         ("setup()\n", "setup()\nimport no_such_module\n", "no_such_module"),
-        ('check("demo/1", add_one,', 'check("demo/1", add_one_more,', "add_one_more"),
         ("def add_one(x):", "raise SystemExit('enough')\n\n\ndef add_one(x):", "enough"),
     ],
 )
@@ -268,8 +335,9 @@ def test_what_fails_before_the_check_is_named(tmp_path, old, new, says):
 
 
 @pytest.mark.parametrize("wrong", ["    return (x + 1.0", "    return x + 1.0\n\n\n1 / 0"])
-def test_another_puzzles_cell_does_not_stand_in_the_way(tmp_path, wrong):
+def test_another_puzzles_cell_does_not_stand_in_the_way(tmp_path, course, wrong):
     text = DEMO.replace("    return add_one_spec(x) + 1.0", "    return x + 2.0")
+    write(course / "puzzles" / "demo.py", text)
     text = text.replace("    return x + 1.0", wrong)
     text = text.replace(
         "    # YOUR CODE HERE\n\n\ndef add_two_kernel(x_ref, o_ref):\n    pass\n",
@@ -416,7 +484,7 @@ def test_the_real_course_can_be_read(monkeypatch):
 
 
 def test_a_loop_that_never_ends_before_the_check(tmp_path, monkeypatch):
-    monkeypatch.setattr(curriculum, "STATEMENT_LIMIT_S", 0.5)
+    monkeypatch.setattr(session, "STATEMENT_LIMIT_S", 0.5)
     mine = write(tmp_path / "demo.py", solved().replace("setup()\n", "setup()\nn = 0\nwhile True:\n    n += 1\n", 1))
     verdict = run("demo/1", source=mine)
     assert verdict.status == "error"
@@ -425,7 +493,7 @@ def test_a_loop_that_never_ends_before_the_check(tmp_path, monkeypatch):
 
 
 def test_a_loop_that_never_ends_in_another_puzzle_is_a_note(tmp_path, monkeypatch):
-    monkeypatch.setattr(curriculum, "STATEMENT_LIMIT_S", 0.5)
+    monkeypatch.setattr(session, "STATEMENT_LIMIT_S", 0.5)
     first_check = 'check("demo/1", add_one'
     mine = write(tmp_path / "demo.py", solved().replace(first_check, f"while True:\n    pass\n{first_check}", 1))
     mine.write_text(mine.read_text().replace(demo_course.HOLES_OF_TWO, f"{ADD_TWO}\n\n"))

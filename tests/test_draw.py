@@ -19,11 +19,13 @@ from jax.experimental import pallas as pl
 
 import zoo
 from mistakes import MISTAKES
-from pallas_puzzles.inputs import normal
-from pallas_puzzles.lens import draw, live, words
-from pallas_puzzles.lens.draw import show
+from pallas_puzzles.course.inputs import normal
 from pallas_puzzles.lens.machine import figures
-from pallas_puzzles.lens.words import human_bytes, in_range, state_words, step_words
+from pallas_puzzles.text import human_bytes
+from pallas_puzzles.view import draw, live, words
+from pallas_puzzles.view.paper import HOSTS, PALETTE, STYLE
+from pallas_puzzles.view.show import show
+from pallas_puzzles.view.words import in_range, state_words, step_words
 from production_kernels import PRODUCTION
 from zoo import ZOO, like
 
@@ -92,7 +94,8 @@ def test_every_kernel_draws(name: str) -> None:
             root = ET.fromstring(picture.svg(step, call))
             shown = "".join(root.itertext())
             assert all(o.name in shown for o in trace.call.operands)
-            assert not [e for e in root.iter() if e.tag in (SVG + "style", SVG + "script")], "these leak into the page"
+            assert not list(root.iter(SVG + "script"))
+            assert [e.text for e in root.iter(SVG + "style")] == [STYLE.removesuffix("</style>").partition(">")[2]]
 
 
 @pytest.mark.parametrize("name", DRAWABLE)
@@ -269,17 +272,17 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_sizes() -> None:
-    assert len(matmul_64()._repr_html_()) < 22_000
+    assert len(matmul_64()._repr_html_()) < 27_000
     large = show(zoo.matmul, normal((256, 256)), normal((256, 512)), bm=16, bn=128, bk=32)
     assert large.traces[0].n == 512
-    assert len(large._repr_html_()) < 60_000
+    assert len(large._repr_html_()) < 65_000
 
 
 def test_long_kernels_are_cut_and_say_so() -> None:
     picture = show(zoo.matmul, normal((256, 256)), normal((256, 1024)), bm=16, bn=128, bk=32)
     assert picture.traces[0].n == 1024
     source = picture._repr_html_()
-    assert len(source) < 73_000
+    assert len(source) < 78_000
     image = svg_in(Page(source).images[0])
     assert "the first 512 of 1,024 steps" in "".join(image.itertext())
     assert "the first 512 steps" in Page(source).images[0]["alt"]
@@ -551,18 +554,94 @@ def test_the_script(tmp_path: Path, chromium: str) -> None:
             slider.focus()
             for step in range(trace.n):
                 assert status.inner_text() == step_words(trace, step)
-                assert section.locator("svg").get_attribute("aria-label") == step_words(trace, step)
+                assert section.locator("svg[role=img]").get_attribute("aria-label") == step_words(trace, step)
                 check_positions(section, trace, step)
                 page.keyboard.press("ArrowRight")
             section.get_by_label("previous step").click()
             assert status.inner_text() == step_words(trace, trace.n - 2)
             assert others == {n: page.locator(f"#{n} [role=status]").all_inner_texts() for n in others}
         assert page.evaluate("window.heard") == 0, "an arrow key is also a shortcut of the notebook"
-        page.locator("#gather_blocks").get_by_text("play").click()
-        page.locator("#gather_blocks").get_by_text("play").wait_for(timeout=10_000)  # "pause" in between
-        assert "step 4," in page.locator("#gather_blocks [role=status]").inner_text()
+        gather = page.locator("#gather_blocks")
+        gather.get_by_role("button", name="play").click()
+        gather.get_by_role("button", name="play").wait_for(timeout=10_000)  # "stop" in between
+        assert "step 4," in gather.get_by_role("status").inner_text()
+        gather.get_by_role("button", name="play").press("Enter")
+        gather.get_by_role("button", name="stop").press("Space")
+        stopped = gather.get_by_role("status").inner_text()
+        page.wait_for_timeout(1000)
+        assert gather.get_by_role("status").inner_text() == stopped
         browser.close()
     assert errors == []
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    shares = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("name", ["ink", "muted", "blue", "warning"])
+@pytest.mark.parametrize("theme", [0, 1])
+def test_text_can_be_read_in_both_themes(name: str, theme: int) -> None:
+    low, high = sorted(luminance(PALETTE[each][theme]) for each in (name, "paper"))
+    assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_styles_reach_nothing_but_our_own() -> None:
+    style = STYLE + "<style>" + draw._CONTROLS
+    selectors = re.findall(r"(?:^|[{}>,])([^{}<>,;]*?)(?=[,{])", re.sub(r"@supports\([^{]*\)|\{[^{}]*\}", "{}", style))
+    assert (named := [each for each in selectors if each])
+    assert all(".pallas" in each for each in named), named
+
+
+def paper_of(page: Any, image: bytes) -> bool:
+    """Whether a screenshot is dark where the picture's card is."""
+    script = """data => new Promise(done => { const image = new Image(); image.onload = () => {
+        const c = document.createElement("canvas"), x = c.getContext("2d");
+        c.width = image.width; c.height = image.height;
+        x.drawImage(image, 0, 0); done(x.getImageData(image.width - 12, 12, 1, 1).data[0]) };
+        image.src = "data:image/png;base64," + data })"""
+    shade = page.evaluate(script, base64.b64encode(image).decode())
+    assert shade < 64 or shade > 192
+    return shade < 64
+
+
+def test_pictures_follow_the_theme_of_the_page_else_that_of_the_system(tmp_path: Path, chromium: str) -> None:
+    """As an <img> and brought to life, wherever a page has a theme of its own; without styles, that of the system."""
+    from playwright.sync_api import sync_playwright
+
+    alive, still = picture_of("scores_per_batch_and_head")._repr_html_(), draw.still_html(matmul_64().traces[0])
+    attributes = [
+        host.strip("[]") if "[" in host else f'class="{host.split(":")[0][1:]}"' for two in HOSTS for host in two
+    ]
+    pages = {f"<body {a}>{alive}{still}": i % 2 == 1 for i, a in enumerate(attributes)}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            page = browser.new_page(color_scheme=scheme, viewport={"width": 1200, "height": 900})
+            system = {f"<body>{alive}{still}": scheme == "dark", f"<body>{untrusted(alive + still)}": scheme == "dark"}
+            for body, dark in {**pages, **system}.items():
+                page.set_content(f"<!doctype html>{body}")
+                seen = [paper_of(page, card.screenshot()) for card in page.locator("img, svg[role=img]").all()]
+                assert seen == [dark, dark], (body[:60], scheme)
+        browser.close()
+
+
+def test_a_narrow_page_scrolls_and_keeps_letters_readable(tmp_path: Path, chromium: str) -> None:
+    from playwright.sync_api import sync_playwright
+
+    source = matmul_64()._repr_html_()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for body in (source, untrusted(source)):
+            page = browser.new_page(viewport={"width": 600, "height": 900})
+            page.set_content(f"<!doctype html>{body}")
+            card = page.locator("img, svg[role=img]").first
+            natural = card.evaluate("e => e.naturalWidth || e.viewBox.baseVal.width")
+            assert card.bounding_box()["width"] >= 0.89 * natural > 600
+            assert page.evaluate("document.documentElement.scrollWidth") <= 600, "the picture scrolls, not the page"
+        browser.close()
 
 
 def check_positions(section: Any, trace: Any, step: int) -> None:

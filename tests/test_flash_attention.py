@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_puzzles import curriculum
-from pallas_puzzles.simulate import tpu_simulation
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.targets.simulate import tpu_simulation
 
 SHAPES = {  # H, Hkv, Sq, Skv, D, bq, bkv
     "equal heads": (2, 2, 128, 128, 64, 32, 64),
@@ -23,7 +23,7 @@ SHAPES = {  # H, Hkv, Sq, Skv, D, bq, bkv
 def notebook(puzzle_id):
     """The names of the notebook, with the solutions in place up to a puzzle."""
     solutions = curriculum.course_folder() / "solutions" / "flash_attention.py"
-    return curriculum.run(puzzle_id, overlay=solutions, judge=False).subject.fn.__globals__
+    return session.run(puzzle_id, overlay=solutions, judge=False).subject.fn.__globals__
 
 
 def arrays(shape, seed=0, lead=()):
@@ -105,4 +105,4 @@ def test_statistics_in_one_lane_are_right_as_well() -> None:
     wide = "pltpu.VMEM((bq, 128), jnp.float32)"
     answer = curriculum.puzzle("flash_attention/5").solution
     assert answer.count(wide) == 2
-    assert curriculum.run("flash_attention/5", overlay=answer.replace(wide, "pltpu.VMEM((bq, 1), jnp.float32)"))
+    assert session.run("flash_attention/5", overlay=answer.replace(wide, "pltpu.VMEM((bq, 1), jnp.float32)"))

@@ -9,7 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_puzzles.tpu.lowering import refusal
+from pallas_puzzles.targets.tpu.lowering import refusal
 
 F32 = jnp.float32
 X = np.zeros((32, 256), np.float32)
@@ -291,7 +291,7 @@ def test_what_the_sentences_suggest_is_taken(fn):
 
 
 def test_the_simulator_being_on_changes_nothing():
-    from pallas_puzzles.simulate import tpu_simulation
+    from pallas_puzzles.targets.simulate import tpu_simulation
 
     fn, x = blocked((4, 64))
     with tpu_simulation():

@@ -13,7 +13,7 @@ import pytest
 import mistakes
 import zoo
 from mistakes import MISTAKES, Mistake
-from pallas_puzzles.check import check_call
+from pallas_puzzles.course.check import check_call
 from production_kernels import PRODUCTION
 from zoo import ZOO, Exhibit
 
@@ -291,7 +291,7 @@ assert set(EXPECTED) | FINE == set(MISTAKES), set(EXPECTED) ^ set(MISTAKES)
 
 def in_the_dtypes_of(fn: Any, args: Any, expected: Any) -> Any:
     """What NumPy computed in float64, in the dtypes that `fn` promises."""
-    from pallas_puzzles.lens.capture import tracing
+    from pallas_puzzles.ir.capture import tracing
 
     with tracing():
         promised = jax.eval_shape(fn, *args)

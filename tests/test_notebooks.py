@@ -14,7 +14,9 @@ import pytest
 from nbformat import NotebookNode
 
 from course import lay_solutions
-from pallas_puzzles import curriculum, notebooks
+from pallas_puzzles import installation
+from pallas_puzzles.app import notebooks
+from pallas_puzzles.course import curriculum
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOKS = curriculum.notebooks()
@@ -86,7 +88,8 @@ def test_the_notebook_is_valid_and_bare(checkout: Path) -> None:
     node = nbformat.read(checkout / "notebooks" / "small.ipynb", as_version=4)
     nbformat.validate(node)
     assert [cell.cell_type for cell in node.cells] == ["markdown", "code", *["markdown", "code"] * 3]
-    assert node.cells[0].source == notebooks.badge("small")
+    assert node.cells[0].source.splitlines()[0] == notebooks.badge("small")
+    assert "File > Save a copy in Drive" in node.cells[0].source
     assert [cell.metadata for cell in node.cells if cell.metadata] == [{"tags": ["kept"]}]
     for cell in node.cells:
         assert cell.get("execution_count") is None
@@ -167,17 +170,18 @@ def test_the_colab_cell_installs_once(
     calls: list[list[str]] = []
     found = {"pallas_puzzles": installed, "libtpu": libtpu}
     monkeypatch.setattr("importlib.util.find_spec", found.get)
-    monkeypatch.setattr("subprocess.run", lambda command, check: calls.append(command))
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr("subprocess.run", lambda command, **_: calls.append(command) or done)
     exec(notebooks.build(BOOKS[0].path).cells[1].source, {})
     address = notebooks.repository()
     wanted = [f"pallas-puzzles @ git+{address}", *(["jax[tpu]"] if libtpu else [])]
-    install = [sys.executable, "-m", "pip", "install", "--quiet", *wanted]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-color", *wanted]
     assert calls == ([] if installed else [install])
 
 
 def test_an_installed_wheel_knows_the_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     address = notebooks.repository()
-    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    monkeypatch.setattr(installation, "ROOT", tmp_path)
     urls = [f"Repository, {address}", "Other, nowhere"]
     monkeypatch.setattr("importlib.metadata.metadata", lambda name: SimpleNamespace(get_all=lambda label: urls))
     assert notebooks.repository() == address

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_puzzles import curriculum, workspace
-from pallas_puzzles.progress import record
+from pallas_puzzles.app import workspace
+from pallas_puzzles.course import curriculum
+from pallas_puzzles.course.progress import record
 
 BORROWED = [("matmul/9", "product"), ("softmax/8", "smooth_layer_norm")]
 

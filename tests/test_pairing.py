@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 import demo_course
-from pallas_puzzles import pairing, workspace
+from pallas_puzzles.app import pairing, workspace
 from pallas_puzzles.files import locked
 
 HOLE = "# x_ref: (8, 128)      o_ref: (8, 128)\n    pass  # YOUR CODE HERE"

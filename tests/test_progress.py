@@ -6,17 +6,20 @@ import os
 import subprocess
 import sys
 import threading
+import xml.etree.ElementTree as ET
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
 import demo_course
+from pallas_puzzles.view.paper import GREEN
 
-store = importlib.import_module("pallas_puzzles.progress")  # the package's own `progress` is the function
+store = importlib.import_module("pallas_puzzles.course.progress")  # the package's own `progress` is the function
 
 WRITER = """
 import sys
-from pallas_puzzles.progress import record
+from pallas_puzzles.course.progress import record
 for number in range(50):
     record("demo/1", False)
     record(f"{sys.argv[1]}/{number}", True)
@@ -183,16 +186,6 @@ def test_no_home(monkeypatch, tmp_path, capsys):
     assert "PALLAS_PUZZLES_HOME" in capsys.readouterr().err
 
 
-def test_hints_climb_and_are_counted(home, capsys):
-    for _ in range(4):
-        store.hint("demo/1")
-    shown = capsys.readouterr().out
-    assert [shown.count(f"hint {number} of 3") for number in (1, 2, 3)] == [1, 1, 2]
-    assert shown.index("x_ref[...]` give?") < shown.index("`o_ref[...] = ...`") < shown.index("```python")
-    assert "<details>" not in shown
-    assert read(home)["puzzles"]["demo/1"]["hints"] == 3
-
-
 def test_the_map(home):
     assert "next: demo/1  Add one" in str(store.progress())
     store.record("a_second/1", True)
@@ -206,6 +199,10 @@ def test_the_map(home):
     assert "2a  next    Add two" in text
     for part in ("A small demonstration", "1 of 2 solved", "next: demo/2a", "<td style='text-align:left'>solved</td>"):
         assert part in page
+    assert 'alt="demo: 1 of 2 solved; a_second: 1 of 1 solved."' in page
+    drawn = ET.fromstring(b64decode(page.partition("base64,")[2].partition('"')[0]))
+    assert [each.get("fill") == GREEN for each in drawn.iter() if each.get("width") == "12"] == [True, False, True]
+    assert "1 of 2" in "".join(drawn.itertext()), "words back the tiles"
     store.record("demo/2a", True)
     assert "every puzzle is solved" in str(store.progress())
 

@@ -1,11 +1,12 @@
 """The contract of every puzzle: unsolved is said calmly, the solution passes, wrong answers are refused."""
 
 import ast
-import functools
+import dataclasses
 import importlib
+import inspect
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,17 +15,16 @@ import numpy as np
 import pytest
 
 import bank
-import pallas_puzzles
 from course import PUZZLES, functions
-from pallas_puzzles import curriculum
-from pallas_puzzles.arrays import expected, keywords_of
-from pallas_puzzles.curriculum import Notebook, Puzzle
-from pallas_puzzles.inputs import Case, draw
-from pallas_puzzles.lens.diagnose import diagnose
+from pallas_puzzles.course import cases, curriculum, session
+from pallas_puzzles.course.arrays import expected, keywords_of
+from pallas_puzzles.course.curriculum import Notebook, Puzzle
+from pallas_puzzles.course.inputs import Case, Question, draw
+from pallas_puzzles.diagnose.diagnose import diagnose
 from pallas_puzzles.lens.machine import Run
-from pallas_puzzles.verdict import Verdict
+from pallas_puzzles.view.verdict import Verdict
 
-judge = importlib.import_module("pallas_puzzles.check")  # the module; pallas_puzzles.check is the function in it
+judge = importlib.import_module("pallas_puzzles.course.check")  # the module; pallas_puzzles.check is the function in it
 
 BOOKS = curriculum.notebooks()
 WRONG_ANSWERS = bank.read_all()
@@ -74,6 +74,45 @@ def test_a_puzzle_has_its_parts(puzzle: Puzzle) -> None:
     assert any("<details>" in cell.source for cell in after), "the hints come after the check"
 
 
+def budget_line(question: Question, fn: Any) -> str:
+    """What the check cell says first: its budget, and for which inputs; "" where there is none."""
+
+    def array(x: Any) -> str:
+        small = isinstance(x, np.ndarray) and x.dtype.kind == "i" and x.size <= 8
+        return str(x.tolist() if small else tuple(x.shape))
+
+    first = question.cases[0]
+    if first.budget is None:
+        return ""
+    costs = {field.name: getattr(first.budget, field.name) for field in dataclasses.fields(first.budget)}
+    allowed = ", ".join(f"{name}={cost:_}" for name, cost in costs.items() if cost is not None)
+    arrays = [f"{name} {array(x)}" for name, x in zip(inspect.signature(fn).parameters, first.inputs, strict=False)]
+    return f"Budget for {', '.join(arrays)}: {allowed}."
+
+
+@each_puzzle
+def test_a_check_is_short_and_says_the_budget(puzzle: Puzzle) -> None:
+    if cases.entry(puzzle) is None:
+        pytest.skip("the check says all itself")
+    *comments, call = book_of(puzzle).cells[puzzle.check_cell].source.splitlines()
+    assert call == f'check("{puzzle.id}", {curriculum.checked(puzzle)})'
+    assert all(line.startswith("# ") for line in comments)
+    official = cases.official(puzzle.id)
+    line = budget_line(official.question, official.fn)
+    assert " ".join(comment[2:] for comment in comments).startswith(line)
+
+
+@each_book
+def test_the_cases_are_those_of_the_puzzles_in_their_order(book: Notebook) -> None:
+    file = book.path.parents[1] / "cases" / f"{book.name}.py"
+    if not file.is_file():
+        pytest.skip("the checks say all themselves")
+    tree = ast.parse(file.read_text("utf-8"))
+    entries = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("puzzle_")]
+    assert entries == [f"puzzle_{puzzle.number}" for puzzle in book.puzzles]
+    assert all(cases.entry(puzzle) for puzzle in book.puzzles)
+
+
 @each_puzzle
 def test_the_theory_is_short(puzzle: Puzzle) -> None:
     words = len(theory(puzzle).split())
@@ -108,7 +147,7 @@ def test_a_notebook_needs_no_badge_or_installer_of_its_own(book: Notebook) -> No
 
 @each_puzzle
 def test_unsolved_is_said_calmly(puzzle: Puzzle) -> None:
-    verdict = curriculum.run(puzzle.id)
+    verdict = session.run(puzzle.id)
     assert verdict.status == "unsolved", str(verdict)
     assert not verdict
     assert "not solved yet" in str(verdict)
@@ -142,38 +181,54 @@ def test_the_solutions_fill_the_holes_in_order(book: Notebook) -> None:
 
 
 def solved(puzzle: Puzzle) -> Verdict:
-    return curriculum.run(puzzle.id, overlay=puzzle.path.parents[1] / "solutions" / f"{puzzle.notebook}.py")
+    return session.run(puzzle.id, overlay=puzzle.path.parents[1] / "solutions" / f"{puzzle.notebook}.py")
+
+
+def to_confirm(cases: Sequence[Case], config: pytest.Config) -> list[Case]:
+    """The variants on which JAX's simulator has its say, beside the notebook's own example.
+
+    One for each new dtype, or else the last: a thorough run (--every-variant) takes all of them.
+    """
+    if config.getoption("--as-a-reader"):
+        return []
+    if config.getoption("--every-variant"):
+        return list(cases[1:])
+    first: dict[str, Case] = {}
+    for case in cases:
+        first.setdefault(repr([np.dtype(x.dtype) for x in case.inputs]), case)
+    return list(first.values())[1:] or list(cases[1:][-1:])
 
 
 @each_puzzle
 def test_the_solution_passes(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    # JAX's simulator has its say on every variant, not only on the notebook's own example
-    thorough = not pytestconfig.getoption("--as-a-reader")
-    monkeypatch.setattr(judge, "collecting", functools.partial(judge.collecting, thorough=thorough))
+    def also_confirmed(name: str, one: Any, asked: Question, only: Any = None) -> Verdict:
+        verdict = as_a_reader(name, one, asked, only)
+        for case in to_confirm(asked.cases, pytestconfig) if verdict else []:
+            args = draw(case.inputs, np.random.default_rng(asked.seed or 0))
+            refused = one.confirm(args, case.blocks, expected(asked.spec, args, keywords_of(asked.spec, case.blocks)))
+            assert refused is None, str(refused)
+        judged.append(name)
+        return verdict
+
+    as_a_reader, judged = judge._judge, []
+    monkeypatch.setattr(judge, "_judge", also_confirmed)
     verdict = solved(puzzle)
     assert verdict, str(verdict)
     assert verdict.status == "passed"
     assert verdict.gained, "a pass says what was gained"
     assert not verdict.findings
     assert not verdict.notes, "no solution is beyond the lens"
+    assert judged == ([puzzle.id] if verdict.figures else []), "JAX's simulator has its say on every kernel"
 
 
 @pytest.mark.skipif(jax.default_backend() != "tpu", reason="needs a TPU: the solutions run compiled there")
 @each_puzzle
-def test_the_solution_runs_compiled(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def recorded(name: str, fn: Callable, spec: Callable, *inputs: Any, **options: Any) -> Verdict:
-        calls.append((fn, spec, [Case(inputs, {}), *options.get("variants", ())]))
-        return judge.check(name, fn, spec, *inputs, **options)
-
-    monkeypatch.setattr(pallas_puzzles, "check", recorded)
-    assert solved(puzzle)
-    ((fn, spec, cases),) = calls
-    for case in cases:
+def test_the_solution_runs_compiled(puzzle: Puzzle) -> None:
+    official = cases.official(puzzle.id)
+    for case in official.cases:
         args = draw(case.inputs, np.random.default_rng(0))
-        outputs = jax.tree.map(np.asarray, fn(*map(jnp.asarray, args), **case.blocks))
-        want = expected(spec, args, keywords_of(spec, case.blocks))
+        outputs = jax.tree.map(np.asarray, official.fn(*map(jnp.asarray, args), **case.blocks))
+        want = expected(official.spec, args, keywords_of(official.spec, case.blocks))
         findings = diagnose(Run([], outputs, [], [], []), want).findings
         assert not findings, findings[0].cause
 
@@ -190,16 +245,14 @@ def test_a_puzzle_has_at_least_three_wrong_answers(puzzle: Puzzle) -> None:
 
 @pytest.mark.parametrize("answer", WRONG_ANSWERS, ids=str)
 def test_a_wrong_answer_is_refused_and_explained(answer: bank.WrongAnswer) -> None:
-    assert answer.first, f"{answer.where}: says nothing of the first finding"
-    verdict = curriculum.run(answer.puzzle, overlay=answer.code)
+    verdict = session.run(answer.puzzle, overlay=answer.code)
     text = str(verdict)
     assert not verdict, f"{answer.where}: accepted\n{text}"
     assert verdict.status in ("failed", "error"), f"{answer.where}\n{text}"
     assert len(text.splitlines()) <= 24, f"{answer.where}: more than a screen\n{text}"
+    assert "has a bug" not in text, f"{answer.where}\n{text}\n{verdict.traceback}"
     assert verdict.findings, f"{answer.where}\n{text}"
-    for wanted in answer.first:
-        assert wanted in verdict.findings[0].cause, f"{answer.where}\n{text}"
-    for wanted in answer.says:
-        assert wanted in text, f"{answer.where}\n{text}"
-    for unwanted in answer.never:
-        assert unwanted not in text, f"{answer.where}\n{text}"
+    assert any(name in text for name in answer.functions), f"{answer.where}: names none of {answer.functions}\n{text}"
+    if answer.lines and not answer.elsewhere:
+        told = {finding.line.line for finding in verdict.findings if finding.line is not None}
+        assert told & answer.lines, f"{answer.where}: names lines {told}, it is {answer.lines}\n{text}"

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_puzzles import curriculum
-from pallas_puzzles.inputs import draw
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.course.inputs import draw
 from pallas_puzzles.lens.machine import trace
-from pallas_puzzles.tpu.report import tpu_report
+from pallas_puzzles.view.tpu_report import tpu_report
 from tpu_kernels import needs_compiler
 
 FIXED = [[100, 100, 824], [0, 50, 50, 924], [256, 256, 256, 256], [0, 1024, 0], [300, 0, 724], [200, 28, 100], [0, 0]]
@@ -19,7 +19,7 @@ FIXED = [[100, 100, 824], [0, 50, 50, 924], [256, 256, 256, 256], [0, 1024, 0], 
 @functools.cache
 def solution(puzzle_id):
     file = curriculum.course_folder() / "solutions" / "ragged_dot.py"
-    return curriculum.run(puzzle_id, overlay=file, judge=False).subject
+    return session.run(puzzle_id, overlay=file, judge=False).subject
 
 
 def traced(puzzle_id, number=0):

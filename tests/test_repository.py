@@ -4,13 +4,16 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import pallas_puzzles
-from pallas_puzzles import curriculum, notebooks
-from pallas_puzzles.tpu.chips import CHIPS
+from pallas_puzzles.app import cli, notebooks
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.targets.tpu.chips import CHIPS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -66,6 +69,104 @@ def test_the_readme_repeats_the_address_faithfully() -> None:
     assert "colab.research.google.com" not in readme, "a Colab badge in README.md has no notebook"
 
 
+def code_lines(text: str) -> list[str]:
+    """The command lines of a page: indented by four, up to a gap of two spaces, and cut at &&."""
+    lines = [line[4:].split("  ")[0] for line in text.splitlines() if re.match(r"    [a-z]", line)]
+    return [part.strip() for line in lines for part in line.split("&&")]
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    links = [each for each in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")) if "://" not in each]
+    assert links or page.name == "own_kernels.md"
+    for each in links:
+        assert (page.parent / each).exists(), each
+
+
+def test_every_command_in_readme_and_docs_is_taken() -> None:
+    import typer
+
+    command = typer.main.get_command(cli.app)
+    seen = set()
+    for page in PAGES:
+        for line in code_lines(page.read_text("utf-8")):
+            words = line.split()
+            if "puzzles" not in words:
+                continue
+            words = words[words.index("puzzles") + 1 :]
+            with command.make_context("puzzles", list(words)) as context:
+                if words:
+                    sub = command.commands[words[0]]
+                    sub.make_context(words[0], words[1:], parent=context)
+                    seen.add(words[0])
+    shown = {name for name, each in command.commands.items() if not each.hidden}
+    assert seen == shown, "docs/terminal.md lists every command"
+
+
+def test_readme_and_ci_give_the_two_commands() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    lines = code_lines((ROOT / "README.md").read_text("utf-8"))
+    assert lines[:3] == [f"git clone {notebooks.repository()}", "cd pallas-puzzles", "uv run puzzles lab"]
+    assert lines.count("uv run --all-groups pytest") == 2
+    assert "uv run --all-groups pytest" in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1]
+    assert "bash .ci/run" in (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    assert project["tool"]["uv"]["default-groups"] == ["lab"], "what `uv run puzzles lab` fetches"
+    assert project["dependency-groups"]["lab"] == ["pallas-puzzles[lab]"]
+    extras = project["project"]["optional-dependencies"]
+    for page in PAGES:
+        for extra in re.findall(r"--extra ([\w-]+)", page.read_text("utf-8")):
+            assert extra in extras
+
+
+def test_what_is_fetched_for_the_first_command() -> None:
+    """By uv.lock: JupyterLab and JAX, neither the TPU compiler nor what only the tests need."""
+    packages = {each["name"]: each for each in tomllib.loads((ROOT / "uv.lock").read_text("utf-8"))["package"]}
+    ours = packages["pallas-puzzles"]
+    reached, ahead = set(), [*ours["dependencies"], *ours["optional-dependencies"]["lab"]]
+    while ahead:
+        name = ahead.pop()["name"]
+        if name not in reached:
+            reached.add(name)
+            ahead += packages[name].get("dependencies", [])
+    assert {"jupyterlab", "jaxlib", "jupytext"} <= reached
+    assert not reached & {"libtpu", "playwright", "pytest", "mypy", "ruff", "nodejs"}
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_tests_say_what_they_fetch_before_they_fetch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, works: bool
+) -> None:
+    import conftest
+
+    (uv := tmp_path / "uv").write_text(f"#!/bin/sh\necho uv $*\nexit {0 if works else 2}\n")
+    uv.chmod(0o755)
+    monkeypatch.setenv("UV", str(uv))
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(conftest, "missing", lambda: "there is none")
+    conftest.pytest_configure(SimpleNamespace(workerinput={}))
+    assert capfd.readouterr().out == "", "the workers fetch nothing"
+    conftest.pytest_configure(SimpleNamespace())
+    said = capfd.readouterr().out.splitlines()
+    assert said[:2] == [conftest.FETCHES, "uv sync --locked --inexact --extra tpu-compiler"]
+    assert said[2:] == ([] if works else [conftest.NOT_FETCHED])
+    monkeypatch.setattr(conftest, "missing", lambda: None)
+    conftest.pytest_configure(SimpleNamespace())
+    assert capfd.readouterr().out == "", "once"
+
+
+def test_the_code_of_own_kernels_runs(capsys: pytest.CaptureFixture) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_kernels.md").read_text("utf-8"), re.DOTALL)
+    exec(compile(code, "own_kernels.py", "exec"), {})
+    said = capsys.readouterr().out
+    assert "add_kernel: grid (4,)" in said
+    assert said.rstrip().count("\nRight.\n") == 1
+
+
 def test_the_public_api_is_what_init_says() -> None:
     names = pallas_puzzles.__all__
     assert sorted(names) == sorted(set(names))
@@ -89,7 +190,7 @@ def test_the_table_of_the_compiler_has_every_solution() -> None:
     table = (ROOT / "benchmarks" / "tpu.md").read_text("utf-8")
     for puzzle in curriculum.all_puzzles():
         answer = curriculum.course_folder() / "solutions" / f"{puzzle.notebook}.py"
-        subject = curriculum.run(puzzle.id, overlay=answer, judge=False).subject
+        subject = session.run(puzzle.id, overlay=answer, judge=False).subject
         assert subject is not None
         if not subject.kernel:
             continue

@@ -16,8 +16,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_puzzles.simulate import SimulatorError, SimulatorTimeout, backend, simulate, tpu_simulation
-from pallas_puzzles.watchdog import TimeLimit, time_limit
+from pallas_puzzles.lens.watchdog import TimeLimit, time_limit
+from pallas_puzzles.targets.simulate import SimulatorError, SimulatorTimeout, backend, simulate, tpu_simulation
 
 X = np.arange(16 * 256, dtype=np.float32).reshape(16, 256)
 ROWS = pl.BlockSpec((8, 256), lambda i: (i, 0))
@@ -263,6 +263,7 @@ HANGS = {
 @pytest.mark.parametrize("hang", HANGS)
 def test_it_comes_back_from(hang, capfd, caplog):
     fn, says, line = HANGS[hang]
+    still_works()  # and has imported all that it needs: half a second is for the kernel
     start = time.monotonic()
     with pytest.raises(SimulatorTimeout) as caught:
         simulate(fn, X, timeout_s=0.5)
@@ -307,7 +308,7 @@ def test_setup_and_the_end_of_a_process():
         import jax, jax.numpy as jnp, numpy as np
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import tpu as pltpu
-        from pallas_puzzles.simulate import SimulatorTimeout, backend, setup, simulate
+        from pallas_puzzles.targets.simulate import SimulatorTimeout, backend, setup, simulate
 
         assert setup() is None
         setup()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pallas_puzzles import lens
+from pallas_puzzles.lens import machine as lens
 from pallas_puzzles.lens.tally import tally
 from production_kernels import PRODUCTION
 from zoo import ZOO

@@ -13,10 +13,10 @@ import pytest
 from jax import export
 
 from pallas_puzzles.platforms import gpu_attached, tpu_attached
-from pallas_puzzles.tpu import compiler
-from pallas_puzzles.tpu.chips import CHIPS, chip, chips
-from pallas_puzzles.tpu.lowering import for_tpu
-from pallas_puzzles.tpu.report import nothing_yet, tpu_report
+from pallas_puzzles.targets.tpu import compiler
+from pallas_puzzles.targets.tpu.chips import CHIPS, chip, chips
+from pallas_puzzles.targets.tpu.lowering import for_tpu
+from pallas_puzzles.view.tpu_report import nothing_yet, tpu_report
 from tpu_kernels import double, needs_compiler, shape
 
 V5E = CHIPS["v5e"]
@@ -132,7 +132,7 @@ def test_two_processes_compile_at_once_and_stay_silent():
         import jax, jax.numpy as jnp
         from jax.experimental import pallas as pl
         import pallas_puzzles
-        from pallas_puzzles.tpu.report import tpu_report
+        from pallas_puzzles.view.tpu_report import tpu_report
 
         def kernel(x_ref, o_ref):
             o_ref[...] = x_ref[...] + 1
@@ -187,8 +187,8 @@ def test_nothing_is_left_behind(tmp_path):
     source = textwrap.dedent("""
         import jax, jax.numpy as jnp
         from jax.experimental import pallas as pl
-        from pallas_puzzles.tpu import compiler
-        from pallas_puzzles.tpu.report import tpu_report
+        from pallas_puzzles.targets.tpu import compiler
+        from pallas_puzzles.view.tpu_report import tpu_report
 
         def kernel(x_ref, o_ref):
             o_ref[...] = x_ref[...]
@@ -243,8 +243,8 @@ def test_without_libtpu_a_report_says_in_one_line_how_to_get_it(monkeypatch):
     report = tpu_report(double, shape(32, 256))
     assert not report
     assert report.refusal is None
-    assert "pip install" in report.unavailable
-    assert "pallas-puzzles[tpu-compiler]" in report.unavailable
+    assert "uv sync --inexact --extra tpu-compiler" in report.unavailable
+    assert "pip install" not in report.unavailable
     assert "\n" not in report.unavailable
 
 

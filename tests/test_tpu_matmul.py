@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_puzzles import curriculum
-from pallas_puzzles.tpu.chips import CHIPS
-from pallas_puzzles.tpu.report import tpu_report
-from tpu_kernels import needs_compiler
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.targets.tpu.chips import CHIPS
+from pallas_puzzles.view.tpu_report import tpu_report
+from tpu_kernels import needs_compiler, remembered
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, remembered]
 
 
 @functools.cache
 def solution(puzzle_id):
     file = curriculum.course_folder() / "solutions" / "matmul.py"
-    return curriculum.run(puzzle_id, overlay=file, judge=False).subject.fn
+    return session.run(puzzle_id, overlay=file, judge=False).subject.fn
 
 
 def square(size):

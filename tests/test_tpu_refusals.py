@@ -17,12 +17,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_puzzles.lens.words import human_bytes
-from pallas_puzzles.tpu import compiler, report
-from pallas_puzzles.tpu.chips import CHIPS, chip
-from pallas_puzzles.tpu.explain import explain
-from pallas_puzzles.tpu.report import tpu_report
-from tpu_kernels import double, needs_compiler, shape
+from pallas_puzzles.targets.tpu import compiler
+from pallas_puzzles.targets.tpu.chips import CHIPS, chip
+from pallas_puzzles.targets.tpu.explain import explain
+from pallas_puzzles.text import human_bytes
+from pallas_puzzles.view import tpu_report as report
+from pallas_puzzles.view.tpu_report import tpu_report
+from tpu_kernels import double, needs_compiler, remembered, shape
 
 F32, BF16, F8, I8, I16, I32, U8, U32 = (
     jnp.dtype(name) for name in "float32 bfloat16 float8_e4m3fn int8 int16 int32 uint8 uint32".split()
@@ -30,6 +31,7 @@ F32, BF16, F8, I8, I16, I32, U8, U32 = (
 V5E, V6E, EVERY = ("v5e",), ("v5e", "v6e"), tuple(CHIPS)
 X, TILE, ONE = shape(32, 256), shape(8, 128), shape(1, dtype=I32)
 ANY, SMEM, VMEM = (pl.BlockSpec(memory_space=space) for space in (pl.ANY, pltpu.SMEM, pltpu.VMEM))
+pytestmark = remembered
 LIBTPU = () if compiler.missing() else tuple(map(int, re.findall(r"\d+", importlib.metadata.version("libtpu"))))
 CONSTANT = jnp.arange(128, dtype=F32)
 # What nobody can read who does not build compilers

@@ -12,15 +12,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
-from pallas_puzzles import lens, normal
-from pallas_puzzles.tpu import compiler
-from pallas_puzzles.tpu.chips import CHIPS
-from pallas_puzzles.tpu.report import STEP_OVERHEAD_S, tpu_report
+from pallas_puzzles import normal
+from pallas_puzzles.lens import machine as lens
+from pallas_puzzles.targets.tpu import compiler
+from pallas_puzzles.targets.tpu.chips import CHIPS
+from pallas_puzzles.view.tpu_report import STEP_OVERHEAD_S, tpu_report
 from production_kernels import PRODUCTION
-from tpu_kernels import double, matmul, needs_compiler, shape
+from tpu_kernels import double, matmul, needs_compiler, remembered, shape
 from zoo import ZOO
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, remembered]
 BF16 = jnp.bfloat16
 EVERYTHING = {**ZOO, **PRODUCTION}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pallas_puzzles.tpu.schedule import read, vmem_buffers
+from pallas_puzzles.targets.tpu.schedule import read, vmem_buffers
 
 SLOTS = "MXU, XLU, VALU, VPOP, EUP, VLOAD, VLOAD:FILL, VSTORE, VSTORE:SPILL, SALU"
 CAPACITY = "2 2 4 2 1 3 3 2 2 2"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import bank
-from pallas_puzzles import cli, curriculum
-from pallas_puzzles.lens.diagnose import ORDER
+from pallas_puzzles.app import cli
+from pallas_puzzles.course import curriculum
+from pallas_puzzles.diagnose.diagnose import ORDER
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTOR = ROOT / ".claude"

@@ -1,6 +1,7 @@
 """Verdicts: the cause first, never more than a screen, safe as HTML, shown once."""
 
 import contextlib
+import dataclasses
 import html.parser
 import io
 import json
@@ -15,13 +16,15 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
+import pallas_puzzles.view.verdict as verdict_module
 from mistakes import MISTAKES
-from pallas_puzzles.check import check_call
-from pallas_puzzles.lens.capture import Operand, SourceLine
-from pallas_puzzles.lens.draw import show
-from pallas_puzzles.lens.findings import Finding
+from pallas_puzzles.course.check import check_call
+from pallas_puzzles.diagnose.findings import Finding
+from pallas_puzzles.ir.capture import Operand, SourceLine
 from pallas_puzzles.lens.machine import figures
-from pallas_puzzles.verdict import TileMap, Verdict, emit, gained, human_bytes
+from pallas_puzzles.text import human_bytes
+from pallas_puzzles.view.show import show
+from pallas_puzzles.view.verdict import Standing, TileMap, Verdict, emit, gained
 from zoo import ZOO
 
 LINE = SourceLine("/home/reader/basics.py", 214, "acc_ref[...] += x_ref[...] @ y_ref[...]")
@@ -110,14 +113,40 @@ def test_json_of_nothing() -> None:
     assert data["figures"] == []
 
 
-def test_the_traceback_is_one_call_away() -> None:
+RAISED = f"""Traceback (most recent call last):
+  File "{verdict_module.__file__}", line 3, in run
+    inner()
+  File "/tmp/ipykernel_7/42.py", line 7, in kernel
+    o_ref[...] = boom
+                 ^^^^
+  File "/usr/lib/python3/dist-packages/jax/core.py", line 1, in bind
+    raise
+NameError: name 'boom' is not defined
+"""
+
+
+def test_the_traceback_is_kept_and_the_text_says_how_to_get_it() -> None:
     verdict = failed(traceback="Traceback:\n  boom")
     assert str(verdict.traceback) == repr(verdict.traceback) == "Traceback:\n  boom"
     assert "boom" not in str(verdict)
-    assert "verdict.traceback" in str(verdict)
-    tree = Tree(verdict._repr_html_())
-    assert "boom" in tree.folded
+    assert "print(verdict.traceback)" in str(verdict)
+    assert "verdict.traceback" not in verdict.text(traceback="puzzles check --traceback"), "a terminal has no variable"
     assert "traceback" not in str(failed()).lower()
+    assert "boom" in Tree(verdict._repr_html_()).folded
+
+
+def test_the_readers_frames_come_first() -> None:
+    folded = Tree(failed(traceback=RAISED)._repr_html_()).folded
+    first, _, everything = folded.partition("with the frames of JAX and of this package")
+    assert "42.py" in first
+    assert "NameError: name 'boom' is not defined" in first
+    assert "^^^^" in first
+    assert "inner()" not in first
+    assert "core.py" not in first
+    assert RAISED in everything
+    alone = Tree(failed(traceback=RAISED.replace("/tmp/ipykernel_7", "/x/site-packages"))._repr_html_()).folded
+    assert "with the frames" not in alone, "none of them is the reader's"
+    assert "inner()" in alone
 
 
 def test_gained() -> None:
@@ -230,10 +259,38 @@ def test_the_card() -> None:
 
 @pytest.mark.parametrize(
     ("status", "word"),
-    [("passed", "Passed"), ("failed", "Not yet"), ("error", "Not yet"), ("unsolved", "Not solved yet")],
+    [("passed", "Solved"), ("failed", "Not yet"), ("error", "Not yet"), ("unsolved", "Not solved yet")],
 )
 def test_a_word_for_every_colour(status: str, word: str) -> None:
     assert Tree(Verdict("p", status, [], "headline")._repr_html_()).text.startswith(word)
+
+
+@pytest.mark.parametrize(
+    ("status", "headline", "said"),
+    [
+        ("failed", "basics/9 Row sum: not yet.", "Not yet basics/9 Row sum"),
+        ("passed", "basics/9 Row sum: solved.", "Solved basics/9 Row sum"),
+        ("unsolved", "basics/9 Sum: of rows: not solved yet.", "Not solved yet basics/9 Sum: of rows"),
+        ("passed", "Right.", "Right "),
+        ("unrecorded", "basics/9 Row sum: right, but not recorded.", "Right, but not recorded basics/9 Row sum"),
+        ("error", "basics.py:7 stops the notebook.", "Not yet basics.py:7 stops the notebook."),
+    ],
+)
+def test_badge_and_headline_say_a_thing_once(status: str, headline: str, said: str) -> None:
+    verdict = Verdict("p", status, [], headline)
+    assert Tree(verdict._repr_html_()).text == said
+    assert str(verdict) == headline
+
+
+def test_where_the_reader_stands() -> None:
+    standing = Standing("3 of 13 solved in basics.", '<img alt="tiles">', "#Puzzle-4:-A-2-D-grid")
+    verdict = Verdict("p", "passed", [], "p: solved.", next="Next: q", standing=standing)
+    assert str(verdict).splitlines()[-1] == "  3 of 13 solved in basics. Next: q"
+    source = verdict._repr_html_()
+    assert '3 of 13 solved in basics. <a href="#Puzzle-4:-A-2-D-grid">Next: q</a>' in source
+    assert [each["alt"] for each in Tree(source).images] == ["tiles"]
+    verdict.standing = dataclasses.replace(standing, link="")
+    assert "<a " not in verdict._repr_html_(), "a link that leads nowhere is not shown"
 
 
 def test_more_findings_are_folded() -> None:
@@ -300,8 +357,8 @@ def test_a_terminal_gets_a_little_colour(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 CELLS = [
-    "from pallas_puzzles.verdict import Verdict, emit\n"
-    "from pallas_puzzles.lens.draw import Picture\n"
+    "from pallas_puzzles.view.verdict import Verdict, emit\n"
+    "from pallas_puzzles.view.draw import Picture\n"
     "v = Verdict('p', 'passed', [], 'shown')",
     "emit(v)",  # 1: once, though it is the last expression
     "emit(v); None",  # 2: once

@@ -14,16 +14,17 @@ import pytest
 
 import demo_course
 from demo_course import ADD_TWO, HOLES_OF_TWO, solved
-from pallas_puzzles import curriculum, watch, workspace
+from pallas_puzzles.app import watch, workspace
+from pallas_puzzles.course import curriculum
 
 # A terminal is made by os.fork, and JAX, which another test of this process has imported, warns of that.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
 
 pexpect = pytest.importorskip("pexpect", reason="no pseudo-terminals on this system")
 
-progress = importlib.import_module("pallas_puzzles.progress")  # the package's own `progress` is the function
+progress = importlib.import_module("pallas_puzzles.course.progress")  # the package's own `progress` is the function
 
-PROMPT = r"q:quit ?\? "
+PROMPT = r"q:quit"
 HOLE = "    # x_ref: (8, 128)      o_ref: (8, 128)\n    pass  # YOUR CODE HERE"
 WRONG = solved().replace("x_ref[...] + 1.0\n\n\ndef add_one(", "x_ref[...] + 2.0\n\n\ndef add_one(")
 BOTH = solved().replace(HOLES_OF_TWO, f"{ADD_TWO}\n\n")
@@ -36,6 +37,7 @@ def place(tmp_path, monkeypatch) -> Path:
     """A folder to stand in, with a workspace beside a course and a home of its own."""
     monkeypatch.setenv("PALLAS_PUZZLES_COURSE", str(demo_course.make(tmp_path / "course")))
     monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path / "home"))
+    # COLUMNS and LINES are also set by readline, behind Python's back: so what is started is given os.environ
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -51,7 +53,7 @@ def start(place):
 
     def spawn(*words: str, columns: int = 100, prompt: str = PROMPT):
         command = ["-m", "pallas_puzzles", "watch", *words]
-        options = {"dimensions": (40, columns), "encoding": "utf-8", "timeout": 180}
+        options = {"dimensions": (40, columns), "encoding": "utf-8", "timeout": 180, "env": dict(os.environ)}
         child = pexpect.spawn(sys.executable, command, preexec_fn=_hear_ctrl_c, **options)
         started.append(child)
         child.expect(prompt)
@@ -194,7 +196,7 @@ def test_saves_that_break_the_file(place, start):
     mine.write_text(WRONG)
     verdict(child, "demo/1 Add one: not yet")
     mine.write_bytes(solved().encode("utf-16"))
-    verdict(child, r"not a \.py file that can be read")
+    verdict(child, r"demo\.py is not UTF-8 \(line 1\): save it as UTF-8")
     mine.write_text(solved().replace('check("demo/1"', 'print("demo/1"'))
     verdict(child, r'has no call check\("demo/1"')
     mine.write_bytes(solved().replace("\n", "\r\n").encode())
@@ -210,7 +212,7 @@ def test_code_that_never_ends_or_ends_everything(place, start):
     save(place, solved())
     verdict(child, "demo/1 Add one: solved")
     save(place, solved().replace("setup()\n", "setup()\nimport os\nos._exit(7)\n", 1))
-    verdict(child, r"ended the whole process \(exit code 7\)")
+    verdict(child, r"ended the whole process \(exit code 7\), as os\._exit does: there is no verdict")
     save(place, solved())
     verdict(child, "demo/1 Add one: solved")
     # in C, where no exception arrives
@@ -264,21 +266,49 @@ def test_the_terminal_is_given_back(place, start):
 
 
 def test_killed(place, start):
+    """The process that runs the file goes, too: what is left is the one that waits for the next."""
     child = start()
-    worker = subprocess.run(["ps", "-o", "pid=", "--ppid", str(child.pid)], capture_output=True, text=True).stdout
+    assert len(_serving()) >= 1
     child.kill(signal.SIGTERM)
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
-    for pid in map(int, worker.split()):
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    deadline = time.monotonic() + 60
+    while len(_serving()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(_serving()) <= 1
+
+
+def _serving() -> list[str]:
+    place = os.environ["XDG_RUNTIME_DIR"]
+    said = subprocess.run(["ps", "-eo", "args"], env=dict(os.environ), capture_output=True, text=True).stdout
+    return [line for line in said.splitlines() if "pallas_puzzles.app.serving" in line and place in line]
+
+
+def test_what_runs_can_be_stopped(place, start):
+    child = start()
+    save(place, solved().replace("setup()\n", "setup()\nwhile True:\n    pass\n", 1))
+    child.expect(r"checking demo/1 \.\.\. 1 s \(x stops it, q quits\)")
+    child.send("x")
+    verdict(child, "The check of demo/1 is stopped. Save again, or press c, to check again.")
+    save(place, solved())
+    shown = verdict(child, "demo/1 Add one: solved")
+    assert re.search(r"demo +#+\.+ +1 of 2 solved", shown)
+
+
+def test_what_is_typed_after_q_is_for_the_shell(place, start):
+    shell = pexpect.spawn("/bin/sh", encoding="utf-8", timeout=180, dimensions=(40, 100))
+    shell.sendline(f"{sys.executable} -m pallas_puzzles watch")
+    shell.expect(PROMPT)
+    shell.send("qecho ty''ped\n")
+    shell.expect(r"\Wtyped\W")
+    shell.close(force=True)
 
 
 def test_a_narrow_terminal(place, start):
-    child = start(columns=40, prompt=r"reset quit\? ")
+    child = start(columns=40, prompt=r"reset quit")
     save(place, WRONG)
-    child.expect(r"reset quit\? ")
+    child.expect(r"reset quit")
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", child.before.rpartition("\x1b[2J")[2])
     assert "off by the constant +1" in re.sub(r"\s+", " ", shown)
     assert max(len(line) for line in shown.splitlines()) <= 40
@@ -297,7 +327,7 @@ def test_a_terminal_that_can_do_nothing(place, start, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     child = start()
     save(place, WRONG)
-    child.expect(PROMPT.rstrip())
+    child.expect(PROMPT)
     assert "\x1b" not in child.before
     assert "not yet" in child.before
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from pallas_puzzles.simulate import tpu_simulation
-from pallas_puzzles.watchdog import TimeLimit, time_limit
+from pallas_puzzles.lens.watchdog import TimeLimit, time_limit
+from pallas_puzzles.targets.simulate import tpu_simulation
 
 LIMIT_S = 0.05
 GENEROUS_S = 10.0  # on a busy machine

@@ -1,4 +1,4 @@
-"""Kernels for the tests of the TPU compiler, and the mark for tests that need it."""
+"""Kernels for the tests of the TPU compiler, and the marks for tests that need it, or what it once said."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_puzzles.tpu import compiler
+from pallas_puzzles.targets.tpu import compiler
 
 needs_compiler = pytest.mark.skipif(compiler.missing() is not None, reason=str(compiler.missing()))
+remembered = pytest.mark.usefixtures("kept")  # kept.py: not for tests of the compiler's process
 
 
 def shape(*sizes, dtype=jnp.float32):

@@ -2,27 +2,59 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .installation import WrongVersion, require_versions, too_old, untested
 from .platforms import spare_libtpu
 
 spare_libtpu()  # before anything asks JAX for a device
 
-from .check import check  # noqa: E402
-from .inputs import Budget, case, integers, normal, uniform  # noqa: E402
-from .progress import hint, progress  # noqa: E402
+_problem = too_old()
+if TYPE_CHECKING or not _problem:
+    from .course.check import check, check_call, unwritten
+    from .course.inputs import Budget, case, integers, normal, uniform
+    from .course.progress import progress
+else:
+
+    def __getattr__(name: str) -> Any:
+        """`from pallas_puzzles import check` says what is wrong; the `puzzles` command can still be imported."""
+        if name in __all__:
+            raise WrongVersion(_problem)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 if TYPE_CHECKING:
-    from .tpu.report import Report
+    from .view.tpu_report import Report
 
 __all__ = [
-    "Budget", "case", "check", "hint", "integers", "normal", "progress", "setup", "show", "tpu_report", "uniform",
+    "Budget", "case", "check", "check_call", "hint", "integers", "normal", "progress", "setup", "show",
+    "solved_function", "tpu_report", "uniform", "unwritten",
 ]  # fmt: skip
 
 
 def setup() -> None:
-    """Turns JAX's TPU simulator on, unless this machine has a TPU, and says in one line which of the two it is."""
-    from .simulate import setup as turn_on
+    """Turns JAX's TPU simulator on, unless this machine has a TPU, and says in one line which of the two it is.
+
+    Raises WrongVersion when JAX is too old, and says so when it is newer than any that was tested.
+    """
+    require_versions()
+    if note := untested():
+        print(note)
+    from .targets.simulate import setup as turn_on
 
     turn_on()
+
+
+def solved_function(puzzle_id: str, name: str) -> Any:
+    """A function of another notebook, with the reader's own answers in it; None where the puzzle is not solved."""
+    from .app.workspace import solved_function as find
+
+    return find(puzzle_id, name)
+
+
+def hint(puzzle_id: str, solution: bool = False) -> None:
+    """Shows the next hint of a puzzle, and counts it. solution=True: the solution, once the hints are used up."""
+    from .course.hints import hint as tell
+
+    tell(puzzle_id, solution)
 
 
 def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
@@ -30,10 +62,10 @@ def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
 
     args: arrays, or Inputs such as normal((24, 512)). live=True: sliders that change the block sizes and re-run.
     """
-    from .check import unwritten
-    from .lens.draw import show as draw
+    from .course.check import unwritten
     from .lens.machine import listed
-    from .verdict import emit
+    from .view.show import show as draw
+    from .view.verdict import emit
 
     picture = draw(fn, *args, live=live, **blocks)
     holes = unwritten(fn) if not picture.traces else []
@@ -46,12 +78,12 @@ def tpu_report(fn: Any, *args: Any, tpu: str = "v5e", **options: Any) -> "Report
     """Compiles `fn(*args, **blocks)` for a TPU that need not be there: VMEM, spills, bundles, bytes, time, its bound.
 
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. tpu: "v5e", "v6e" or "tpu7x". options: the
-    block sizes, and those of pallas_puzzles.tpu.report.tpu_report, which also says how far to trust the time.
+    block sizes, and those of pallas_puzzles.view.tpu_report.tpu_report, which also says how far to trust the time.
     """
-    from .check import unwritten
-    from .tpu.report import nothing_yet
-    from .tpu.report import tpu_report as compile_and_read
-    from .verdict import emit
+    from .course.check import unwritten
+    from .view.tpu_report import nothing_yet
+    from .view.tpu_report import tpu_report as compile_and_read
+    from .view.verdict import emit
 
     holes = unwritten(fn)
     return emit(nothing_yet(fn, tpu, holes) if holes else compile_and_read(fn, *args, tpu=tpu, **options))

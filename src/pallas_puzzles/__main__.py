@@ -1,5 +1,5 @@
 """`python -m pallas_puzzles` is the `puzzles` command."""
 
-from .cli import main
+from .app.cli import main
 
 main()

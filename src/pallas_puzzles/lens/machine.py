@@ -15,7 +15,7 @@ import jax
 import jax.extend.core as jec
 import numpy as np
 
-from .capture import (
+from ..ir.capture import (
     EXPONENTIALS,
     Call,
     Operand,
@@ -29,7 +29,7 @@ from .capture import (
     space_of,
     with_ref_names,
 )
-from .ops import (
+from ..ir.ops import (
     ELEMENTWISE,
     INLINED,
     Beyond,
@@ -889,10 +889,24 @@ def history(call: Call, name: str, steps: Sequence[int]) -> dict[int, np.ndarray
     return held
 
 
+class TooManySteps(Beyond):
+    """A grid that nobody waits for."""
+
+    def __init__(self, call: Call, steps: int, most: int):
+        advice = "use smaller arrays or larger blocks"
+        super().__init__(f"{call.name} has {steps} grid steps, more than {most}; {advice}")
+        blocks = [f"{o.name} has {math.prod(o.tiles):,}" for o in call.outs if not o.in_hbm]
+        self.cause = (
+            f"The grid {call.grid} has {steps:,} steps; at most {most:,} can be run here. A grid counts blocks"
+            + (f", and {listed(blocks)}." if blocks else ".")
+        )
+        self.lines = [line for line in (*call.callers, call.where) if line is not None]
+
+
 def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int, clean: frozenset[str]) -> Trace:
     steps = math.prod(call.grid)
     if steps > max_steps:
-        raise Beyond(f"{call.name} has {steps} grid steps, more than {max_steps}; use smaller arrays or larger blocks")
+        raise TooManySteps(call, steps, max_steps)
     machine = Machine(call, detail)
     scalars = [  # copies: a kernel may store into them
         Buffer(n, np.array(v), "smem", "scalar", written=True)

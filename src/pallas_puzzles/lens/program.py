@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .capture import (
+from ..ir.capture import (
     EXPONENTIALS,
     Call,
     SourceLine,
@@ -16,7 +16,7 @@ from .capture import (
     subprograms,
     with_ref_names,
 )
-from .ops import is_floating, np_dtype
+from ..ir.ops import is_floating, np_dtype
 
 
 def times_held(jaxpr: Any, name: str) -> int:
@@ -430,6 +430,20 @@ def block_products(jaxpr: Any, names: dict[Any, str]) -> Iterator[tuple[Any, lis
         plain = all(e is not None and e.primitive.name == "get" for e in reads) and not any(batch)
         if plain and all(len(a) == 1 for a in axes):
             yield eqn, [(names[e.invars[0]], int(a[0])) for e, a in zip(reads, axes, strict=True) if e is not None]
+
+
+def constant_added(call: Call, ref: str) -> tuple[float, int, SourceLine | None] | None:
+    """(number, 1, line) if `value + number` is what a kernel stores in a Ref; -1 for `value - number`."""
+    for jaxpr, names in with_ref_names(call):
+        made = producers(jaxpr)
+        for store in (e for e in jaxpr.eqns if e.primitive.name == "swap" and names[e.invars[0]] == ref):
+            eqn = made_by(made, store.invars[1], frozenset({"convert_element_type"}))
+            if eqn is not None and eqn.primitive.name in ("add", "sub"):
+                sign = 1 if eqn.primitive.name == "add" else -1
+                for v in eqn.invars if sign > 0 else eqn.invars[1:]:
+                    if hasattr(v, "val") and np.ndim(v.val) == 0:
+                        return float(v.val), sign, line_of(eqn)
+    return None
 
 
 def store_into(jaxpr: Any, ref: Any) -> Any | None:

@@ -13,8 +13,8 @@ import jax
 import jax.extend.core as jec
 import numpy as np
 
-from .capture import Call, SourceLine, line_of, subprograms
-from .ops import ELEMENTWISE, cost, evaluate, inlined, np_dtype, scan_groups
+from ..ir.capture import Call, SourceLine, line_of, subprograms
+from ..ir.ops import ELEMENTWISE, cost, evaluate, inlined, np_dtype, scan_groups
 
 _UNROLLED = 64  # iterations of an inner loop that are followed one by one
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .capture import Scratch, SourceLine, line_of, subprograms
+from ..ir.capture import Scratch, SourceLine, line_of, subprograms
+from ..ir.ops import is_floating
 from .machine import Run, Trace, history, spans
-from .ops import is_floating
 
 _FOLLOWED_STEPS = 512  # of a call with more, nobody looks what each of them did
 

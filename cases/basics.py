@@ -1,0 +1,233 @@
+"""What the checks of basics.py ask: one function a puzzle, called when that puzzle is checked.
+
+nb: what the notebook defines, with the reader's answers in its holes.
+"""
+
+from typing import Any
+
+from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+
+
+def puzzle_1(nb: Any) -> Question:
+    return question(nb.add_ten_spec, normal((640,)), variants=[case(normal((1000,)))], budget=Budget(calls=1))
+
+
+def puzzle_2(nb: Any) -> Question:
+    return question(
+        nb.vector_add_spec,
+        normal((1280,)),
+        normal((1280,)),
+        variants=[case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288))],
+        budget=Budget(vmem_bytes=6_144),
+    )
+
+
+def puzzle_3(nb: Any) -> Question:
+    return question(
+        nb.reverse_pages_spec,
+        normal((1280,)),
+        variants=[case(normal((2048,)), budget=Budget(vmem_bytes=4_096, hbm_bytes=16_384))],
+        budget=Budget(vmem_bytes=4_096, hbm_bytes=10_240),
+    )
+
+
+def puzzle_4(nb: Any) -> Question:
+    return question(
+        nb.transpose_spec,
+        normal((384, 512)),
+        variants=[case(normal((768, 640)), bm=256, bn=128, budget=Budget(vmem_bytes=524_288))],
+        budget=Budget(vmem_bytes=524_288),
+    )
+
+
+def puzzle_5(nb: Any) -> Question:
+    return question(
+        nb.scale_shift_spec,
+        normal((32, 768)),
+        normal((32, 1)),
+        normal((1, 768)),
+        variants=[
+            case(
+                normal((48, 1280)),
+                normal((48, 1)),
+                normal((1, 1280)),
+                bm=16,
+                bn=128,
+                budget=Budget(hbm_bytes=507_072, vmem_bytes=33_920),
+            )
+        ],
+        budget=Budget(hbm_bytes=209_024, vmem_bytes=34_880),
+    )
+
+
+def puzzle_6(nb: Any) -> Question:
+    return question(
+        nb.gated_spec,
+        normal((80, 384)),
+        normal((80, 384)),
+        variants=[
+            case(
+                normal((160, 256), scale=4.0),
+                normal((160, 256), scale=4.0),
+                vmem_bytes=200_000,
+                budget=Budget(vmem_bytes=200_000, grid_steps=5, calls=1),
+                about="40 rows would need 204,800 bytes",
+            ),
+            case(
+                normal((240, 256)),
+                normal((240, 256)),
+                vmem_bytes=245_760,
+                budget=Budget(vmem_bytes=245_760, grid_steps=5, calls=1),
+                about="48 rows need all of it",
+            ),
+            case(
+                normal((96, 128)),
+                normal((96, 128)),
+                budget=Budget(vmem_bytes=262_144, grid_steps=1, calls=1),
+                about="all rows fit at once",
+            ),
+        ],
+        budget=Budget(vmem_bytes=262_144, hbm_bytes=307_200, grid_steps=5, calls=1),
+    )
+
+
+def puzzle_7(nb: Any) -> Question:
+    return question(
+        nb.distance_bias_spec,
+        normal((96, 512)),
+        variants=[case(normal((320, 768)), bq=64, bk=256, budget=Budget(hbm_bytes=1_966_080, vmem_bytes=262_144))],
+        budget=Budget(hbm_bytes=393_216, vmem_bytes=65_536),
+    )
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.centre_chunks_spec,
+        normal((100, 320), shift=3.0),
+        variants=[
+            case(normal((41, 640), scale=5.0, shift=-20.0), bn=256, budget=Budget(vmem_bytes=65_536)),
+            case(normal((64, 384), shift=3.0), budget=Budget(vmem_bytes=32_768)),
+        ],
+        budget=Budget(vmem_bytes=32_768),
+    )
+
+
+def puzzle_9(nb: Any) -> Question:
+    return question(
+        nb.row_sum_spec,
+        normal((24, 512), shift=1.0),
+        variants=[case(normal((64, 768)), bm=16, bn=256, budget=Budget(hbm_bytes=196_864, vmem_bytes=32_896))],
+        budget=Budget(hbm_bytes=49_248, vmem_bytes=8_256),
+    )
+
+
+def puzzle_10(nb: Any) -> Question:
+    return question(
+        nb.matmul_spec,
+        normal((96, 2048), "bfloat16"),
+        normal((2048, 512), "bfloat16"),
+        variants=[
+            case(
+                normal((128, 768), "bfloat16", shift=1.0),
+                normal((768, 384), "bfloat16"),
+                bm=64,
+                bn=128,
+                bk=256,
+                budget=Budget(vmem_bytes=262_144, output_stores=1),
+            )
+        ],
+        budget=Budget(vmem_bytes=212_992, output_stores=1),  # output_stores: how often each result may be stored
+        tol=8e-3,  # about one unit in the last place of a bfloat16
+    )
+
+
+def puzzle_11(nb: Any) -> Question:
+    return question(
+        nb.batched_matmul_spec,
+        normal((4, 64, 768), "bfloat16"),
+        normal((4, 768, 384), "bfloat16"),
+        variants=[
+            case(
+                normal((2, 48, 384), "bfloat16"),
+                normal((2, 384, 128), "bfloat16"),
+                bm=16,
+                bk=128,
+                budget=Budget(vmem_bytes=90_112, calls=1),
+            )
+        ],
+        budget=Budget(vmem_bytes=524_288, calls=1),
+    )
+
+
+def puzzle_12(nb: Any) -> Question:
+    return question(
+        nb.fused_linear_spec,
+        normal((96, 768), "bfloat16"),
+        normal((768, 256), "bfloat16", scale=0.05),
+        normal((1, 256)),
+        variants=[
+            case(
+                normal((192, 512), "bfloat16"),
+                normal((512, 768), "bfloat16", scale=0.05),
+                normal((1, 768), shift=-1.0),
+                bm=64,
+                bn=256,
+                bk=128,
+                budget=Budget(hbm_bytes=3_253_248, vmem_bytes=296_960, calls=1, output_stores=1),
+            ),
+            case(
+                normal((64, 512), "bfloat16", scale=0.02, shift=1.0),
+                normal((512, 256), "bfloat16", scale=0.02, shift=0.2),
+                normal((1, 256), shift=-102.4),
+                budget=Budget(hbm_bytes=690_176, vmem_bytes=197_632, calls=1, output_stores=1),
+                about="sums near 102, biases near -102: what is rounded too early is lost",
+            ),
+        ],
+        budget=Budget(hbm_bytes=1_526_784, vmem_bytes=197_632, calls=1, output_stores=1),
+    )
+
+
+def puzzle_13(nb: Any) -> Question:
+    return question(
+        nb.lean_matmul_spec,
+        normal((256, 128), "bfloat16"),
+        normal((128, 1536), "bfloat16"),
+        variants=[
+            case(
+                normal((1536, 256), "bfloat16"),
+                normal((256, 384), "bfloat16"),
+                bm=512,
+                bn=128,
+                budget=Budget(hbm_bytes=2_555_904, vmem_bytes=917_504, calls=1),
+            ),
+            case(
+                normal((256, 128), "bfloat16"),
+                normal((128, 1024), "bfloat16"),
+                bm=128,
+                bn=256,
+                budget=Budget(hbm_bytes=1_048_576, vmem_bytes=327_680, calls=1),
+            ),
+            case(
+                normal((960, 256), "bfloat16"),
+                normal((256, 256), "bfloat16"),
+                bm=192,
+                bn=128,
+                budget=Budget(hbm_bytes=1_605_632, vmem_bytes=425_984, calls=1),
+            ),
+            case(
+                normal((256, 128), "bfloat16"),
+                normal((128, 512), "bfloat16"),
+                bm=128,
+                bn=128,
+                budget=Budget(hbm_bytes=589_824, vmem_bytes=196_608, calls=1),
+            ),
+            case(
+                normal((512, 128), "bfloat16"),
+                normal((128, 256), "bfloat16"),
+                bm=64,
+                bn=128,
+                budget=Budget(hbm_bytes=589_824, vmem_bytes=131_072, calls=1),
+            ),
+        ],
+        budget=Budget(hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1),
+    )

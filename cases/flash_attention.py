@@ -1,0 +1,511 @@
+"""What the checks of flash_attention.py ask: one function a puzzle, called when that puzzle is checked.
+
+nb: what the notebook defines, with the reader's answers in its holes.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_puzzles.course.claims import helper_claim
+from pallas_puzzles.course.inputs import Budget, Question, case, integers, normal, question
+
+
+def puzzle_1(nb: Any) -> Question:
+    return question(
+        nb.scores_spec,
+        normal((2, 3, 192, 128), "bfloat16"),
+        normal((2, 3, 320, 128), "bfloat16"),
+        variants=[
+            case(normal((3, 2, 80, 64)), normal((3, 2, 256, 64), scale=30.0), bq=32, bkv=256),
+            case(normal((1, 4, 64, 64), "bfloat16", shift=2.0), normal((1, 4, 384, 64), "bfloat16"), bq=32, bkv=384),
+        ],
+        budget=Budget(hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16),
+    )
+
+
+def puzzle_2(nb: Any) -> Question:
+    return question(
+        nb.causal_scores_spec,
+        normal((1, 2, 192, 128), "bfloat16"),
+        normal((1, 2, 320, 128), "bfloat16"),
+        variants=[
+            case(normal((2, 1, 192, 64)), normal((2, 1, 400, 64)), bq=96, bkv=256),
+            case(normal((1, 2, 256, 64)), normal((1, 2, 128, 64)), bq=32, about="128 queries see nothing"),
+        ],
+        budget=Budget(hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16),
+    )
+
+
+def puzzle_3(nb: Any) -> Question:
+    return question(
+        nb.causal_attention_spec,
+        normal((1, 2, 192, 128), "bfloat16"),
+        normal((1, 2, 384, 128), "bfloat16"),
+        normal((1, 2, 384, 128), "bfloat16", shift=0.5),
+        variants=[
+            case(
+                normal((1, 3, 256, 64), "bfloat16"),
+                normal((1, 3, 256, 64), "bfloat16"),
+                normal((1, 3, 256, 64), "bfloat16", shift=-2.0),
+                bq=128,
+                budget=nb.naive_budget(1, 3, 256, 256, 64, 128),
+            ),
+            case(
+                integers((2, 1, 80, 64), -12, 13, "float32"),
+                integers((2, 1, 768, 64), -12, 13, "float32"),
+                normal((2, 1, 768, 64)),
+                bq=40,
+                bkv=256,
+                budget=dataclasses.replace(nb.naive_budget(2, 1, 80, 768, 64, 40, itemsize=4), grid_steps=28),
+                about="scores beyond 200: exp overflows at 89",
+            ),
+        ],
+        budget=nb.naive_budget(1, 2, 192, 384, 128, 64),
+    )
+
+
+def puzzle_4(nb: Any) -> Question:
+    return question(
+        nb.one_block_spec,
+        normal((64, 128), "bfloat16", scale=2.0),
+        normal((640, 128), "bfloat16"),
+        normal((640, 128), "bfloat16", shift=0.5),
+        variants=[
+            case(
+                integers((32, 64), 4, 13, "float32"),
+                integers((768, 64), -12, -3, "float32"),
+                normal((768, 64)),
+                bkv=256,
+                about="scores around -500",
+            ),
+            case(
+                integers((48, 64), -40, 41, "float32"),
+                integers((384, 64), -40, 41, "float32"),
+                normal((384, 64), shift=2.0),
+                bkv=64,
+                about="scores beyond 2000",
+            ),
+        ],
+        budget=Budget(hbm_bytes=360_448, vmem_bytes=197_120, calls=1, output_stores=1, mxu_bits=16),
+        forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
+    )
+
+
+def puzzle_5(nb: Any) -> Question:
+    return question(
+        nb.attention_spec,
+        normal((2, 3, 192, 128), "bfloat16", scale=2.0),
+        normal((2, 3, 384, 128), "bfloat16"),
+        normal((2, 3, 384, 128), "bfloat16", shift=0.5),
+        variants=[
+            case(
+                integers((1, 2, 80, 64), -25, 26, "float32"),
+                integers((1, 2, 768, 64), -25, 26, "float32"),
+                normal((1, 2, 768, 64), shift=2.0),
+                bq=32,
+                bkv=256,
+                budget=nb.flash_budget(1, 2, 80, 768, 64, 32, 256, itemsize=4),
+                about="scores of about 1000, and a ragged length",
+            ),
+            case(
+                integers((2, 1, 100, 64), 4, 13, "bfloat16"),
+                integers((2, 1, 256, 64), -12, -3, "bfloat16"),
+                normal((2, 1, 256, 64), "bfloat16"),
+                bq=48,
+                bkv=64,
+                budget=nb.flash_budget(2, 1, 100, 256, 64, 48, 64),
+                about="scores around -500",
+            ),
+        ],
+        budget=nb.flash_budget(2, 3, 192, 384, 128, 64, 128),
+        forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
+    )
+
+
+def puzzle_6(nb: Any) -> Question:
+    return question(
+        nb.causal_attention_spec,
+        normal((1, 2, 320, 128), "bfloat16", scale=2.0),
+        normal((1, 2, 384, 128), "bfloat16"),
+        normal((1, 2, 384, 128), "bfloat16", shift=0.5),
+        variants=[
+            case(
+                integers((2, 1, 500, 64), -12, 13, "float32"),
+                integers((2, 1, 512, 64), -12, 13, "float32"),
+                normal((2, 1, 512, 64), shift=2.0),
+                bq=96,
+                bkv=256,
+                budget=Budget(hbm_bytes=2_609_152, flops=135_000_000, calls=1, output_stores=1, serial_steps=2),
+            ),
+            case(
+                integers((1, 2, 256, 64), 4, 13, "bfloat16"),
+                integers((1, 2, 256, 64), -12, -3, "bfloat16"),
+                normal((1, 2, 256, 64), "bfloat16"),
+                bq=128,
+                bkv=64,
+                budget=Budget(hbm_bytes=327_680, flops=28_000_000, calls=1, output_stores=1, serial_steps=4),
+                about="scores around -500",
+            ),
+            *(
+                case(normal((1, 1, Sq, 64)), normal((1, 1, 64, 64)), normal((1, 1, 64, 64), shift=2.0), bq=32, bkv=16)
+                for Sq in (63, 50)  # the diagonal leaves out the last key of a block, and reaches the first of one
+            ),
+        ],
+        budget=Budget(
+            hbm_bytes=1_638_400, flops=99_000_000, vmem_bytes=294_912, calls=1, output_stores=1, serial_steps=3
+        ),
+        forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
+    )
+
+
+def puzzle_7(nb: Any) -> Question:
+    return question(
+        nb.attention_lse_spec,
+        normal((1, 2, 200, 128), "bfloat16", scale=2.0),
+        normal((1, 2, 360, 128), "bfloat16"),
+        normal((1, 2, 360, 128), "bfloat16", shift=0.5),
+        variants=[
+            case(
+                integers((2, 1, 80, 64), -12, 13, "float32"),
+                integers((2, 1, 600, 64), -12, 13, "float32"),
+                normal((2, 1, 600, 64), shift=2.0),
+                causal=False,
+                bq=32,
+                bkv=256,
+                about="not causal",
+                budget=Budget(hbm_bytes=1_925_760, flops=41_000_000, calls=1, output_stores=1),
+            ),
+            case(
+                normal((1, 2, 300, 64), "bfloat16"),
+                normal((1, 2, 130, 64), "bfloat16"),
+                normal((1, 2, 130, 64), "bfloat16"),
+                bq=96,
+                bkv=64,
+                about="170 queries see nothing",
+                budget=Budget(hbm_bytes=288_096, flops=21_500_000, calls=1, output_stores=1),
+            ),
+            case(
+                integers((1, 1, 256, 64), 4, 13, "bfloat16"),
+                integers((1, 1, 512, 64), -12, -3, "bfloat16"),
+                normal((1, 1, 512, 64), "bfloat16"),
+                bq=128,
+                bkv=256,
+                about="scores around -500",
+                budget=Budget(hbm_bytes=328_704, flops=36_200_000, calls=1, output_stores=1),
+            ),
+            case(
+                *[normal((1, 1, n, 64), scale=2.0) for n in (64, 65, 65)],
+                bq=32,
+                bkv=16,
+                about="only the last query sees the last block of keys",
+            ),
+            case(
+                *[normal((1, 1, 287, 64), scale=2.0) for _ in range(3)],
+                causal=False,
+                bq=80,
+                bkv=96,
+                about="not causal, and the last block of keys has one row too many",
+            ),
+        ],
+        budget=Budget(hbm_bytes=1_574_464, flops=99_000_000, vmem_bytes=295_424, calls=1, output_stores=1),
+        forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
+    )
+
+
+def coded(numbers: Any) -> Any:
+    """(1, 1, n, 64): the 8 bits of each number as 1 and -1, 8 times over. Row . itself is 64, . another at most 48."""
+    bits = np.asarray(numbers)[:, None] >> np.arange(8) & 1
+    return (2 * np.repeat(bits, 8, axis=1) - 1)[None, None].astype(jnp.bfloat16)
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.delta_spec,
+        normal((1, 2, 192, 64)),
+        normal((1, 2, 384, 64)),
+        normal((1, 2, 384, 64), shift=0.5),
+        normal((1, 2, 192, 64)),
+        variants=[
+            case(
+                normal((2, 1, 200, 128), scale=3.0),
+                normal((2, 1, 136, 128), scale=3.0),
+                normal((2, 1, 136, 128)),
+                normal((2, 1, 200, 128), shift=1.0),
+                bq=32,
+                budget=Budget(hbm_bytes=2_772_096, calls=2),
+            ),
+            case(
+                # each query finds its own key alone, so that o is one row of v, exactly
+                1000 * coded(np.arange(96) * 37 % 256),
+                coded(np.arange(256)),
+                normal((1, 1, 256, 64), "bfloat16", shift=1.0),
+                normal((1, 1, 96, 64), "bfloat16", shift=1.0),
+                bq=48,
+                about="each query sees one key alone",
+                budget=Budget(calls=2),
+            ),
+        ],
+        budget=Budget(hbm_bytes=1_575_936, calls=2),
+        forbid=("softmax", "grad", "vjp"),
+    )
+
+
+def grads_case(
+    B: int, H: int, Sq: int, Skv: int, D: int, dtype: str = "float32", scale: float = 1.0
+) -> tuple[Any, ...]:
+    """q, k, v and do, to be drawn. Scores have a standard deviation of scale**2."""
+    q, do = (normal((B, H, Sq, D), dtype, scale=s, shift=0.1) for s in (scale, 1.0))
+    k, v = (normal((B, H, Skv, D), dtype, scale=s, shift=0.1) for s in (scale, 1.0))
+    return q, k, v, do
+
+
+def puzzle_9(nb: Any) -> Question:
+    def p_and_ds_spec(s: Any, dp: Any, lse: Any, delta: Any, seen: Any) -> tuple[Any, Any]:
+        p = jnp.where(seen, jnp.exp(s - lse), 0)
+        return p, jnp.where(seen, p * (dp - delta), 0)
+
+    tile, column = normal((16, 128)), normal((16, 1))
+    seen = np.arange(16)[:, None] % 5 * 32 > np.arange(128)  # some rows see nothing
+    return question(
+        nb.dq_spec,
+        *grads_case(1, 2, 256, 320, 64),
+        variants=[
+            case(
+                *grads_case(1, 1, 200, 136, 128),
+                bq=40,
+                budget=Budget(hbm_bytes=998_528, flops=35_000_000, calls=3),
+                about="64 queries see nothing",
+            ),
+            case(
+                *grads_case(2, 1, 72, 300, 64, scale=4.0),
+                causal=False,
+                bq=24,
+                budget=Budget(hbm_bytes=2_103_552, flops=39_000_000, calls=3),
+            ),
+            case(
+                *grads_case(1, 1, 96, 288, 128, "bfloat16"),
+                bq=48,
+                budget=Budget(hbm_bytes=730_624, flops=43_000_000, mxu_bits=16, calls=3),
+            ),
+            case(*grads_case(1, 1, 64, 129, 64), causal=False, bq=32, bkv=64, about="one key in the last block"),
+        ],
+        budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
+        forbid=("softmax", "grad", "vjp"),
+        claims=[helper_claim(nb.p_and_ds, p_and_ds_spec, tile, tile, column, column, seen)],  # p is for Puzzle 10
+    )
+
+
+def puzzle_10(nb: Any) -> Question:
+    return question(
+        nb.attention_grads_spec,
+        *grads_case(1, 2, 256, 320, 64),
+        variants=[
+            case(
+                *grads_case(1, 1, 200, 136, 128),
+                bq=32,
+                bkv=64,
+                budget=Budget(hbm_bytes=2_016_000, flops=46_500_000, calls=4),
+                about="64 queries see nothing",
+            ),
+            case(
+                *grads_case(2, 1, 72, 300, 64, scale=4.0),
+                causal=False,
+                bq=24,
+                budget=Budget(hbm_bytes=2_942_592, flops=71_000_000, calls=4),
+            ),
+            case(
+                *grads_case(1, 1, 160, 288, 128, "bfloat16"),
+                bq=48,
+                budget=Budget(hbm_bytes=1_897_984, flops=150_000_000, mxu_bits=16, calls=4),
+            ),
+        ],
+        budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4, output_stores=1),
+        forbid=("softmax", "grad", "vjp"),
+    )
+
+
+def grouped_case(B: int, H: int, Hkv: int, Sq: int, Skv: int, D: int, dtype: str = "float32") -> tuple[Any, ...]:
+    """q, k, v and do, to be drawn: H heads of q and do, Hkv heads of k and v."""
+    q, do = normal((B, H, Sq, D), dtype, shift=0.1), normal((B, H, Sq, D), dtype, shift=0.1)
+    return q, normal((B, Hkv, Skv, D), dtype, shift=0.1), normal((B, Hkv, Skv, D), dtype, shift=0.1), do
+
+
+def puzzle_11(nb: Any) -> Question:
+    return question(
+        nb.grouped_grads_spec,
+        *grouped_case(1, 4, 2, 192, 320, 64),
+        variants=[
+            case(
+                *grouped_case(1, 3, 1, 200, 136, 128),
+                bq=40,
+                bkv=64,
+                budget=Budget(hbm_bytes=4_927_424, flops=134_000_000, calls=4),
+                about="one head of keys and values for three of queries",
+            ),
+            case(
+                *grouped_case(2, 6, 2, 40, 140, 64),
+                causal=False,
+                bq=24,
+                bkv=64,
+                budget=Budget(hbm_bytes=5_630_720, flops=139_000_000, calls=4),
+            ),
+            case(
+                *grouped_case(1, 4, 2, 96, 160, 128, "bfloat16"),
+                bq=32,
+                budget=Budget(hbm_bytes=1_943_552, flops=170_000_000, mxu_bits=16, calls=4),
+            ),
+        ],
+        budget=Budget(hbm_bytes=6_383_616, flops=290_000_000, calls=4, output_stores=1),
+        forbid=("softmax", "grad", "vjp"),
+    )
+
+
+def splash_case(
+    B: int, H: int, Sq: int, Skv: int, D: int, dtype: str = "float32", scale: float = 1.0
+) -> tuple[Any, ...]:
+    """q, k and v, to be drawn."""
+    q, k = (normal((B, H, n, D), dtype, scale=scale) for n in (Sq, Skv))
+    return q, k, normal((B, H, Skv, D), dtype, shift=0.5)
+
+
+def puzzle_12(nb: Any) -> Question:
+    def explain_lists(q: Any, k: Any, v: Any, *, got: Any, want: Any, mask: Any, bq: int, bkv: int) -> tuple[str, str]:
+        """What is wrong with the lists, or else with what is made of them: asked for when the result is wrong."""
+        kinds = nb.block_kinds(mask, q.shape[2], k.shape[2], bq, bkv)
+        for i, (blocks, marks) in enumerate(zip(*nb.splash_lists(kinds), strict=True)):
+            listed = [(int(j), int(mark)) for j, mark in zip(blocks, marks, strict=True) if mark]
+            live = [(j, int(kind)) for j, kind in enumerate(kinds[i]) if kind]
+            if listed != live:
+                return f"Row {i} of the lists says (block, kind) {listed}; live in that row of blocks are {live}.", ""
+        return "", ""
+
+    def explain_list_costs(q: Any, k: Any, v: Any, *, mask: Any = nb.recent_mask, bq: int = 64, bkv: int = 128) -> str:
+        """What the lists make the call do for nothing, if they do: asked for when a right result costs too much."""
+        data_next, block_mask = nb.splash_lists(nb.block_kinds(mask, q.shape[2], k.shape[2], bq, bkv))
+        longest, width = int((block_mask > 0).sum(axis=1).max(initial=0)), data_next.shape[1]
+        if width > max(1, longest):
+            return (
+                f"Right answer, but `splash_lists` returns lists of {width} steps for each row of blocks, where the "
+                f"longest has {longest}: {width - max(1, longest)} steps of every row have nothing to do."
+            )
+        blocks, marks = data_next.ravel(), block_mask.ravel()
+        fetched = [0, *(n for n in range(1, blocks.size) if blocks[n] != blocks[n - 1])]
+        for n, end in zip(fetched[1:], [*fetched[2:], blocks.size], strict=True):
+            if not marks[n:end].any():
+                i, t = divmod(n, data_next.shape[1])
+                return (
+                    f"Right answer, but in `splash_lists` data_next[{i}, {t}] is {blocks[n]}, where block_mask is 0: "
+                    f"block {blocks[n]} is fetched, and no step has any use for it. Which block was in VMEM at that "
+                    "moment?"
+                )
+        return ""
+
+    return question(
+        nb.splash_spec,
+        *splash_case(1, 2, 256, 384, 64),
+        variants=[
+            case(
+                *splash_case(1, 2, 160, 300, 64, scale=4.0),
+                mask=functools.partial(nb.window_mask, window=200, start=150),
+                bq=32,
+                bkv=64,
+                budget=Budget(hbm_bytes=1_433_600, grid_steps=50, selected=200_000),
+                about="the last rows could see beyond the edge",
+            ),
+            case(
+                *splash_case(1, 1, 224, 512, 128, "bfloat16"),
+                mask=functools.partial(nb.documents_mask, q_len=32, kv_len=128, skip=3),
+                bq=32,
+                budget=Budget(hbm_bytes=770_048, grid_steps=14, mxu_bits=16, selected=30_000),
+                about="a block mask, with rows of blocks that see nothing",
+            ),
+            case(
+                integers((1, 1, 64, 64), 4, 13, "float32"),
+                integers((1, 1, 256, 64), -12, -3, "float32"),
+                normal((1, 1, 256, 64)),
+                mask=functools.partial(nb.window_mask, window=100, start=190),
+                bq=16,
+                bkv=64,
+                about="scores around -500",
+            ),
+            case(
+                *splash_case(2, 1, 96, 256, 64),
+                mask=functools.partial(nb.window_mask, window=64, start=-40),
+                bq=24,
+                bkv=32,
+                budget=Budget(hbm_bytes=163_840, grid_steps=16),
+                about="the first 40 queries see nothing",
+            ),
+            case(
+                *splash_case(1, 1, 32, 64, 64),
+                mask=functools.partial(nb.window_mask, window=8, start=-100),
+                bq=16,
+                bkv=32,
+                budget=Budget(grid_steps=2),
+                about="no query sees anything",
+            ),
+        ],
+        budget=Budget(hbm_bytes=1_441_792, grid_steps=24, calls=1, output_stores=1),
+        forbid=("softmax",),
+        explain=explain_lists,
+        explain_cost=explain_list_costs,
+    )
+
+
+def paged_case(
+    lengths: list[int],
+    max_pages: int,
+    H: int,
+    Hkv: int,
+    page: int,
+    D: int,
+    dtype: str = "float32",
+    poison: bool = False,
+    low: bool = False,
+) -> tuple[Any, ...]:
+    """q, pages, page table, lengths. Pages are handed out in no order; the rest of a row points anywhere.
+
+    poison: arrays in which all that belongs to nobody is NaN, drawn once and for all. low: all scores far below 0.
+    """
+    rng = np.random.default_rng(sum(lengths))
+    needed = [-(-n // page) for n in lengths]
+    num_pages = sum(needed) + 3
+    table = rng.integers(0, num_pages, (len(lengths), max_pages)).astype(np.int32)
+    free = list(1 + rng.permutation(num_pages - 1))  # page 0 belongs to nobody
+    owned = np.zeros((num_pages, page), bool)
+    for b, (n, count) in enumerate(zip(lengths, needed, strict=True)):
+        for t in range(count):
+            table[b, t] = free.pop()
+            owned[table[b, t]] = t * page + np.arange(page) < n
+    q, pages = normal((len(lengths), H, D), dtype), normal((Hkv, num_pages, page, D), dtype, scale=2.0)
+    k_pages: Any = pages
+    v_pages: Any = pages
+    if poison:
+        k_pages, v_pages = (np.where(owned[None, :, :, None], pages.draw(rng), np.nan) for _ in range(2))
+    if low:
+        q, k_pages = integers((len(lengths), H, D), 4, 13, dtype), integers((Hkv, num_pages, page, D), -12, -3, dtype)
+    return q, k_pages, v_pages, table, np.array(lengths, np.int32)
+
+
+def puzzle_13(nb: Any) -> Question:
+    return question(
+        nb.paged_spec,
+        *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64),
+        variants=[
+            case(
+                *paged_case([1, 100, 63], 4, H=8, Hkv=1, page=32, D=128, poison=True),
+                budget=Budget(hbm_bytes=253_952, flops=1_040_000, grid_steps=12),
+            ),
+            case(
+                *paged_case([130, 8, 64, 33], 9, H=24, Hkv=3, page=16, D=128, dtype="bfloat16"),
+                budget=Budget(hbm_bytes=466_944, flops=3_950_000, grid_steps=108, mxu_bits=16),
+            ),
+            case(*paged_case([50, 9], 3, H=4, Hkv=1, page=24, D=64, low=True), about="scores around -500"),
+        ],
+        budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
+        forbid=("softmax",),
+    )

@@ -1,0 +1,390 @@
+"""What the checks of matmul.py ask: one function a puzzle, called when that puzzle is checked.
+
+nb: what the notebook defines, with the reader's answers in its holes.
+"""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_puzzles.course.claims import hbm_choice, hbm_claim, time_choice, time_claim, vmem_claim
+from pallas_puzzles.course.inputs import Budget, Case, Question, case, integers, normal, question, uniform
+
+
+def puzzle_1(nb: Any) -> Question:
+    return question(
+        nb.one_tile_spec,
+        normal((192, 640), "bfloat16"),
+        normal((640, 256), "bfloat16"),
+        variants=[
+            case(normal((64, 2048), "bfloat16", shift=1.0), normal((2048, 128), "bfloat16"), bm=32),
+            case(normal((200, 384), "bfloat16"), normal((384, 128), "bfloat16"), about="200 rows in blocks of 64"),
+        ],
+        budget=Budget(hbm_bytes=770_048, vmem_bytes=622_592, mxu_bits=16),
+    )
+
+
+def puzzle_2(nb: Any) -> Question:
+    return question(
+        nb.product_spec,
+        normal((256, 1280), "bfloat16"),
+        normal((1280, 384), "bfloat16"),
+        variants=[
+            case(
+                normal((200, 512), "bfloat16"),
+                normal((512, 320), "bfloat16"),
+                bk=128,
+                budget=Budget(serial_steps=4, calls=1),
+            ),
+            case(
+                normal((96, 768), "bfloat16"),
+                normal((768, 512), "bfloat16"),
+                bm=32,
+                bn=256,
+                bk=384,
+                vmem_limit_bytes=64 << 20,
+                budget=Budget(serial_steps=2, calls=1),
+            ),
+            case(
+                normal((512, 128), "bfloat16"),
+                normal((128, 512), "bfloat16"),
+                bm=256,
+                bk=128,
+                budget=Budget(hbm_bytes=917_504, serial_steps=1, calls=1),
+                about="all of K in one step: rows of x stay while the columns of y go by",
+            ),
+        ],
+        budget=Budget(hbm_bytes=6_094_848, vmem_bytes=262_144, serial_steps=5, calls=1),
+        tol=8e-3,  # about one unit in the last place of a bfloat16
+    )
+
+
+def puzzle_3(nb: Any) -> Question:
+    return question(
+        nb.product_spec,
+        normal((192, 1280), "bfloat16"),
+        normal((1280, 384), "bfloat16"),
+        variants=[
+            case(normal((128, 256), "bfloat16", shift=1.0), normal((256, 384), "bfloat16"), about="one step of k"),
+            case(normal((72, 2048), "bfloat16", shift=1.0), normal((2048, 320), "bfloat16"), bm=32, bk=128),
+        ],
+        budget=Budget(hbm_bytes=4_571_136, vmem_bytes=262_144, calls=1, mxu_bits=16, branches=0),
+        tol=8e-3,
+    )
+
+
+def in_blocks(nb: Any, M: int, N: int, K: int, bm: int, bn: int, bk: int) -> tuple[Any, tuple[Any, Any]]:
+    """The reader's Puzzles 2 and 3 in these blocks: (function, arguments). Claims are compared with a run of it."""
+    x, y = jnp.zeros((M, K), jnp.bfloat16), jnp.zeros((K, N), jnp.bfloat16)
+    return functools.partial(nb.tiled, nb.straight_kernel, bm=bm, bn=bn, bk=bk), (x, y)
+
+
+def all_plans(nb: Any, M: int, N: int, K: int) -> list[tuple[int, int, int]]:
+    return [(bm, bn, bk) for bm in nb.tile_sizes(M) for bn in nb.tile_sizes(N) for bk in nb.tile_sizes(K)]
+
+
+def any_sizes(rng: np.random.Generator) -> tuple[int, ...]:
+    """M, N, K, and bytes of VMEM, drawn."""
+    return (*rng.permutation([256, 384, 512, 640, 896]).tolist()[:3], int(rng.integers(500_000, 2_000_000)))
+
+
+def puzzle_4(nb: Any) -> Question:
+    blocks = functools.partial(in_blocks, nb)
+
+    def say_plan(x: Any, y: Any, *, vmem_bytes: int = 1_048_576) -> str:
+        (M, K), (_, N) = x.shape, y.shape
+        plan = nb.frugal_blocks(M, N, K, vmem_bytes)
+        moves, holds = nb.plan_bytes(M, N, K, *plan), nb.plan_vmem(*plan)
+        takes = f"it moves {moves:,} bytes, by your own functions, and holds {holds:,} of VMEM"
+        fits = "another plan that fits moves less" if holds <= vmem_bytes else "that does not fit"
+        return f"Right answer, but frugal_blocks({M}, {N}, {K}, {vmem_bytes}) is {plan}: {takes}; {fits}."
+
+    # The budgets are those of the best plan.
+    return question(
+        nb.product_spec,
+        normal((768, 512), "bfloat16"),
+        normal((512, 640), "bfloat16"),
+        variants=[
+            case(
+                normal((1024, 256), "bfloat16"),
+                normal((256, 384), "bfloat16"),
+                vmem_bytes=2_097_152,
+                budget=Budget(hbm_bytes=1_507_328, vmem_bytes=2_097_152),
+            ),
+            case(
+                normal((512, 1024), "bfloat16"),
+                normal((1024, 384), "bfloat16"),
+                vmem_bytes=1_400_000,
+                budget=Budget(hbm_bytes=3_014_656, vmem_bytes=1_400_000),
+            ),
+            case(
+                normal((1152, 384), "bfloat16"),
+                normal((384, 768), "bfloat16"),
+                vmem_bytes=1_400_000,
+                budget=Budget(hbm_bytes=4_423_680, vmem_bytes=1_400_000),
+            ),
+        ],
+        budget=Budget(hbm_bytes=3_735_552, vmem_bytes=1_048_576),
+        explain_cost=say_plan,
+        claims=[
+            hbm_claim(
+                nb.plan_bytes,
+                blocks,
+                (768, 640, 512, 256, 128, 256),
+                (768, 640, 512, 256, 128, 512),
+                (768, 384, 256, 256, 384, 256),
+                (512, 768, 512, 256, 384, 256),
+            ),
+            vmem_claim(
+                nb.plan_vmem, lambda *plan: blocks(*(2 * b for b in plan), *plan), (256, 128, 512), (128, 384, 256)
+            ),
+            hbm_choice(nb.frugal_blocks, blocks, functools.partial(all_plans, nb), any_sizes),
+        ],
+    )
+
+
+def puzzle_5(nb: Any) -> Question:
+    return question(
+        nb.linear_spec,
+        normal((192, 768), "bfloat16"),
+        normal((640, 768), "bfloat16"),
+        variants=[
+            case(normal((200, 384), "bfloat16", shift=1.0), normal((320, 384), "bfloat16"), bk=128),
+            case(normal((64, 1024), "bfloat16"), normal((512, 1024), "bfloat16"), bm=32, bn=256, bk=512),
+        ],
+        budget=Budget(hbm_bytes=4_669_440, vmem_bytes=262_144, serial_steps=3, calls=1, mxu_bits=16),
+        tol=8e-3,
+    )
+
+
+def puzzle_6(nb: Any) -> Question:
+    return question(
+        nb.diagonal_spec,
+        normal((96, 1)),
+        normal((96, 1024)),
+        normal((96, 1024), shift=0.5),
+        variants=[
+            case(
+                normal((80, 1), scale=100.0),
+                normal((80, 256), shift=-1.0),
+                normal((80, 256)),
+                budget=Budget(hbm_bytes=410_560, flops=98_400, calls=2),
+            )
+        ],
+        budget=Budget(hbm_bytes=1_967_232, vmem_bytes=197_120, flops=393_600, calls=2),
+    )
+
+
+def puzzle_7(nb: Any) -> Question:
+    return question(
+        nb.gelu_residual_spec,
+        normal((192, 1024), "bfloat16"),
+        normal((1024, 256), "bfloat16", scale=0.05),
+        normal((1, 256)),
+        normal((192, 256), "bfloat16"),
+        variants=[
+            case(
+                normal((80, 384), "bfloat16"),
+                normal((384, 512), "bfloat16", scale=0.05),
+                normal((1, 512), shift=-1.0),
+                normal((80, 512), "bfloat16", scale=0.01),
+                bk=128,
+                budget=Budget(hbm_bytes=1_200_128, output_stores=1, calls=1),
+                about="a small residual: next to it, another GELU shows",
+            ),
+            case(
+                normal((48, 256), "bfloat16"),
+                normal((256, 256), "bfloat16", scale=0.05),
+                normal((1, 256), shift=100.0),
+                normal((48, 256), "bfloat16", shift=-100.0),
+                bm=16,
+                bk=128,
+                budget=Budget(output_stores=1, calls=1),
+                about="y near 100, r near -100: what is rounded before they meet is lost",
+            ),
+            case(
+                normal((64, 512), "bfloat16", scale=0.02, shift=1.0),
+                normal((512, 256), "bfloat16", scale=0.02, shift=0.2),
+                normal((1, 256), shift=-102.4),
+                normal((64, 256), "bfloat16"),
+                bm=32,
+                bk=128,
+                budget=Budget(output_stores=1, calls=1),
+                about="sums near 102, biases near -102: what is rounded too early is lost",
+            ),
+        ],
+        budget=Budget(
+            hbm_bytes=2_558_976, vmem_bytes=295_936, flops=101_700_000, output_stores=1, calls=1, mxu_bits=16
+        ),
+    )
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.energy_spec,
+        normal((160, 256), "bfloat16"),
+        normal((256, 1024), "bfloat16", scale=0.1),
+        normal((160, 1), shift=0.5),
+        variants=[
+            case(
+                normal((96, 384), "bfloat16", shift=0.5),
+                normal((384, 512), "bfloat16", scale=0.1),
+                normal((96, 1)),
+                bm=48,
+                bn=256,
+                budget=Budget(hbm_bytes=2_729_472, calls=3),
+            )
+        ],
+        budget=Budget(hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16),
+    )
+
+
+def puzzle_9(nb: Any) -> Question:
+    return question(
+        nb.linear_grads_spec,
+        normal((320, 512), "bfloat16"),
+        normal((512, 384), "bfloat16"),
+        normal((320, 384), "bfloat16", shift=0.5),
+        variants=[
+            case(
+                normal((1536, 128), "bfloat16", shift=1.0),
+                normal((128, 256), "bfloat16"),
+                normal((1536, 256), "bfloat16", shift=1.0),
+                bm=128,
+                bn=128,
+                bk=128,
+                budget=Budget(hbm_bytes=3_604_480, calls=2, serial_steps=12),
+            ),
+            case(
+                normal((96, 320), "bfloat16", shift=0.5),
+                normal((320, 512), "bfloat16"),
+                normal((96, 512), "bfloat16"),
+                bm=32,
+                bn=256,
+                budget=Budget(calls=2, serial_steps=3),
+                about="a ragged K, which neither product sums over",
+            ),
+        ],
+        budget=Budget(hbm_bytes=4_653_056, vmem_bytes=360_448, calls=2, serial_steps=5, mxu_bits=16),
+        tol=8e-3,  # about one unit in the last place of a bfloat16
+    )
+
+
+def cancelling(M: int, half: int, N: int) -> tuple[np.ndarray, np.ndarray]:
+    """x and w in int8 whose products of the first half of K nearly cancel with those of the second."""
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(64, 128, (M, half)), rng.integers(64, 128, (half, N))
+    return np.hstack([x, x]).astype(np.int8), np.vstack([w, (rng.random(w.shape) < 0.02) - w]).astype(np.int8)
+
+
+def puzzle_10(nb: Any) -> Question:
+    return question(
+        nb.int8_spec,
+        integers((192, 1280), -127, 128, "int8"),
+        integers((1280, 384), -127, 128, "int8"),
+        uniform((192, 1), 0.001, 1.0),
+        uniform((1, 384), 0.01, 0.1),
+        variants=[
+            case(
+                integers((64, 2048), 80, 128, "int8"),
+                integers((2048, 256), 80, 128, "int8"),
+                uniform((64, 1), 0.5, 1.0),
+                uniform((1, 256), 0.5, 1.0),
+                bm=32,
+                bk=512,
+                budget=Budget(mxu_bits=8, calls=1),
+                about="sums beyond 16 million",
+            ),
+            case(
+                integers((200, 256), -127, 128, "int8"),
+                integers((256, 320), -127, 128, "int8"),
+                uniform((200, 1), 0.001, 1.0),
+                uniform((1, 320), 0.01, 0.1),
+                bk=128,
+                budget=Budget(mxu_bits=8, calls=1),
+            ),
+            case(
+                *cancelling(32, 4096, 128),
+                uniform((32, 1), 0.5, 1.0),
+                uniform((1, 128), 0.5, 1.0),
+                bm=16,
+                budget=Budget(mxu_bits=8, calls=1),
+                about="sums of 37 million on the way, of thousands at the end",
+            ),
+        ],
+        budget=Budget(hbm_bytes=2_512_128, vmem_bytes=198_144, calls=1, mxu_bits=8),
+    )
+
+
+def puzzle_11(nb: Any) -> Question:
+    return question(
+        nb.sparse_spec,
+        *nb.sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=128, N=384),
+        variants=[
+            case(
+                *nb.sparse_case(4, [[], [3], [0, 1, 2, 3], [1, 2]], bm=16, bk=256, N=512),
+                most=4,
+                bn=256,
+                budget=Budget(hbm_bytes=2_015_232, flops=29_417_472, calls=1),
+            ),
+            case(
+                *nb.sparse_case(6, [[5], [0], [], [], [2], [1, 4]], bm=64, bk=128, N=256),
+                most=2,
+                budget=Budget(hbm_bytes=688_128, flops=21_053_440, calls=1),
+            ),
+            case(*nb.sparse_case(3, [[1], [], [0, 2]], bm=48, bk=128, N=320), most=2, bn=256, budget=Budget(calls=1)),
+        ],
+        budget=Budget(hbm_bytes=860_160, flops=18_948_096, calls=1, output_stores=1),
+    )
+
+
+def puzzle_12(nb: Any) -> Question:
+    # Four small chips, each short of something else. The budgets are what the best plan by this model really takes.
+    slow_steps = nb.Chip(5e11, 3e9, 4 << 20, 20e-6)
+    fast_steps = slow_steps._replace(vmem_bytes=3 << 20, step_s=5e-6)
+    little_vmem = slow_steps._replace(vmem_bytes=2 << 20)
+    best_s = {nb.SMALL: 1.0750e-3, fast_steps: 1.8981e-3, slow_steps: 2.0546e-3, little_vmem: 2.0824e-3}
+    x, y = normal((1024, 512), "bfloat16"), normal((512, 768), "bfloat16")
+    blocks = functools.partial(in_blocks, nb)
+
+    def on(chip: Any, about: str, **budget: int) -> Case:
+        return case(x, y, chip=chip, budget=Budget(**budget), about=about)
+
+    def say_pick(x: Any, y: Any, *, chip: Any = nb.SMALL) -> str:
+        (M, K), (_, N) = x.shape, y.shape
+        plan = nb.pick_blocks(M, N, K, chip)
+        time_s, vmem_bytes = nb.plan_time(M, N, K, *plan, chip), nb.plan_vmem(*plan)
+        takes = f"{time_s:.4e} s, and {vmem_bytes:,} bytes of VMEM, of {chip.vmem_bytes:,}"
+        best = f"The best plan that fits takes {best_s[chip]:.4e} s"
+        return f"Right answer, but pick_blocks({M}, {N}, {K}, chip) is {plan}: by your plan_time {takes}. {best}."
+
+    def any_chip(rng: np.random.Generator) -> tuple[Any, ...]:
+        """M, N, K, and a chip that nobody sells, drawn."""
+        *sizes, vmem_bytes = any_sizes(rng)
+        flops_per_s, step_us = float(rng.integers(2, 20)) * 1e11, int(rng.integers(2, 20))
+        return (*sizes, nb.Chip(flops_per_s, float(rng.integers(2, 6)) * 1e9, vmem_bytes, step_us * 1e-6))
+
+    return question(
+        nb.product_spec,
+        x,
+        y,
+        variants=[
+            on(fast_steps, "a chip with short steps", hbm_bytes=5_242_880, grid_steps=16, vmem_bytes=2_031_616),
+            on(slow_steps, "a chip with long steps", hbm_bytes=5_242_880, grid_steps=8, vmem_bytes=2_490_368),
+            on(little_vmem, "a chip with little VMEM", hbm_bytes=5_767_168, grid_steps=8, vmem_bytes=2_097_152),
+        ],
+        budget=Budget(hbm_bytes=4_194_304, grid_steps=6, vmem_bytes=2_621_440),
+        explain_cost=say_pick,
+        claims=[
+            time_claim(
+                nb.plan_time,
+                lambda M, N, K, bm, bn, bk, chip: blocks(M, N, K, bm, bn, bk),
+                (1024, 768, 512, 512, 384, 128, nb.SMALL),
+                (768, 640, 512, 768, 640, 128, nb.SMALL),
+                (512, 384, 256, 256, 128, 256, nb.SMALL),
+            ),
+            time_choice(nb.pick_blocks, blocks, functools.partial(all_plans, nb), any_chip),
+        ],
+    )

@@ -1,0 +1,1 @@
+"""The `puzzles` command and what runs around it."""

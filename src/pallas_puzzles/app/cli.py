@@ -1,0 +1,517 @@
+"""The `puzzles` command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from .. import installation
+from ..course import curriculum
+from ..course.progress import (
+    Progress,
+    forget,
+    hint_text,
+    load,
+    next_hint,
+    record,
+    record_opened,
+    record_solution_seen,
+)
+from . import terminal, workspace
+from .dev import commands as dev
+from .worker import Judge, Message, judged
+
+SOLVED, NOT_SOLVED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130  # exit codes
+WORDS = {
+    "passed": "solved",
+    "unsolved": "not solved yet",
+    "failed": "wrong",
+    "error": "error",
+    "unrecorded": "not recorded",
+}
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Puzzles that teach JAX Pallas. No command: what is solved, and what is next.",
+    epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
+)
+app.add_typer(dev.app, name="dev", hidden=True)
+
+
+def _complete_puzzle(incomplete: str) -> list[str]:
+    return [each.id for each in curriculum.all_puzzles() if each.id.startswith(incomplete)]
+
+
+def _complete_any(incomplete: str) -> list[str]:
+    names = [book.name for book in curriculum.notebooks() if book.name.startswith(incomplete)]
+    return [*names, *_complete_puzzle(incomplete)] if "/" not in incomplete else _complete_puzzle(incomplete)
+
+
+def _complete_chip(incomplete: str) -> list[str]:
+    from ..targets.tpu.chips import CHIPS
+
+    return [name for name in CHIPS if name.startswith(incomplete)]
+
+
+Overlay = Annotated[
+    Path | None, typer.Option("--with", metavar="FILE", help="Functions to lay over the holes; not recorded.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AnyOrder = Annotated[bool, typer.Option("--any", help="Open a puzzle before its turn.")]
+WhichPuzzle = Annotated[
+    str, typer.Argument(metavar="[ID]", help="Default: the next unsolved puzzle", autocompletion=_complete_puzzle)
+]
+Anything = Annotated[
+    str, typer.Argument(metavar="basics[/9]", help="Default: the next unsolved puzzle", autocompletion=_complete_any)
+]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command, and exits; what cannot be done is one line on stderr and exit code 2."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        installation.require_versions()
+        try:
+            app(args=words, prog_name="puzzles")
+        finally:
+            sys.stdout.flush()
+    except (
+        installation.WrongVersion,
+        curriculum.CurriculumError,
+        workspace.WorkspaceError,
+        terminal.NobodyToAsk,
+    ) as error:
+        if "--json" in words:
+            print(json.dumps({"version": 1, "error": str(error)}))
+        terminal.warn(str(error))
+        sys.exit(WRONG_USE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # `puzzles list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(NOT_SOLVED)  # nobody has read a verdict
+
+
+@app.callback(invoke_without_command=True)
+def overview(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        terminal.say_map(load())
+        try:
+            print(f"your files: {workspace.find()}")
+        except workspace.WorkspaceError as error:
+            print(error)
+
+
+@app.command(epilog="Example: puzzles init ~/pallas")
+def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Default: ./workspace")] = None) -> None:
+    """Make a workspace: your own copies of the notebooks. Never overwrites a file, never merges into one.
+
+    After an upgrade: adds what is new, and says which of your files are based on an older text.
+    """
+    _init(folder or workspace.default_folder())
+    print("next: `puzzles lab`, or `puzzles watch` and a file there in your editor")
+
+
+@app.command(
+    epilog="Example: puzzles lab --port 8889 -- --ServerApp.token=secret",
+    context_settings={"allow_extra_args": True},
+)
+def lab(
+    ctx: typer.Context,
+    port: Annotated[int | None, typer.Option(help="The server's port.")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="The workspace to open.")] = None,
+) -> None:
+    """Open JupyterLab on the workspace, at the next puzzle. What follows -- goes to Jupyter."""
+    from . import lab as jupyter
+
+    jupyter.require()
+    jupyter.launch(_workspace_for_lab(folder), load(), port, no_browser, ctx.args)
+
+
+@app.command(epilog="Example: puzzles start basics/3")
+def start(puzzle_id: WhichPuzzle = "", any_order: AnyOrder = False, as_json: Json = False) -> None:
+    """Read what a puzzle asks, and where to edit."""
+    from .watch import hole_line
+
+    puzzle = _open_puzzle(puzzle_id, any_order)
+    text = curriculum.instructions(puzzle)
+    file, line = None, 1
+    with contextlib.suppress(workspace.WorkspaceError):
+        file = workspace.current_file(workspace.find(), puzzle.notebook)
+        line = hole_line(file, puzzle)
+    if as_json:
+        row = _row(puzzle, load())
+        print(json.dumps({"version": 1, **row, "text": text, "file": str(file) if file else None, "line": line}))
+        return
+    terminal.say_markdown(text)
+    terminal.say(f"\nGoal of {puzzle.id}: {puzzle.goal}")  # that of the text may have left the screen
+    print(f"\nedit: {file}:{line}" if file else "\n`puzzles init` makes the file to edit")
+    print(f"then: `puzzles check {puzzle.id}`, or `puzzles watch` at every save")
+
+
+@app.command(epilog="Example: puzzles check basics/9")
+def check(
+    what: Anything = "",
+    overlay: Overlay = None,
+    traceback: Annotated[bool, typer.Option("--traceback", help="With the full traceback of an error.")] = False,
+    any_order: AnyOrder = False,
+    as_json: Json = False,
+) -> None:
+    """Check your file: one puzzle, or every puzzle of a notebook. Exits with 0 if solved, 1 if not, 2 on wrong use."""
+    ids = _puzzle_ids(what)
+    if not ids:
+        print(json.dumps({"version": 1, "source": None, "verdicts": []}) if as_json else "every puzzle is solved")
+        raise typer.Exit(SOLVED)
+    name = ids[0].partition("/")[0]
+    if overlay is None and what != name:
+        _open_puzzle(ids[0], any_order)
+    source = _source(name, overlay)
+    verdicts, newly = [], False
+    if not as_json:
+        print(f"{what or ids[0]}: {source}", flush=True)
+    with Judge() as judge:
+        for puzzle_id in ids:
+            answer = judged(puzzle_id, judge.ask("check", puzzle_id, source, overlay))
+            verdict = answer["verdict"]
+            verdicts.append({**verdict, "traceback": answer["traceback"]} if traceback else verdict)
+            # what is laid over the holes is not the reader's own work; an untouched hole, or no verdict, is no attempt
+            if overlay is None and verdict["status"] != "unsolved" and "none" not in answer:
+                newly |= record(puzzle_id, verdict["passed"], answer["totals"])
+            if as_json or what == name:
+                _say_printed(answer["printed"], sys.stderr)
+            if not as_json:
+                _say_verdict(answer, short=what == name, traceback=traceback)
+    passed = all(each["passed"] for each in verdicts)
+    if as_json:
+        print(json.dumps({"version": 1, "source": str(source), "verdicts": verdicts}))
+    elif newly or (what == name and passed and overlay is None):
+        _say_finale(ids[0])
+    raise typer.Exit(SOLVED if passed else NOT_SOLVED)
+
+
+@app.command(epilog="Example: puzzles watch basics")
+def watch(what: Anything = "", any_order: AnyOrder = False) -> None:
+    """Check the puzzle you are editing at every save. Keys: next, hint, show, list, reset, quit."""
+    from .watch import Watch
+
+    folder = workspace.find()
+    names = [book.name for book in curriculum.notebooks()]
+    state = load()
+    if what in names:
+        mine = curriculum.in_notebook(what)
+        puzzle = next((each for each in mine if not state.solved(each.id)), mine[0])
+        puzzle = _open_puzzle(puzzle.id, any_order)
+    else:
+        puzzle = _open_puzzle(what, any_order)
+    _readers_file(puzzle.notebook)
+    Watch(folder, puzzle, only=what if what in names else "", any_order=any_order).run()
+    sys.stdout.flush()
+    os._exit(SOLVED)  # Python would take up to a second to put everything away, and whoever quits would wait
+
+
+@app.command(epilog="Example: puzzles hint basics/9")
+def hint(
+    puzzle_id: WhichPuzzle = "",
+    seen: Annotated[bool, typer.Option("--seen", help="Show the hints that you have seen, and no other.")] = False,
+    any_order: AnyOrder = False,
+    as_json: Json = False,
+) -> None:
+    """Show the next hint of a puzzle."""
+    puzzle = _open_puzzle(puzzle_id, any_order)
+    if seen:
+        number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
+        text = "\n\n".join(hint_text(puzzle, n + 1) for n in range(number))
+        text = text or f"You have seen no hint of {puzzle.id}."
+    else:
+        text = next_hint(puzzle.id)
+        number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
+    if as_json:
+        told = {"puzzle": puzzle.id, "hints": len(puzzle.hints), "hints_seen": number, "text": text}
+        print(json.dumps({"version": 1, **told}))
+    else:
+        terminal.say_markdown(text)
+
+
+@app.command(epilog="Example: puzzles solution basics/9")
+def solution(puzzle_id: WhichPuzzle = "", yes: Yes = False, any_order: AnyOrder = False, as_json: Json = False) -> None:
+    """Show the solution of a puzzle. Asks first, unless it is solved or its hints are used up."""
+    puzzle = _open_puzzle(puzzle_id, any_order)
+    state = load()
+    seen, before = state.entry(puzzle.id)["hints"], max(len(puzzle.hints) - 1, 0)  # the last hint is the solution
+    if not state.solved(puzzle.id) and seen < before:
+        left = f"{before - seen} hint{'' if before - seen == 1 else 's'}"
+        question = f"{puzzle.id} is not solved, and {left} would come first (`puzzles hint {puzzle.id}`). Show it?"
+        if not terminal.agreed(question, yes):
+            raise typer.Exit(NOT_SOLVED)
+    if not state.solved(puzzle.id):
+        record_solution_seen(puzzle)
+    if as_json:
+        print(json.dumps({"version": 1, "puzzle": puzzle.id, "solution": puzzle.solution}))
+    else:
+        terminal.say_markdown(f"```python\n{puzzle.solution}```")
+
+
+@app.command(epilog="Example: puzzles show basics/9 --browser")
+def show(
+    puzzle_id: WhichPuzzle = "",
+    browser: Annotated[bool, typer.Option("--browser", help="As a page in the browser.")] = False,
+    page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page to a file.")] = None,
+    overlay: Overlay = None,
+) -> None:
+    """Draw what your kernel does: blocks, copies, traffic. In the terminal, or as a page. Exits with 1 if unwritten."""
+    puzzle = _puzzle_or_next(puzzle_id)
+    source = _source(puzzle.notebook, overlay)
+    with Judge() as judge:
+        answer = judge.ask("show", puzzle.id, source, overlay)
+    if "picture" not in answer:
+        _say_verdict(judged(puzzle.id, answer))
+        raise typer.Exit(NOT_SOLVED)
+    if page is None and not browser:
+        terminal.say(answer["picture"])
+        return
+    page = page or Path(tempfile.mkdtemp(prefix="puzzles-")) / f"{puzzle.notebook}-{puzzle.number}.html"
+    title = f"<title>{puzzle.id}</title>"
+    try:
+        page.write_text(f"<!doctype html><meta charset=utf-8>{title}{answer['html']}", "utf-8")
+    except OSError as error:
+        raise curriculum.CurriculumError(f"{page} cannot be written ({error.strerror}): name another file") from None
+    print(page)
+    if browser and not webbrowser.open(page.resolve().as_uri()):
+        terminal.warn("there is no browser here: open that file in one")
+
+
+@app.command(epilog="Example: puzzles reset basics/3")
+def reset(
+    what: Annotated[
+        str, typer.Argument(metavar="[basics[/3]]", help="Default: everything", autocompletion=_complete_any)
+    ] = "",
+    yes: Yes = False,
+) -> None:
+    """Take a puzzle, a notebook or everything back to the start. Says what will be lost, asks, keeps the old file."""
+    folder = workspace.find()
+    books = [book for book in curriculum.notebooks() if what in ("", book.name)]
+    puzzles = [each for book in books for each in book.puzzles] if books else [curriculum.puzzle(what)]
+    for line in workspace.losses(folder, puzzles):
+        print(line)
+    if not terminal.agreed(f"Reset {what or 'everything'}?", yes):
+        print("nothing is reset")
+        raise typer.Exit(NOT_SOLVED)
+    kept = []
+    if books:
+        for book in books:
+            kept += workspace.reset_notebook(folder, book)
+    else:
+        kept += workspace.reset_puzzle(folder, puzzles[0])
+    forget(each.id for each in puzzles)
+    print(f"{what or 'everything'} is as it was at the start")
+    if kept:
+        print(f"your files of before: {', '.join(each.name for each in kept)}, in {folder}")
+
+
+@app.command(epilog="Example: puzzles tpu basics/10 --tpu v5e,v6e")
+def tpu(
+    puzzle_id: Annotated[str, typer.Argument(metavar="ID", autocompletion=_complete_puzzle)],
+    names: Annotated[
+        str,
+        typer.Option(
+            "--tpu", metavar="NAMES", help="Of v5e, v6e, tpu7x; commas between.", autocompletion=_complete_chip
+        ),
+    ] = "v5e",
+    overlay: Overlay = None,
+    as_json: Json = False,
+) -> None:
+    """Compile your kernel for a TPU, without one: VMEM, bundles, time. Exits with 0 if it compiles, 1 if not."""
+    from ..targets.tpu.chips import chips
+
+    try:
+        targets = chips(names)
+    except ValueError as error:
+        raise curriculum.CurriculumError(str(error)) from None
+    source = _source(curriculum.puzzle(puzzle_id).notebook, overlay)
+    if not as_json:
+        print(f"{puzzle_id}: {source}", flush=True)
+    answers: list[Message] = []
+    with Judge() as judge:
+        for target in targets:
+            answer = judge.ask("tpu", puzzle_id, source, overlay, tpu=target.name)
+            answers.append(answer if "report" in answer else judged(puzzle_id, answer))
+            if as_json:
+                _say_printed(answer["printed"], sys.stderr)
+            else:
+                _say_verdict(answers[-1])
+            if answer.get("unavailable", "report" not in answer):
+                break  # the next would say the same
+    reports = [each for each in answers if "report" in each]
+    if as_json:
+        told = {"version": 1, "source": str(source), "reports": [each["report"] for each in reports]}
+        print(json.dumps(told if reports == answers else {**told, "verdict": answers[-1]["verdict"]}))
+    if any(each["unavailable"] for each in reports):
+        raise typer.Exit(WRONG_USE)
+    raise typer.Exit(SOLVED if all(each.get("compiles") for each in answers) else NOT_SOLVED)
+
+
+@app.command("list", epilog="Example: puzzles list --json")
+def list_puzzles(as_json: Json = False) -> None:
+    """Name every puzzle."""
+    state = load()
+    everything = curriculum.all_puzzles()
+    if as_json:
+        print(json.dumps({"version": 1, "puzzles": [_row(each, state) for each in everything]}))
+        return
+    width = max((len(each.id) for each in everything), default=0)
+    for each in everything:
+        print(f"{each.id:{width}}  {state.word(each):6}  {each.title}".rstrip())
+
+
+# ---- the parts -------------------------------------------------------------------------------------------------------
+
+
+def _init(folder: Path) -> None:
+    made = workspace.init(folder)
+    tutor = [each for each in made.added if each.startswith(".claude/")]
+    added = [each for each in made.added if each not in tutor]
+    if added:
+        print(f"added to {folder}: {', '.join(added)}")
+    if tutor:
+        print("added for an assistant: .claude (the command /tutor, and a skill)")
+    if made.kept:
+        kept = [each for each in made.kept if not each.startswith(".claude/")]
+        names = ", ".join([*kept, *([".claude"] if len(kept) < len(made.kept) else [])])
+        print(f"kept as they are in {folder}: {names}. Nothing is merged into a file that is there")
+    for name, puzzles in made.older.items():
+        print(f"{name} is based on an older text: {_numbered(puzzles)} changed since. What you wrote stays;")
+        print(f"    `puzzles reset {name}/N` takes the new text of a puzzle, and keeps your file beside the new one")
+    for name, puzzles in made.unsure.items():
+        print(f"{name} does not have the text of today in {_numbered(puzzles)}: an older text, or your own changes.")
+        print("    Nothing in this folder says which, and so the files stay as they are")
+
+
+def _numbered(puzzles: list[str]) -> str:
+    """ "Puzzles 3, 7 and the cells around the puzzles"."""
+    numbers = [each for each in puzzles if each]
+    words = [f"Puzzle{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"] if numbers else []
+    return " and ".join([*words, *(["the cells around the puzzles"] if "" in puzzles else [])])
+
+
+def _puzzle_or_next(puzzle_id: str) -> curriculum.Puzzle:
+    """The puzzle of that name, or the next one, or the very last when all are solved."""
+    if puzzle_id:
+        return curriculum.puzzle(puzzle_id)
+    return load().next() or curriculum.all_puzzles()[-1]
+
+
+def _open_puzzle(puzzle_id: str, any_order: bool) -> curriculum.Puzzle:
+    """The same, if it is open. Raises CurriculumError when another has to be solved first, and nobody said --any."""
+    puzzle = _puzzle_or_next(puzzle_id)
+    first = load().waits_for(puzzle)
+    if first is not None and any_order:
+        record_opened(puzzle.id)
+    elif first is not None:
+        raise curriculum.CurriculumError(f"{puzzle.id} opens when {first.id} is solved; --any opens it now")
+    return puzzle
+
+
+def _readers_file(name: str) -> Path:
+    """The reader's file of a notebook, the pair in step; says what there is to say about that on stderr.
+
+    Raises CurriculumError where the half that was saved last cannot be read: the other is not what they mean.
+    """
+    folder = workspace.find()
+    curriculum.read_cells(workspace.current_file(folder, name))
+    pair = workspace.synced_file(folder, name)
+    for each in filter(None, (pair.conflict, pair.notice)):
+        terminal.warn(each)
+    return pair.current
+
+
+def _source(name: str, overlay: Path | None) -> Path:
+    """Whose functions are asked about: those of the file of --with, else the reader's own."""
+    if overlay is not None and not overlay.is_file():
+        raise curriculum.CurriculumError(f"there is no file {overlay}")
+    return overlay or _readers_file(name)
+
+
+def _say_verdict(answer: Message, short: bool = False, traceback: bool = False) -> None:
+    """A verdict, or a report, and then what the reader's code has printed."""
+    terminal.say_laid_out(_line(answer["verdict"]) if short else answer["text"])
+    if not short:
+        _say_printed(answer["printed"], sys.stdout)
+    if traceback and answer["traceback"]:
+        terminal.say_laid_out(f"\n{answer['traceback'].rstrip()}")
+    sys.stdout.flush()
+
+
+def _say_printed(printed: str, stream: TextIO) -> None:
+    if printed.strip():
+        print(terminal.printable(f"\nprinted by your code:\n{printed.rstrip()}"), file=stream)
+
+
+def _say_finale(puzzle_id: str) -> None:
+    from ..course.finale import finale
+
+    finished = finale(puzzle_id)
+    if finished is not None:
+        print()
+        terminal.say(finished)
+
+
+def _workspace_for_lab(folder: Path | None) -> Path:
+    if folder is None:
+        with contextlib.suppress(workspace.WorkspaceError):
+            folder = workspace.find()
+    folder = folder or workspace.default_folder()
+    books = curriculum.notebooks()
+    if not all((folder / f"{book.name}.ipynb").exists() for book in books):
+        _init(folder)
+    for book in books:
+        pair = workspace.synced_file(folder, book.name)
+        for each in filter(None, (pair.conflict, pair.notice)):
+            terminal.warn(each)
+    return folder.expanduser().resolve()
+
+
+def _puzzle_ids(what: str) -> list[str]:
+    """What to check: nothing said is the next puzzle, a notebook's name is all of its puzzles."""
+    if not what:
+        upcoming = load().next()
+        return [upcoming.id] if upcoming else []
+    for book in curriculum.notebooks():
+        if book.name == what:
+            return [each.id for each in book.puzzles]
+    return [curriculum.puzzle(what).id]
+
+
+def _line(verdict: dict[str, Any]) -> str:
+    findings = verdict["findings"]
+    about = findings[0]["cause"] if findings else curriculum.puzzle(verdict["puzzle"]).title
+    line = f"{verdict['puzzle']:12}  {WORDS[verdict['status']]:14}  {about}"
+    width = terminal.columns()
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def _row(puzzle: curriculum.Puzzle, state: Progress) -> dict[str, Any]:
+    entry = state.entry(puzzle.id)
+    return {
+        "id": puzzle.id,
+        "notebook": puzzle.notebook,
+        "number": puzzle.number,
+        "title": puzzle.title,
+        "goal": puzzle.goal,
+        "holes": list(puzzle.holes),
+        "hints": len(puzzle.hints),
+        "hints_seen": entry["hints"],
+        "attempts": entry["attempts"],
+        "solved": entry["solved"],
+        "locked": state.waits_for(puzzle) is not None,
+    }

@@ -1,0 +1,1 @@
+"""What authors of a course need, and readers do not: `puzzles dev`."""

@@ -1,0 +1,296 @@
+"""NAME.py and NAME.ipynb of a workspace are one notebook: solving in one is seen in the other, losing nothing.
+
+A record of what both halves last had in common (RECORD, in the workspace) says which half has changed since. One half:
+the other follows. Both: a conflict, which is reported and left to the reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..course import curriculum
+from ..files import locked, write_whole
+
+RECORD = ".pallas-puzzles.json"
+LOCK = ".pallas-puzzles.lock"
+VERSION = 1
+
+Cells = list[tuple[str, str]]  # (kind, source)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two halves of a notebook: `current` is the one to read. `conflict`, `notice`: what stands in the way, if any.
+
+    apart: the other half does not have yet what `current` has.
+    """
+
+    current: Path
+    conflict: str = ""
+    notice: str = ""
+    apart: bool = False
+
+
+@dataclass(frozen=True)
+class _Half:
+    """One file as it was read: `signature` tells whether it has changed since."""
+
+    path: Path
+    signature: tuple[int, int]
+    content: bytes
+    cells: Cells
+
+    @property
+    def digest(self) -> str:
+        return digest(self.cells)
+
+
+def halves(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.py", folder / f"{name}.ipynb"
+
+
+def current(folder: Path, name: str) -> Path | None:
+    """The newer half, the .py when they are of one age, None without any. Reads nothing but dates."""
+    there = [each for each in halves(folder, name) if each.is_file()]
+    return max(there, key=lambda each: each.stat().st_mtime_ns, default=None)  # max keeps the first of equals
+
+
+def sync(folder: Path, name: str, *, write: bool = True) -> Pair | None:
+    """Brings the halves of a notebook in step where only one has changed, and says which one is current.
+
+    None where there is no file of that name. Never raises for a file that cannot be read or written: `conflict` or
+    `notice` say so. write=False: only looks.
+    """
+    newest = current(folder, name)
+    if newest is None:
+        return None
+    if _untouched(folder, name):
+        return Pair(newest)
+    try:
+        with _held(folder) if write else contextlib.nullcontext():
+            return _sync(folder, name, newest, write)
+    except TimeoutError:
+        return Pair(newest, notice=f"another program works on {folder}: {name}.py and {name}.ipynb stay as they are")
+    except OSError as error:
+        why = f"{folder} cannot be written ({error.strerror or error})"
+        seen = _sync(folder, name, newest, write=False)
+        return replace(seen, notice=f"{why}: {name}.py and {name}.ipynb are not kept in step" if seen.apart else "")
+
+
+def _sync(folder: Path, name: str, newest: Path, write: bool) -> Pair:
+    read: list[_Half] = []
+    for path in (each for each in halves(folder, name) if each.is_file()):
+        try:
+            read.append(_read(path))
+        except ValueError as error:
+            good = next((each for each in halves(folder, name) if each != path and each.is_file()), path)
+            return Pair(good, conflict=f"{path} is damaged ({error}), and stays as it is: mend it or move it away")
+    if len(read) < 2:
+        if write:
+            complete(folder, name)
+        return Pair(newest)
+    a, b = read
+    if a.digest == b.digest:
+        if write:
+            _remember(folder, name, a.digest)
+        return Pair(newest)
+    known = record(folder)["pairs"].get(name)
+    base = known.get("cells") if isinstance(known, dict) else None
+    changed = [each for each in read if each.digest != (base or _course_digest(name))]
+    if len(changed) != 1:
+        return Pair(newest, conflict=_conflict(a, b, newest, unknown=base is None))
+    source, target = (a, b) if changed == [a] else (b, a)
+    if not _checks(source.cells, name):
+        lost = f"{source.path} has no puzzle left in it, and is not carried over to {target.path.name}"
+        return Pair(source.path, conflict=lost)
+    if not write:
+        return Pair(source.path, apart=True)
+    _follow(source, target)
+    _remember(folder, name, source.digest)
+    return Pair(source.path)
+
+
+def _conflict(a: _Half, b: _Half, newest: Path, unknown: bool) -> str:
+    mine, theirs = (_by_section(each.cells) for each in (a, b))
+    apart = [s for s in dict.fromkeys([*mine, *theirs]) if mine.get(s) != theirs.get(s)]
+    named = [f"Puzzle {each}" if each else "the cells around the puzzles" for each in apart]
+    where = f"{', '.join(named[:4])}{' and more' if len(named) > 4 else ''}"
+    older = a.path if newest == b.path else b.path
+    how = "differ" if unknown else "have both changed since they were last the same"
+    return (
+        f"{a.path.name} and {b.path.name} {how} ({where}), and which one is right is for you to say. "
+        f"The newer, {newest.name}, is used for now. Move what you need out of {older.name} and rename it: "
+        f"the next command makes it anew"
+    )
+
+
+def complete(folder: Path, name: str) -> list[Path]:
+    """Makes the half that is missing of the half that is there, never newer than it. Raises OSError."""
+    import jupytext
+
+    from . import notebooks
+
+    script, paired = halves(folder, name)
+    if paired.exists() and script.exists():
+        return []
+    if paired.exists():
+        create(script, jupytext.writes(jupytext.read(paired), fmt="py:percent"))
+        made, like = script, paired
+    else:
+        notebooks.write(notebooks.for_workspace(script), paired)
+        made, like = paired, script
+    _same_age(made, like)
+    with contextlib.suppress(ValueError):
+        _remember(folder, name, _read(like).digest)
+    return [made]
+
+
+def create(path: Path, text: str) -> None:
+    with open(path, "x", encoding="utf-8") as stream:  # "x": never over another file
+        stream.write(text)
+
+
+def _follow(source: _Half, target: _Half) -> None:
+    """Writes the cells of one half into the other; outputs and the script's line endings stay. Raises OSError."""
+    content = _as_script(source, target) if target.path.suffix == ".py" else _as_notebook(source, target)
+    if _signature(target.path) != target.signature:
+        raise OSError(0, f"{target.path.name} has just been changed by another program")
+    write_whole(target.path, content)
+    _same_age(target.path, source.path)
+
+
+def _as_script(source: _Half, target: _Half) -> bytes:
+    import jupytext
+
+    node = jupytext.reads(source.content.decode("utf-8-sig"), fmt="ipynb")
+    text = jupytext.writes(node, fmt="py:percent")
+    if b"\r\n" in target.content:
+        text = text.replace("\n", "\r\n")
+    return (b"\xef\xbb\xbf" if target.content.startswith(b"\xef\xbb\xbf") else b"") + text.encode()
+
+
+def _as_notebook(source: _Half, target: _Half) -> bytes:
+    import jupytext
+    from jupytext.combine import combine_inputs_with_outputs
+
+    inputs = jupytext.reads(_text(source.content), fmt="py:percent")
+    outputs = jupytext.reads(target.content.decode("utf-8-sig"), fmt="ipynb")
+    merged = combine_inputs_with_outputs(inputs, outputs, fmt={"extension": ".py", "format_name": "percent"})
+    return (jupytext.writes(merged, fmt="ipynb").rstrip("\n") + "\n").encode()
+
+
+# ---- what is compared ------------------------------------------------------------------------------------------------
+
+
+def digest(cells: Cells) -> str:
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+
+
+def _read(path: Path) -> _Half:
+    """Raises ValueError for a file that is no notebook, OSError where it cannot be read."""
+    signature = _signature(path)
+    content = path.read_bytes()
+    return _Half(path, signature, content, _cells(content, path.suffix))
+
+
+def _cells(content: bytes, suffix: str) -> Cells:
+    """Kind and source of every cell, as the script would have them: there, magics are comments."""
+    import jupytext
+
+    try:
+        if suffix == ".ipynb":
+            node = jupytext.reads(content.decode("utf-8-sig"), fmt="ipynb")
+            node = jupytext.reads(jupytext.writes(node, fmt="py:percent"), fmt="py:percent")
+        else:
+            node = jupytext.reads(_text(content), fmt="py:percent")
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+    except ValueError:
+        raise ValueError("not JSON") from None
+    except Exception as error:  # nbformat has many of its own
+        raise ValueError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+    return [(cell.cell_type, cell.source.rstrip()) for cell in node.cells if cell.source.strip()]
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8-sig").replace("\r\n", "\n")
+
+
+def _by_section(cells: Cells) -> dict[str, Cells]:
+    plain = [curriculum.Cell(kind, source, 1) for kind, source in cells]
+    found: dict[str, Cells] = {}
+    for each in curriculum.sections(iter(plain)):
+        found.setdefault(each.section, []).append((each.kind, each.source))
+    return found
+
+
+def _checks(cells: Cells, name: str) -> bool:
+    return any(quote + name + "/" in source for kind, source in cells if kind == "code" for quote in "\"'")
+
+
+def _course_digest(name: str) -> str | None:
+    """What a half has in which nothing is solved yet, as far as the course of today knows."""
+    for book in curriculum.notebooks():
+        if book.name == name:
+            return digest(_cells(book.path.read_bytes(), ".py"))
+    return None
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+def _same_age(path: Path, like: Path) -> None:
+    age = like.stat()
+    os.utime(path, ns=(age.st_atime_ns, age.st_mtime_ns))
+
+
+# ---- the record ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Holds the lock of the workspace. Raises OSError where it cannot be made, TimeoutError while another has it."""
+    with locked(folder / LOCK):
+        yield
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """What is known of a workspace: {"pairs": {name: {...}}, "texts": {name: {puzzle: digest}}}, empty if unknown."""
+    try:
+        found = json.loads((folder / RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
+        found = {}
+    found = found if isinstance(found, dict) and found.get("version") == VERSION else {}
+    parts = {key: found.get(key) for key in ("pairs", "texts")}
+    return {**found, **{key: part if isinstance(part, dict) else {} for key, part in parts.items()}}
+
+
+def write_record(folder: Path, content: dict[str, Any]) -> None:
+    """Raises OSError."""
+    text = json.dumps({**content, "version": VERSION}, indent=1, sort_keys=True)
+    write_whole(folder / RECORD, f"{text}\n".encode())
+
+
+def _remember(folder: Path, name: str, cells: str) -> None:
+    """Records what both halves have in common, and how their files look from outside. Raises OSError."""
+    content = record(folder)
+    looks = {each.suffix: list(_signature(each)) for each in halves(folder, name) if each.is_file()}
+    fresh = {"cells": cells, "files": looks}
+    if content["pairs"].get(name) != fresh:
+        write_record(folder, {**content, "pairs": {**content["pairs"], name: fresh}})
+
+
+def _untouched(folder: Path, name: str) -> bool:
+    """True when both files look as they did when they were last in step: the usual case, decided without reading."""
+    known = record(folder)["pairs"].get(name)
+    looks = {each.suffix: list(_signature(each)) for each in halves(folder, name) if each.is_file()}
+    return isinstance(known, dict) and len(looks) == 2 and known.get("files") == looks

@@ -1,0 +1,386 @@
+"""Inside the process that runs the reader's file: requests in, answers out, and nothing of the checker's replaced.
+
+Both are lines of JSON. The first line says where we are: {"environment", "folder"}. A request is {"id", "do": "check" |
+"show" | "tpu", "puzzle", "source", "overlay", "columns", "colour"}, or {"do": "stop"}; an answer has its id, what the
+reader's code has printed, and "none", a sentence, where there is no verdict, or "wrong", where the question was wrong;
+after one with "leaves" the process ends.
+
+With an argument, the path of a socket: waits there, JAX imported, and forks a process for whoever connects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import pkgutil
+import queue
+import secrets
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from .worker import Message, last_line
+
+LIMIT_S = 600.0  # nobody waits for that long
+MOST_PRINTED = 4000  # characters of what the reader's code prints
+IDLE_S = 600.0  # how long to wait for the next one who connects
+LOOK_S = 5.0  # how often to look whether the socket is still ours
+
+# Parts of the package that no check needs, and that do not belong into a process that waits for one.
+PACKAGE_NAME = (__package__ or "").partition(".")[0]  # the whole of it: what the checker consists of
+APART = {"__main__", "cli", "lab", "watch", "notebooks", "serving", "child"}
+# What the checker stands on, beside its own modules: an answer that replaces a function here gets no verdict.
+STANDS_ON = (
+    "builtins json json.decoder json.encoder numpy numpy.random numpy.testing jax jax.numpy jax.lax jax.random "
+    "jax.experimental.pallas jax.experimental.pallas.tpu inspect functools contextlib ast linecache"
+).split()
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        wait_at(Path(sys.argv[1]))
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
+        requests, answers = os.dup(0), os.dup(1)
+        _settle(2)
+        _import_everything()
+        serve(os.fdopen(requests, encoding="utf-8"), os.fdopen(answers, "w", encoding="utf-8"), changed_since())
+
+
+def serve(requests_in: IO[str], answers: IO[str], changed: Callable[[], str]) -> NoReturn:
+    """Answers requests until whoever asks is gone. What it needs for that is in its locals, out of the reader's way."""
+    from ..course.curriculum import CurriculumError
+    from ..course.progress import state_folder
+    from ..lens.watchdog import TimeLimit, time_limit
+
+    dumps, write, flush, leave = json.dumps, answers.write, answers.flush, os._exit
+    does = {"check": _check, "show": _show, "tpu": _tpu}
+    requests: queue.Queue[Message] = queue.Queue()
+    running: list[time_limit] = []
+    _be_where(json.loads(requests_in.readline() or "{}"))
+    touched = _guarded(state_folder())
+
+    def listen() -> None:
+        for line in requests_in:
+            message = json.loads(line)
+            if message["do"] == "stop":
+                for each in running:
+                    each.expire()
+            else:
+                requests.put(message)
+        leave(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        message = requests.get()
+        number, printed = message.pop("id"), Tail()
+        answer: Message
+        try:
+            with time_limit(LIMIT_S, "your file") as limit, _captured(printed):
+                running[:] = [limit]
+                answer = does[message["do"]](message)
+        except TimeLimit as stop:
+            answer = {"none": f"{stop}"}
+        except CurriculumError as error:
+            answer = {"wrong": str(error)}
+        except BaseException as error:
+            answer = {"none": f"There is no verdict: {type(error).__name__}: {error}"}
+        running.clear()
+        spoiled = touched() or changed()
+        if spoiled:
+            answer = {"none": spoiled}
+        write(dumps({**answer, "id": number, "printed": printed.text(), "leaves": bool(spoiled)}) + "\n")
+        flush()
+        if spoiled:
+            leave(0)  # the next request gets another process
+
+
+class Tail(io.TextIOBase):
+    """Keeps the end of what is written to it, however much that is."""
+
+    def __init__(self) -> None:
+        self._kept, self._all = "", 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._kept = (self._kept + text)[-MOST_PRINTED:]
+        self._all += len(text)
+        return len(text)
+
+    def text(self) -> str:
+        if self._all <= MOST_PRINTED:
+            return self._kept
+        kept = self._kept.partition("\n")[2] or self._kept
+        return f"(the end of {self._all:,} characters)\n{kept}"
+
+
+@contextlib.contextmanager
+def _captured(printed: Tail) -> Any:
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        yield
+
+
+def _settle(output: int) -> None:
+    """What C code prints goes to `output`, so not among the answers; the reader's input() finds nothing."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def _be_where(here: Message) -> None:
+    os.environ.clear()
+    os.environ.update({"OPENBLAS_NUM_THREADS": "1", **here.get("environment", {})})
+    with contextlib.suppress(OSError):
+        os.chdir(here.get("folder", "."))
+
+
+def _import_everything() -> None:
+    """Imports what a check may import: also so that nothing of ours comes in after somebody has looked at it."""
+    import jax
+    from jax.experimental import pallas  # noqa: F401
+    from jax.experimental.pallas import tpu  # noqa: F401
+
+    package = importlib.import_module(PACKAGE_NAME)
+    for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not APART & set(each.name.split(".")):
+            importlib.import_module(each.name)
+    with contextlib.suppress(ImportError):
+        import jax.experimental.pallas.mosaic_gpu  # noqa: F401
+
+
+# ---- what the reader's code may not do -------------------------------------------------------------------------------
+
+
+def changed_since() -> Callable[[], str]:
+    """A function that says which part of the checker is another one than now, in a sentence; "" if none is."""
+    ours = [each for name, each in sys.modules.items() if name.partition(".")[0] == PACKAGE_NAME]
+    others = [sys.modules[name] for name in STANDS_ON if name in sys.modules]
+    look, kind, length = vars, type, len
+    function, module = types.FunctionType, types.ModuleType
+
+    def parts(value: Any) -> tuple[Any, ...]:
+        """A thing, and what can be changed about it without putting another in its place."""
+        if kind(value) in (staticmethod, classmethod):
+            value = value.__func__
+        if kind(value) is property:
+            return (value, *(each and each.__code__ for each in (value.fget, value.fset)))
+        if kind(value) is function:
+            return (value, value.__code__, value.__defaults__, value.__kwdefaults__)
+        return (value,)
+
+    def seen(owner: Any, name: str) -> dict[str, tuple[Any, ...]]:
+        found = {}
+        for key, value in look(owner).items():
+            found[f"{name}.{key}"] = parts(value)
+            if kind(value) is kind and look(value).get("__module__") == name:
+                for inner, held in look(value).items():
+                    found[f"{name}.{key}.{inner}"] = parts(held)
+        return found
+
+    before = {each.__name__: seen(each, each.__name__) for each in (*ours, *others)}
+    own = {each.__name__ for each in ours}
+    unimportant = ("__warningregistry__", "_abc_impl", "__doc__", "__annotations__")
+
+    def same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+        return length(a) == length(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+    def changed() -> str:
+        for each in (*ours, *others):
+            name = each.__name__
+            then, now = before[name], seen(each, name)
+            for key in then.keys() | now.keys() if name in own else then.keys():
+                if key.endswith(unimportant) or (key not in then and isinstance(now[key][0], module)):
+                    continue
+                if key not in then or key not in now or not same(then[key], now[key]):
+                    whose = "changes the checker" if name in own else "changes what the checker stands on"
+                    return f"Your file {whose} ({key}): there is no verdict. Take that out, then check again."
+        return ""
+
+    return changed
+
+
+def _guarded(folder: Path) -> Callable[[], str]:
+    """Lets nobody in this process write the progress file; says in a sentence if somebody has tried to."""
+    tried: list[str] = []
+    place, split, absolute = str(folder), os.path.split, os.path.abspath
+    writing = os.O_WRONLY | os.O_RDWR
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            paths = args[:1] if isinstance(args[2], int) and args[2] & writing else ()
+        elif event in ("os.rename", "os.remove", "os.truncate", "os.link", "os.symlink"):
+            paths = args[:2]
+        else:
+            return
+        for each in paths:
+            text = os.fsdecode(each) if isinstance(each, str | bytes | os.PathLike) else ""
+            if "progress.json" in text and split(absolute(text))[0] == place:
+                tried.append(text)
+                raise PermissionError(1, "only the command that checks a file writes what is solved", text)
+
+    sys.addaudithook(hook)
+    return lambda: "Your file writes to the record of what is solved: there is no verdict." if tried else ""
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _run(message: Message, judge: bool) -> Any:
+    from ..course import session
+
+    source, overlay = Path(message["source"]), message.get("overlay")
+    if str(source.parent) not in sys.path:
+        sys.path.append(str(source.parent))  # modules beside the file, as in Jupyter
+    return session.run(
+        message["puzzle"], source=None if overlay else source, overlay=Path(overlay) if overlay else None, judge=judge
+    )
+
+
+def _check(message: Message) -> Message:
+    return told(_run(message, judge=True), message)
+
+
+def told(verdict: Any, message: Message) -> Message:
+    """A verdict as an answer: as data, and as text for the terminal of whoever asked."""
+    from ..view.verdict import totals
+
+    command = f"puzzles check {message['puzzle']}"
+    command += f" --with {message['overlay']}" if message.get("overlay") else ""
+    said = {"columns": message["columns"], "traceback": f"`{command} --traceback`"}
+    text = _in_colour(verdict.coloured(**said), message["columns"]) if message["colour"] else verdict.text(**said)
+    whole = str(verdict.traceback)
+    return {"verdict": verdict.to_json(), "totals": totals(verdict.figures), "text": text, "traceback": whole}
+
+
+def _show(message: Message) -> Message:
+    from ..view.show import show
+
+    verdict = _run(message, judge=False)
+    if verdict.subject is None:
+        return told(verdict, message)
+    first = verdict.subject.cases[0]
+    picture = show(verdict.subject.fn, *first.inputs, **first.blocks)
+    return {"picture": str(picture), "html": picture._repr_html_()}
+
+
+def _tpu(message: Message) -> Message:
+    from ..view.tpu_report import tpu_report
+
+    verdict = _run(message, judge=False)
+    if verdict.subject is None:
+        return told(verdict, message)
+    first = verdict.subject.cases[0]
+    report = tpu_report(verdict.subject.fn, *first.inputs, tpu=message["tpu"], **first.blocks)
+    return {
+        "report": report.to_json(),
+        "text": str(report),
+        "compiles": bool(report),
+        "unavailable": bool(report.unavailable),
+    }
+
+
+def _in_colour(text: Any, columns: int) -> str:
+    from rich.console import Console
+
+    console = Console(highlight=False, force_terminal=True, width=columns)
+    with console.capture() as capture:
+        console.print(text, soft_wrap=True)
+    return capture.get().rstrip("\n")
+
+
+# ---- one process that waits, and forks others ------------------------------------------------------------------------
+
+
+def wait_at(path: Path) -> None:
+    """Returns, in the process that was started, as soon as another waits at the socket; exits with 1 if none can."""
+    _import_everything()
+    alone = len(os.listdir("/proc/self/task")) == 1  # a fork takes no other thread along, and leaves its locks held
+    changed = changed_since()
+    fresh = path.with_name(f"{secrets.token_hex(8)}.new")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(fresh))  # in a folder that nobody else may enter
+    listener.listen()
+    ours = fresh.stat().st_ino
+    fresh.replace(path)
+    if not alone:
+        path.unlink()
+        sys.exit(1)
+    if os.fork():
+        os._exit(0)  # whoever has started us goes on
+
+    woken, wake = socket.socketpair()
+    for each in (woken, wake):
+        each.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: dict[int, tuple[socket.socket, IO[bytes]]] = {}
+    since = time.monotonic()
+    while True:
+        ready = select.select([listener, woken], [], [], LOOK_S)[0]
+        if woken in ready:
+            woken.recv(4096)
+            _bury(children)
+        if listener in ready:
+            connection, said = listener.accept()[0], tempfile.TemporaryFile("w+b")  # noqa: SIM115
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for each in (listener, woken, wake, *(held for held, _ in children.values())):
+                    each.close()
+                _serve_one(connection, said, changed)
+            children[pid] = (connection, said)
+        if ready or children:
+            since = time.monotonic()
+        still = path.exists() and path.stat().st_ino == ours
+        if not children and (not still or time.monotonic() - since > IDLE_S):
+            break
+    if still:
+        path.unlink()
+
+
+def _serve_one(connection: socket.socket, said: IO[bytes], changed: Callable[[], str]) -> NoReturn:
+    import numpy as np
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _settle(said.fileno())
+    np.random.seed()
+    answers = connection.makefile("w", encoding="utf-8", newline="\n")
+    answers.write(json.dumps({"pid": os.getpid()}) + "\n")
+    answers.flush()
+    try:
+        serve(connection.makefile("r", encoding="utf-8", newline="\n"), answers, changed)
+    finally:
+        os._exit(1)
+
+
+def _bury(children: dict[int, tuple[socket.socket, IO[bytes]]]) -> None:
+    """Tells those who have asked them how processes have ended."""
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        connection, said = children.pop(pid)
+        ending = {"ended": os.waitstatus_to_exitcode(status), "last": last_line(said)}
+        with contextlib.suppress(OSError):
+            connection.sendall(f"\n{json.dumps(ending)}\n".encode())
+        connection.close()
+        said.close()
+
+
+if __name__ == "__main__":
+    importlib.import_module("pallas_puzzles.app.serving").main()  # under the name that `changed_since` knows

@@ -1,0 +1,501 @@
+"""`puzzles watch`: the verdict on the puzzle being edited, at every save, and one prompt line below it.
+
+One loop takes events from three threads: a save (watchfiles), a key, an answer of the worker that runs the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..course import curriculum
+from ..course.curriculum import CurriculumError, Puzzle
+from ..course.progress import bar, forget, load, next_hint, record, record_opened
+from . import pairing, workspace
+from .terminal import columns, console, say, say_laid_out, say_map, say_markdown
+from .worker import Message, Worker, judged, request
+
+LOOK_S = 1.0  # how often to look at the files unasked: some file systems tell nobody that a file has changed
+STEP_MS, DEBOUNCE_MS = 20, 200  # watchfiles waits for so long, and never longer, for a save to be complete
+GONE_S = 1.5  # a file may be away for that long without a word: editors rename
+GRACE_S = 1.0  # how long a check that a save has made pointless may take to stop
+SLOW_S = 0.4  # from here on, say that something is running
+
+QUIT = ("q", "\x04")
+KEYS = {"n": "next", "h": "hint", "s": "show", "l": "list", "r": "reset", "q": "quit"}
+
+Signature = tuple[int, int, int]
+
+
+@dataclass
+class _File:
+    """One file that is watched: how it looked, and its code by puzzle, when it was last looked at."""
+
+    path: Path
+    signature: Signature | None = None
+    code: dict[str, list[str]] = field(default_factory=dict)
+    gone_since: float | None = None
+
+
+class Watch:
+    """One session. `only`: the notebook to stay in; `any_order`: locked puzzles are open, too."""
+
+    def __init__(self, folder: Path, puzzle: Puzzle, *, only: str = "", any_order: bool = False) -> None:
+        self.folder = folder
+        self.puzzle = puzzle
+        self.any_order = any_order
+        self.events: queue.Queue[tuple[str, Any]] = queue.Queue()
+        names = [book.name for book in curriculum.notebooks() if only in ("", book.name)]
+        self.files = [_File(half) for name in names for half in pairing.halves(folder, name)]
+        self.out = console()
+        self.tty = self.out.is_terminal and not self.out.is_dumb_terminal
+        self.number, self.asked = 0, ""  # the last request
+        self.since: float | None = None  # when it was sent; None: nothing is running
+        self.waiting_word = ""  # the line that says that something is running
+        self.question: Callable[[], None] | None = None  # what y would do
+        self.note = ""  # a word about the next verdict
+        self.finished = False
+
+    # -- the loop
+
+    def run(self) -> None:
+        """Until q, Ctrl-C, or the end of a terminal."""
+        self._look(first=True)
+        self.worker = Worker(lambda message: self.events.put(("answer", message)))
+        with _keys(self.events), _saves(self._folders(), self.events):
+            try:
+                self.check()
+                while not self.finished:
+                    self._turn()
+            finally:
+                self.worker.kill()
+                if self.tty:
+                    print()
+
+    def _turn(self) -> None:
+        wait = LOOK_S if self.since is None else 0.1
+        try:
+            kind, what = self.events.get(timeout=wait)
+        except queue.Empty:
+            self._look()
+            self._say_that_it_runs()
+            return
+        if kind == "saved":
+            self._look()
+        elif kind == "key":
+            self._key(what)
+        elif kind == "again":
+            self._prompt()
+        elif "died" in what:
+            self._died(what)
+        elif what.get("id") == self.number:
+            self._answer(what)
+
+    # -- files
+
+    def _folders(self) -> list[Path]:
+        """The workspace, and where its files really are, should they be links."""
+        return list({self.folder.resolve(), *(each.path.resolve().parent for each in self.files)})
+
+    def _look(self, first: bool = False) -> None:
+        """Finds what has been saved since the last look, and checks the puzzle that was edited."""
+        edited: list[Puzzle | None] = []
+        for each in self.files:
+            try:
+                signature = _signature(each.path)
+            except OSError:
+                self._gone(each)
+                continue
+            each.gone_since = None
+            if signature == each.signature:
+                continue
+            if signature[1] == 0 and not first and each.code:
+                continue  # an editor that empties the file before it writes: the next look finds the rest
+            before, known = each.code, each.signature is not None
+            each.signature, each.code = signature, _code(each.path)
+            if not first and pairing.current(self.folder, each.path.stem) == each.path:
+                edited.append(self._edited(each, before) if known else None)
+        if edited and not first:
+            self._saved(next((each for each in edited if each), None))
+
+    def _edited(self, file: _File, before: dict[str, list[str]]) -> Puzzle | None:
+        """The puzzle whose code is another than before; None where that is not one, or the current one is among them.
+
+        A save without a change is about the puzzle that one is at, if it is in that file.
+        """
+        changed = [key for key in {*before, *file.code} - {""} if before.get(key) != file.code.get(key)]
+        here = file.path.stem == self.puzzle.notebook
+        if (here and self.puzzle.number in changed) or len(changed) != 1:
+            return None
+        try:
+            return curriculum.puzzle(f"{file.path.stem}/{changed[0]}")
+        except CurriculumError:
+            return None  # a puzzle of the reader's own
+
+    def _saved(self, edited: Puzzle | None) -> None:
+        note = ""
+        if edited is not None and edited.id != self.puzzle.id:
+            first = None if self.any_order else load().waits_for(edited)
+            if first is None:
+                self.puzzle = edited
+            else:
+                note = (
+                    f"{edited.id} opens when {first.id} is solved; `puzzles watch {edited.id} --any` opens it now. "
+                    f"This is about {self.puzzle.id}:"
+                )
+        self.check(note)
+
+    def _gone(self, file: _File) -> None:
+        if file.signature is None or file.gone_since == float("inf"):
+            return
+        now = time.monotonic()
+        file.gone_since = file.gone_since or now
+        if now - file.gone_since > GONE_S:
+            file.gone_since = float("inf")
+            file.signature = (0, 0, 0)
+            self._line(f"{file.path} is gone. It is checked again when it is back; `puzzles init` makes a new one.")
+            self._prompt()
+
+    # -- checking
+
+    def check(self, note: str = "") -> None:
+        """Has the current puzzle checked; what runs already is about an older text, and is stopped."""
+        self.question = None
+        if self.since is not None:
+            self._stop()
+        self.note = note
+        self._ask("check")
+
+    def _ask(self, what: str) -> None:
+        path = pairing.current(self.folder, self.puzzle.notebook)
+        if path is None:
+            self._line(f"{self.folder} has no {self.puzzle.notebook}.py: `puzzles init` adds what is missing")
+            return self._prompt()
+        self.number, self.asked = self.number + 1, what
+        self.since = time.monotonic()
+        self.waiting_word = ""
+        self.worker.ask(request(self.number, what, self.puzzle.id, path))
+
+    def _stop(self) -> None:
+        """Stops what is running: politely, so that the worker stays warm, and then for good."""
+        self.worker.ask({"do": "stop"})
+        end = time.monotonic() + GRACE_S
+        kept = []
+        while time.monotonic() < end:
+            with contextlib.suppress(queue.Empty):
+                kind, what = self.events.get(timeout=0.05)
+                if kind == "answer" and ("died" in what or what.get("id") == self.number):
+                    break
+                kept.append((kind, what))
+        else:
+            self.worker.kill()
+        for each in kept:
+            self.events.put(each)
+        self.since = None
+
+    def _say_that_it_runs(self) -> None:
+        if self.since is None or time.monotonic() - self.since < SLOW_S:
+            return
+        passed_s = int(time.monotonic() - self.since)
+        words = f"checking {self.puzzle.id} ... {passed_s} s (x stops it, q quits)"
+        if self.tty and words != self.waiting_word:
+            self._erase_line()
+            print(words[: columns() - 1], end="", flush=True)
+        elif self.number == 1 and not self.waiting_word:
+            self._line(f"checking {self.puzzle.id} ... (the first time takes a few seconds)")
+        self.waiting_word = words
+
+    def _answer(self, answer: Message) -> None:
+        self.since = None
+        self.question = None
+        if "wrong" in answer:
+            self._clear()
+            self._line(answer["wrong"])
+        elif self.asked == "show":
+            self._erase_line()
+            say(answer.get("picture") or f"Nothing to show yet. {judged(self.puzzle.id, answer)['text']}")
+        else:
+            self._verdict(answer)
+        self._prompt()
+
+    def _verdict(self, answer: Message) -> None:
+        answer = judged(self.puzzle.id, answer)
+        verdict = answer["verdict"]
+        self._clear()
+        say_laid_out(answer["text"])
+        if answer["printed"].strip():
+            self._line(f"\nprinted by your code:\n{answer['printed'].rstrip()}")
+        if self.note:
+            self._line(f"\n{self.note}")
+        if verdict["status"] == "unsolved":
+            self._line(f"\nGoal: {self.puzzle.goal}")
+            print(self._place())  # as it is, for a terminal that opens what is clicked
+        elif "totals" in answer and record(verdict["puzzle"], verdict["passed"], answer["totals"]):
+            self._finale()
+        self._pair()
+        self._standing()
+
+    def _standing(self) -> None:
+        """How far one has come in this notebook."""
+        book = curriculum.notebook(self.puzzle.path)
+        done, total = load().solved_in(book), len(book.puzzles)
+        self._line(f"\n{book.name}  {bar(done, total, 20)}  {done} of {total} solved")
+
+    def _place(self) -> str:
+        path = pairing.current(self.folder, self.puzzle.notebook)
+        return f"{path}:{hole_line(path, self.puzzle)}" if path else ""
+
+    def _finale(self) -> None:
+        from ..course.finale import finale
+
+        finished = finale(self.puzzle.id)
+        if finished is not None:
+            print()
+            say(finished)
+
+    def _pair(self) -> None:
+        """The other half follows, after the verdict: nobody should wait for it."""
+        pair = pairing.sync(self.folder, self.puzzle.notebook)
+        for each in self.files:  # what we have just written is no save of the reader's
+            if each.path.stem == self.puzzle.notebook and pair is not None and each.path != pair.current:
+                with contextlib.suppress(OSError):
+                    each.signature, each.code = _signature(each.path), _code(each.path)
+        if pair is not None and (pair.conflict or pair.notice):
+            self._line(f"\n{pair.conflict or pair.notice}")
+
+    def _died(self, message: Message) -> None:
+        if message["process"] == self.worker.number and self.since is not None:
+            self._answer({"none": message["died"], "printed": ""})
+
+    # -- keys
+
+    def _key(self, key: str) -> None:
+        question, self.question = self.question, None
+        if key in QUIT or not key:
+            self.finished = True
+        elif question is not None:
+            self._erase_line()
+            if key.lower() == "y":
+                question()
+            else:
+                self._line("Nothing is reset.")
+                self._prompt()
+        elif self.since is not None and key == "x":
+            self._stop()
+            self._erase_line()
+            self._line(f"The check of {self.puzzle.id} is stopped. Save again, or press c, to check again.")
+            self._prompt()
+        elif self.since is not None and key in "sc\r\n":
+            return  # one thing at a time
+        elif key in "\r\nc":
+            self.check()
+        elif key in KEYS:
+            self._erase_line()
+            getattr(self, f"_{KEYS[key]}")()
+        else:
+            self._erase_line()
+            self._prompt()
+
+    def _next(self) -> None:
+        """Goes on, when asked, to the next puzzle that is not solved and open."""
+        state = load()
+        following = next_after(self.puzzle, state.solved)
+        if following is None:
+            self._line("There is no puzzle left: all of them are solved.")
+        elif (first := state.waits_for(following)) and not self.any_order:
+            self._line(
+                f"{following.id} opens when {first.id} is solved; `puzzles watch {following.id} --any` opens it."
+            )
+        elif not any(each.path.stem == following.notebook for each in self.files):
+            self._line(f"{following.notebook} is another notebook: `puzzles watch {following.notebook}`")
+        else:
+            if first:
+                record_opened(following.id)
+            self.puzzle = following
+            return self.check()
+        return self._prompt()
+
+    def _hint(self) -> None:
+        say_markdown(next_hint(self.puzzle.id))
+        self._prompt()
+
+    def _show(self) -> None:
+        self._ask("show")
+
+    def _list(self) -> None:
+        say_map(load(), here=self.puzzle.notebook)
+        self._prompt()
+
+    def _reset(self) -> None:
+        self.question = self._really_reset
+        for line in workspace.losses(self.folder, [self.puzzle]):
+            self._line(line)
+        print(f"Reset {self.puzzle.id}? [y/N] ", end="", flush=True)
+
+    def _really_reset(self) -> None:
+        try:
+            kept = workspace.reset_puzzle(self.folder, self.puzzle)
+        except (workspace.WorkspaceError, CurriculumError) as error:
+            self._line(str(error))
+            return self._prompt()
+        forget([self.puzzle.id])
+        self._look(first=True)
+        return self.check(f"{self.puzzle.id} is as it was at the start. Your file of before: {kept[0]}")
+
+    # -- the screen
+
+    def _prompt(self) -> None:
+        if self.since is not None or self.finished:
+            return
+        word = f"{self.puzzle.id}  "
+        long = " ".join(f"{key}:{name}" for key, name in KEYS.items())
+        short = " ".join(KEYS.values())
+        line = next((each for each in (f"{word}{long} ", f"{long} ") if len(each) < columns()), f"{short} ")
+        self.out.print(line, end="" if self.tty else "\n", style="reverse" if self.tty else "", markup=False)
+        sys.stdout.flush()
+
+    def _line(self, words: str) -> None:
+        if self.waiting_word:
+            self._erase_line()
+        say(words)
+        sys.stdout.flush()
+
+    def _erase_line(self) -> None:
+        self.waiting_word = ""
+        if self.tty:
+            print("\r\x1b[2K", end="", flush=True)
+
+    def _clear(self) -> None:
+        self.waiting_word = ""
+        if self.tty:
+            print("\x1b[2J\x1b[H", end="", flush=True)
+
+
+# ---- what a file says ------------------------------------------------------------------------------------------------
+
+
+def hole_line(path: Path, puzzle: Puzzle) -> int:
+    """The line of a file at which the first hole of a puzzle is, filled or not; 1 where it is not found."""
+    with contextlib.suppress(CurriculumError):
+        cells = [each for each in curriculum.read_cells(path) if each.kind == "code" and each.section == puzzle.number]
+        for cell in cells:
+            for number, line in enumerate(cell.source.splitlines()):
+                if any(line.startswith(f"def {hole}(") for hole in puzzle.holes):
+                    return cell.line + number
+    return 1
+
+
+def next_after(puzzle: Puzzle, solved: Callable[[str], bool]) -> Puzzle | None:
+    """The next unsolved puzzle after this one, from the top again after the last; None when there is no other."""
+    everything = curriculum.all_puzzles()
+    here = [each.id for each in everything].index(puzzle.id)
+    order = everything[here + 1 :] + everything[:here]
+    return next((each for each in order if not solved(each.id)), None)
+
+
+def _signature(path: Path) -> Signature:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _code(path: Path) -> dict[str, list[str]]:
+    """The code cells of a file by puzzle; {} for a file that cannot be read just now."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(CurriculumError):
+        for each in curriculum.read_cells(path):
+            if each.kind == "code":
+                found.setdefault(each.section, []).append(each.source)
+    return found
+
+
+# ---- where events come from ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _saves(folders: list[Path], events: queue.Queue[tuple[str, Any]]) -> Iterator[None]:
+    """Puts "saved" whenever something in the folders has changed."""
+    import watchfiles
+
+    stop = threading.Event()
+
+    def wait(polling: bool | None) -> None:
+        options: dict[str, Any] = {"step": STEP_MS, "debounce": DEBOUNCE_MS, "recursive": False}
+        for _ in watchfiles.watch(
+            *folders, stop_event=stop, watch_filter=None, raise_interrupt=False, force_polling=polling, **options
+        ):
+            events.put(("saved", None))
+
+    def work() -> None:
+        try:
+            wait(None)
+        except (OSError, RuntimeError):  # the system's limit of watched files is reached, for one
+            with contextlib.suppress(OSError, RuntimeError):
+                wait(True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=2)
+
+
+@contextlib.contextmanager
+def _keys(events: queue.Queue[tuple[str, Any]]) -> Iterator[None]:
+    """Puts ("key", letter) for every key, without Enter where stdin is a terminal; "" at the end of a terminal."""
+    stdin = sys.stdin
+    if stdin is None or stdin.closed:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: events.put(("key", "q")))
+    with _raw(stdin, events) as read:
+
+        def listen() -> None:
+            while key := read():
+                if stdin.isatty() or not key.isspace():
+                    events.put(("key", key))
+                if key in QUIT:
+                    return  # what is typed next is for the shell
+            if stdin.isatty():
+                events.put(("key", ""))
+
+        threading.Thread(target=listen, daemon=True).start()
+        yield
+
+
+@contextlib.contextmanager
+def _raw(stdin: Any, events: queue.Queue[tuple[str, Any]]) -> Iterator[Callable[[], str]]:
+    """A function that waits for one key. While it is there the terminal does not wait for Enter, nor show the keys."""
+    if not stdin.isatty():
+        yield lambda: stdin.read(1)
+    elif sys.platform == "win32":
+        import msvcrt
+
+        yield msvcrt.getwch
+    else:
+        import termios
+        import tty
+
+        handle = stdin.fileno()
+        before = termios.tcgetattr(handle)
+
+        def again(*_: Any) -> None:  # the shell has taken its own settings back while we were stopped
+            tty.setcbreak(handle, termios.TCSADRAIN)
+            events.put(("again", None))
+
+        tty.setcbreak(handle, termios.TCSADRAIN)
+        signal.signal(signal.SIGCONT, again)
+        try:
+            yield lambda: os.read(handle, 1).decode("ascii", "replace")
+        finally:
+            termios.tcsetattr(handle, termios.TCSADRAIN, before)

@@ -1,0 +1,362 @@
+"""The reader's own copies of the notebooks: where they are, how they get there, and how they go back to the start."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import inspect
+import itertools
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..course import curriculum, session
+from ..course.progress import load, state_folder
+from ..files import locked, write_whole
+from ..installation import PACKAGE
+from . import pairing
+
+
+class WorkspaceError(Exception):
+    """There is no usable workspace; the message says what to do next."""
+
+
+def default_folder() -> Path:
+    """Where `puzzles init` goes: the workspace one is in, else that of the checkout, else the last one, else a new."""
+    return _around() or _of_checkout() or _remembered() or Path.cwd() / "workspace"
+
+
+def find() -> Path:
+    """The workspace in use: the one that one stands in, else the last one made. Raises WorkspaceError without any."""
+    for folder in (_around(), _remembered(), _of_checkout(), Path.cwd() / "workspace"):
+        if folder is not None and folder.is_dir():
+            return folder
+    raise WorkspaceError("there is no workspace yet: `puzzles init` makes one, with your own copies of the notebooks")
+
+
+@dataclass
+class Made:
+    """What `init` did: names of files, and what is based on an older text of the course, notebook -> puzzles."""
+
+    added: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    older: dict[str, list[str]] = field(default_factory=dict)
+    unsure: dict[str, list[str]] = field(default_factory=dict)  # not what the course says, and nothing says since when
+
+
+def init(folder: Path) -> Made:
+    """Copies every notebook that `folder` lacks, as a .py and an .ipynb, and the tutor. Overwrites and merges nothing.
+
+    Raises WorkspaceError where it may not, or cannot, write.
+    """
+    folder = folder.expanduser().resolve()
+    _refuse_course(folder)
+    made = Made()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / pairing.LOCK):
+            for book in curriculum.notebooks():
+                _init_one(folder, book, made)
+            _lay_tutor(folder, made)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise WorkspaceError(f"{folder} cannot be written ({why}): name another folder") from None
+    _remember(folder)
+    return made
+
+
+def _init_one(folder: Path, book: curriculum.Notebook, made: Made) -> None:
+    there = [each for each in pairing.halves(folder, book.name) if each.exists()]
+    missing = [each for each in pairing.halves(folder, book.name) if each not in there]
+    made.kept += [each.name for each in there]
+    if there:
+        if missing:
+            pairing.complete(folder, book.name)
+        _compare(folder, book, made)
+    else:
+        _lay(folder, book)
+    made.added += [each.name for each in missing]
+
+
+def _lay(folder: Path, book: curriculum.Notebook) -> None:
+    """Writes both halves of a notebook in which nothing is solved."""
+    import jupytext
+
+    from . import notebooks
+
+    node = notebooks.for_workspace(book.path)
+    script, _ = pairing.halves(folder, book.name)
+    pairing.create(script, jupytext.writes(node, fmt="py:percent"))
+    pairing.complete(folder, book.name)
+    _remember_texts(folder, book.name, texts(book.path))
+
+
+def current_file(folder: Path, notebook: str) -> Path:
+    """The reader's file of a notebook: the newer of the pair, the .py when they are of one age."""
+    newest = pairing.current(folder, notebook)
+    if newest is None:
+        raise WorkspaceError(f"{folder} has no {notebook}.py: `puzzles init {folder}` adds what is missing")
+    return newest
+
+
+def synced_file(folder: Path, notebook: str) -> pairing.Pair:
+    """The same after the pair has been brought in step, with what there is to say about that."""
+    pair = pairing.sync(folder, notebook)
+    return pair or pairing.Pair(current_file(folder, notebook))
+
+
+def solved_function(puzzle_id: str, name: str) -> Callable[..., Any] | None:
+    """A function of another notebook, with the reader's own answers in it; None where there is no such thing.
+
+    puzzle_id: the puzzle that has to be solved, in the workspace's file. name: a function that is there once it is.
+    """
+    from ..course.check import unwritten
+
+    try:
+        if not load().solved(puzzle_id):
+            return None
+        source = current_file(find(), curriculum.puzzle(puzzle_id).notebook)
+        subject = session.run(puzzle_id, source=source, judge=False).subject
+    except (WorkspaceError, curriculum.CurriculumError):
+        return None
+    found = inspect.unwrap(subject.fn).__globals__.get(name) if subject is not None else None
+    return found if callable(found) and not unwritten(found) else None
+
+
+# ---- the text that a reader's file is based on -----------------------------------------------------------------------
+
+
+def texts(path: Path) -> dict[str, str]:
+    """A digest of every puzzle's cells, by its number; "" is what stands around the puzzles. Raises CurriculumError."""
+    parts: dict[str, pairing.Cells] = {}
+    for each in curriculum.read_cells(path):
+        if each.source.strip():
+            parts.setdefault(each.section, []).append((each.kind, each.source.rstrip()))
+    return {number: pairing.digest(cells) for number, cells in parts.items()}
+
+
+def _compare(folder: Path, book: curriculum.Notebook, made: Made) -> None:
+    """Notes which puzzles of a file that was there have another text in the course of today."""
+    today = texts(book.path)
+    based_on = pairing.record(folder)["texts"].get(book.name)
+    if isinstance(based_on, dict):
+        changed = [number for number in today if based_on.get(number) != today[number]]
+        if changed:
+            made.older[book.name] = changed
+        return
+    mine = pairing.current(folder, book.name)
+    try:
+        differ = _prose_apart(mine, book.path) if mine else []
+    except curriculum.CurriculumError:
+        differ = sorted(today)  # it cannot be read: not ours, or damaged
+    if differ:
+        made.unsure[book.name] = differ
+    else:
+        _remember_texts(folder, book.name, today)
+
+
+def _prose_apart(mine: Path, course: Path) -> list[str]:
+    """The puzzles whose text, not code, is another in two files: few readers rewrite the text."""
+
+    def prose(path: Path) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for each in curriculum.read_cells(path):
+            if each.kind == "markdown":
+                found.setdefault(each.section, []).append(each.source.strip())
+        return found
+
+    theirs, ours = prose(mine), prose(course)
+    return [number for number in ours if theirs.get(number) != ours[number]]
+
+
+def _remember_texts(folder: Path, name: str, fresh: dict[str, str]) -> None:
+    content = pairing.record(folder)
+    known = content["texts"].get(name)
+    merged = {**(known if isinstance(known, dict) else {}), **fresh}
+    pairing.write_record(folder, {**content, "texts": {**content["texts"], name: merged}})
+
+
+# ---- back to the start -----------------------------------------------------------------------------------------------
+
+
+def losses(folder: Path, puzzles: list[curriculum.Puzzle]) -> list[str]:
+    """What `reset` would take away, in lines: for every puzzle that has something to lose."""
+    state, lines = load(), []
+    for each in puzzles:
+        entry = state.entry(each.id)
+        losses = []
+        with contextlib.suppress(WorkspaceError, curriculum.CurriculumError):
+            edited = edited_lines(folder, each)
+            losses += [f"{edited} line{'' if edited == 1 else 's'} of yours"] if edited else []
+        losses += [f"solved on {entry['solved'][:10]}"] if entry["solved"] else []
+        counts = (("attempt", entry["attempts"]), ("hint", entry["hints"]))
+        losses += [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts if count]
+        if losses:
+            lines.append(f"{each.id}: {', '.join(losses)}")
+    if not lines:
+        return ["nothing of yours is in there yet"]
+    return ["this will be taken back to the start (your file as it is now is kept beside the new one):", *lines]
+
+
+def edited_lines(folder: Path, puzzle: curriculum.Puzzle) -> int:
+    """How many lines of code in a reader's file are not those that the puzzle gives. Raises as `current_file` does."""
+    mine = _code_lines(curriculum.read_cells(current_file(folder, puzzle.notebook)), puzzle.number)
+    given = _code_lines(curriculum.read_cells(puzzle.path), puzzle.number)
+    return (Counter(mine) - Counter(given)).total()
+
+
+def _code_lines(cells: list[curriculum.Cell], number: str) -> list[str]:
+    mine = [each.source for each in cells if each.kind == "code" and each.section == number]
+    return [line for source in mine for line in source.splitlines() if line.strip()]
+
+
+def reset_puzzle(folder: Path, puzzle: curriculum.Puzzle) -> list[Path]:
+    """Gives a puzzle its text and its empty holes back; returns the copy of the reader's file as it was.
+
+    Raises WorkspaceError when the halves of the notebook are in conflict, or the puzzle is not in the file.
+    """
+    pair = _in_step(folder, puzzle.notebook)
+    script, _ = pairing.halves(folder, puzzle.notebook)
+    try:
+        fresh = _replaced(script, puzzle)
+        kept = _set_aside([pair.current], move=False)
+        write_whole(script, fresh)
+        pairing.sync(folder, puzzle.notebook)
+        with locked(folder / pairing.LOCK):
+            _remember_texts(folder, puzzle.notebook, {puzzle.number: texts(puzzle.path)[puzzle.number]})
+    except OSError as error:
+        raise WorkspaceError(f"{folder} cannot be written ({error.strerror or error}): nothing is reset") from None
+    return kept
+
+
+def reset_notebook(folder: Path, book: curriculum.Notebook) -> list[Path]:
+    """Puts a notebook as the course has it in the place of the reader's, whose files it returns under their new names.
+
+    Raises WorkspaceError where nothing can be written.
+    """
+    try:
+        with locked(folder / pairing.LOCK):
+            kept = _set_aside([each for each in pairing.halves(folder, book.name) if each.exists()], move=True)
+            _lay(folder, book)
+    except OSError as error:
+        raise WorkspaceError(f"{folder} cannot be written ({error.strerror or error}): nothing is reset") from None
+    return kept
+
+
+def _in_step(folder: Path, name: str) -> pairing.Pair:
+    pair = synced_file(folder, name)
+    if pair.conflict:
+        raise WorkspaceError(pair.conflict)
+    return pair
+
+
+def _replaced(script: Path, puzzle: curriculum.Puzzle) -> bytes:
+    """The reader's script with one puzzle as the course has it, in the reader's line endings."""
+    import jupytext
+
+    from . import notebooks
+
+    content = script.read_bytes()
+    ending = "\r\n" if b"\r\n" in content else "\n"
+    mine = content.decode("utf-8-sig")
+    course = jupytext.writes(notebooks.for_workspace(puzzle.path), fmt="py:percent")
+    (before, _, after), (_, ours, _) = (_three_parts(script, text, puzzle) for text in (mine, course))
+    fresh = "".join(f"{line}{ending}" for line in [*before, *ours, *after])
+    return (b"\xef\xbb\xbf" if content.startswith(b"\xef\xbb\xbf") else b"") + fresh.encode()
+
+
+def _three_parts(path: Path, text: str, puzzle: curriculum.Puzzle) -> tuple[list[str], list[str], list[str]]:
+    """The lines before a puzzle, of it, from the marker of its first cell, and after it. Raises WorkspaceError."""
+    cells, lines = curriculum.cells_of(text), text.splitlines()
+    mine = [n for n, each in enumerate(cells) if each.section == puzzle.number]
+    if not mine or mine != list(range(mine[0], mine[-1] + 1)):
+        raise WorkspaceError(
+            f"{path} does not have Puzzle {puzzle.number} in one piece: "
+            f"`puzzles reset {puzzle.notebook}` starts the whole notebook anew"
+        )
+    start = cells[mine[0]].line - 2
+    end = cells[mine[-1] + 1].line - 2 if mine[-1] + 1 < len(cells) else len(lines)
+    return lines[:start], lines[start:end], lines[end:]
+
+
+def _set_aside(paths: list[Path], *, move: bool) -> list[Path]:
+    """Keeps files beside themselves under names of their own: basics.old-20260131-120000.py."""
+    stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    names = (f"old-{stamp}{'' if n == 1 else f'-{n}'}" for n in itertools.count(1))
+    name = next(each for each in names if not any(p.with_name(f"{p.stem}.{each}{p.suffix}").exists() for p in paths))
+    kept = [path.with_name(f"{path.stem}.{name}{path.suffix}") for path in paths]
+    for path, aside in zip(paths, kept, strict=True):
+        if move:
+            path.rename(aside)
+        else:
+            shutil.copy2(path, aside)
+    return kept
+
+
+# ---- the tutor -------------------------------------------------------------------------------------------------------
+
+
+def _lay_tutor(folder: Path, made: Made) -> None:
+    """Copies the tutor for those who work with an assistant, file by file, where there is none."""
+    origin = curriculum.course_folder() / ".claude"
+    for source in sorted(each for each in origin.rglob("*.md") if each.is_file()):
+        name = Path(".claude") / source.relative_to(origin)
+        target = folder / name
+        if target.exists():
+            made.kept.append(name.as_posix())
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pairing.create(target, source.read_text("utf-8"))
+        made.added.append(name.as_posix())
+
+
+def _refuse_course(folder: Path) -> None:
+    course = curriculum.course_folder()
+    own = [course / name for name in ("puzzles", "solutions", "notebooks")] + [PACKAGE]
+    for each in own:
+        if folder == each or each in folder.parents:
+            raise WorkspaceError(
+                f"{folder} belongs to the course, whose files stay as they are: name a folder of your own, "
+                f"for instance {default_folder()}"
+            )
+
+
+def _around() -> Path | None:
+    """The workspace that the current directory is, or is in."""
+    here = Path.cwd()
+    return next((each for each in (here, *here.parents) if (each / pairing.RECORD).is_file()), None)
+
+
+def _of_checkout() -> Path | None:
+    """The workspace of the checkout that the current directory is in."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "src" / "pallas_puzzles" / "curriculum.py").is_file():
+            return folder / "workspace"
+    return None
+
+
+def _memory() -> Path:
+    return state_folder() / "workspace.json"
+
+
+def _remembered() -> Path | None:
+    try:
+        name = json.loads(_memory().read_text("utf-8"))["folder"]
+        folder = Path(os.fsdecode(name.encode("utf-8", "surrogateescape")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return folder if folder.is_dir() else None
+
+
+def _remember(folder: Path) -> None:
+    # a convenience: without it `puzzles` looks in ./workspace
+    name = os.fsencode(folder).decode("utf-8", "surrogateescape")  # the same under any locale
+    with contextlib.suppress(OSError):
+        _memory().parent.mkdir(parents=True, exist_ok=True)
+        _memory().write_text(json.dumps({"version": 1, "folder": name}) + "\n", "utf-8")

@@ -1,0 +1,1 @@
+"""Puzzles, answers, checks, progress."""

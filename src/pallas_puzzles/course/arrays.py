@@ -1,0 +1,268 @@
+"""Judges plain array code, without a kernel in it: under jit, exact in value, shape and dtype, and drawn when wrong."""
+
+import contextlib
+import functools
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..ir.readers import for_the_reader
+from .guard import Guard, is_ours
+from .inputs import Case
+
+if TYPE_CHECKING:
+    from ..diagnose.findings import Finding, Tolerance
+    from ..diagnose.lookout import Lookout
+    from ..diagnose.rounding import Course
+    from ..view.verdict import Verdict
+
+TIME_LIMIT_S = 20.0
+_SHOWN_DIFFERENCES = 3
+CourseOf = Callable[..., "Course | None"]  # (args, blocks, got, want) -> reference.course_of
+Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> in words, and as a picture
+
+
+class ArrayJudge:
+    """Runs array code on one case after the other, and stops at the first thing that is wrong.
+
+    explain(*args, got=, want=, **keywords) returns what a wrong result means, in words, and a picture of it as text.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        spec: Callable[..., Any],
+        tolerance: "Tolerance | None",
+        explain: Explain | None,
+        guard: Guard,
+        lookout: "Lookout",
+        course: "CourseOf | None" = None,
+    ):
+        self.fn, self.spec, self.tolerance, self.explain = fn, spec, tolerance, explain
+        self.guard, self.lookout, self.course = guard, lookout, course
+        self.operations: list[int] = []
+
+    def run_case(self, args: tuple[Any, ...], case: Case) -> "Verdict | None":
+        """The verdict on one draw when it is not a pass, else None."""
+        from ..diagnose.findings import Finding
+        from ..lens.watchdog import TimeLimit
+
+        want = expected(self.spec, args, keywords_of(self.spec, case.blocks))
+        try:
+            got, jaxpr = self._run(args, case.blocks)
+        except (Exception, TimeLimit) as error:
+            if self.lookout.found is None:
+                return self._error(error)
+        if self.lookout.found is not None:
+            return self._failed(self.lookout.found)
+        operations = _operations(jaxpr)
+        self.operations.append(operations)
+        finding = compare(got, want, self.tolerance)
+        if finding is not None:
+            if finding.kind not in ("values", "shape") or self.explain is None:
+                return self._failed(finding)
+            keywords = {**keyword_only(self.spec), **case.blocks}
+            words = picture = ""
+            with self.guard.explaining():
+                words, picture = self.explain(*args, got=got, want=want, **keywords)
+            finding.cause = f"{finding.cause} {words}".rstrip()
+            return self._failed(finding, picture)
+        off = self._rounded(args, case.blocks, got, want)
+        if off is not None:
+            return self._failed(off)
+        most = case.budget.operations if case.budget else None
+        if most is not None and operations > most:
+            cause = (
+                f"Right answer, but it takes {operations} array operations; the budget is {most}. Under jit a Python "
+                "loop is written out, turn by turn: let one array operation do all turns at once."
+            )
+            return self._failed(Finding("budget", cause))
+        large = _too_large(jaxpr, case.budget.elements) if case.budget and case.budget.elements is not None else None
+        return self._failed(large) if large is not None else None
+
+    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, Any]:
+        """What the function returns under jit, as NumPy arrays, and its program."""
+        import jax
+
+        from ..lens.watchdog import time_limit
+
+        fn = functools.partial(self.fn, **blocks)
+        with time_limit(TIME_LIMIT_S, "your function"), jax.default_device(jax.devices("cpu")[0]):
+            arrays = [jax.numpy.asarray(x) for x in args]
+            with self.lookout.watching():
+                program = for_the_reader(jax.make_jaxpr(fn), *arrays).jaxpr
+            return jax.tree.map(np.asarray, for_the_reader(jax.jit(fn), *arrays)), program
+
+    def _rounded(self, args: tuple[Any, ...], blocks: dict[str, Any], got: Any, want: Any) -> "Finding | None":
+        from ..diagnose.diagnose import rounded
+        from ..lens.machine import Run
+
+        found = None
+        with self.guard.explaining():
+            course = self.course(args, blocks, got, want) if self.course else None
+            found = rounded(Run([], got, [], [], []), want, course) if course else None
+        return found.findings[0] if found else None
+
+    def passed(self) -> "Verdict":
+        fewest, most = min(self.operations), max(self.operations)
+        count = f"{most}" if fewest == most else f"{fewest} to {most}"
+        gained = f"It runs under jit, whatever the values are: {count} array operation{'s' if most != 1 else ''}."
+        return self._verdict("passed", [], gained=gained)
+
+    def _failed(self, finding: "Finding", picture: str = "") -> "Verdict":
+        return self._verdict("failed", [finding], picture=picture)
+
+    def _error(self, error: BaseException) -> "Verdict":
+        from ..diagnose.errors import explain_array_error
+
+        if isinstance(error, Exception) and is_ours(error):
+            raise error
+        text = "".join(traceback.format_exception(error))
+        return self._verdict("error", [explain_array_error(error)], traceback=text)
+
+    def _verdict(self, status: str, findings: "list[Finding]", **more: Any) -> "Verdict":
+        from ..view.verdict import Verdict
+
+        return Verdict("", status, findings, "Right." if status == "passed" else "Not yet.", **more)
+
+
+def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
+        return jax.tree.map(np.asarray, for_the_reader(spec, *map(jax.numpy.asarray, args), **keywords))
+
+
+def quickly_expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
+    from ..ir.capture import capture
+    from ..lens.machine import run_call
+
+    whole = [n for n, x in enumerate(args) if np.asarray(x).dtype.kind in "iu"]
+    for kept in ([], whole) if whole else ([],):  # a spec may look at integers: lengths, for instance, become shapes
+        given = {n: np.asarray(args[n]) for n in kept}
+
+        def traced(*rest: Any, given: dict[int, Any] = given) -> Any:
+            others = iter(rest)
+            return spec(*(given[n] if n in given else next(others) for n in range(len(args))), **keywords)
+
+        with contextlib.suppress(Exception):
+            rest = [x for n, x in enumerate(args) if n not in given]
+            return capture(traced, *rest, on_call=lambda call, *_: run_call(call).outputs).outputs
+    return expected(spec, args, keywords)
+
+
+def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a case that its spec knows, too: those that decide the result."""
+    names = keyword_only(spec)
+    return {name: value for name, value in blocks.items() if name in names}
+
+
+def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Finding | None":
+    """What is wrong with a result: its structure, a shape, a dtype, or values. NaN is never right."""
+    import jax
+
+    from ..diagnose.diagnose import result_names
+    from ..diagnose.findings import Finding, default_tolerance
+    from ..text import plural
+
+    results, wanted = jax.tree.leaves(got), jax.tree.leaves(want)
+    if len(results) != len(wanted):
+        if not results:
+            return Finding("structure", "the function returns nothing: return the result.")
+        return Finding("structure", f"the function returns {plural(len(results), 'array')}, the spec {len(wanted)}.")
+    for name, g, w in zip(result_names(want), results, wanted, strict=True):
+        if g.shape != w.shape:
+            return Finding("shape", f"{name} has shape {g.shape}, the spec says {w.shape}.")
+        if g.dtype != w.dtype:
+            return Finding("dtype", f"{name} is {g.dtype}, the spec says {w.dtype}: {_about_dtype(g.dtype, w.dtype)}")
+        right = (tolerance or default_tolerance(w.dtype)).close(g, w)
+        if not right.all():
+            return Finding("values", *_differences(name, g, w, ~right), size=int((~right).sum()))
+    return None
+
+
+def _about_dtype(got: np.dtype, want: np.dtype) -> str:
+    if want.kind in "iu" and got.kind not in "iub":
+        return "/ and jnp.zeros(n) make floats. Use // (rounds down) or pl.cdiv (rounds up), and dtype=, or .astype."
+    if want.kind in "iu" and got.kind == "b":
+        return "it is a comparison. To count, add .astype(jnp.int32), or choose with jnp.where."
+    return f"say dtype={want}, or .astype, where it is made."
+
+
+def _differences(name: str, got: np.ndarray, want: np.ndarray, wrong: np.ndarray) -> tuple[str, list[str]]:
+    """In words: how many elements are wrong, and the first of them."""
+    if got.ndim == 0:
+        return f"{name} is {_number(got)}, not {_number(want)}.", []
+    count = int(wrong.sum())
+    places = [tuple(int(i) for i in index) for index in np.argwhere(wrong)[:_SHOWN_DIFFERENCES]]
+    listed = [f"[{', '.join(map(str, p))}] is {_number(got[p])}, not {_number(want[p])}" for p in places]
+    cause = f"{name} is wrong at {count} of {got.size} places: {'; '.join(listed)}."
+    if count > _SHOWN_DIFFERENCES:
+        cause = f"{cause[:-1]}; and so on."
+    if got.ndim == 1 and got.size <= 32 and got.dtype.kind in "iub":
+        return cause, [f"yours: {_row(got)}", f"right: {_row(want)}"]
+    return cause, []
+
+
+def _number(x: Any) -> str:
+    value = np.asarray(x)
+    return f"{value}" if value.dtype.kind in "iub" else f"{float(value):.6g}"
+
+
+def _row(x: np.ndarray) -> str:
+    return f"[{' '.join(map(str, x.tolist()))}]"
+
+
+def keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword-only arguments of a function, and their defaults."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # a NumPy ufunc has no signature
+        return {}
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _operations(jaxpr: Any) -> int:
+    """How many primitives a program consists of, with those of the programs inside of it."""
+    from ..ir.capture import subprograms
+
+    count = 0
+    for eqn in jaxpr.eqns:
+        inner = [getattr(p, "jaxpr", p) for p in subprograms(eqn)]
+        count += sum(map(_operations, inner)) if inner else 1
+    return count
+
+
+def _too_large(jaxpr: Any, most: int) -> "Finding | None":
+    """The largest array that a program makes on its way, if it has more elements than it may."""
+    from ..diagnose.findings import Finding
+    from ..ir.capture import line_of
+
+    made = [(math.prod(v.aval.shape), v.aval.shape, eqn, by) for eqn, v, by in _arrays_made(jaxpr, None)]
+    size, shape, eqn, by = max(made, key=lambda each: each[0], default=(0, (), None, None))
+    if size <= most:
+        return None
+    cause = (
+        f"Right answer, but on the way it makes an array of shape {tuple(map(int, shape))}, {size:,} numbers; the "
+        f"largest may have {most:,} here. A table of everything against everything grows with the product of both: "
+        "work out each number by itself, or fetch it by its index."
+    )
+    return Finding("budget", cause, [], by or line_of(eqn), operand="elements")
+
+
+def _arrays_made(jaxpr: Any, by: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """(equation, array, line) of every array that a program makes; in a library's jit, the line that calls it."""
+    from ..ir.capture import line_of, subprograms
+
+    for eqn in jaxpr.eqns:
+        inner = [getattr(p, "jaxpr", p) for p in subprograms(eqn)]
+        line = by or line_of(eqn)
+        for program in inner:
+            yield from _arrays_made(program, line)
+        yield from ((eqn, v, line) for v in eqn.outvars if hasattr(v.aval, "shape"))

@@ -1,0 +1,82 @@
+"""What the course asks of an answer: cases/NAME.py, beside the solutions, and the definitions that it refers to."""
+
+import ast
+import functools
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .curriculum import CurriculumError, Puzzle, checked, definitions, notebook, puzzle
+from .inputs import Question, Subject
+
+
+def entry(puzzle: Puzzle) -> Callable[[Any], Question] | None:
+    """The function puzzle_9 of cases/NAME.py, which makes the question of Puzzle 9; None where there is none.
+
+    It is called with what the notebook defines, as attributes (see `given`).
+    """
+    path = puzzle.path.parents[1] / "cases" / f"{puzzle.notebook}.py"
+    if not path.is_file():
+        return None
+    status = path.stat()
+    return _read(path, status.st_mtime_ns, status.st_size).get(f"puzzle_{puzzle.number}")
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: Path, mtime_ns: int, size: int) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": f"cases.{path.stem}", "__file__": str(path)}
+    exec(compile(path.read_text("utf-8"), str(path), "exec", dont_inherit=True), names)
+    return names
+
+
+def given(puzzle: Puzzle, answers: Mapping[str, Any]) -> dict[str, Any]:
+    """What the course's notebook defines, with a reader's answers in its holes: the reader's own changes do not count.
+
+    Tuples that have a name are the reader's, as theirs and the course's would be of two types.
+    """
+    book = notebook(puzzle.path)
+    holes, names = book.holes, {"__name__": book.name}
+    for name, code in definitions(book):
+        if name in holes and name in answers:
+            names[name] = answers[name]
+            continue
+        exec(code, names)
+        fields = getattr(names.get(name), "_fields", None)
+        if fields and fields == getattr(answers.get(name), "_fields", None):
+            names[name] = answers[name]
+    return names
+
+
+def solutions(puzzle: Puzzle) -> dict[str, ast.FunctionDef]:
+    """The course's own answers to a puzzle and to those before it, by the name of the hole."""
+    book = notebook(puzzle.path)
+    bodies = [ast.parse(each.solution).body for each in book.puzzles[: book.puzzles.index(puzzle) + 1]]
+    return {node.name: node for body in bodies for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def laid(
+    puzzle: Puzzle, functions: Mapping[str, ast.FunctionDef], extra: Mapping[str, Any], answers: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the course's notebook defines, with these functions in its holes, and the reader's own in the others."""
+    book = notebook(puzzle.path)
+    names: dict[str, Any] = {**extra, "__name__": book.name}
+    for name, code in definitions(book):
+        if name in functions:
+            module = ast.Module([functions[name]], type_ignores=[])
+            code = compile(module, f"<{name}>", "exec", dont_inherit=True)
+        elif name in book.holes and name in answers:
+            names[name] = answers[name]
+            continue
+        exec(code, names)
+    return names
+
+
+@functools.cache
+def official(puzzle_id: str, *, course: Path | None = None) -> Subject:
+    """A puzzle as the course solves it: its function with the solution in the holes, and what is asked of it."""
+    known = puzzle(puzzle_id, course=course)
+    names, asked = laid(known, solutions(known), {}, {}), entry(known)
+    if asked is None:
+        raise CurriculumError(f"{puzzle_id} has no entry in cases/{known.notebook}.py")
+    return Subject(names[checked(known)], asked(types.SimpleNamespace(**names)))

@@ -1,0 +1,499 @@
+"""Reads puzzles/*.py: notebooks, puzzles, cells, hints, holes; lays a solution over the holes, and runs a puzzle."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import itertools
+import linecache
+import os
+import re
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..installation import PACKAGE, ROOT
+
+if TYPE_CHECKING:
+    pass
+
+HOLE = "YOUR CODE HERE"
+
+CELL_MARKER = re.compile(r"^# %%(?:\s.*)?$")
+PUZZLE_HEADING = re.compile(r"^## Puzzle (\w+): *(.+?) *$", re.MULTILINE)
+SECTION_HEADING = re.compile(r"\s*##? \S")  # of the first line alone: a code block may hold comments
+TITLE = re.compile(r"^# (.+?) *$", re.MULTILINE)
+GOAL = re.compile(r"\*\*Goal\.\*\*\s*(.+?)(?:\n\s*\n|\Z)", re.DOTALL)
+ORDER = re.compile(r"^#.*\border: *(\d+)", re.MULTILINE)
+HINT = re.compile(r"<details>\s*<summary>.*?</summary>(.*?)</details>", re.DOTALL)
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+MAGIC = re.compile(r"^(\s*)(?:[%!].*|\??[\w.]+\?{1,2}\s*)$")
+PYTHON_MAGIC = re.compile(r"^\s*%%(?:time|timeit|capture|prun)\b")
+
+SHOWS = {"check", "show", "hint", "progress"}  # what a notebook calls to display something
+
+
+DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom  # what ends by itself
+
+
+class CurriculumError(Exception):
+    """What was asked for is not there, or does not fit; the message says what to do next."""
+
+
+# ---- what a notebook is ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its source starts on `line` of `file`; `section` is the number of the puzzle that it belongs to."""
+
+    kind: str  # "code" | "markdown" | "raw"
+    source: str  # markdown is uncommented
+    line: int
+    file: str = ""
+    section: str = ""
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """One puzzle. `skeletons` has the unsolved source of every hole, padded so that line numbers are the notebook's."""
+
+    notebook: str  # "basics"
+    number: str  # "9", "2a"
+    title: str
+    goal: str
+    holes: tuple[str, ...]
+    hints: tuple[str, ...]  # markdown
+    solution: str  # the code of the last hint
+    check_cell: int  # index into Notebook.cells
+    path: Path
+    line: int  # of the cell with its heading
+    skeletons: dict[str, str] = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        return f"{self.notebook}/{self.number}"
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """One puzzles/NAME.py."""
+
+    name: str
+    order: int
+    title: str
+    path: Path
+    cells: tuple[Cell, ...] = field(repr=False)
+    puzzles: tuple[Puzzle, ...] = field(repr=False)
+
+    @property
+    def holes(self) -> set[str]:
+        """The functions that are for the reader to write, in all of its puzzles."""
+        return {hole for puzzle in self.puzzles for hole in puzzle.holes}
+
+
+# ---- finding things --------------------------------------------------------------------------------------------------
+
+
+def course_folder() -> Path:
+    """The folder that holds puzzles/ and solutions/: inside the installed package, else the checkout.
+
+    Authors of a course elsewhere name its folder in PALLAS_PUZZLES_COURSE.
+    """
+    if elsewhere := os.environ.get("PALLAS_PUZZLES_COURSE"):
+        return Path(elsewhere).expanduser().resolve()
+    installed = PACKAGE / "_course"
+    return installed if installed.is_dir() else ROOT
+
+
+def notebooks(course: Path | None = None) -> list[Notebook]:
+    """Every notebook of the course, in teaching order."""
+    folder = (course or course_folder()) / "puzzles"
+    found = [notebook(path) for path in sorted(folder.glob("*.py"))]
+    if not found:
+        raise CurriculumError(f"no puzzles in {folder}: install pallas-puzzles again, or run inside a checkout of it")
+    return sorted(found, key=lambda each: (each.order, each.name))
+
+
+def notebook(path: Path) -> Notebook:
+    """One notebook, read again only when its file has changed."""
+    status = path.stat()
+    return _parse(path, status.st_mtime_ns, status.st_size)
+
+
+def all_puzzles(course: Path | None = None) -> list[Puzzle]:
+    """Every puzzle of the course, in teaching order."""
+    return [each for book in notebooks(course) for each in book.puzzles]
+
+
+def puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle:
+    """The puzzle "basics/9". Raises CurriculumError, with the nearest names, when there is none."""
+    # only the notebook that is asked for, when it is there: a check should not read the others
+    path = (course or course_folder()) / "puzzles" / f"{puzzle_id.partition('/')[0]}.py"
+    if re.fullmatch(r"\w+/\w+", puzzle_id) and path.is_file():
+        for each in notebook(path).puzzles:
+            if each.id == puzzle_id:
+                return each
+    ids = [each.id for each in all_puzzles(course)]
+    close = difflib.get_close_matches(puzzle_id, ids, n=3, cutoff=0.5)
+    near = f"did you mean {' or '.join(close)}? " if close else ""
+    raise CurriculumError(f"there is no puzzle {puzzle_id!r}: {near}`puzzles list` shows them all")
+
+
+def in_notebook(name: str, *, course: Path | None = None) -> list[Puzzle]:
+    """The puzzles of one notebook, in order."""
+    return [each for each in all_puzzles(course) if each.notebook == name]
+
+
+def instructions(puzzle: Puzzle) -> str:
+    """What a puzzle says before its first code cell, as markdown."""
+    texts = []
+    for each in notebook(puzzle.path).cells:
+        if each.section == puzzle.number:
+            if each.kind == "code":
+                break
+            texts.append(each.source)
+    return "\n\n".join(texts)
+
+
+def next_puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle | None:
+    """The puzzle after this one, in the next notebook if need be; None after the last."""
+    here = puzzle(puzzle_id, course=course)
+    everything = all_puzzles(course)
+    position = [each.id for each in everything].index(here.id) + 1
+    return everything[position] if position < len(everything) else None
+
+
+def pristine_code(puzzle: Puzzle) -> dict[str, types.CodeType]:
+    """The code object of every skeleton, to tell an untouched hole from the reader's work."""
+    return {name: _code(source, name, puzzle.path) for name, source in puzzle.skeletons.items()}
+
+
+def given_codes(puzzle: Puzzle, name: str) -> list[types.CodeType]:
+    """The code object of a function that the course's notebook gives, [] where it gives no such function.
+
+    Two of them: as compiled in a cell of its own, and in one file with the imports. Python 3.12 compiles a call on a
+    module in another way when the same file imports that module.
+    """
+    book = notebook(puzzle.path)
+    source = given_sources(book).get(name)
+    if not source or not source.lstrip().startswith("def ") or name in book.holes:
+        return []
+    trees = [syntax_tree(cell) for cell in book.cells if cell.kind == "code"]
+    imports = [ast.unparse(n) for tree in trees for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    return [_code(text, name, puzzle.path) for text in (source, "\n".join([*imports, source]))]
+
+
+def _code(source: str, name: str, path: Path) -> types.CodeType:
+    module = compile(source, str(path), "exec", dont_inherit=True)
+    return next(each for each in module.co_consts if isinstance(each, types.CodeType) and each.co_name == name)
+
+
+def given_names(puzzle: Puzzle) -> frozenset[str]:
+    """What the course's own notebook defines, holes included: every other name is the reader's."""
+    return frozenset(given_sources(notebook(puzzle.path)))
+
+
+def checked(puzzle: Puzzle) -> str:
+    """The name of the function that the course's check cell checks."""
+    call = check_in(syntax_tree(notebook(puzzle.path).cells[puzzle.check_cell]), puzzle.id)
+    return ast.unparse(call.args[1]) if call and len(call.args) > 1 else ""
+
+
+def definitions(book: Notebook) -> Iterator[tuple[str, types.CodeType]]:
+    """(name, code) of all that a notebook defines at its top level, in order; "" where a name is bound elsewhere."""
+    yield from _definitions(book.cells)
+
+
+@functools.lru_cache(maxsize=16)
+def _definitions(cells: tuple[Cell, ...]) -> list[tuple[str, types.CodeType]]:
+    found = []
+    for cell in cells:
+        for node in syntax_tree(cell).body if cell.kind == "code" else ():
+            method = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.func
+            completes = isinstance(method, ast.Attribute) and method.attr == "defvjp"
+            if completes or (isinstance(node, DEFINITIONS | ast.Assign | ast.AnnAssign) and not only_displays(node)):
+                code = compile(ast.Module([node], type_ignores=[]), cell.file, "exec", dont_inherit=True)
+                found.append((getattr(node, "name", ""), code))
+    return found
+
+
+def signature(puzzle: Puzzle, hole: str) -> str:
+    """The signature of a hole as the puzzle gives it, without annotations: "row_sum_kernel(x_ref, o_ref)"."""
+    if hole not in puzzle.skeletons:
+        raise CurriculumError(f"{puzzle.id} has no hole {hole!r}: it has {', '.join(puzzle.holes) or 'none'}")
+    return bare_signature(top_functions(ast.parse(puzzle.skeletons[hole]))[hole])
+
+
+def ast_equal(code_a: str, code_b: str) -> bool:
+    """True if the two are the same program: comments, layout and docstrings do not count."""
+    return _dump(ast.parse(code_a)) == _dump(ast.parse(code_b))
+
+
+def _dump(tree: ast.AST) -> str:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.dump(tree)
+
+
+def bare_signature(function: ast.FunctionDef) -> str:
+    bare = ast.parse(ast.unparse(function.args).join(("def f(", "): pass"))).body[0]
+    assert isinstance(bare, ast.FunctionDef)
+    for node in ast.walk(bare.args):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return f"{function.name}({ast.unparse(bare.args)})"
+
+
+def top_functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+# ---- parsing the percent format --------------------------------------------------------------------------------------
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """The cells of a percent-format .py or of an .ipynb, each with the name its code is compiled under."""
+    try:
+        if path.suffix == ".ipynb":
+            return sections(_ipynb_cells(path))
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise CurriculumError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise CurriculumError(f"{path} is not UTF-8 (line {line}): save it as UTF-8, then check again") from None
+    except ValueError as error:
+        raise CurriculumError(f"{path} is not a notebook that can be read: {error}") from None
+    remember(str(path), text)
+    return cells_of(text, str(path))
+
+
+def cells_of(text: str, file: str = "") -> list[Cell]:
+    """The cells of a text in percent format."""
+    return sections(_percent_cells(text, file))
+
+
+def _percent_cells(text: str, file: str) -> Iterator[Cell]:
+    lines = text.splitlines()
+    markers = [number for number, line in enumerate(lines) if CELL_MARKER.match(line)]
+    first = _header_length(lines)
+    edges = [*markers, len(lines)]
+    if any(line.strip() for line in lines[first : edges[0]]):
+        yield Cell("code", "\n".join(lines[first : edges[0]]).rstrip(), first + 1, file)
+    for start, end in itertools.pairwise(edges):
+        body = lines[start + 1 : end]
+        named = re.search(r"\[(markdown|md|raw)\]", lines[start])
+        kind = "code" if named is None else "raw" if named[1] == "raw" else "markdown"
+        if kind != "code":
+            body = [re.sub(r"^# ?", "", line) for line in body]
+        yield Cell(kind, "\n".join(body).rstrip(), start + 2, file)
+
+
+def _header_length(lines: list[str]) -> int:
+    """How many lines the YAML header takes, with its two rulers."""
+    if not lines or lines[0].rstrip() != "# ---":
+        return 0
+    for number, line in enumerate(lines[1:], start=1):
+        if line.rstrip() == "# ---":
+            return number + 1
+        if not line.startswith("#"):
+            break
+    return 0
+
+
+def _ipynb_cells(path: Path) -> Iterator[Cell]:
+    import nbformat
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a missing cell id does not matter here
+        try:
+            node = nbformat.reads(path.read_text("utf-8-sig"), as_version=4)
+        except nbformat.reader.NotJSONError:
+            raise ValueError("it is not JSON") from None
+        except (nbformat.ValidationError, AttributeError, KeyError) as error:
+            raise ValueError(f"it has no {error}") from None
+    for number, each in enumerate(node.cells, start=1):
+        file = f"{path.name}[cell {number}]"
+        source = "\n".join(each.source.splitlines())
+        remember(file, source)
+        yield Cell(each.cell_type, source, 1, file)
+
+
+def sections(cells: Iterator[Cell]) -> list[Cell]:
+    """Says of each cell which puzzle it belongs to: the one whose heading came last."""
+    section = ""
+    made = []
+    for each in cells:
+        if each.kind == "markdown" and SECTION_HEADING.match(each.source):
+            heading = PUZZLE_HEADING.search(each.source)
+            section = heading[1] if heading else ""
+        made.append(Cell(each.kind, each.source, each.line, each.file, section))
+    return made
+
+
+def remember(file: str, text: str) -> None:
+    """Lets tracebacks and the lens quote what was run, even when the file changes afterwards."""
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(path: Path, mtime_ns: int, size: int) -> Notebook:
+    cells = read_cells(path)
+    text = path.read_text("utf-8-sig")
+    header = "\n".join(text.splitlines()[: _header_length(text.splitlines())])
+    order = ORDER.search(header)
+    title = next((match[1] for each in cells if each.kind == "markdown" and (match := TITLE.search(each.source))), None)
+    if order is None or title is None:
+        missing = "`pallas_puzzles: {order: N}` in its header" if order is None else "a `# Title` in its first cell"
+        raise CurriculumError(f"{path} is not a puzzle notebook: it has no {missing}")
+    numbers = list(dict.fromkeys(each.section for each in cells if each.section))
+    puzzles = tuple(_puzzle(path, cells, number) for number in numbers)
+    return Notebook(path.stem, int(order[1]), title, path, tuple(cells), puzzles)
+
+
+def _puzzle(path: Path, cells: list[Cell], number: str) -> Puzzle:
+    mine = [each for each in cells if each.section == number]
+    prose = "\n\n".join(each.source for each in mine if each.kind == "markdown")
+    headings = PUZZLE_HEADING.findall(prose)
+    check = find_check(cells, f"{path.stem}/{number}")
+    where = f"{path}:{mine[0].line}"
+    if len(headings) != 1:
+        raise CurriculumError(f"{where}: Puzzle {number} is there {len(headings)} times: number the puzzles anew")
+    if check is None:
+        raise CurriculumError(f'{where}: Puzzle {number} has no cell with check("{path.stem}/{number}", ...): add one')
+    goal = GOAL.search(prose)
+    hints = tuple(match.strip() for match in HINT.findall(prose))
+    skeletons: dict[str, str] = {}
+    for each in mine:
+        if each.kind == "code" and HOLE in each.source:
+            skeletons |= _skeletons(each)
+    return Puzzle(
+        notebook=path.stem,
+        number=number,
+        title=headings[0][1],
+        goal=" ".join(goal[1].split()) if goal else "",
+        holes=tuple(skeletons),
+        hints=hints,
+        solution="\n\n".join(match.strip() for match in PYTHON_BLOCK.findall(hints[-1])) + "\n" if hints else "",
+        check_cell=check,
+        path=path,
+        line=mine[0].line,
+        skeletons=skeletons,
+    )
+
+
+def _skeletons(cell: Cell) -> dict[str, str]:
+    """The top-level functions of a cell that hold the mark, each padded to its own line number."""
+    try:
+        body = ast.parse(cell.source).body
+    except SyntaxError as error:
+        raise CurriculumError(f"{cell.file}:{cell.line - 1 + (error.lineno or 1)}: {error.msg}") from None
+    lines = cell.source.splitlines()
+    found = {}
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        start = _first_line(node)
+        end = _first_line(following) - 1 if following else len(lines)  # a comment may end the function
+        source = "\n".join(lines[start - 1 : end])
+        if HOLE in source:
+            found[node.name] = "\n" * (cell.line + start - 2) + source + "\n"
+    return found
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def find_check(cells: list[Cell], puzzle_id: str) -> int | None:
+    """The last cell that checks this puzzle: the reader may have copied the call while trying things out."""
+    call = re.compile(rf"\bcheck\(\s*[\"']{re.escape(puzzle_id)}[\"']")
+    for number in range(len(cells) - 1, -1, -1):
+        if cells[number].kind == "code" and puzzle_id in cells[number].source and call.search(cells[number].source):
+            return number
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def syntax_tree(cell: Cell) -> ast.Module:
+    padding = "\n" * (cell.line - 1)
+    if cell.source.lstrip().startswith("%%"):
+        first, _, rest = cell.source.lstrip().partition("\n")
+        return ast.parse("\n" + padding + rest if PYTHON_MAGIC.match(first) else "", cell.file)
+    lines = cell.source.splitlines()
+    while True:
+        try:
+            return ast.parse(padding + "\n".join(lines), cell.file)
+        except SyntaxError as error:
+            # only here: a line of a string, or of a long sum, may start with % too
+            at = (error.lineno or 0) - cell.line
+            if not (0 <= at < len(lines) and MAGIC.match(lines[at])):
+                raise
+            lines[at] = MAGIC.sub(r"\1pass", lines[at])
+
+
+def _call_name(node: ast.AST) -> str:
+    """The name of the function that an expression calls, "" if it does not call one."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+
+
+def only_displays(node: ast.stmt) -> bool:
+    """True for `show(...)` and its like, alone or assigned to a name, and for what waits until a hole is filled."""
+    if isinstance(node, ast.If):
+        return any(_call_name(each) == "unwritten" for each in ast.walk(node.test))
+    if isinstance(node, ast.Expr) and _call_name(node.value) == "tpu_report":
+        return True
+    value = node.value if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign) else getattr(node, "test", None)
+    if isinstance(node, ast.While) or value is None:
+        return False
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in SHOWS
+
+
+def check_in(node: ast.AST, puzzle_id: str) -> ast.Call | None:
+    """The call in a statement that checks a puzzle."""
+    for each in ast.walk(node):
+        if _call_name(each) == "check" and isinstance(each, ast.Call) and each.args:
+            first = each.args[0]
+            if isinstance(first, ast.Constant) and first.value == puzzle_id:
+                return each
+    return None
+
+
+def names_bound(node: ast.Assign | ast.AnnAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+
+
+def given_sources(book: Notebook) -> dict[str, str]:
+    """What the notebook itself defines, name -> source."""
+    return _given_in(book.cells)
+
+
+@functools.lru_cache(maxsize=16)
+def _given_in(cells: tuple[Cell, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for cell in cells:
+        if cell.kind != "code":
+            continue
+        for node in syntax_tree(cell).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                start = _first_line(node) - cell.line
+                found[node.name] = "\n".join(cell.source.splitlines()[start : (node.end_lineno or 0) - cell.line + 1])
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                found |= dict.fromkeys(names_bound(node), "")
+    return found

@@ -1,0 +1,169 @@
+"""Where a reader stands: after a puzzle; after a notebook or everything: what was built, at what cost, what is next."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from ..text import human_bytes, plural, times
+from ..view.draw import Displayed, running_shell
+from ..view.paper import GOOD
+from ..view.verdict import Standing, Verdict
+from . import curriculum, hints, page
+from .curriculum import Notebook
+from .progress import Progress, load
+
+BUILT = re.compile(r"^## What you (?:have )?built *\n+(.*)", re.DOTALL)
+COLUMNS = ("", "puzzle", "HBM", "the arrays", "steps", "VMEM", "FLOP/byte")
+
+FROM_HERE = """\
+Where to go from here: kernels of your own. show(), tpu_report() and check_call() take any of them, and say as much of
+them as of these. The kernels that ship with JAX lie in jax.experimental.pallas.ops; you can read all of them now."""
+
+
+@dataclass(eq=False, repr=False)
+class Finale(Displayed):
+    """The end of one notebook; of the whole course, where nothing is left."""
+
+    book: Notebook
+    state: Progress
+
+    @property
+    def _upcoming(self) -> curriculum.Puzzle | None:
+        return self.state.next()
+
+    def title(self) -> str:
+        entries = [self.state.entry(each.id) for each in self.book.puzzles]
+        attempts, hints = (sum(entry[key] for entry in entries) for key in ("attempts", "hints"))
+        counts = f"{plural(len(entries), 'puzzle')}, {plural(attempts, 'attempt')}, {plural(hints, 'hint')}"
+        return f"You have finished {self.book.name}: {counts}."
+
+    def built(self) -> str:
+        """What the notebook itself says in its closing words, as one paragraph; "" where it has none."""
+        for cell in self.book.cells:
+            if cell.kind == "markdown" and (found := BUILT.match(cell.source)):
+                words = " ".join(found[1].split("\n\n", 1)[0].split())
+                return re.sub(r"(^|(?<=[.?!]) )[^.?!]*:$", "", words).strip()  # "Here it is:" points at a picture
+        return ""
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The reader's own kernels: puzzle and cost, those alone whose cost is known."""
+        return [
+            (each.number, each.title, *_cells(figures))
+            for each in self.book.puzzles
+            if (figures := self.state.figures(each.id))
+        ]
+
+    def whither(self) -> str:
+        upcoming = self._upcoming
+        if upcoming is None:
+            return ""
+        if upcoming.notebook == self.book.name:
+            return f"Next: {upcoming.id} {upcoming.title}"
+        book = next(each for each in curriculum.notebooks() if each.name == upcoming.notebook)
+        return f"Next notebook: {book.name}. {book.title}. It begins with {upcoming.id} {upcoming.title}."
+
+    def __str__(self) -> str:
+        parts = [self.title(), self.built(), _table(self.rows())]
+        parts.append(self.whither() if self._upcoming else course_text(self.state))
+        return "\n\n".join(part for part in parts if part)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(x)}</td>' for x in row)}</tr>" for row in self.rows())
+        head = "".join(f"<th>{x}</th>" for x in COLUMNS)
+        table = f"<table><tr>{head}</tr>{rows}</table>" if rows else ""
+        end = html.escape(self.whither()) if self._upcoming else f"<pre>{html.escape(course_text(self.state))}</pre>"
+        return (
+            f'<div style="border-left:5px solid {GOOD};padding:6px 14px;margin:6px 0;max-width:60em">'
+            f"<b>{html.escape(self.title())}</b><p>{html.escape(self.built())}</p>{table}<p>{end}</p></div>"
+        )
+
+
+def around(verdict: Verdict, puzzle: curriculum.Puzzle, holes: Mapping[str, CodeType]) -> None:
+    """Adds to a verdict what the reader's progress and their notebook have to say."""
+    if verdict:
+        verdict.standing = standing(puzzle)
+    if running_shell() is None:  # in a terminal the command says the rest
+        return
+    stale = page.edited_since_run(holes)
+    if stale:
+        verdict.notes[:0] = [f"The cell of {stale} was edited after it was run: run it, then check again."]
+    elif verdict.status == "unsolved":
+        verdict.next += " Then run that cell, and check again."
+    if verdict.status in ("unsolved", "failed", "error"):
+        verdict.help, verdict.below = hints.offered(puzzle)
+
+
+def standing(puzzle: curriculum.Puzzle) -> Standing | None:
+    """Where a reader stands who has just solved this puzzle; None where that is not recorded."""
+    state, book, following = load(), curriculum.notebook(puzzle.path), curriculum.next_puzzle(puzzle.id)
+    if not state.solved(puzzle.id):
+        return None
+    words = f"{state.solved_in(book)} of {len(book.puzzles)} solved in {book.name}."
+    return Standing(words, state.drawing(), page.link(following) if following else "")
+
+
+def finale(puzzle_id: str) -> Finale | None:
+    """The end of the notebook that a puzzle belongs to, if all of it is solved. Raises CurriculumError."""
+    puzzle = curriculum.puzzle(puzzle_id)
+    state = load()
+    book = curriculum.notebook(puzzle.path)
+    return Finale(book, state) if all(state.solved(each.id) for each in book.puzzles) else None
+
+
+def course_text(state: Progress) -> str:
+    """The moment when nothing is left: every notebook as a row of tiles, all of them written."""
+    books = curriculum.notebooks()
+    width = max(len(book.name) for book in books)
+    everything = [each for book in books for each in book.puzzles]
+    entries = [state.entry(each.id) for each in everything]
+    dates = sorted(str(entry["solved"])[:10] for entry in entries if entry["solved"])
+    attempts, hints = (sum(entry[key] for entry in entries) for key in ("attempts", "hints"))
+    counts = f"{plural(attempts, 'attempt')}, {plural(hints, 'hint')}"
+    moved = sum(state.figures(each.id).get("hbm_bytes", 0) for each in everything)
+    tiles = [f"    {book.name:{width}}  {'[#]' * len(book.puzzles)}" for book in books]
+    when = f"on {dates[0]}" if dates and dates[0] == dates[-1] else f"from {dates[0]} to {dates[-1]}" if dates else ""
+    carried = f" Your kernels moved {human_bytes(moved)}, every one of them on purpose." if moved else ""
+    return "\n".join(
+        [
+            "And that was the last one. Every puzzle is solved:",
+            "",
+            *tiles,
+            "",
+            "    no block unvisited, no garbage read, nothing left to write back",
+            "",
+            f"{plural(len(everything), 'puzzle')} {when}, {counts}.{carried}",
+            "",
+            FROM_HERE,
+        ]
+    )
+
+
+def _cells(figures: dict[str, float]) -> tuple[str, ...]:
+    hbm, once, flops = (figures.get(key, 0) for key in ("hbm_bytes", "once_bytes", "flops"))
+    return (
+        human_bytes(hbm),
+        times(hbm / once) if once else "",
+        f"{int(figures.get('steps', 0))}",
+        human_bytes(figures.get("vmem_bytes", 0)),
+        f"{flops / hbm:.3g}" if flops and hbm else "",
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    if not rows:
+        return ""
+    lines = [("", "your kernels", *COLUMNS[2:]), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def line(row: tuple[Any, ...]) -> str:
+        cells = [f"{x:<{w}}" if n == 1 else f"{x:>{w}}" for n, (x, w) in enumerate(zip(row, widths, strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(map(line, lines))

@@ -1,0 +1,86 @@
+"""Hints in a notebook: the next one at every call or press of a button, the solution only after them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..text import plural
+from ..view.draw import running_shell
+from . import curriculum
+from .progress import hint_text, load, next_hint, record_solution_seen
+
+if TYPE_CHECKING:
+    from .curriculum import Puzzle
+
+
+def hint(puzzle_id: str, solution: bool = False) -> None:
+    """What pallas_puzzles.hint does."""
+    text = next_words(curriculum.puzzle(puzzle_id), solution)
+    if running_shell() is not None:
+        from IPython.display import Markdown, display
+
+        display(Markdown(text))
+    else:
+        print(text)
+
+
+def next_words(puzzle: Puzzle, solution: bool = False) -> str:
+    """What `hint` shows, as markdown."""
+    unseen = left(puzzle)
+    if solution and unseen and not load().solved(puzzle.id):
+        verb = "comes" if unseen == 1 else "come"
+        return (
+            f'{plural(unseen, "hint")} of {puzzle.id} {verb} before the solution: `hint("{puzzle.id}")` shows the next.'
+        )
+    if solution and puzzle.hints:
+        if not load().solved(puzzle.id):
+            record_solution_seen(puzzle)
+        return hint_text(puzzle, len(puzzle.hints))
+    if unseen or not puzzle.hints:
+        return next_hint(puzzle.id)
+    return f'You have seen every hint of {puzzle.id}. `hint("{puzzle.id}", solution=True)` shows the solution.'
+
+
+def left(puzzle: Puzzle) -> int:
+    """How many hints the reader has not seen; the last of a puzzle's hints is its solution, and does not count."""
+    return max(len(puzzle.hints) - 1 - load().entry(puzzle.id)["hints"], 0)
+
+
+def offered(puzzle: Puzzle) -> tuple[str, Any]:
+    """What stands under a verdict that is no pass: the call that shows more in a line, and a button where one works.
+
+    The button is for a puzzle whose turn it is: a notebook that is run as a whole is not strewn with them.
+    """
+    from ..view.live import why_not_live
+
+    if not puzzle.hints:
+        return "", None
+    first = "" if "hint" in running_shell().user_ns else "from pallas_puzzles import hint; "
+    last, what = ("", "the next hint") if left(puzzle) else (", solution=True", "the solution")
+    words = f'Stuck? {first}hint("{puzzle.id}"{last}) shows {what}.'
+    works = not why_not_live() and load().waits_for(puzzle) is None
+    return words, button(puzzle) if works else None
+
+
+def button(puzzle: Puzzle) -> Any:
+    """A button that says how many hints are left, and shows the next one below: an ipywidgets.VBox."""
+    import ipywidgets
+    from markdown_it import MarkdownIt  # rich brings it
+
+    press, shown = ipywidgets.Button(layout={"width": "auto"}), ipywidgets.HTML()
+
+    def label() -> None:
+        unseen = left(puzzle)
+        press.description = f"Next hint ({unseen} left)" if unseen else "Show the solution"
+        press.tooltip = f"{press.description}: {puzzle.id} {puzzle.title}"
+
+    def show(_: Any) -> None:
+        last = not left(puzzle)
+        text = MarkdownIt().render(next_words(puzzle, solution=last))
+        shown.value += f'<div style="line-height:1.45;max-width:60em">{text}</div>'
+        press.layout.display = "none" if last else None
+        label()
+
+    press.on_click(show)
+    label()
+    return ipywidgets.VBox([press, shown], layout={"align_items": "flex-start"})

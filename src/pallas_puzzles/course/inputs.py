@@ -1,0 +1,176 @@
+"""What a check asks: a spec, inputs drawn afresh for every seed, variants, budgets."""
+
+import dataclasses
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..diagnose.budgets import Budget
+
+if TYPE_CHECKING:
+    from .arrays import Explain
+    from .claims import Choice, Claim, Helper
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An array to be drawn: `draw(rng)` gives a new one of this shape and dtype."""
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    params: tuple[float, ...]
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        a, b = self.params
+        if self.kind == "normal":
+            return (rng.standard_normal(self.shape, np.float32) * a + b).astype(self.dtype)
+        if self.kind == "uniform":
+            return rng.uniform(a, b, self.shape).astype(self.dtype)
+        if self.kind == "groups":
+            cuts = np.sort(rng.integers(0, int(a) + 1, self.shape))
+            empty = rng.random(self.shape) < b
+            sizes = np.diff(cuts, prepend=0)
+            return np.where(empty, 0, sizes).astype(self.dtype)
+        return rng.integers(int(a), int(b), self.shape).astype(self.dtype)
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    return (int(shape),) if np.ndim(shape) == 0 else tuple(int(s) for s in shape)
+
+
+def _dtype(dtype: Any) -> np.dtype:
+    if dtype in ("bfloat16", "bf16"):
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def normal(shape: Any, dtype: Any = "float32", *, scale: float = 1.0, shift: float = 0.0) -> Input:
+    """Normally distributed values with standard deviation `scale` around `shift`."""
+    return Input("normal", _shape(shape), _dtype(dtype), (scale, shift))
+
+
+def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "float32") -> Input:
+    """Values spread evenly over [low, high)."""
+    return Input("uniform", _shape(shape), _dtype(dtype), (low, high))
+
+
+def integers(shape: Any, low: int, high: int, dtype: Any = "int32") -> Input:
+    """Whole numbers from low to high - 1."""
+    return Input("integers", _shape(shape), _dtype(dtype), (low, high))
+
+
+def groups(num_groups: int, num_rows: int, *, empty: float = 0.2) -> Input:
+    """Sizes of groups, int32, that sum to num_rows at most; at least about the fraction `empty` of them is 0."""
+    return Input("groups", (num_groups,), np.dtype(np.int32), (num_rows, empty))
+
+
+RANDOM = "PALLAS_PUZZLES_RANDOM"  # in the environment: draws differ from check to check
+
+
+def seed_of(name: str, number: int) -> int:
+    """The seed of a draw: the same for the same name and number, so that the same answer gets the same verdict."""
+    return secrets.randbits(32) if os.environ.get(RANDOM) else zlib.crc32(f"{name}, draw {number}".encode())
+
+
+def draw(inputs: Any, rng: np.random.Generator) -> tuple[Any, ...]:
+    """Every Input of a sequence drawn; arrays pass through."""
+    return tuple(x.draw(rng) if isinstance(x, Input) else x for x in inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One set of inputs and block sizes that a check runs. about: what is special about it, for the verdict."""
+
+    inputs: tuple[Any, ...]
+    blocks: dict[str, Any]
+    budget: Budget | None = None
+    about: str = ""
+
+
+def case(*inputs: Any, budget: Budget | None = None, about: str = "", **blocks: Any) -> Case:
+    """A variant for `check`: other inputs, and block sizes to call the function with.
+
+    about: what is special about it, in words that may stand in brackets: "64 queries see nothing".
+    """
+    return Case(inputs, blocks, budget, about)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """All that a check asks of an answer. `question` makes one, and says what the fields are."""
+
+    spec: Callable[..., Any]
+    cases: tuple[Case, ...]
+    tol: float | None
+    allow: Sequence[str]
+    forbid: Sequence[str] | Mapping[str, str]
+    seed: int | None
+    kernel: bool
+    explain: "Explain | None"
+    explain_cost: Callable[..., str] | None
+    claims: "Sequence[Claim | Choice | Helper]"
+
+
+def question(
+    spec: Callable[..., Any],
+    *inputs: Any,
+    variants: Sequence[Case] = (),
+    budget: Budget | None = None,
+    tol: float | None = None,
+    allow: Sequence[str] = (),
+    forbid: Sequence[str] | Mapping[str, str] = (),
+    seed: int | None = None,
+    kernel: bool = True,
+    explain: "Explain | None" = None,
+    explain_cost: Callable[..., str] | None = None,
+    claims: "Sequence[Claim | Choice | Helper]" = (),
+) -> Question:
+    """What a check asks of an answer.
+
+    spec: what the answer should compute, arrays -> arrays in plain jnp; it is given those keywords of a case that it
+    has, too. inputs: Inputs such as normal((24, 512)), or arrays. variants: more inputs and block sizes that the answer
+    must get right. budget: what it may cost on `inputs`.
+    tol: relative tolerance; by default that of the result's dtype (lens.findings.default_tolerance). What is within it
+    must be rounded no worse than the course's solution (rounding.py).
+    allow: names of JAX primitives that may work on arrays outside of the kernels, or of dtypes ("int32"), where all
+    work whose results are of them is allowed. forbid: names that the reader's code may not use, because they do the
+    puzzle's work, or name -> another reason; also JAX primitives that may not work outside of a kernel, unless on a
+    dtype that is allowed: "scatter-add", when several values go to one place. seed: repeats given draws.
+    kernel=False: the answer is plain array code. It runs under jit; value, shape and dtype must be the spec's. The only
+    budget that counts is Budget(operations=, elements=). explain: called as explain(*args, got=, want=, **keywords)
+    when values are wrong; it returns what they mean, in words, and a picture as text, either of which may be "".
+    explain_cost: called as explain_cost(*args, **keywords) when a kernel is right and over its budget; it returns what
+    to say first. If it has a keyword over=, it gets the name of the budget that is exceeded, the grids= of all calls
+    and those keywords that it knows, and what it returns takes the place of the advice.
+    claims: what functions of the reader's say of a kernel, compared with the kernel before it is judged; and what they
+    choose for it, compared with every other choice when it is right (claims.py).
+    """
+    cases = (Case(inputs, {}, budget), *variants)
+    return Question(spec, cases, tol, allow, forbid, seed, kernel, explain, explain_cost, claims)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What a check is about: the reader's function, and what is asked of it."""
+
+    fn: Callable[..., Any]
+    question: Question
+
+    @property
+    def spec(self) -> Callable[..., Any]:
+        return self.question.spec
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        return self.question.cases
+
+    @property
+    def kernel(self) -> bool:
+        return self.question.kernel

@@ -1,0 +1,102 @@
+"""Which part of an answer is wrong: it runs again, with ever fewer of its differences from the course's undone."""
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..diagnose.corrections import Correction, corrections
+from ..diagnose.differences import (
+    Difference,
+    Functions,
+    applied,
+    differences,
+    straightened,
+    that_matter,
+    values_with_names,
+)
+from . import cases, curriculum
+from .curriculum import Puzzle
+from .inputs import Question
+
+MOST_RUNS = 30
+_MOST_PLACES = 3  # an answer with more of them is another way to go about it, and a list of them helps nobody
+
+Works = Callable[[Callable[..., Any], Question], bool]
+
+
+def isolated(
+    puzzle: Puzzle, names: Mapping[str, Any], used: set[str], works: Works, works_everywhere: Works
+) -> list[Correction]:
+    """What would have to change in an answer for it to work; [] where that can't be told.
+
+    names: the reader's. used: the names that the function uses that is checked. works: whether a function, with what is
+    asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right.
+    """
+    written = _answer(puzzle, names, used)
+    answer = {name: straightened(node) for name, node in written.items()}
+    right = {name: straightened(node) for name, node in cases.solutions(puzzle).items() if name in answer}
+    found = differences(answer, right)
+    own = set(puzzle.holes)
+    extra = _extra(puzzle, names)
+
+    def tried(functions: Functions, works: Works) -> bool:
+        try:
+            laid = cases.laid(puzzle, functions, extra, names)
+            entry = cases.entry(puzzle)
+            assert entry is not None
+            return works(laid[curriculum.checked(puzzle)], entry(types.SimpleNamespace(**laid)))
+        except Exception:  # half of one answer and half of another need not fit
+            return False
+
+    def that_do(*both: Works) -> list[Difference]:
+        def is_right(functions: Functions) -> bool:
+            return all(tried(functions, each) for each in both)
+
+        return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "")
+
+    chosen = that_do(works)
+    if chosen and not tried(applied(answer, chosen), works_everywhere):
+        chosen = that_do(works, works_everywhere) or chosen
+    values = {name: values_with_names(node) for name, node in written.items()}
+    said = corrections(answer, chosen, _called(puzzle), values)
+    return said if len(said) <= _MOST_PLACES else []
+
+
+def _answer(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> dict[str, ast.FunctionDef]:
+    """The reader's functions in the holes of this puzzle, and in those of earlier ones that it uses."""
+    book = curriculum.notebook(puzzle.path)
+    earlier = [each for each in book.puzzles[: book.puzzles.index(puzzle)] if used & set(each.holes)]
+    holes = [hole for each in earlier for hole in each.holes if hole in used] + list(puzzle.holes)
+    found = {hole: _parsed(names.get(hole)) for hole in holes}
+    return {hole: node for hole, node in found.items() if node is not None}
+
+
+def _parsed(function: Any) -> ast.FunctionDef | None:
+    """The syntax tree of a function, with the line numbers of its file; None where there is no source."""
+    plain = inspect.unwrap(function) if callable(function) else None
+    code = getattr(plain, "__code__", None)
+    if code is None:
+        return None
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)), code.co_filename)
+    except (OSError, SyntaxError):
+        return None
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    node = tree.body[0]
+    return node if isinstance(node, ast.FunctionDef) else None
+
+
+def _extra(puzzle: Puzzle, names: Mapping[str, Any]) -> dict[str, Any]:
+    """What the reader has beside the course's own names: modules, constants, helper functions."""
+    given = curriculum.given_names(puzzle)
+    return {name: value for name, value in names.items() if name not in given and not name.startswith("__")}
+
+
+def _called(puzzle: Puzzle) -> dict[str, str]:
+    """How to call the functions of earlier puzzles."""
+    book = curriculum.notebook(puzzle.path)
+    before = book.puzzles[: book.puzzles.index(puzzle)]
+    return {hole: f"your `{hole}` of Puzzle {each.number}" for each in before for hole in each.holes}

@@ -1,0 +1,384 @@
+"""What the reader has solved and which hints they have seen: one small JSON file, shared by notebooks and command."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import html
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..files import LOCK_TIMEOUT_S, locked, write_whole
+
+if TYPE_CHECKING:
+    from .curriculum import Notebook, Puzzle
+
+VERSION = 1
+BAR_WIDTH = 13
+
+# {"solved": "2026-01-31T12:00:00Z" | None, "hints": 2, "attempts": 5}, and where there is a reason: "opened": True,
+# out of order, and "figures": what the right answer costs (verdict.totals)
+Entry = dict[str, Any]
+NEW: Entry = {"solved": None, "hints": 0, "attempts": 0}
+
+_said: set[str] = set()  # notices of this process
+_unsaved: dict[str, Entry] = {}  # what this process could not write; the next write that works takes it along
+
+
+class _Unusable(Exception):
+    """Progress cannot be recorded; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is solved. As text, as HTML, and for the `puzzles` command: the map of notebooks and what is next."""
+
+    puzzles: dict[str, Entry]
+    course: Path | None = None
+
+    def solved(self, puzzle_id: str) -> bool:
+        return bool(self.entry(puzzle_id)["solved"])
+
+    def entry(self, puzzle_id: str) -> Entry:
+        return {**NEW, **self.puzzles.get(puzzle_id, {})}
+
+    def solved_in(self, book: Notebook) -> int:
+        return sum(self.solved(each.id) for each in book.puzzles)
+
+    def hints_in(self, book: Notebook) -> int:
+        return sum(self.entry(each.id)["hints"] for each in book.puzzles)
+
+    def figures(self, puzzle_id: str) -> dict[str, float]:
+        """What the last right answer cost, {} where that is not known."""
+        found = self.entry(puzzle_id).get("figures")
+        return {k: v for k, v in found.items() if isinstance(v, int | float)} if isinstance(found, dict) else {}
+
+    def waits_for(self, puzzle: Puzzle) -> Puzzle | None:
+        """The puzzle to be solved before this one opens; None when it is open, also because somebody has tried it."""
+        from . import curriculum
+
+        entry = self.entry(puzzle.id)
+        if entry["solved"] or entry["attempts"] or entry.get("opened"):
+            return None
+        before = None
+        for each in curriculum.notebook(puzzle.path).puzzles:
+            if each.id == puzzle.id:
+                break
+            before = each
+        return before if before and not self.solved(before.id) else None
+
+    def next(self) -> Puzzle | None:
+        """The first unsolved puzzle of the notebook that was last solved in, else of the whole course."""
+        from . import curriculum
+
+        everything = curriculum.all_puzzles(self.course)
+        unsolved = [each for each in everything if not self.solved(each.id)]
+        solved = [each for each in everything if self.solved(each.id)]
+        if solved:
+            latest = max(solved, key=lambda each: self.entry(each.id)["solved"])
+            unsolved.sort(key=lambda each: each.notebook != latest.notebook)  # stable: the course's order stays
+        return unsolved[0] if unsolved else None
+
+    def __str__(self) -> str:
+        books, upcoming = self._books(), self.next()
+        width = max(len(book.name) for book in books)
+        lines = []
+        for book in books:
+            done, total = self.solved_in(book), len(book.puzzles)
+            lines.append(f"{book.name:{width}}  {bar(done, total)} {done:>2}/{total:<2}  {book.title}")
+            if upcoming and upcoming.notebook == book.name:
+                lines += [f"    {each.number:>3}  {self._word(each):6}  {each.title}" for each in book.puzzles]
+        return "\n".join([*lines, self.advice()])
+
+    def _repr_html_(self) -> str:
+        upcoming = self.next()
+        blocks = []
+        for book in self._books():
+            done, total = self.solved_in(book), len(book.puzzles)
+            rows = "".join(
+                f"<tr><td>{each.number}</td><td style='text-align:left'>{html.escape(each.title)}</td>"
+                f"<td style='text-align:left'>{self._word(each)}</td></tr>"
+                for each in book.puzzles
+            )
+            here = " open" if upcoming and upcoming.notebook == book.name else ""
+            blocks.append(
+                f"<details{here}><summary><code>{book.name}</code> {html.escape(book.title)}: "
+                f"{done} of {total} solved</summary><table>{rows}</table></details>"
+            )
+        return f"<div>{self.drawing()}{''.join(blocks)}<p>{html.escape(self.advice())}</p></div>"
+
+    def drawing(self) -> str:
+        """The course as an <img>: a row of tiles per notebook, a tile per puzzle, filled when it is solved."""
+        from ..view.draw import image
+        from ..view.paper import FRAME, GREEN, MONO_EM, MUTED, card, svg_text
+
+        books = self._books()
+        counts = [f"{self.solved_in(book)} of {len(book.puzzles)}" for book in books]
+        left = 12 + max(len(book.name) for book in books) * 12 * MONO_EM + 14
+        right = left + max(len(book.puzzles) for book in books) * 15 + 8
+        marks = []
+        for row, (book, count) in enumerate(zip(books, counts, strict=True)):
+            y = 12 + 20 * row
+            marks += [svg_text(12, y + 11, book.name, 12), svg_text(right, y + 11, count, 12, MUTED)]
+            for column, each in enumerate(book.puzzles):
+                fill = GREEN if self.solved(each.id) else "none"
+                marks.append(
+                    f'<rect x="{left + 15 * column + 0.5:.1f}" y="{y + 0.5}" width="12" height="12" rx="2.5" '
+                    f'fill="{fill}" stroke="{GREEN if self.solved(each.id) else FRAME}"/>'
+                )
+        words = "; ".join(f"{book.name}: {count} solved" for book, count in zip(books, counts, strict=True))
+        return image(card(right + 72, 16 + 20 * len(books), "".join(marks)), f"{words}.")
+
+    def advice(self) -> str:
+        """One line: what is next."""
+        upcoming = self.next()
+        return f"next: {upcoming.id}  {upcoming.title}" if upcoming else "every puzzle is solved"
+
+    def _word(self, puzzle: Puzzle) -> str:
+        word = self.word(puzzle)
+        return word if word in ("solved", "next") else ""  # on the page of a notebook everything lies open
+
+    def _books(self) -> list[Notebook]:
+        from . import curriculum
+
+        return curriculum.notebooks(self.course)
+
+    def word(self, puzzle: Puzzle) -> str:
+        """Where the reader stands with a puzzle: "solved", "next", "open", or "locked" (see `waits_for`)."""
+        upcoming = self.next()
+        if self.solved(puzzle.id):
+            return "solved"
+        if upcoming and puzzle.id == upcoming.id:
+            return "next"
+        return "locked" if self.waits_for(puzzle) else "open"
+
+
+def bar(done: int, total: int, width: int = BAR_WIDTH) -> str:
+    """Progress in characters that every terminal has: "####....", full when all is done and only then."""
+    filled = round(width * done / total) if total else 0
+    filled = min(max(filled, int(done > 0)), width - int(done < total))
+    return "#" * filled + "." * (width - filled)
+
+
+# ---- what the rest of the package calls ------------------------------------------------------------------------------
+
+
+def state_folder() -> Path:
+    """Where progress lives: $PALLAS_PUZZLES_HOME, else the user's data folder."""
+    if home := os.environ.get("PALLAS_PUZZLES_HOME"):
+        return Path(home).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_data_path("pallas-puzzles", appauthor=False)
+
+
+def load() -> Progress:
+    """What is recorded. Never raises: what cannot be read counts as nothing, and is said once."""
+    recorded: dict[str, Entry] = {}
+    try:
+        with _locked():
+            recorded = _read()
+    except _Unusable as reason:
+        _say(str(reason))
+        with contextlib.suppress(_Unusable):
+            recorded = _read()  # a folder that cannot be written may still be read
+    return Progress(_with_unsaved(recorded))
+
+
+def progress() -> Progress:
+    """The map of notebooks and puzzles: what is solved, and what is next."""
+    return load()
+
+
+def record(puzzle_id: str, solved: bool, figures: Mapping[str, float] | None = None) -> bool:
+    """Counts an attempt; a puzzle that is solved once stays solved. True when this is what solved it. Never raises."""
+    first = False
+
+    def change(entry: Entry) -> None:
+        nonlocal first
+        entry["attempts"] += 1
+        first = solved and not entry["solved"]
+        if first:
+            entry["solved"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        if solved and figures:
+            entry["figures"] = dict(figures)
+
+    _update(puzzle_id, change)
+    return first
+
+
+def record_hint(puzzle_id: str, most: int | None = None) -> int:
+    """Counts one more hint, up to `most`, and returns how many have been seen. Never raises."""
+
+    def change(entry: Entry) -> None:
+        entry["hints"] += int(most is None or entry["hints"] < most)
+
+    return int(_update(puzzle_id, change)["hints"])
+
+
+def record_solution_seen(puzzle: Puzzle) -> None:
+    """Counts every hint, the last of which is the solution. Never raises."""
+
+    def change(entry: Entry) -> None:
+        entry["hints"] = max(entry["hints"], len(puzzle.hints))
+
+    _update(puzzle.id, change)
+
+
+def record_opened(puzzle_id: str) -> None:
+    """Opens a puzzle out of order, for good. Never raises."""
+    _update(puzzle_id, lambda entry: entry.update(opened=True))
+
+
+def forget(puzzle_ids: Iterable[str]) -> None:
+    """Takes puzzles back to the start: not solved, no hints, no attempts. Never raises."""
+    gone = set(puzzle_ids)
+    for each in gone:
+        _unsaved.pop(each, None)
+    try:
+        with _locked():
+            _write({key: entry for key, entry in _with_unsaved(_read()).items() if key not in gone})
+            _unsaved.clear()
+    except _Unusable as reason:
+        _say(str(reason))
+
+
+def next_hint(puzzle_id: str) -> str:
+    """The next hint as markdown; counts it. Raises CurriculumError for an unknown puzzle."""
+    from . import curriculum
+
+    puzzle = curriculum.puzzle(puzzle_id)
+    total = len(puzzle.hints)
+    if not total:
+        return f"{puzzle.id} has no hints."
+    return hint_text(puzzle, min(max(record_hint(puzzle.id, most=total), 1), total))
+
+
+def hint_text(puzzle: Puzzle, number: int) -> str:
+    """One hint as markdown, whether it has been seen or not."""
+    total = len(puzzle.hints)
+    last = " (the last one)" if number == total else ""
+    return f"**{puzzle.id} {puzzle.title}: hint {number} of {total}{last}**\n\n{puzzle.hints[number - 1]}"
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def _update(puzzle_id: str, change: Callable[[Entry], None]) -> Entry:
+    """Reads, changes and writes one entry while nobody else does; in memory alone where writing is impossible."""
+    try:
+        with _locked():
+            puzzles = _with_unsaved(_read())
+            entry = puzzles.setdefault(puzzle_id, dict(NEW))
+            change(entry)
+            _write(puzzles)
+            _unsaved.clear()
+    except _Unusable as reason:
+        _say(str(reason))
+        entry = _unsaved.setdefault(puzzle_id, dict(NEW))
+        change(entry)
+    return entry
+
+
+def _with_unsaved(recorded: dict[str, Entry]) -> dict[str, Entry]:
+    puzzles = {key: {**NEW, **entry} for key, entry in recorded.items()}
+    for key, more in _unsaved.items():
+        entry = puzzles.setdefault(key, dict(NEW))
+        entry["solved"] = entry["solved"] or more["solved"]
+        entry["hints"] = max(entry["hints"], more["hints"])
+        entry["attempts"] += more["attempts"]
+        entry.update({each: more[each] for each in ("opened", "figures") if each in more})
+    return puzzles
+
+
+def _file() -> Path:
+    return state_folder() / "progress.json"
+
+
+def _read() -> dict[str, Entry]:
+    """The entries in the file; a damaged file is moved aside first."""
+    path = _file()
+    try:
+        text = path.read_bytes().decode("utf-8")
+        content = json.loads(text)
+        _validate(content)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise _Unusable(f"{path} cannot be read ({error.strerror}): progress is not recorded") from None
+    except ValueError:
+        _set_aside(path)
+        return {}
+    if content["version"] > VERSION:
+        raise _Unusable(
+            f"{path} was written by a newer pallas-puzzles and is left alone: progress is not recorded; "
+            f'`pip install --upgrade "pallas-puzzles"` brings it back'
+        )
+    return content["puzzles"]
+
+
+def _validate(content: Any) -> None:
+    """Raises ValueError unless `content` is a progress file of this version, or of a newer one."""
+    version = content.get("version") if isinstance(content, dict) else None
+    if not isinstance(version, int) or version < 1:
+        raise ValueError("no version")
+    if version > VERSION:
+        return
+    entries = content.get("puzzles")
+    if not isinstance(entries, dict) or not all(isinstance(each, dict) for each in entries.values()):
+        raise ValueError("no puzzles")
+    for each in entries.values():
+        counts = (each.get("hints", 0), each.get("attempts", 0))
+        if not isinstance(each.get("solved"), str | None) or not all(type(count) is int for count in counts):
+            raise ValueError("an entry with other types")
+
+
+def _set_aside(path: Path) -> None:
+    stem = f"{path.name}.damaged-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
+    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise _Unusable(f"{path} is damaged and cannot be moved ({error.strerror}): progress is not recorded") from None
+    _say(f"{path} is damaged: it is kept as {aside.name}, and progress starts anew")
+
+
+def _write(puzzles: dict[str, Entry]) -> None:
+    text = json.dumps({"version": VERSION, "puzzles": puzzles}, indent=1, sort_keys=True)
+    try:
+        write_whole(_file(), f"{text}\n".encode())
+    except OSError as error:
+        raise _Unusable(f"{_file()} cannot be written ({error.strerror}): progress is not recorded") from None
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Holds the lock of the state folder, which it makes where there is none."""
+    folder = state_folder()
+    if not folder.is_absolute():  # no home: "~" would become a folder of that name
+        raise _Unusable("there is no home folder to keep progress in: set PALLAS_PUZZLES_HOME to a folder")
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / "progress.lock", LOCK_TIMEOUT_S))
+        except TimeoutError as error:
+            raise _Unusable(f"{error}: this is not recorded") from None
+        except OSError as error:
+            raise _Unusable(
+                f"{folder} cannot be written ({error.strerror}): progress is not recorded; "
+                f"set PALLAS_PUZZLES_HOME to a folder of yours"
+            ) from None
+        yield
+
+
+def _say(notice: str) -> None:
+    """One line on stderr, once in a process."""
+    if notice not in _said:
+        _said.add(notice)
+        print(f"pallas-puzzles: {notice}", file=sys.stderr)

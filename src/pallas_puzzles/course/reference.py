@@ -1,0 +1,79 @@
+"""The course's own result on the data of a check, and the exact one: what a reader's rounding is compared with."""
+
+import contextlib
+import functools
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..diagnose.rounding import Course
+from . import cases
+from .arrays import compare, keywords_of
+
+if TYPE_CHECKING:
+    from ..diagnose.findings import Tolerance
+    from .check import Subject
+
+_KEPT = 64  # results of one puzzle: its cases, several draws of each
+
+
+def course_of(
+    puzzle: str,
+    spec: Callable[..., Any],
+    tolerance: "Tolerance | None",
+    args: Sequence[Any],
+    blocks: dict[str, Any],
+    got: Any,
+    want: Any,
+) -> Course | None:
+    """What the course makes of a case. None where there is nothing to compare `got` with: it is bit by bit the
+    course's, the course's solution does not fit this call, or is not right there."""
+    import jax
+
+    from ..lens.exact import in_float64
+
+    try:
+        results, narrow = _results(puzzle, args, blocks)
+        if all(map(np.array_equal, jax.tree.leaves(got), results)) or compare(results, want, tolerance):
+            return None
+        exact = in_float64(spec, args, keywords_of(spec, blocks))
+        rounded = [x.astype(s.dtype) for x, s in zip(exact, results, strict=True)]
+        return None if compare(results, rounded, tolerance) else Course(results, exact, narrow)
+    except Exception:  # the reader's own function and spec, or a program that cannot be followed: there is no course
+        return None
+
+
+_known: dict[Any, tuple[list[np.ndarray], frozenset[str]]] = {}
+
+
+def _results(puzzle: str, args: Sequence[Any], blocks: dict[str, Any]) -> tuple[list[np.ndarray], frozenset[str]]:
+    """What the course's solution returns, and the kinds of places where it rounds; run once for the same data."""
+    digest = hashlib.blake2b(repr(sorted(blocks.items())).encode())
+    for x in map(np.asarray, args):
+        digest.update(f"{x.dtype}{x.shape}".encode())
+        digest.update(np.ascontiguousarray(x).view(np.uint8).data)
+    key = (puzzle, digest.digest())
+    if key not in _known:
+        if len(_known) >= _KEPT or any(k[0] != puzzle for k in _known):
+            _known.clear()
+        with contextlib.redirect_stdout(io.StringIO()):  # whatever the notebook's cells print
+            solved = cases.official(puzzle)
+        _known[key] = _run(solved, args, blocks)
+    return _known[key]
+
+
+def _run(subject: "Subject", args: Sequence[Any], blocks: dict[str, Any]) -> tuple[list[np.ndarray], frozenset[str]]:
+    import jax
+
+    from ..diagnose.narrow import narrow_kinds
+    from ..lens.machine import trace
+
+    if not subject.kernel:
+        made, narrow = jax.jit(functools.partial(subject.fn, **blocks))(*map(jax.numpy.asarray, args)), frozenset[str]()
+    else:
+        run = trace(subject.fn, *args, **blocks)
+        made, narrow = run.outputs, narrow_kinds(run.traces)
+    return [np.asarray(x) for x in jax.tree.leaves(made)], narrow

@@ -1,0 +1,285 @@
+"""A right answer that costs too much: the figure, the budget, and where it goes."""
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..ir.capture import SourceLine
+    from ..lens.machine import Figures, OperandFigures, Run, Trace
+    from .findings import Finding
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Upper bounds on what an answer may cost; None leaves a cost unbounded.
+
+    hbm_bytes: bytes moved between HBM and VMEM. vmem_bytes: VMEM held by one call (blocks x buffers + scratch).
+    grid_steps: steps over all calls. calls: exact number of pallas_calls. output_stores: in how many steps of one
+    visit an output block may be stored. flops: arithmetic over all calls. serial_steps: steps of one call that have to
+    follow one another, when every index along its parallel axes has a core of its own. mxu_bits: how wide the operands
+    of matrix products may be; there has to be a product, too. branches: pl.when, cond and loops in a kernel.
+    selected: elements of the results of jnp.where, over all calls and steps, which is what masks cost. operations: of
+    array code without a kernel, how many primitives it may consist of; elements: how many the largest array that it
+    makes may have. outside_flops: arithmetic of matrix products outside of the kernels.
+    """
+
+    hbm_bytes: int | None = None
+    vmem_bytes: int | None = None
+    grid_steps: int | None = None
+    calls: int | None = None
+    output_stores: int | None = None
+    flops: int | None = None
+    serial_steps: int | None = None
+    mxu_bits: int | None = None
+    branches: int | None = None
+    selected: int | None = None
+    operations: int | None = None
+    elements: int | None = None
+    outside_flops: int | None = None
+
+
+def dropped(run: "Run", blocks: Mapping[str, Any]) -> "list[Finding]":
+    """A limit that was asked for, and that does not reach the pallas_call: nothing else would notice it here."""
+    from .findings import Finding
+
+    limit = blocks.get("vmem_limit_bytes")
+    for trace in run.traces if limit is not None else ():
+        got = trace.call.vmem_limit_bytes
+        if got != limit:
+            text = (
+                f"Right answer, but the kernel was called with vmem_limit_bytes={limit:,}, and {trace.call.name} "
+                f"compiles with {'the default' if got is None else f'{got:,}'}: blocks that the caller has made room "
+                "for would be refused by the TPU compiler. Pass it on, to pltpu.CompilerParams."
+            )
+            return [Finding("dropped", text, [], trace.call.where)]
+    return []
+
+
+def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Finding]":
+    """'Right answer, but ...': the figure, the budget, and where the bytes go."""
+    from ..lens.machine import listed
+    from ..lens.waste import idle_copies
+    from ..text import human_bytes, plural
+    from .costs import branches, dead_stores, no_product, over_flops, serial_steps, wide_products
+    from .findings import Finding
+
+    findings = []
+
+    def over(kind: str, text: str, evidence: Sequence[str] = (), near: "Sequence[SourceLine]" = ()) -> None:
+        findings.append(Finding("budget", f"Right answer, but {text}", list(evidence), operand=kind, near=list(near)))
+
+    hbm = sum(c.hbm_bytes for c in costs)
+    if budget.calls is not None and len(costs) != budget.calls:  # then every other figure is another one, too
+        text = f"it uses {plural(len(costs), 'pallas_call')}; this puzzle asks for {budget.calls}."
+        if budget.hbm_bytes is not None and hbm > budget.hbm_bytes:
+            text += f" Together they move {human_bytes(hbm)}; the budget is {human_bytes(budget.hbm_bytes)}."
+        over("calls", text, _where_bytes_go(run, costs))
+        return findings
+    if budget.hbm_bytes is not None and hbm > budget.hbm_bytes:
+        wide, near = _wide_between_calls(run)
+        advice, near = (wide, near) if wide else _moved_most(run, costs)
+        idle = [] if wide else list(idle_copies(run))
+        unused = [told for told, _, _ in idle[:2]]
+        if unused and idle[0][2]:
+            advice, near = f"Not every block that comes in is used: {unused.pop(0)}.", []
+        rows = [*unused, *_where_bytes_go(run, costs)[: 4 - len(unused)]]
+        text = f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(budget.hbm_bytes)}. "
+        over("hbm_bytes", text + advice, rows, [*near, *(idle[0][1] if idle else ())])
+        if wide:  # it takes VMEM, too, and goes into products: one mistake
+            return findings
+    vmem = max((c.vmem_bytes for c in costs), default=0)
+    if budget.vmem_bytes is not None and vmem > budget.vmem_bytes:
+        largest = max(costs, key=lambda c: c.vmem_bytes)
+        rows = [
+            f"{r.operand.name}: {r.buffers} x {human_bytes(r.operand.block_bytes)}, blocks of {_block(r)}"
+            for r in sorted(largest.operands, key=lambda r: -r.vmem_bytes)
+        ]
+        rows += [f"scratch: {human_bytes(largest.scratch_bytes)}"] if largest.scratch_bytes else []
+        text = (
+            f"it holds {human_bytes(vmem)} of VMEM; the budget is {human_bytes(budget.vmem_bytes)}. Use smaller blocks."
+        )
+        most_held = max(zip(run.traces, costs, strict=True), key=lambda pair: pair[1].vmem_bytes)[0]
+        over("vmem_bytes", text, rows, most_held.call.callers)
+    steps = sum(c.steps for c in costs)
+    if budget.grid_steps is not None and steps > budget.grid_steps:
+        over(
+            "grid_steps",
+            f"it takes {steps} grid steps; the budget is {budget.grid_steps}. Do more per step, or skip steps: "
+            f"{_grids(run)}.",
+        )
+    too_long = any(f.operand == "grid_steps" for f in findings)  # then it is no wonder that many follow one another
+    for trace in run.traces if budget.serial_steps is not None and not too_long else ():
+        serial, apart = serial_steps(trace)
+        if serial > (budget.serial_steps or 0):
+            text = f"{serial} of its {trace.n} steps have to follow one another; the budget is {budget.serial_steps}. "
+            text += (
+                f"Grid {'axes' if apart[1:] else 'axis'} {listed(list(map(str, apart)))} may be shared between cores: "
+                "each index there has output blocks of its own. Say so with 'parallel' in dimension_semantics."
+                if apart
+                else "Give each output block its own index along an axis that can be marked 'parallel'."
+            )
+            over("serial_steps", text, near=trace.call.callers)
+    for trace in run.traces if budget.mxu_bits is not None else ():
+        findings += wide_products(trace.call, budget.mxu_bits or 0)
+    if budget.mxu_bits is not None:
+        findings += no_product([trace.call for trace in run.traces])
+    for trace in run.traces if budget.branches is not None else ():
+        findings += branches(trace.call, budget.branches or 0)
+    most = budget.output_stores
+    for trace in run.traces if most is not None else ():
+        for name, stores in dead_stores(trace).items():
+            if most is not None and stores > most:
+                times = "once" if most == 1 else f"{most} times"
+                dtype = next(o.dtype for o in trace.call.outs if o.name == name)
+                back = any(e.op == "load" and e.ref == name for e in trace.events)
+                why = (
+                    f"read back and stored again: it holds the sum, in {dtype}. Gather in scratch, and store {times}"
+                    if back
+                    else f"and all but the last are thrown away: store it {times}"
+                )
+                stored = collections.Counter(e.line for e in trace.events if e.op == "store" and e.ref == name)
+                lines = [line for line, _ in stored.most_common(1) if line is not None]
+                found = Finding(
+                    "budget",
+                    f"Right answer, but {name} is stored at {stores} steps of each block, {why}, on the last step.",
+                    [],
+                    next(iter(lines), None),
+                    operand=name,
+                )
+                findings.append(found)
+    flops = sum(c.flops for c in costs)
+    if budget.flops is not None and flops > budget.flops:
+        again = "".join(_idle_steps(t) for t in run.traces)
+        findings.append(over_flops(run.traces, flops, budget.flops, again, _where_flops_go(run)))
+    if budget.selected is not None:
+        findings += _too_much_masked(run, budget.selected)
+    return findings
+
+
+def _grids(run: "Run") -> str:
+    """The grid of each call, and which of its axes are as long as a value says."""
+    return "; ".join(f"{t.call.name} has the grid {tuple(map(int, t.call.grid))}" for t in run.traces)
+
+
+def _too_much_masked(run: "Run", most: int) -> "list[Finding]":
+    from ..lens.tally import tally
+    from .findings import Finding
+
+    lines: collections.Counter[Any] = collections.Counter()
+    for trace in run.traces:
+        lines.update(tally(trace.call).selected)
+    total = int(sum(lines.values()))
+    if total <= most:
+        return []
+    cause = (
+        f"Right answer, but jnp.where chooses {total:,} elements, over all steps; the budget is {most:,}. A block in "
+        "which everything is real and everything is seen has nothing to choose: give it a branch without a mask."
+    )
+    rows = [(line, int(count)) for line, count in lines.most_common(4) if line is not None]
+    evidence = [f"{line}: {count:,} elements: {line.text}" for line, count in rows]
+    return [Finding("budget", cause, evidence, operand="selected", near=[line for line, _ in rows])]
+
+
+def _where_flops_go(run: "Run") -> list[str]:
+    from ..lens.waste import idle_products
+
+    by_call = [f"{t.call.name}: {sum(t.flops):,} FLOPs in {t.n} steps" for t in run.traces]
+    return [*idle_products(run)][:3] or (by_call if len(by_call) > 1 else [])
+
+
+def _moved_most(run: "Run", costs: "list[Figures]") -> "tuple[str, list[SourceLine]]":
+    """What to do about bytes: about those of the operand that moves most beyond once; and lines that it hangs on."""
+    from ..lens.program import lines_of
+    from ..text import human_bytes
+
+    rule = "A block is copied whenever its index differs from the step before"
+    rows = [(r.hbm_bytes - r.once_bytes, t, r) for t, c in zip(run.traces, costs, strict=True) for r in c.operands]
+    more, trace, row = max(rows, key=lambda each: each[0], default=(0, None, None))
+    if trace is None or row is None or more <= 0:
+        return f"{rule}: look at which operand moves more often than it must.", []
+    name = row.operand.name
+    advice = f"{rule}: {name} moves {row.moves} times, {human_bytes(more)} more than its array holds."
+    lines = list(lines_of(row.operand.index_map)) if row.operand.index_map is not None else []
+    return f"{advice} Does it have to, at every one of those steps?", [*lines, *trace.call.callers]
+
+
+def _idle_steps(trace: "Trace") -> str:
+    """Steps that compute though no input has brought them anything new."""
+    from ..lens.machine import listed
+    from ..lens.waste import changing_steps
+    from .diagnose import at
+
+    ins = [(trace.blocks[k], o.name) for k, o in enumerate(trace.call.operands) if o.role == "in" and not o.in_hbm]
+    most = max(trace.flops, default=0)
+    again = [s for s in range(1, trace.n) if all(b[s] == b[s - 1] for b, _ in ins) and trace.flops[s] * 2 > most]
+    if not again or not ins:
+        return ""
+    changing = changing_steps(trace)
+    again = again if changing is None else [s for s in again if s not in changing]
+    if not again:
+        return ""
+    names = listed([name for _, name in ins])
+    return (
+        f" {len(again)} of its {trace.n} steps find the same blocks of {names} as the step before, and compute all the "
+        f"same, {at(trace, again[0])}, first: skip the body there, with pl.when."
+    )
+
+
+def _wide_between_calls(run: "Run") -> "tuple[str, list[SourceLine]]":
+    """What one call hands to another in 32 bits, to be read beside something of 16 bits; and who makes it."""
+    for n, later in enumerate(run.traces):
+        narrow = [o for o in later.call.ins if o.itemsize == 2]
+        for o, array in zip(later.call.ins, later.call.inputs, strict=True):
+            for earlier in run.traces[:n] if narrow and o.dtype == np.float32 else ():
+                if any(out.shape == array.shape and np.array_equal(out, array) for out in earlier.outputs):
+                    text = (
+                        f"{o.name} of {later.call.name} is float32, beside {narrow[0].name}, {narrow[0].dtype}: 4 "
+                        f"bytes for each element that {earlier.call.name} writes and {later.call.name} reads, where 2 "
+                        "would do."
+                    )
+                    return text, earlier.call.callers
+    results = [np.asarray(x).reshape(-1) for x in _leaves(run.outputs)]
+    for trace in run.traces:
+        for o, out in zip(trace.call.outs, trace.outputs, strict=True):
+            for result in (
+                x for x in results if o.dtype == np.float32 and x.dtype.itemsize == 2 and x.size == out.size
+            ):
+                if np.array_equal(result, out.reshape(-1).astype(result.dtype)):
+                    text = (
+                        f"{o.name} is float32, and the result {result.dtype}: 4 bytes are written for each element, "
+                        "and read again by the cast, where 2 would do. Cast in the kernel."
+                    )
+                    return text, trace.call.callers
+    return "", []
+
+
+def _leaves(tree: Any) -> list[Any]:
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def _where_bytes_go(run: "Run", costs: "list[Figures]") -> list[str]:
+    from ..text import human_bytes
+
+    names = [f"{trace.call.name}, " if len(costs) > 1 else "" for trace in run.traces]
+    rows = sorted(((name, r) for name, c in zip(names, costs, strict=True) for r in c.operands), key=_most_bytes)
+    return [
+        f"{name}{r.operand.name}: {r.moves} moves of {_block(r)}, {human_bytes(r.hbm_bytes)} "
+        f"({r.hbm_bytes / max(1, r.once_bytes):.2g} times the array)"
+        for name, r in rows[:4]
+    ]
+
+
+def _most_bytes(row: "tuple[str, OperandFigures]") -> int:
+    return -row[1].hbm_bytes
+
+
+def _block(row: Any) -> str:
+    """A block's shape, as BlockSpec has it."""
+    o = row.operand
+    return f"({', '.join(map(str, o.block))})"

@@ -1,0 +1,179 @@
+"""Differences that matter -> what the reader is told of them: where, what stands there, and what should."""
+
+import ast
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .differences import Difference, Functions, Path, applied
+
+_SHOWN = 60  # characters: more than that is not told, it is for the reader to write
+_SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
+_BARE = 8  # characters that say nothing without what stands around them
+_CONTEXT = 44  # characters of what stands around a small difference
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """One place that has to change: lines of the reader's file, counted from 1. words: a sentence without a full stop.
+
+    whole: the whole function differs, and nothing is said of a place inside of it.
+    """
+
+    function: str
+    line: int
+    last_line: int
+    words: str
+    told: bool = True
+    whole: bool = False
+
+    def covers(self, line: int) -> bool:
+        return self.line <= line <= self.last_line
+
+
+def corrections(
+    answer: Functions,
+    chosen: Sequence[Difference],
+    names: Mapping[str, str],
+    named: Mapping[str, Mapping[str, str]],
+) -> list[Correction]:
+    """What to say of differences that matter, those close together as one, in the order of their lines.
+
+    names: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
+    names that the reader has given to values, by the text of the value.
+    """
+    found = []
+    for group in _together(answer, chosen, named):
+        name = group.differences[0].function
+        called = names.get(name, f"`{name}`")
+        if group.differences[0].whole:
+            node = answer[name]
+            words = f"the mistake is in {called}: with the course's in its place, everything is right"
+            found.append(Correction(name, node.lineno, node.end_lineno or node.lineno, words, told=False, whole=True))
+        else:
+            words, told = _words(answer, group, named.get(name, {}))
+            found.append(Correction(name, group.line, group.last_line, f"in {called}, {words}", told))
+    return sorted(found, key=lambda c: c.line)
+
+
+@dataclasses.dataclass
+class _Group:
+    """Differences that are shown as one, inside of the node at `path`."""
+
+    path: Path
+    differences: list[Difference]
+
+    @property
+    def line(self) -> int:
+        there = [d.line for d in self.differences if d.was is not None]
+        return min(there or [d.line for d in self.differences])
+
+    @property
+    def last_line(self) -> int:
+        ends = [getattr(d.was, "end_lineno", None) or d.line for d in self.differences]
+        return max(self.line, *ends)
+
+
+def _together(answer: Functions, chosen: Sequence[Difference], named: Mapping[str, Mapping[str, str]]) -> list[_Group]:
+    groups: dict[tuple[str, Path], _Group] = {}
+    for each in chosen:
+        path = each.path if each.whole else _around(answer[each.function], each, named.get(each.function, {}))
+        key = next((k for k in groups if k[0] == each.function and path[: len(k[1])] == k[1]), (each.function, path))
+        groups.setdefault(key, _Group(path, [])).differences.append(each)
+    return list(groups.values())
+
+
+def _around(tree: ast.FunctionDef, difference: Difference, named: Mapping[str, str]) -> Path:
+    """The path to the largest expression around a difference that is still short, and on its line."""
+    best, path = difference.path, difference.path
+    if difference.was is None or difference.should is None:
+        return best
+    while path and not isinstance(difference.was or difference.should, ast.stmt):
+        path = path[:-1]
+        node = _at(tree, path)
+        if isinstance(node, ast.stmt) or node is None:
+            break
+        bare = len(_text(_at(tree, best), named)) <= _BARE
+        if getattr(node, "lineno", difference.line) != difference.line:
+            break
+        if len(_text(node, named)) > (_SHOWN_SMALL if bare else _CONTEXT):
+            break
+        if isinstance(node, ast.expr):
+            best = path
+    return best
+
+
+def _at(tree: ast.AST, path: Path) -> Any:
+    node: Any = tree
+    for field, n in path:
+        node = getattr(node, field, None)
+        if n is not None:
+            node = node[n] if isinstance(node, list) and n < len(node) else None
+    return node
+
+
+def _words(answer: Functions, group: _Group, named: Mapping[str, str]) -> tuple[str, bool]:
+    """What is wrong in one place, and whether that says what should be there."""
+    tree = answer[group.differences[0].function]
+    first = group.differences[0]
+    inside = group.path != first.path or len(group.differences) > 1
+    was = _at(tree, group.path) if inside else first.was
+    should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
+    old, new = _stores(was, should) or (_text(was, named), _text(should, named))
+    small = max(d.size for d in group.differences) <= _SMALL
+    short_old, short_new = (0 < len(x) <= (_SHOWN_SMALL if small else _SHOWN) and "\n" not in x for x in (old, new))
+    if should is None:
+        return f"`{old}` does not belong here" if short_old else "this does not belong here", True
+    if was is None:
+        return f"`{new}` is missing here" if short_new else "something is missing here", short_new
+    if short_new:
+        return f"`{old}` should be `{new}`" if short_old else f"this should be `{new}`", True
+    return f"`{old}` is what is wrong" if short_old else "this is what is wrong", False
+
+
+def _stores(was: Any, should: Any) -> tuple[str, str] | None:
+    """Two stores of the same value to the same place, where one adds and the other does not."""
+    both = [n for n in (was, should) if isinstance(n, ast.Assign | ast.AugAssign)]
+    if len(both) < 2 or ast.dump(was.value) != ast.dump(should.value):
+        return None
+    targets = [ast.unparse(n.targets[0] if isinstance(n, ast.Assign) else n.target) for n in both]
+    signs = ["=" if isinstance(n, ast.Assign) else f"{_sign(n.op)}=" for n in both]
+    old, new = (f"{target} {sign} ..." for target, sign in zip(targets, signs, strict=True))
+    return old, new
+
+
+_X = ast.Name("x", ast.Load())
+
+
+def _text(node: ast.AST | None, named: Mapping[str, str]) -> str:
+    """The program of a node, with the reader's names for values where they have some."""
+    if node is None:
+        return ""
+    if isinstance(node, ast.operator | ast.cmpop | ast.unaryop | ast.boolop):
+        return _sign(node)
+    node = _Named(named).generic_visit(copy.deepcopy(node))
+    if isinstance(node, ast.FunctionDef) and node.decorator_list:  # a body under pl.when
+        return "\n".join([*(f"@{ast.unparse(d)}" for d in node.decorator_list), *map(ast.unparse, node.body)])
+    return ast.unparse(node)
+
+
+def _sign(operator: ast.AST) -> str:
+    """How an operator is written."""
+    if isinstance(operator, ast.cmpop):
+        return ast.unparse(ast.Compare(_X, [operator], [_X]))[2:-2]
+    if isinstance(operator, ast.unaryop):
+        return ast.unparse(ast.UnaryOp(operator, _X))[:-1].strip()
+    if isinstance(operator, ast.boolop):
+        return ast.unparse(ast.BoolOp(operator, [_X, _X]))[2:-2]
+    assert isinstance(operator, ast.operator)
+    return ast.unparse(ast.BinOp(_X, operator, _X))[2:-2]
+
+
+class _Named(ast.NodeTransformer):
+    def __init__(self, named: Mapping[str, str]) -> None:
+        self.named = named
+
+    def visit(self, node: ast.AST) -> Any:
+        name = self.named.get(ast.unparse(node)) if isinstance(node, ast.expr) and self.named else None
+        return ast.Name(name, ast.Load()) if name else self.generic_visit(node)

@@ -1,0 +1,133 @@
+"""What a right answer costs beyond its bytes: stores that nobody sees, steps in a row, wide products, branches."""
+
+import collections
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from ..ir.capture import Call, holds_primitive, line_of, with_ref_names
+from ..ir.ops import is_floating, np_dtype
+from ..lens.machine import Trace
+from ..lens.program import lines_of, narrow_products
+from ..lens.tally import tally
+from .findings import Finding
+from .incidents import still_axes
+
+
+def dead_stores(trace: Trace) -> dict[str, int]:
+    """Per output: the most steps of one visit that store into its block."""
+    most: dict[str, int] = {}
+    stored = collections.defaultdict(set)
+    for e in trace.events:
+        if e.op == "store":
+            stored[e.ref].add(e.step)
+    for j, o in enumerate(trace.call.outs):
+        visits = itertools.chain.from_iterable(trace.visits[j].values())
+        most[o.name] = max((len(stored[o.name] & set(v)) for v in visits), default=0)
+    return most
+
+
+def serial_steps(trace: Trace) -> tuple[int, list[int]]:
+    """(steps that follow one another when each index along the parallel axes has a core of its own, the axes that could
+    be parallel and are not)."""
+    call = trace.call
+    parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s]
+    serial = trace.n // max(1, math.prod(call.grid[d] for d in parallel))
+    outs = [k for k, o in enumerate(call.operands) if o.role == "out" and not o.in_hbm]
+    still = {d for k in outs for d in still_axes(trace, k)}
+    if call.dynamic_bounds:
+        return serial, []  # JAX's simulator cannot run a grid in parallel whose length is data: no advice
+    own = [d for d in range(len(call.grid)) if d not in call.vmapped]
+    return serial, [n for n, d in enumerate(own) if d not in still and d not in parallel and call.grid[d] > 1]
+
+
+def wide_products(call: Call, bits: int) -> Iterator[Finding]:
+    """Matrix products whose operands are wider than that."""
+    for jaxpr, _ in with_ref_names(call):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name != "dot_general":
+                continue
+            if next(narrow_products(jaxpr.replace(eqns=[eqn])), None) is not None:
+                cause = (
+                    "Right answer within the tolerance, but a product of 16-bit tiles is asked for in 16 bits: what "
+                    "the MXU has summed in 32 bits is rounded before any cast, and the TPU compiler refuses it. Ask "
+                    "for preferred_element_type=jnp.float32."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+            wide = [d for d in (np_dtype(v.aval) for v in eqn.invars) if d.itemsize * 8 > bits]
+            if wide:
+                cause = (
+                    f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an "
+                    f"operand, where {bits} are enough. Wide operands take the MXU longer, or are rounded on the way "
+                    "in. Give it what the Refs hold, and name the type of the sum: preferred_element_type."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+            elif is_floating(np_dtype(eqn.outvars[0].aval)) and not is_floating(np_dtype(eqn.invars[0].aval)):
+                cause = (
+                    "Right answer, but its matrix product of integers is summed in floating point, which the TPU "
+                    "compiler refuses: the MXU adds integers as integers. Ask for preferred_element_type=jnp.int32."
+                )
+                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+
+
+def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
+    """Kernels without a single matrix product, where the MXU should have one."""
+    if calls and not any(holds_primitive(call.kernel, "dot_general") for call in calls):
+        cause = (
+            "Right answer, but there is no matrix product in it: elements are multiplied and added one by one, and the "
+            "MXU has nothing to do. Let jnp.dot or jax.lax.dot_general do it."
+        )
+        near = list(lines_of(calls[0].kernel))
+        yield Finding("budget", cause, [], near[0] if near else None, operand="mxu_bits")
+
+
+def over_flops(traces: Sequence[Trace], flops: int, most: int, idle: str, evidence: Sequence[str]) -> Finding:
+    """More arithmetic than there may be: how much, and the line that has the most of what can be spared.
+
+    idle, evidence: what is known of steps that compute for nothing.
+    """
+    lines = [(line, cost, trace.n) for trace in traces for line, cost in tally(trace.call).lines.items()]
+    products = sum(cost[0] for _, cost, _ in lines)
+    kind = 0 if products > most else 1  # products within the budget are wanted: then it is something else
+    lines.sort(key=lambda line: -line[1][kind])
+    said = [
+        f"{line} has {mxu + others:,.0f}, at {steps} of {n} steps: {line.text.strip()}"
+        for line, (mxu, others, steps), n in lines[:3]
+    ]
+    cause = (
+        f"Right answer, but it takes {flops:,} FLOPs; the budget is {most:,}. Some of its arithmetic is not needed, or "
+        f"is repeated at steps whose result is thrown away.{idle}"
+    )
+    if not said:
+        return Finding("budget", cause, [*evidence], operand="flops")
+    where, (_, _, steps), n = lines[0]
+    what = "Most of it is in the product" if kind == 0 else "Products aside, most of it is" if products else "Most is"
+    cause += f" {what} at {where}, at {f'all {n}' if steps == n else f'{steps} of {n}'} steps."
+    return Finding("budget", cause, [*evidence, *said][:4], where, operand="flops")
+
+
+def without_branches(findings: Sequence[Finding]) -> None:
+    """Advice to a kernel that may have no branches: values, where both ways are offered."""
+    for f in findings:
+        f.cause = re.sub(
+            r"@pl\.when\((.*?)\), or jnp\.where with this condition",
+            r"jnp.where(\1, 0, ...) in what is read of it",
+            f.cause,
+        )
+
+
+_BRANCHES = frozenset("cond while scan".split())
+
+
+def branches(call: Call, most: int) -> Iterator[Finding]:
+    """More branches and loops in a kernel than there may be."""
+    found = [e for jaxpr, _ in with_ref_names(call) for e in jaxpr.eqns if e.primitive.name in _BRANCHES]
+    if len(found) > most:
+        many = "a branch" if len(found) == 1 else f"{len(found)} branches"
+        cause = (
+            f"Right answer, but with {many} (pl.when, cond, or a loop); the budget is {most}. Choose values instead of "
+            "code: jnp.where."
+        )
+        evidence = [f"{line_of(e)}" for e in found[1:4]]
+        yield Finding("budget", cause, evidence, line_of(found[0]), operand="branches")

@@ -1,0 +1,449 @@
+"""Where an answer differs from one that is right, and which of the differences matter: delta debugging of programs.
+
+The answer is led towards the right one in as few places as will do (Zeller and Hildebrandt, "Simplifying and Isolating
+Failure-Inducing Input", 2002): what has to change for it to be right is what is wrong with it.
+"""
+
+import ast
+import copy
+import dataclasses
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Functions = Mapping[str, ast.FunctionDef]
+Path = tuple[tuple[str, int | None], ...]  # from a function to one of its nodes: (field, position in a list of nodes)
+
+_SHARED = 0.25  # two trees with less than this in common are two ways to write it, and one is not led to the other
+_FEW = 2  # so many places are worth naming whatever their size
+_IGNORED = frozenset("ctx type_comment annotation returns lineno end_lineno col_offset end_col_offset kind".split())
+_UNORDERED = frozenset({"keywords"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One place of `function` where the answer has `was` and the right one has `should`; either may be missing.
+
+    path: where it stands, () for the whole function. line: of the answer's own file. after: what is missing comes
+    behind that line.
+    """
+
+    function: str
+    path: Path
+    was: ast.AST | None
+    should: ast.AST | None
+    line: int
+
+    @property
+    def whole(self) -> bool:
+        return not self.path
+
+    @property
+    def size(self) -> int:
+        """How much there is to change, in nodes."""
+        return max(_size(node) for node in (self.was, self.should) if node is not None)
+
+
+def straightened(function: ast.FunctionDef) -> ast.FunctionDef:
+    """The same function, with the values of names that it uses for convenience in the places of these names."""
+    tree = copy.deepcopy(function)
+    if ast.get_docstring(tree, clean=False) is not None:
+        tree.body = tree.body[1:] or [ast.Pass()]
+    for block in [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]:
+        _straighten(block.body, tree)  # type: ignore[attr-defined]
+    return ast.fix_missing_locations(tree)
+
+
+def values_with_names(function: ast.FunctionDef) -> dict[str, str]:
+    """The names that a function gives to values, once each, by the text of the value."""
+    given = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
+    counts = Counter(n.targets[0].id for n in given)  # type: ignore[attr-defined]
+    values = {ast.unparse(n.value): n.targets[0].id for n in given if counts[n.targets[0].id] == 1}  # type: ignore[attr-defined]
+    return {text: name for text, name in values.items() if len(text) > len(name)}
+
+
+def differences(answer: Functions, right: Functions) -> list[Difference]:
+    """Where the functions of an answer differ from the right ones of the same names, in the order of their lines.
+
+    Both are to be `straightened`.
+    """
+    found = []
+    for name, mine in answer.items():
+        if name in right:
+            found += list(_of_function(mine, right[name]))
+    return found
+
+
+def applied(answer: Functions, chosen: Sequence[Difference]) -> dict[str, ast.FunctionDef]:
+    """The functions of an answer with these differences undone, so that it is right in those places."""
+    changed = dict(answer)
+    for name in {d.function for d in chosen}:
+        mine = [d for d in chosen if d.function == name]
+        if mine[0].whole:
+            assert isinstance(mine[0].should, ast.FunctionDef)
+            changed[name] = mine[0].should
+            continue
+        tree = copy.deepcopy(answer[name])
+        for each in sorted(
+            mine, key=lambda d: _place(d.path), reverse=True
+        ):  # from the end: positions stay as they are
+            _put(tree, each)
+        changed[name] = ast.fix_missing_locations(tree)
+    return changed
+
+
+def that_matter(
+    answer: Functions,
+    found: Sequence[Difference],
+    is_right: Callable[[Functions], bool],
+    most: int,
+    group_of: Callable[[str], str] = str,
+) -> list[Difference]:
+    """The differences that have to be undone before an answer is right, as few as can be found in `most` trials.
+
+    [] where it would not be right even with all of them undone, or where the trials do not suffice. group_of: the
+    functions of one group are tried together first.
+    """
+    trials = 0
+    known: dict[frozenset[int], bool] = {}
+
+    def right_with(numbers: Sequence[int]) -> bool:
+        nonlocal trials
+        key = frozenset(numbers)
+        if key not in known:
+            trials += 1
+            known[key] = is_right(applied(answer, [found[n] for n in sorted(key)]))
+        return known[key]
+
+    kept = list(range(len(found)))
+    if not kept or not right_with(kept):
+        return []
+    # whole functions first, then halves and halves of halves: what can go is not what is wrong
+    units: dict[str, list[list[int]]] = {}
+    for same in _one_in_the_text(found):
+        units.setdefault(group_of(found[same[0]].function), []).append(same)
+    groups = list(units.values())
+    while groups:
+        group = groups.pop(0)
+        if trials >= most:
+            return []
+        gone = {n for unit in group for n in unit}
+        rest = [n for n in kept if n not in gone]
+        if rest and right_with(rest):
+            kept = rest
+        elif len(group) > 1:
+            half = len(group) // 2
+            groups[:0] = [group[:half], group[half:]]
+    # two that only fit each other may both have stayed: is there one that does it alone?
+    left = [unit for unit in _one_in_the_text(found) if unit[0] in kept]
+    if 1 < len(left) <= most - trials:
+        kept = next((unit for unit in left if right_with(unit)), kept)
+    return [found[unit[0]] for unit in left if unit[0] in kept]
+
+
+def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
+    """The differences, by number; those together that are one in the text, where a name stood for a value."""
+    same: dict[Any, list[int]] = {}
+    for n, d in enumerate(found):
+        text = d.was is not None and (d.line, getattr(d.was, "col_offset", 0), _key(d.was), _key(d.should))
+        same.setdefault((d.function, text) if text else n, []).append(n)
+    return list(same.values())
+
+
+# --- two trees -------------------------------------------------------------------------------------------------------
+
+
+def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Difference]:
+    theirs = _with_names_of(mine, theirs)
+    whole = Difference(mine.name, (), mine, theirs, mine.lineno)
+    found = [Difference(mine.name, p, a, b, line) for p, a, b, line in _between(mine, theirs, (), mine.lineno)]
+    alike = sum(d.size for d in found) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
+    yield from found if alike or len(found) <= _FEW else [whole]
+
+
+def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[tuple[Path, Any, Any, int]]:
+    """The places where tree b differs from tree a, as (path in a, what a has there, what b has, line of a)."""
+    line = getattr(a, "lineno", line)
+    if _key(a) == _key(b):
+        return
+    if type(a) is not type(b) or not _comparable(a, b):
+        yield path, a, b, line
+        return
+    inner: list[tuple[Path, Any, Any, int]] = []
+    for field, x in ast.iter_fields(a):
+        y = getattr(b, field)
+        if field in _IGNORED or (field == "name" and getattr(a, "decorator_list", None)):
+            continue
+        if isinstance(x, ast.AST) and isinstance(y, ast.AST):
+            inner += _between(x, y, (*path, (field, None)), line)
+        elif isinstance(x, list) and isinstance(y, list):
+            inner += _between_lists(x, y, (*path, (field, None)), line, field)
+        elif x != y:
+            inner = [(path, a, b, line)]
+            break
+    changed = sum(max(_size(n) for n in (x, y) if n is not None) for _, x, y, _ in inner)
+    if isinstance(a, ast.expr) and changed > (1 - _SHARED) * max(_size(a), _size(b)) and path:
+        yield path, a, b, line  # an expression that has little in common with the other is replaced as a whole
+    else:
+        yield from inner
+
+
+def _straighten(body: list[ast.stmt], whole: ast.FunctionDef) -> None:
+    for n in reversed(range(len(body) - 1)):
+        each = body[n]
+        if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
+            continue
+        name = each.targets[0].id
+        used = [u for u in ast.walk(whole) if isinstance(u, ast.Name) and u.id == name]
+        if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
+            continue
+        steady = not any(isinstance(u, ast.Subscript | ast.Lambda) or _is_work(u) for u in ast.walk(each.value))
+        following = body[n + 1]
+        next_alone = (
+            isinstance(following, ast.Assign | ast.AugAssign | ast.Return)
+            and sum(isinstance(u, ast.Name) and u.id == name for u in ast.walk(following)) == len(used) - 1 == 1
+        )
+        if next_alone or (steady and _size(each.value) < _SHORT):
+            inline = _Inlined(name, each.value)
+            body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
+            del body[n]
+
+
+def _is_work(node: ast.AST) -> bool:
+    """Whether a node is a call that would be made twice if it stood in two places."""
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") not in ("program_id", "num_programs", "arange")
+
+
+_SHORT = 12  # nodes of a value that may stand in several places
+
+
+class _Inlined(ast.NodeTransformer):
+    def __init__(self, name: str, value: ast.expr) -> None:
+        self.name, self.value = name, value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return copy.deepcopy(self.value) if node.id == self.name and isinstance(node.ctx, ast.Load) else node
+
+
+def _comparable(a: ast.AST, b: ast.AST) -> bool:
+    """Whether two nodes of one type may be compared part by part."""
+    if isinstance(a, ast.Name | ast.Constant):
+        return False
+    if isinstance(a, ast.Call) and isinstance(b, ast.Call):
+        return len(a.args) == len(b.args)
+    if isinstance(a, ast.Compare) and isinstance(b, ast.Compare):
+        return len(a.ops) == len(b.ops)
+    if isinstance(a, ast.Tuple | ast.List):
+        return len(a.elts) == len(b.elts)  # type: ignore[attr-defined]
+    return all(
+        (x is None) == (y is None) and isinstance(x, list) == isinstance(y, list)
+        for (_, x), (_, y) in zip(ast.iter_fields(a), ast.iter_fields(b), strict=False)
+    )
+
+
+def _between_lists(
+    x: list[Any], y: list[Any], path: Path, line: int, field: str
+) -> Iterator[tuple[Path, Any, Any, int]]:
+    """Of two lists of nodes: what stands in one place of both, and what only one has."""
+    at = lambda n: (*path[:-1], (path[-1][0], n))  # noqa: E731
+    if field in _UNORDERED:
+        theirs = {k.arg: k for k in y}
+        for n, mine in enumerate(x):
+            if mine.arg in theirs:
+                yield from _between(mine, theirs.pop(mine.arg), at(n), line)
+            else:
+                yield at(n), mine, None, line
+        for extra in theirs.values():
+            yield at(len(x)), None, extra, line
+        return
+    pairs = _paired(x, y)
+    for i, j in pairs:
+        if i is None and j is not None:
+            before = max((a for a, b in pairs if a is not None and b is not None and b < j), default=-1)
+            yield at(before + 1), None, y[j], x[before].lineno if before >= 0 else line
+        elif i is not None and j is None:
+            yield at(i), x[i], None, getattr(x[i], "lineno", line)
+        elif i is not None and j is not None:
+            yield from _between(x[i], y[j], at(i), line)
+
+
+def _paired(x: list[Any], y: list[Any]) -> list[tuple[int | None, int | None]]:
+    """Positions that belong together, in order; None where the other list has nothing for it."""
+    if len(x) == len(y) and not (x and isinstance(x[0], ast.stmt)):
+        return [(n, n) for n in range(len(x))]
+    like = [[_likeness(a, b) for b in y] for a in x]
+    best = [[0.0] * (len(y) + 1) for _ in range(len(x) + 1)]
+    for i in reversed(range(len(x))):
+        for j in reversed(range(len(y))):
+            best[i][j] = max(best[i + 1][j], best[i][j + 1], like[i][j] + best[i + 1][j + 1])
+    pairs: list[tuple[int | None, int | None]] = []
+    i, j = 0, 0
+    while i < len(x) or j < len(y):
+        if i < len(x) and j < len(y) and like[i][j] > 0 and best[i][j] == like[i][j] + best[i + 1][j + 1]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif i < len(x) and (j == len(y) or best[i][j] == best[i + 1][j]):
+            pairs.append((i, None))
+            i += 1
+        else:
+            pairs.append((None, j))
+            j += 1
+    return pairs
+
+
+_STORES = (ast.Assign, ast.AugAssign)
+
+
+def _ref_of(store: Any) -> str:
+    """The Ref that a value is stored in, "" if it is given a name."""
+    target = store.targets[0] if isinstance(store, ast.Assign) else store.target
+    return ast.unparse(target.value) if isinstance(target, ast.Subscript) else ""
+
+
+def _target(store: Any) -> str:
+    return _key(store.targets[0] if isinstance(store, ast.Assign) else store.target)
+
+
+def _likeness(a: ast.AST, b: ast.AST) -> float:
+    """How much two statements have in common, from 0 to 1; 0 for those of other kinds."""
+    if _key(a) == _key(b):
+        return 1.0
+    if type(a) is not type(b) and not (isinstance(a, _STORES) and isinstance(b, _STORES) and _target(a) == _target(b)):
+        return 0.0
+    if isinstance(a, _STORES) and isinstance(b, _STORES) and _ref_of(a) != _ref_of(b):
+        return 0.0
+    mine, theirs = Counter(_words(a)), Counter(_words(b))
+    share = 2 * (mine & theirs).total() / max(1, (mine.total() + theirs.total()))
+    same_target = isinstance(a, _STORES) and isinstance(b, _STORES) and _target(a) == _target(b)
+    return share if same_target or share > 0.3 else 0.0
+
+
+def _words(node: ast.AST) -> list[str]:
+    return [_label(n) for n in ast.walk(node)]
+
+
+def _label(node: ast.AST) -> str:
+    if isinstance(node, ast.FunctionDef):
+        return f"FunctionDef {_name(node)}"
+    own = next((getattr(node, f) for f in ("id", "attr", "arg", "value") if hasattr(node, f)), "")
+    return f"{type(node).__name__} {own}" if isinstance(own, str | int | float) else type(node).__name__
+
+
+def _key(node: Any) -> str:
+    """A text that two nodes share if they are the same program."""
+    if isinstance(node, ast.AST):
+        unnamed = isinstance(node, ast.FunctionDef) and node.decorator_list  # under pl.when: nobody calls it
+        fields = [(f, v) for f, v in ast.iter_fields(node) if f not in _IGNORED and not (unnamed and f == "name")]
+        body = ",".join(f"{f}={sorted(map(_key, v)) if f in _UNORDERED else _key(v)}" for f, v in fields)
+        return f"{type(node).__name__}({body})"
+    if isinstance(node, list):
+        return "[" + ",".join(map(_key, node)) + "]"
+    return repr(node)
+
+
+def _size(node: ast.AST) -> int:
+    return sum(1 for n in ast.walk(node) if not isinstance(n, ast.expr_context))
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
+    """The right function, its own names replaced by those that the answer has for the same things."""
+    own, other = _bound(theirs), _bound(mine)
+    votes: Counter[tuple[str, str]] = Counter()
+    for x, y in zip(_arguments(mine), _arguments(theirs), strict=False):
+        votes[y, x] += 100
+    a, b = [_word(n, other) for n in _in_order(mine)], [_word(n, own) for n in _in_order(theirs)]
+    nodes, others = list(_in_order(mine)), list(_in_order(theirs))
+    for start, first, size in difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
+        for node, match in zip(nodes[start : start + size], others[first : first + size], strict=True):
+            if _name(node) in other and _name(match) in own:
+                votes[_name(match), _name(node)] += 1
+    names: dict[str, str] = {}
+    for (from_, to), _ in votes.most_common():
+        if from_ not in names and to not in names.values():
+            names[from_] = to
+    taken = set(names.values())
+    names |= {n: f"{n}_" for n in own - names.keys() if n in taken}
+    return _Renamed(names).visit(copy.deepcopy(theirs))
+
+
+def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, ast.expr_context):
+            yield from _in_order(child)
+
+
+def _word(node: ast.AST, bound: set[str]) -> str:
+    return f"{type(node).__name__} ?" if _name(node) in bound else _label(node)
+
+
+def _name(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.name if isinstance(node, ast.FunctionDef) and not node.decorator_list else ""
+
+
+def _arguments(function: ast.FunctionDef) -> list[str]:
+    spec = function.args
+    return [each.arg for each in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+
+
+def _bound(function: ast.FunctionDef) -> set[str]:
+    """The names that a function gives to its own values."""
+    nodes = [n for n in ast.walk(function) if n is not function]
+    stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {_name(n) for n in nodes if isinstance(n, ast.arg | ast.FunctionDef)} - {""}
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        node.id = self.names.get(node.id, node.id)
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.arg = self.names.get(node.arg, node.arg)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.name = self.names.get(node.name, node.name)
+        self.generic_visit(node)
+        return node
+
+
+# --- changing a tree -------------------------------------------------------------------------------------------------
+
+
+def _place(path: Path) -> list[tuple[str, int]]:
+    return [(field, -1 if n is None else n) for field, n in path]
+
+
+def _put(tree: ast.FunctionDef, difference: Difference) -> None:
+    node: Any = tree
+    for field, n in difference.path[:-1]:
+        node = getattr(node, field) if n is None else getattr(node, field)[n]
+    field, n = difference.path[-1]
+    new = copy.deepcopy(difference.should)
+    if new is not None and difference.was is not None:
+        new = ast.copy_location(new, difference.was)
+    for each in ast.walk(new) if new is not None else ():
+        if hasattr(each, "lineno"):
+            each.lineno = each.end_lineno = difference.line  # type: ignore[attr-defined]
+    if n is None:
+        setattr(node, field, new)
+    elif new is None:
+        del getattr(node, field)[n]
+        if field == "body" and not node.body:
+            node.body = [ast.Pass()]
+    elif difference.was is None:
+        getattr(node, field).insert(n, new)
+    else:
+        getattr(node, field)[n] = new

@@ -1,0 +1,444 @@
+"""Exceptions raised while the reader's code is traced, in plain words, with the reader's own line."""
+
+import re
+import traceback as tb
+
+from ..ir.capture import SourceLine, is_readers_file, source_line
+from .diagnose import Finding
+
+_ERRORS: list[tuple[str, str, str]] = [
+    # (pattern in the exception text, kind, what to tell the reader)
+    (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|"
+     r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{",
+     "ref-arithmetic",
+     "a Ref is used as if it were an array: read it first, x_ref[...]"),
+    (r"TransformedRefs? cannot be abstractified|cannot be abstractified.*TransformedRef", "ref-arithmetic",
+     "a Ref is used as if it were an array: read it first, x_ref[...], and transpose or reshape what you get"),
+    (r"PjitFunction|returned a value of type <class 'function'>|of type .*function.* is not a valid JAX type",
+     "not-called",
+     "the function returns another function instead of an array: call what pl.pallas_call returns, "
+     "pl.pallas_call(...)(x, y)"),
+    (r"matmul acc to be 32-bit|acc.*must be 32-bit", "narrow-dot",
+     "jnp.dot of 16-bit tiles gives 16-bit results, and the MXU accumulates in 32 bits: add "
+     "preferred_element_type=jnp.float32"),
+    (r"should return None|must return None|kernel function.*return", "returns",
+     "a kernel returns nothing: store the result, o_ref[...] = value"),
+    (r"Custom VJP fwd rule.*must produce a pair", "vjp-forward",
+     "the forward function of a custom_vjp returns two things, the result and the residuals: return y, residuals"),
+    (r"Custom VJP bwd rule", "vjp-backward",
+     "the backward function of a custom_vjp returns a tuple with one gradient for each input, in the order of the "
+     "inputs and of their shapes; with one input: return (dx,)"),
+    (r"Index map function.*must not capture constants", "map-constants",
+     "an index map uses an array from outside. Python numbers may be used there; an array of indices is prefetched "
+     "(pltpu.PrefetchScalarGridSpec), and index maps get it as a Ref behind the grid indices"),
+    (r"captures constants", "constants",
+     "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
+     "lax.broadcasted_iota"),
+    (r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)", "ref-arithmetic",
+     "a Ref is used as if it were an array: read it first, x_ref[...]"),
+    (r"Axis \d+ is out of bounds for grid", "grid-axis",
+     "pl.program_id or pl.num_programs is asked for an axis that the grid does not have: axes count from 0, and a "
+     "pallas_call without grid= has none"),
+    (r"Pred must be a scalar", "when-array",
+     "pl.when asks for one yes or no, and this condition is an array: jnp.where(condition, a, b) chooses element by "
+     "element"),
+    (r"slice must have a step >= 1", "slice-step",
+     "a slice of a Ref runs forwards, with a step of 1 or more: the order of whole blocks is chosen by the index map"),
+    (r"Linearization failed to produce known values", "no-gradient",
+     "JAX does not know the derivative of a pallas_call: wrap the function in jax.custom_vjp, and give it a forward "
+     "and a backward function"),
+    (r"Must signal semaphores of the following types", "semaphore-kind",
+     "a semaphore of SemaphoreType.DMA is signalled by a copy and by nothing else: for pl.semaphore_signal allocate "
+     "pltpu.SemaphoreType.REGULAR"),
+    (r"grid_spec.*scratch_shapes.*must be", "grid-spec",
+     "with grid_spec=, the scratch buffers are a part of it: move scratch_shapes= into the grid_spec"),
+    (r"Pytree for `out_specs` and `out_shape`", "specs-count",
+     "there are as many out_specs as entries of out_shape, in the same order: one of each per result"),
+    (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
+     "the two factors of a product do not fit: the dimensions that are summed over differ in length. jnp.dot sums over "
+     "the last of the first factor and the first of the second; jax.lax.dot_general lets you choose"),
+    (r"incompatible shapes for broadcasting: \((\d+), (\d+)\), \(\2, \1\)", "turned",
+     "two arrays of incompatible shapes meet, and one is the other on its side: rows and columns are exchanged. In the "
+     "result of a product, what is left of the first factor comes first: look at the order of the factors, or of the "
+     "operands"),
+    (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
+     "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
+    (r"TracerIntegerConversionError", "python-index",
+     "a Python list or range is indexed with a value that is known only later: compute the number with arithmetic "
+     "instead"),
+    (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion", "python-if",
+     "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
+     "@pl.when(condition) for a block of code, jnp.where for a value"),
+    (r"Invalid dtype for `swap`", "store-dtype",
+     "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype), or, if the Ref is scratch "
+     "for a sum, give it the value's dtype (float32)"),
+    (r"Invalid shape for `swap`", "store-shape",
+     "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
+     "a reduced dimension; jnp.broadcast_to widens"),
+    (r"mutable array reference.* cannot be returned|returned a mutable array reference", "map-ref",
+     "an index map returns numbers: a prefetched Ref holds many, take one of them, ids_ref[i]"),
+    (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
+     "an index map returns integer block indices: use // instead of /"),
+    (r"Grid must be a tuple of integers", "grid-float",
+     "a grid is a tuple of integers: use // (or pl.cdiv, which rounds up) instead of /"),
+    (r"Index map function.*must return|index_map.*must return", "map-length",
+     "an index map returns one block index per dimension of the array"),
+    (r"Pytree for `in_specs` and `inputs` do not match", "in-specs",
+     "there is not one BlockSpec in in_specs for each operand of the call: the first num_scalar_prefetch operands have "
+     "none, every other one has its own"),
+    (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
+     "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
+     "all)"),
+    (r"Out of bound (slice|indexer)", "ref-bounds",
+     "a Ref is indexed past its end, out of bounds: inside the kernel a blocked Ref is one block and counts from its "
+     "own start"),
+    (r"TracerArrayConversionError", "numpy",
+     "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
+    (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
+     "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
+    (r"unexpected tree structure", "vjp-forward",
+     "the forward function of a custom_vjp returns a pair, (result, residuals), and the result has to look like that "
+     "of the function itself: one array where that returns one"),
+    (r"name '(\w+)' is not defined", "name",
+     "this name does not exist here: a misspelling, or a cell that has not been run"),
+]  # fmt: skip
+
+
+_ARANGE = (
+    "The bounds of jnp.arange have to be known before the kernel runs: write jnp.arange(size), and add to it what "
+    "depends on the program id."
+)
+_DYNAMIC_SLICE = (
+    "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
+    "Python int."
+)
+_AND = (
+    "Python's `{0}` asks for a bool, and these conditions are known only when the kernel runs: join them with `{1}`, "
+    "each in brackets: @pl.when((a == 0) {1} (b == 0))."
+)
+_ARRAY_AND = (
+    "Python's `{0}` asks for one bool, and these conditions are arrays, with one for each element: join them with "
+    "`{1}`, each in brackets: (a > 0) {1} (b != 0)."
+)
+_LOST_DIMENSION = (
+    "Two arrays of different rank meet, and their shapes do not broadcast. A reduction drops the dimension that it "
+    "reduces: keepdims=True keeps it, so that (16, 1) fits beside (16, 384)."
+)
+_INT = (
+    "int() asks for a number that is known only when the call runs. Leave it out: a grid takes the value as it is, and "
+    "so does jnp."
+)
+_DOT_DIMS = (
+    "The dimension numbers of jax.lax.dot_general are two pairs, ((a_dims, b_dims), (a_batch, b_batch)): without batch "
+    "dimensions (((1,), (0,)), ((), ()))."
+)
+_MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
+
+_NARROW = (
+    "A product of 16-bit tiles is asked for in 16 bits: its result is {0}, as its operands are, and what the MXU has "
+    "summed in 32 bits is rounded before any cast. Ask for more where the product is made: "
+    "preferred_element_type=jnp.float32. Then it has the type of the Ref, too."
+)
+_MAP_ORDER = (
+    "A prefetched Ref stands where an index is wanted. An index map gets the indices of the grid first, and behind "
+    "them the prefetched Refs, in the order of the call: lambda i, j, ids_ref: (ids_ref[i], j)."
+)
+
+
+def _in_index_map(error: BaseException) -> bool:
+    """Whether JAX was calling an index map (names of its frames: seen on jax 0.11.2 and 0.12.0.1)."""
+    return any("block_spec" in f.name or "index_map" in f.name for f in tb.extract_tb(error.__traceback__))
+
+
+def readers_frame(error: BaseException) -> SourceLine | None:
+    """The innermost line of the reader's own code in a traceback, following causes."""
+    found: SourceLine | None = None
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        for frame in tb.extract_tb(current.__traceback__):
+            if is_readers_file(frame.filename) and not frame.filename.endswith("runpy.py"):
+                found = source_line(frame.filename, frame.lineno or 0)
+        if found:
+            return found
+        current = current.__cause__ or current.__context__
+    return found
+
+
+def explain_error(error: BaseException) -> Finding:
+    """An exception raised while tracing the reader's code, in one sentence, with the reader's own line."""
+    text = str(error)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    name = type(error).__name__
+    haystack = f"{name}: {text}"
+    line = readers_frame(error)
+    named = re.search(r" at (/[^\s:]+|<\w+>|\S+\.py):(\d+)\b", first)  # "kernel at file.py:12": JAX names the function
+    if named and is_readers_file(named[1]):
+        line = source_line(named[1], int(named[2]))
+    if _in_index_map(error) and "TracerBoolConversion" in name:
+        advice = "An index map is traced: a Python if cannot look at its arguments. Use arithmetic, or jnp.where."
+        return Finding("python-if", advice, [_shorten(f"{name}: {first}")], line)
+    if _in_index_map(error) and re.search(r"\(\) (takes|missing)", text):
+        return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
+    if _in_index_map(error) and re.search(r"valid indices. Got .*Ref|Got .*Tracer\(Ref|[Tt]oo many indices", text):
+        return Finding("map-order", _MAP_ORDER, [_shorten(f"{name}: {first}")], line)
+    dtypes = re.search(r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: (b?float16)", text, re.S)
+    product = _product_line(error, line) if dtypes else None
+    if dtypes and product:
+        return Finding("narrow-dot", _NARROW.format(dtypes[1]), [_shorten(f"{name}: {first}")], product)
+    if dtypes:
+        advice = (
+            f"A {dtypes[1]} value is stored in a float32 Ref. If it is a matrix product, ask for float32 where it is "
+            "made (preferred_element_type=jnp.float32): its sums were rounded before any cast. Else add "
+            ".astype(jnp.float32)."
+        )
+        return Finding("store-dtype", advice, [_shorten(f"{name}: {first}")], line)
+    if "dot_general requires contracting dimensions" in text:
+        found = _misfit(error, line)
+        if found:
+            found.evidence.append(_shorten(f"{name}: {first}"))
+            return found
+    shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
+    if shapes and "Invalid shape for `swap`" in text:
+        code = line.text if line else ""
+        advice = _later_ref(error, line, shapes[2]) or _shape_advice(shapes[1], shapes[2], code)
+        return Finding("store-shape", advice, [_shorten(f"{name}: {first}")], line)
+    indices = re.search(r"`indices` must not be longer than `shape`: indices=(.*), shape=(\([^)]*\))", first)
+    if indices:
+        count = indices[1].count("Tracer(") + len(re.findall(r"(?<=[(, ])\d+(?=[,)])", indices[1]))
+        advice = (
+            f"A Ref of shape {indices[2]} is indexed by {count} numbers. Is it the Ref that its name says? Prefetched "
+            "Refs arrive in the order in which their arrays are given to the call, before all others."
+        )
+        return Finding("ref-rank", advice, [_shorten(f"{name}: {first}")], line)
+    if re.search("ncompatible shapes for broadcasting", text):
+        ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
+        if len(ranks) > 1:
+            return Finding("broadcast", _LOST_DIMENSION, [_shorten(f"{name}: {first}")], line)
+        differ = _different_lengths(re.findall(r"\(\d[^()]*\)", first))
+        if differ:
+            return Finding("broadcast", differ, [_shorten(f"{name}: {first}")], line)
+    code = line.text if line else ""
+    if re.search(r"\bint\(", code) and re.search("ConcretizationTypeError|TracerIntegerConversion", name):
+        return Finding("int-of-value", _INT, [_shorten(f"{name}: {first}")], line)
+    if "dot_general" in code and re.search(r"(not enough|too many) values to unpack", text):
+        return Finding("dot-dims", _DOT_DIMS, [_shorten(f"{name}: {first}")], line)
+    joined = re.search(r"\bpl\.when\(.*?\b(and|or)\b", code)
+    if joined and re.search("TracerBoolConversion|ConcretizationTypeError", name):
+        return Finding(
+            "python-and", _AND.format(joined[1], "&|"[joined[1] == "or"]), [_shorten(f"{name}: {first}")], line
+        )
+    if "ConcretizationTypeError" in name and "arange" in code:
+        return Finding("arange", _ARANGE, [_shorten(f"{name}: {first}")], line)
+    slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
+    if "TracerBoolConversion" in name and slices:
+        return Finding("dynamic-slice", _DYNAMIC_SLICE, [_shorten(f"{name}: {first}")], line)
+    in_kernel = any("pallas_call" in frame.filename for frame in tb.extract_tb(error.__traceback__))
+    for pattern, kind, advice in _ERRORS:
+        if kind == "kernel-arity" and not in_kernel:
+            continue
+        if re.search(pattern, haystack, re.S):
+            return Finding(
+                kind,
+                f"{advice if advice.startswith('pl.') else advice[0].upper() + advice[1:]}.",
+                [_shorten(f"{name}: {first}")],
+                line,
+            )
+    return Finding("error", f"{name}: {_shorten(first)}", [], line)
+
+
+_ARRAY_ERRORS: list[tuple[str, str, str]] = [
+    # (pattern in the exception text, kind, what to tell the reader); all of it happens under jit, without a kernel
+    (r"total_repeat_length|repeats.*concrete", "static-shape",
+     "under jit the length of the result has to be known before the values are: give jnp.repeat its "
+     "total_repeat_length="),
+    (r"NonConcreteBooleanIndexError", "static-shape",
+     "a mask as an index makes an array whose length depends on the values, and under jit lengths are known first: "
+     "keep every element, and choose with jnp.where"),
+    (r"size.*(argument|must be).*(nonzero|where|unique|bincount)|\b(nonzero|unique|bincount|where)\(.*size|"
+     r"\.(nonzero|unique|bincount|where)\(", "static-shape",
+     "the length of this result depends on the values, and under jit lengths are known first: give it size= or "
+     "length=, or compute the number of each place instead"),
+    (r"TracerArrayConversionError", "numpy",
+     "NumPy asks for the values, and under jit there are none yet: use jnp"),
+    (r"TracerIntegerConversionError|ConcretizationTypeError|TracerBoolConversion|Attempted boolean conversion|"
+     r"truth value of an array with more than one|"
+     r"Shapes must be 1D sequences of concrete|can't be interpreted as an integer|cannot be interpreted as an integer",
+     "python-loop",
+     "Python's range, if and int(), list indices and lengths of arrays need a number, and under jit the values are not "
+     "known yet: work on the whole array at once (jnp.cumsum, jnp.where, jnp.repeat, ...)"),
+    (r"slice indices must have static", "python-loop",
+     "the bounds of a slice make a length, and under jit lengths are known before the values: keep every element, and "
+     "choose with jnp.where"),
+    (r"do(es)? not support (in-place )?item assignment", "item-assignment",
+     "JAX arrays do not change: x.at[i].add(v) and x.at[i].set(v) return a new one"),
+    (r"name '(\w+)' is not defined", "name",
+     "this name does not exist here: a misspelling, or a cell that has not been run"),
+]  # fmt: skip
+
+
+def explain_array_error(error: BaseException) -> Finding:
+    """An exception raised by array code under jit, in one sentence, with the reader's own line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    name, line = type(error).__name__, readers_frame(error)
+    code = f" {line.text}" if line else ""
+    joined = re.search(r"\b(and|or)\b", code)
+    if joined and re.search("truth value of an array|TracerBoolConversion", f"{name}: {error}"):
+        advice = _ARRAY_AND.format(joined[1], "&|"[joined[1] == "or"])
+        return Finding("python-and", advice, [_shorten(f"{name}: {first}")], line)
+    for pattern, kind, advice in _ARRAY_ERRORS:
+        haystack = f"{name}: {error}{code if kind == 'static-shape' and 'Concretization' in name else ''}"
+        if re.search(pattern, haystack, re.S):
+            return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
+    return Finding("error", f"{name}: {_shorten(first)}", [], line)
+
+
+_PRODUCT = re.compile(r"\b(dot|matmul|einsum|dot_general)\(|[\w\])] @ [\w(]")
+
+
+def _product_line(error: BaseException, line: SourceLine | None) -> SourceLine | None:
+    """The line of the matrix product that nothing is said about, in a value that is stored at `line`: there, or where
+    the names of that line are set."""
+    frames = [(f, n) for f, n in tb.walk_tb(error.__traceback__) if line and f.f_code.co_filename == line.file]
+    first = next((f.f_code.co_firstlineno for f, n in reversed(frames) if line and n == line.line), None)
+    if line is None or first is None:
+        return None
+    names = set(re.findall(r"\b[A-Za-z_]\w*\b", line.text.split("=", 1)[-1]))
+    for number in range(line.line, first, -1):
+        at = source_line(line.file, number)
+        set_here = at is not None and re.match(r"\s*(\w+)\s*=[^=]", at.text)
+        if at is None or not (number == line.line or (set_here and set_here[1] in names)):
+            continue
+        following = (
+            source_line(line.file, n) for n in range(number, line.line + 1 if number < line.line else number + 1)
+        )
+        if _PRODUCT.search(at.text):
+            told = "".join(f.text for f in following if f).find("preferred_element_type") >= 0
+            return None if told else at
+        names |= set(re.findall(r"\b[A-Za-z_]\w*\b", at.text.split("=", 1)[-1]))
+    return None
+
+
+def _misfit(error: BaseException, line: SourceLine | None) -> Finding | None:
+    """Two factors that do not fit: their shapes, what is summed against what, and which call of the kernel it is."""
+    frames = list(tb.walk_tb(error.__traceback__))
+    lengths = re.search(r"got \((\d+),?\) and \((\d+),?\)", str(error))
+    inside = next((f.f_locals for f, n in reversed(frames) if line and n == line.line), {})
+    product = re.search(r"\b(dot|dot_general|matmul)\(.*", line.text) if line else None  # and not what it is stored in
+    refs = re.findall(r"\b(\w+)\[", product[0])[:2] if product else []
+    shapes = [getattr(inside.get(ref), "shape", None) for ref in refs]
+    if not lengths or line is None or len(refs) != 2 or None in shapes:
+        return None
+    dims = next((f" along {n} = {v}" for n, v in inside.items() if re.search(rf"\b{n}\b", line.text) and _pair(v)), "")
+    cause = (
+        f"The two factors of a product do not fit: {refs[0]}, {shapes[0]}, is summed against {refs[1]}, {shapes[1]}"
+        f"{dims}: that is {lengths[1]} elements against {lengths[2]}."
+    )
+    mine = [(f, n) for f, n in frames if is_readers_file(f.f_code.co_filename)]
+    running = {f.f_code.co_name for f, _ in mine}
+    for frame, number in reversed(mine):
+        at = source_line(frame.f_code.co_filename, number)
+        called = re.findall(r"\b([A-Za-z_]\w*)\(", at.text) if at else []
+        makers = [n for n in called if dims and n not in running and hasattr(frame.f_globals.get(n), "__code__")]
+        makers = [n for n in makers if is_readers_file(frame.f_globals[n].__code__.co_filename)]
+        if at is not None and makers:
+            code = frame.f_globals[makers[0]].__code__
+            cause += (
+                f" That is the call for `{at.text.strip()}`: look at what {makers[0]} returns, the dimensions that are "
+                "summed over and the blocks, in the order of the factors."
+            )
+            where = source_line(code.co_filename, code.co_firstlineno) or line
+            return Finding("product-shape", cause, [f"the product: {line}: {line.text.strip()}"], where)
+    cause += " jnp.dot sums over the last of the first factor and the first of the second; jax.lax.dot_general lets you"
+    return Finding("product-shape", f"{cause} choose.", [], line)
+
+
+def _pair(v: object) -> bool:
+    """Whether this is ((d,), (e,)): which dimensions of two factors are summed over."""
+    return isinstance(v, tuple) and len(v) == 2 and all(isinstance(d, tuple | list) and len(d) == 1 for d in v)
+
+
+def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str:
+    """What to say when a later Ref of the kernel has the very shape of the value: the outputs are in another order."""
+    stored = re.match(r"\s*(\w+)\[", line.text) if line else None
+    shape = tuple(int(n) for n in re.findall(r"\d+", value))
+    for frame, number in tb.walk_tb(error.__traceback__):
+        code = frame.f_code
+        names = list(code.co_varnames[: code.co_argcount])
+        if not (line and stored and number == line.line and code.co_filename == line.file and stored[1] in names):
+            continue
+        later = names[names.index(stored[1]) + 1 :]
+        fits = [n for n in later if getattr(frame.f_locals.get(n), "shape", None) == shape]
+        if len(fits) == 1:
+            own = getattr(frame.f_locals.get(stored[1]), "shape", "another")
+            return (
+                f"A value of shape {shape} is stored in {stored[1]}, a Ref of shape {own}; {fits[0]} has that shape. "
+                "The Refs of the outputs come in the order of out_specs and out_shape: is it that of the kernel's "
+                f"arguments, where {stored[1]} comes before {fits[0]}? If so, the value needs another shape."
+                + _grown(own, shape)
+            )
+    return ""
+
+
+def _different_lengths(shapes: list[str]) -> str:
+    """What to say when arrays of one rank meet and do not broadcast."""
+    sizes = [tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in shapes]
+    if len(sizes) == 2 and sizes[0] == sizes[1][::-1]:
+        return ""  # one is the other on its side, and there is a better word for that
+    for d, lengths in enumerate(zip(*sizes, strict=True)):
+        longer = sorted({n for n in lengths if n != 1})
+        if len(longer) > 1:
+            return (
+                f"Arrays of incompatible shapes meet, {' and '.join(shapes)}: along dimension {d} they have "
+                f"{' and '.join(map(str, longer))} elements: only a dimension of 1 is widened. Which Ref has the shape "
+                "that is wanted here?"
+            )
+    return ""
+
+
+def _grown(own: object, shape: tuple[int, ...]) -> str:
+    """Another way for a value to be wider than its Ref: two that were reduced along different axes have met."""
+    if (
+        not isinstance(own, tuple)
+        or len(own) != len(shape)
+        or not any(a == 1 < b for a, b in zip(own, shape, strict=True))
+    ):
+        return ""
+    other = tuple(b if a == 1 else 1 for a, b in zip(own, shape, strict=True))
+    return (
+        f" Or it has grown: a {own} that meets a {other} becomes a {shape}. Was something reduced along the wrong "
+        "axis? axis=1 goes along a row."
+    )
+
+
+def _shape_advice(ref: str, value: str, code: str = "") -> str:
+    """What to do about a value of one shape that is stored in a Ref of another. code: the line that stores it."""
+    r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
+    head = f"A value of shape {v} is stored in a Ref of shape {r}, and a store does not broadcast. "
+    reduced = re.search(r"axis=(-?[012])", code)
+    if len(r) == len(v) == 2 and 1 in r and 1 in v and r.index(1) != v.index(1) and reduced:
+        left, meant = ("column", "row") if v[0] == 1 else ("row", "column")
+        return head + (
+            f"A reduction with axis={reduced[1]} leaves one number for each {left}; the Ref holds one for each "
+            f"{meant}: axis={r.index(1)}."
+        )
+    if len(r) > 1 and v == r[::-1]:
+        return head + (
+            "It is the other way round. Are the two factors that it is made of in each other's place? If not, "
+            "transpose the value (.T)."
+        )
+    if len(v) > len(r) and 1 in v:
+        return head + (
+            "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "
+            "it away."
+        )
+    if len(v) < len(r):
+        return head + "keepdims=True keeps a reduced dimension; jnp.broadcast_to widens."
+    if len(v) == len(r) and any(a == 1 < b for a, b in zip(r, v, strict=True)):
+        return head + "keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast."
+    return head + "Compare the two, and look at the block shapes."
+
+
+def _shorten(text: str, width: int = 220) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,117 @@
+"""Which of the functions that a puzzle forbids the reader's code calls: the function counts, not what it is called."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+import jax
+
+# Where all traces of kernels are remembered: seen on jax 0.11.2 and 0.12.0.1
+from jax._src.interpreters import partial_eval
+
+from ..ir.capture import source_line
+from ..ir.readers import is_readers_code
+from .findings import Finding
+
+_ON_THE_HOST = "{name} hands the work to Python on the host, and this puzzle is about doing it in JAX."
+_HOST = ("pure_callback", "io_callback")
+
+
+class Lookout:
+    """Sees every call that some code makes while it is traced, and that of the functions which this code calls.
+
+    reasons: name -> why it may not be used. own: what a name stands for, besides JAX's functions of that name. codes:
+    where to begin. given: whether a function is the course's, and may call what it likes. jitted: functions whose
+    traces JAX remembers. found: the first forbidden call, or None.
+    """
+
+    def __init__(
+        self,
+        reasons: Mapping[str, str],
+        own: Mapping[str, Any],
+        codes: Sequence[CodeType],
+        given: Callable[[FunctionType], bool] = lambda fn: False,
+        jitted: Sequence[Any] = (),
+    ):
+        self.found: Finding | None = None
+        self.reasons = {**dict.fromkeys(_HOST, _ON_THE_HOST), **reasons}
+        self.given, self.jitted = given, [f for f in jitted if hasattr(f, "clear_cache")]
+        self.codes: dict[CodeType, None] = {}
+        for code in codes:
+            self._add(code)
+        self.names = {
+            id(stage): (name, stage)
+            for name in self.reasons
+            for fn in [*_functions_of_jax(name), *([own[name]] if name in own else [])]
+            for stage in _stages(fn)
+        }
+        self.fresh = not codes
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a trace of the reader's code. Before the first one, JAX forgets the traces that it has."""
+        if not self.fresh:
+            self.fresh = True
+            partial_eval.trace_to_jaxpr.cache_clear()
+            for fn in self.jitted:
+                fn.clear_cache()
+        events, tool = sys.monitoring, next(n for n in (4, 3, 5, 2, 1, 0) if sys.monitoring.get_tool(n) is None)
+        events.use_tool_id(tool, "pallas_puzzles")
+        self.watch = lambda code: events.set_local_events(tool, code, events.events.CALL)
+        try:
+            events.register_callback(tool, events.events.CALL, self._called)
+            for code in self.codes:
+                self.watch(code)
+            yield
+        finally:
+            for code in self.codes:
+                events.set_local_events(tool, code, events.events.NO_EVENTS)
+            events.register_callback(tool, events.events.CALL, None)
+            events.free_tool_id(tool)
+
+    def _called(self, code: CodeType, offset: int, *called: object) -> None:
+        for stage in (stage for each in called for stage in _stages(each)):
+            name, _ = self.names.get(id(stage), ("", None))
+            if name and self.found is None:
+                line = next((p[0] for p in [*code.co_positions()][offset // 2 :]), None) or code.co_firstlineno
+                cause = self.reasons[name].replace("{name}", name)
+                self.found = Finding("forbidden", cause, [], source_line(code.co_filename, line))
+            elif isinstance(stage, FunctionType) and is_readers_code(stage.__code__) and not self.given(stage):
+                self._add(stage.__code__, self.watch)
+
+    def _add(self, code: CodeType, watch: Callable[[CodeType], object] = lambda code: None) -> None:
+        """A code object, and those of the functions defined inside of it."""
+        if code in self.codes:
+            return
+        self.codes[code] = None
+        watch(code)
+        for inner in (c for c in code.co_consts if isinstance(c, CodeType)):
+            self._add(inner, watch)
+
+
+def _functions_of_jax(name: str) -> list[Any]:
+    """What JAX calls by a name, in any of its public modules, and as a method of arrays."""
+    public = [m for n, m in [*sys.modules.items()] if n == "jax" or (n.startswith("jax.") and "._" not in n)]
+    found = [vars(module).get(name) for module in public]
+    if name == "at":  # x.at[i] alone does nothing yet
+        ref = type(jax.numpy.zeros(1).at[0])
+        found += [fn for method, fn in vars(ref).items() if method != "get" and method[:1] != "_"]
+        found += [fn for method, fn in vars(jax.lax).items() if method.startswith("scatter")]
+    return [fn for fn in found if callable(fn)]
+
+
+def _stages(fn: Any) -> Iterator[Any]:
+    """A function, and what it is made of: what a partial, a bound method, jit, vmap and their like stand for."""
+    todo, seen = [fn], set()
+    while todo:
+        fn = todo.pop()
+        if callable(fn) and not isinstance(fn, jax.core.Tracer) and id(fn) not in seen:
+            yield fn
+            seen.add(id(fn))
+            todo += [getattr(fn, name, None) for name in ("func", "__func__", "__wrapped__")]
+            if isinstance(fn, FunctionType) and "<locals>" in fn.__qualname__ and not is_readers_code(fn.__code__):
+                kept = [cell.cell_contents for cell in fn.__closure__ or ()]
+                # x.name of a tracer is such a function, and knows its name: seen on jax 0.11.2 and 0.12.0.1
+                todo += [getattr(jax.numpy, each, None) if isinstance(each, str) else each for each in kept]

@@ -1,0 +1,567 @@
+"""From a JAX function to the pallas_calls in it, with concrete operands.
+
+This is the one reader of JAX's pallas_call equation. The equation's parameters are not public API: every field read
+here was seen on jax 0.11.2 and 0.12.0.1.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import inspect
+import linecache
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jec
+import jaxlib
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ..installation import PACKAGE
+from .ops import Beyond, evaluate, inlined, np_dtype, run_scan, run_while
+from .readers import for_the_reader
+
+_JAX_DIR = os.path.dirname(jax.__file__) + os.sep
+_JAXLIB_DIR = os.path.dirname(jaxlib.__file__) + os.sep
+_OUR_DIR = str(PACKAGE) + os.sep
+_COURSE_DIR = os.path.join(_OUR_DIR, "_course") + os.sep  # in a wheel: the notebooks, which stand for the reader's code
+_STDLIB_DIR = os.path.dirname(contextlib.__file__) + os.sep
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceLine:
+    """A line of the reader's own code."""
+
+    file: str
+    line: int
+    text: str = ""
+
+    def __str__(self) -> str:
+        cell = _notebook_cell(self.file)
+        if cell:
+            return f"{cell}, line {self.line}"
+        name = self.file if self.file.startswith("<") else os.path.basename(self.file)
+        return f"{name}:{self.line}"
+
+
+def _notebook_cell(file: str) -> str | None:
+    """'In [5]' for a file name that ipykernel made up for a cell, else None."""
+    if "ipykernel" not in file and "ipython-input" not in file:
+        return None
+    try:
+        from IPython import get_ipython
+
+        number = get_ipython().compile._filename_map.get(file)  # seen on IPython 8 and 9
+    except (ImportError, AttributeError):
+        number = None
+    return f"In [{number}]" if number is not None else "your cell"
+
+
+def is_readers_file(file: str) -> bool:
+    """True for code that is neither JAX's, nor ours, nor the standard library's."""
+    if file.startswith(_COURSE_DIR):
+        return True
+    if file.startswith((_JAX_DIR, _JAXLIB_DIR, _OUR_DIR, "<frozen", "<string>", "<attrs")):
+        return False
+    return not file.startswith(_STDLIB_DIR) or "site-packages" in file
+
+
+def source_line(file: str, line: int) -> SourceLine:
+    return SourceLine(file, line, linecache.getline(file, line).strip())
+
+
+def line_of(eqn: Any) -> SourceLine | None:
+    """The reader's line that made an equation: the innermost frame outside JAX and this package."""
+    # source_info.traceback.frames: seen on jax 0.11.2 and 0.12.0.1
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if is_readers_file(frame.file_name):
+            return source_line(frame.file_name, frame.line_num)
+    return None
+
+
+def callers_of(eqn: Any) -> list[SourceLine]:
+    """The reader's lines on the way to an equation, the innermost first."""
+    traceback = eqn.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    return [source_line(f.file_name, f.line_num) for f in frames if is_readers_file(f.file_name)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dim:
+    """One dimension of a block: `kind` is "blocked", "squeezed" or "element"."""
+
+    kind: str
+    size: int
+    padding: tuple[int, int] = (0, 0)
+
+
+@dataclasses.dataclass
+class Operand:
+    """An input or output array of a pallas_call and how it is cut into blocks."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    dims: tuple[Dim, ...]
+    space: str
+    index_map: Any
+    buffer_count: int = 2
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        return tuple(d.size for d in self.dims)
+
+    @property
+    def ref_shape(self) -> tuple[int, ...]:
+        return tuple(d.size for d in self.dims if d.kind != "squeezed")
+
+    @property
+    def in_hbm(self) -> bool:
+        return self.space in ("any", "hbm")
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        return math.prod(self.block) * self.itemsize
+
+    @property
+    def array_bytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """Number of blocks along each dimension, the last one possibly ragged."""
+        return tuple(-(-size // max(1, d.size)) for size, d in zip(self.shape, self.dims, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scratch:
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    space: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclasses.dataclass
+class Call:
+    """One pallas_call with the values that it was given."""
+
+    name: str
+    where: SourceLine | None
+    grid: tuple[int, ...]
+    grid_names: tuple[Any, ...]
+    vmapped: tuple[int, ...]
+    operands: list[Operand]
+    scalar_names: list[str]
+    scratch: list[Scratch]
+    semantics: tuple[str, ...]
+    kernel: Any
+    aliases: dict[int, int]  # input (counted after the scalars) -> output
+    vmem_limit_bytes: int | None
+    dynamic_bounds: int = 0  # dimensions of the grid that are known only at run time
+    dynamic_axes: tuple[int, ...] = ()  # which they are
+    scalars: list[np.ndarray] = dataclasses.field(default_factory=list)
+    inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    callers: list[SourceLine] = dataclasses.field(default_factory=list)  # the innermost first
+
+    @property
+    def ins(self) -> list[Operand]:
+        return [o for o in self.operands if o.role == "in"]
+
+    @property
+    def outs(self) -> list[Operand]:
+        return [o for o in self.operands if o.role == "out"]
+
+
+@dataclasses.dataclass
+class Outside:
+    """Array work done outside every pallas_call."""
+
+    primitive: str
+    shape: tuple[int, ...]
+    line: SourceLine | None
+    dtypes: frozenset[str] = frozenset()  # of its results
+    flops: int = 0  # of matrix products, over all equations of this line
+    crowded: bool = False  # a scatter that brings more than there are places for
+
+
+@dataclasses.dataclass
+class Capture:
+    """A function run eagerly: its calls in order, its results, and the work it did outside of its kernels."""
+
+    calls: list[Call]
+    outputs: Any
+    outside: list[Outside]
+    from_kernel: list[bool]  # per flat output: does it come out of a pallas_call?
+
+
+def space_of(aval: Any) -> str:
+    name = str(getattr(aval, "memory_space", None) or "default").lower().split(".")[-1]
+    if "semaphore" in name:
+        return "semaphore"
+    return {"default": "vmem", "none": "vmem", "vmem_shared": "vmem"}.get(name, name)
+
+
+def _dim(dim: Any) -> Dim:
+    kind = type(dim).__name__.lower()
+    if isinstance(dim, int):
+        return Dim("blocked", dim)
+    if kind == "squeezed":
+        return Dim("squeezed", 1)
+    if kind in ("blocked", "element"):
+        return Dim(kind, int(dim.block_size), tuple(getattr(dim, "padding", (0, 0))))
+    raise Beyond(f"block dimensions of the kind pl.{type(dim).__name__}")
+
+
+def arg_names(jaxpr: Any) -> list[str]:
+    names = list(jaxpr.debug_info.arg_names or ())
+    names += [f"ref{i}" for i in range(len(names), len(jaxpr.invars))]
+    return [str(n) if n else f"ref{i}" for i, n in enumerate(names)]
+
+
+def where_defined(jaxpr: Any) -> SourceLine | None:
+    """The line where the reader defined a kernel or an index map."""
+    match = re.search(r" at (.*):(\d+)$", str(jaxpr.debug_info.func_src_info or ""))
+    return source_line(match[1], int(match[2])) if match else None
+
+
+def _semantics(params: Any, rank: int) -> tuple[str, ...]:
+    given = getattr(params, "dimension_semantics", None)
+    return tuple(str(getattr(s, "name", s)).lower() for s in given) if given else ("arbitrary",) * rank
+
+
+def _buffer_count(mapping: Any) -> int:
+    count = getattr(getattr(mapping, "pipeline_mode", None), "buffer_count", 2)
+    return count if isinstance(count, int) else max(count)
+
+
+def describe(eqn: Any, grid_bounds: Sequence[int] = ()) -> Call:
+    """A pallas_call equation as a Call without values. `grid_bounds`: the dynamic bounds of its grid, in order."""
+    if eqn.primitive.name == "mpmd_map":
+        return _describe_whole_array_kernel(eqn)
+    p = eqn.params
+    mapping, kernel = p["grid_mapping"], p["jaxpr"]
+    names = arg_names(kernel)
+    bounds = iter(grid_bounds)
+    grid = tuple(g if isinstance(g, int) else int(next(bounds)) for g in mapping.grid)
+    n_scalars, n_in, n_out = mapping.num_index_operands, mapping.num_inputs, mapping.num_outputs
+    operands = [
+        Operand(
+            names[n_scalars + i],
+            "in" if i < n_in else "out",
+            tuple(bm.array_aval.shape),
+            np_dtype(bm.array_aval),
+            tuple(_dim(d) for d in bm.block_shape),
+            space_of(bm.transformed_block_aval),
+            bm.index_map_jaxpr,
+            _buffer_count(bm),
+        )
+        for i, bm in enumerate(mapping.block_mappings)
+    ]
+    first = n_scalars + n_in + n_out
+    return Call(
+        name=str(p.get("name") or kernel.debug_info.func_name),
+        where=where_defined(kernel),
+        grid=grid,
+        grid_names=tuple(mapping.grid_names or ()),
+        vmapped=tuple(mapping.vmapped_dims),
+        operands=operands,
+        scalar_names=names[:n_scalars],
+        scratch=[_scratch(names[first + j], a) for j, a in enumerate(mapping.scratch_avals)],
+        semantics=_semantics(p.get("compiler_params"), len(grid)),
+        kernel=kernel,
+        aliases={i - n_scalars: o for i, o in dict(p["input_output_aliases"]).items()},
+        vmem_limit_bytes=getattr(p.get("compiler_params"), "vmem_limit_bytes", None),
+        dynamic_bounds=mapping.num_dynamic_grid_bounds,
+        dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
+    )
+
+
+def _scratch(name: str, aval: Any) -> Scratch:
+    return Scratch(name, tuple(getattr(aval, "shape", ())), np_dtype(aval), space_of(aval))
+
+
+def _describe_whole_array_kernel(eqn: Any) -> Call:
+    """pl.kernel: one program per core, every operand a whole array in HBM."""
+    p = eqn.params
+    if len(p["jaxprs"]) != 1:
+        raise Beyond("several programs in one kernel (mpmd)")
+    (kernel,), (mesh,) = p["jaxprs"], p["meshes"]
+    names, n_in, n_out = arg_names(kernel), len(eqn.invars), len(eqn.outvars)
+    operands = []
+    for i, var in enumerate(kernel.invars[: n_in + n_out]):
+        shape = tuple(var.aval.shape)
+        dims = tuple(Dim("blocked", s) for s in shape)
+        operands.append(Operand(names[i], "in" if i < n_in else "out", shape, np_dtype(var.aval), dims, "hbm", None, 1))
+    cores = dict(mesh.shape)
+    if math.prod(cores.values()) != 1:
+        raise Beyond(f"a kernel over several cores {cores}")
+    return Call(
+        name=str(p.get("name") or kernel.debug_info.func_name),
+        where=where_defined(kernel),
+        grid=tuple(cores.values()),
+        grid_names=tuple(cores),
+        vmapped=(),
+        operands=operands,
+        scalar_names=[],
+        scratch=[_scratch(names[n_in + n_out + j], v.aval) for j, v in enumerate(kernel.invars[n_in + n_out :])],
+        semantics=("parallel",) * len(cores),
+        kernel=kernel,
+        aliases=dict(p.get("input_output_aliases") or {}),
+        vmem_limit_bytes=None,
+    )
+
+
+@contextlib.contextmanager
+def tracing(chip: str = "TPU v5e") -> Iterator[None]:
+    """Trace kernels as if a TPU were there: every pallas_call interpretable, emit_pipeline and get_tpu_info at home."""
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(chip, 1, "tpu"))
+    with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(True):  # type: ignore[arg-type]
+        yield
+
+
+@contextlib.contextmanager
+def _own_lines() -> Iterator[None]:
+    """Every equation gets the line that it is traced from. Without this, all that the backward function of a custom_vjp
+    does, kernels included, would have the line that asked for the gradient."""
+    # source_info_util.current and its Traceback: seen on jax 0.11.2 and 0.12.0.1
+    from jax._src import source_info_util as info
+
+    before = info.current
+    info.current = lambda: before().replace(traceback=info.xla_client.Traceback.get_traceback())
+    try:
+        yield
+    finally:
+        info.current = before
+
+
+def is_call(eqn: Any) -> bool:
+    return eqn.primitive is pl.pallas_call_p or eqn.primitive.name == "mpmd_map"
+
+
+def holds_call(jaxpr: Any) -> bool:
+    """True when a pallas_call stands anywhere inside `jaxpr`."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    return any(is_call(e) or any(holds_call(s) for s in subprograms(e)) for e in jaxpr.eqns)
+
+
+def subprograms(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if hasattr(item, "eqns") or hasattr(item, "jaxpr"):
+                yield item
+
+
+def holds_primitive(jaxpr: Any, name: str) -> bool:
+    """True when an equation with that primitive stands anywhere inside `jaxpr`."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    return any(e.primitive.name == name or any(holds_primitive(s, name) for s in subprograms(e)) for e in jaxpr.eqns)
+
+
+EXPONENTIALS = frozenset({"exp", "exp2"})
+
+
+def holds_exponential(jaxpr: Any) -> bool:
+    """True when exp, to whichever base, is taken anywhere inside `jaxpr`."""
+    return any(holds_primitive(jaxpr, name) for name in EXPONENTIALS)
+
+
+def filled_with(eqn: Any, made: dict[Any, Any]) -> float | None:
+    """The number that a jnp.where puts where its mask says so; None for other equations. made: value -> equation."""
+    if eqn.primitive.name == "select_n" or eqn.params.get("name") == "_where":
+        for v in eqn.invars[1:]:
+            if not isinstance(v, jec.Literal) and v in made and made[v].primitive.name == "broadcast_in_dim":
+                v = made[v].invars[0]
+            if isinstance(v, jec.Literal) and np.ndim(v.val) == 0:
+                return float(v.val)
+    return None
+
+
+def with_ref_names(call: Call) -> Iterator[tuple[Any, dict[Any, str]]]:
+    """The kernel and every program inside of it, each with the names of the Refs that it is given."""
+    kernel = getattr(call.kernel, "jaxpr", call.kernel)
+    names = [*call.scalar_names, *(o.name for o in call.operands), *(s.name for s in call.scratch)]
+    yield from _with_names(kernel, dict(zip(kernel.invars, names, strict=False)))
+
+
+def _with_names(jaxpr: Any, names: dict[Any, str]) -> Iterator[tuple[Any, dict[Any, str]]]:
+    yield jaxpr, collections.defaultdict(str, names)
+    for eqn in jaxpr.eqns:
+        for inner in subprograms(eqn):
+            inner = getattr(inner, "jaxpr", inner)
+            shift = len(eqn.invars) - len(inner.invars)  # a cond's predicate, a while's other half
+            given = {
+                v: names[eqn.invars[i + shift]]
+                for i, v in enumerate(inner.invars)
+                if i + shift >= 0
+                and not isinstance(eqn.invars[i + shift], jec.Literal)
+                and eqn.invars[i + shift] in names
+            }
+            yield from _with_names(inner, given)
+
+
+# Moves that do no arithmetic: allowed outside of a kernel. A broadcast counts as one only when it starts from a scalar.
+MOVES = frozenset(
+    [
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "broadcast_in_dim",
+        "stop_gradient",
+        "sharding_constraint",
+        "optimization_barrier",
+    ]
+)
+
+OnCall = Callable[[Call, Any, list[Any]], list[Any]]
+
+
+class Evaluator:
+    """Runs the outer program eagerly, equation by equation, in NumPy, and hands every pallas_call to `on_call`."""
+
+    def __init__(self, on_call: OnCall, limit: int = 4096):
+        self.on_call, self.limit = on_call, limit
+        self.calls: list[Call] = []
+        self.outside: dict[tuple[str, Any, frozenset[str], bool], Outside] = {}
+        self.made: set[int] = set()  # id() of values that came out of a kernel
+        self.alive: list[Any] = []  # keeps those values, so that an id is never used twice
+        self.site: SourceLine | None = None
+
+    def run(self, jaxpr: Any, values: Sequence[Any], consts: Sequence[Any] = ()) -> list[Any]:
+        if hasattr(jaxpr, "jaxpr"):
+            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
+        env = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, values, strict=True))
+
+        def read(v: Any) -> Any:
+            return v.val if isinstance(v, jec.Literal) else env[v]
+
+        for eqn in jaxpr.eqns:
+            inputs = [read(v) for v in eqn.invars]
+            outputs = self.apply(eqn, inputs)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        if is_call(eqn):
+            return self._mark(self._call(eqn, values))
+        inner = inlined(eqn)
+        if inner is not None:
+            return self._inline(eqn, inner, values)
+        if name == "shard_map" and math.prod(dict(params["mesh"].shape).values()) == 1:
+            return self.run(params["jaxpr"], values)
+        if name == "cond":
+            return self.run(params["branches"][int(np.asarray(values[0]))], values[1:])
+        if name == "scan" and holds_call(params["jaxpr"]):
+            return self._mark(run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs)))
+        if name == "while":
+            return self._mark(run_while(eqn, values, self.run))
+        out = evaluate(eqn, values)
+        outputs = list(out) if eqn.primitive.multiple_results else [out]
+        self._note_work(eqn, values, outputs)
+        return outputs
+
+    def _inline(self, eqn: Any, inner: Any, values: list[Any]) -> list[Any]:
+        """Inside a library's own jit, the line that counts is the one that called it."""
+        file = str(getattr(getattr(inner, "jaxpr", inner).debug_info, "func_filename", "") or "")
+        library = not file or not is_readers_file(file)
+        before = self.site
+        if library and before is None:
+            self.site = line_of(eqn)
+        try:
+            return self.run(inner, values)
+        finally:
+            self.site = before
+
+    def _call(self, eqn: Any, values: list[Any]) -> list[Any]:
+        if len(self.calls) >= self.limit:
+            raise Beyond(f"more than {self.limit} pallas_calls in one run")
+        n_bounds = 0
+        if eqn.primitive is pl.pallas_call_p:
+            n_bounds = eqn.params["grid_mapping"].num_dynamic_grid_bounds
+        call = describe(eqn, [int(np.asarray(v)) for v in values[:n_bounds]])
+        operands = values[n_bounds:]
+        n_scalars = len(call.scalar_names)
+        call.scalars = [np.asarray(v) for v in operands[:n_scalars]]
+        call.inputs = [np.asarray(v) for v in operands[n_scalars:]]
+        call.callers = callers_of(eqn)
+        self.calls.append(call)
+        return self.on_call(call, eqn, values)
+
+    def _mark(self, outputs: list[Any]) -> list[Any]:
+        self.alive.extend(outputs)
+        self.made.update(id(y) for y in outputs)
+        return outputs
+
+    def _note_work(self, eqn: Any, values: list[Any], outputs: list[Any]) -> None:
+        name = eqn.primitive.name
+        sizes = [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars]
+        move = name in MOVES and not (
+            name == "broadcast_in_dim" and sizes[0] > np.size(values[0]) > 1  # a copy that grows
+        )
+        if any(id(v) in self.made for v in values):
+            self._mark(outputs)
+        if move:
+            return
+        if max(sizes, default=0) > 1 or any(np.size(v) > 1 for v in values if hasattr(v, "shape")):
+            line = self.site or line_of(eqn)
+            shape = tuple(getattr(eqn.outvars[0].aval, "shape", ()))
+            dtypes = frozenset(str(v.aval.dtype) for v in eqn.outvars if hasattr(v.aval, "dtype"))
+            crowded = name.startswith("scatter") and np.size(values[-1]) > sizes[0]
+            key = (name, line, dtypes, crowded)
+            work = self.outside.setdefault(key, Outside(name, shape, line, dtypes, crowded=crowded))
+            if name == "dot_general":
+                (summed, _), _ = eqn.params["dimension_numbers"]
+                work.flops += 2 * sizes[0] * math.prod(np.shape(values[0])[d] for d in summed)
+
+
+def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) -> Capture:
+    """Traces `fn(*args, **kwargs)` and runs it eagerly; every pallas_call that is reached goes to `on_call`.
+
+    args: arrays, or pytrees of arrays; kwargs: static (block sizes and the like).
+    on_call(call, equation, values) returns the outputs of that call as arrays.
+    Raises whatever tracing the reader's code raises, and `Beyond` for what cannot be followed.
+    """
+    leaves, tree = jax.tree.flatten(args)
+
+    def flat_fn(*flat: Any) -> Any:
+        return for_the_reader(fn, *jax.tree.unflatten(tree, flat), **kwargs)
+
+    flat_fn.__name__ = getattr(fn, "__name__", "fn")
+    leaves = [x if isinstance(x, jax.Array) and not _is_plain(x) else np.asarray(x) for x in leaves]
+    with tracing():
+        with _own_lines():
+            closed, out_shape = for_the_reader(jax.make_jaxpr(flat_fn, return_shape=True), *leaves)
+        evaluator = Evaluator(on_call)
+        flat_out = evaluator.run(closed, leaves)
+    from_kernel = [id(y) in evaluator.made for y in flat_out]
+    outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)
+    return Capture(evaluator.calls, outputs, list(evaluator.outside.values()), from_kernel)
+
+
+def _is_plain(x: jax.Array) -> bool:
+    return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The plain Python function under jit, custom_vjp, functools.partial and the like."""
+    seen = inspect.unwrap(fn)
+    return wrapped(seen.func) if hasattr(seen, "func") else seen

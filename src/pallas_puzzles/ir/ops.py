@@ -1,0 +1,484 @@
+"""What JAX's array primitives mean in NumPy: the arithmetic of the lens.
+
+`evaluate` runs one equation on NumPy values. Primitives without an entry here go to JAX itself, one at a time, on the
+CPU. Nothing in this module knows of Refs or grids.
+"""
+
+import contextlib
+import contextvars
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+Op = Callable[..., Any]
+
+
+class Beyond(Exception):
+    """The lens cannot follow this program. The message says which part, in a few plain words."""
+
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def np_dtype(aval: Any) -> np.dtype:
+    """The NumPy dtype that stands for `aval`'s; semaphores and keys, which have none, become int32."""
+    try:
+        return np.dtype(aval.dtype)
+    except TypeError:
+        return np.dtype(np.int32)
+
+
+def is_floating(dtype: np.dtype) -> bool:
+    return np.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.floating)
+
+
+_garbage: contextvars.ContextVar[float | None] = contextvars.ContextVar("garbage", default=None)
+
+
+@contextlib.contextmanager
+def garbage(value: float) -> Iterator[None]:
+    """While active, uninitialised memory holds `value` instead of NaN: on a TPU it can be any bits at all."""
+    token = _garbage.set(value)
+    try:
+        yield
+    finally:
+        _garbage.reset(token)
+
+
+_products: contextvars.ContextVar[dict[Any, np.ndarray] | None] = contextvars.ContextVar("products", default=None)
+
+
+@contextlib.contextmanager
+def remembered_products() -> Iterator[None]:
+    """While active, a matrix product that was computed before is not computed again."""
+    token = _products.set({})
+    try:
+        yield
+    finally:
+        _products.reset(token)
+
+
+def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Uninitialised memory, made visible: NaN for floats, the largest value for integers, True for bools."""
+    dtype, value = np.dtype(dtype), _garbage.get()
+    if is_floating(dtype):
+        return np.full(shape, np.nan if value is None else value, dtype)
+    if dtype == np.bool_:
+        return np.full(shape, value is None, dtype)
+    if value is not None:
+        return np.full(shape, round(value), dtype)
+    try:
+        return np.full(shape, np.iinfo(dtype).max, dtype)
+    except ValueError:  # four-bit integers have no np.iinfo
+        return np.full(shape, int(jax.numpy.iinfo(dtype).max), dtype)
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    """float32 for the 16- and 8-bit floats, which NumPy would otherwise reduce in their own precision."""
+    return x.astype(np.float32) if is_floating(x.dtype) and x.dtype.itemsize < 4 else x
+
+
+def _div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if is_floating(np.asarray(x).dtype):
+        return np.true_divide(x, y)
+    x, y = np.asarray(x), np.asarray(y)
+    safe = np.where(y == 0, 1, y).astype(y.dtype)
+    inexact_and_negative = (np.fmod(x, safe) != 0) & ((x < 0) != (safe < 0))
+    quotient = np.floor_divide(x, safe) + inexact_and_negative  # rounded towards zero
+    return np.where(y == 0, np.array(-1).astype(x.dtype), quotient)  # XLA: x / 0 is -1
+
+
+def _rem(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    x, y = np.asarray(x), np.asarray(y)
+    if is_floating(x.dtype):
+        return np.fmod(x, y)
+    safe = np.where(y == 0, 1, y)
+    return np.where(y == 0, x, np.fmod(x, safe))
+
+
+def _convert(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
+    """A cast. From float to integer XLA saturates and makes NaN 0, where NumPy's result is undefined."""
+    x, dtype = np.asarray(x), np.dtype(new_dtype)
+    if not is_floating(x.dtype) or dtype.kind not in "iu":
+        return x  # the result is cast to the equation's dtype in any case
+    limits = np.iinfo(dtype)
+    whole = np.trunc(x.astype(np.float64))
+    return np.clip(np.where(np.isnan(whole), 0, whole), limits.min, limits.max).astype(dtype)
+
+
+def _logistic(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-_wide(np.asarray(x))))
+
+
+def _round(x: np.ndarray, *, rounding_method: Any) -> np.ndarray:
+    if int(rounding_method) == 1:  # to nearest even
+        return np.round(x)
+    return np.trunc(x + np.copysign(np.asarray(0.5, np.asarray(x).dtype), x))
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    from scipy import special
+
+    return special.erf(_wide(np.asarray(x)))
+
+
+def _logical(bitwise: Op, logical: Op) -> Op:
+    def op(*xs: Any) -> Any:
+        return logical(*xs) if np.asarray(xs[0]).dtype == np.bool_ else bitwise(*xs)
+
+    return op
+
+
+def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    which = np.asarray(which)
+    if len(cases) == 2:
+        return np.where(which.astype(bool, copy=False), cases[1], cases[0])
+    if which.ndim == 0:
+        return cases[int(which)]
+    return np.choose(which, cases)
+
+
+def _broadcast_in_dim(x: np.ndarray, *dynamic: Any, shape: Any, broadcast_dimensions: Any, **_: Any) -> np.ndarray:
+    if dynamic:
+        raise Beyond("a shape that is known only at run time")
+    x = np.asarray(x)
+    if x.ndim == 0:
+        return np.broadcast_to(x, shape)
+    expanded = [1] * len(shape)
+    for i, d in enumerate(broadcast_dimensions):
+        expanded[d] = x.shape[i]
+    return np.broadcast_to(x.reshape(expanded), shape)
+
+
+def _reshape(x: np.ndarray, *_d: Any, new_sizes: Any, dimensions: Any, **_: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return (x if dimensions is None else np.transpose(x, dimensions)).reshape(new_sizes)
+
+
+def _slice(x: np.ndarray, *, start_indices: Any, limit_indices: Any, strides: Any) -> np.ndarray:
+    strides = strides or (1,) * len(start_indices)
+    return np.asarray(x)[tuple(slice(*s) for s in zip(start_indices, limit_indices, strides, strict=True))]
+
+
+def _dynamic_slice(x: np.ndarray, *starts: Any, slice_sizes: Any) -> np.ndarray:
+    x = np.asarray(x)
+    key = []
+    for start, size, dim in zip(starts, slice_sizes, x.shape, strict=True):
+        begin = min(max(int(start), 0), dim - size)
+        key.append(slice(begin, begin + size))
+    return x[tuple(key)]
+
+
+def _dynamic_update_slice(x: np.ndarray, update: np.ndarray, *starts: Any) -> np.ndarray:
+    out, update = np.array(x), np.asarray(update)
+    begins = [min(max(int(s), 0), d - u) for s, d, u in zip(starts, out.shape, update.shape, strict=True)]
+    out[tuple(slice(b, b + u) for b, u in zip(begins, update.shape, strict=True))] = update
+    return out
+
+
+def _iota(*, dtype: Any, shape: Any, dimension: int, **_: Any) -> np.ndarray:
+    ramp = np.arange(shape[dimension]).reshape([-1 if d == dimension else 1 for d in range(len(shape))])
+    return np.broadcast_to(ramp.astype(dtype), shape)
+
+
+def _reduction(ufunc: Op) -> Op:
+    def op(x: np.ndarray, *, axes: Any, **_: Any) -> np.ndarray:
+        return ufunc(_wide(np.asarray(x)), axis=tuple(axes))
+
+    return op
+
+
+def _arg(which: Op) -> Op:
+    def op(x: np.ndarray, *, axes: Any, **_: Any) -> np.ndarray:
+        return which(np.asarray(x), axis=axes[0])
+
+    return op
+
+
+def _cumulative(ufunc: Op) -> Op:
+    def op(x: np.ndarray, *, axis: int, reverse: bool) -> np.ndarray:
+        x = _wide(np.asarray(x))
+        return np.flip(ufunc(np.flip(x, axis), axis=axis), axis) if reverse else ufunc(x, axis=axis)
+
+    return op
+
+
+def _pad(x: np.ndarray, value: Any, *, padding_config: Any) -> np.ndarray:
+    x = np.asarray(x)
+    if any(lo < 0 or hi < 0 or inner for lo, hi, inner in padding_config):
+        raise KeyError("pad")  # rare: left to JAX
+    return np.pad(x, [(lo, hi) for lo, hi, _ in padding_config], constant_values=value)
+
+
+def _dot_general(
+    x: np.ndarray, y: np.ndarray, *, dimension_numbers: Any, preferred_element_type: Any, **_: Any
+) -> np.ndarray:
+    known, x, y = _products.get(), np.asarray(x), np.asarray(y)
+    if known is None:
+        return _product(x, y, dimension_numbers)
+    key = (x.tobytes(), y.tobytes(), x.shape, y.shape, x.dtype, y.dtype, dimension_numbers)
+    if key not in known:
+        known[key] = _product(x, y, dimension_numbers)
+    return known[key]
+
+
+def _product(x: np.ndarray, y: np.ndarray, dimension_numbers: Any) -> np.ndarray:
+    (xc, yc), (xb, yb) = dimension_numbers
+    if is_floating(x.dtype) or is_floating(y.dtype):
+        x, y = _wide(x), _wide(y)
+    else:  # exact in float64 up to 2^53, and far faster than NumPy's integer product
+        x, y = x.astype(np.float64), y.astype(np.float64)
+    xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
+    yf = [d for d in range(y.ndim) if d not in (*yc, *yb)]
+    batch = tuple(x.shape[d] for d in xb)
+    depth = math.prod(x.shape[d] for d in xc)
+    left = np.transpose(x, (*xb, *xf, *xc)).reshape(*batch, -1, depth)
+    right = np.transpose(y, (*yb, *yc, *yf)).reshape(*batch, depth, -1)
+    return np.matmul(left, right).reshape(*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf))
+
+
+def _bitcast(x: np.ndarray, *, ty: Any, dim: int = -2) -> np.ndarray:
+    """pltpu.bitcast: `dim` grows or shrinks by the ratio of the widths (0.11 has no `dim`: the second minor)."""
+    x, dtype = np.asarray(x), np.dtype(ty)
+    if x.itemsize == dtype.itemsize:
+        return np.ascontiguousarray(x).view(dtype)
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(x, dim, -1)).view(dtype), -1, dim)
+
+
+def _split(x: np.ndarray, *, sizes: Any, axis: int) -> list[np.ndarray]:
+    return np.split(np.asarray(x), np.cumsum(sizes)[:-1], axis=axis)
+
+
+ELEMENTWISE: dict[str, Op] = {
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _div,
+    "rem": _rem,
+    "max": np.maximum,
+    "min": np.minimum,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": _round,
+    "square": np.square,
+    "integer_pow": lambda x, *, y: np.asarray(x) ** y if y >= 0 else 1 / np.asarray(x) ** -y,
+    "pow": np.power,
+    "exp": lambda x, **_: np.exp(x),
+    "exp2": lambda x, **_: np.exp2(x),
+    "log": lambda x, **_: np.log(x),
+    "log1p": lambda x, **_: np.log1p(x),
+    "expm1": lambda x, **_: np.expm1(x),
+    "tanh": lambda x, **_: np.tanh(x),
+    "logistic": lambda x, **_: _logistic(x),
+    "sqrt": lambda x, **_: np.sqrt(x),
+    "rsqrt": lambda x, **_: 1 / np.sqrt(_wide(np.asarray(x))),
+    "sin": lambda x, **_: np.sin(x),
+    "cos": lambda x, **_: np.cos(x),
+    "erf": lambda x, **_: _erf(x),
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": _logical(np.bitwise_and, np.logical_and),
+    "or": _logical(np.bitwise_or, np.logical_or),
+    "xor": _logical(np.bitwise_xor, np.logical_xor),
+    "not": _logical(np.bitwise_not, np.logical_not),
+    "shift_left": np.left_shift,
+    "shift_right_arithmetic": np.right_shift,
+    "is_finite": np.isfinite,
+    "select_n": _select,
+    "clamp": lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
+    "convert_element_type": _convert,
+    "copy": lambda x: x,
+    "copy_p": lambda x: x,
+    "stop_gradient": lambda x: x,
+    "reciprocal": lambda x, **_: 1 / _wide(np.asarray(x)),
+}
+
+STRUCTURAL: dict[str, Op] = {
+    "broadcast_in_dim": _broadcast_in_dim,
+    "broadcast_to": lambda x, *, shape: np.broadcast_to(x, shape),
+    "reshape": _reshape,
+    "squeeze": lambda x, *, dimensions: np.squeeze(np.asarray(x), tuple(dimensions)),
+    "expand_dims": lambda x, *, dimensions: np.expand_dims(np.asarray(x), tuple(dimensions)),
+    "transpose": lambda x, *, permutation: np.transpose(np.asarray(x), permutation),
+    "rev": lambda x, *, dimensions: np.flip(np.asarray(x), tuple(dimensions)),
+    "concatenate": lambda *xs, dimension: np.concatenate([np.asarray(x) for x in xs], axis=dimension),
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "iota": _iota,
+    "bitcast": _bitcast,
+    "pad": _pad,
+}
+
+REDUCING: dict[str, Op] = {
+    "reduce_sum": _reduction(np.sum),
+    "reduce_max": _reduction(np.max),
+    "reduce_min": _reduction(np.min),
+    "reduce_prod": _reduction(np.prod),
+    "reduce_and": _reduction(np.all),
+    "reduce_or": _reduction(np.any),
+    "argmax": _arg(np.argmax),
+    "argmin": _arg(np.argmin),
+    "cumsum": _cumulative(np.cumsum),
+    "cumprod": _cumulative(np.cumprod),
+    "cummax": _cumulative(np.maximum.accumulate),
+    "dot_general": _dot_general,
+}
+
+OPS: dict[str, Op] = {**ELEMENTWISE, **STRUCTURAL, **REDUCING}
+
+TRANSCENDENTAL = frozenset(
+    [
+        "exp",
+        "exp2",
+        "log",
+        "log1p",
+        "expm1",
+        "tanh",
+        "logistic",
+        "sqrt",
+        "rsqrt",
+        "pow",
+        "sin",
+        "cos",
+        "tan",
+        "erf",
+        "erf_inv",
+        "cbrt",
+    ]
+)
+_FREE = frozenset(
+    ["select_n", "convert_element_type", "copy", "copy_p", "stop_gradient", "eq", "ne", "lt", "le", "gt", "ge"]
+)
+_ARITHMETIC = frozenset(ELEMENTWISE) - _FREE - TRANSCENDENTAL
+
+# Equations that only hold another program: primitive name -> the parameters that may carry its jaxpr.
+INLINED: dict[str, tuple[str, ...]] = {
+    "jit": ("jaxpr",),
+    "pjit": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "core_call": ("call_jaxpr",),
+    "remat": ("jaxpr",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+    "custom_jvp_call": ("call_jaxpr", "jaxpr"),
+    "custom_vjp_call": ("call_jaxpr", "fun_jaxpr"),
+    "custom_vjp_call_jaxpr": ("fun_jaxpr", "call_jaxpr"),
+    "custom_vmap_call": ("call",),
+    "custom_lin": ("jaxpr",),
+}
+
+
+def inlined(eqn: Any) -> Any | None:
+    """The jaxpr inside a call-like equation (jit, custom_vjp, remat, ...), or None."""
+    for key in INLINED.get(eqn.primitive.name, ()):
+        if key in eqn.params:
+            return eqn.params[key]
+    return None
+
+
+def cost(eqn: Any) -> tuple[int, int]:
+    """(floating-point operations, transcendentals) of one equation; a multiply-add counts as two."""
+    name = eqn.primitive.name
+    if not eqn.outvars or not hasattr(eqn.outvars[0].aval, "shape"):
+        return 0, 0
+    out = eqn.outvars[0].aval
+    size = math.prod(out.shape)
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * size * math.prod(eqn.invars[0].aval.shape[d] for d in contracted), 0
+    if name in REDUCING and is_floating(np_dtype(eqn.invars[0].aval)):
+        return math.prod(eqn.invars[0].aval.shape), 0
+    if not is_floating(np_dtype(out)):
+        return 0, 0
+    return (0, size) if name in TRANSCENDENTAL else (size, 0) if name in _ARITHMETIC else (0, 0)
+
+
+def scan_groups(params: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:
+    """[constants, initial carry, scanned-over arrays] of a scan equation (both layouts: 0.11 and 0.12)."""
+    if "ft_in" in params:
+        return [list(group) for group in params["ft_in"].update(values).unpack()]
+    consts, carry = params["num_consts"], params["num_carry"]
+    return [list(values[:consts]), list(values[consts : consts + carry]), list(values[consts + carry :])]
+
+
+def run_scan(eqn: Any, values: Sequence[Any], body: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    """A scan equation, one Python iteration at a time."""
+    consts, carry, xs = scan_groups(eqn.params, values)
+    length, stacked = eqn.params["length"], []
+    order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
+    for i in order:
+        out = body([*consts, *carry, *[np.asarray(x)[i] for x in xs]])
+        carry = out[: len(carry)]
+        stacked.append(out[len(carry) :])
+    if eqn.params["reverse"]:
+        stacked.reverse()
+    if not stacked:
+        ys = [np.zeros(v.aval.shape, np_dtype(v.aval)) for v in eqn.outvars[len(carry) :]]
+    else:
+        ys = [np.stack([np.asarray(y) for y in column]) for column in zip(*stacked, strict=True)]
+    return [*carry, *ys]
+
+
+def run_while(eqn: Any, values: Sequence[Any], run: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """A while equation, one Python iteration at a time."""
+    params = eqn.params
+    nc, nb = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, state = list(values[:nc]), list(values[nc : nc + nb]), list(values[nc + nb :])
+    while bool(np.asarray(run(params["cond_jaxpr"], [*cond_consts, *state])[0])):
+        state = run(params["body_jaxpr"], [*body_consts, *state])
+    return state
+
+
+def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
+    """One array equation on NumPy values. Returns an array, or a list where the primitive has several results."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "split":
+        return _split(values[0], **params)
+    op = OPS.get(name)
+    if op is not None and not eqn.primitive.multiple_results:
+        try:
+            with np.errstate(all="ignore"):
+                out = op(*values, **(params if name not in TAKES_NO_PARAMS else {}))
+                return np.asarray(out).astype(np_dtype(eqn.outvars[0].aval), copy=False)
+        except KeyError:
+            pass  # a form that is left to JAX
+    return _by_jax(eqn, values)
+
+
+TAKES_NO_PARAMS = frozenset(k for k, op in ELEMENTWISE.items() if isinstance(op, np.ufunc)) | {
+    "div", "rem", "and", "or", "xor", "not", "select_n", "clamp", "copy", "copy_p", "stop_gradient",
+}  # fmt: skip
+
+
+def _by_jax(eqn: Any, values: Sequence[Any]) -> Any:
+    with jax.default_device(_cpu()):
+        out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    if eqn.primitive.multiple_results:
+        return [_to_numpy(y) for y in out]
+    return _to_numpy(out)
+
+
+def _to_numpy(x: Any) -> Any:
+    try:
+        return np.asarray(x)
+    except TypeError:
+        return x  # a PRNG key
+
+
+@functools.cache
+def _cpu() -> Any:
+    return jax.devices("cpu")[0]

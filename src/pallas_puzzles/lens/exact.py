@@ -1,0 +1,129 @@
+"""A spec in double precision: its program run with every float as a float64, and nothing rounded on the way."""
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..ir.capture import Evaluator, is_call, tracing
+from ..ir.ops import (
+    OPS,
+    TAKES_NO_PARAMS,
+    Beyond,
+    inlined,
+    is_floating,
+    np_dtype,
+    run_scan,
+    run_while,
+)
+
+
+def in_float64(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> list[np.ndarray]:
+    """The flat results of `spec(*args, **keywords)`: inputs as they are, and float64 from there on.
+
+    Raises Beyond for what cannot be followed, and whatever tracing the spec raises.
+    """
+    with tracing():
+        traced = _program(spec, args, keywords)
+    if traced is None:
+        return _in_numpy(spec, args, keywords)
+    return [np.asarray(x) for x in _Wide(_no_calls).run(*traced)]
+
+
+def _program(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, list[Any]] | None:
+    """A spec's program, and what it takes; None for a spec that JAX cannot trace.
+
+    A spec may look at integers: lengths, for instance, become shapes.
+    """
+    for given in _known(args):
+        rest = [np.asarray(x) for n, x in enumerate(args) if n not in given]
+
+        def traced(*rest: Any, given: dict[int, Any] = given) -> Any:
+            others = iter(rest)
+            return spec(*(given[n] if n in given else next(others) for n in range(len(args))), **keywords)
+
+        with contextlib.suppress(Exception):
+            return jax.make_jaxpr(traced)(*rest), rest
+    return None
+
+
+def _known(args: Sequence[Any]) -> Iterator[dict[int, Any]]:
+    """Arguments that are no tracers while a spec is traced: none, else those of integers."""
+    yield {}
+    whole = {n: np.asarray(x) for n, x in enumerate(args) if np.asarray(x).dtype.kind in "iu"}
+    if whole:
+        yield whole
+
+
+def _in_numpy(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> list[np.ndarray]:
+    """A spec that looks at its arguments: the same function, for which every float type of NumPy and JAX is float64."""
+    plain = inspect.unwrap(spec)
+    wide = {k: _Widened(v) if v is np or v is jax.numpy else v for k, v in plain.__globals__.items()}
+    again = types.FunctionType(plain.__code__, wide, plain.__name__, plain.__defaults__, plain.__closure__)
+    again.__kwdefaults__ = plain.__kwdefaults__
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        result = again(*(_wide(np.asarray(x)) for x in args), **keywords)
+        return [np.asarray(_wide(np.asarray(x))) for x in jax.tree.leaves(result)]
+
+
+class _Widened:
+    """A module whose float types are all float64."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return np.float64 if name in ("float16", "bfloat16", "float32") else getattr(self._module, name)
+
+
+def _no_calls(call: Any, eqn: Any, values: list[Any]) -> list[Any]:
+    raise Beyond("a kernel, which rounds where it says so")
+
+
+def _wide(x: Any) -> Any:
+    return np.asarray(x, np.float64) if is_floating(np_dtype(x)) else x
+
+
+class _Wide(Evaluator):
+    """Floats are float64 wherever they come from, and stay so, whatever the program says of their dtype."""
+
+    def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        values = [_wide(x) if hasattr(x, "dtype") or isinstance(x, float) else x for x in values]
+        inner = inlined(eqn)
+        if is_call(eqn) or inner is not None or name == "cond":
+            return super().apply(eqn, values)
+        if name == "scan":
+            return run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs))
+        if name == "while":
+            return run_while(eqn, values, self.run)
+        if name == "reduce_precision":
+            return values
+        op = OPS.get(name)
+        if op is not None and not eqn.primitive.multiple_results:
+            try:
+                with np.errstate(all="ignore"):
+                    out = np.asarray(op(*values, **({} if name in TAKES_NO_PARAMS else params)))
+                dtype = np_dtype(eqn.outvars[0].aval)
+                return [out.astype(np.float64 if is_floating(dtype) else dtype, copy=False)]
+            except KeyError:
+                pass  # a form that is left to JAX
+        return self._by_jax(eqn, values)
+
+    def _by_jax(self, eqn: Any, values: list[Any]) -> list[Any]:
+        params = {k: np.dtype(np.float64) if _is_float_dtype(v) else v for k, v in eqn.params.items()}
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            if eqn.primitive.name == "scatter-add":  # the program inside of it has the old dtypes
+                add: Any = jax.lax.scatter_add
+                kept = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+                return [np.asarray(add(*map(jax.numpy.asarray, values), **{k: params[k] for k in kept}))]
+            out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(params))
+        return [np.asarray(x) for x in (out if eqn.primitive.multiple_results else [out])]
+
+
+def _is_float_dtype(value: Any) -> bool:
+    return isinstance(value, np.dtype) and is_floating(value)

@@ -1,0 +1,1 @@
+"""What other machines say of a kernel: JAX's simulator, the compilers."""

@@ -1,0 +1,291 @@
+"""JAX's own TPU simulator behind one call, which always comes back."""
+
+import contextlib
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..lens.watchdog import TimeLimit, plant, reader_line, time_limit
+from .tpu.mesh import CHIP, tpu_mesh
+
+if TYPE_CHECKING:
+    from ..ir.capture import SourceLine
+
+_LOOK_S = 0.1  # how often a waiting caller looks up, so that Ctrl-C and time limits reach it
+_GRACE_S = 3.0  # how long a stopped simulation may take to unwind before it is left behind
+_SIMULATOR_ALONE = threading.Lock()  # the simulated memory is one global of JAX's
+
+
+class SimulatorError(Exception):
+    """What JAX's simulator objects to, in one line; `line` is the reader's, where known; `__cause__` the original."""
+
+    def __init__(self, message: str, line: "SourceLine | None" = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class SimulatorTimeout(SimulatorError):
+    """The kernel did not end under JAX's simulator."""
+
+
+def backend() -> str:
+    """ "tpu" where kernels run compiled on a real TPU, else "simulated"."""
+    return "tpu" if jax.default_backend() == "tpu" else "simulated"
+
+
+def setup() -> None:
+    """Turns JAX's TPU simulator on for this process, unless it has a TPU, and says in one line which of the two it is.
+
+    Kernels then need no `interpret=`. On a machine with a GPU, JAX's default device becomes the CPU.
+    """
+    if backend() == "tpu":
+        print(f"Kernels run compiled, on this machine's {jax.devices()[0].device_kind}.")
+        return
+    from jax.experimental.pallas import tpu as pltpu
+
+    pltpu.set_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan"))
+    if jax.sharding.get_abstract_mesh() != tpu_mesh():
+        jax.sharding.use_abstract_mesh(tpu_mesh()).__enter__()  # in this thread, for good: a notebook has one
+    gpu = ""
+    if jax.default_backend() != "cpu":
+        jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
+        gpu = f", and the {jax.default_backend()} device stays idle"
+    threading.Thread(target=_warm, name="warm up", daemon=True).start()
+    print(f"No TPU here: kernels run on the CPU, in JAX's TPU simulator{gpu}.")
+
+
+def _warm() -> None:
+    """Imports what the first check would import, ours and JAX's simulator's, half a second, while the reader reads."""
+    from ..diagnose import diagnose  # noqa: F401
+    from .tpu import lowering  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import jax.experimental.pallas.mosaic_gpu  # noqa: F401
+
+
+@contextlib.contextmanager
+def tpu_simulation(chip: str = CHIP, **params: Any) -> Iterator[None]:
+    """Every pallas_call in the block runs in JAX's TPU simulator, on the CPU. params: of pltpu.InterpretParams."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    strict = pltpu.InterpretParams(uninitialized_memory="nan", **params)
+    with contextlib.ExitStack() as stack:
+        if jax.default_backend() != "cpu":
+            stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+        stack.enter_context(jax.sharding.use_abstract_mesh(tpu_mesh(chip)))
+        stack.enter_context(pltpu.force_tpu_interpret_mode(strict))
+        yield
+
+
+def simulate(
+    fn: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 30.0,
+    chip: str = CHIP,
+    detect_races: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """The outputs of `fn(*args, **kwargs)` under JAX's TPU simulator: the pytree that fn returns, of NumPy arrays.
+
+    Uninitialised memory is NaN (integers: their maximum). detect_races follows every DMA and semaphore; its cost grows
+    with the square of the number of grid steps (512 steps: twice the time), so ask for it where a kernel has DMAs.
+    Raises SimulatorError for anything that goes wrong, in one line, and SimulatorTimeout when the kernel waits for
+    ever or takes too long. Afterwards the simulator is as good as new, whatever happened.
+    """
+    from jax.experimental.pallas import tpu as pltpu
+
+    def work() -> Any:
+        with tpu_simulation(chip, detect_races=detect_races):
+            outputs = fn(*jax.tree.map(jnp.asarray, args), **kwargs)
+            outputs = jax.tree.map(np.asarray, outputs)
+            jax.effects_barrier()
+            return outputs
+
+    with _SIMULATOR_ALONE, _listening() as heard:
+        try:
+            outputs = _bounded(work, timeout_s)
+        except SimulatorTimeout:
+            raise
+        except Exception as error:
+            cause = heard.errors[0] if heard.errors else error
+            raise SimulatorError(_one_line(cause), _line_of(cause)) from error
+        finally:
+            pltpu.reset_tpu_interpret_mode_state()
+    if heard.words:
+        raise SimulatorError(_one_line(RuntimeError(heard.words[0])))
+    return outputs
+
+
+class _Released(BaseException):
+    """Raised in a thread that waits in the simulator for something that will never happen."""
+
+
+def _bounded(work: Callable[[], Any], timeout_s: float) -> Any:
+    """The result of work(), which runs in a thread of its own so that this one stays free to stop it."""
+    done = threading.Event()
+    result: list[Any] = []
+    errors: list[BaseException] = []
+    limit = time_limit(timeout_s, "the kernel")
+
+    def body() -> None:
+        try:
+            with limit:
+                result.append(work())
+        except BaseException as error:  # also what the reader's code raises to get out: SystemExit and its like
+            errors.append(error)
+        done.set()
+
+    thread = threading.Thread(target=body, name="simulator", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + timeout_s
+    try:
+        while not done.wait(_LOOK_S) and time.monotonic() < deadline:
+            pass
+        late = not done.is_set()
+        waiting = _waiting(timeout_s) if late else None
+    finally:  # also on Ctrl-C, and when a time limit of the caller's strikes
+        stopped = done.is_set() or _stop(limit, thread, done)
+    if waiting is not None:
+        raise waiting
+    if not stopped:
+        raise SimulatorTimeout(
+            f"the kernel ran for more than {timeout_s:g} s and could not be stopped: most likely it holds a loop that "
+            "never ends, which goes on in the background until Python is restarted"
+        )
+    if errors and isinstance(errors[0], TimeLimit):
+        raise SimulatorTimeout(str(errors[0]), errors[0].line)
+    if late and not result:
+        raise SimulatorTimeout(f"the kernel ran for more than {timeout_s:g} s and was stopped")
+    if errors:
+        raise errors[0]
+    return result[0]
+
+
+def _stop(limit: time_limit, thread: threading.Thread, done: threading.Event) -> bool:
+    """Ends a simulation: Python code by its time limit, what waits in the simulator by an exception. False: in vain."""
+    limit.expire()
+    deadline = time.monotonic() + _GRACE_S
+    while time.monotonic() < deadline:
+        for ident, _ in _simulator_frames():
+            if ident != thread.ident:
+                plant(ident, _Released)
+        if done.wait(_LOOK_S):
+            return True
+    return False
+
+
+# JAX's simulator runs a kernel's loads, stores and waits as Python callbacks, in threads of XLA's. A wait for a
+# semaphore is a loop around Condition.wait(0.1 s), so an exception planted in its thread gets through, and XLA hands it
+# to whoever called the kernel. Not public API: the module's name, and that each callback has the `source_info` of its
+# equation as an argument. Both seen on jax 0.11.2 and 0.12.0.1; without them a wait that never ends is left behind in
+# its thread, and a message has no line.
+_SIMULATOR_MODULE = "jax._src.pallas.mosaic.interpret"
+
+
+def _simulator_frames() -> Iterator[tuple[int, FrameType]]:
+    """Thread and frame, innermost first, of everything that the simulator does at this moment."""
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        while frame is not None:
+            if frame.f_globals.get("__name__", "").startswith(_SIMULATOR_MODULE):
+                yield ident, frame
+            frame = frame.f_back
+
+
+def _line_in(frames: Iterable[FrameType]) -> "SourceLine | None":
+    for frame in frames:
+        traceback = getattr(frame.f_locals.get("source_info"), "traceback", None)
+        if traceback is not None:
+            return reader_line(traceback.as_python_traceback())
+    return None
+
+
+def _waiting(timeout_s: float) -> SimulatorTimeout | None:
+    """What to say when the kernel waits in the simulator right now."""
+    frames = [frame for _, frame in _simulator_frames()]
+    names = {frame.f_code.co_name for frame in frames}
+    if "wait" not in names:
+        return None
+    line = _line_in(frames)
+    where = f" at {line}" if line else ""
+    if "dma_wait" in names:
+        why = "for a DMA: it was never started, or somebody has waited for it already"
+    else:
+        why = "for a semaphore that nobody signals any more"
+    return SimulatorTimeout(f"after {timeout_s:g} s the kernel still waits{where} {why}", line)
+
+
+def _line_of(error: BaseException) -> "SourceLine | None":
+    frames = []
+    tb: TracebackType | None = error.__traceback__
+    while tb is not None:
+        frames.append(tb.tb_frame)
+        tb = tb.tb_next
+    return _line_in(reversed(frames)) or reader_line(error.__traceback__)
+
+
+class _Listener:
+    """Stands in for stdout: keeps what the simulator prints about a kernel for itself, passes everything else on."""
+
+    def __init__(self, stdout: Any) -> None:
+        self._stdout = stdout
+        self._newline_due = False
+        self.words: list[str] = []
+        self.errors: list[BaseException] = []
+
+    def write(self, text: str) -> int:
+        if text.startswith("RACE DETECTED") or re.match(r"Semaphore \d+ has non-zero count", text):
+            self.words.append(text)
+            self._newline_due = True
+            return len(text)
+        if self._newline_due and text == "\n":
+            self._newline_due = False
+            return 1
+        return self._stdout.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Of the logger that JAX reports a failing callback to: takes the error, and drops the wall of text."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, _Released | TimeLimit):
+            self.errors.append(error)
+        return False
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[_Listener]:
+    listener = _Listener(sys.stdout)
+    logger = logging.getLogger("jax._src.callback")
+    logger.addFilter(listener)
+    try:
+        with contextlib.redirect_stdout(listener):
+            yield listener
+    finally:
+        logger.removeFilter(listener)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip()
+    if text.startswith("RACE DETECTED"):
+        accesses = re.findall(r"(read|write) of .*, (\S+?):(\d+)(?::\d+)? \(", text)
+        where = " and ".join(f"the {kind} at {re.split(r'[\\/]', file)[-1]}:{line}" for kind, file, line in accesses)
+        return f"data race: nothing orders {where or 'two accesses'} to the same buffer; wait for the DMA in between"
+    if left := re.match(r"Semaphore \d+ has non-zero count .*: (\d+)$", text):
+        return f"a semaphore still counts {left[1]} when the kernel ends: every signal and every DMA needs its wait"
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        causes = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", text, re.MULTILINE)
+        if causes:
+            return ": ".join(causes[-1])
+    first = text.splitlines()[0].rstrip() if text else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

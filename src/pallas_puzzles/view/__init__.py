@@ -1,0 +1,1 @@
+"""How verdicts, runs and reports are shown."""

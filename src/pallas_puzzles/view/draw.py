@@ -1,0 +1,745 @@
+"""A trace as a picture: HTML that works in Colab, Jupyter, VS Code, on GitHub and in a static page.
+
+An untrusted notebook strips scripts, inline SVG, <style> and ids. So the picture is an <img> that carries its SVG in
+its address, and a table with inline styles. The script, where it may run, puts the same SVG into the page and moves it.
+"""
+
+import base64
+import dataclasses
+import html
+import itertools
+import json
+import re
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..ir.capture import Call, Operand, capture, wrapped
+from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
+from ..text import plain, plural
+from .paper import (
+    BLUE,
+    BOLD,
+    END,
+    FRAME,
+    GREEN,
+    INK,
+    LINE,
+    MONO_EM,
+    MUTED,
+    ORANGE,
+    PADDING,
+    PURPLE,
+    RIGHT_FILL,
+    SANS,
+    SANS_EM,
+    THEMES,
+    TINT,
+    VERMILION,
+    WARNING,
+    WRONG_FILL,
+    Map,
+    axes_of,
+    card,
+    even_axes,
+    px,
+    svg_text,
+)
+from .words import (
+    COLUMNS,
+    LEFT_COLUMNS,
+    TEXT_LINES,
+    Block,
+    block_words,
+    in_range,
+    moved,
+    moved_word,
+    state_words,
+    step_words,
+    table_rows,
+    text_lines,
+    tile_map_words,
+    title_words,
+    totals_words,
+    was_run,
+)
+
+MAX_DRAWN_STEPS = 512
+MAX_DRAWN_CALLS = 8
+TIME_LIMIT_S = 20.0
+
+
+# --- panels: the grid and the operands, side by side -----------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Panel:
+    """A map with its name above and what happens to its block below. k: the operand, None for the grid."""
+
+    k: int | None
+    map: Map
+    title: str
+    lines: list[str]
+    state_chars: int  # the longest text between title and map
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def w(self) -> float:
+        texts = [len(self.title) * 13 * MONO_EM, *(len(t) * 10 * MONO_EM for t in self.lines)]
+        return max(self.map.w, 21 + self.state_chars * 11 * MONO_EM, *texts)
+
+    @property
+    def h(self) -> float:
+        return _HEAD_PX + self.map.h
+
+
+_HEAD_PX, _GAP_PX, _PAGE_PX = 72.0, 24.0, 800.0
+_GRID_BOX, _BOX_H, _LEAST = (150.0, 150.0), 170.0, 64.0
+
+
+def _panels(trace: Trace) -> list[_Panel]:
+    """The grid, then the operands at one common scale where that leaves them large enough to see."""
+    call = trace.call
+    grid = Map(even_axes(call.grid, (1,) * len(call.grid)))
+    grid.scale(min(grid.fit(*_GRID_BOX), 18.0 if len(call.grid) != 1 else 26.0))
+    last = len(f"step {trace.n - 1}{tuple(n - 1 for n in call.grid)}")
+    panels = [_Panel(None, grid, "grid", [str(call.grid), plural(trace.n, "step")], last)]
+    for k, o in enumerate(call.operands):
+        axes = even_axes(o.shape, o.shape) if o.in_hbm else axes_of(o.shape, o.dims)
+        block = "the whole array" if not o.in_hbm and o.block == o.shape else f"block {block_words(o)}"
+        where = " in SMEM" if o.space == "smem" else ""
+        lines = [str(o.shape), ("in HBM" if o.in_hbm else block) + where]
+        panels.append(_Panel(k, Map(axes), o.name, lines, _state_chars(trace, k)))
+    _scale_together([p.map for p in panels[1:]], _PAGE_PX - panels[0].w)
+    return panels
+
+
+def _state_chars(trace: Trace, k: int) -> int:
+    if trace.call.operands[k].in_hbm or not trace.n:
+        return len("never touched")
+    word = moved_word(trace.call.operands[k])
+    if not all(in_range(trace, k, s) for s in range(trace.n)):
+        word = "out of range"
+    return len(word) + max(len(str(b)) for b in trace.blocks[k])
+
+
+def _scale_together(maps: list[Map], page_w: float) -> None:
+    widest = 230.0 if all(m.flat for m in maps) else 190.0
+    box_w = min(widest, max(110.0, page_w / max(1, len(maps)) - _GAP_PX))
+    fits = [m.fit(box_w, _BOX_H if len(maps) < 6 else 0.6 * _BOX_H) for m in maps]
+    common = min(fits, default=1.0)
+    for m, fit in zip(maps, fits, strict=True):
+        longest = max(m.cols.extent * m.across, 1 if m.flat else m.rows.extent * -(-m.groups // m.across))
+        m.scale(min(fit, max(common, _LEAST / longest)))
+
+
+def _flow(panels: list[_Panel], top: float) -> tuple[float, float]:
+    """Sets panels side by side, as many to a row as the page holds; returns the width and the bottom."""
+    x, y, row_h, width = 0.0, top, 0.0, 0.0
+    for p in panels:
+        if x and x + p.w > _PAGE_PX + 1:
+            x, y, row_h = 0.0, y + row_h + 20, 0.0
+        p.x, p.y = x, y
+        x += p.w + _GAP_PX
+        row_h, width = max(row_h, p.h), max(width, x - _GAP_PX)
+    return width, y + row_h
+
+
+def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
+    m, k = p.map, p.k
+    if k is None:
+        block: Block | None = tuple(int(i) for i in trace.steps[step]) if trace.n else None
+        visited: Iterable[Any] = trace.steps[:step]
+        state, colour = f"step {step}", INK
+    else:
+        block = trace.blocks[k][step] if trace.n else None
+        visited = [b for b in trace.blocks[k][:step] if b is not None]
+        state = state_words(trace, k, step) if trace.n else "never touched"
+        colour = _COLOURS.get(state, FRAME)
+    place = m.place(block) if block is not None else None
+    x, y = place if place is not None else (0.0, 0.0)
+    lines = "".join(svg_text(0, 29 + 13 * i, line, 10, MUTED) for i, line in enumerate(p.lines))
+    return (
+        f'<g transform="translate({px(p.x)},{px(p.y)})" data-p="{number}">{svg_text(0, 14, p.title, 13, INK, "", BOLD)}'
+        f'{lines}<rect data-k="m" y="52" width="10" height="10" rx="2" fill="{colour}"/>'
+        f'<text x="15" y="61" font-size="11" fill="{INK}"><tspan data-k="w" font-weight="700">{state}</tspan>'
+        f'<tspan data-k="b" dx="6">{block if block is not None else ""}</tspan></text>'
+        f'<g transform="translate(0,{px(_HEAD_PX)})">{m.paper() if k is None or block is not None else _in_hbm(m)}'
+        f'<path data-k="v" fill="{TINT}" fill-opacity=".8" stroke="{BLUE}" stroke-opacity=".3" '
+        f'd="{m.boxes(visited)}"/>'
+        f'<rect data-k="r" x="{px(x)}" y="{px(y)}" width="{px(m.block_w)}" height="{px(m.block_h)}" fill="{colour}" '
+        f'fill-opacity=".85" stroke="{colour}" stroke-width="1.5"{"" if place else _HIDDEN}/></g></g>'
+    )
+
+
+_HIDDEN = ' visibility="hidden"'
+_COLOURS = {"fetched": BLUE, "kept": ORANGE, "written back": GREEN, "out of range": VERMILION, "own copy": PURPLE}
+
+
+def _in_hbm(m: Map) -> str:
+    """An array that no pipeline cuts into blocks: a grey sheet."""
+    sheets = []
+    for g in range(m.groups):
+        x, y = m.origin(g)
+        sheets.append(
+            f'<rect x="{px(x)}" y="{px(y)}" width="{px(m.group_w)}" height="{px(m.group_h)}" fill="{PADDING}" '
+            f'stroke="{FRAME}" stroke-dasharray="4 3"/>'
+        )
+    return "".join(sheets)
+
+
+# --- the strip: which step moves which block -------------------------------------------------------------------------
+
+_LANE_PX = 19.0
+
+
+@dataclasses.dataclass
+class _Strip:
+    """One lane per pipelined operand, one cell per step."""
+
+    lanes: list[tuple[str, list[str]]]  # name, and what happens at each step: a key of _COLOURS
+    n: int
+    label_w: float
+    cell: float
+
+    @property
+    def w(self) -> float:
+        return self.label_w + self.cell * self.n
+
+    @property
+    def h(self) -> float:
+        return _LANE_PX * len(self.lanes) + 18
+
+
+def _strip(trace: Trace, n: int) -> _Strip:
+    lanes = []
+    for k, o in enumerate(trace.call.operands):
+        if not o.in_hbm:
+            lanes.append((o.name, [state_words(trace, k, s) for s in range(n)]))
+    if any(trace.dma_bytes):
+        lanes.append(("own copies", ["own copy" if nbytes else "" for nbytes in trace.dma_bytes[:n]]))
+    label_w = max((len(name) for name, _ in lanes), default=4) * 11 * MONO_EM + 14
+    return _Strip(lanes, n, label_w, min(22.0, (_PAGE_PX - label_w) / max(1, n)))
+
+
+def _strip_svg(strip: _Strip, trace: Trace, step: int) -> str:
+    cell, x0 = strip.cell, strip.label_w
+    gap = 1.5 if cell >= 5 else 0.0
+    bottom = _LANE_PX * len(strip.lanes)
+    marks = [_separators(strip, trace, bottom)]
+    for i, (name, states) in enumerate(strip.lanes):
+        y = _LANE_PX * i + _LANE_PX / 2
+        marks.append(svg_text(0, y + 4, name, 11))
+        marks.append(_lane_svg(states, x0, y, cell, gap))
+    marks.append(
+        f'<rect data-k="c" x="{px(x0 + step * cell - 1)}" y="-1" width="{px(max(cell - gap, 2.0) + 2)}" '
+        f'height="{px(bottom + 2)}" fill="none" stroke="{INK}" stroke-width="1.5" rx="2"/>'
+    )
+    return "".join(marks) + _ticks(strip, bottom + 13)
+
+
+def _lane_svg(states: list[str], x0: float, y: float, cell: float, gap: float) -> str:
+    """One path per colour; dashes cut a run of equal cells into its steps."""
+    runs: dict[str, list[str]] = {}
+    first = 0
+    for state, group in itertools.groupby(states):
+        length = len(list(group))
+        runs.setdefault(state, []).append(f"M{px(x0 + first * cell)} {px(y)}h{px(length * cell - gap)}")
+        first += length
+    dash = f' stroke-dasharray="{cell - gap:.2f} {gap:.2f}"' if gap else ""
+    return "".join(
+        f'<path d="{"".join(run)}" stroke="{_COLOURS[state]}" stroke-width="{3 if state == "kept" else 13}"{dash}/>'
+        for state, run in runs.items()
+        if state
+    )
+
+
+def _separators(strip: _Strip, trace: Trace, bottom: float) -> str:
+    """A line wherever the last grid axis starts again, unless the lines would be a smear."""
+    grid = trace.call.grid
+    inner = grid[-1] if len(grid) > 1 else 0
+    if inner < 2 or inner * strip.cell < 10:
+        return ""
+    xs = [strip.label_w + s * strip.cell - 0.75 for s in range(inner, strip.n, inner)]
+    path = "".join(f"M{px(x)} 0v{px(bottom)}" for x in xs)
+    return f'<path d="{path}" stroke="{LINE}"/>' if path else ""
+
+
+def _ticks(strip: _Strip, y: float) -> str:
+    room = len(str(strip.n - 1)) * 10 * MONO_EM + 8
+    every = next((e for e in (1, 2, 4, 8, 16, 32, 64, 128, 256) if e * strip.cell >= room), 512)
+    marks = [svg_text(0, y, "step", 10, MUTED)]
+    for s in range(0, strip.n, every):
+        middle = strip.label_w + (s + 0.5) * strip.cell
+        marks.append(f'<text x="{px(middle)}" y="{px(y)}">{s}</text>')
+    return f'{marks[0]}<g font-size="10" fill="{MUTED}" text-anchor="middle">{"".join(marks[1:])}</g>'
+
+
+_LEGEND = {
+    "fetched": (BLUE, "■", "fetched from HBM before the step"),
+    "kept": (ORANGE, "━", "kept in VMEM"),
+    "written back": (GREEN, "■", "written back to HBM after the step"),
+    "out of range": (VERMILION, "■", "out of range"),
+    "own copy": (PURPLE, "■", "copied by the kernel itself"),
+    "visited": (TINT, "■", "visited before"),
+}
+
+
+def _legend(strip: _Strip, width: float) -> tuple[str, float]:
+    """The colours in words, over as many lines as it takes; (SVG, height).
+
+    A line is one flowing text: how wide its words are is known to the font alone, the estimate only breaks lines.
+    """
+    used = {"visited"}.union(*(states for _, states in strip.lanes))
+    lines: list[str] = []
+    room = 0.0
+    for colour, mark, words in (entry for state, entry in _LEGEND.items() if state in used):
+        w = (len(words) + 4) * 11 * SANS_EM
+        if w > room:
+            lines.append("")
+            room = width
+        dx = f' dx="{18 if lines[-1] else 0}"'
+        lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{words}</tspan>'
+        room -= w
+    texts = "".join(f'<text y="{9 + 17 * i}">{line}</text>' for i, line in enumerate(lines))
+    return f'<g font-size="11" font-family="{SANS}" fill="{MUTED}">{texts}</g>', 17.0 * len(lines) - 3
+
+
+# --- the whole picture as SVG ----------------------------------------------------------------------------------------
+
+_MARGIN = 16.0
+
+
+@dataclasses.dataclass
+class _Drawing:
+    svg: str
+    panels: list[_Panel]
+    strip: _Strip
+
+
+def _drawing(trace: Trace, step: int = 0) -> _Drawing:
+    n = min(trace.n, MAX_DRAWN_STEPS)
+    panels = _panels(trace)
+    width, y = _flow(panels, 50)
+    strip = _strip(trace, n)
+    name, about = trace.call.name, title_words(trace.call)
+    width = max(width, strip.w, len(name) * 15 * MONO_EM + 12, len(about) * 12 * SANS_EM, 420.0)
+    legend, legend_h = _legend(strip, width)
+    head = svg_text(0, 15, name, 15, INK, "", BOLD) + svg_text(0, 34, about, 12, MUTED, SANS)
+    if trace.n > n:
+        more = f"the first {n} of {trace.n:,} steps"
+        head += svg_text(width, 15, more, 12, WARNING, SANS, END + BOLD)
+    body = [head, *(_panel_svg(trace, p, step, i) for i, p in enumerate(panels))]
+    y += 20
+    if n and strip.lanes:
+        body.append(f'<g transform="translate(0,{px(y)})">{_strip_svg(strip, trace, step)}</g>')
+        y += strip.h + 14
+    body.append(f'<g transform="translate(0,{px(y)})">{legend}</g>')
+    w, h = width + 2 * _MARGIN, y + legend_h + 2 * _MARGIN - 4
+    marks = f'<g transform="translate({px(_MARGIN)},{px(_MARGIN - 2)})">{"".join(body)}</g>'
+    return _Drawing(card(w, h, marks), panels, strip)
+
+
+def alt_words(trace: Trace, step: int = 0) -> str:
+    """The picture in words."""
+    call = trace.call
+    parts = [f"Kernel {call.name}, {title_words(call)}."]
+    if trace.n > MAX_DRAWN_STEPS:
+        parts.append(f"Drawn are the first {MAX_DRAWN_STEPS} steps.")
+    if trace.n:
+        parts.append(f"{step_words(trace, step)[0].upper()}{step_words(trace, step)[1:]}.")
+    counts = []
+    for k, o in enumerate(call.operands):
+        if not o.in_hbm:
+            count = plural(sum(moved(trace, k)), "time")
+            counts.append(f"{o.name} {o.shape} in blocks {block_words(o)} is {moved_word(o)} {count}")
+    return " ".join([*parts, "; ".join(counts) + "." if counts else ""]).strip()
+
+
+def image(svg: str, alt: str) -> str:
+    """An <img> that holds the SVG itself. On a narrow page it shrinks a little, so that it can be read, and scrolls."""
+    data = base64.b64encode(svg.encode()).decode()
+    least = round(_LEAST_SCALE * float(re.search(r'width="([\d.]+)"', svg)[1]))  # type: ignore[index]
+    return (
+        f'{THEMES}<div style="overflow-x:auto"><img class="pallas" alt="{html.escape(alt)}" '
+        f'src="data:image/svg+xml;base64,{data}" '
+        f'style="min-width:{least}px;max-width:100%;height:auto;display:block"></div>'
+    )
+
+
+_LEAST_SCALE = 0.9  # 10 px, the size of most letters, must not become less than 9
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+LEFT, RIGHT = "text-align:left;padding:2px 12px", "text-align:right;padding:2px 12px"
+_RULE = "border-bottom:1px solid rgba(128,128,128,.35)"
+
+
+def html_table(trace: Trace, costs: Figures) -> str:
+    """The table and the totals; colours are the page's own."""
+    aligned = [LEFT] * LEFT_COLUMNS + [RIGHT] * (len(COLUMNS) - LEFT_COLUMNS)
+    tips = [f' title="{html.escape(about)}"' if about else "" for about in COLUMNS.values()]
+    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(COLUMNS, tips, aligned, strict=True)]
+    body = [row_html(head)]
+    for first, *rest in table_rows(trace, costs):
+        cells = [f'<th scope="row" style="{LEFT}"><code>{html.escape(first)}</code></th>']
+        cells += [f'<td style="{a}">{html.escape(c)}</td>' for a, c in zip(aligned[1:], rest, strict=True)]
+        body.append(row_html(cells))
+    total = html.escape(totals_words(costs, was_run(trace)))
+    return (
+        f'<div style="overflow-x:auto"><table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;'
+        f'font:12px {SANS}">{"".join(body)}</table></div>'
+        f'<div style="margin:2px 12px 10px;font:12px {SANS}"><b>{total}</b></div>'
+    )
+
+
+def row_html(cells: Iterable[str]) -> str:
+    return f'<tr style="{_RULE}">{"".join(cells)}</tr>'
+
+
+def still_html(trace: Trace, step: int = 0) -> str:
+    """The picture at one step, without a script."""
+    step = max(0, min(step, trace.n - 1, MAX_DRAWN_STEPS - 1))
+    return image(_drawing(trace, step).svg, alt_words(trace, step))
+
+
+def _html_of(trace: Trace) -> str:
+    """The image shows the step half way through, where there is most to see; the script starts at the first."""
+    half = min(trace.n, MAX_DRAWN_STEPS) // 2
+    drawing = _drawing(trace, half)
+    uid = f"pp{secrets.token_hex(5)}"
+    script = _script(trace, drawing, uid) if trace.n > 1 else ""
+    return (
+        f'<div id="{uid}" style="margin:4px 0">{image(drawing.svg, alt_words(trace, half))}'
+        f"{html_table(trace, figures(trace))}{script}</div>"
+    )
+
+
+def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
+    """One panel for the script: its geometry, and per step which block (s, as one number) and whether it moves (m)."""
+    k = p.k
+    if k is None:
+        return {**p.map.data(), "s": [p.map.code(index) for index in trace.steps[:n]]}
+    o = trace.call.operands[k]
+    if o.in_hbm:
+        return {"n": o.name, "h": 1}
+    blocks = [b or () for b in trace.blocks[k][:n]]
+    codes = [p.map.code(b) if in_range(trace, k, s) else -1 for s, b in enumerate(blocks)]
+    return {
+        **p.map.data(),
+        "n": o.name,
+        "s": codes,
+        "m": "".join(str(int(on)) for on in moved(trace, k)[:n]),
+        "v": moved_word(o),
+        "o": {s: list(map(int, blocks[s])) for s in range(n) if codes[s] < 0},
+    }
+
+
+def _script(trace: Trace, drawing: _Drawing, uid: str) -> str:
+    n = drawing.strip.n
+    panels = [_script_panel(trace, p, n) for p in drawing.panels]
+    data = {"n": n, "c": round(drawing.strip.cell, 3), "x": round(drawing.strip.label_w - 1, 2), "p": panels}
+    words = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    colours = {"BLUE": BLUE, "ORANGE": ORANGE, "GREEN": GREEN, "RED": VERMILION, "INK": INK}
+    filled = _SCRIPT
+    for mark, value in {**colours, "CONTROLS": _CONTROLS, "UID": uid, "DATA": words}.items():
+        filled = filled.replace(f"@{mark}", value)
+    return f"<script>{filled}</script>"
+
+
+_THUMB = "width:16px;height:16px;border-radius:50%;border:2px solid var(--paper);background:var(--blue)"
+_CONTROLS = (
+    ".pallas-steps{display:flex;gap:6px;align-items:center}"
+    ".pallas-steps button{display:flex;gap:6px;align-items:center;height:30px;padding:0 10px;font:inherit;"
+    "color:var(--ink);background:var(--paper);border:1px solid var(--frame);border-radius:6px;cursor:pointer}"
+    ".pallas-steps button:last-child{min-width:5em}.pallas-steps button:hover{border-color:var(--blue)}"
+    ".pallas-steps :focus-visible{outline:2px solid var(--blue);outline-offset:2px}"
+    ".pallas-steps input{flex:1;min-width:80px;height:6px;margin:0 6px;border-radius:3px;appearance:none;"
+    "cursor:pointer;background:linear-gradient(var(--blue),var(--blue)) 0/var(--done) 100% no-repeat var(--line)}"
+    f".pallas-steps input::-webkit-slider-thumb{{appearance:none;{_THUMB}}}"
+    f".pallas-steps input::-moz-range-thumb{{box-sizing:border-box;{_THUMB}}}"
+)
+
+_SCRIPT = """(() => {
+const D = @DATA, C = {fetched: "@BLUE", kept: "@ORANGE", "written back": "@GREEN", "out of range": "@RED"};
+const tuple = a => "(" + a.join(", ") + (a.length == 1 ? ",)" : ")");
+const index = (p, c) => { const r = []; for (let i = p.t.length - 1; i >= 0; i--) {
+  r.unshift(c % p.t[i]); c = Math.floor(c / p.t[i]) } return r };
+const place = (p, b) => { let g = 0; const z = p.z, n = b.length;
+  p.g.forEach((m, i) => { g = g * m + Math.min(m - 1, Math.floor(b[i] / p.q[i])) });
+  return [z[8] + (g % p.a) * z[0] + Math.min(n ? b[n - 1] * z[2] : 0, z[6]),
+          z[9] + Math.floor(g / p.a) * z[1] + Math.min(n > 1 ? b[n - 2] * z[3] : 0, z[7])].map(v => v.toFixed(1)) };
+function start(root) {
+  const img = root.querySelector("img"); if (!img || root.dataset.live) return; root.dataset.live = 1;
+  const box = document.createElement("div"), ui = document.createElement("div");
+  box.innerHTML = new TextDecoder().decode(Uint8Array.from(atob(img.src.split(",")[1]), c => c.charCodeAt(0)));
+  const svg = box.firstElementChild; svg.setAttribute("role", "img"); svg.style.cssText = img.style.cssText;
+  ui.className = "pallas"; ui.style.cssText = "font:13px system-ui,sans-serif;margin:8px 0 4px;max-width:" +
+    svg.getAttribute("width") + "px";
+  const icon = d => '<svg width="12" height="12" aria-hidden="true"><path d="' + d + '" fill="currentColor"/></svg>';
+  const PLAY = icon("M2 1l9 5-9 5z") + "play", STOP = icon("M2 2h8v8H2z") + "stop";
+  ui.innerHTML = `<style>@CONTROLS</style><div class="pallas-steps">
+    <button type="button" aria-label="previous step">${icon("M9 1L2 6l7 5z")}</button>
+    <button type="button" aria-label="next step">${icon("M3 1l7 5-7 5z")}</button>
+    <input type="range" min="0" aria-label="grid step"><button type="button"></button></div>
+    <div role="status" style="min-height:2.6em;margin:6px 2px"></div>`;
+  const [prev, next, play] = ui.querySelectorAll("button"), range = ui.querySelector("input");
+  const status = ui.querySelector("[role=status]"), cursor = svg.querySelector('[data-k="c"]');
+  const panels = D.p.map((p, q) => { const g = svg.querySelector('[data-p="' + q + '"]'), e = {};
+    g.querySelectorAll("[data-k]").forEach(x => e[x.dataset.k] = x); return e });
+  let timer = 0; range.max = D.n - 1;
+  ui.onkeydown = e => e.stopPropagation();  // the page's own shortcuts: an arrow key would leave the cell
+  ui.dataset.lmSuppressShortcuts = true;    // the same to JupyterLab
+  function go(k) {
+    k = Math.max(0, Math.min(D.n - 1, k)); range.value = k; let say = "";
+    D.p.forEach((p, q) => {
+      if (q) say += q == 1 ? ": " : "; ";
+      if (p.h) { say += p.n + " stays in HBM"; return }
+      const e = panels[q], c = p.s[k], b = c < 0 ? p.o[k] : index(p, c);
+      const word = !q ? "step " + k : c < 0 ? "out of range" : p.m[k] == "0" ? "kept" : p.v, ink = q ? C[word] : "@INK";
+      if (c >= 0) { const [x, y] = place(p, b); e.r.setAttribute("x", x); e.r.setAttribute("y", y) }
+      e.r.setAttribute("visibility", c < 0 ? "hidden" : "visible");
+      e.r.setAttribute("fill", ink); e.r.setAttribute("stroke", ink); e.m.setAttribute("fill", ink);
+      e.v.setAttribute("d", [...new Set(p.s.slice(0, k))].filter(v => v >= 0).map(v =>
+        "M" + place(p, index(p, v)).join(" ") + "h" + p.z[4] + "v" + p.z[5] + "h-" + p.z[4] + "z").join(""));
+      e.w.textContent = word; e.b.textContent = tuple(b);
+      say += q ? p.n + " block " + tuple(b) + " " + word : word + ", grid index " + tuple(b) });
+    if (cursor) cursor.setAttribute("x", (D.x + k * D.c).toFixed(1));
+    status.textContent = say; svg.setAttribute("aria-label", say);
+    range.setAttribute("aria-valuetext", say.split(":")[0]);
+    range.style.setProperty("--done", 100 * k / (D.n - 1) + "%")
+  }
+  function stop() {
+    clearInterval(timer); timer = 0; play.innerHTML = PLAY; status.setAttribute("aria-live", "polite") }
+  const turn = k => { stop(); go(k) };
+  range.oninput = () => turn(+range.value); prev.onclick = () => turn(+range.value - 1);
+  next.onclick = () => turn(+range.value + 1);
+  play.onclick = () => {
+    if (timer) return stop();
+    if (+range.value >= D.n - 1) go(0);
+    play.innerHTML = STOP; status.setAttribute("aria-live", "off");
+    timer = setInterval(() => { if (!root.isConnected || +range.value >= D.n - 1) stop(); else go(+range.value + 1) },
+      Math.max(60, Math.min(450, 24000 / D.n))) };
+  img.replaceWith(box); box.parentNode.after(ui); stop(); go(0)
+}
+document.querySelectorAll("[id=@UID]").forEach(start) })()"""
+
+
+def sentence_html(words: str) -> str:
+    return f'<div style="margin:4px 0;font:13px {SANS}">{html.escape(words)}</div>' if words else ""
+
+
+# --- right and wrong blocks ------------------------------------------------------------------------------------------
+
+_MAX_TOOLTIPS = 400
+
+
+def _status_map(operand: Operand) -> Map:
+    block = operand.shape if operand.in_hbm else operand.block
+    m = Map(even_axes(operand.shape, block))
+    ratio = min(m.fit(300, 190), 46 / max(1, min(m.rows.block, m.cols.block)))
+    most = max(m.rows.count * -(-m.groups // m.across), m.cols.count * m.across)
+    m.scale(ratio, least_block=min(18.0, 300 / most))
+    return m
+
+
+def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
+    """The blocks of an output: right ones tinted, wrong ones crossed. status: block -> "ok" or what is wrong."""
+    m = _status_map(operand)
+    right = [b for b, word in status.items() if word == "ok"]
+    wrong = [b for b, word in status.items() if word != "ok"]
+    marks = [
+        m.paper(),
+        f'<path d="{m.boxes(right)}" fill="{RIGHT_FILL}" stroke="{LINE}"/>',
+        f'<path d="{m.boxes(wrong)}" fill="{WRONG_FILL}" stroke="{VERMILION}"/>',
+        f'<path d="{_crosses(m, wrong)}" stroke="{VERMILION}" stroke-width="1.5" fill="none"/>',
+        f'<path d="{m.frames()}" stroke="{FRAME}" fill="none"/>',
+    ]
+    if len(status) <= _MAX_TOOLTIPS:
+        marks += [_tooltip(m, b, word) for b, word in status.items()]
+    note = f"{operand.name}: {len(wrong)} of {plural(len(status), 'block')} wrong"
+    w, h = max(m.w, len(note) * 12 * MONO_EM) + 24, m.h + 46
+    drawn = f'<g transform="translate(0,32)">{"".join(marks)}</g>'
+    return card(w, h, f'<g transform="translate(12,0)">{svg_text(0, 20, note, 12)}{drawn}</g>')
+
+
+def _crosses(m: Map, blocks: Iterable[Block]) -> str:
+    marks = []
+    for block in blocks:
+        place = m.place(block)
+        if place is not None:
+            (x, y), w, h = place, m.block_w, m.block_h
+            marks.append(f"M{px(x)} {px(y)}l{px(w)} {px(h)}M{px(x + w)} {px(y)}l{px(-w)} {px(h)}")
+    return "".join(marks)
+
+
+def _tooltip(m: Map, block: Block, word: str) -> str:
+    place = m.place(block)
+    if place is None:
+        return ""
+    tip = html.escape(f"block {block}: {'right' if word == 'ok' else word}")
+    return (
+        f'<rect x="{px(place[0])}" y="{px(place[1])}" width="{px(m.block_w)}" height="{px(m.block_h)}" '
+        f'fill-opacity="0"><title>{tip}</title></rect>'
+    )
+
+
+def tile_map_html(operand: Operand, status: Mapping[Block, str]) -> str:
+    """The blocks of an output as an image, its words below; where scripts run, every block has a tooltip."""
+    words = tile_map_words(status)
+    uid = f"pp{secrets.token_hex(5)}"
+    svg = tile_map_svg(operand, status)
+    return (
+        f'<div id="{uid}">{image(svg, f"{operand.name}: {words}")}<script>{_INLINE.replace("@UID", uid)}</script></div>'
+        f'<div style="font-size:92%;opacity:.8;margin-top:4px">{html.escape(words)}</div>'
+    )
+
+
+# tooltips need an SVG in the page: one inside an <img> has none
+_INLINE = """document.querySelectorAll("[id=@UID]").forEach(root => {
+const img = root.querySelector("img"); if (!img) return;
+const box = document.createElement("div");
+box.innerHTML = new TextDecoder().decode(Uint8Array.from(atob(img.src.split(",")[1]), c => c.charCodeAt(0)));
+const svg = box.firstElementChild; svg.setAttribute("role", "img"); svg.setAttribute("aria-label", img.alt);
+svg.style.cssText = img.style.cssText; img.replaceWith(svg) })"""
+
+
+# --- showing ---------------------------------------------------------------------------------------------------------
+
+
+def running_shell() -> Any:
+    """The IPython that runs this code, None outside of one. Imports nothing."""
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
+
+
+class Displayed:
+    """Shows itself in IPython, once per cell: as a call's own display, or as the last expression of the cell."""
+
+    _emitted_at: int | None = None
+
+    def __str__(self) -> str:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        raise NotImplementedError
+
+    def _mimebundle(self) -> dict[str, Any]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+    def display(self) -> None:
+        """Displays in IPython now."""
+        from IPython.display import display
+
+        display(self._mimebundle(), raw=True)
+
+    def _ipython_display_(self) -> None:
+        shell = running_shell()
+        shown_here = shell is not None and self._emitted_at == shell.execution_count
+        self._emitted_at = None
+        if not shown_here:
+            self.display()
+
+
+@dataclasses.dataclass(eq=False)
+class Picture(Displayed):
+    """What `show` returns: one drawing per pallas_call. `note`: what is missing and why."""
+
+    traces: list[Trace]
+    note: str = ""
+
+    def svg(self, step: int = 0, call: int = 0) -> str:
+        """One call at one step as a standalone SVG file."""
+        return _drawing(self.traces[call], step).svg
+
+    def text(self) -> str:
+        """The picture in characters: tables, tile maps half way through, strips."""
+        parts = [self.note] if self.note else []
+        for t in self.traces[:MAX_DRAWN_CALLS]:
+            parts.append("\n".join(text_lines(t, TEXT_LINES - (2 if self.note else 0))))
+        return "\n\n".join([*parts, *([self._left_out()] if self._left_out() else [])])
+
+    def _left_out(self) -> str:
+        more = len(self.traces) - MAX_DRAWN_CALLS
+        return f"and {plural(more, 'more call')} that {'is' if more == 1 else 'are'} not drawn" if more > 0 else ""
+
+    def __str__(self) -> str:
+        return plain(self.text(), getattr(sys.stdout, "encoding", None))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        drawn = "".join(_html_of(t) for t in self.traces[:MAX_DRAWN_CALLS])
+        return drawn + sentence_html(self.note) + sentence_html(self._left_out())
+
+
+def drawn(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inputs drawn with the seed of a check's first draw."""
+    import jax
+
+    rng = np.random.default_rng(0)
+    return tuple(jax.tree.map(lambda x: x.draw(rng) if hasattr(x, "draw") else x, a) for a in args)
+
+
+def look(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], plan_only: bool = False) -> Picture:
+    """Runs the function in the lens; whatever goes wrong becomes the picture's note."""
+    from ..lens.watchdog import TimeLimit, time_limit
+
+    traces: list[Trace] = []
+    notes: list[str] = []
+
+    def on_call(call: Call, eqn: Any, values: list[Any]) -> list[Any]:
+        trace = _run(call, plan_only, notes)
+        traces.append(trace)
+        return list(trace.outputs) or [np.zeros(o.shape, o.dtype) for o in call.outs]
+
+    name = getattr(wrapped(fn), "__name__", "the function")
+    try:
+        with time_limit(TIME_LIMIT_S, name):
+            capture(fn, *args, on_call=on_call, **kwargs)
+    except (Exception, TimeLimit) as error:
+        notes.append(_reason(error, name, nothing=not traces))
+    else:
+        if not traces:
+            notes.append(f"Nothing to show yet: {name} reaches no pallas_call.")
+    notes += _silent_outputs(traces)
+    return Picture(traces, " ".join(dict.fromkeys(notes)))
+
+
+def _run(call: Call, plan_only: bool, notes: list[str]) -> Trace:
+    try:
+        return run_call(call, detail=False, plan_only=plan_only)
+    except Beyond as error:
+        if plan_only:
+            raise
+        trace = run_call(call, plan_only=True)
+        notes.append(f"The lens cannot follow {error}: the blocks are drawn, the arithmetic is not counted.")
+        return trace
+
+
+def _reason(error: BaseException, name: str, nothing: bool) -> str:
+    """One calm sentence."""
+    from ..diagnose.errors import explain_error
+
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    first = first if len(first) <= 200 else first[:197] + "..."
+    finding = explain_error(error) if isinstance(error, Exception) else None
+    where = f" ({finding.line})" if finding is not None and finding.line is not None else ""
+    start = "Nothing to show yet" if nothing else "There is more, which cannot be shown yet"
+    if finding is not None and finding.kind != "error":
+        return f"{start}: {name} stopped{where}. {finding.cause}"
+    return f"{start}: {name} stopped with {type(error).__name__}{f': {first}' if first else ''}{where}"
+
+
+def _silent_outputs(traces: list[Trace]) -> list[str]:
+    notes = []
+    for t in traces:
+        for o, state in zip(t.call.outs, t.state, strict=False):
+            if t.n and state.size and not (state == WRITTEN).any():
+                notes.append(f"{t.call.name} has not stored anything in {o.name} yet.")
+    return notes

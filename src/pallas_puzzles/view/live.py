@@ -1,0 +1,196 @@
+"""The picture with sliders, where a kernel runs: other block sizes, other steps, and what they cost."""
+
+import contextlib
+import dataclasses
+import html
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..ir.capture import Operand, wrapped
+from ..lens.machine import figures
+from ..text import human_bytes
+from .draw import (
+    LEFT,
+    MAX_DRAWN_CALLS,
+    MAX_DRAWN_STEPS,
+    RIGHT,
+    Picture,
+    html_table,
+    look,
+    row_html,
+    running_shell,
+    sentence_html,
+    still_html,
+)
+from .paper import SANS
+from .words import in_range
+
+
+def why_not_live() -> str:
+    """Why there can be no sliders here, "" if there can."""
+    try:
+        import ipywidgets  # noqa: F401
+    except ImportError:
+        return "live=True needs ipywidgets (pip install ipywidgets); this is the plain picture."
+    if getattr(running_shell(), "kernel", None) is None:
+        return "live=True needs a notebook with a running kernel; this is the plain picture."
+    return ""
+
+
+def widget_bundle(widget: Any) -> dict[str, Any]:
+    """What ipywidgets, 7 or 8, would display, with nothing beside it for pages where no kernel runs."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view}
+
+
+@dataclasses.dataclass(eq=False)
+class LivePicture(Picture):
+    """A picture with sliders. The plain picture goes along, for pages where no kernel runs."""
+
+    fn: Callable[..., Any] = lambda: None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def display(self) -> None:
+        from IPython.display import display
+
+        display({**self._mimebundle(), **widget_bundle(self.widget())}, raw=True)
+
+    def widget(self) -> Any:
+        """Sliders for block sizes and for the step, the costs, the picture and the table: an ipywidgets.VBox."""
+        return _Bench(self).widget
+
+    def with_sizes(self, **sizes: int) -> Picture:
+        """The plain picture of a run with other block sizes."""
+        return look(self.fn, self.args, {**self.kwargs, **sizes})
+
+    def choices(self) -> dict[str, list[int]]:
+        """The block sizes worth offering: a quarter to four times the present one, as far as they run."""
+        offered = {}
+        for name, now in block_sizes(self.fn, self.kwargs).items():
+            sizes = sorted({now, *(now // f for f in (2, 4) if now % f == 0), 2 * now, 4 * now})
+            good = [size for size in sizes if size == now or self._runs_with(name, size)]
+            if len(good) > 1:
+                offered[name] = good
+        return offered
+
+    def _runs_with(self, name: str, size: int) -> bool:
+        plan = look(self.fn, self.args, {**self.kwargs, name: size}, plan_only=True)
+        return bool(plan.traces) and not plan.note and _faults(plan) <= _faults(self)
+
+
+# --- which sizes make sense ------------------------------------------------------------------------------------------
+
+
+def block_sizes(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
+    """The integer keyword arguments of `fn` and their values: keyword-only ones with a default, and those passed."""
+    sizes = {}
+    with contextlib.suppress(ValueError, TypeError):
+        for name, parameter in inspect.signature(wrapped(fn)).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                sizes[name] = parameter.default
+    return {name: int(size) for name, size in {**sizes, **kwargs}.items() if _is_size(size)}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
+
+
+def _faults(picture: Picture) -> set[str]:
+    """What speaks against block sizes. Those that the reader's own sizes have as well do not count."""
+    faults = set()
+    for t in picture.traces:
+        for k, o in enumerate(t.call.operands):
+            if o.in_hbm:
+                continue
+            if any(d.size > size for d, size in zip(o.dims, o.shape, strict=True)):
+                faults.add("larger than the array")
+            if not all(in_range(t, k, s) for s in range(t.n)):
+                faults.add("out of range")
+            if not _is_tiled(o):
+                faults.add("no tiles of (8, 128)")
+            if o.role == "out" and all(d.kind != "element" for d in o.dims):
+                faults |= {"not all of the result"} if len(set(t.blocks[k])) < math.prod(o.tiles) else set()
+    return faults
+
+
+def _is_tiled(o: Operand) -> bool:
+    """The TPU's rule for the last two dimensions of a block: a multiple of 8 and of 128, or the whole of the array."""
+    pairs = list(zip(o.block, o.shape, strict=True))[-2:]
+    return all(b == n or b % tile == 0 for (b, n), tile in zip(reversed(pairs), (128, 8), strict=False))
+
+
+# --- the widgets -----------------------------------------------------------------------------------------------------
+
+
+class _Bench:
+    """The sliders and what they change."""
+
+    def __init__(self, picture: LivePicture):
+        import ipywidgets
+
+        self.first, self.now = picture, Picture(picture.traces, picture.note)
+        values = block_sizes(picture.fn, picture.kwargs)
+        self.sizes = {
+            name: ipywidgets.SelectionSlider(
+                options=options, value=values[name], description=name, continuous_update=False
+            )
+            for name, options in picture.choices().items()
+        }
+        self.at_start = _costs(picture, self._chosen())
+        self.step = ipywidgets.IntSlider(min=0, max=self._last(), description="step", layout={"width": "480px"})
+        self.play = ipywidgets.Play(min=0, max=self._last(), interval=400)
+        ipywidgets.jslink((self.play, "value"), (self.step, "value"))
+        self.costs, self.image, self.table = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
+        sliders = [ipywidgets.VBox(list(self.sizes.values())), ipywidgets.HBox([self.play, self.step])]
+        self.widget = ipywidgets.VBox([*sliders, self.costs, self.image, self.table])
+        for slider in self.sizes.values():
+            slider.observe(self._rerun, names="value")
+        self.step.observe(self._draw, names="value")
+        self._tell()
+
+    def _chosen(self) -> dict[str, int]:
+        return {name: slider.value for name, slider in self.sizes.items()}
+
+    def _last(self) -> int:
+        return max((min(t.n, MAX_DRAWN_STEPS) for t in self.now.traces), default=1) - 1
+
+    def _rerun(self, _: Any) -> None:
+        self.now = self.first.with_sizes(**self._chosen())
+        self.play.max = self.step.max = max(0, self._last())
+        self._tell()
+
+    def _tell(self) -> None:
+        rows = [("at the start", self.at_start), ("now", _costs(self.now, self._chosen()))]
+        self.costs.value = _costs_table(rows)
+        self.table.value = "".join(html_table(t, figures(t)) for t in self.now.traces[:MAX_DRAWN_CALLS])
+        self._draw()
+
+    def _draw(self, _: Any = None) -> None:
+        images = [still_html(t, self.step.value) for t in self.now.traces[:MAX_DRAWN_CALLS]]
+        self.image.value = "".join(images) + sentence_html(self.now.note)
+
+
+def _costs(picture: Picture, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    costs = [figures(t) for t in picture.traces]
+    hbm, flops = sum(c.hbm_bytes for c in costs), sum(c.flops for c in costs)
+    return (
+        ", ".join(f"{name}={size}" for name, size in sizes.items()) or "–",
+        f"{sum(c.steps for c in costs):,}",
+        human_bytes(max((c.vmem_bytes for c in costs), default=0)),
+        human_bytes(hbm),
+        f"{flops / hbm:.3g}" if hbm else "–",
+    )
+
+
+def _costs_table(rows: list[tuple[str, tuple[str, ...]]]) -> str:
+    heads = ("", "block sizes", "steps", "VMEM", "HBM traffic", "FLOP per byte")
+    body = [row_html(f'<th scope="col" style="{RIGHT}">{head}</th>' for head in heads)]
+    for name, row in rows:
+        cells = [f'<td style="{RIGHT}">{html.escape(cell)}</td>' for cell in row]
+        body.append(row_html([f'<th scope="row" style="{LEFT}">{name}</th>', *cells]))
+    return f'<table style="border-collapse:collapse;font:13px {SANS}">{"".join(body)}</table>'

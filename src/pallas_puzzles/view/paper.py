@@ -1,0 +1,323 @@
+"""Where the blocks of an array lie on paper, and the ink they are drawn with: geometry and SVG, no traces."""
+
+import dataclasses
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+# (on a light page, on a dark one). The first five are Okabe and Ito's palette, which every kind of colour vision can
+# tell apart, and its lighter sisters; beside each colour stands a word. Text is drawn in INK, MUTED, BLUE or WARNING.
+PALETTE = {
+    "blue": ("#0072B2", "#56B4E9"),
+    "orange": ("#E69F00", "#F0B43C"),
+    "green": ("#009E73", "#2FC295"),
+    "vermilion": ("#D55E00", "#FF8B4D"),
+    "purple": ("#CC79A7", "#E29CC3"),
+    "warning": ("#b14a00", "#ffa468"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#59636e", "#a3adb8"),
+    "frame": ("#6b7580", "#8b949e"),
+    "line": ("#c9d1d9", "#414952"),
+    "tint": ("#cfe1ef", "#25537a"),
+    "padding": ("#e6e8eb", "#30363d"),
+    "paper": ("#fff", "#1b1f24"),
+    "right": ("#d5efe5", "#1c4a3c"),
+    "wrong": ("#fbdcc8", "#5c2f18"),
+}
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, WARNING = (f"var(--{name})" for name in list(PALETTE)[:6])
+INK, MUTED, FRAME, LINE, TINT, PADDING, PAPER, RIGHT_FILL, WRONG_FILL = (f"var(--{name})" for name in list(PALETTE)[6:])
+
+# The theme of a page that has one of its own: (light, dark) in JupyterLab, in Colab, in VS Code
+HOSTS = (
+    ("[data-jp-theme-light=true]", "[data-jp-theme-light=false]"),
+    ("[theme=light]", "[theme=dark]"),
+    (".vscode-light", ".vscode-dark"),
+    (".vscode-high-contrast-light", ".vscode-high-contrast:not(.vscode-high-contrast-light)"),
+)
+
+
+def _themes() -> str:
+    """Rules by which everything of class "pallas" follows the theme of the page around it."""
+    schemes = zip(("light", "dark"), zip(*HOSTS, strict=True), strict=True)
+    return "".join(f"{','.join(f'{h} .pallas' for h in hosts)}{{color-scheme:{name}}}" for name, hosts in schemes)
+
+
+def _palette() -> str:
+    """The palette for everything of class "pallas". A browser that does not know light-dark() keeps the light one."""
+    light = ";".join(f"--{name}:{one}" for name, (one, _) in PALETTE.items())
+    both = ";".join(f"--{name}:light-dark({one},{other})" for name, (one, other) in PALETTE.items())
+    return f".pallas{{color-scheme:light dark;{light}}}@supports(color:light-dark(red,red)){{.pallas{{{both}}}}}"
+
+
+THEMES = f"<style>{_themes()}</style>"  # for a page around an <img>, whose color-scheme the SVG in it follows
+STYLE = f"<style>{_palette()}{_themes()}</style>"  # in an SVG, wherever that is
+GOOD, BAD, NEUTRAL = "#00795A", "#B84A00", "#59636E"  # white letters on them can be read, and they on any page
+SANS, MONO = "system-ui,sans-serif", "ui-monospace,Menlo,Consolas,monospace"
+MONO_EM, SANS_EM = 0.61, 0.6  # width of a character in units of the font size: that of the widest usual font
+BOLD, END = ' font-weight="700"', ' text-anchor="end"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One dimension of an array cut into blocks. All but `count` are in elements.
+
+    count: how many block indices there are. pitch: from one block index to the next. extent: all blocks together.
+    first, size: where the array lies in that.
+    """
+
+    count: int
+    block: int
+    pitch: int
+    extent: int
+    first: int
+    size: int
+
+
+def axes_of(shape: Sequence[int], dims: Sequence[Any]) -> list[Axis]:
+    axes = []
+    for size, d in zip(shape, dims, strict=True):
+        block = max(1, d.size)
+        if d.kind == "element":
+            low, high = d.padding
+            extent = size + low + high
+            axes.append(Axis(max(1, extent), block, 1, max(1, extent), low, size))
+        else:
+            count = max(1, -(-size // block))
+            axes.append(Axis(count, block, block, count * block, 0, size))
+    return axes
+
+
+def even_axes(shape: Sequence[int], block: Sequence[int]) -> list[Axis]:
+    counts = [max(1, -(-n // max(1, b))) for n, b in zip(shape, block, strict=True)]
+    return [Axis(c, b, b, c * b, 0, n) for c, b, n in zip(counts, block, shape, strict=True)]
+
+
+_POINT = Axis(1, 1, 1, 1, 0, 1)
+_STRIP_PX, _LABEL_PX, _LABEL_SIZE, _SMEAR_PX = 22.0, 12.0, 9.0, 2.5
+
+
+class Map:
+    """One array on paper, in px: the last two dimensions as a matrix, the leading ones as groups of such matrices.
+
+    Groups are labelled above each one, or, in a table of two leading dimensions or more, at its top and left side.
+    """
+
+    def __init__(self, axes: Sequence[Axis]):
+        self.axes = tuple(axes)
+        self.lead = self.axes[:-2]
+        self.rows = self.axes[-2] if len(axes) > 1 else _POINT
+        self.cols = self.axes[-1] if axes else _POINT
+        self.flat = len(axes) < 2
+        self.group_counts = [max(1, -(-a.extent // a.block)) for a in self.lead]
+        self.groups = math.prod(self.group_counts)
+        self.gap, self.labelled, self.across = 0.0, False, 1
+
+    # -- sizes
+
+    def fit(self, box_w: float, box_h: float) -> float:
+        """The largest scale, in px per element, at which the map fits the box. Settles how its groups are arranged."""
+        best = 0.0
+        for gap, labelled in ((8.0, True), (4.0, True), (2.0, False), (0.0, False)):
+            best = 0.0
+            self.gap, self.labelled = gap, labelled and self.groups > 1
+            for across in self._arrangements():
+                scale = self._scale_of(across, box_w, box_h)
+                if scale > best:
+                    best, chosen = scale, across
+            if best > 0:
+                self.across = chosen
+            if self.groups == 1 or min(best * self.cols.extent, best * self.rows.extent) >= 6:
+                break
+        return max(best, 1e-9)
+
+    def _scale_of(self, across: int, box_w: float, box_h: float) -> float:
+        down = -(-self.groups // across)
+        left, top, above = self._margins(across)
+        w = (box_w - left - self.gap * (across - 1)) / across
+        h = (box_h - top - self.gap * (down - 1)) / down - above
+        return min(w / self.cols.extent, math.inf if self.flat else h / self.rows.extent)
+
+    def _arrangements(self) -> Iterable[int]:
+        """How many groups may stand side by side: one, the last leading dimension, or any number if it is alone."""
+        real = [n for n in self.group_counts if n > 1]
+        return [real[-1], 1] if len(real) > 1 else range(1, min(self.groups, 64) + 1)
+
+    def _margins(self, across: int) -> tuple[float, float, float]:
+        """Space for labels: at the left, at the top, and above every group."""
+        if not self.labelled:
+            return 0.0, 0.0, 0.0
+        wide = max(len(self._label(g)) for g in (0, self.groups - 1)) * _LABEL_SIZE * MONO_EM + 4
+        if across == 1:
+            return wide, 0.0, 0.0
+        if len([n for n in self.group_counts if n > 1]) > 1:
+            return wide, _LABEL_PX, 0.0
+        return 0.0, 0.0, _LABEL_PX
+
+    def scale(self, ratio: float, least_block: float = 0.0) -> None:
+        """Fixes the sizes at so many px per element; slivers are widened until they can be seen.
+
+        least_block: how high and wide a block has to be at the least, whatever its true proportions.
+        """
+        least = 12.0 if self.groups == 1 else 5.0
+        self.group_w = max(least, ratio * self.cols.extent, least_block * self.cols.count)
+        self.group_h = max(least, ratio * self.rows.extent, least_block * self.rows.count)
+        self.group_h = _STRIP_PX if self.flat else self.group_h
+        if self.across > 1 and self.group_w + self.gap < max(map(len, self._top_labels())) * _LABEL_SIZE * MONO_EM:
+            self.labelled = False
+        down = -(-self.groups // self.across)
+        self.left, self.top, self.above = self._margins(self.across)
+        self.pitch_x, self.pitch_y = self.group_w + self.gap, self.group_h + self.gap + self.above
+        self.w = self.left + self.pitch_x * self.across - self.gap
+        self.h = self.top + self.pitch_y * down - self.gap
+        self.unit_x = self.group_w / self.cols.extent * self.cols.pitch
+        self.unit_y = self.group_h / self.rows.extent * self.rows.pitch
+        self.block_w = max(2.0, min(self.group_w, self.group_w / self.cols.extent * self.cols.block))
+        self.block_h = max(2.0, min(self.group_h, self.group_h / self.rows.extent * self.rows.block))
+
+    # -- places
+
+    def origin(self, group: int) -> tuple[float, float]:
+        down, along = divmod(group, self.across)
+        return self.left + along * self.pitch_x, self.top + down * self.pitch_y + self.above
+
+    def _label(self, group: int) -> str:
+        """'1, 0:2': the leading indices of a group, without dimensions of one."""
+        index = np.unravel_index(group, self.group_counts) if self.lead else ()
+        spans = [
+            f"{i * a.block}" if a.block == 1 else f"{i * a.block}:{(i + 1) * a.block}"
+            for i, a, n in zip(index, self.lead, self.group_counts, strict=True)
+            if n > 1
+        ]
+        return ",".join(spans)
+
+    def _top_labels(self) -> list[str]:
+        labels = [self._label(g) for g in range(self.across)]
+        return [label.rpartition(",")[2] for label in labels]
+
+    def labels(self) -> str:
+        if not self.labelled:
+            return ""
+        marks = []
+        for g in range(self.groups):
+            x, y = self.origin(g)
+            down, along = divmod(g, self.across)
+            if self.above:
+                marks.append(svg_text(x, y - 3, self._label(g), _LABEL_SIZE, MUTED))
+            elif self.top and down == 0:
+                marks.append(svg_text(x, y - 3, self._top_labels()[along], _LABEL_SIZE, MUTED))
+            if self.left and along == 0:
+                label = self._label(g) if self.across == 1 else self._label(g).rpartition(",")[0]
+                middle = y + min(self.group_h / 2, 24) + 3
+                marks.append(svg_text(self.left - 4, middle, label, _LABEL_SIZE, MUTED, "", END))
+        return "".join(marks)
+
+    def code(self, block: Sequence[int]) -> int:
+        """A block index as one number, -1 if there is no such block."""
+        number = 0
+        for i, a in zip(block, self.axes, strict=True):
+            if not 0 <= i < a.count:
+                return -1
+            number = number * a.count + int(i)
+        return number
+
+    def place(self, block: Sequence[int]) -> tuple[float, float] | None:
+        """Top left corner of a block, None if there is no such block."""
+        if self.code(block) < 0:
+            return None
+        group = 0
+        for i, a, n in zip(block, self.lead, self.group_counts, strict=False):
+            group = group * n + min(n - 1, i * a.pitch // a.block)
+        x, y = self.origin(group)
+        row, col = (block[-2] if len(block) > 1 else 0), (block[-1] if block else 0)
+        return (
+            x + min(col * self.unit_x, self.group_w - self.block_w),
+            y + min(row * self.unit_y, self.group_h - self.block_h),
+        )
+
+    def data(self) -> dict[str, Any]:
+        """What the script needs to place a block by itself."""
+        numbers = (self.pitch_x, self.pitch_y, self.unit_x, self.unit_y, self.block_w, self.block_h)
+        limits = (self.group_w - self.block_w, self.group_h - self.block_h, *self.origin(0))
+        return {
+            "t": [a.count for a in self.axes],
+            "q": [a.block // a.pitch for a in self.lead],
+            "g": self.group_counts,
+            "a": self.across,
+            "z": [round(v, 4) for v in (*numbers, *limits)],
+        }
+
+    # -- marks
+
+    def paper(self) -> str:
+        """The empty map: white arrays, grey padding beyond their edges, lines between blocks, labels of groups."""
+        marks = [self._sheet(*self.origin(g)) for g in range(self.groups)]
+        lines = self._lines()
+        if lines:
+            marks.append(f'<path d="{lines}" stroke="{LINE}" fill="none"/>')
+        marks.append(f'<path d="{self.frames()}" stroke="{FRAME}" fill="none"/>{self.labels()}')
+        return "".join(marks)
+
+    def _sheet(self, x: float, y: float) -> str:
+        ragged = self.rows.extent != self.rows.size or self.cols.extent != self.cols.size
+        whole = f'<rect x="{px(x)}" y="{px(y)}" width="{px(self.group_w)}" height="{px(self.group_h)}" '
+        if not ragged:
+            return ""
+        sx, sy = self.group_w / self.cols.extent, self.group_h / self.rows.extent
+        inside = (x + self.cols.first * sx, y + self.rows.first * sy, self.cols.size * sx, self.rows.size * sy)
+        ix, iy, iw, ih = map(px, inside)
+        return (
+            f'{whole}fill="{PADDING}"/><rect x="{ix}" y="{iy}" width="{iw}" height="{ih}" fill="{PAPER}" '
+            f'stroke="{FRAME}" stroke-width="1.5"/>'
+        )
+
+    def frames(self) -> str:
+        """The path around every group."""
+        w, h = px(self.group_w), px(self.group_h)
+        corners = [self.origin(g) for g in range(self.groups)]
+        return "".join(f"M{px(x)} {px(y)}h{w}v{h}h-{w}z" for x, y in corners)
+
+    def _lines(self) -> str:
+        """The path of the lines between blocks, without those that would be a smear."""
+        lines = []
+        rows = self.rows.count if self.rows.pitch == self.rows.block and self.unit_y >= _SMEAR_PX else 0
+        cols = self.cols.count if self.cols.pitch == self.cols.block and self.unit_x >= _SMEAR_PX else 0
+        for g in range(self.groups):
+            x, y = self.origin(g)
+            lines += [f"M{px(x)} {px(y + i * self.unit_y)}h{px(self.group_w)}" for i in range(1, rows)]
+            lines += [f"M{px(x + i * self.unit_x)} {px(y)}v{px(self.group_h)}" for i in range(1, cols)]
+        return "".join(lines)
+
+    def boxes(self, blocks: Iterable[Sequence[int]]) -> str:
+        """One path around all these blocks."""
+        marks = []
+        for block in dict.fromkeys(map(tuple, blocks)):
+            place = self.place(block)
+            if place is not None:
+                w, h = px(self.block_w), px(self.block_h)
+                marks.append(f"M{px(place[0])} {px(place[1])}h{w}v{h}h-{w}z")
+        return "".join(marks)
+
+
+def px(length: float) -> str:
+    """A length for an SVG attribute, to a tenth."""
+    text = f"{length:.1f}".removesuffix(".0")
+    return "0" if text == "-0" else text
+
+
+def svg_text(x: float, y: float, words: str, size: float, colour: str = INK, family: str = "", more: str = "") -> str:
+    font = f' font-family="{family}"' if family else ""
+    return (
+        f'<text x="{px(x)}" y="{px(y)}" font-size="{px(size)}" fill="{colour}"{font}{more}>{html.escape(words)}</text>'
+    )
+
+
+def card(w: float, h: float, marks: str) -> str:
+    """A standalone SVG on a card, so that it can be read on any page. (0, 0) of the marks is its corner."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="pallas" viewBox="0 0 {px(w)} {px(h)}" width="{px(w)}" '
+        f'height="{px(h)}" font-family="{MONO}">{STYLE}<rect x=".5" y=".5" width="{px(w - 1)}" height="{px(h - 1)}" '
+        f'rx="8" fill="{PAPER}" stroke="{LINE}"/>{marks}</svg>'
+    )

@@ -1,0 +1,24 @@
+"""show(): a picture of every pallas_call that a function reaches, with sliders or without."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .draw import Picture, drawn, look
+from .live import LivePicture, why_not_live
+
+
+def show(fn: Callable[..., Any], *args: Any, live: bool = False, **kwargs: Any) -> Picture:
+    """A picture of every pallas_call that `fn(*args, **kwargs)` reaches. Never raises for a broken or unsolved kernel.
+
+    args: arrays, or objects with `.draw(rng)` such as normal((24, 512)); kwargs: static, such as block sizes.
+    live: in a notebook, sliders that change the block sizes, run the kernel again, and step through it.
+    """
+    args = drawn(args)
+    picture = look(fn, args, kwargs)
+    if not live:
+        return picture
+    reason = why_not_live()
+    if reason:
+        picture.note = f"{picture.note} {reason}".strip()
+        return picture
+    return LivePicture(picture.traces, picture.note, fn, args, kwargs)

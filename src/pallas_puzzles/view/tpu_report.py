@@ -1,0 +1,632 @@
+"""What a TPU would make of a kernel, on a machine without one: does it compile, what does it cost, what bounds it."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..ir.capture import Beyond, Call, SourceLine, capture, describe
+from ..lens.machine import Figures, Trace, figures, listed, run_call
+from ..lens.tally import Tally, tally
+from ..targets.tpu import compiler, schedule
+from ..targets.tpu.chips import STEP_OVERHEAD_S, Chip, chip
+from ..targets.tpu.explain import explain, explain_abort
+from ..targets.tpu.lowering import Refusal, calls_in, for_tpu, refusal_on
+from ..text import plain
+from .draw import Displayed
+
+_SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
+_MAX_STEPS = 1 << 20
+_FAR_TOO_LARGE = 1.5  # times the limit
+_FOLLOWED_FLOPS = 5e9
+_DRAWN_BYTES = 256 << 20  # inputs up to this size are drawn, larger ones only described
+
+
+@dataclasses.dataclass
+class KernelReport:
+    """One pallas_call on one TPU. Times are in seconds, sizes in bytes.
+
+    dynamic: the grid is set at run time. steered: prefetched scalars have a say in what runs. steps: None where nobody
+    could know. runs: how often the function calls it. buffers: name -> VMEM held, all its copies; vmem_limit_bytes:
+    what this kernel may use. least_step, mean_step, most_step: bundles of a grid step, which is cycles if nothing has
+    to be waited for. slots: share of each kind of instruction slot in use. hbm_bytes: None when the kernel makes its
+    own copies and nothing could count them. times: what the kernel would take if nothing but this bounded it; time_s:
+    what it should take, see `tpu_report`, None where a part of it is unknown. cycles: by libtpu's simulator.
+    """
+
+    name: str
+    hlo_name: str
+    where: SourceLine | None
+    grid: tuple[int, ...]
+    dynamic: bool
+    steered: bool
+    steps: int | None
+    runs: int
+    buffers: dict[str, int]
+    vmem_limit_bytes: int
+    spills: int
+    fills: int
+    bundles: int
+    least_step: int
+    mean_step: float
+    most_step: int
+    slots: dict[str, float]
+    mxu_cycles: float
+    mxu_dtype: str | None  # of the operands of its matrix products (of most of them)
+    flops: float
+    hbm_bytes: int | None
+    hbm_exact: bool
+    times: dict[str, float]
+    time_s: float | None = None
+    cycles: int | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def vmem_bytes(self) -> int:
+        return sum(self.buffers.values())
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs per byte between HBM and VMEM."""
+        return self.flops / self.hbm_bytes if self.hbm_bytes else None
+
+    @property
+    def bound(self) -> str | None:
+        """Which of `times` is the longest."""
+        return max(self.times, key=lambda name: self.times[name]) if self.time_s is not None else None
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Report(Displayed):
+    """What `tpu_report` found. Truthy when the program compiles.
+
+    refusal: why it does not. unavailable: why nobody could tell, and what to do about it. copies: arrays that XLA
+    itself copies around the kernels. simulator: why there are no simulated cycles, "" when there are.
+    """
+
+    chip: Chip
+    name: str
+    kernels: list[KernelReport] = dataclasses.field(default_factory=list)
+    refusal: Refusal | None = None
+    unavailable: str = ""
+    copies: int = 0
+    simulator: str = ""
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.refusal is None and not self.unavailable
+
+    def __str__(self) -> str:
+        from . import tpu_picture as picture
+
+        return plain(picture.text(self), getattr(sys.stdout, "encoding", None))
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        """The text with a little colour."""
+        from . import tpu_picture as picture
+
+        return picture.rich(self)
+
+    def _repr_html_(self) -> str:
+        from . import tpu_picture as picture
+
+        return picture.html(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data with stable keys, for programs."""
+        from . import tpu_picture as picture
+
+        return picture.to_json(self)
+
+
+def tpu_report(
+    fn: Callable[..., Any],
+    *args: Any,
+    tpu: str = "v5e",
+    mesh: Mapping[str, int] | None = None,
+    simulate: bool = True,
+    timeout_s: float = compiler.TIME_LIMIT_S,
+    **blocks: Any,
+) -> Report:
+    """Compiles `fn(*args, **blocks)` for a TPU that need not be there, and reads what the compiler made of it.
+
+    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; where a kernel is steered by prefetched
+    scalars, bytes and steps are known only from real values. tpu: "v5e", "v6e" or "tpu7x" (one of its two cores). mesh:
+    axis -> size, for a function with jax.shard_map over several devices. simulate: ask libtpu's simulator for cycles,
+    too. blocks: static keyword arguments of fn. Never raises for a kernel that does not compile: see Report.refusal.
+    Raises ValueError for a TPU that is not known.
+
+    The estimate is max(FLOPs of matrix products / MXU peak, bundles / clock, HBM bytes / bandwidth - fill) + fill +
+    steps * 0.25 us. Copies and arithmetic overlap, but for the fill: the first blocks have to arrive before anything
+    starts, and the last ones to leave. The 0.25 us for each step are what the v5e times of JAX's matmul guide
+    (docs.jax.dev/en/latest/pallas/tpu/matmul.html) leave unexplained; with them, and with the guide's own cost of a
+    launch taken off, the estimate is within 10% of all six of its Pallas times, for 1024^3 to 8192^3 and tiles of 128
+    and of 512 x 1024 x 1024. That is all that it was compared with: matrix products, on v5e. It leaves out what a
+    launch costs (some 0.1 ms from Python, microseconds inside a jitted program), copies that a kernel makes itself, and
+    how much slower short or strided copies are. Trust it to compare two versions of a kernel and to say what bounds
+    them, less for its absolute value, and least for kernels of a few microseconds.
+    """
+    target = chip(tpu)
+    report = Report(target, _name(fn))
+    axes = dict(mesh or {})
+    call = functools.partial(fn, **blocks) if blocks else fn
+    values, twins = _values(args)
+    target_mesh = target.mesh(axes)
+    placed = jax.sharding.NamedSharding(target_mesh, jax.sharding.PartitionSpec()) if axes else None
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placed), values)
+    if compiler.missing() is None:
+        compiler.warm(simulator=simulate and not axes)
+    report.refusal = refusal_on(target_mesh, call, shapes)
+    if report.refusal is not None:
+        report.refusal = _about_the_mesh(report.refusal)
+        return report
+    works = _works(call, values, twins, shapes, target_mesh)
+    report.refusal = _too_large(works, target)
+    if report.refusal is not None:
+        return report
+    report.unavailable = compiler.missing() or ""
+    if report.unavailable:
+        return report
+    _compile(report, call, shapes, works, axes, simulate, timeout_s)
+    return report
+
+
+def _about_the_mesh(refusal: Refusal) -> Refusal:
+    """What JAX says of a mesh that is missing, or there twice, as what to do about it."""
+    if "context mesh cannot be empty" in refusal.sentence:
+        words = 'jax.shard_map needs a mesh: give tpu_report its axes and their sizes, mesh={"x": 4}.'
+    elif "context mesh" in refusal.sentence or "in_specs passed to shard_map" in refusal.sentence:
+        words = (
+            "jax.shard_map has a mesh of its own here, of this machine's devices: leave its mesh= out, and give "
+            'tpu_report the axes and their sizes, mesh={"x": 4}.'
+        )
+    elif "must refer to an axis marked as manual" in refusal.sentence:
+        words = "jax.shard_map names an axis that the mesh of tpu_report does not have: mesh= maps axis to size."
+    else:
+        return refusal
+    return dataclasses.replace(refusal, sentence=words, detail=refusal.sentence)
+
+
+def nothing_yet(fn: Callable[..., Any], tpu: str, holes: Sequence[str]) -> Report:
+    """The report on a function with parts that the reader has still to write."""
+    report = Report(chip(tpu), _name(fn))
+    parts = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'}"
+    report.unavailable = f"nothing to compile yet: {parts} still to be written"
+    return report
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
+
+
+# --- what goes in ----------------------------------------------------------------------------------------------------
+
+
+def _values(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments as arrays, twice: what is only a shape is zeros in the one and ones in the other, without memory.
+
+    What comes out the same in both does not depend on values that nobody gave.
+    """
+    rng = np.random.default_rng(0)
+
+    def nbytes(x: Any) -> int:
+        return math.prod(x.shape) * np.dtype(x.dtype).itemsize
+
+    leaves = [x for arg in args for x in jax.tree.leaves(arg)]
+    drawn = sum(nbytes(x) for x in leaves if hasattr(x, "draw")) <= _DRAWN_BYTES
+
+    def value(x: Any) -> Any:
+        if hasattr(x, "draw"):
+            if drawn or np.issubdtype(np.dtype(x.dtype), np.integer):
+                return x.draw(rng)
+        elif isinstance(x, (np.ndarray, jax.Array)):
+            return np.asarray(x)
+        elif not isinstance(x, jax.ShapeDtypeStruct):
+            return np.asarray(jax.numpy.asarray(x))
+        return jax.ShapeDtypeStruct(x.shape, np.dtype(x.dtype))
+
+    given = jax.tree.map(value, tuple(args))
+
+    def filled(number: int) -> tuple[Any, ...]:
+        def fill(x: Any) -> Any:
+            return np.broadcast_to(np.full((), number, x.dtype), x.shape) if _only_a_shape(x) else x
+
+        return jax.tree.map(fill, given)
+
+    return filled(0), filled(1)
+
+
+def _only_a_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+# --- what the program does -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Work:
+    """One pallas_call equation: what it costs, how often it runs. known: its scalars and bounds are the real ones."""
+
+    call: Call
+    costs: Figures
+    tally: Tally
+    trace: Trace
+    known: bool
+    results: tuple[str, ...]
+    operands: tuple[str, ...]
+    runs: int
+
+
+def _works(
+    fn: Callable[..., Any], values: Sequence[Any], twins: Sequence[Any], shapes: Sequence[Any], mesh: Any
+) -> list[_Work]:
+    with contextlib.suppress(Beyond, NotImplementedError, KeyError, TypeError, ValueError, IndexError):
+        seen = _seen(fn, values)
+        steered = any(call.scalar_names or call.dynamic_bounds for call, _, _ in seen)
+        other = _seen(fn, twins) if steered else seen
+        return [
+            _work(call, eqn, _steered_alike(call, twin), runs)
+            for (call, eqn, runs), (twin, _, _) in zip(seen, other, strict=True)
+        ]
+    with for_tpu(mesh):  # what cannot be followed with values, such as several devices, is read as it stands
+        traced = jax.jit(lambda *a: fn(*a)).trace(*shapes)
+    works = []
+    for eqn in calls_in(traced.jaxpr):
+        with contextlib.suppress(Beyond):
+            works.append(_work(_described(eqn), eqn, known=not _dynamic(eqn) and not _scalars(eqn)))
+    return works
+
+
+def _seen(fn: Callable[..., Any], values: Sequence[Any]) -> list[tuple[Call, Any, int]]:
+    """(call, its equation, how often it runs) of every pallas_call equation that the function reaches."""
+    found: dict[int, list[Any]] = {}
+
+    def on_call(call: Call, eqn: Any, _: list[Any]) -> list[Any]:
+        found.setdefault(id(eqn), [call, eqn, 0])[2] += 1  # the equation is kept, so that its id stays its own
+        return [np.broadcast_to(np.zeros((), o.dtype), o.shape) for o in call.outs]
+
+    capture(fn, *values, on_call=on_call)
+    return [(call, eqn, runs) for call, eqn, runs in found.values()]
+
+
+def _steered_alike(call: Call, twin: Call) -> bool:
+    """Do grid and prefetched scalars stay the same whatever the inputs hold?"""
+    same = all(np.array_equal(a, b) for a, b in zip(call.scalars, twin.scalars, strict=True))
+    return same and call.grid == twin.grid
+
+
+def _dynamic(eqn: Any) -> int:
+    return eqn.params["grid_mapping"].num_dynamic_grid_bounds if "grid_mapping" in eqn.params else 0
+
+
+def _scalars(eqn: Any) -> int:
+    return eqn.params["grid_mapping"].num_index_operands if "grid_mapping" in eqn.params else 0
+
+
+def _described(eqn: Any) -> Call:
+    call = describe(eqn, [1] * _dynamic(eqn))
+    first = _dynamic(eqn)
+    call.scalars = [np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.invars[first : first + len(call.scalar_names)]]
+    return call
+
+
+def _work(call: Call, eqn: Any, known: bool, runs: int = 1) -> _Work:
+    trace = run_call(call, plan_only=True, max_steps=_MAX_STEPS)
+    return _Work(
+        call=call,
+        costs=figures(trace),
+        tally=tally(call, scalars_known=known),
+        trace=trace,
+        known=known,
+        results=tuple(_hlo_type(v.aval) for v in eqn.outvars),
+        operands=tuple(_hlo_type(v.aval) for v in eqn.invars),
+        runs=runs,
+    )
+
+
+_HLO_TYPES = {"float": "f", "bfloat": "bf", "int": "s", "uint": "u"}
+
+
+def _hlo_type(aval: Any) -> str:
+    name = str(getattr(aval, "dtype", ""))
+    kind, bits = name.rstrip("0123456789"), name[len(name.rstrip("0123456789")) :]
+    hlo = "pred" if name == "bool" else _HLO_TYPES[kind] + bits if kind in _HLO_TYPES else name.replace("float", "f")
+    return f"{hlo}[{','.join(map(str, aval.shape))}]"
+
+
+# --- before compiling ------------------------------------------------------------------------------------------------
+
+
+def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
+    """Buffers that are far too large, by arithmetic: the compiler takes up to a minute to say the same.
+
+    What is only somewhat too large is left to the compiler, which may find room elsewhere in VMEM.
+    """
+    from ..text import human_bytes
+
+    for work in works:
+        asked = work.call.vmem_limit_bytes
+        limit = min(asked or target.scoped_vmem_bytes, target.vmem_bytes)
+        rows = []
+        for row in work.costs.operands:
+            held = row.vmem_bytes if work.costs.steps != 1 else row.vmem_bytes // max(1, row.buffers)
+            count = f"{row.buffers} x " if held > row.operand.block_bytes else ""
+            rows.append((held, f"{row.operand.name} {count}{human_bytes(row.operand.block_bytes)}"))
+        rows += [(s.nbytes, f"{s.name} {human_bytes(s.nbytes)}") for s in work.call.scratch if s.space == "vmem"]
+        needed = sum(held for held, _ in rows)
+        if needed <= _FAR_TOO_LARGE * limit:
+            continue
+        largest = ", ".join(words for nbytes, words in sorted(rows, reverse=True)[:4] if nbytes)
+        if limit >= target.vmem_bytes:
+            advice = f"all of the VMEM of a {target.title}: use smaller blocks"
+        elif asked:
+            advice = "its vmem_limit_bytes: use smaller blocks, or raise the limit"
+        else:
+            advice = (
+                f"the default of a {target.title}: use smaller blocks, or ask for more, "
+                "compiler_params=pltpu.CompilerParams(vmem_limit_bytes=...)"
+            )
+        sentence = (
+            f"{work.call.name} keeps {human_bytes(needed)} in VMEM ({largest}) and may use "
+            f"{human_bytes(limit)}, {advice}."
+        )
+        return Refusal(sentence, "", work.call.where)
+    return None
+
+
+# --- compiling -------------------------------------------------------------------------------------------------------
+
+
+def _compile(
+    report: Report,
+    fn: Callable[..., Any],
+    shapes: Sequence[Any],
+    works: list[_Work],
+    axes: Mapping[str, int],
+    simulate: bool,
+    timeout_s: float,
+) -> None:
+    target = report.chip
+    with for_tpu(target.mesh(axes)):
+        try:
+            from jax import export
+
+            # leaves alone: a NamedTuple of the reader's cannot be serialised
+            flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
+            program = bytes(export.export(flat, platforms=["tpu"])(*shapes).serialize())
+        except Exception as error:
+            report.refusal = explain(str(error), [w.call for w in works], target)
+            return
+    options: dict[str, str] = {}
+    try:
+        compiled = compiler.compile_program(program, target, axes, timeout_s=timeout_s)
+        if compiled.operands_in_vmem:  # then the step's copies are not those that a larger array would see
+            with contextlib.suppress(compiler.CompilerError):
+                again = compiler.nothing_in_vmem(target)
+                compiled = compiler.compile_program(program, target, axes, options=again, timeout_s=timeout_s)
+                options = again
+    except compiler.CompilerError as error:
+        report.refusal = explain(str(error), [w.call for w in works], target)
+        return
+    except compiler.CompilerDied as error:
+        report.refusal = explain_abort(str(error), [w.call for w in works])
+        if report.refusal is None:
+            report.unavailable = f"{error}; the next report starts it afresh"
+        return
+    report.copies = compiled.copies
+    if not works:
+        report.notes.append("the function reaches no pallas_call")
+    for kernel, work in _matched(compiled.kernels, works):
+        try:
+            report.kernels.append(_kernel_report(compiled, kernel, work, target))
+        except ValueError as error:
+            report.notes.append(f"{work.call.name} compiles, but its report cannot be read: {error}")
+    if len(report.kernels) < len(works):
+        missing = len(works) - len(report.kernels)
+        report.notes.append(f"{missing} of {len(works)} kernels are not in the compiled program, or look the same")
+    _simulate(report, program, axes, options, simulate)
+
+
+def _matched(kernels: Sequence[compiler.Kernel], works: list[_Work]) -> list[tuple[compiler.Kernel, _Work]]:
+    """Kernels of the compiled program with the calls they come from: by the types of what they take and give."""
+    left = list(works)
+    pairs = []
+    for kernel in kernels:
+        same = [w for w in left if w.results == kernel.results and w.operands == kernel.operands]
+        same = same or [w for w in left if w.results == kernel.results] or left
+        if same:  # or else it is a second copy of a kernel that stands once in the source
+            pairs.append((kernel, same[0]))
+            left = [w for w in left if w is not pairs[-1][1]]
+    return pairs
+
+
+def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _Work, target: Chip) -> KernelReport:
+    call, counts = work.call, work.tally
+    notes = []
+    program = compiled.of(kernel.name, r"final_bundles\.txt")
+    slots = compiled.of(kernel.name, r"final_hlo-static-per-bundle-utilization\.txt")
+    if program is None or slots is None:
+        raise ValueError(f"the compiler left no dump of {kernel.name}: its format has changed")
+    steps = work.costs.steps if not _unknown_grid(work) else None
+    plan = schedule.read(program, slots, looped=steps is None or steps > 1, trips=counts.trips)
+    if any(loop.trips is None for loop in plan.inner):
+        notes.append("a loop of a length known only at run time is counted once")
+    if plan.operands_in_vmem:
+        notes.append(f"XLA moves {plan.operands_in_vmem} of the arrays into VMEM before the kernel starts")
+    least, mean, most = _step_bundles(plan, counts, steps)
+    if mean is None:
+        notes.append("the compiler's branches do not match those of the kernel: the longest step is taken for all")
+        mean = float(most)
+    hbm_bytes, exact = _hbm_bytes(work, notes)
+    mxu_s = sum(flops / target.flops_per_s(dtype) for dtype, flops in counts.mxu_flops.items())
+    limit = call.vmem_limit_bytes or target.scoped_vmem_bytes
+    if limit > target.vmem_bytes:
+        notes.append("vmem_limit_bytes is more than the chip has")
+    found = KernelReport(
+        name=call.name,
+        hlo_name=kernel.name,
+        where=call.where,
+        grid=call.grid,
+        dynamic=call.dynamic_bounds > 0,
+        steered=bool(call.scalar_names),
+        steps=steps,
+        runs=work.runs,
+        buffers=_buffers(compiled, kernel, work),
+        vmem_limit_bytes=limit,
+        spills=plan.spills,
+        fills=plan.fills,
+        bundles=plan.bundles,
+        least_step=least,
+        mean_step=mean,
+        most_step=most,
+        slots=plan.slot_use(),
+        mxu_cycles=mxu_s * target.clock_hz / max(1, work.costs.steps),
+        mxu_dtype=max(counts.mxu_flops, key=lambda dtype: counts.mxu_flops[dtype], default=None),
+        flops=counts.flops + counts.transcendentals,
+        hbm_bytes=hbm_bytes,
+        hbm_exact=exact,
+        times={},
+        notes=notes,
+    )
+    if steps is not None:
+        found.times = {"MXU": mxu_s, "bundles": steps * mean / target.clock_hz, "steps": steps * STEP_OVERHEAD_S}
+        if hbm_bytes is not None:
+            found.times["HBM"] = hbm_bytes / target.hbm_bytes_per_s
+        if counts.copies:
+            notes.append("the kernel starts copies of its own; how far they overlap is not known: no time is estimated")
+        elif hbm_bytes is not None:
+            found.time_s = _estimate(found.times, _fill_bytes(work.costs) / target.hbm_bytes_per_s)
+    return found
+
+
+def _unknown_grid(work: _Work) -> bool:
+    return not work.known and work.call.dynamic_bounds > 0
+
+
+def _estimate(times: Mapping[str, float], fill_s: float) -> float:
+    overlapped = max(times["MXU"], times["bundles"], times["HBM"] - fill_s)
+    return overlapped + fill_s + times["steps"]
+
+
+def _fill_bytes(costs: Figures) -> int:
+    """The first blocks in and the last blocks out, which nothing overlaps with."""
+    return sum(min(row.operand.block_bytes, row.hbm_bytes) for row in costs.operands)
+
+
+def _step_bundles(plan: schedule.Schedule, counts: Tally, steps: int | None) -> tuple[int, float | None, int]:
+    """(least, mean, most) bundles of a step; mean None when branches of program and kernel cannot be matched."""
+    skips = [skip for skip in plan.skips if not skip.copies]
+    branches = counts.branches
+    if len(skips) < len(branches):  # the compiler runs short bodies under a mask, without a branch
+        shortest = sorted(range(len(branches)), key=lambda i: branches[i].elements)[: len(branches) - len(skips)]
+        branches = [branch for i, branch in enumerate(branches) if i not in shortest]
+    if len(skips) != len(branches) or steps is None:
+        return plan.shortest_step, None if skips else float(plan.longest_step), plan.longest_step
+    bounds = []
+    for unknown in (0.0, 1.0):
+        shares = iter(branches)
+        taken = []
+        for skip in plan.skips:
+            branch = None if skip.copies else next(shares)
+            share = np.ones(steps) if branch is None else branch.taken
+            taken.append(np.full(steps, unknown) if share is None else np.broadcast_to(share, steps))
+        bounds.append(plan.step_lengths(taken))
+    return round(float(bounds[0].min())), float(bounds[1].mean()), round(float(bounds[1].max()))
+
+
+def _hbm_bytes(work: _Work, notes: list[str]) -> tuple[int | None, bool]:
+    """(bytes between HBM and VMEM, is that exact)."""
+    call = work.call
+    if work.tally.copies or any(o.in_hbm for o in call.operands):
+        dma = _followed(work) if work.known else None
+        if dma is None:
+            notes.append("the bytes of its own copies could not be counted")
+            return None, False
+        return dma, True
+    if _unknown_grid(work):
+        notes.append("the grid is known only at run time: give arrays instead of shapes")
+        return None, False
+    if not work.known and call.scalar_names:
+        n = work.costs.steps
+        notes.append("prefetched scalars choose the blocks: give arrays instead of shapes to count the bytes")
+        return sum(n * o.block_bytes for o in call.operands if o.space == "vmem"), False
+    return work.costs.hbm_bytes, True
+
+
+def _followed(work: _Work) -> int | None:
+    """Bytes of a kernel with copies of its own, by running it in the lens where that is quick."""
+    if len(work.call.inputs) != len(work.call.ins) or work.tally.flops > _FOLLOWED_FLOPS or work.costs.steps > 4096:
+        return None
+    with contextlib.suppress(Beyond):
+        return figures(run_call(work.call, detail=False)).hbm_bytes
+    return None
+
+
+def _buffers(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _Work) -> dict[str, int]:
+    """Name of the Ref -> bytes of VMEM, all its copies, by the compiler's own account."""
+    call = work.call
+    text = next((t for name, t in compiled.files.items() if name.endswith("vmem_report.html")), None)
+    if text is None:
+        return {}
+    before = len(call.scalar_names)
+    scratch = iter([s.name for s in call.scratch if s.space == "vmem"])
+    found: dict[str, int] = {}
+    for buffer in schedule.vmem_buffers(text, kernel.name):
+        name = buffer.name
+        if buffer.window is not None:
+            role, number = buffer.window
+            refs = call.ins if role == "input" else call.outs
+            place = number - before if role == "input" else number
+            name = refs[place].name if 0 <= place < len(refs) else name
+        elif name == "scratch operand":
+            name = next(scratch, name)
+        elif name == "SPILL":
+            name = "(spilled registers)"
+        found[name] = found.get(name, 0) + buffer.nbytes
+    return found
+
+
+def _simulate(
+    report: Report,
+    program: bytes,
+    axes: Mapping[str, int],
+    options: Mapping[str, str],
+    wanted: bool,
+) -> None:
+    """Fills in the cycles, or says why there are none."""
+    expected = sum((k.steps or 1) * k.mean_step for k in report.kernels)
+    if not wanted:
+        report.simulator = "not asked for"
+    elif axes:
+        report.simulator = "libtpu's simulator follows one device only"
+    elif any(kernel.dynamic for kernel in report.kernels):
+        report.simulator = "libtpu's simulator does not know a grid that is set at run time"
+    elif expected > _SIMULATED_CYCLES:
+        report.simulator = (
+            f"left out: libtpu's simulator takes some 15 s a million cycles, and these are {expected:.2g}"
+        )
+    else:
+        try:
+            cycles = compiler.simulate_cycles(program, report.chip, options=options)
+        except compiler.CompilerError:
+            report.simulator = "libtpu's simulator does not take this program"
+        except compiler.CompilerDied as error:
+            late = "within" in str(error)
+            report.simulator = (
+                "libtpu's simulator did not finish within 30 s"
+                if late
+                else "libtpu's simulator gave up on this program"
+            )
+        else:
+            for kernel in report.kernels:
+                kernel.cycles = cycles.get(kernel.hlo_name) or None
+                if kernel.cycles and kernel.steered:
+                    kernel.notes.append("the simulator does not know the prefetched scalars: its cycles are a guess")

@@ -1,0 +1,454 @@
+"""What a check found: as a value, as text for a terminal, as a card for a notebook, as JSON."""
+
+import dataclasses
+import html
+import re
+import shutil
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..installation import PACKAGE
+from ..text import human_bytes, plain, plural, times
+from .draw import Displayed, running_shell, tile_map_html
+from .paper import BAD, GOOD, NEUTRAL
+from .words import tile_map_text
+
+if TYPE_CHECKING:
+    from ..diagnose.findings import Finding
+    from ..ir.capture import Operand
+    from ..lens.machine import Figures
+
+__all__ = ["TileMap", "Verdict", "emit", "gained"]
+
+MAX_LINES, MAX_COLUMNS = 24, 100
+SHOW_TRACEBACK = "print(verdict.traceback)"  # for who has the verdict at hand
+_WORDS = {
+    "passed": "Solved",
+    "failed": "Not yet",
+    "error": "Not yet",
+    "unsolved": "Not solved yet",
+    "unrecorded": "Not recorded",
+}
+_COLOURS = {"passed": GOOD, "failed": BAD, "error": BAD, "unsolved": NEUTRAL, "unrecorded": NEUTRAL}
+
+
+@dataclasses.dataclass
+class TileMap:
+    """Right and wrong blocks of one output: block index -> "ok", or what is wrong with it."""
+
+    operand: "Operand"
+    status: dict[tuple[int, ...], str]
+
+    @property
+    def wrong(self) -> list[tuple[int, ...]]:
+        return [block for block, word in self.status.items() if word != "ok"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How far the reader is: in words, as an <img>, and an address that leads to the next puzzle, "" without one."""
+
+    words: str
+    drawing: str
+    link: str
+
+
+class Traceback(str):
+    """A string that shows itself as it would print."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Verdict(Displayed):
+    """The outcome of a check; true when it passed.
+
+    status: "unsolved", "passed", "failed" (wrong, or over its budget), "error" (the reader's code raised), or
+    "unrecorded" (right, but not as the course asks: a note says why), or "unjudged" (see check.collecting), with the
+    subject that was not judged.
+    findings: the likeliest cause first. gained: what a right answer costs, in a line. next: where to look next.
+    traceback: the full one when code raised, else "". picture: text that is shown to scale, below the first finding.
+    standing: of a pass that is recorded. help: which call shows more. below: a widget to display under it, or None.
+    """
+
+    puzzle: str
+    status: str
+    findings: "list[Finding]"
+    headline: str
+    gained: str = ""
+    next: str = ""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    tiles: TileMap | None = None
+    figures: "list[Figures]" = dataclasses.field(default_factory=list)
+    traceback: str = ""
+    subject: Any = None  # of an unjudged one: course.check.Subject
+    picture: str = ""
+    draw: tuple[int, int] | None = None  # number of the case that it is about, and of its draw
+    standing: Standing | None = None
+    help: str = ""
+    below: Any = None
+
+    def __post_init__(self) -> None:
+        self.traceback = Traceback(self.traceback)
+
+    def __bool__(self) -> bool:
+        return self.status == "passed"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def text(self, columns: int = MAX_COLUMNS, traceback: str = SHOW_TRACEBACK) -> str:
+        """The verdict for a terminal that is so wide; never wider than is good to read. traceback: how to see it."""
+        return "\n".join(line for _, line in _text(self, columns, traceback))
+
+    def __rich__(self) -> Any:
+        """The text with a little colour, at its full width."""
+        return self.coloured(MAX_COLUMNS)
+
+    def coloured(self, columns: int, traceback: str = SHOW_TRACEBACK) -> Any:
+        """`text`, as rich can print it."""
+        from rich.text import Text
+
+        return Text("\n").join(Text(line, style=_style(self, role)) for role, line in _text(self, columns, traceback))
+
+    def _repr_html_(self) -> str:
+        return _card(self)
+
+    def display(self) -> None:
+        super().display()
+        if self.below is not None:
+            from IPython.display import display
+
+            from .live import widget_bundle
+
+            display({"text/html": "", "text/plain": "", **widget_bundle(self.below)}, raw=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain data with stable keys, for programs."""
+        return {
+            "puzzle": self.puzzle,
+            "status": self.status,
+            "passed": bool(self),
+            "headline": self.headline,
+            "findings": [_finding_json(f) for f in self.findings],
+            "figures": [_figures_json(f) for f in self.figures],
+            "gained": self.gained,
+            "notes": list(self.notes),
+            "picture": self.picture,
+            "next": self.next,
+        }
+
+
+def gained(figures: "Sequence[Figures]") -> str:
+    """One line on what an answer costs, over all of its pallas_calls: bytes, steps, VMEM, intensity."""
+    if not figures:
+        return ""
+    all_of = totals(figures)
+    hbm, once, flops = all_of["hbm_bytes"], all_of["once_bytes"], all_of["flops"]
+    who = "It moves" if len(figures) == 1 else f"Its {len(figures)} pallas_calls move"
+    ratio = f" ({times(hbm / once)} the arrays)" if once else ""
+    words = f"{who} {human_bytes(hbm)}{ratio} between HBM and VMEM in {plural(all_of['steps'], 'step')}"
+    words += f", and {'holds' if len(figures) == 1 else 'hold at most'} {human_bytes(all_of['vmem_bytes'])} of VMEM"
+    return words + (f"; {flops / hbm:.3g} FLOP per byte." if flops and hbm else ".")
+
+
+def totals(figures: "Sequence[Figures]") -> dict[str, int]:
+    """What an answer costs, over all of its pallas_calls; of VMEM the most that one of them holds. {} without any."""
+    if not figures:
+        return {}
+    sums = ("hbm_bytes", "once_bytes", "steps", "flops")
+    found = {name: int(sum(getattr(f, name) for f in figures)) for name in sums}
+    return {**found, "vmem_bytes": int(max(f.vmem_bytes for f in figures))}
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
+
+
+def _text(v: Verdict, columns: int, traceback: str) -> Lines:
+    """At most a screen. Where not everything fits, what matters least is left out; the order stays."""
+    sections = _sections(v, min(columns, MAX_COLUMNS), traceback)
+    room = MAX_LINES * MAX_COLUMNS // min(columns, MAX_COLUMNS)
+    kept = set()
+    for i, (_, lines) in sorted(enumerate(sections), key=lambda pair: pair[1][0]):
+        if len(lines) <= room:
+            kept.add(i)
+            room -= len(lines)
+    chosen = [line for i, (_, lines) in enumerate(sections) if i in kept for line in lines]
+    first = next((i for i, (role, _) in enumerate(chosen) if role in ("note", "figures", "next")), None)
+    if first and v.findings and room:
+        chosen.insert(first, ("", ""))
+    return chosen
+
+
+def _sections(v: Verdict, columns: int, traceback: str) -> list[tuple[int, Lines]]:
+    """(rank, lines) from top to bottom; rank 0 matters most."""
+    sections = [(0, _wrapped(v.headline, "headline", "", most=2, columns=columns))]
+    for i, finding in enumerate(v.findings[:3]):
+        start = "" if i == 0 else "Also: "
+        cause = [
+            ("", ""),
+            *_wrapped(
+                start + _sentence(finding.cause),
+                "cause" if i == 0 else "also",
+                "  ",
+                most=8 if i == 0 else 6,
+                columns=columns,
+            ),
+        ]
+        sections.append((0 if i == 0 else 3 + 2 * i, cause))
+        if finding.line is not None:
+            sections.append(
+                (1 if i == 0 else 4 + 2 * i, [("line", _clip(f"    {_place(finding)}   {finding.line.text}", columns))])
+            )
+        if i == 0:
+            items = [_wrapped(item, "evidence", "  - ", most=3, columns=columns) for item in finding.evidence]
+            sections += [(3 if n == 0 else 4, item) for n, item in enumerate(items[:4])]
+            sections.append((9, _tiles_text(v.tiles)))
+            sections.append((1, [("tiles", f"    {line}".rstrip()) for line in v.picture.splitlines()]))
+    if len(v.findings) > 3:
+        sections.append((8, [("also", f"  and {plural(len(v.findings) - 3, 'more finding')}")]))
+    sections += [(2, _wrapped(note, "note", "  ", most=3, columns=columns)) for note in v.notes[:3]]
+    sections.append((2 if v else 10, _wrapped(v.gained or _cost(v), "figures", "  ", most=2, columns=columns)))
+    following = f"{v.standing.words} {v.next}" if v.standing else v.next
+    sections.append((1, _wrapped(following, "next", "  ", most=2, columns=columns)))
+    sections.append((5, _wrapped(v.help, "note", "  ", most=1, columns=columns)))
+    if v.traceback and traceback:
+        sections.append((2, _wrapped(f"The full traceback: {traceback}", "note", "  ", most=1, columns=columns)))
+    return sections
+
+
+def _place(finding: "Finding") -> str:
+    """File, line and function of a finding."""
+    return f"{finding.line}, {finding.function}" if finding.function else str(finding.line)
+
+
+def _wrapped(words: str, role: str, indent: str, most: int, columns: int) -> Lines:
+    """`most` is how many lines there may be at the full width; a narrow terminal gets as many words in more lines."""
+    if not words:
+        return []
+    lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=" " * len(indent))
+    most = most * MAX_COLUMNS // columns
+    if len(lines) > most:
+        lines = [*lines[: most - 1], _clip(f"{lines[most - 1]} ...", columns)]
+    return [(role, line) for line in lines]
+
+
+def _clip(line: str, columns: int) -> str:
+    return line if len(line) <= columns else f"{line[: columns - 3]}..."
+
+
+def _sentence(words: str) -> str:
+    """With a capital, unless it starts with a name of the reader's (x_ref, jnp.dot)."""
+    word = words.split(" ", 1)[0]
+    return words if "_" in word or "." in word.rstrip(".,:") else words[:1].upper() + words[1:]
+
+
+def _tiles_text(tiles: TileMap | None) -> Lines:
+    some_right = tiles is not None and "ok" in tiles.status.values()
+    lines = tile_map_text(tiles.status) if tiles is not None and some_right else []
+    return [("tiles", f"    {line}") for line in lines]
+
+
+def _cost(v: Verdict) -> str:
+    """The figures of an answer that did not pass, unless the findings are about nothing else."""
+    return "" if any(f.kind == "budget" for f in v.findings) else gained(v.figures)
+
+
+def _style(v: Verdict, role: str) -> str:
+    headline = {"passed": "bold green", "unsolved": "bold"}.get(v.status, "bold yellow")
+    return {"headline": headline, "cause": "bold", "line": "cyan", "next": "bold"}.get(role, "")
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+_SHOWN_EVIDENCE, _SHOWN_FINDINGS, _LONGEST_TRACEBACK = 3, 3, 20_000
+_MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
+_MUTED = "opacity:.8;font-size:92%;margin-top:6px"
+
+
+def _card(v: Verdict) -> str:
+    colour = _COLOURS[v.status]
+    badge, title = _badge(v)
+    parts = [
+        f'<span style="background:{colour};color:#fff;border-radius:9px;padding:1px 9px;font-weight:600;'
+        f'margin-right:4px">{badge}</span> <b>{html.escape(title)}</b>'
+    ]
+    parts += [_finding_html(f, first=i == 0) for i, f in enumerate(v.findings[:_SHOWN_FINDINGS])]
+    rest = v.findings[_SHOWN_FINDINGS:]
+    if rest:
+        parts.append(_folded(plural(len(rest), "more finding"), "".join(_finding_html(f, first=False) for f in rest)))
+    if v.tiles is not None and v.tiles.wrong and len(v.tiles.status) > 1:
+        parts.append(f'<div style="margin-top:8px">{tile_map_html(v.tiles.operand, v.tiles.status)}</div>')
+    if v.picture:
+        parts.append(f'<pre style="margin:8px 0 0;overflow-x:auto;line-height:1.3">{html.escape(v.picture)}</pre>')
+    parts += [_line_html(note, _MUTED) for note in v.notes]
+    parts.append(_line_html(v.gained or _cost(v), "margin-top:6px" if v else _MUTED))
+    parts += [_next_html(v), _line_html(v.help, _MUTED)]
+    if v.traceback:
+        parts.append(_traceback_html(v.traceback))
+    if v.below is not None:
+        parts.append(_WITHOUT_KERNEL)
+    return (
+        f'<div style="border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:60em;line-height:1.45">'
+        f"{''.join(parts)}</div>"
+    )
+
+
+# In the place of a widget whose kernel is gone JupyterLab writes an error, on a page that is opened again
+_WITHOUT_KERNEL = (
+    '<style class="pallas-below">.jp-OutputArea-child:has(.pallas-below)+.jp-OutputArea-child '
+    ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}</style>"
+)
+
+
+def _badge(v: Verdict) -> tuple[str, str]:
+    """The headline as a badge and the rest, so that nothing is said twice: "Not yet", "basics/9 Row sum"."""
+    title, _, word = v.headline.removesuffix(".").rpartition(": ")
+    said = word.lower() in ("solved", "right", "not yet", "not solved yet", "right, but not recorded")
+    return (word.capitalize(), title) if said else (_WORDS[v.status], v.headline)
+
+
+def _next_html(v: Verdict) -> str:
+    """How far the reader is, the next puzzle, as a link where one works, and the course as a drawing."""
+    words, drawing, link = (v.standing.words, v.standing.drawing, v.standing.link) if v.standing else ("", "", "")
+    following = html.escape(v.next)
+    if link and v.next:
+        following = f'<a href="{html.escape(link)}">{following}</a>'
+    told = " ".join(part for part in (html.escape(words), following) if part)
+    told = f'<div style="margin-top:6px;font-weight:600">{told}</div>' if told else ""
+    return told + (f'<div style="margin-top:8px">{drawing}</div>' if drawing else "")
+
+
+_NOT_THE_READERS = (str(PACKAGE), sysconfig.get_paths()["stdlib"], "<frozen")
+_FRAME = re.compile(r'^  File "([^"]*)", line .*\n(?:    .*\n)*', re.MULTILINE)
+
+
+def _traceback_html(text: str) -> str:
+    """Folded: the reader's own frames and the error; in it, folded once more, everything."""
+    shown = text if len(text) <= _LONGEST_TRACEBACK else f"... {text[-_LONGEST_TRACEBACK:]}"
+    everything = _folded("with the frames of JAX and of this package", _pre(shown))
+    mine = _FRAME.sub(lambda frame: frame[0] if _is_readers(frame[1]) else "", text)
+    few = len(mine) <= _LONGEST_TRACEBACK and any(_is_readers(frame[1]) for frame in _FRAME.finditer(text))
+    return _folded("the traceback", _pre(mine) + everything if few else _pre(shown))
+
+
+def _is_readers(file: str) -> bool:
+    return not (file.startswith(_NOT_THE_READERS) or "site-packages" in file or "dist-packages" in file)
+
+
+def _pre(text: str) -> str:
+    return f'<pre style="white-space:pre-wrap;font-size:85%">{html.escape(text)}</pre>'
+
+
+def _line_html(words: str, style: str) -> str:
+    return f'<div style="{style}">{html.escape(words)}</div>' if words else ""
+
+
+def _finding_html(finding: "Finding", *, first: bool) -> str:
+    cause = html.escape(_sentence(finding.cause))
+    words = f"<b>{cause}</b>" if first else f"Also: {cause}"
+    items = [f"<li>{html.escape(item)}</li>" for item in finding.evidence]
+    shown = items[: _SHOWN_EVIDENCE if first else 1]
+    parts = [f'<div style="margin-top:8px">{words}</div>']
+    if finding.line is not None:
+        parts.append(_source_html(_place(finding), finding.line.text))
+    if shown:
+        parts.append(f'<ul style="margin:4px 0 0;padding-left:1.6em">{"".join(shown)}</ul>')
+    if len(items) > len(shown):
+        left = items[len(shown) :]
+        parts.append(_folded(f"{len(left)} more", f'<ul style="margin:0;padding-left:1.6em">{"".join(left)}</ul>'))
+    return "".join(parts)
+
+
+def _source_html(place: str, text: str) -> str:
+    return (
+        f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;overflow-x:auto;'
+        f'white-space:pre;{_MONO};font-size:92%"><span style="opacity:.75">{html.escape(place)}</span>   '
+        f"{html.escape(text)}</div>"
+    )
+
+
+def _folded(summary: str, body: str) -> str:
+    return f'<details style="margin-top:4px"><summary>{summary}</summary>{body}</details>'
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """Tuples and NumPy numbers as what JSON knows."""
+    if isinstance(value, tuple | list):
+        return [_plain(x) for x in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _finding_json(f: "Finding") -> dict[str, Any]:
+    line = None if f.line is None else {"file": f.line.file, "line": f.line.line, "text": f.line.text}
+    return {
+        "kind": f.kind,
+        "cause": f.cause,
+        "evidence": list(f.evidence),
+        "line": line,
+        "function": f.function,
+        "step": _plain(f.step),
+        "at": _plain(f.at),
+        "operand": f.operand,
+        "block": _plain(f.block),
+    }
+
+
+def _figures_json(f: "Figures") -> dict[str, Any]:
+    numbers = ("steps", "hbm_bytes", "once_bytes", "vmem_bytes", "flops", "transcendentals", "intensity")
+    return {
+        "name": f.name,
+        **{name: _plain(getattr(f, name)) for name in numbers},
+        "operands": [
+            {
+                "name": r.operand.name,
+                "moves": _plain(r.moves),
+                "hbm_bytes": _plain(r.hbm_bytes),
+                "vmem_bytes": _plain(r.vmem_bytes),
+            }
+            for r in f.operands
+        ],
+    }
+
+
+# --- display ---------------------------------------------------------------------------------------------------------
+
+
+def emit(thing: Any) -> Any:
+    """Displays a verdict or a picture at once, and returns it.
+
+    In IPython, being the last expression of the same cell does not display it twice. Outside of IPython its text is
+    printed, with a little colour where stdout is a terminal.
+    """
+    shell = running_shell()
+    if shell is not None:
+        thing.display()
+        thing._emitted_at = shell.execution_count
+    elif sys.stdout.isatty() and hasattr(thing, "__rich__"):
+        _print_in_colour(thing)
+    else:
+        print(plain(str(thing), sys.stdout.encoding))
+    return thing
+
+
+def _print_in_colour(thing: Any) -> None:
+    from rich.console import Console
+
+    width = shutil.get_terminal_size().columns
+    shown = thing.coloured(width) if isinstance(thing, Verdict) else thing
+    Console(highlight=False, width=max(width, MAX_COLUMNS)).print(shown, soft_wrap=True)

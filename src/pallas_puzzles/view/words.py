@@ -1,0 +1,260 @@
+"""A trace in words: what happens at a step, the table of costs, and a picture made of characters."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..ir.capture import Call, Operand
+from ..lens.machine import Figures, Trace, _outside, figures
+from ..text import human_bytes, plural, times
+from .paper import Axis, axes_of, even_axes
+
+Block = tuple[int, ...]
+
+TEXT_LINES, TEXT_COLUMNS = 24, 100
+
+
+def block_words(operand: Operand) -> str:
+    """The block shape as it stands in a BlockSpec: '(None, 8, 128)'."""
+    if operand.in_hbm:
+        return "in HBM"
+    sizes = {"squeezed": "None", "element": "Element({})"}
+    parts = [sizes.get(d.kind, "{}").format(d.size) for d in operand.dims]
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def moved(trace: Trace, k: int) -> list[bool]:
+    """At which steps the block of operand k is copied: inputs before the step, outputs after it."""
+    return trace.fetched[k] if trace.call.operands[k].role == "in" else trace.flushed[k]
+
+
+def moved_word(operand: Operand) -> str:
+    """What it is called when a block of this operand is copied."""
+    return "fetched" if operand.role == "in" else "written back"
+
+
+def in_range(trace: Trace, k: int, step: int) -> bool:
+    start = trace.starts[k][step]
+    return start is None or not _outside(trace.call.operands[k], start)
+
+
+def state_words(trace: Trace, k: int, step: int) -> str:
+    """What happens to the block of operand k at a step: 'fetched', 'kept', 'written back' ..."""
+    operand = trace.call.operands[k]
+    if trace.blocks[k][step] is None:
+        return "stays in HBM"
+    if not in_range(trace, k, step):
+        return "out of range"
+    return moved_word(operand) if moved(trace, k)[step] else "kept"
+
+
+def step_words(trace: Trace, step: int) -> str:
+    """'step 3, grid index (0, 3): x_ref block (0, 3) fetched; o_ref block (0, 0) written back'."""
+    parts = []
+    for k, operand in enumerate(trace.call.operands):
+        block = trace.blocks[k][step]
+        where = "" if block is None else f" block {block}"
+        parts.append(f"{operand.name}{where} {state_words(trace, k, step)}")
+    index = tuple(int(i) for i in trace.steps[step])
+    return f"step {step}, grid index {index}: {'; '.join(parts)}"
+
+
+def title_words(call: Call) -> str:
+    """'grid (4, 2) = 8 steps (parallel, arbitrary), basics.py:214'."""
+    told = any(s != "arbitrary" for s in call.semantics)  # the default goes without saying
+    semantics = f" ({', '.join(call.semantics)})" if told else ""
+    where = f", {call.where}" if call.where else ""
+    return f"grid {call.grid} = {plural(math.prod(call.grid), 'step')}{semantics}{where}"
+
+
+def was_run(trace: Trace) -> bool:
+    """False where only the plan of the blocks is known."""
+    return len(trace.flops) == trace.n
+
+
+def totals_words(costs: Figures, counted: bool = True) -> str:
+    """VMEM, HBM traffic, arithmetic and intensity in one line. counted: the kernel was run, so there are FLOPs."""
+    ratio = f" ({times(costs.hbm_bytes / costs.once_bytes)} the arrays)" if costs.once_bytes else ""
+    parts = [f"VMEM {human_bytes(costs.vmem_bytes)}", f"HBM traffic {human_bytes(costs.hbm_bytes)}{ratio}"]
+    if counted:
+        parts.append(f"{plural(costs.flops, 'FLOP')}")
+        if costs.transcendentals:
+            parts.append(f"{costs.transcendentals:,} transcendental")
+        if costs.intensity is not None:
+            parts.append(f"{costs.intensity:.3g} FLOP per HBM byte")
+    return ", ".join(parts)
+
+
+COLUMNS = {
+    "array": "the Ref's name in the kernel",
+    "shape": "of the whole array",
+    "dtype": "",
+    "block": "what the kernel sees of it at a time; None: a dimension of size 1, squeezed away",
+    "VMEM": "buffers x bytes of a block: two buffers, so that one is copied while the kernel works on the other",
+    "moves": "how many times a block is copied between HBM and VMEM",
+    "HBM traffic": "bytes copied between HBM and VMEM",
+    "vs. once": "the traffic compared with moving the whole array once",
+}
+
+
+LEFT_COLUMNS = 4  # array, shape, dtype and block are words, the others are numbers
+
+
+def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
+    """The rows under COLUMNS: operands, then scalars, scratch, and the kernel's own copies."""
+    rows: list[tuple[str, ...]] = []
+    for r in costs.operands:
+        o = r.operand
+        place = f"{o.space.upper()}" if o.space != "vmem" else f"{r.buffers} × {human_bytes(o.block_bytes)}"
+        numbers = (f"{r.moves:,}", human_bytes(r.hbm_bytes), times(r.hbm_bytes / r.once_bytes) if r.once_bytes else "–")
+        if o.in_hbm:
+            place, numbers = "–", ("–", "–", "–")
+        rows.append((o.name, str(o.shape), str(o.dtype), block_words(o), place, *numbers))
+    call = trace.call
+    for name, values in zip(call.scalar_names, call.scalars, strict=False):
+        rows.append((name, str(values.shape), str(values.dtype), "scalars", "SMEM", "–", "–", "–"))
+    for s in call.scratch:
+        if s.space == "semaphore":
+            rows.append((s.name, str(s.shape), "semaphore", "scratch", "–", "–", "–", "–"))
+        else:
+            size = human_bytes(s.nbytes) if s.space == "vmem" else s.space.upper()
+            rows.append((s.name, str(s.shape), str(s.dtype), "scratch", size, "–", "–", "–"))
+    if costs.dma_bytes:
+        steps = sum(b > 0 for b in trace.dma_bytes)
+        own = (f"in {plural(steps, 'step')}", human_bytes(costs.dma_bytes), "–")
+        rows.append(("own copies", "–", "–", "–", "–", *own))
+    return rows
+
+
+# --- a picture of characters
+
+
+def text_lines(trace: Trace, lines_left: int = TEXT_LINES) -> list[str]:
+    call, costs = trace.call, figures(trace)
+    lines = [_cut(f"{call.name}: {title_words(call)}")]
+    table = _text_table([tuple(COLUMNS), *table_rows(trace, costs)])
+    lanes = [k for k, o in enumerate(call.operands) if not o.in_hbm]
+    most = lines_left - 3
+    if len(table) > most:
+        table = [*table[: most - 1], f"... and {len(table) - most + 1} more"]
+    lines += table
+    lines += textwrap.wrap(totals_words(costs, was_run(trace)), TEXT_COLUMNS)
+    spare = lines_left - len(lines)
+    if not trace.n or spare < 3:
+        return lines
+    strip = _text_strip(trace, lanes[: spare - 2])
+    maps = _text_maps(trace, spare - len(strip) - 1)
+    return [*lines, "", *maps, *strip]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= TEXT_COLUMNS else line[: TEXT_COLUMNS - 1] + "…"
+
+
+def _text_table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    excess = sum(widths) + 2 * (len(widths) - 1) - TEXT_COLUMNS
+    for i in (0, 3, 1):  # names, blocks and shapes give way first
+        give = max(0, min(excess, widths[i] - 8))
+        widths[i], excess = widths[i] - give, excess - give
+    lines = []
+    for row in rows:
+        cells = [
+            (c if len(c) <= w else c[: w - 1] + "…").ljust(w) if i < LEFT_COLUMNS else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(_cut("  ".join(cells).rstrip()))
+    return lines
+
+
+def _text_strip(trace: Trace, operands: list[int]) -> list[str]:
+    """One line per operand, one character per step."""
+    if not operands:
+        return []
+    name_w = min(24, max(len(trace.call.operands[k].name) for k in operands))
+    n = min(trace.n, TEXT_COLUMNS - name_w - 4)
+    which = f"steps 0 to {n - 1} of {trace.n:,}" if n < trace.n else f"steps 0 to {n - 1}" if n > 1 else "the only step"
+    lines = [f"{which}: █ moved between HBM and VMEM, ─ kept in VMEM"]
+    for k in operands:
+        cells = "".join("█" if on else "─" for on in moved(trace, k)[:n])
+        name = trace.call.operands[k].name
+        lines.append(f"  {name[:name_w]:{name_w}}  {cells}{'…' if n < trace.n else ''}")
+    return lines
+
+
+def _text_maps(trace: Trace, lines_left: int) -> list[str]:
+    """The grid and the operands half way through, side by side: █ now, ▒ before, · later."""
+    rows_left = min(8, lines_left - 2)
+    if rows_left < 1:
+        return []
+    step = trace.n // 2
+    grid = even_axes(trace.call.grid, (1,) * len(trace.call.grid))
+    columns = [_text_map(grid, trace.steps, step, "grid", rows_left)]
+    for k, o in enumerate(trace.call.operands):
+        if trace.blocks[k][step] is not None:
+            columns.append(_text_map(axes_of(o.shape, o.dims), trace.blocks[k], step, o.name, rows_left))
+    shown, width = [], 2
+    for column in columns:
+        width += len(column[0]) + 3
+        if width > TEXT_COLUMNS:
+            break
+        shown.append(column)
+    height = max(len(c) for c in shown)
+    padded = [c + [" " * len(c[0])] * (height - len(c)) for c in shown]
+    index = tuple(int(i) for i in trace.steps[step])
+    head = f"at step {step}, grid index {index}: █ now, ▒ before, · not yet"
+    return [head, *("  " + "   ".join(row).rstrip() for row in zip(*padded, strict=True))]
+
+
+def _text_map(axes: list[Axis], blocks: Sequence[Any], step: int, name: str, max_rows: int) -> list[str]:
+    """One array: its name, and the matrix of blocks that the current block lies in, shrunk to fit."""
+    now = tuple(blocks[step])
+    lead = now[:-2] if len(now) > 1 else ()
+    rows, cols = (axes[-2].count if len(axes) > 1 else 1), (axes[-1].count if axes else 1)
+    high, wide = min(rows, max_rows), min(cols, 24)
+    chars = [["·"] * wide for _ in range(high)]
+    for mark, seen in (("▒", blocks[:step]), ("█", [now])):
+        for b in seen:
+            if b is None or tuple(b[:-2] if len(b) > 1 else ()) != lead:
+                continue
+            r, c = (b[-2] if len(b) > 1 else 0), (b[-1] if b else 0)
+            if 0 <= r < rows and 0 <= c < cols:
+                chars[r * high // rows][c * wide // cols] = mark
+    spread = 2 if wide <= 8 else 1  # characters are twice as high as wide
+    lines = ["".join(c * spread for c in row) for row in chars]
+    if lead:
+        name = f"{name}[{', '.join(map(str, lead))}]"
+    if (high, wide) != (rows, cols):
+        name = f"{name} {rows}×{cols}"
+    width = max(len(name), len(lines[0]))
+    return [name.ljust(width), *(line.ljust(width) for line in lines)]
+
+
+def tile_map_words(status: Mapping[Block, str], most: int = 8) -> str:
+    """'crossed: wrong values in (0, 1), (1, 1); zero in (2, 0)'."""
+    groups: dict[str, list[Block]] = {}
+    for block, word in status.items():
+        if word != "ok":
+            groups.setdefault(word, []).append(block)
+    parts = []
+    for word, blocks in groups.items():
+        named = ", ".join(str(b) for b in blocks[:most])
+        more = f" and {len(blocks) - most} more" if len(blocks) > most else ""
+        parts.append(f"{word} in {named}{more}")
+    return f"crossed: {'; '.join(parts)}" if parts else "every block is right"
+
+
+def tile_map_text(status: Mapping[Block, str], max_rows: int = 6) -> list[str]:
+    """The first matrix of blocks that holds a wrong one: '·' right, '✗' wrong. Empty where it would not fit."""
+    wrong = [b for b, word in status.items() if word != "ok"]
+    if not wrong or len(status) < 2:
+        return []
+    lead = wrong[0][:-2]
+    cells = {(b[-2] if len(b) > 1 else 0, b[-1]): word for b, word in status.items() if b[:-2] == lead}
+    rows, cols = (max(i[d] for i in cells) + 1 for d in (0, 1))
+    if rows > max_rows or cols > 40:
+        return []
+    where = f"[{', '.join(map(str, lead))}]: " if lead else ""
+    lines = ["".join(f" {'·' if cells.get((r, c), 'ok') == 'ok' else '✗'}" for c in range(cols)) for r in range(rows)]
+    return [f"{where}{line.strip()}" if i == 0 else " " * len(where) + line.strip() for i, line in enumerate(lines)]

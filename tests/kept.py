@@ -1,0 +1,76 @@
+"""What the TPU compiler has answered once, kept in build/tpu-cache: the same question gets the same answer.
+
+A question is all that has a say in the answer: the program, the chip, the options, the compiler's version and flags,
+and the code of the process that holds it. A process that was killed, or was late, is asked again.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pallas_puzzles.targets.tpu import compiler
+from pallas_puzzles.targets.tpu.chips import devices_in
+
+FOLDER = Path(__file__).parents[1] / "build" / "tpu-cache"
+CHILD = Path(compiler.__file__).with_name("child.py").read_bytes()
+ITS_PACKAGES = ("libtpu", "jax", "jaxlib")
+LAST_WORDS = re.compile(r"ended (by signal|with exit code) \d+: ")  # libtpu's, before it aborts
+
+Answer = tuple[dict[str, Any], dict[str, str]]
+
+
+def _place(flags: str, blob: bytes, chip: Any, axes: Any, options: Any) -> Path:
+    versions = [importlib.metadata.version(name) for name in ITS_PACKAGES]
+    asked = (
+        versions,
+        flags,
+        chip.topology_for(devices_in(axes)),
+        list((axes or {}).items()),
+        sorted((options or {}).items()),
+    )
+    return FOLDER / hashlib.sha256(b"\0".join([ascii(asked).encode(), CHILD, blob])).hexdigest()
+
+
+def keeping(ask: Callable[..., Answer]) -> Callable[..., Answer]:
+    """The method `ask` of a compiler's process, which looks whether it has been asked the same before."""
+
+    def asked(self: Any, blob: bytes, chip: Any, axes: Any, options: Any, timeout_s: float) -> Answer:
+        place = _place(self._flags, blob, chip, axes, options)
+        with contextlib.suppress(OSError, zlib.error, ValueError):
+            kept = json.loads(zlib.decompress(place.read_bytes()))
+            if kept["raises"]:
+                raise getattr(compiler, kept["raises"])(kept["answer"])
+            return kept["answer"], kept["files"]
+        try:
+            answer, files = ask(self, blob, chip, axes, options, timeout_s)
+        except (compiler.CompilerError, compiler.CompilerDied) as error:
+            if isinstance(error, compiler.CompilerError) or LAST_WORDS.search(str(error)):
+                _keep(place, {"raises": type(error).__name__, "answer": str(error)})
+            raise
+        _keep(place, {"raises": "", "answer": answer, "files": files})
+        return answer, files
+
+    return asked
+
+
+def _keep(place: Path, told: dict[str, Any]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    half = place.with_name(f"{place.name}.{os.getpid()}")
+    half.write_bytes(zlib.compress(json.dumps(told).encode(), 1))
+    half.replace(place)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is made of the compiler's answers, not of its process."""
+    monkeypatch.setattr(compiler._Child, "ask", keeping(compiler._Child.ask))
+    monkeypatch.setattr(compiler, "warm", lambda **_: None)  # it starts when it is needed

@@ -1,0 +1,76 @@
+"""The tests' own memory of the TPU compiler: the same question is asked once, and only an answer is kept."""
+
+import pytest
+
+import kept
+from pallas_puzzles.targets.tpu import compiler
+from pallas_puzzles.targets.tpu.chips import CHIPS
+from tpu_kernels import needs_compiler
+
+pytestmark = needs_compiler  # its version is a part of every question
+
+
+class Process:
+    """Answers with the number of the question."""
+
+    _flags = "--some"
+
+    def __init__(self, error=None):
+        self.asked, self.error = 0, error
+
+    def ask(self, blob, chip, axes, options, timeout_s):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return {"number": self.asked}, {"a dump": "text"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def ask(process, blob=b"program", chip="v5e", axes=None, options=None):
+    return kept.keeping(Process.ask)(process, blob, CHIPS[chip], axes, options, 1.0)
+
+
+def test_the_same_question_is_asked_once():
+    process = Process()
+    assert ask(process) == ask(process) == ({"number": 1}, {"a dump": "text"})
+    others = [{"blob": b"another"}, {"chip": "v6e"}, {"axes": {"x": 2}}, {"options": {"a": "b"}}]
+    assert [ask(process, **each)[0]["number"] for each in others] == [2, 3, 4, 5]
+    process._flags = "--other"
+    assert ask(process)[0]["number"] == 6
+
+
+def test_another_version_is_another_compiler(monkeypatch):
+    process = Process()
+    ask(process)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "7")
+    assert ask(process)[0]["number"] == 2
+
+
+def test_a_damaged_answer_is_asked_for_again(folder):
+    process = Process()
+    ask(process)
+    (only,) = folder.iterdir()
+    only.write_bytes(only.read_bytes()[:10])
+    assert ask(process)[0]["number"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "questions"),
+    [
+        (compiler.CompilerError("not like this"), 1),
+        (compiler.CompilerDied("the TPU compiler was ended by signal 6: Check failed: true"), 1),
+        (compiler.CompilerDied("the TPU compiler was ended by signal 9"), 2),
+        (compiler.CompilerDied("the TPU compiler did not finish within 1 s"), 2),
+    ],
+)
+def test_a_refusal_is_kept_and_an_accident_is_not(error, questions):
+    process = Process(error)
+    for _ in range(2):
+        with pytest.raises(type(error), match=str(error)):
+            ask(process)
+    assert process.asked == questions

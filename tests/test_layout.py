@@ -1,0 +1,71 @@
+"""The packages of src/pallas_puzzles: arrows between modules point one way, and no circle, in functions either."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "pallas_puzzles"
+# Each may use itself and those before it. What stands directly in src/pallas_puzzles is for all.
+ORDER = ["files", "installation", "platforms", "text", "ir", "lens", "diagnose", "targets", "view", "course", "app"]
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its name inside of the package, "" for the package itself."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        if "_course" not in parts:
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def arrows(name: str) -> Iterator[str]:
+    """The modules that a module imports, anywhere in it; imports for type checkers alone do not count."""
+    path = MODULES[name]
+    tree = ast.parse(path.read_text("utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not node.level or id(node) in for_types:
+            continue
+        here = name.split(".") if name else []
+        here = here if path.name == "__init__.py" else here[:-1]
+        base = [*here[: len(here) - node.level + 1], *(node.module.split(".") if node.module else [])]
+        for alias in node.names:
+            full = ".".join([*base, alias.name])
+            yield full if full in MODULES else ".".join(base)
+
+
+GRAPH = {name: set(arrows(name)) - {name} for name in MODULES}
+
+
+def test_the_modules_are_found() -> None:
+    assert len(MODULES) > 60
+    assert "lens.machine" in GRAPH["course.check"]
+
+
+def test_every_package_has_its_place() -> None:
+    assert {name.split(".")[0] for name in MODULES} - {"", "__main__"} == set(ORDER)
+
+
+def test_arrows_point_one_way() -> None:
+    def rank(name: str) -> int:
+        top = name.split(".")[0]
+        return ORDER.index(top) if top in ORDER else len(ORDER)
+
+    against = [f"{name} imports {other}" for name in GRAPH for other in GRAPH[name] if rank(other) > rank(name)]
+    assert against == []
+
+
+def test_there_is_no_circle() -> None:
+    left = {name: others & GRAPH.keys() for name, others in GRAPH.items()}
+    while free := {name for name, others in left.items() if not others & left.keys()}:
+        left = {name: others for name, others in left.items() if name not in free}
+    assert left == {}, "these import one another"
