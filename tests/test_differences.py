@@ -1,6 +1,8 @@
 """Where an answer differs from a right one, which differences matter, and what is said of them."""
 
 import ast
+import random
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +156,21 @@ def test_nothing_is_said_of_an_answer_that_all_changes_leave_wrong():
 def test_lines_are_those_of_the_answer(changed):
     ((function, line, _),) = said("\n" * 100 + RIGHT.replace("(2) == 0", changed))
     assert (function, line) == ("kernel", 103)
+
+
+def test_any_two_functions_can_be_compared():
+    """Of whatever a reader writes, the differences can be found, undone and put into words."""
+    sources = Path(__file__).resolve().parents[1] / "solutions"
+    functions = [
+        node
+        for file in sorted(sources.glob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    rng = random.Random(0)
+    for _ in range(400):
+        one, other = rng.sample(functions, 2)
+        answer, right = {"f": straightened(one)}, {"f": straightened(other)}
+        found = differences(answer, right)
+        ast.unparse(applied(answer, found)["f"])
+        corrections(answer, found, {}, {})

@@ -1,7 +1,6 @@
 """Time limits: whatever a reader's Python does for ever is stopped, with a word that helps, and leaves no trace."""
 
 import random
-import statistics
 import sys
 import threading
 import time
@@ -130,16 +129,6 @@ def test_nothing_arrives_after_the_block():
     finally:
         sys.setswitchinterval(interval)
     assert 0 < hits < 400
-
-
-def test_cheap():
-    times = []
-    for _ in range(200):
-        start = time.perf_counter()
-        with time_limit(GENEROUS_S, "this"):
-            pass
-        times.append(time.perf_counter() - start)
-    assert statistics.median(times) < 1e-3
 
 
 def test_no_thread_is_left():

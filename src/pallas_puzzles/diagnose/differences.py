@@ -228,7 +228,7 @@ class _Inlined(ast.NodeTransformer):
 
 def _comparable(a: ast.AST, b: ast.AST) -> bool:
     """Whether two nodes of one type may be compared part by part."""
-    if isinstance(a, ast.Name | ast.Constant):
+    if isinstance(a, ast.Name | ast.Constant | ast.arguments):
         return False
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return len(a.args) == len(b.args)
@@ -237,9 +237,13 @@ def _comparable(a: ast.AST, b: ast.AST) -> bool:
     if isinstance(a, ast.Tuple | ast.List):
         return len(a.elts) == len(b.elts)  # type: ignore[attr-defined]
     return all(
-        (x is None) == (y is None) and isinstance(x, list) == isinstance(y, list)
+        (x is None) == (y is None) and isinstance(x, list) == isinstance(y, list) and not _has_gaps(x) | _has_gaps(y)
         for (_, x), (_, y) in zip(ast.iter_fields(a), ast.iter_fields(b), strict=False)
     )
+
+
+def _has_gaps(field: Any) -> bool:
+    return isinstance(field, list) and None in field
 
 
 def _between_lists(
@@ -261,7 +265,7 @@ def _between_lists(
     for i, j in pairs:
         if i is None and j is not None:
             before = max((a for a, b in pairs if a is not None and b is not None and b < j), default=-1)
-            yield at(before + 1), None, y[j], x[before].lineno if before >= 0 else line
+            yield at(before + 1), None, y[j], getattr(x[before], "lineno", line) if before >= 0 else line
         elif i is not None and j is None:
             yield at(i), x[i], None, getattr(x[i], "lineno", line)
         elif i is not None and j is not None:
