@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -152,19 +151,7 @@ def test_no_course(tmp_path):
         curriculum.notebooks(tmp_path)
 
 
-def test_reading_is_fast_and_needs_no_jax(tmp_path):
-    long = DEMO + "".join(
-        DEMO[DEMO.index("# %% [markdown]\n# ## Puzzle 2a") :].replace("2a", f"{n}") for n in range(3, 15)
-    )
-    path = write(tmp_path / "demo.py", long)
-    assert len(long.splitlines()) > 600
-    times_s = []
-    for _ in range(3):
-        curriculum._parse.cache_clear()
-        start = time.perf_counter()
-        assert len(curriculum.notebook(path).puzzles) == 14
-        times_s.append(time.perf_counter() - start)
-    assert min(times_s) < 0.1  # 0.02 on an idle laptop
+def test_reading_needs_no_jax():
     code = "import sys, pallas_puzzles.course.curriculum as c; c.notebooks(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"jax", "jupytext", "nbformat"} & set(done.stdout.split())

@@ -170,7 +170,7 @@ def test_any_two_functions_can_be_compared():
     rng = random.Random(0)
     for _ in range(400):
         one, other = rng.sample(functions, 2)
-        answer, right = {"f": straightened(one)}, {"f": straightened(other)}
+        answer, right = {one.name: straightened(one)}, {one.name: straightened(other)}
         found = differences(answer, right)
-        ast.unparse(applied(answer, found)["f"])
+        ast.unparse(applied(answer, found)[one.name])
         corrections(answer, found, {}, {})
