@@ -1,6 +1,5 @@
 """The Pallas front end for TPU, and one sentence for each of its refusals: what is wrong, and what would do."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
