@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import pallas_puzzles
 from pallas_puzzles import check, normal
-from pallas_puzzles.course.check import collecting
+from pallas_puzzles.course.collecting import collecting
 
 def spec(x, y):
     return jnp.dot(x, y, preferred_element_type=jnp.float32)

@@ -21,8 +21,7 @@ import numpy as np
 
 from pallas_puzzles.course import cases, curriculum, session
 from pallas_puzzles.course.arrays import compare, keyword_only, keywords_of, quickly_expected
-from pallas_puzzles.course.check import Subject
-from pallas_puzzles.course.inputs import Case, draw
+from pallas_puzzles.course.inputs import Case, Subject, draw
 from pallas_puzzles.course.reference import course_of
 from pallas_puzzles.diagnose.diagnose import rounded
 from pallas_puzzles.diagnose.findings import Tolerance

@@ -8,7 +8,7 @@ import pytest
 
 from pallas_puzzles import Budget, case, check, normal
 from pallas_puzzles.course import arrays
-from pallas_puzzles.course.check import collecting
+from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.course.inputs import groups
 from pallas_puzzles.view.ruler import ruler
 from pallas_puzzles.view.verdict import MAX_COLUMNS, Verdict

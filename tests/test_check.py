@@ -17,18 +17,19 @@ from jax.experimental.pallas import tpu as pltpu
 import bank
 from pallas_puzzles import Budget, case, check, integers, normal, uniform
 from pallas_puzzles.course import curriculum, session
-from pallas_puzzles.course.check import collecting
+from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.course.progress import load
 from pallas_puzzles.diagnose.findings import Tolerance
 from pallas_puzzles.targets import simulate as simulate_module
 from pallas_puzzles.view.verdict import Verdict
 
-check_module = __import__("sys").modules["pallas_puzzles.course.check"]
+holes_module = __import__("sys").modules["pallas_puzzles.course.holes"]
+judge_module = __import__("sys").modules["pallas_puzzles.course.judge"]
 TILE = pl.BlockSpec((8, 128), lambda i: (i, 0))
 
 
 def judged(fn: Any, spec: Any, *inputs: Any, **options: Any) -> Verdict:
-    with collecting(thorough=options.pop("thorough", False)) as verdicts:
+    with collecting() as verdicts:
         check("mine/1", fn, spec, *inputs, **options)
     (verdict,) = verdicts
     return verdict
@@ -86,11 +87,11 @@ def test_a_kernel_that_waits_for_ever_is_reported() -> None:
     verdict = judged(functools.partial(waiting, random=False), spec, X)
     assert verdict.findings[0].kind == "hang"
     assert "semaphore ready" in verdict.findings[0].cause
-    assert time.monotonic() - start < check_module.TIME_LIMIT_S
+    assert time.monotonic() - start < judge_module.TIME_LIMIT_S
 
 
 def test_a_wait_beyond_the_lens_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_module, "TIME_LIMIT_S", 3.0)
+    monkeypatch.setattr(judge_module, "TIME_LIMIT_S", 3.0)
     verdict = judged(functools.partial(waiting, random=True), spec, X)
     assert verdict.status == "error"
     assert "prng_seed" in verdict.notes[0], "it is said that the simulator judges instead"
@@ -101,7 +102,7 @@ def test_a_wait_beyond_the_lens_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("where", ["kernel", "wrapper", "loop in the kernel"])
 def test_an_endless_loop_is_stopped(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_module, "TIME_LIMIT_S", 1.0)
+    monkeypatch.setattr(judge_module, "TIME_LIMIT_S", 1.0)
 
     def endless(x: Any) -> Any:
         def kernel(x_ref: Any, o_ref: Any) -> None:
@@ -151,7 +152,7 @@ def draws_of(puzzle: str) -> list[np.ndarray]:
 
 def test_the_draws_of_a_puzzle_are_the_same_at_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, other = draws_of("mine/1"), draws_of("mine/1"), draws_of("mine/2")
-    assert len(first) == check_module.DRAWS
+    assert len(first) == judge_module.DRAWS
     assert not np.array_equal(first[1], first[2])
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -193,9 +194,9 @@ def test_a_grid_without_end_in_a_hole_is_pointed_at_where_it_is_returned() -> No
     assert kernel is not None
     overlay = f"{kernel[0]}\n\ndef vector_add_grid(n, b):\n    return (10**9,)\n"
     (finding,) = session.run("basics/2", overlay=overlay).findings
-    assert finding.kind == "grid-steps"
     assert finding.line is not None
     assert finding.line.text == "return (10**9,)"
+    assert "1,000,000,000 steps" in str(finding.evidence)
 
 
 def test_a_seed_repeats_a_draw() -> None:
@@ -434,7 +435,7 @@ def test_what_the_simulator_refuses_does_not_pass(monkeypatch: pytest.MonkeyPatc
     assert "simulator did not" in verdict.notes[-1]
 
 
-def test_every_variant_is_confirmed_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_draw_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = []
     right = simulate_module.simulate
 
@@ -446,8 +447,6 @@ def test_every_variant_is_confirmed_when_asked(monkeypatch: pytest.MonkeyPatch) 
     variants = [case(normal((48, 128)))]
     assert judged(twice, spec, X, variants=variants)
     assert simulated == [(24, 128)]
-    assert judged(twice, spec, X, variants=variants, thorough=True)
-    assert simulated == [(24, 128), (24, 128), (48, 128)]
 
 
 def test_what_a_tpu_refuses_does_not_pass() -> None:
@@ -567,10 +566,10 @@ def test_given_functions_are_the_same_in_a_notebook_that_is_run_as_one_file() ->
     whole = compile(known.path.read_text("utf-8"), "whole.py", "exec", dont_inherit=True)
     (code,) = [c for c in whole.co_consts if getattr(c, "co_name", "") == "vector_add"]
     given = types.FunctionType(code, {})
-    assert check_module._changed(known, ["vector_add"], {"vector_add": given}) == []
+    assert holes_module._changed(known, ["vector_add"], {"vector_add": given}) == []
     changed: dict[str, Any] = {}
     exec("def vector_add(x, y, *, b=256):\n    return x", changed)
-    assert check_module._changed(known, ["vector_add"], changed) == ["vector_add"]
+    assert holes_module._changed(known, ["vector_add"], changed) == ["vector_add"]
 
 
 ADD_TEN = "def add_ten_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 10\n"
@@ -698,9 +697,9 @@ def test_what_is_still_to_be_written_is_found_behind_a_custom_vjp() -> None:
         "def gradient(x):\n    return jax.vjp(lambda x: f(x), x)[1](x)\n",
         names,
     )
-    assert check_module.unwritten(names["gradient"]) == ["layer_norm_grad_kernel"]
-    assert check_module.unwritten(names["fwd"]) == ["layer_norm_grad_kernel"], "it calls f, which has a way back"
-    assert check_module.unwritten(names["bwd"]) == ["layer_norm_grad_kernel"]
+    assert holes_module.unwritten(names["gradient"]) == ["layer_norm_grad_kernel"]
+    assert holes_module.unwritten(names["fwd"]) == ["layer_norm_grad_kernel"], "it calls f, which has a way back"
+    assert holes_module.unwritten(names["bwd"]) == ["layer_norm_grad_kernel"]
 
 
 def test_zero_everywhere_is_met_by_what_is_left_when_numbers_cancel():

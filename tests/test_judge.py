@@ -14,7 +14,7 @@ import demo_course
 from demo_course import ADD_ONE, solved
 from pallas_puzzles import check, normal
 from pallas_puzzles.app import cli, worker
-from pallas_puzzles.course.check import collecting
+from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.course.curriculum import CurriculumError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process waits to be forked")
@@ -57,16 +57,16 @@ SPOILED = {
     "leaves": ("import os\nos._exit(0)", "Your code ended the whole process (exit code 0), as os._exit does"),
     "kills": ("import os\nos.kill(os.getpid(), 9)", "was killed (SIGKILL) and gave no verdict"),
     "patches": (
-        "import sys\nsys.modules['pallas_puzzles.course.check']._judge = lambda *a, **k: None",
-        "Your file changes the checker (pallas_puzzles.course.check._judge): there is no verdict",
+        "import sys\nsys.modules['pallas_puzzles.course.judge'].judge_kernel = lambda *a, **k: None",
+        "Your file changes the checker (pallas_puzzles.course.judge.judge_kernel): there is no verdict",
     ),
     "shadows": (
         "import sys\nsys.modules['pallas_puzzles.course.check'].all = lambda x: True",
         "Your file changes the checker (pallas_puzzles.course.check.all)",
     ),
     "new code": (
-        "import sys\nsys.modules['pallas_puzzles.course.check']._untouched.__code__ = (lambda a, b: []).__code__",
-        "Your file changes the checker (pallas_puzzles.course.check._untouched)",
+        "import sys\nsys.modules['pallas_puzzles.course.holes'].untouched.__code__ = (lambda a, b: []).__code__",
+        "Your file changes the checker (pallas_puzzles.course.holes.untouched)",
     ),
     "true": (
         "from pallas_puzzles.view.verdict import Verdict\nVerdict.__bool__ = lambda self: True",

@@ -13,7 +13,7 @@ from jax.nn import softmax as sm
 
 from pallas_puzzles import check, normal
 from pallas_puzzles.course import curriculum, session
-from pallas_puzzles.course.check import collecting
+from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.view.verdict import Verdict
 
 X = normal((24, 128))

@@ -210,8 +210,8 @@ def test_the_solution_passes(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch, py
         judged.append(name)
         return verdict
 
-    as_a_reader, judged = judge._judge, []
-    monkeypatch.setattr(judge, "_judge", also_confirmed)
+    as_a_reader, judged = judge.judge_kernel, []
+    monkeypatch.setattr(judge, "judge_kernel", also_confirmed)
     verdict = solved(puzzle)
     assert verdict, str(verdict)
     assert verdict.status == "passed"

@@ -9,7 +9,8 @@ spare_libtpu()  # before anything asks JAX for a device
 
 _problem = too_old()
 if TYPE_CHECKING or not _problem:
-    from .course.check import check, check_call, unwritten
+    from .course.check import check, check_call
+    from .course.holes import unwritten
     from .course.inputs import Budget, case, integers, normal, uniform
     from .course.progress import progress
 else:
@@ -62,7 +63,7 @@ def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
 
     args: arrays, or Inputs such as normal((24, 512)). live=True: sliders that change the block sizes and re-run.
     """
-    from .course.check import unwritten
+    from .course.holes import unwritten
     from .lens.machine import listed
     from .view.show import show as draw
     from .view.verdict import emit
@@ -80,7 +81,7 @@ def tpu_report(fn: Any, *args: Any, tpu: str = "v5e", **options: Any) -> "Report
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. tpu: "v5e", "v6e" or "tpu7x". options: the
     block sizes, and those of pallas_puzzles.view.tpu_report.tpu_report, which also says how far to trust the time.
     """
-    from .course.check import unwritten
+    from .course.holes import unwritten
     from .view.tpu_report import nothing_yet
     from .view.tpu_report import tpu_report as compile_and_read
     from .view.verdict import emit

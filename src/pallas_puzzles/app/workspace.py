@@ -115,7 +115,7 @@ def solved_function(puzzle_id: str, name: str) -> Callable[..., Any] | None:
 
     puzzle_id: the puzzle that has to be solved, in the workspace's file. name: a function that is there once it is.
     """
-    from ..course.check import unwritten
+    from ..course.holes import unwritten
 
     try:
         if not load().solved(puzzle_id):

@@ -15,7 +15,7 @@ from .arrays import compare, keywords_of
 
 if TYPE_CHECKING:
     from ..diagnose.findings import Tolerance
-    from .check import Subject
+    from .inputs import Subject
 
 _KEPT = 64  # results of one puzzle: its cases, several draws of each
 

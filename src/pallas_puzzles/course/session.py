@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lens.watchdog import TimeLimit, time_limit
-from .check import check, collecting
+from .check import check
+from .collecting import collecting
 from .curriculum import (
     DEFINITIONS,
     HOLE,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...course import curriculum, session
-from ...course.check import collecting
+from ...course.collecting import collecting
 from ...course.curriculum import CurriculumError, Puzzle
 from ...course.inputs import draw
 from ...lens.machine import trace

@@ -1,0 +1,164 @@
+"""What a reader has put into a puzzle's holes, and what of the course's around them they have changed."""
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import curriculum
+
+if TYPE_CHECKING:
+    from ..view.verdict import Verdict
+
+
+def holes_of(known: Any, names: Mapping[str, Any]) -> dict[str, types.CodeType]:
+    """The code of the functions that the reader has put into the holes of a puzzle."""
+    found = {}
+    for name in curriculum.pristine_code(known):
+        function = names.get(name)
+        code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+        if code is not None:
+            found[name] = code
+    return found
+
+
+def unwritten(fn: Callable[..., Any]) -> list[str]:
+    """The holes of the course that `fn` uses and that still hold the skeleton's code."""
+    plain = inspect.unwrap(fn)
+    names = getattr(plain, "__globals__", {})
+    used = names_used(plain, names, set())
+    found = []
+    for puzzle in curriculum.all_puzzles():
+        if used & set(puzzle.holes):
+            holes = {n: getattr(names.get(n), "__code__", None) for n in puzzle.holes if n in used}
+            found += untouched(puzzle, {n: c for n, c in holes.items() if c is not None})
+    return found
+
+
+def names_used(fn: Any, names: dict[str, Any], seen: set[str]) -> set[str]:
+    """The names in a function, and in the functions of its own file that it calls, also by way of a custom_vjp."""
+    code = getattr(inspect.unwrap(fn) if callable(fn) else fn, "__code__", None)
+    if code is None or code.co_name in seen or getattr(inspect.unwrap(fn), "__globals__", None) is not names:
+        return set()
+    seen.add(code.co_name)
+    used = {code.co_name, *(name for inner in _with_inner([code]) for name in inner.co_names)}
+    for value in [names[name] for name in used if name in names]:
+        for part in (value, getattr(value, "fwd", None), getattr(value, "bwd", None)):
+            used |= names_used(part, names, seen)
+    return used
+
+
+def untouched(known: Any, holes: dict[str, types.CodeType]) -> list[str]:
+    """The holes of a puzzle that still hold the skeleton's code."""
+    pristine = curriculum.pristine_code(known)
+    return [name for name, code in holes.items() if _program(code) == _program(pristine[name])]
+
+
+def helpers_of(known: Any, holes: dict[str, types.CodeType], names: Mapping[str, Any]) -> list[types.CodeType]:
+    """The code of functions that the reader has written beside the holes."""
+    files, given = {code.co_filename for code in holes.values()}, curriculum.given_names(known)
+    mine = [inspect.unwrap(value) for name, value in names.items() if name not in given and callable(value)]
+    codes = [getattr(function, "__code__", None) for function in mine]
+    return [c for c in codes if isinstance(c, types.CodeType) and c.co_filename in files]
+
+
+_OURS = "The check has used the course's own."
+_NOT_RECORDED = "This is about your version of the puzzle, and is not recorded."
+
+
+def why_apart(
+    known: Any,
+    fn: Callable[..., Any],
+    spec: Callable[..., Any],
+    says_itself: bool,
+    in_cases: bool,
+    given: Mapping[str, Any],
+    names: Mapping[str, Any],
+) -> tuple[list[str], list[str]]:
+    """Why a verdict is not one on the puzzle as the course asks it, and what else to say of changes; [] if it is.
+
+    says_itself: the call says what to check. in_cases: the course does. given: what its notebook defines.
+    """
+    wanted, name = curriculum.checked(known), getattr(fn, "__name__", "something else")
+    changed_spec = [f"{each} was given and has been changed." for each in _changed(known, [_name(spec)], names)]
+    if says_itself and in_cases:
+        plain = f'check("{known.id}", {wanted})'
+        why = [f"This call says itself what to check, so its verdict is not recorded. The course's check is {plain}."]
+    elif not isinstance(fn, types.FunctionType) or name != wanted:
+        why = [f"The course checks {wanted} here; you have checked {name}. So this verdict is not recorded."]
+    else:
+        changed = _changed(known, [wanted, *sorted(names_used(fn, fn.__globals__, set()) - {wanted})], names)
+        if wanted in given and wanted not in known.holes and _defaults(fn) != _defaults(given[wanted]):
+            changed.insert(0, wanted)
+        why = [f"{each} was given and has been changed. {_NOT_RECORDED}" for each in changed[:1]]
+    if says_itself:
+        return why + [f"{each} {_NOT_RECORDED}" for each in changed_spec], []
+    return why, [f"{each} {_OURS}" for each in changed_spec]
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", "")
+
+
+def _defaults(fn: Callable[..., Any]) -> list[Any]:
+    """The default values of a function's arguments; functions among them by their names."""
+    parameters = inspect.signature(fn).parameters.values()
+    return [(p.name, repr(getattr(p.default, "__name__", p.default))) for p in parameters]
+
+
+def _changed(known: Any, names_of: Iterable[str], names: Mapping[str, Any]) -> list[str]:
+    """Which of these functions the notebook gives, and the reader has changed."""
+    changed = []
+    for name in names_of:
+        code = getattr(inspect.unwrap(names[name]) if callable(names.get(name)) else None, "__code__", None)
+        pristine = curriculum.given_codes(known, name) if code is not None else []
+        if pristine and code is not None and _program(code) not in map(_program, pristine):
+            changed.append(name)
+    return changed
+
+
+def point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]) -> None:
+    """Findings name a line that the reader has written: not one of what was given around it."""
+    from ..ir.capture import source_line
+
+    ranges = [(code.co_filename, code.co_firstlineno, _last_line(code)) for code in [*holes.values(), *helpers]]
+
+    def own(line: Any) -> bool:
+        return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
+
+    for finding in verdict.findings if holes else ():
+        if not own(finding.line):
+            near = (m for m in (*finding.near, *finding.maps) if own(m))
+            named = (code for name, code in holes.items() if name in finding.cause)
+            code = next(named, None) or next(iter(holes.values()))
+            finding.line = next(near, None) or source_line(code.co_filename, code.co_firstlineno)
+
+
+def function_at(line: Any, holes: dict[str, types.CodeType]) -> str:
+    """The hole that a line of the reader's stands in, "" if it is in none."""
+    for name, code in holes.items():
+        if line and line.file == code.co_filename and code.co_firstlineno <= line.line <= _last_line(code):
+            return name
+    return ""
+
+
+def code_of(function: Any) -> types.CodeType:
+    return inspect.unwrap(function).__code__
+
+
+def _last_line(code: types.CodeType) -> int:
+    inner = [_last_line(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return max([line for _, _, line in code.co_lines() if line is not None] + inner, default=code.co_firstlineno)
+
+
+def _with_inner(codes: Sequence[types.CodeType]) -> Iterator[types.CodeType]:
+    """Code objects, and those of the functions defined inside of them."""
+    for code in codes:
+        yield code
+        yield from _with_inner([c for c in code.co_consts if isinstance(c, types.CodeType)])
+
+
+def _program(code: types.CodeType) -> tuple[Any, ...]:
+    """What a code object does, whatever file and line it stands in."""
+    consts = tuple(_program(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    return code.co_code, code.co_names, consts

@@ -1,0 +1,422 @@
+"""Runs an answer on one case after the other: the lens, the budget, the TPU front end, and JAX's own simulator."""
+
+import math
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .arrays import ArrayJudge, CourseOf, Explain, compare, expected, keyword_only, keywords_of, quickly_expected
+from .collecting import is_brief
+from .guard import Guard, is_ours
+from .inputs import Case, Input, Question, draw, seed_of
+
+if TYPE_CHECKING:
+    from ..diagnose.findings import Diagnosis, Finding, Tolerance
+    from ..diagnose.lookout import Lookout
+    from ..lens.machine import Figures, Run
+    from ..view.verdict import Verdict
+    from .claims import Choice, Claim, Helper
+
+TIME_LIMIT_S = 20.0
+CONFIRM_LIMIT_S = 90.0  # what the lens has passed does end: JAX's simulator may take its time on a busy machine
+DRAWS = 3
+OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised memory: a value like any other
+
+
+def judge_kernel(puzzle: str, judge: "Judge", asked: Question, only: tuple[int, int] | None = None) -> "Verdict":
+    example: tuple[Any, dict[str, Any]] | None = None
+    draws = _draws(puzzle, asked.cases, asked.seed)
+    for number, case, i, draw_seed in sorted(draws, key=_size) if is_brief() else draws:
+        if only is not None and (number, i) != only:
+            continue
+        args = draw(case.inputs, np.random.default_rng(draw_seed))
+        first = number == 0 and i == 0
+        want = quickly_expected(asked.spec, args, keywords_of(asked.spec, case.blocks))
+        verdict = judge.run_case(args, want, case, first=first)
+        if verdict is not None:
+            verdict.draw = number, i
+            if not first:
+                verdict.notes.append(_which(args, case, number, draw_seed))
+            return verdict
+        example = (args, case.blocks) if first else example
+    refused = None
+    if example is not None and only is None:
+        args, blocks = example
+        refused = judge.confirm(args, blocks, expected(asked.spec, args, keywords_of(asked.spec, blocks)))
+    return judge.passed() if refused is None else refused
+
+
+def judge_arrays(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[int, int] | None = None) -> "Verdict":
+    for number, case, i, draw_seed in _draws(puzzle, asked.cases, asked.seed):
+        if only is not None and (number, i) != only:
+            continue
+        args = draw(case.inputs, np.random.default_rng(draw_seed))
+        verdict = judge.run_case(args, case)
+        if verdict is not None:
+            verdict.draw = number, i
+            if number or i:
+                verdict.notes.append(_which(args, case, number, draw_seed))
+            return verdict
+    return judge.passed()
+
+
+def _draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case, int, int]]:
+    """(number of the case, the case, number of the draw, its seed): several draws of the first case, one of others."""
+    for number, case in enumerate(cases):
+        drawn = any(isinstance(x, Input) for x in case.inputs)
+        for i in range(DRAWS if number == 0 and drawn else 1):
+            yield number, case, i, seed if seed is not None else 0 if i == 0 else seed_of(puzzle, i)
+
+
+def _size(drawn: tuple[int, Case, int, int]) -> int:
+    """How many elements the inputs of a draw have."""
+    return sum(math.prod(getattr(x, "shape", ())) for x in drawn[1].inputs)
+
+
+def tolerance_of(tol: float | None) -> "Tolerance | None":
+    from ..diagnose.findings import Tolerance
+
+    return None if tol is None else Tolerance(tol)
+
+
+def _which(args: Sequence[Any], case: Case, number: int, seed: int) -> str:
+    shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in map(np.asarray, args))
+    blocks = "".join(f", {k}={v}" for k, v in case.blocks.items())
+    what = "other random values" if number == 0 else f"variant {number}"
+    what += f" ({case.about})" if case.about else ""
+    return f"The notebook's own example passes. This is {what}: {shapes}{blocks} (seed={seed})."
+
+
+def claimed(claims: "Sequence[Claim | Choice | Helper]", judge: "Judge") -> "Verdict | None":
+    """The verdict on the first claim that is not true, or None."""
+    from ..lens.watchdog import TimeLimit, time_limit
+    from ..view.verdict import Verdict
+
+    for claim in claims:
+        try:
+            with time_limit(CONFIRM_LIMIT_S, "your function"):  # many plans are tried
+                finding = claim.finding()
+        except (Exception, TimeLimit) as error:
+            return judge._error(error)
+        if finding is not None:
+            return Verdict("", "failed", [finding], "Not yet.")
+    return None
+
+
+_OTHERWISE_WRONG = frozenset(
+    "structure shape dtype map-bounds ref-bounds unvisited revisit never-stored hang unwaited hbm-load "
+    "hbm-store".split()
+)
+
+
+_NEARLY_RIGHT = frozenset({"precision", "rounding"})
+
+
+class Judge:
+    """Runs an answer on one case after the other, and stops at the first thing that is wrong."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        tolerance: "Tolerance | None",
+        allow: Sequence[str] | None,
+        explain: Explain | None = None,
+        explain_cost: Callable[..., str] | None = None,
+        barred: Mapping[str, str] = types.MappingProxyType({}),
+        guard: Guard | None = None,
+        lookout: "Lookout | None" = None,
+    ):
+        from ..diagnose.lookout import Lookout
+
+        self.fn, self.tolerance, self.allow = fn, tolerance, allow
+        self.explain, self.explain_cost = explain, explain_cost
+        self.barred = barred
+        self.figures: list[Figures] = []
+        self.notes: list[str] = []
+        self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
+        self.course: CourseOf | None = None  # makes the course's result of the same data
+        self.beyond = False  # whether JAX's simulator has run what the lens could not
+
+    def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> "Verdict | None":
+        """The verdict on one draw when it is not a pass, else None."""
+        import jax
+
+        from ..diagnose.budgets import dropped
+        from ..diagnose.costs import without_branches
+        from ..diagnose.findings import Finding
+        from ..lens.machine import TooManySteps, figures
+        from ..lens.watchdog import TimeLimit
+
+        try:
+            run = self._run(args, case.blocks)
+        except TooManySteps as error:
+            line = next(iter(error.lines), None)
+            return self._failed([Finding("grid-steps", error.cause, [], line, near=error.lines)])
+        except (Exception, TimeLimit) as error:
+            if self.lookout.found is None:
+                return self._error(error)
+        if self.lookout.found is not None:
+            return self._failed([self.lookout.found])
+        if is_brief() and (wrong := compare(jax.tree.map(np.asarray, run.outputs), want, self.tolerance)) is not None:
+            return self._failed([wrong])
+        guard, picture = self.guard, ""
+        costs: list[Figures] = []
+        with guard.explaining():
+            costs = [figures(t) for t in run.traces]
+        if first:
+            self.figures = costs
+        diagnosis = self._diagnosis(run, want)
+        if diagnosis.findings and {f.kind for f in diagnosis.findings} <= _NEARLY_RIGHT:
+            diagnosis = self._rounded(run, args, case.blocks, want) or diagnosis
+        findings = self._around(run) + diagnosis.findings
+        if not is_brief():
+            with guard.explaining():
+                picture = self._explained(findings, diagnosis.summary, run, args, case.blocks, want)
+        if not findings:
+            findings = self._with_other_garbage(run, args, case.blocks, want)
+        if not findings and (rough := self._rounded(run, args, case.blocks, want)) is not None:
+            diagnosis, findings = rough, rough.findings
+        if not findings:
+            with guard.explaining():
+                findings = dropped(run, case.blocks)
+        if not findings and case.budget:
+            with guard.explaining():
+                findings = self._over_budget(run, costs, args, case)
+        if not findings:
+            return None
+        if case.budget and case.budget.branches == 0:
+            without_branches(findings)
+        verdict = self._failed(findings, diagnosis)
+        verdict.figures, verdict.picture = costs, picture
+        return verdict
+
+    def _diagnosis(self, run: "Run", want: Any) -> "Diagnosis":
+        """What is wrong with a result, and why; only what is wrong, if a rule of ours raises."""
+        import jax
+
+        from ..diagnose.diagnose import diagnose
+        from ..diagnose.findings import Diagnosis
+
+        with self.guard.explaining():
+            return diagnose(run, want, self.tolerance)
+        finding = compare(jax.tree.map(np.asarray, run.outputs), want, self.tolerance)
+        return Diagnosis([finding] if finding else [])
+
+    def _rounded(self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Diagnosis | None":
+        """What is wrong with the rounding of a result, next to the course's of the same data."""
+        from ..diagnose.diagnose import rounded
+
+        with self.guard.explaining():
+            course = self.course(args, blocks, run.outputs, want) if self.course else None
+            return rounded(run, want, course) if course else None
+        return None
+
+    def _around(self, run: "Run") -> "list[Finding]":
+        """What is done outside of the kernels, and may not be."""
+        from ..diagnose.diagnose import explain_barred, explain_outside
+
+        found: list[Finding | None] = []
+        with self.guard.explaining():
+            bypass = explain_barred(run.outside, self.barred, self.allow or ())
+            if bypass is None and self.allow is not None:
+                bypass = explain_outside(run.outside, self.allow)
+            no_kernel = self._no_kernel(run) if self.allow is not None else None
+            found = [bypass] if bypass and run.calls else [no_kernel, bypass]
+        return [f for f in found if f]
+
+    def _over_budget(self, run: "Run", costs: "list[Figures]", args: tuple[Any, ...], case: Case) -> "list[Finding]":
+        """A right answer that costs too much."""
+        from ..diagnose.budgets import over_budget
+        from ..diagnose.diagnose import too_much_outside
+
+        assert case.budget is not None, "asked without a budget"
+        findings = over_budget(run, costs, case.budget)
+        if case.budget.outside_flops is not None:
+            outside = too_much_outside(run.outside, case.budget.outside_flops)
+            findings[:0] = [outside] if outside else []
+        for f in (f for f in findings if f.operand == "calls"):
+            f.near = [line for trace in run.traces for line in trace.call.callers]
+            f.near += [o.line for o in sorted(run.outside, key=lambda o: -o.flops) if o.line is not None]
+        if findings and self.explain_cost is not None and not is_brief():
+            with self.guard.explaining():
+                self._explain_costs(findings, run, args, case.blocks)
+        return findings
+
+    def _explained(
+        self,
+        findings: "list[Finding]",
+        summary: str,
+        run: "Run",
+        args: tuple[Any, ...],
+        blocks: dict[str, Any],
+        want: Any,
+    ) -> str:
+        """Puts the puzzle's own word about wrong values where the lens has only seen that they are; -> its picture."""
+        import jax
+
+        from ..diagnose.diagnose import SEEN_IN_VALUES
+
+        about = next((f for f in findings if f.kind in SEEN_IN_VALUES), None)
+        if self.explain is None or not findings or any(f.kind in _OTHERWISE_WRONG for f in findings):
+            return ""
+        got, want = (jax.tree.map(np.asarray, tree) for tree in (run.outputs, want))
+        words, picture = self.explain(*args, got=got, want=want, **{**keyword_only(self.fn), **blocks})
+        if words and about is not None:
+            kept = about.cause if about.kind == "values" and "by hand" not in about.cause else ""
+            where = f"last stored at step {about.step}, grid index {about.at}" if about.step is not None else ""
+            about.unsure = about.kind in ("values", "zeros")
+            about.kind, about.cause = "explained", words
+            about.evidence = [text for text in (summary, kept or where) if text]
+            others = [f for f in findings if f.kind not in SEEN_IN_VALUES and f.operand != "result" and f is not about]
+            findings[:] = [about, *others]
+        elif words:  # the lens has seen how it came about; what it has led to is evidence
+            findings[0].evidence.append(words)
+        return picture
+
+    def _explain_costs(
+        self, findings: "list[Finding]", run: "Run", args: tuple[Any, ...], blocks: dict[str, Any]
+    ) -> None:
+        """Puts the puzzle's own word about a cost in front, or, if it asks what is over, in the place of the advice."""
+        from ..diagnose.findings import Finding
+
+        explain, known = self.explain_cost, keyword_only(self.explain_cost)  # type: ignore[arg-type]
+        if "over" not in known:
+            text = explain(*args, **blocks)  # type: ignore[misc]
+            findings[:0] = [Finding("budget", text)] if text else []
+            return
+        about = {"over": findings[0].operand, "grids": [t.call.grid for t in run.traces]}
+        keywords = {n: v for n, v in {**keyword_only(self.fn), **blocks, **about}.items() if n in known}
+        text = explain(*args, **keywords)  # type: ignore[misc]
+        if text:
+            findings[0].cause = f"{findings[0].cause.split('. ')[0]}. {text}"
+
+    def _with_other_garbage(
+        self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any
+    ) -> "list[Finding]":
+        """A kernel that reads uninitialised memory runs a second time, with other bits in it."""
+        from ..diagnose.diagnose import explain_garbage
+        from ..diagnose.findings import GARBAGE_READS
+        from ..ir.ops import garbage
+
+        if not any(i.kind in GARBAGE_READS for t in run.traces for i in t.incidents):
+            return []
+        found = None
+        with self.guard.explaining(), garbage(OTHER_GARBAGE):
+            found = explain_garbage(run, self._run(args, blocks), want, self.tolerance)
+        return [found] if found else []
+
+    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
+        from ..lens.machine import Beyond, Run, TooManySteps, trace
+        from ..lens.watchdog import time_limit
+        from ..targets.simulate import simulate
+
+        try:
+            with time_limit(TIME_LIMIT_S, "your kernel"), self.lookout.watching():
+                return trace(self.fn, *args, **blocks)
+        except TooManySteps:
+            raise
+        except Beyond as e:
+            note = f"The lens cannot follow this: {e}. JAX's simulator judges instead."
+            if isinstance(e.__cause__, Exception) and not isinstance(e.__cause__, NotImplementedError):
+                self.guard.keep(e.__cause__)
+            elif note not in self.notes:
+                self.notes.append(note)
+        except Exception as e:
+            if not is_ours(e):
+                raise
+            self.guard.keep(e)
+        self.beyond = True
+        outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
+        return Run([], outputs, [], [], [])
+
+    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Verdict | None":
+        """The TPU front end and JAX's own simulator: None when both agree with a pass."""
+        from ..diagnose.findings import Finding
+        from ..lens.machine import Run
+        from ..lens.watchdog import TimeLimit
+        from ..targets.simulate import SimulatorTimeout, simulate
+        from ..targets.tpu.lowering import refusal
+
+        refused = None
+        with self.guard.explaining():
+            refused = refusal(self.fn, *args, **blocks)
+        if refused is not None:
+            return self._failed(
+                [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
+            )
+        if is_brief():
+            return None
+        try:
+            outputs = simulate(self.fn, *args, timeout_s=CONFIRM_LIMIT_S, **blocks)
+        except (Exception, TimeLimit) as error:
+            verdict = self._error(error)
+            late = isinstance(error, SimulatorTimeout | TimeLimit)
+            verdict.notes.append(_TOO_LATE if late else _DISAGREE)
+            return verdict
+        findings = self._diagnosis(Run([], outputs, [], [], []), want).findings
+        if not findings:
+            return None
+        verdict = self._failed(findings)
+        verdict.notes.append(_DISAGREE)
+        return verdict
+
+    def _no_kernel(self, run: "Run") -> "Finding | None":
+        from ..diagnose.findings import Finding
+
+        if run.traces and all(run.from_kernel):
+            return None
+        if not run.traces and self.beyond:
+            return None
+        what = "no pallas_call is reached" if not run.calls else "part of the result does not come out of a pallas_call"
+        cause = f"{what}: the work is done outside of a kernel, and this puzzle is about doing it inside."
+        return Finding("outside", cause, operand="result" if run.calls else None)
+
+    def _error(self, error: BaseException) -> "Verdict":
+        from ..diagnose.errors import explain_error
+        from ..diagnose.findings import Finding
+        from ..ir.capture import source_line
+
+        if isinstance(error, Exception) and is_ours(error):
+            raise error
+        finding = Finding("error", "".join(traceback.format_exception_only(error)).strip().splitlines()[0])
+        with self.guard.explaining():
+            finding = explain_error(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        finding.near = [source_line(f.filename, f.lineno) for f in reversed(frames) if f.lineno is not None]
+        text = "".join(traceback.format_exception(error))
+        return self._verdict("error", [finding], traceback=text)
+
+    def _failed(self, findings: "list[Finding]", diagnosis: Any = None) -> "Verdict":
+        from ..view.verdict import TileMap
+
+        tiles = None
+        if diagnosis is not None and diagnosis.operand is not None:
+            tiles = TileMap(diagnosis.operand, diagnosis.tiles)
+        return self._verdict("failed", findings, tiles=tiles)
+
+    def passed(self) -> "Verdict":
+        from ..view.verdict import gained
+
+        return self._verdict("passed", [], gained=gained(self.figures))
+
+    def _verdict(self, status: str, findings: "list[Finding]", **more: Any) -> "Verdict":
+        from ..view.verdict import Verdict
+
+        headline = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet."}[status]
+        return Verdict("", status, findings, headline, notes=list(self.notes), figures=self.figures, **more)
+
+
+_TOO_LATE = (
+    "The lens passed this; JAX's TPU simulator, which has the last word, was not done in time. On a busy machine that "
+    "says nothing about your kernel: check again when there is less to do."
+)
+
+
+_DISAGREE = (
+    "The lens passed this, JAX's TPU simulator did not. One of the two has a bug, most likely the lens: the "
+    "simulator's "
+    "word counts. Please report it."
+)
