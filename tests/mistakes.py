@@ -871,8 +871,8 @@ def zeroed_by_value_for_the_first_tile_only(a, b):
 @mistake(A, B, want=np.matmul)
 def scratch_replaced_and_stored_at_once(a, b):
     def kernel(a_ref, b_ref, o_ref, acc_ref):
-        acc_ref[...] = jnp.dot(a_ref[...], b_ref[...])  # <- here
-        o_ref[...] = acc_ref[...]
+        acc_ref[...] = jnp.dot(a_ref[...], b_ref[...])
+        o_ref[...] = acc_ref[...]  # <- here
 
     return matmul_call(kernel, a, b)
 

@@ -69,8 +69,7 @@ class ArrayJudge:
             words = picture = ""
             with self.guard.explaining():
                 words, picture = self.explain(*args, got=got, want=want, **keywords)
-            finding.cause = f"{finding.cause} {words}".rstrip()
-            return self._failed(finding, picture)
+            return self._failed(finding.but(cause=f"{finding.cause} {words}".rstrip()), picture)
         off = self._rounded(args, case.blocks, got, want)
         if off is not None:
             return self._failed(off)

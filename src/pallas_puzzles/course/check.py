@@ -19,7 +19,7 @@ from .holes import (
     helpers_of,
     holes_of,
     names_used,
-    point_into_holes,
+    pointed_into_holes,
     untouched,
     why_apart,
 )
@@ -166,11 +166,11 @@ class _Answer:
             with guard.explaining():
                 # without a kernel, which of several functions it is, nobody knows
                 if asked.kernel or len(self.holes) == 1:
-                    point_into_holes(verdict, self.holes, helpers)
+                    verdict.findings = pointed_into_holes(verdict.findings, self.holes, helpers)
         return verdict
 
     def _explain(self, verdict: "Verdict", guard: Guard) -> None:
-        from .told import tell
+        from .told import told
 
         assert self.known
         if verdict.findings and verdict.findings[0].kind != "forbidden":
@@ -178,9 +178,9 @@ class _Answer:
                 found = self._isolated(verdict)
                 # "the mistake is in your one function" is no news
                 if len(self.known.holes) > 1 or not all(c.whole and c.function in self.known.holes for c in found):
-                    tell(verdict, found, {c.function: code_of(self.names[c.function]).co_filename for c in found})
-        for finding in verdict.findings:
-            finding.function = finding.function or function_at(finding.line, self.holes)
+                    files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
+                    verdict.findings = told(verdict.findings, found, files)
+        verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
     def _isolated(self, verdict: "Verdict") -> "list[Correction]":
         """What would have to change in an answer, found by trying."""

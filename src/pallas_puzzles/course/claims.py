@@ -52,7 +52,8 @@ class Claim:
         if wrong is not None:
             common = [words for words in own if all(words in slip for slip in slips)] or own
             fewest = [words for words in common if words.count(" and ") == common[0].count(" and ")]
-            wrong.cause += f" Yours is what it would be {', or '.join(fewest[:2])}." if fewest[0] else ""
+            if fewest[0]:
+                return wrong.but(cause=f"{wrong.cause} Yours is what it would be {', or '.join(fewest[:2])}.")
         return wrong
 
 
@@ -106,9 +107,8 @@ class Helper:
         if not findings:
             return None
         code = self.fn.__code__
-        findings[0].cause = f"Right here, but {self.fn.__name__} is used in other ways, too. {findings[0].cause}"
-        findings[0].line = source_line(code.co_filename, code.co_firstlineno)
-        return findings[0]
+        cause = f"Right here, but {self.fn.__name__} is used in other ways, too. {findings[0].cause}"
+        return findings[0].but(cause=cause, line=source_line(code.co_filename, code.co_firstlineno))
 
 
 def helper_claim(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from . import curriculum
 
 if TYPE_CHECKING:
-    from ..view.verdict import Verdict
+    from ..diagnose.findings import Finding
 
 
 def holes_of(known: Any, names: Mapping[str, Any]) -> dict[str, types.CodeType]:
@@ -117,8 +117,10 @@ def _changed(known: Any, names_of: Iterable[str], names: Mapping[str, Any]) -> l
     return changed
 
 
-def point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]) -> None:
-    """Findings name a line that the reader has written: not one of what was given around it."""
+def pointed_into_holes(
+    findings: "Sequence[Finding]", holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]
+) -> "list[Finding]":
+    """The findings with a line that the reader has written: not one of what was given around it."""
     from ..ir.capture import source_line
 
     ranges = [(code.co_filename, code.co_firstlineno, _last_line(code)) for code in [*holes.values(), *helpers]]
@@ -126,12 +128,13 @@ def point_into_holes(verdict: "Verdict", holes: dict[str, types.CodeType], helpe
     def own(line: Any) -> bool:
         return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
 
-    for finding in verdict.findings if holes else ():
-        if not own(finding.line):
-            near = (m for m in (*finding.near, *finding.maps) if own(m))
-            named = (code for name, code in holes.items() if name in finding.cause)
-            code = next(named, None) or next(iter(holes.values()))
-            finding.line = next(near, None) or source_line(code.co_filename, code.co_firstlineno)
+    def line_for(finding: "Finding") -> Any:
+        near = (line for line in (finding.line, *finding.near, *finding.maps) if own(line))
+        named = (code for name, code in holes.items() if name in finding.cause)
+        code = next(named, None) or next(iter(holes.values()))
+        return next(near, None) or source_line(code.co_filename, code.co_firstlineno)
+
+    return [f.but(line=line_for(f)) if holes else f for f in findings]
 
 
 def function_at(line: Any, holes: dict[str, types.CodeType]) -> str:

@@ -112,7 +112,7 @@ _OTHERWISE_WRONG = frozenset(
 )
 
 
-_NEARLY_RIGHT = frozenset({"precision", "rounding"})
+_NEARLY_RIGHT = frozenset({"rounding"})
 
 
 class Judge:
@@ -145,7 +145,6 @@ class Judge:
         import jax
 
         from ..diagnose.budgets import dropped
-        from ..diagnose.costs import without_branches
         from ..diagnose.findings import Finding
         from ..lens.machine import TooManySteps, figures
         from ..lens.watchdog import TimeLimit
@@ -171,14 +170,14 @@ class Judge:
         diagnosis = self._diagnosis(run, want)
         if diagnosis.findings and {f.kind for f in diagnosis.findings} <= _NEARLY_RIGHT:
             diagnosis = self._rounded(run, args, case.blocks, want) or diagnosis
-        findings = self._around(run) + diagnosis.findings
-        if not is_brief():
+        findings = [*self._around(run), *diagnosis.findings]
+        if findings and not is_brief():
             with guard.explaining():
-                picture = self._explained(findings, diagnosis.summary, run, args, case.blocks, want)
+                findings, picture = self._explained(findings, run, args, case.blocks, want)
         if not findings:
             findings = self._with_other_garbage(run, args, case.blocks, want)
         if not findings and (rough := self._rounded(run, args, case.blocks, want)) is not None:
-            diagnosis, findings = rough, rough.findings
+            diagnosis, findings = rough, [*rough.findings]
         if not findings:
             with guard.explaining():
                 findings = dropped(run, case.blocks)
@@ -187,8 +186,6 @@ class Judge:
                 findings = self._over_budget(run, costs, args, case)
         if not findings:
             return None
-        if case.budget and case.budget.branches == 0:
-            without_branches(findings)
         verdict = self._failed(findings, diagnosis)
         verdict.figures, verdict.picture = costs, picture
         return verdict
@@ -216,7 +213,7 @@ class Judge:
 
     def _around(self, run: "Run") -> "list[Finding]":
         """What is done outside of the kernels, and may not be."""
-        from ..diagnose.diagnose import explain_barred, explain_outside
+        from ..diagnose.outside import explain_barred, explain_outside
 
         found: list[Finding | None] = []
         with self.guard.explaining():
@@ -230,68 +227,52 @@ class Judge:
     def _over_budget(self, run: "Run", costs: "list[Figures]", args: tuple[Any, ...], case: Case) -> "list[Finding]":
         """A right answer that costs too much."""
         from ..diagnose.budgets import over_budget
-        from ..diagnose.diagnose import too_much_outside
+        from ..diagnose.outside import too_much_outside
 
         assert case.budget is not None, "asked without a budget"
         findings = over_budget(run, costs, case.budget)
         if case.budget.outside_flops is not None:
             outside = too_much_outside(run.outside, case.budget.outside_flops)
             findings[:0] = [outside] if outside else []
-        for f in (f for f in findings if f.operand == "calls"):
-            f.near = [line for trace in run.traces for line in trace.call.callers]
-            f.near += [o.line for o in sorted(run.outside, key=lambda o: -o.flops) if o.line is not None]
         if findings and self.explain_cost is not None and not is_brief():
             with self.guard.explaining():
-                self._explain_costs(findings, run, args, case.blocks)
+                findings = self._explain_costs(findings, run, args, case.blocks)
         return findings
 
     def _explained(
-        self,
-        findings: "list[Finding]",
-        summary: str,
-        run: "Run",
-        args: tuple[Any, ...],
-        blocks: dict[str, Any],
-        want: Any,
-    ) -> str:
-        """Puts the puzzle's own word about wrong values where the lens has only seen that they are; -> its picture."""
+        self, findings: "list[Finding]", run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any
+    ) -> "tuple[list[Finding], str]":
+        """The findings with the puzzle's own word about what the values mean, and its picture of them."""
         import jax
 
         from ..diagnose.diagnose import SEEN_IN_VALUES
 
-        about = next((f for f in findings if f.kind in SEEN_IN_VALUES), None)
-        if self.explain is None or not findings or any(f.kind in _OTHERWISE_WRONG for f in findings):
-            return ""
+        if self.explain is None or any(f.kind in _OTHERWISE_WRONG for f in findings):
+            return findings, ""
         got, want = (jax.tree.map(np.asarray, tree) for tree in (run.outputs, want))
         words, picture = self.explain(*args, got=got, want=want, **{**keyword_only(self.fn), **blocks})
-        if words and about is not None:
-            kept = about.cause if about.kind == "values" and "by hand" not in about.cause else ""
-            where = f"last stored at step {about.step}, grid index {about.at}" if about.step is not None else ""
-            about.unsure = about.kind in ("values", "zeros")
-            about.kind, about.cause = "explained", words
-            about.evidence = [text for text in (summary, kept or where) if text]
-            others = [f for f in findings if f.kind not in SEEN_IN_VALUES and f.operand != "result" and f is not about]
-            findings[:] = [about, *others]
+        first, *others = findings
+        if words and first.kind in SEEN_IN_VALUES:
+            first = first.but(cause=words, evidence=(*first.evidence, first.cause))
+            others = [f for f in others if f.kind not in SEEN_IN_VALUES]
         elif words:  # the lens has seen how it came about; what it has led to is evidence
-            findings[0].evidence.append(words)
-        return picture
+            first = first.but(evidence=(*first.evidence, words))
+        return [first, *others], picture
 
     def _explain_costs(
         self, findings: "list[Finding]", run: "Run", args: tuple[Any, ...], blocks: dict[str, Any]
-    ) -> None:
-        """Puts the puzzle's own word about a cost in front, or, if it asks what is over, in the place of the advice."""
+    ) -> "list[Finding]":
+        """The puzzle's own word about a cost in front, or, if it asks what is over, in the place of the advice."""
         from ..diagnose.findings import Finding
 
         explain, known = self.explain_cost, keyword_only(self.explain_cost)  # type: ignore[arg-type]
-        if "over" not in known:
-            text = explain(*args, **blocks)  # type: ignore[misc]
-            findings[:0] = [Finding("budget", text)] if text else []
-            return
-        about = {"over": findings[0].operand, "grids": [t.call.grid for t in run.traces]}
-        keywords = {n: v for n, v in {**keyword_only(self.fn), **blocks, **about}.items() if n in known}
+        about = {"over": findings[0].operand, "grids": [t.call.grid for t in run.traces]} if "over" in known else {}
+        keywords = {n: v for n, v in {**keyword_only(self.fn), **blocks, **about}.items() if n in known} or blocks
         text = explain(*args, **keywords)  # type: ignore[misc]
-        if text:
-            findings[0].cause = f"{findings[0].cause.split('. ')[0]}. {text}"
+        if text and "over" in known:
+            head = findings[0].cause.split(". ")[0]
+            return [findings[0].but(cause=f"{head}. {text}"), *findings[1:]]
+        return [Finding("budget", text), *findings] if text else findings
 
     def _with_other_garbage(
         self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any
@@ -385,17 +366,17 @@ class Judge:
         with self.guard.explaining():
             finding = explain_error(error)
         frames = traceback.extract_tb(error.__traceback__)
-        finding.near = [source_line(f.filename, f.lineno) for f in reversed(frames) if f.lineno is not None]
+        near = [source_line(f.filename, f.lineno) for f in reversed(frames) if f.lineno is not None]
         text = "".join(traceback.format_exception(error))
-        return self._verdict("error", [finding], traceback=text)
+        return self._verdict("error", [finding.but(near=near)], traceback=text)
 
-    def _failed(self, findings: "list[Finding]", diagnosis: Any = None) -> "Verdict":
+    def _failed(self, findings: "Sequence[Finding]", diagnosis: Any = None) -> "Verdict":
         from ..view.verdict import TileMap
 
         tiles = None
         if diagnosis is not None and diagnosis.operand is not None:
             tiles = TileMap(diagnosis.operand, diagnosis.tiles)
-        return self._verdict("failed", findings, tiles=tiles)
+        return self._verdict("failed", [*findings], tiles=tiles)
 
     def passed(self) -> "Verdict":
         from ..view.verdict import gained

@@ -1,4 +1,4 @@
-"""A verdict, and what trying has shown of the answer -> one story: what was seen, and which line it comes from."""
+"""What was seen, and what trying has shown of the answer -> one story: what happens, and which line it comes from."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,45 +8,40 @@ from ..diagnose.corrections import Correction
 
 if TYPE_CHECKING:
     from ..diagnose.findings import Finding
-    from ..view.verdict import Verdict
 
 
-def tell(verdict: "Verdict", found: Sequence[Correction], files: Mapping[str, str]) -> None:
-    """Puts corrections into a verdict: the first with what was seen of it, each further one as a finding of its own.
+def told(findings: "Sequence[Finding]", found: Sequence[Correction], files: Mapping[str, str]) -> "list[Finding]":
+    """The findings of a verdict with corrections: the first with what was seen of it, each further one on its own.
 
-    files: the file that each of the functions stands in.
+    files: the file that each of the functions is in.
     """
-    from ..diagnose.diagnose import SEEN_IN_VALUES
     from ..diagnose.findings import Finding
     from ..ir.capture import source_line
 
     if not found:
-        return
-    seen = verdict.findings[0]
-    told = [
-        Finding("correction", _sentence(c, len(found)), [], source_line(files[c.function], c.line), function=c.function)
+        return list(findings)
+    seen = findings[0]
+    first, *others = (
+        Finding("correction", _sentence(c, len(found)), (), source_line(files[c.function], c.line), function=c.function)
         for c in found
-    ]
+    )
     covered = [c for c in found if seen.line and seen.line.file == files[c.function] and c.covers(seen.line.line)]
     if seen.kind == "budget":
         head, _, advice = seen.cause.partition(". ")
-        told[0].cause = f"{head.rstrip('.')}. {told[0].cause}"
-        told[0].kind, told[0].evidence = seen.kind, [advice] if advice and found[0].whole else []
-    elif found[0].whole and covered:
-        told[0] = seen
-    elif not covered or (found[0].told and seen.kind in SEEN_IN_VALUES | _BLIND) or seen.kind in _VAGUE:
-        told[0].evidence = [_head(seen)]
+        first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
+        first = first.but(evidence=(advice,)) if advice and found[0].whole else first
+    elif covered and (found[0].whole or (seen.kind not in _SAYS_LITTLE and not found[0].told)):
+        first = seen  # it says more, of a line that the correction is about
+    elif covered and seen.kind not in _SAYS_LITTLE:
+        at_def = seen.line is not None and seen.line.text.startswith("def ")
+        first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
     else:
-        seen.evidence[:0] = [told[0].cause] if found[0].told else []
-        if seen.line is not None and seen.line.text.startswith("def "):
-            seen.line = told[0].line
-        told[0] = seen
-    verdict.findings = told
+        first = first.but(evidence=(_head(seen),))
+    return [first, *others]
 
 
-# Kinds that see that something is wrong, and guess at most what; and those that do not even guess.
-_BLIND = frozenset("explained structure shape dtype".split())
-_VAGUE = frozenset("values zeros nan".split())
+# Kinds that see that something is wrong, and not how it came about.
+_SAYS_LITTLE = frozenset("structure shape dtype moved unread unused rounding values".split())
 
 
 def _sentence(correction: Correction, places: int) -> str:

@@ -5,11 +5,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from ..ir.capture import SourceLine
-    from ..lens.machine import Figures, OperandFigures, Run, Trace
+    from ..lens.machine import Figures, OperandFigures, Run
     from .findings import Finding
 
 
@@ -62,7 +60,6 @@ def dropped(run: "Run", blocks: Mapping[str, Any]) -> "list[Finding]":
 def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Finding]":
     """'Right answer, but ...': the figure, the budget, and where the bytes go."""
     from ..lens.machine import listed
-    from ..lens.waste import idle_copies
     from ..text import human_bytes, plural
     from .costs import branches, dead_stores, no_product, over_flops, serial_steps, wide_products
     from .findings import Finding
@@ -77,20 +74,14 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         text = f"it uses {plural(len(costs), 'pallas_call')}; this puzzle asks for {budget.calls}."
         if budget.hbm_bytes is not None and hbm > budget.hbm_bytes:
             text += f" Together they move {human_bytes(hbm)}; the budget is {human_bytes(budget.hbm_bytes)}."
-        over("calls", text, _where_bytes_go(run, costs))
+        near = [line for trace in run.traces for line in trace.call.callers]
+        near += [o.line for o in sorted(run.outside, key=lambda o: -o.flops) if o.line is not None]
+        over("calls", text, _where_bytes_go(run, costs), near)
         return findings
     if budget.hbm_bytes is not None and hbm > budget.hbm_bytes:
-        wide, near = _wide_between_calls(run)
-        advice, near = (wide, near) if wide else _moved_most(run, costs)
-        idle = [] if wide else list(idle_copies(run))
-        unused = [told for told, _, _ in idle[:2]]
-        if unused and idle[0][2]:
-            advice, near = f"Not every block that comes in is used: {unused.pop(0)}.", []
-        rows = [*unused, *_where_bytes_go(run, costs)[: 4 - len(unused)]]
+        advice, near = _moved_most(run, costs)
         text = f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(budget.hbm_bytes)}. "
-        over("hbm_bytes", text + advice, rows, [*near, *(idle[0][1] if idle else ())])
-        if wide:  # it takes VMEM, too, and goes into products: one mistake
-            return findings
+        over("hbm_bytes", text + advice, _where_bytes_go(run, costs), near)
     vmem = max((c.vmem_bytes for c in costs), default=0)
     if budget.vmem_bytes is not None and vmem > budget.vmem_bytes:
         largest = max(costs, key=lambda c: c.vmem_bytes)
@@ -153,8 +144,8 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
                 findings.append(found)
     flops = sum(c.flops for c in costs)
     if budget.flops is not None and flops > budget.flops:
-        again = "".join(_idle_steps(t) for t in run.traces)
-        findings.append(over_flops(run.traces, flops, budget.flops, again, _where_flops_go(run)))
+        by_call = [f"{t.call.name}: {sum(t.flops):,} FLOPs in {t.n} steps" for t in run.traces]
+        findings.append(over_flops(run.traces, flops, budget.flops, by_call if len(by_call) > 1 else []))
     if budget.selected is not None:
         findings += _too_much_masked(run, budget.selected)
     return findings
@@ -184,13 +175,6 @@ def _too_much_masked(run: "Run", most: int) -> "list[Finding]":
     return [Finding("budget", cause, evidence, operand="selected", near=[line for line, _ in rows])]
 
 
-def _where_flops_go(run: "Run") -> list[str]:
-    from ..lens.waste import idle_products
-
-    by_call = [f"{t.call.name}: {sum(t.flops):,} FLOPs in {t.n} steps" for t in run.traces]
-    return [*idle_products(run)][:3] or (by_call if len(by_call) > 1 else [])
-
-
 def _moved_most(run: "Run", costs: "list[Figures]") -> "tuple[str, list[SourceLine]]":
     """What to do about bytes: about those of the operand that moves most beyond once; and lines that it hangs on."""
     from ..lens.program import lines_of
@@ -205,62 +189,6 @@ def _moved_most(run: "Run", costs: "list[Figures]") -> "tuple[str, list[SourceLi
     advice = f"{rule}: {name} moves {row.moves} times, {human_bytes(more)} more than its array holds."
     lines = list(lines_of(row.operand.index_map)) if row.operand.index_map is not None else []
     return f"{advice} Does it have to, at every one of those steps?", [*lines, *trace.call.callers]
-
-
-def _idle_steps(trace: "Trace") -> str:
-    """Steps that compute though no input has brought them anything new."""
-    from ..lens.machine import listed
-    from ..lens.waste import changing_steps
-    from .diagnose import at
-
-    ins = [(trace.blocks[k], o.name) for k, o in enumerate(trace.call.operands) if o.role == "in" and not o.in_hbm]
-    most = max(trace.flops, default=0)
-    again = [s for s in range(1, trace.n) if all(b[s] == b[s - 1] for b, _ in ins) and trace.flops[s] * 2 > most]
-    if not again or not ins:
-        return ""
-    changing = changing_steps(trace)
-    again = again if changing is None else [s for s in again if s not in changing]
-    if not again:
-        return ""
-    names = listed([name for _, name in ins])
-    return (
-        f" {len(again)} of its {trace.n} steps find the same blocks of {names} as the step before, and compute all the "
-        f"same, {at(trace, again[0])}, first: skip the body there, with pl.when."
-    )
-
-
-def _wide_between_calls(run: "Run") -> "tuple[str, list[SourceLine]]":
-    """What one call hands to another in 32 bits, to be read beside something of 16 bits; and who makes it."""
-    for n, later in enumerate(run.traces):
-        narrow = [o for o in later.call.ins if o.itemsize == 2]
-        for o, array in zip(later.call.ins, later.call.inputs, strict=True):
-            for earlier in run.traces[:n] if narrow and o.dtype == np.float32 else ():
-                if any(out.shape == array.shape and np.array_equal(out, array) for out in earlier.outputs):
-                    text = (
-                        f"{o.name} of {later.call.name} is float32, beside {narrow[0].name}, {narrow[0].dtype}: 4 "
-                        f"bytes for each element that {earlier.call.name} writes and {later.call.name} reads, where 2 "
-                        "would do."
-                    )
-                    return text, earlier.call.callers
-    results = [np.asarray(x).reshape(-1) for x in _leaves(run.outputs)]
-    for trace in run.traces:
-        for o, out in zip(trace.call.outs, trace.outputs, strict=True):
-            for result in (
-                x for x in results if o.dtype == np.float32 and x.dtype.itemsize == 2 and x.size == out.size
-            ):
-                if np.array_equal(result, out.reshape(-1).astype(result.dtype)):
-                    text = (
-                        f"{o.name} is float32, and the result {result.dtype}: 4 bytes are written for each element, "
-                        "and read again by the cast, where 2 would do. Cast in the kernel."
-                    )
-                    return text, trace.call.callers
-    return "", []
-
-
-def _leaves(tree: Any) -> list[Any]:
-    import jax
-
-    return jax.tree.leaves(tree)
 
 
 def _where_bytes_go(run: "Run", costs: "list[Figures]") -> list[str]:

@@ -3,7 +3,6 @@
 import collections
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 
 from ..ir.capture import Call, holds_primitive, line_of, with_ref_names
@@ -12,7 +11,7 @@ from ..lens.machine import Trace
 from ..lens.program import lines_of, narrow_products
 from ..lens.tally import tally
 from .findings import Finding
-from .incidents import still_axes
+from .steps import still_axes
 
 
 def dead_stores(trace: Trace) -> dict[str, int]:
@@ -82,11 +81,8 @@ def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
         yield Finding("budget", cause, [], near[0] if near else None, operand="mxu_bits")
 
 
-def over_flops(traces: Sequence[Trace], flops: int, most: int, idle: str, evidence: Sequence[str]) -> Finding:
-    """More arithmetic than there may be: how much, and the line that has the most of what can be spared.
-
-    idle, evidence: what is known of steps that compute for nothing.
-    """
+def over_flops(traces: Sequence[Trace], flops: int, most: int, evidence: Sequence[str]) -> Finding:
+    """More arithmetic than there may be: how much, and the line that has the most of what can be spared."""
     lines = [(line, cost, trace.n) for trace in traces for line, cost in tally(trace.call).lines.items()]
     products = sum(cost[0] for _, cost, _ in lines)
     kind = 0 if products > most else 1  # products within the budget are wanted: then it is something else
@@ -97,7 +93,7 @@ def over_flops(traces: Sequence[Trace], flops: int, most: int, idle: str, eviden
     ]
     cause = (
         f"Right answer, but it takes {flops:,} FLOPs; the budget is {most:,}. Some of its arithmetic is not needed, or "
-        f"is repeated at steps whose result is thrown away.{idle}"
+        f"is repeated at steps whose result is thrown away."
     )
     if not said:
         return Finding("budget", cause, [*evidence], operand="flops")
@@ -105,16 +101,6 @@ def over_flops(traces: Sequence[Trace], flops: int, most: int, idle: str, eviden
     what = "Most of it is in the product" if kind == 0 else "Products aside, most of it is" if products else "Most is"
     cause += f" {what} at {where}, at {f'all {n}' if steps == n else f'{steps} of {n}'} steps."
     return Finding("budget", cause, [*evidence, *said][:4], where, operand="flops")
-
-
-def without_branches(findings: Sequence[Finding]) -> None:
-    """Advice to a kernel that may have no branches: values, where both ways are offered."""
-    for f in findings:
-        f.cause = re.sub(
-            r"@pl\.when\((.*?)\), or jnp\.where with this condition",
-            r"jnp.where(\1, 0, ...) in what is read of it",
-            f.cause,
-        )
 
 
 _BRANCHES = frozenset("cond while scan".split())

@@ -4,7 +4,7 @@ import re
 import traceback as tb
 
 from ..ir.capture import SourceLine, is_readers_file, source_line
-from .diagnose import Finding
+from .findings import Finding
 
 _ERRORS: list[tuple[str, str, str]] = [
     # (pattern in the exception text, kind, what to tell the reader)
@@ -197,8 +197,7 @@ def explain_error(error: BaseException) -> Finding:
     if "dot_general requires contracting dimensions" in text:
         found = _misfit(error, line)
         if found:
-            found.evidence.append(_shorten(f"{name}: {first}"))
-            return found
+            return found.but(evidence=(*found.evidence, _shorten(f"{name}: {first}")))
     shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
         code = line.text if line else ""

@@ -1,46 +1,40 @@
 """What a diagnosis is made of: findings, tolerances, and the verdict on each block."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..ir.capture import Operand, SourceLine
 from ..ir.ops import is_floating
-from ..lens.machine import Trace
 
 Block = tuple[int, ...]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `cause`: one or two sentences, with what to try. `evidence`: which blocks, how wrong."""
+    """One thing that is wrong. `cause`: one or two sentences, with what to try. `evidence`: which blocks, how wrong.
+
+    maps: the index maps that may be to blame. size: elements of the output that it is about. near: lines that it hangs
+    on, the likeliest first, where `line` is none of the reader's. function: the reader's, that the line is in.
+    """
 
     kind: str
     cause: str
-    evidence: list[str] = dataclasses.field(default_factory=list)
+    evidence: Sequence[str] = ()
     line: SourceLine | None = None
     step: int | None = None
     at: tuple[int, ...] | None = None
     operand: str | None = None
     block: Block | None = None
-    maps: list[SourceLine] = dataclasses.field(default_factory=list)  # the index maps that may be to blame
-    size: int = 0  # elements of the output that it is about
-    near: list[SourceLine] = dataclasses.field(default_factory=list)  # whatever the kernel or index map is made of
-    output: "WrongOutput | None" = None  # the one that it is about
-    unsure: bool = False  # of an explained one: the lens had seen no more than wrong values
-    placed: bool = False  # its line was found by trying changes there
-    where: str = ""  # the cause up to its advice, when the advice is a weak one: a change that helps is a better one
-    function: str = ""  # the reader's, that the line stands in
+    maps: Sequence[SourceLine] = ()
+    size: int = 0
+    near: Sequence[SourceLine] = ()
+    function: str = ""
 
-
-@dataclasses.dataclass(frozen=True)
-class WrongOutput:
-    """Output `number` of a call, and what is expected of it, of its shape."""
-
-    trace: Trace
-    number: int
-    want: np.ndarray
-    tolerance: "Tolerance"
+    def but(self, **changes: object) -> "Finding":
+        """The same finding with other values in some fields."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +68,18 @@ def default_tolerance(dtype: np.dtype) -> Tolerance:
     return Tolerance({8: 1e-9, 4: 3e-5}.get(dtype.itemsize, 4e-3 if dtype == np.float16 else 2e-2))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a run. Empty findings: nothing. `tiles`: block -> "ok" or what is wrong with it."""
+    """What is wrong with a run. Empty findings: nothing. `tiles`: block -> "ok" or what is wrong with it.
 
-    findings: list[Finding]
+    operand: the output that is wrong first. summary: how much of it is. steps: those that visit a wrong block.
+    """
+
+    findings: Sequence[Finding]
     operand: Operand | None = None
     tiles: dict[Block, str] = dataclasses.field(default_factory=dict)
     summary: str = ""
-    steps: frozenset[int] = frozenset()  # those that visit a wrong block
-    outputs: list[WrongOutput] = dataclasses.field(default_factory=list)
+    steps: frozenset[int] = frozenset()
 
 
 # Reads of memory that holds whatever it held: what comes of them must not depend on it.

@@ -10,11 +10,14 @@ from ..lens.machine import Trace
 from ..lens.program import (
     NARROWED,
     early_casts,
+    lines_of,
     narrow_arithmetic,
     narrow_products,
     rounded_factors,
     rounded_operands,
 )
+from .findings import Diagnosis, Finding
+from .rounding import Excess, times
 
 SUMS = frozenset({"product", "scratch", "output"})  # kinds of places where a sum grows, or is made
 
@@ -94,6 +97,30 @@ def narrow_kinds(traces: Sequence[Trace]) -> frozenset[str]:
     """The kinds of places that a run has. What a right answer does, too, is no mistake."""
     own = {p.kind for t in traces for number in range(len(t.call.outs)) for p in narrow_places(t, number)}
     return frozenset(own | {p.kind for t in traces[-1:] for p in handed_on(traces, t)})
+
+
+def too_rough(
+    traces: Sequence[Trace], trace: Trace | None, number: int, name: str, excess: Excess, known: frozenset[str]
+) -> Diagnosis:
+    """A result of which every value is within tolerance, and all of them together are not.
+
+    trace, number: the call and the output that it comes from, if it does. known: narrow_kinds of a right answer.
+    """
+    if trace is None:
+        return Diagnosis([Finding("rounding", f"{name}: {excess.words} {excess.advice}")])
+    out = trace.call.outs[number]
+    places = [p for p in (*narrow_places(trace, number), *handed_on(traces, trace)) if p.kind not in known]
+    place = next((p for p in places if p.kind in SUMS or not excess.one_way), None)
+    if place is None:
+        cause = f"{excess.words} {excess.advice}"
+    else:  # a sum in 16 bits may lose more than it rounds: its errors may well point one way
+        size = f"the error is {times(excess.ratio)} the course's, though each value is nearly right."
+        cause = f"{size if excess.one_way else f'rounding, not logic: {excess.words}'} {place.words}"
+    stores = [e.line for e in trace.events if e.op == "store" and e.ref == out.name and e.line is not None]
+    line = (place and place.line) or next(reversed(stores), None)
+    near = list(lines_of(trace.call.kernel))
+    found = Finding("rounding", f"{out.name}: {cause}", [], line, operand=out.name, near=near)
+    return Diagnosis([found], out)
 
 
 def _narrow(dtype: Any) -> bool:

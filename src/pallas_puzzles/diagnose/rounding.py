@@ -50,10 +50,6 @@ class Excess:
         """Whether the errors point one way, which rounding never does."""
         return self.kind in ("factor", "constant", "formula")
 
-    @property
-    def kind_of_finding(self) -> str:
-        return {"factor": "scaled", "constant": "offset", "formula": "values"}.get(self.kind, "precision")
-
 
 @dataclasses.dataclass(frozen=True)
 class Course:

@@ -375,22 +375,6 @@ def holds_primitive(jaxpr: Any, name: str) -> bool:
 EXPONENTIALS = frozenset({"exp", "exp2"})
 
 
-def holds_exponential(jaxpr: Any) -> bool:
-    """True when exp, to whichever base, is taken anywhere inside `jaxpr`."""
-    return any(holds_primitive(jaxpr, name) for name in EXPONENTIALS)
-
-
-def filled_with(eqn: Any, made: dict[Any, Any]) -> float | None:
-    """The number that a jnp.where puts where its mask says so; None for other equations. made: value -> equation."""
-    if eqn.primitive.name == "select_n" or eqn.params.get("name") == "_where":
-        for v in eqn.invars[1:]:
-            if not isinstance(v, jec.Literal) and v in made and made[v].primitive.name == "broadcast_in_dim":
-                v = made[v].invars[0]
-            if isinstance(v, jec.Literal) and np.ndim(v.val) == 0:
-                return float(v.val)
-    return None
-
-
 def with_ref_names(call: Call) -> Iterator[tuple[Any, dict[Any, str]]]:
     """The kernel and every program inside of it, each with the names of the Refs that it is given."""
     kernel = getattr(call.kernel, "jaxpr", call.kernel)

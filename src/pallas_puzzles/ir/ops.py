@@ -50,19 +50,6 @@ def garbage(value: float) -> Iterator[None]:
         _garbage.reset(token)
 
 
-_products: contextvars.ContextVar[dict[Any, np.ndarray] | None] = contextvars.ContextVar("products", default=None)
-
-
-@contextlib.contextmanager
-def remembered_products() -> Iterator[None]:
-    """While active, a matrix product that was computed before is not computed again."""
-    token = _products.set({})
-    try:
-        yield
-    finally:
-        _products.reset(token)
-
-
 def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Uninitialised memory, made visible: NaN for floats, the largest value for integers, True for bools."""
     dtype, value = np.dtype(dtype), _garbage.get()
@@ -218,16 +205,7 @@ def _pad(x: np.ndarray, value: Any, *, padding_config: Any) -> np.ndarray:
 def _dot_general(
     x: np.ndarray, y: np.ndarray, *, dimension_numbers: Any, preferred_element_type: Any, **_: Any
 ) -> np.ndarray:
-    known, x, y = _products.get(), np.asarray(x), np.asarray(y)
-    if known is None:
-        return _product(x, y, dimension_numbers)
-    key = (x.tobytes(), y.tobytes(), x.shape, y.shape, x.dtype, y.dtype, dimension_numbers)
-    if key not in known:
-        known[key] = _product(x, y, dimension_numbers)
-    return known[key]
-
-
-def _product(x: np.ndarray, y: np.ndarray, dimension_numbers: Any) -> np.ndarray:
+    x, y = np.asarray(x), np.asarray(y)
     (xc, yc), (xb, yb) = dimension_numbers
     if is_floating(x.dtype) or is_floating(y.dtype):
         x, y = _wide(x), _wide(y)

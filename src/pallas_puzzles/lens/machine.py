@@ -23,8 +23,6 @@ from ..ir.capture import (
     SourceLine,
     arg_names,
     capture,
-    filled_with,
-    holds_primitive,
     line_of,
     space_of,
     with_ref_names,
@@ -136,9 +134,6 @@ class Trace:
     @property
     def n(self) -> int:
         return len(self.steps)
-
-    def output_index(self, name: str) -> int:
-        return next(j for j, o in enumerate(self.call.outs) if o.name == name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +266,7 @@ def _selected_once(jaxpr: Any, v: Any) -> bool:
     return _selected_once(inner, inner.invars[next(n for n, u in enumerate(user.invars) if u is v)])
 
 
-_WATCHED = frozenset([*EXPONENTIALS, "max", "reduce_max", "div", "log", "sub", "mul"])
+_WATCHED = frozenset([*EXPONENTIALS, "div", "log", "sub", "mul"])
 
 
 def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, int]:
@@ -361,74 +356,13 @@ class Machine:
         out = np.asarray(out)
         if not is_floating(out.dtype):
             return
-        if name == "max":
-            self._watch_maximum(eqn, values)
-        elif name == "reduce_max":
-            self._watch_filled(eqn, np.asarray(values[0]), out)
-        elif name in EXPONENTIALS:
-            largest = float(np.max(np.asarray(values[0]), initial=-np.inf))
+        if name in EXPONENTIALS:
             if np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
-                self.incident("overflow", "", eqn, largest=largest, maxima=self.takes_maximum)
-            elif largest > 1e-3 and self.takes_maximum:
-                self.incident("exp-positive", "", eqn, largest=largest)
+                self.incident("overflow", "", eqn, largest=float(np.max(np.asarray(values[0]), initial=-np.inf)))
         elif not np.isfinite(out).all():
             what, count = _born(name, [np.asarray(v, np.float64) for v in values], out.astype(np.float64))
             if count:
-                infinite = [n for n, v in enumerate(values) if np.isinf(np.asarray(v, np.float64)).any()]
-                self.incident("born", "", eqn, what=what, count=count, total=out.size, infinite=infinite)
-
-    def _watch_maximum(self, eqn: Any, values: list[Any]) -> None:
-        """A running maximum that starts from a number which some of the data do not reach."""
-        for here, ref in self.running.get(id(eqn), {}).items():
-            held, other = np.asarray(values[here]), np.asarray(values[1 - here])
-            if held.ndim == other.ndim:  # each number of a row may stand there many times
-                held = held[tuple(slice(None if n > 1 else 1) for n in other.shape)]
-            if held.size < 2 or held.shape != other.shape or not np.isfinite(held.flat[0]):
-                continue
-            below = int(np.count_nonzero((other < held) & (other > -np.inf)))  # -inf: a row that has seen nothing
-            if below and bool((held == held.flat[0]).all()):
-                start, low = float(held.flat[0]), float(other.min())
-                self.incident("max-start", ref, eqn, count=below, total=held.size, start=start, low=low)
-
-    def _watch_filled(self, eqn: Any, x: np.ndarray, out: np.ndarray) -> None:
-        """The number that a mask has put in the place of what is not real comes out as the maximum."""
-        fill = self.fills.get(id(eqn))
-        if fill is None or not np.isfinite(fill) or x.ndim < 2 or not (out == fill).any():
-            return
-        real = np.where(x == fill, -np.inf, x).max(axis=tuple(eqn.params["axes"]))
-        drowned = (out == fill) & np.isfinite(real)
-        if drowned.any():
-            high = float(real[drowned].max())
-            self.incident("max-fill", "", eqn, count=int(drowned.sum()), total=out.size, fill=fill, high=high)
-
-    @functools.cached_property
-    def fills(self) -> dict[int, float]:
-        """Per `reduce_max` equation of the kernel: the number that a mask has put into what it reduces."""
-        found: dict[int, float] = {}
-        for jaxpr, _ in with_ref_names(self.call):
-            made = {v: e for e in jaxpr.eqns for v in e.outvars}
-            for e in jaxpr.eqns:
-                source = made.get(e.invars[0]) if e.primitive.name == "reduce_max" else None
-                fill = filled_with(source, made) if source is not None else None
-                if fill is not None:
-                    found[id(e)] = fill
-        return found
-
-    @functools.cached_property
-    def takes_maximum(self) -> bool:
-        return holds_primitive(self.call.kernel, "reduce_max")
-
-    @functools.cached_property
-    def running(self) -> dict[int, dict[int, str]]:
-        """Per `max` equation of the kernel: which of its operands was read from a Ref just so, and from which one."""
-        found: dict[int, dict[int, str]] = {}
-        for jaxpr, names in with_ref_names(self.call):
-            loads = {e.outvars[0]: names[e.invars[0]] for e in jaxpr.eqns if e.primitive.name == "get"}
-            for e in jaxpr.eqns:
-                if e.primitive.name == "max":
-                    read = {i: v for i, v in enumerate(e.invars) if not isinstance(v, jec.Literal) and v in loads}
-                    found[id(e)] = {i: loads[v] for i, v in read.items()}
-        return found
+                self.incident("born", "", eqn, what=what, count=count, total=out.size)
 
     def _cost(self, eqn: Any) -> tuple[int, int]:
         found = self.costs.get(id(eqn))
@@ -859,34 +793,12 @@ def run_call(
     detail: bool = True,
     plan_only: bool = False,
     max_steps: int = MAX_STEPS,
-    clean: frozenset[str] = frozenset(),
 ) -> Trace:
-    """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step. `clean`: operands
-    whose padding beyond the edge of the array holds zeros instead of garbage."""
+    """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step."""
     try:
-        return _run_call(call, detail, plan_only, max_steps, clean)
+        return _run_call(call, detail, plan_only, max_steps)
     except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
         raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
-
-
-def history(call: Call, name: str, steps: Sequence[int]) -> dict[int, np.ndarray]:
-    """What the Ref `name`, an output block or scratch, holds right after each of these steps: the call runs again."""
-    machine = Machine(call, detail=False)
-    scalars = [
-        Buffer(n, np.array(v), "smem", "scalar", written=True)
-        for n, v in zip(call.scalar_names, call.scalars, strict=True)
-    ]
-    trace, changed = plan(machine, scalars)
-    execution = Execution(machine, trace, changed, scalars, frozenset())
-    held: dict[int, np.ndarray] = {}
-
-    def look(step: int) -> bool:
-        if step in steps:
-            held[step] = next(b for b in [*execution.local, *execution.scratch] if b.name == name).values.copy()
-        return step >= max(steps)
-
-    execution.run(look)
-    return held
 
 
 class TooManySteps(Beyond):
@@ -903,7 +815,7 @@ class TooManySteps(Beyond):
         self.lines = [line for line in (*call.callers, call.where) if line is not None]
 
 
-def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int, clean: frozenset[str]) -> Trace:
+def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
     steps = math.prod(call.grid)
     if steps > max_steps:
         raise TooManySteps(call, steps, max_steps)
@@ -915,7 +827,7 @@ def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int, clean: 
     trace, changed = plan(machine, scalars)
     trace.incidents = machine.incidents
     if not plan_only:
-        Execution(machine, trace, changed, scalars, clean).run()
+        Execution(machine, trace, changed, scalars).run()
     return trace
 
 
@@ -928,9 +840,8 @@ class Execution:
         trace: Trace,
         changed: list[list[bool]],
         scalars: list[Buffer],
-        clean: frozenset[str],
     ):
-        self.m, self.t, self.changed, self.scalars, self.clean = machine, trace, changed, scalars, clean
+        self.m, self.t, self.changed, self.scalars = machine, trace, changed, scalars
         call = trace.call
         source = iter(call.inputs)
         self.hbm: list[Buffer] = []
@@ -1013,8 +924,6 @@ class Execution:
             target.written = None
             return
         values, written = poison(o.block, o.dtype), np.zeros(o.block, bool)
-        if o.name in self.clean:
-            values = np.zeros_like(values)
         values[local] = source.values[full]
         written[local] = True if source.written is None else source.written[full]
         target.values, target.written = values.reshape(o.ref_shape), written.reshape(o.ref_shape)
@@ -1097,7 +1006,6 @@ __all__ = [
     "Run",
     "Trace",
     "figures",
-    "history",
     "is_floating",
     "listed",
     "run_call",

@@ -1,0 +1,51 @@
+"""Work outside of the kernels that a puzzle does not allow."""
+
+from collections.abc import Mapping, Sequence
+
+from ..ir.capture import Outside
+from .findings import Finding
+
+
+def explain_barred(outside: Sequence[Outside], barred: Mapping[str, str], allow: Sequence[str]) -> Finding | None:
+    """A primitive that nobody may make, by whatever name; a scatter, when several values go to one place."""
+    for o in outside:
+        harmless = o.primitive.startswith("scatter") and not o.crowded
+        if o.primitive in barred and not harmless and not o.dtypes <= frozenset(allow):
+            cause = barred[o.primitive].replace("{name}", o.primitive).replace("{shape}", str(o.shape))
+            return Finding("forbidden", cause, [], o.line)
+    return None
+
+
+def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding | None:
+    """Array work outside of the kernels, beyond reshapes, casts and what is allowed: primitives, or dtypes made."""
+    allowed = frozenset(allow)
+    refused = [o for o in outside if o.primitive not in allowed and not (o.dtypes and o.dtypes <= allowed)]
+    if not refused:
+        return None
+    names = ", ".join(dict.fromkeys(o.primitive for o in refused))
+    first = refused[0]
+    cause = (
+        f"{names} {'are' if ', ' in names else 'is'} done outside of the kernel, on arrays of shape "
+        f"{first.shape}: this puzzle is about doing the "
+        "work inside "
+        "pallas_call. Only reshapes and casts may happen outside."
+    )
+    evidence = [
+        f"{o.primitive} on shape {o.shape}" + (f" at {o.line}: {o.line.text}" if o.line else "") for o in refused[1:4]
+    ]
+    return Finding("outside", cause, evidence, first.line)
+
+
+def too_much_outside(outside: Sequence[Outside], most: int) -> Finding | None:
+    """Matrix products outside of the kernels that are more work than what has to be done there."""
+    flops = sum(o.flops for o in outside)
+    if flops <= most:
+        return None
+    first, *others = sorted((o for o in outside if o.flops), key=lambda o: -o.flops)
+    cause = (
+        f"Right answer, but products outside of the kernels do {flops:,} FLOPs; the budget is {most:,}. Most of them, "
+        f"{first.flops:,}, make an array of shape {first.shape}. An index moves rows, and a kernel multiplies them."
+    )
+    evidence = [f"{o.flops:,} more" + (f" at {o.line}: {o.line.text}" if o.line else "") for o in others[:3]]
+    near = [o.line for o in (first, *others) if o.line is not None]
+    return Finding("budget", cause, evidence, first.line, operand="outside_flops", near=near)

@@ -1,0 +1,29 @@
+"""How to speak of the steps of a grid: which one, and which of them come first for an output block."""
+
+from ..lens.machine import Trace
+
+
+def at(trace: Trace, step: int) -> str:
+    """'step 4, grid index (1, 0)'."""
+    index = tuple(int(i) for i in trace.steps[step]) if trace.n else ()
+    return f"step {step}, grid index {index}" if index else "the only step"
+
+
+def still_axes(trace: Trace, k: int) -> list[int]:
+    """The grid axes along which the block of operand k does not change: those it is revisited or reduced over."""
+    grid, by_step = trace.call.grid, dict(zip(trace.steps, trace.blocks[k], strict=True))
+    moving = [d for d, size in enumerate(grid) if size > 1 and d not in trace.call.vmapped]
+    return [d for d in moving if all(by_step[s] == by_step[(*s[:d], 0, *s[d + 1 :])] for s in trace.steps)]
+
+
+def first_step_test(trace: Trace, ref: str = "") -> str:
+    """When a buffer is to be set: an output by the steps that it stays for, scratch by those of all outputs."""
+    outs = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and not o.in_hbm]
+    own = [k for k in outs if trace.call.operands[k].name == ref] or outs
+    shared = set.intersection(*(set(still_axes(trace, k)) for k in own)) if own else set()
+    axes = [d for d in range(len(trace.call.grid)) if d not in trace.call.vmapped]  # as program_id counts them
+    tests = [f"pl.program_id({axes.index(d)}) == 0" for d in sorted(shared)]
+    if not tests:
+        return "on the first step of every output block"
+    both = " & ".join(f"({test})" for test in tests) if len(tests) > 1 else tests[0]
+    return f"on the first step of every output block: @pl.when({both})"
