@@ -30,21 +30,12 @@ FAMILIES = {
         "Who writes this element first, and at which step?"
     ),
     "unvisited": "A block of the result belongs to no step. How many blocks has it, and which ones do the steps name?",
-    "partly-stored sometimes-stored": (
-        "Part of a block, or of the steps, stores nothing. Under which condition does the store run?"
-    ),
+    "partly-stored": ("Part of a block, or of the steps, stores nothing. Under which condition does the store run?"),
     "stale revisit": (
         "A block comes back after others, and holds what it happened to hold. In which order does the grid walk, and "
         "when does a block leave VMEM?"
     ),
-    "mask": (
-        "The mask hides too much, too little, or the same in every block. For one query and one key: at which "
-        "positions do they stand in the whole sequence, and may the one see the other?"
-    ),
-    "clobbered": (
-        "Two steps share a block, and the later one has stored over rows of the earlier. Which rows belong to each?"
-    ),
-    "reset overwritten repeated carry": (
+    "overwritten carry": (
         "A running value starts too often, too late, or never. For one block of the result: what is in the buffer "
         "before its first step, and what must be there after its last?"
     ),
@@ -52,21 +43,16 @@ FAMILIES = {
         "An index runs past an edge. Index maps count blocks, Refs count elements of a block. Which of the two is "
         "this, and what is the largest value that it takes?"
     ),
-    "moved transposed permuted flipped exchanged unread unused local-position": (
+    "moved exchanged unread unused": (
         "Right numbers in the wrong place, or an input that nobody reads. For step (1, 2): which block should come?"
     ),
-    "offset scaled row-offset row-scaled row-term row-missing wrong-axis reciprocal": (
-        "The result is a known distance from the right one: a constant, a factor, a term per row. Which term of the "
-        "formula is that?"
+    "overflow born": (
+        "A number left the range of its dtype. What is the largest exponent, and which rows have nothing to add up?"
     ),
-    "overflow exp-positive born max-fill max-start no-rescale nan": (
-        "A number left the range of its dtype, or a running maximum starts or grows without its sum. What is the "
-        "largest exponent, and what happens to the sum when the maximum grows?"
-    ),
-    "precision rounding": "Rounded too often. In which dtype does the sum grow, and how often is it rounded?",
-    "zeros values input-store rebound": (
-        "The result is wrong and no simpler explanation fits, or something else than the result was written. What "
-        "does the kernel store, and into which Ref?"
+    "rounding": "Rounded too often. In which dtype does the sum grow, and how often is it rounded?",
+    "values input-store": (
+        "The result is wrong, or something else than the result was written. What does the kernel store, and into "
+        "which Ref?"
     ),
     "race": "Steps of a parallel axis write the same block. What does `parallel` promise to the compiler?",
     "unwaited hang hbm-load hbm-store": (

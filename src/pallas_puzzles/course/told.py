@@ -41,7 +41,7 @@ def told(findings: "Sequence[Finding]", found: Sequence[Correction], files: Mapp
 
 
 # Kinds that see that something is wrong, and not how it came about.
-_SAYS_LITTLE = frozenset("structure shape dtype moved unread unused rounding values".split())
+_SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values".split())
 
 
 def _sentence(correction: Correction, places: int) -> str:
