@@ -17,7 +17,10 @@ def puzzle_2(nb: Any) -> Question:
         nb.vector_add_spec,
         normal((1280,)),
         normal((1280,)),
-        variants=[case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288))],
+        variants=[
+            case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288)),
+            case(normal((1056,)), normal((1056,)), b=32, about="many small blocks"),
+        ],
         budget=Budget(vmem_bytes=6_144),
     )
 

@@ -28,6 +28,9 @@ def puzzle_1(nb: Any) -> Question:
 
 
 def puzzle_2(nb: Any) -> Question:
+    def hide_after_spec(s: Any, last_seen: Any, first_key: Any) -> Any:
+        return jnp.where(first_key + jnp.arange(s.shape[1]) <= last_seen, s, -jnp.inf)
+
     return question(
         nb.causal_scores_spec,
         normal((1, 2, 192, 128), "bfloat16"),
@@ -37,6 +40,8 @@ def puzzle_2(nb: Any) -> Question:
             case(normal((1, 2, 256, 64)), normal((1, 2, 128, 64)), bq=32, about="128 queries see nothing"),
         ],
         budget=Budget(hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16),
+        # decoding has one number for all rows, and keys that begin anywhere
+        claims=[helper_claim(nb.hide_after, hide_after_spec, normal((8, 128)), np.int32(270), np.int32(200))],
     )
 
 

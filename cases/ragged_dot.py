@@ -59,6 +59,7 @@ def puzzle_2a(nb: Any) -> Question:
         sizes(100, 100, 824),
         variants=[
             *[case(*each.inputs, about=each.about) for each in GROUPINGS],
+            case(sizes(30_000, 20_000, 7), about="offsets beyond 16 bits"),
             case(groups(40, 999), budget=Budget(operations=40)),
         ],
         kernel=False,

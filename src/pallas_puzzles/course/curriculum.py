@@ -256,6 +256,21 @@ def bare_signature(function: ast.FunctionDef) -> str:
     return f"{function.name}({ast.unparse(bare.args)})"
 
 
+def called_alike(function: ast.FunctionDef, signature: str) -> bool:
+    """Whether a function takes all that one of this signature takes, its first arguments by other names or as *args."""
+    (other,) = ast.parse(f"def {signature}: pass").body
+    assert isinstance(other, ast.FunctionDef)
+    mine, theirs = function.args, other.args
+    count, wanted = (len(args.posonlyargs) + len(args.args) for args in (mine, theirs))
+    named = {arg.arg for arg in mine.kwonlyargs}
+    return (
+        (count == wanted or (mine.vararg is not None and count < wanted))
+        and len(mine.defaults) >= len(theirs.defaults)
+        and (mine.kwarg is not None or named >= {arg.arg for arg in theirs.kwonlyargs})
+        and (theirs.vararg is None or mine.vararg is not None)
+    )
+
+
 def top_functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 

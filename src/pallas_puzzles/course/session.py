@@ -24,6 +24,7 @@ from .curriculum import (
     Puzzle,
     ast_equal,
     bare_signature,
+    called_alike,
     check_in,
     find_check,
     given_sources,
@@ -234,7 +235,7 @@ class _Session:
         for hole, each in fills.items():
             assert isinstance(each.node, ast.FunctionDef)
             theirs, ours = bare_signature(each.node), signature(puzzle, hole)
-            if theirs != ours:
+            if theirs != ours and not called_alike(each.node, ours):
                 raise CurriculumError(
                     f"{name}:{each.node.lineno}: {theirs} is not what {puzzle.id} asks for: write it as {ours}"
                 )
