@@ -324,8 +324,10 @@ def puzzle_10(nb: Any) -> Question:
             ),
             case(
                 *grads_case(1, 1, 160, 288, 128, "bfloat16"),
-                bq=48,
-                budget=Budget(hbm_bytes=1_897_984, flops=150_000_000, mxu_bits=16, calls=4),
+                bq=128,
+                bkv=256,
+                budget=Budget(hbm_bytes=962_304, flops=245_000_000, mxu_bits=16, calls=4, grid_steps=14),
+                about="large blocks",
             ),
         ],
         budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4, output_stores=1),
