@@ -197,7 +197,7 @@ def _where_bytes_go(run: "Run", costs: "list[Figures]") -> list[str]:
     names = [f"{trace.call.name}, " if len(costs) > 1 else "" for trace in run.traces]
     rows = sorted(((name, r) for name, c in zip(names, costs, strict=True) for r in c.operands), key=_most_bytes)
     return [
-        f"{name}{r.operand.name}: {r.moves} moves of {_block(r)}, {human_bytes(r.hbm_bytes)} "
+        f"{name}{r.operand.name}: {r.moves} moves of {_block(r)} {r.operand.dtype}, {human_bytes(r.hbm_bytes)} "
         f"({r.hbm_bytes / max(1, r.once_bytes):.2g} times the array)"
         for name, r in rows[:4]
     ]

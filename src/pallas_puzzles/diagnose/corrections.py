@@ -3,7 +3,8 @@
 import ast
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .differences import Difference, Functions, Path, applied
@@ -11,6 +12,8 @@ from .differences import Difference, Functions, Path, applied
 _SHOWN = 60  # characters: more than that is not told, it is for the reader to write
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
 _BARE = 8  # characters that say nothing without what stands around them
+_MODULES = frozenset("jax jnp np pl pltpu lax".split())
+_LITTLE = 3  # parts that differ: more of them do not explain a difference
 _CONTEXT = 44  # characters of what stands around a small difference
 
 
@@ -129,7 +132,30 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str]) -> tuple[
         return f"`{new}` is missing here" if short_new else "something is missing here", short_new
     if short_new:
         return f"`{old}` should be `{new}`" if short_old else f"this should be `{new}`", True
-    return f"`{old}` is what is wrong" if short_old else "this is what is wrong", False
+    wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
+    return wrong + _used(was, should), False
+
+
+def _used(was: Any, should: Any) -> str:
+    """What only one of two programs uses, where that is little: a hint at how they differ."""
+    mine, theirs = (Counter(_parts(node)) for node in (was, should))
+    missing, extra = ([f"`{part}`" for part in a - b] for a, b in ((theirs, mine), (mine, theirs)))
+    if not 0 < len(missing) + len(extra) <= _LITTLE:
+        return ""
+    needs, spare = " and ".join(missing), " and ".join(extra)
+    without = f"and not use {spare}" if needs else f"it should not use {spare}"
+    return ": " + ", ".join([*([f"it needs {needs}"] if needs else []), *([without] if spare else [])])
+
+
+def _parts(node: ast.AST) -> Iterator[str]:
+    """The names, numbers and functions in a program."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and each.id not in _MODULES:
+            yield each.id
+        elif isinstance(each, ast.Attribute):
+            yield each.attr
+        elif isinstance(each, ast.Constant) and isinstance(each.value, int | float):
+            yield repr(each.value)
 
 
 def _stores(was: Any, should: Any) -> tuple[str, str] | None:

@@ -67,8 +67,8 @@ def narrow_places(trace: Trace, number: int) -> Iterator[Narrow]:
     for eqn in narrow_arithmetic(call.kernel):
         name = NARROWED[eqn.primitive.name]
         words = (
-            f"A {name} is done in 16-bit {_made(eqn)}, and each of its results is rounded: cast what goes into it "
-            "first (.astype(jnp.float32)), and back once at the end."
+            f"{'An' if name[0] in 'aeiou' else 'A'} {name} is done in 16-bit {_made(eqn)}, and each of its results is "
+            "rounded: cast what goes into it first (.astype(jnp.float32)), and back once at the end."
         )
         yield Narrow(name, words, line_of(eqn))
     for eqn in rounded_operands(call.kernel):

@@ -230,8 +230,8 @@ def _lost(w: Wrong, wrong: Sequence[Block]) -> Iterator[Finding]:
             before, event = found
             cause = (
                 f"{name} is overwritten: step {event.step} stores into all of it before anybody has read what step "
-                f"{before} stored, so that is lost. Add to it instead ({name}[...] += ...), and set it to its "
-                f"starting value {first_step_test(w.trace, name)}."
+                f"{before} stored, so that is lost. Combine the two instead ({name}[...] += ... for a sum), and set "
+                f"it to its starting value {first_step_test(w.trace, name)}."
             )
             index = w.trace.steps[event.step]
             block = w.trace.blocks[w.k][event.step]
