@@ -232,7 +232,7 @@ show(vector_add, normal((1280,)), normal((1280,)))
 #
 # ### Theory
 #
-# A server keeps the keys of its conversations in pages, wherever memory was free. Sorting 1 GiB of pages first would
+# A server keeps the keys of its conversations in pages, wherever memory is free. Sorting 1 GiB of pages first would
 # read and write 2 GiB: 2.6 ms at the 820 GB/s of a v5e. It is cheaper to tell the copy where to look.
 #
 # The function inside a `BlockSpec` does that. It is called an **index map**. It takes the grid index of the step, one
@@ -355,7 +355,7 @@ def transpose_kernel(x_ref, o_ref):
 
 
 def transpose_out_map(i, j):
-    # Return the row and the column of the tile of the result that step (i, j) fills.
+    # Step (i, j) fills one tile of the result. Return the row and the column of that tile.
     pass  # YOUR CODE HERE
 
 
@@ -544,9 +544,9 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 #
 # ### Theory
 #
-# How large should a block be? Every step has a fixed cost: about 0.25 us on a v5e, worked out from the times in JAX's
-# matmul guide. 8192 rows in blocks of 8 are 1024 steps: 0.26 ms. In blocks of 256 they are 32 steps: 8 us. So make
-# blocks large. VMEM sets the limit.
+# The block size decides how many steps there are, and every step has a fixed cost: about 0.25 us on a v5e, worked out
+# from the times in JAX's matmul guide. 8192 rows in blocks of 8 are 1024 steps: 0.26 ms. In blocks of 256 they are 32
+# steps: 8 us. So make blocks large. VMEM sets the limit.
 #
 # VMEM holds more than the blocks of one step. While the kernel works on a step, the blocks of the next step are on
 # their way in, and the results of the last step are on their way out:
@@ -775,7 +775,7 @@ check("basics/7", distance_bias)
 #
 # Every block has its full shape, at the edge too. On the way out, the part beyond the edge is **dropped**: you cannot
 # damage anything there. On the way in, the part beyond the edge is **garbage**: any bits at all. They may be NaN, or
-# look like a normal number.
+# look like a normal number. (NaN is the kind one: you notice it.)
 #
 # Often that is no problem: garbage columns turn into garbage columns, and are dropped. It is a problem when garbage and
 # data meet in the same number, as in a mean over rows.
@@ -1304,9 +1304,9 @@ check("basics/12", fused_linear)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Bias, activation, scaling: do it to the finished tile, and the result is spared a second trip. This is
-# what people mean by a fused kernel. One thing is left. The same arithmetic can still read seven times as many bytes as
-# it has to.
+# **Takeaway.** Bias, activation, scaling: work on the finished tile, and you save the result a second trip to HBM. This
+# is what people mean by a fused kernel. One thing is left. The same arithmetic can still read seven times as many bytes
+# as necessary.
 
 # %% [markdown]
 # ## Puzzle 13: Fewer bytes
@@ -1328,9 +1328,9 @@ check("basics/12", fused_linear)
 # That makes two copies of `x` blocks and six of `y` blocks. The operand that belongs to the outer loop comes in once.
 # The other one comes in again for every turn of that loop.
 #
-# Does it matter? Take 8192 x 1024 times 1024 x 4096 in bfloat16, with tiles of 128 x 1024. With rows outside, the
-# inputs cost 16 + 64 x 8 = 528 MiB. With columns outside, they cost 8 + 4 x 16 = 72 MiB. At 820 GB/s that is 0.68 ms
-# against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the
+# The difference is large. Take 8192 x 1024 times 1024 x 4096 in bfloat16, with tiles of 128 x 1024. With rows outside,
+# the inputs cost 16 + 64 x 8 = 528 MiB. With columns outside, they cost 8 + 4 x 16 = 72 MiB. At 820 GB/s that is 0.68
+# ms against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the
 # other does not.
 
 

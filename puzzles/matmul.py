@@ -199,10 +199,10 @@ check("matmul/2", k_loop)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The wiring is that of basics.py Puzzle 10, with `pl.cdiv` where a size may be ragged. For the words, write down the
-# output blocks of a few steps: (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0). Two steps that share an output block must
-# stay in order. Along which axes does the block change? About `K`: what lies beyond the edge of `x` is garbage, and
-# garbage times anything is garbage. Into which sums does it go?
+# The wiring is that of basics.py Puzzle 10, with `pl.cdiv` where a size may be ragged. To choose the words, write down
+# the output blocks of a few steps: (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0). Two steps that share an output block
+# must stay in order. Along which axes does the block change? About `K`: beyond the edge of `x` there is garbage, and
+# garbage times anything is garbage. Into which sums would it go?
 #
 # </details>
 #
@@ -534,11 +534,11 @@ check("matmul/5", linear)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Along which dimension does `k` run in `x_ref`, and along which in `w_ref`? The rows of `w_ref` are left, and become
-# the columns of the result. For the block of `w`, follow the drawing: which of the three grid indices says how far down
-# it lies, and which one how far across? In blocks of (128, 256), the block with rows 128 to 255 and columns 512 to 767
-# of `w` has the number (1, 2). (`jnp.dot` of two matrices sums the last dimension of the first against the first of the
-# second, so it would need the tile transposed.)
+# Along which dimension does `k` run in `x_ref`, and along which in `w_ref`? The rows of `w_ref` become the columns of
+# the result. For the block of `w`, follow the drawing: which of the three grid indices says how far down it lies, and
+# which one how far across? In blocks of (128, 256), the block with rows 128 to 255 and columns 512 to 767 of `w` has
+# the number (1, 2). (`jnp.dot` of two matrices sums the last dimension of the first against the first of the second, so
+# it would need the tile transposed.)
 #
 # </details>
 #
@@ -616,16 +616,16 @@ check("matmul/5", linear)
 # So it is one multiplication per element: 4 bytes in, 4 out, 0.125 FLOP per byte. 128 MiB take 0.16 ms. This is the
 # left end of the roofline, where **bytes are the only cost**. So read once, write once.
 #
-# The same holds backward. `g` is the gradient of the loss with respect to the result. `db` is like the forward pass,
-# and `da` has one number for each row:
+# The same is true backward. Let `g` be the gradient of the loss with respect to the result. Then `db` is like the
+# forward pass, and `da` has one number for each row:
 #
 # ```text
 #     db[m, n] = a[m] g[m, n]          da[m] = sum over n of  b[m, n] g[m, n]
 # ```
 #
-# Both need `g`, and two kernels would read it twice. The wiring is given: `jax.custom_vjp` has a forward and a backward
-# function. The forward one returns the result, and whatever the backward one needs. The backward one gets that and `g`,
-# and returns a gradient for each input.
+# Both need `g`, and two kernels would read it twice. The wiring is given. The forward function of `jax.custom_vjp`
+# returns the result, and whatever the backward function needs. The backward function gets that and `g`, and returns a
+# gradient for each input.
 
 
 # %%
@@ -742,17 +742,17 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 # %% [markdown]
 # ## Puzzle 7: How much work is worth a branch?
 #
-# **Goal.** Half of a transformer block's feed-forward layer in one kernel: `r + gelu(x @ w + bias)`. Write the kernel
-# and the index map of the residual `r`.
+# **Goal.** Compute half of a transformer block's feed-forward layer in one kernel: `r + gelu(x @ w + bias)`. Write the
+# kernel and the index map of the residual `r`.
 #
 # ### Theory
 #
 # You know the epilogue from basics.py Puzzle 12: work on the finished tile in VMEM saves a round trip. For 8192 x 8192
 # bfloat16 that is 256 MiB, 0.33 ms on a v5e.
 #
-# But *when* does it run? If you follow Puzzle 3, it runs at every step, on drafts that nobody reads. For a cast that
-# was cheap. GELU is a dozen operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024 x
-# 512:
+# What matters is *when* it runs. If you follow Puzzle 3, it runs at every step, on drafts that nobody reads. For a cast
+# that was cheap. GELU is a dozen operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024
+# x 512:
 #
 # ```text
 #     bundles per step, mean             v5e                v6e
@@ -878,9 +878,9 @@ check("matmul/7", gelu_residual)
 #
 # ### Theory
 #
-# How strongly does a layer fire? Take 16,384 tokens and a feed-forward layer of 28,672. `x @ w` has 470 million
-# elements, 1.75 GiB in float32, and you want 16,384 numbers. Written and read again, the product alone takes 4.6 ms on
-# a v5e. So finish a tile of it, square it, sum it along its rows, and forget it.
+# You want to know how strongly a layer fires. Take 16,384 tokens and a feed-forward layer of 28,672. `x @ w` has 470
+# million elements, 1.75 GiB in float32, and you need only 16,384 numbers. Written and read again, the product alone
+# takes 4.6 ms on a v5e. So finish a tile of it, square it, sum it along its rows, and forget it.
 #
 # Backward, the gradient needs all of `h = relu(x @ w)` again. You can store it, or **compute it again**, tile by tile.
 # An element stored in bfloat16 is written once, and read by the two kernels that need it: 6 bytes. In that time a v5e
@@ -959,7 +959,7 @@ def row_energy_grads(x, w, g, *, bm, bn):
     )(x, w, g)
     dw = pl.pallas_call(
         dw_kernel,
-        grid=(N // bn, M // bm),  # dw sums over m, so rows run inside
+        grid=(N // bn, M // bm),  # dw sums over m, so rows are the inner loop
         in_specs=[
             pl.BlockSpec((bm, K), lambda j, i: (i, 0)),
             pl.BlockSpec((K, bn), lambda j, i: (0, j)),
@@ -979,7 +979,7 @@ def row_energy(x, w, bm, bn):
 
 
 def row_energy_fwd(x, w, bm, bn):
-    return row_energy(x, w, bm, bn), (x, w)  # the residuals: what went in, and nothing of (M, N)
+    return row_energy(x, w, bm, bn), (x, w)  # the residuals are the inputs, and nothing of shape (M, N)
 
 
 def row_energy_bwd(bm, bn, residuals, g):
@@ -1074,8 +1074,8 @@ check("matmul/8", energy_and_grads)
 # %% [markdown]
 # ## Puzzle 9: Backward
 #
-# **Goal.** Compute the gradients of `y = x @ w`. They are two more products, from one kernel that you tell what to sum
-# over.
+# **Goal.** Compute the gradients of `y = x @ w`. They are two more products. Write one kernel for both, and tell it
+# what to sum over.
 #
 # ### Theory
 #
@@ -1467,10 +1467,10 @@ check("matmul/11", sparse_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many steps of row i are live? The difference of two neighbours in `starts`. In the others you may add nothing. But
-# do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: at the end of a row, which
-# slot is in VMEM already? It is the last one before the next row starts. Is that also true for a row without blocks?
-# And for such a row when it comes first, with nothing before it?
+# The difference of two neighbours in `starts` says how many steps of row i are live. In the others you may add nothing.
+# But do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: at the end of a row,
+# which slot is in VMEM already? It is the last one before the next row starts. Is that also true for a row without
+# blocks? And for such a row when it comes first, with nothing before it?
 #
 # </details>
 #
@@ -1544,8 +1544,7 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 #
 # ### Theory
 #
-# Larger tiles have more intensity, so should you take the largest? For bytes, in Puzzle 4, that was right. Time has two
-# more terms:
+# Larger tiles have more intensity. For bytes, in Puzzle 4, the largest tiles were the best. Time has two more terms:
 #
 # ```text
 #     MXU   |      #########################################
@@ -1571,7 +1570,7 @@ class Chip(NamedTuple):
     flops_per_s: float
     hbm_bytes_per_s: float
     vmem_bytes: int  # what a plan may use
-    step_s: float  # seconds that every step takes beside its work
+    step_s: float  # seconds that every step takes in addition to its work
 
 
 # VMEM: a plan may use half of what the chip has. The compiler needs some, too; the last cell gives it three quarters.
@@ -1610,9 +1609,10 @@ check("matmul/12", planned_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take the worked number beside the hole apart: 805 us are 2 M N K FLOPs at 1e12 a second, 16 steps are 2 x 2 x 4. Which
-# blocks make the fill, and how many bytes are they? Copies and MXU run at the same time. Only the fill has nothing to
-# hide behind, so it comes out of one term and goes in as another. Which kernel would you get if steps cost nothing?
+# Take apart the worked example in the comment of `plan_time`: 805 us are 2 M N K FLOPs at 1e12 a second, 16 steps are 2
+# x 2 x 4. Which blocks make the fill, and how many bytes are they? Copies and MXU run at the same time. Only the fill
+# has nothing to hide behind, so it comes out of one term and goes in as another. Which kernel would you get if steps
+# cost nothing?
 #
 # </details>
 #
@@ -1694,10 +1694,10 @@ else:
 # %% [markdown]
 # ## What you built
 #
-# You built a matmul from the tile up: with transposes that cost nothing, an epilogue that runs once, its own gradients,
-# and int8 and sparse versions. You also built the model that says how far each is from the hardware's limit. Two
-# numbers were printed for 4096 x 4096 x 4096, and they say different things. The compiler's schedule of your kernel,
-# step for step, takes 1.00 times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds what
+# You built a matmul from the tile up: with transposes that cost nothing, an epilogue that runs once per tile, its own
+# gradients, and int8 and sparse versions. You also built the model that says how far each is from the hardware's limit.
+# Two numbers were printed for 4096 x 4096 x 4096, and they say different things. The compiler's schedule of your
+# kernel, step for step, takes 1.00 times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds what
 # surrounds the steps, the fill and the cost of starting each: 1.03 times on a v5e, 1.12 times on a v6e. On the v5e that
 # is 21 us beside 698 us of MXU; on the v6e it is 14 beside 149. The faster the chip, the more it counts. By your model,
 # no other tiles take less. What does it say of 8192 x 8192 x 8192?

@@ -510,8 +510,8 @@ check("softmax/4", wide_softmax)
 # (Still hungry? Walk the second sweep backwards, and its first block is already there. The snake of basics.py Puzzle 13
 # makes it 168.)
 #
-# So much for bytes. How much time is that? `tpu_report` asks the TPU's own compiler. It needs no TPU; if the compiler
-# is missing, the report says what to install. Here is your kernel on 1 GiB of scores. Its **roof** is the time that its
+# So much for bytes; now for time. `tpu_report` asks the TPU's own compiler. It needs no TPU; if the compiler is
+# missing, the report says what to install. Here is your kernel on 1 GiB of scores. Its **roof** is the time that its
 # bytes take: 3.93 ms for 3 GiB on a v5e, and 1.96 ms on a v6e. With blocks of (256, 2048) the estimate for the solution
 # is 4.18 ms, and 2.22 ms with `tpu="v6e"`. That is 94% and 88% of the roof. The rest is the cost of 1024 steps, 0.25 us
 # each (basics.py Puzzle 6). The check uses blocks of (8, 128). They make 524,288 steps, and the estimate for a v5e is
@@ -1133,9 +1133,9 @@ check("softmax/8", layer_norm_vjp)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** LayerNorm now works in both directions, and `jax.grad` uses your kernel for the way back. A backward
-# pass has to move at least `x` and `g` in, `dx` out, and small change. Yours moves exactly that. See how the last two
-# outputs stay where they are:
+# **Takeaway.** LayerNorm now works in both directions, and `jax.grad` uses both of your kernels. A backward pass has to
+# move at least `x` and `g` in, `dx` out, and small change. Yours moves exactly that. See how the last two outputs stay
+# where they are:
 
 # %%
 show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), normal((48, 384)))
@@ -1378,8 +1378,8 @@ check("softmax/10", ragged_loss)
 show(ragged_loss, normal((32, 1000), "bfloat16"), integers((32, 1), 0, 1000))
 
 # %% [markdown]
-# What about GPT-2's real vocabulary, for 8192 tokens, on a v6e? These are the compiler's estimates for the solutions at
-# real sizes, and the roofs, in ms:
+# The next cell takes GPT-2's real vocabulary, for 8192 tokens, on a v6e. These are the compiler's estimates for the
+# solutions at real sizes, and the roofs, in ms:
 #
 # ```text
 #                                                            v5e                  v6e
