@@ -744,9 +744,10 @@ check("basics/7", distance_bias)
 
 # %% [markdown]
 # **Takeaway.** A position in the array is the step times the block size, plus the position in the block. You will write
-# this line again and again. Whatever you can compute from positions, you need not store: causal masks, for example.
-# When you want to see inside a kernel, `pl.debug_print("row {}", pl.program_id(0))` prints a number at every step.
-# Next: what if the blocks do not divide the array?
+# this line again and again. Whatever you can compute from positions, you need not store: causal masks, for example. To
+# see inside a kernel, write `pl.debug_print("row {}", pl.program_id(0))` into it and call
+# `distance_bias(jnp.zeros((96, 512)))` yourself: every step prints a line. Next: what if the blocks do not divide the
+# array?
 
 # %% [markdown]
 # ## Puzzle 8: The ragged edge
