@@ -10,15 +10,17 @@
 # %% [markdown]
 # # Pallas basics: from one line to a fused matmul
 #
-# Thirteen puzzles from here you will have written tiled matrix multiplications: with the sum kept on the chip, over a
-# batch, with bias and GELU applied before a single result leaves, and within a budget of bytes. They are the skeleton
-# of the kernels inside real models.
+# In thirteen puzzles you write tiled matrix multiplications: with the sum kept on the chip, over a batch, with bias and
+# GELU applied before the result leaves the chip, and within a budget of bytes. Kernels inside real models have the same
+# skeleton.
 #
-# You need to know JAX and NumPy. You need no TPU: your kernels run here exactly as you would ship them, simulated.
+# You need to know JAX and NumPy. You do not need a TPU: your kernels run here in a simulator, exactly as you would ship
+# them.
 #
-# Each puzzle is a function whose body says `YOUR CODE HERE`. Fill it and run the `check` below it: it runs your kernel
-# one step at a time, says what is off and, where it can, names the step and your line. Stuck? Three hints are folded
-# away under every check: a nudge, the pattern, the solution. `show` draws what your kernel did. Nobody is timing you.
+# Each puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it. The check runs
+# your kernel one step at a time and says what is wrong. Where it can, it names the step and your line. Stuck? Three
+# hints are folded away under every check: a nudge, the pattern, the solution. `show` draws what your kernel did. Nobody
+# is timing you.
 
 # %%
 import functools
@@ -40,14 +42,14 @@ setup()  # a real TPU if there is one, else JAX's simulator of one
 #
 # ### Theory
 #
-# One attention head over 8192 tokens has 8192 x 8192 scores: 256 MiB of float32. You would like them never to be
-# stored. `jit` has no word for that wish. In Pallas, what is stored where is up to you.
+# One attention head over 8192 tokens has 8192 x 8192 scores: 256 MiB of float32. You would like to use them without
+# ever storing them. `jit` gives you no way to ask for that. In Pallas, you decide what is stored where.
 #
-# Two memories matter. **HBM** is large and slow (16 GB on a TPU v5e): your arrays live there. **VMEM** is small and
+# Two memories matter. **HBM** is large and slow (16 GB on a TPU v5e). Your arrays live there. **VMEM** is small and
 # fast (a kernel on a v5e gets 16 MiB unless it asks for more).
 #
-# A **kernel** is a function that computes there. The call that takes it from HBM to HBM is given, in `add_ten`; its
-# arguments come one at a time, in the puzzles that need them. It does this:
+# A **kernel** is a function that computes in VMEM. The call that runs it on arrays in HBM is given, in `add_ten`. Later
+# puzzles explain its arguments, one at a time. The call does this:
 #
 # ```text
 #     HBM      x                       result
@@ -57,8 +59,8 @@ setup()  # a real TPU if there is one, else JAX's simulator of one
 # ```
 #
 # `x_ref` and `o_ref` are **Refs**: buffers in VMEM, not arrays. `ref[...]` reads a buffer and gives you an array.
-# `ref[...] = value` overwrites it, with an array of exactly its shape and dtype. A kernel returns nothing; it leaves
-# its result in `o_ref`, which starts out as garbage.
+# `ref[...] = value` overwrites the buffer; the value must have exactly its shape and dtype. A kernel returns nothing.
+# It leaves its result in `o_ref`, which starts out as garbage.
 
 
 # %%
@@ -72,20 +74,20 @@ def add_ten_kernel(x_ref, o_ref):
 
 
 def add_ten(x: Float[Array, "N"]) -> Float[Array, "N"]:
-    # pallas_call makes a function of your kernel. out_shape: shape and dtype of its result, a description without data
+    # pallas_call turns your kernel into a function. out_shape describes the result: its shape and dtype, but no data
     return pl.pallas_call(add_ten_kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
 
 # %%
-# Budget for x (640,): calls=1. Inputs are drawn at random. A budget says what an answer may use; here, one pallas_call.
+# Budget for x (640,): calls=1. The inputs are random. A budget limits what an answer may use: here, one pallas_call.
 check("basics/1", add_ten)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# There are two things to do: get numbers out of one buffer, and put numbers into the other. Mind the second.
-# `o_ref = something` is ordinary Python: it points the *name* `o_ref` at something else, and the buffer never hears
-# of it. What does the theory offer instead?
+# You have to read numbers from one buffer and write numbers into the other. Be careful with the second.
+# `o_ref = something` is ordinary Python: it makes the *name* `o_ref` point to something else, and the buffer does not
+# change. What does the theory offer instead?
 #
 # </details>
 #
@@ -109,8 +111,8 @@ check("basics/1", add_ten)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A kernel fills buffers; `pallas_call` does the moving. Between reading and writing you use `jnp`. (Not
-# all of it exists on a TPU. The check tells you.) But `x` had to fit into VMEM as a whole. What if it does not?
+# **Takeaway.** A kernel fills buffers; `pallas_call` does the copying. Between reading and writing you use `jnp`. (Some
+# of `jnp` does not exist on a TPU. The check tells you.) But all of `x` had to fit into VMEM. What if it does not?
 
 # %% [markdown]
 # ## Puzzle 2: Add two vectors, block by block
@@ -119,12 +121,13 @@ check("basics/1", add_ten)
 #
 # ### Theory
 #
-# A vector of 4 Mi (2^22) float32 is 16 MiB: it alone fills the VMEM of Puzzle 1, and an addition needs three. So cut.
+# A vector of 4 Mi (2^22) float32 is 16 MiB. It fills the VMEM of Puzzle 1 all by itself, and an addition needs three of
+# them. So you cut them into blocks.
 #
 # Two more arguments of `pallas_call` do that. On a TPU the **grid** is a loop around the kernel: `grid=(5,)` means five
-# **steps**, one after the other, like `for i in range(5)`. (Several axes are a nest of loops, the last axis innermost.)
-# A **`pl.BlockSpec`** says, for one array, which block of it lies in VMEM at step `i`.
-# `pl.BlockSpec((b,), lambda i: (i,))` reads: blocks of `b` elements; at step `i`, block number `i`.
+# **steps**, one after the other, like `for i in range(5)`. (Several axes are nested loops; the last axis is the
+# innermost.) A **`pl.BlockSpec`** says which block of one array is in VMEM at step `i`.
+# `pl.BlockSpec((b,), lambda i: (i,))` means: blocks of `b` elements, and block number `i` at step `i`.
 #
 # ```text
 #     x       [  0  |  1  |  2  |  3  |  4  ]      HBM
@@ -140,8 +143,8 @@ check("basics/1", add_ten)
 #     result  [  0  |  1  |  2  |  3  |  4  ]      HBM
 # ```
 #
-# For now: before a step its input blocks are copied in, after it its output block is copied out. (Puzzle 5 tells when a
-# copy is spared.) The kernel receives its Refs in the order inputs, then outputs.
+# For now: before each step its input blocks are copied in, and after it its output block is copied out. (Puzzle 5 says
+# when a copy is skipped.) The kernel receives its Refs in this order: inputs, then outputs.
 
 
 # %%
@@ -173,16 +176,16 @@ def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> F
 
 
 # %%
-# Budget for x (1280,), y (1280,): vmem_bytes=6_144. vmem_bytes: three blocks of b float32 numbers, each counted twice;
-# Puzzle 6 tells why.
+# Budget for x (1280,), y (1280,): vmem_bytes=6_144. vmem_bytes: three blocks of b float32 numbers, each counted twice.
+# Puzzle 6 says why.
 check("basics/2", vector_add)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The kernel never sees the vectors, only `b` elements of each: write it as if the world were that small. For the grid,
-# count blocks: every step fills one block of the result, and nothing but a step fills a block. Too few steps, and
-# blocks keep their garbage. Too many, and a step works on a block that does not exist; the TPU compiler will not
+# The kernel never sees the vectors, only `b` elements of each. Write it as if the world were that small. For the grid,
+# count blocks: every step fills one block of the result, and nothing but a step fills a block. With too few steps, some
+# blocks keep their garbage. With too many, a step works on a block that does not exist, and the TPU compiler does not
 # notice.
 #
 # </details>
@@ -214,8 +217,9 @@ check("basics/2", vector_add)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Blocks of 256 elements add vectors of any length (Puzzle 8 sees to what is left over): VMEM no longer
-# knows how long they are. See for yourself; step through it, and watch which block of each array is in VMEM.
+# **Takeaway.** With blocks of 256 elements you can add vectors of any length (Puzzle 8 deals with the rest, if 256 does
+# not divide it). VMEM use no longer depends on their length. See for yourself: step through the picture, and watch
+# which block of each array is in VMEM.
 
 # %%
 show(vector_add, normal((1280,)), normal((1280,)))
@@ -228,11 +232,11 @@ show(vector_add, normal((1280,)), normal((1280,)))
 #
 # ### Theory
 #
-# A server keeps the keys of its conversations in pages, wherever memory was free. Putting 1 GiB of them in order first
-# would read and write 2 GiB: 2.6 ms at the 820 GB/s of a v5e. Better to tell the copy where to look.
+# A server keeps the keys of its conversations in pages, wherever memory is free. Sorting 1 GiB of pages first would
+# read and write 2 GiB: 2.6 ms at the 820 GB/s of a v5e. It is cheaper to tell the copy where to look.
 #
 # The function inside a `BlockSpec` does that. It is called an **index map**. It takes the grid index of the step, one
-# argument per grid axis. It returns which block this step gets: a tuple with one block *number* per dimension of the
+# argument per grid axis. It returns the block for this step: a tuple with one block *number* per dimension of the
 # array. Pallas multiplies by the block size: with blocks of 256, block number 2 starts at element 512.
 #
 # ```text
@@ -242,8 +246,9 @@ show(vector_add, normal((1280,)), normal((1280,)))
 #     result         [ p4 | p3 | p2 | p1 | p0 ]
 # ```
 #
-# JAX traces an index map, as it does under `jit`: arithmetic works, a Python `if` or a list indexed with `i` does not.
-# And the block has to exist: negative numbers do not count from the end, and the TPU compiler does not even notice.
+# JAX traces an index map, just as `jit` traces a function. Arithmetic works; a Python `if`, or a list indexed with `i`,
+# does not. And the block has to exist: negative numbers do not count from the end, and the TPU compiler does not notice
+# them.
 
 
 # %%
@@ -305,9 +310,9 @@ check("basics/3", reverse_pages)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The index map moves no data: it only aims the copies that happen anyway. Your reversal costs the 10,240
-# bytes of a plain copy, 5,120 in and 5,120 out. Pages in any
-# order that can be computed from `i` come in for the price of a plain copy.
+# **Takeaway.** An index map moves no data. It only tells the copies, which happen anyway, where to read. Your reversal
+# costs the 10,240 bytes of a plain copy, 5,120 in and 5,120 out. So does any other order of pages that you can compute
+# from `i`.
 
 # %% [markdown]
 # ## Puzzle 4: Transpose, tile by tile
@@ -317,8 +322,8 @@ check("basics/3", reverse_pages)
 # ### Theory
 #
 # Transposing 8192 x 8192 float32 in one go would take 256 MiB of VMEM for the matrix and as much for the result. A tile
-# of 128 x 256 takes 128 KiB. The grid gets two axes, `i` down and `j` across, and by Puzzle 2 the steps come row by
-# row. Index maps now take two arguments and return two block numbers.
+# of 128 x 256 takes 128 KiB. The grid now has two axes: `i` goes down, `j` goes across. `j` is the inner loop (Puzzle
+# 2), so the steps go row by row. Index maps now take two arguments and return two block numbers.
 #
 # ```text
 #     x (M, N)                       result (N, M)
@@ -334,9 +339,9 @@ check("basics/3", reverse_pages)
 #      the number of the step          which step writes where?
 # ```
 #
-# How small may a tile be? A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the last two sizes of a
+# Tiles have a smallest size. A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the last two sizes of a
 # block must be **multiples of 8 and of 128**, or span the whole array in that dimension. Anything else is refused.
-# Tiles of 8 x 128 would suit `x`, but not the result: its tiles are 128 x 8.
+# Tiles of 8 x 128 would suit `x`, but not the result: its tiles would be 128 x 8.
 
 
 # %%
@@ -350,7 +355,7 @@ def transpose_kernel(x_ref, o_ref):
 
 
 def transpose_out_map(i, j):
-    # Return the row and the column of the tile of the result that step (i, j) fills.
+    # Step (i, j) fills one tile of the result. Return the row and the column of that tile.
     pass  # YOUR CODE HERE
 
 
@@ -372,10 +377,10 @@ check("basics/4", transpose)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two things have to turn: the numbers inside a tile, and the place of the tile. Each is the business of one function,
-# and one without the other fails: leave out the first, and a tile does not fit into `o_ref`; leave out the second, and
-# some tiles land outside of the result. Follow step 1 through the drawing: its tile comes from the top right corner of
-# `x`. Into which corner of the result does that corner go?
+# Two things have to turn: the numbers inside a tile, and the place of the tile. Each of your two functions does one of
+# them, and one without the other fails. Without the first, a tile does not fit into `o_ref`. Without the second, some
+# tiles land outside the result. Follow step 1 through the drawing: its tile comes from the top right corner of `x`.
+# Into which corner of the result does that corner go?
 #
 # </details>
 #
@@ -408,8 +413,8 @@ check("basics/4", transpose)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Tiles, index maps, nested loops: you can now walk over any matrix in any pattern. So far every step
-# brought new blocks. The savings begin when one does not.
+# **Takeaway.** You have tiles, index maps and nested loops, so you can walk over any matrix in any order. So far every
+# step copied new blocks. You start to save when a step can keep an old one.
 
 # %% [markdown]
 # ## Puzzle 5: Scale the rows, shift the columns
@@ -419,16 +424,16 @@ check("basics/4", transpose)
 #
 # ### Theory
 #
-# Let `x` be 8192 x 4096 in float32. A shift per column is 4096 numbers, 16 KiB. Broadcast to the shape of `x` it would
-# be 128 MiB to read, as much as `x` itself.
+# Let `x` be 8192 x 4096 in float32. One shift per column is 4096 numbers, 16 KiB. Broadcast to the shape of `x`, the
+# shifts would be 128 MiB to read, as much as `x` itself.
 #
 # Every operand has its own BlockSpec, and an index map may ignore a grid axis. Then the block number stays the same
-# from one step to the next, and here is the rule that most of this notebook rests on:
+# from one step to the next. Most of this notebook rests on this rule:
 #
 # **A block is copied only when its number changes from one step to the next.**
 #
-# An input whose number stays is not fetched again. An output whose number stays keeps its place in VMEM, with what the
-# kernel wrote there; it goes back to HBM when the number changes, or after the last step. The output block that follows
+# An input block whose number stays is not fetched again. An output block whose number stays remains in VMEM, with what
+# the kernel wrote there. It goes back to HBM when the number changes, or after the last step. The next output block
 # starts out as garbage again.
 #
 # ```text
@@ -451,12 +456,12 @@ def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
 
 
 def scale_map(i, j):
-    # scale is (M, 1), cut into blocks of (bm, 1). Return the number of the one that tile (i, j) needs.
+    # scale is (M, 1), cut into blocks of (bm, 1). Return the number of the block that tile (i, j) needs.
     pass  # YOUR CODE HERE
 
 
 def shift_map(i, j):
-    # shift is (1, N), cut into blocks of (1, bn). Return the number of the one that tile (i, j) needs.
+    # shift is (1, N), cut into blocks of (1, bn). Return the number of the block that tile (i, j) needs.
     pass  # YOUR CODE HERE
 
 
@@ -468,8 +473,8 @@ def scale_shift(
     return pl.pallas_call(
         scale_shift_kernel,
         grid=(M // bm, N // bn),
-        # Sizes of 1 are fine here: they span the whole dimension. (On a TPU an (8, 1) block takes up a whole 8 x 128
-        # tile all the same; the VMEM figures of this notebook count elements.)
+        # Sizes of 1 are fine here: they span the whole dimension. (On a TPU an (8, 1) block still fills a whole 8 x 128
+        # tile. The VMEM figures in this notebook count elements only.)
         in_specs=[tile, pl.BlockSpec((bm, 1), scale_map), pl.BlockSpec((1, bn), shift_map)],
         out_specs=tile,
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -483,8 +488,8 @@ check("basics/5", scale_shift)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Stand at tile (2, 1) of `x`. It covers the rows of block row 2 and the columns of block column 1. Which of these does
-# a scale belong to, and which does a shift? In the other dimension there is a single block, so only one number is
+# Look at tile (2, 1) of `x`. It covers the rows of block row 2 and the columns of block column 1. Which of these does a
+# scale belong to, and which does a shift? In the other dimension there is a single block, so only one number is
 # possible there. The kernel is ordinary `jnp` broadcasting.
 #
 # </details>
@@ -524,9 +529,9 @@ check("basics/5", scale_shift)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Four blocks of scales, four copies: `j` runs inside, and the scales stay. But the three blocks of shifts
-# are copied twelve times, because each step brings the next one. Look at the moves below. Then guess what happens if
-# the two loops change places; Puzzle 13 makes you rich on it.
+# **Takeaway.** The four blocks of scales are copied four times: `j` is the inner loop, and while it runs, the scales
+# stay. The three blocks of shifts are copied twelve times, because each step needs the next one. Look at the copies
+# below. Then guess what happens if the two loops swap places. Puzzle 13 makes you rich on it.
 
 # %%
 show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
@@ -539,12 +544,12 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 #
 # ### Theory
 #
-# How large should a block be? A step costs something before it does anything: about a third of a microsecond, as
-# measured on a v5e. 8192 rows in blocks of 8 are 1024 steps: a third of a millisecond. In blocks of 256 they are 32
-# steps: about ten microseconds. So blocks should be large. VMEM sets the limit.
+# The block size decides how many steps there are, and every step has a fixed cost: about 0.25 us on a v5e, worked out
+# from the times in JAX's matmul guide. 8192 rows in blocks of 8 are 1024 steps: 0.26 ms. In blocks of 256 they are 32
+# steps: 8 us. So make blocks large. VMEM sets the limit.
 #
-# When is it full? While the kernel works on one step, the blocks of the next are on their way in, and the results of
-# the last one on their way out:
+# VMEM holds more than the blocks of one step. While the kernel works on a step, the blocks of the next step are on
+# their way in, and the results of the last step are on their way out:
 #
 # ```text
 #     time --->
@@ -553,15 +558,15 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 #     copy out            | 0 | 1 | 2 | 3 |
 # ```
 #
-# You write nothing for this; the grid brings it along. But a buffer cannot be filled and read at the same time. So
-# every block has **two buffers**, one in use and one in transit. (Just one, for a block that is the whole array with an
-# index map that returns the constant 0.)
+# You write no code for this: Pallas runs the copies beside your kernel. But a buffer cannot be filled and read at the
+# same time. So every block has **two buffers**, one in use and one in transit. (A block that is the whole array, with
+# an index map that returns the constant 0, has only one.)
 #
 # ```text
 #     VMEM  =  2 x (bytes of a block of x  +  of a block of g  +  of a block of the result)
 # ```
 #
-# A float32 has 4 bytes, a bfloat16 has 2. And a Ref knows its dtype: `.astype(o_ref.dtype)` makes a value fit.
+# A float32 has 4 bytes, a bfloat16 has 2. A Ref knows its dtype: `.astype(o_ref.dtype)` makes a value fit.
 
 
 # %%
@@ -575,8 +580,8 @@ def gated_kernel(x_ref, g_ref, o_ref):
 
 
 def gated(x: Float[Array, "M N"], g: Float[Array, "M N"], *, vmem_bytes: int = 262_144) -> BFloat16[Array, "M N"]:
-    # vmem_bytes: the VMEM you may fill. (Much less than 16 MiB here, so that small arrays will do.)
-    # x and g go in as they are, float32, and the result comes out as bfloat16.
+    # vmem_bytes: the VMEM you may fill. (It is much less than 16 MiB, so that small arrays are enough here.)
+    # x and g go in as they are, in float32. The result comes out in bfloat16.
     # 1. Blocks are (bm, N). Find bm: the largest multiple of 8 that divides M and keeps all buffers within vmem_bytes.
     # 2. Return the result of a pallas_call with that block. You know all of its arguments by now:
     #    kernel, grid, in_specs, out_specs, out_shape.
@@ -584,16 +589,16 @@ def gated(x: Float[Array, "M N"], g: Float[Array, "M N"], *, vmem_bytes: int = 2
 
 
 # %%
-# Budget for x (80, 384), g (80, 384): hbm_bytes=307_200, vmem_bytes=262_144, grid_steps=5, calls=1. grid_steps: as many
-# as the largest block that is allowed needs.
+# Budget for x (80, 384), g (80, 384): hbm_bytes=307_200, vmem_bytes=262_144, grid_steps=5, calls=1. grid_steps: the
+# number of steps with the largest block that fits.
 check("basics/6", gated)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start with what one row costs: how many bytes has it in `x`, in `g`, in the result, and how often does each of these
-# lie in VMEM? All sizes are plain Python integers when the function runs, so a loop over candidates is fine. For the
-# call, take Puzzle 4 as a model; a grid with one axis is enough, and all three operands can share one BlockSpec.
+# Start with one row. How many bytes does it have in `x`, in `g` and in the result, and how many buffers does each of
+# these have? All sizes are plain Python integers when the function runs, so you can loop over candidates. For the call,
+# take Puzzle 4 as a model. One grid axis is enough, and all three operands can share one BlockSpec.
 #
 # </details>
 #
@@ -642,8 +647,8 @@ check("basics/6", gated)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** That was a complete kernel, from an empty function. The copies run behind your arithmetic without a word
-# from you. What the kernel lacks is a sense of place: it cannot tell one block from another. Yet.
+# **Takeaway.** That was a complete kernel, written from an empty function. The copies run behind your arithmetic, and
+# you wrote nothing for that. What the kernel lacks is a sense of place: it cannot tell one block from another. Yet.
 
 # %% [markdown]
 # ## Puzzle 7: Which step am I?
@@ -653,13 +658,12 @@ check("basics/6", gated)
 #
 # ### Theory
 #
-# Some language models (look for ALiBi) tell near words from far ones in just this way. As an array, that bias for 8192
-# queries and 8192 keys is 256 MiB to read. But it follows from two numbers that the kernel can ask for: where it is in
-# the grid.
+# Some language models (look for ALiBi) use this to tell near words from far ones. Stored as an array, the bias for 8192
+# queries and 8192 keys is 256 MiB to read. But the kernel can compute it. It only has to know where in the grid it is.
 #
 # `pl.program_id(axis)` is the index of the current step along one axis of the grid. At step (2, 1), `pl.program_id(0)`
-# is 2 and `pl.program_id(1)` is 1. You need it because a kernel sees its block and nothing around it. Inside, rows are
-# numbered from 0, in every block:
+# is 2 and `pl.program_id(1)` is 1. You need it because a kernel sees its block and nothing around it. In every block,
+# rows are numbered from 0:
 #
 # ```text
 #     x, tiles of 32 x 128         the x_ref of step (2, 1)
@@ -673,9 +677,9 @@ check("basics/6", gated)
 #       +-----+-----+-----+      where is that in x?
 # ```
 #
-# A Ref has a `.shape`, as an array has. A program id is traced, so nothing that needs a Python number can be made from
-# it: `jnp.arange(8)` works in a kernel, and so does adding a program id to it; `jnp.arange(start, stop)` with one does
-# not.
+# A Ref has a `.shape`, like an array. A program id is traced, so you cannot use it where Python needs a number.
+# `jnp.arange(8)` works in a kernel, and you can add a program id to it. `jnp.arange(start, stop)` with a program id
+# does not work.
 
 
 # %%
@@ -708,9 +712,9 @@ check("basics/7", distance_bias)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Work out one element by hand: at step (2, 1), with tiles of 32 x 128, the corner `x_ref[0, 0]` is which query, which
-# key? Tiles before it take up room, and the room depends on their size, which is not the same in the two directions.
-# Then do it for all rows and all columns at once; `[:, None]` and `[None, :]` turn two vectors into a table.
+# Work out one element by hand: at step (2, 1), with tiles of 32 x 128, which query and which key does the corner
+# `x_ref[0, 0]` belong to? Count the room that the tiles before it take up. A tile is not as tall as it is wide. Then do
+# it for all rows and all columns at once; `[:, None]` and `[None, :]` turn two vectors into a table.
 #
 # </details>
 #
@@ -739,9 +743,11 @@ check("basics/7", distance_bias)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Step times block size, plus the position in the block, is the position in the array: you will write this
-# line again and again. What follows from it need never be stored. Causal masks are made of it, and so is the answer to
-# the next question: what if the blocks do not fit?
+# **Takeaway.** A position in the array is the step times the block size, plus the position in the block. You will write
+# this line again and again. Whatever you can compute from positions, you need not store: causal masks, for example. To
+# see inside a kernel, write `pl.debug_print("row {}", pl.program_id(0))` into it and call
+# `distance_bias(jnp.zeros((96, 512)))` yourself: every step prints a line. Next: what if the blocks do not divide the
+# array?
 
 # %% [markdown]
 # ## Puzzle 8: The ragged edge
@@ -751,8 +757,9 @@ check("basics/7", distance_bias)
 #
 # ### Theory
 #
-# Prompts have 1000 tokens, or 1003. Blocks do not care: 1000 rows in chunks of 16 are 62 full ones and 8 rows. So the
-# grid is rounded up, to `pl.cdiv(1000, 16)` = 63 steps, and the last block hangs over the edge of the array:
+# Prompts have 1000 tokens, or 1003. They rarely divide into blocks: 1000 rows are 62 full chunks of 16, and 8 rows
+# more. So the grid is rounded up to `pl.cdiv(1000, 16)` = 63 steps, and the last block hangs over the edge of the
+# array:
 #
 # ```text
 #     100 rows, chunks of 16            320 columns, blocks of 128
@@ -767,11 +774,11 @@ check("basics/7", distance_bias)
 #    112 +..................+
 # ```
 #
-# Every block has its full shape, at the edge too. On the way out, what hangs over is **dropped**: you cannot damage
-# anything there. On the way in, what hangs over is **garbage**: any bits at all. They may read as NaN, or as a number
-# like any other.
+# Every block has its full shape, at the edge too. On the way out, the part beyond the edge is **dropped**: you cannot
+# damage anything there. On the way in, the part beyond the edge is **garbage**: any bits at all. They may be NaN, or
+# look like a normal number. (NaN is the kind one: you notice it.)
 #
-# Often that is no problem: garbage columns turn into garbage columns, and are dropped. It becomes one when garbage and
+# Often that is no problem: garbage columns turn into garbage columns, and are dropped. It is a problem when garbage and
 # data meet in the same number, as in a mean over rows.
 
 
@@ -805,8 +812,8 @@ check("basics/8", centre_chunks)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A row is real if its position in `x` (Puzzle 7) is below `num_rows`. Replace what is not real by something that does
-# no harm to a sum. Replace, not multiply: NaN times 0 is NaN, so garbage survives a multiplication with a mask. And a
+# A row is real if its position in `x` (Puzzle 7) is below `num_rows`. Replace the other rows by something that does no
+# harm to a sum. Do not multiply them by 0: NaN times 0 is NaN, so garbage survives a multiplication with a mask. And a
 # mean is a sum divided by a count. Which count?
 #
 # </details>
@@ -840,7 +847,7 @@ check("basics/8", centre_chunks)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Mask what enters a reduction, by its position; ignore the rest. Now for the opposite problem: a
+# **Takeaway.** Mask by position whatever enters a reduction; ignore the rest. Next comes the opposite problem: a
 # reduction that is too long for one block.
 
 # %% [markdown]
@@ -850,11 +857,11 @@ check("basics/8", centre_chunks)
 #
 # ### Theory
 #
-# A large language model scores a vocabulary of 262,144 words. Eight rows of such scores are 8 MiB; two buffers of that,
-# and 16 MiB of VMEM are gone. So a row comes in pieces, and its sum has to grow from step to step.
+# A large language model scores a vocabulary of 262,144 words. Eight rows of such scores are 8 MiB, and two buffers of
+# that fill the 16 MiB of VMEM. So a row comes in pieces, and its sum has to grow from step to step.
 #
 # It can grow in `o_ref`. Recall Puzzle 5: while the number of an output block stays the same, the block stays in VMEM
-# with what you wrote. And you may read it.
+# with what you wrote. You may also read it.
 #
 # ```text
 #     x           j=0   j=1   j=2   j=3
@@ -863,7 +870,7 @@ check("basics/8", centre_chunks)
 #     o_ref     ? --> a --> a+b --> a+b+c --> a+b+c+d --> HBM
 # ```
 #
-# The trouble is the `?`: on the first visit the block holds garbage. What must happen at some steps only goes here:
+# The `?` is the problem: on the first visit the block holds garbage. Code that must run at some steps only goes here:
 #
 # ```python
 # @pl.when(condition)
@@ -871,8 +878,8 @@ check("basics/8", centre_chunks)
 #     ...
 # ```
 #
-# A Python `if` cannot do this: the kernel is traced once, before any step has run. And `pl.when` skips its body, not
-# the copies: the blocks of a step come in regardless.
+# A Python `if` cannot do this: the kernel is traced once, before any step runs. And `pl.when` skips its body, not the
+# copies: the blocks of a step are copied in anyway.
 
 
 # %%
@@ -882,12 +889,12 @@ def row_sum_spec(x: Float[Array, "M N"]) -> Float[Array, "M 1"]:
 
 def row_sum_kernel(x_ref, o_ref):
     # x_ref: (bm, bn), block (i, j) of x      o_ref: (bm, 1), the sums of these rows so far
-    # What you store has the shape of the Ref (Puzzle 1): an array of zeros will do, the number 0 will not.
+    # Store an array with the shape of the Ref (Puzzle 1): an array of zeros works, the number 0 does not.
     pass  # YOUR CODE HERE
 
 
 def row_sum_out_map(i, j):
-    # The result is (M, 1), in blocks of (bm, 1). Return the number of the one that step (i, j) adds to.
+    # The result is (M, 1), in blocks of (bm, 1). Return the number of the block that step (i, j) adds to.
     pass  # YOUR CODE HERE
 
 
@@ -909,9 +916,9 @@ check("basics/9", row_sum)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three steps in the life of an output block: it is visited for the first time, it grows, it leaves. Only the first
-# needs special care, and it happens once per row of blocks, not once per kernel. Which of the two grid axes tells you
-# that a visit is the first? A sum that keeps its dimension (`keepdims=True`) already has the shape of `o_ref`.
+# An output block is visited for the first time, then it grows, then it leaves. Only the first visit needs special care.
+# It happens once per row of blocks, not once per kernel. Which of the two grid axes tells you that a visit is the
+# first? A sum that keeps its dimension (`keepdims=True`) already has the shape of `o_ref`.
 #
 # </details>
 #
@@ -950,9 +957,9 @@ check("basics/9", row_sum)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Zero on the first visit, add on every visit: so the long reductions go. They lean on the steps coming in
-# order, one output block at a time. (A grid axis can be declared parallel; along such an axis no order is promised, and
-# no sum may run.) Watch the output below: four visits to a block, one write.
+# **Takeaway.** Zero on the first visit, add on every visit: this is how you sum something long. It works because the
+# steps come in order, one output block at a time. (You can declare a grid axis parallel. Then no order is promised
+# along it, and no sum may run along it.) Watch the output below: four visits to a block, one write.
 
 # %%
 show(row_sum, normal((24, 512)))
@@ -965,7 +972,7 @@ show(row_sum, normal((24, 512)))
 # ### Theory
 #
 # Tiles multiply as numbers do: tile (i, j) of the product is the sum over `k` of tile (i, k) of `x` times tile (k, j)
-# of `y`. The grid is `(i, j, k)`, with `k` last, so that the steps of one sum follow one another.
+# of `y`. The grid is `(i, j, k)`. `k` is last, so the steps of one sum follow one another.
 #
 # ```text
 #              K                 N                   N
@@ -980,12 +987,12 @@ show(row_sum, normal((24, 512)))
 #                              +---+---+
 # ```
 #
-# But where does the sum grow? Not in `o_ref`: it is bfloat16, which has 8 significant bits. There, 256 + 1 is 256; try
+# The sum cannot grow in `o_ref`. It is bfloat16, which has 8 significant bits, so 256 + 1 is 256. Try
 # `jnp.bfloat16(256) + 1`.
 #
 # `scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)]` gives the kernel one more Ref: **scratch**, a buffer in VMEM that
-# belongs to no array. Nothing is copied in or out. It starts as garbage, and keeps what you write from step to step,
-# from tile to tile. Refs arrive as inputs, outputs, scratch.
+# belongs to no array. Nothing is copied in or out. It starts as garbage. It keeps what you write from step to step, and
+# from tile to tile. Refs arrive in this order: inputs, outputs, scratch.
 
 
 # %%
@@ -1026,8 +1033,8 @@ check("basics/10", matmul)
 # <details><summary>Hint 1</summary>
 #
 # It is Puzzle 9 with one more act. The scratch has a first visit as well, once per output tile: zero it then. Add at
-# every step. And at the end, unlike in Puzzle 9, the sum does not lie where the result has to be. When exactly is it
-# complete? In bfloat16, everything you store before that is a draft that nobody will read.
+# every step. But unlike in Puzzle 9, the sum is not yet where the result has to be. When exactly is it complete?
+# Anything that you store before that is a draft that nobody reads.
 #
 # </details>
 #
@@ -1071,8 +1078,8 @@ check("basics/10", matmul)
 
 # %% [markdown]
 # **Takeaway.** Zero, accumulate, store: the rest of this notebook is variations on it. (`pl.num_programs(2)` would have
-# told the kernel `num_k`; you will meet it in other people's code.) Here it is with four steps of `k`: they run inside,
-# and the output leaves at every fourth step.
+# told the kernel `num_k`; you will meet it in other people's code.) Below, `k` has four steps. It is the inner loop, so
+# the output leaves at every fourth step.
 
 # %%
 show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
@@ -1084,18 +1091,18 @@ show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
 #
 # ### Theory
 #
-# Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. With a call for
-# each, every product has to wait for its first two tiles, with no work to hide the copy behind (the first column of
-# Puzzle 6's drawing). In tiles of 512 x 512 bfloat16 they are 1 MiB: 1.3 microseconds at 820 GB/s, and 0.66 ms for 512
-# calls. With one more grid axis in front there is one call, and the next product's tiles are under way while this one
+# Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. With one call for
+# each, every product waits for its first two tiles, and nothing runs meanwhile (the first column of Puzzle 6's
+# drawing). Two tiles of 512 x 512 bfloat16 are 1 MiB. At 820 GB/s they take 1.3 microseconds, and 0.66 ms for 512
+# calls. With one more grid axis in front there is only one call. The next product's tiles come in while this one
 # finishes.
 #
 # But `x` is now (B, M, K), and a block of (1, bm, bk) makes a three-dimensional Ref. `matmul_kernel` wants two
 # dimensions.
 #
 # A **`None` in a block shape** is a dimension of size 1, squeezed away: the block still takes one slice of the array
-# there, but the Ref does not have the dimension. The index map does not change: it returns one number per dimension of
-# the *array*, the squeezed one too.
+# there, but the Ref does not have the dimension. The index map does not change. It still returns one number per
+# dimension of the *array*, the squeezed one too.
 #
 # ```text
 #     array           block shape      Ref
@@ -1140,9 +1147,9 @@ check("basics/11", batched_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Every Ref has to look as it did in Puzzle 10, so decide first what the kernel may see of the batch. Then the maps, one
-# operand at a time: as `k` moves on, which dimension of `x` moves, which one of `y`, and does the result move at all?
-# Where a block spans a whole dimension, there is only block number 0.
+# Every Ref has to look as it did in Puzzle 10, so decide first how much of the batch the kernel may see. Then write the
+# maps, one operand at a time. As `k` moves on, which dimension of `x` moves, and which one of `y`? Does the result move
+# at all? Where a block spans a whole dimension, there is only block number 0.
 #
 # </details>
 #
@@ -1171,8 +1178,8 @@ check("basics/11", batched_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A kernel for two dimensions, a grid for three: the kernel did not notice. `jax.vmap` of a `pallas_call`
-# does the same trick for you, with a grid axis in front; now you know what it is made of.
+# **Takeaway.** Your kernel knows two dimensions, the arrays have three, and the kernel did not notice. `jax.vmap` of a
+# `pallas_call` does the same trick for you: it puts a grid axis in front. Now you know how it works.
 
 # %% [markdown]
 # ## Puzzle 12: Matmul, bias, GELU
@@ -1181,12 +1188,12 @@ check("basics/11", batched_matmul)
 #
 # ### Theory
 #
-# Much of a transformer is a matmul, a bias, an activation. `jit` does not fuse the last two into your `pallas_call`:
-# the product goes to HBM, comes back, and goes out again. For a product of 8192 x 8192 bfloat16 that is 128 MiB out and
-# 128 MiB in for nothing. At the 820 GB/s of a v5e: a third of a millisecond.
+# Much of a transformer is a matmul, a bias and an activation. `jit` does not fuse the last two into your `pallas_call`:
+# the product goes to HBM, comes back, and goes out again. A product of 8192 x 8192 bfloat16 moves 128 MiB out and 128
+# MiB in for nothing. At the 820 GB/s of a v5e that is a third of a millisecond.
 #
-# And there is a better moment. At the last `k`, the finished tile lies in `acc_ref`: in VMEM, in float32, not
-# yet rounded to bfloat16. What you do to it there costs no traffic but the bias itself. It is called the **epilogue**.
+# There is a better moment. At the last `k`, the finished tile is in `acc_ref`: in VMEM, in float32, not yet rounded to
+# bfloat16. Work on it there costs no traffic but the bias itself. This work is called the **epilogue**.
 #
 # ```text
 #     k = 0       acc  =  x(i,0) @ w(0,j)
@@ -1196,7 +1203,7 @@ check("basics/11", batched_matmul)
 #                 epilogue:  acc --> o_ref --> HBM, once
 # ```
 #
-# It has to wait its turn, though. GELU is not linear: gelu(a) + gelu(b) is not gelu(a + b).
+# It has to wait for the last step, though. GELU is not linear: gelu(a) + gelu(b) is not gelu(a + b).
 
 
 # %%
@@ -1213,7 +1220,7 @@ def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
 
 
 def bias_map(i, j, k):
-    # bias is (1, N), in blocks of (1, bn). Return the number of the one that step (i, j, k) needs.
+    # bias is (1, N), in blocks of (1, bn). Return the number of the block that step (i, j, k) needs.
     pass  # YOUR CODE HERE
 
 
@@ -1249,9 +1256,9 @@ check("basics/12", fused_linear)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your Puzzle 10. The activation needs the finished sum: how often per output tile, then, and at which step?
-# The bias is linear, so it has a choice: it may come at the end, or the sum may start from it instead of from zero.
-# Stay in float32 to the last. For the map, remember that a block comes in whether the body uses it or not.
+# Start from your Puzzle 10. The activation needs the finished sum. How often is a sum finished, and at which step? The
+# bias is linear, so you have a choice: add it at the end, or let the sum start from it instead of from zero. Stay in
+# float32 to the last. For the map, remember that a block is copied in whether the body uses it or not.
 #
 # </details>
 #
@@ -1298,8 +1305,9 @@ check("basics/12", fused_linear)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Bias, activation, scaling: whatever works on the finished tile spares the result a second trip. This is
-# what people mean by a fused kernel. One thing is left: the same arithmetic can still read seven times the bytes.
+# **Takeaway.** Bias, activation, scaling: work on the finished tile, and you save the result a second trip to HBM. This
+# is what people mean by a fused kernel. One thing is left. The same arithmetic can still read seven times as many bytes
+# as necessary.
 
 # %% [markdown]
 # ## Puzzle 13: Fewer bytes
@@ -1309,8 +1317,8 @@ check("basics/12", fused_linear)
 #
 # ### Theory
 #
-# With `K` short enough for one block there is no `k` loop: `x` comes in blocks of (bm, K), `y` in blocks of (K, bn).
-# Any order of the tiles gives the same product. It does not give the same traffic. By the rule of Puzzle 5:
+# If `K` is short enough for one block, there is no `k` loop: `x` comes in blocks of (bm, K), `y` in blocks of (K, bn).
+# Any order of the tiles gives the same product, but not the same traffic. By the rule of Puzzle 5:
 #
 # ```text
 #     bytes of an operand  =  bytes of a block  x  (1 + how often its number changes between two steps)
@@ -1318,12 +1326,13 @@ check("basics/12", fused_linear)
 #     2 x 3 tiles, columns inside:      x  0 0 0 1 1 1        y  0 1 2 0 1 2
 # ```
 #
-# Two copies of `x` blocks, six of `y` blocks. The operand that belongs to the outer loop comes in once; the other one
-# comes in again for every turn of that loop.
+# That makes two copies of `x` blocks and six of `y` blocks. The operand that belongs to the outer loop comes in once.
+# The other one comes in again for every turn of that loop.
 #
-# Does it matter? Take 8192 x 1024 times 1024 x 4096 in bfloat16, tiles of 128 x 1024. Rows outside, the inputs cost
-# 16 + 64 x 8 = 528 MiB; columns outside, 8 + 4 x 16 = 72 MiB. At 820 GB/s: 0.68 against 0.09 ms. At its peak of 197
-# TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the other does not.
+# The difference is large. Take 8192 x 1024 times 1024 x 4096 in bfloat16, with tiles of 128 x 1024. With rows outside,
+# the inputs cost 16 + 64 x 8 = 528 MiB. With columns outside, they cost 8 + 4 x 16 = 72 MiB. At 820 GB/s that is 0.68
+# ms against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the
+# other does not.
 
 
 # %%
@@ -1339,23 +1348,22 @@ def dot_kernel(x_ref, y_ref, o_ref):
 def lean_matmul(
     x: BFloat16[Array, "M K"], y: BFloat16[Array, "K N"], *, bm: int = 64, bn: int = 512
 ) -> BFloat16[Array, "M N"]:
-    # Call dot_kernel on every tile. The blocks are fixed: (bm, K), (K, bn), (bm, bn). The order is yours: work out
-    # the traffic of both, and build the grid and the index maps of the cheaper one.
+    # Call dot_kernel on every tile. The blocks are fixed: (bm, K), (K, bn), (bm, bn). You choose the order: work out
+    # the traffic of both orders, and build the grid and the index maps of the cheaper one.
     pass  # YOUR CODE HERE
 
 
 # %%
-# Budget for x (256, 128), y (128, 1536): hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1. That is exactly the bytes of
-# the better of the two orders. No single size tells which one that is.
+# Budget for x (256, 128), y (128, 1536): hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1. The better of the two orders
+# moves exactly these bytes. No single size tells you which one is better.
 check("basics/13", lean_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Count elements; the 2 bytes of each are the same on both sides. One order reads `x` once and `y` once per block of
-# rows; what does the other one read? (The result is written once in both, so it does not decide.) Shapes are plain
-# Python integers, so an ordinary `if` can choose. Mind that the first grid index is whatever loop you put outside: an
-# index map may name its arguments `(j, i)`.
+# Count elements: each has 2 bytes, in either order. One order reads `x` once and `y` once per block of rows. What does
+# the other one read? (Both write the result once, so it does not decide.) Shapes are plain Python integers, so an
+# ordinary `if` can choose. The first grid index is always the outer loop: an index map may name its arguments `(j, i)`.
 #
 # </details>
 #
@@ -1404,8 +1412,9 @@ check("basics/13", lean_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Not one multiplication changed, and the traffic did. Count bytes before you write a kernel; the grid is
-# where you save them. Still hungry? Walk like a snake, every second row backwards, and save one more copy per turn.
+# **Takeaway.** You did not change one multiplication, and the traffic still changed. Count bytes before you write a
+# kernel; the grid is where you save them. Still hungry? Walk like a snake, every second row backwards, and save one
+# more copy per turn.
 
 # %%
 show(lean_matmul, normal((256, 128), "bfloat16"), normal((128, 1536), "bfloat16"))
@@ -1413,20 +1422,20 @@ show(lean_matmul, normal((256, 128), "bfloat16"), normal((128, 1536), "bfloat16"
 # %% [markdown]
 # ## What you built
 #
-# A matrix multiplication that goes through memory tile by tile, sums in float32 beside its inputs, ends each tile with
-# a bias and a GELU, and leaves each result once. Here it is, all of it, at work:
+# You built a matrix multiplication that goes through memory tile by tile. It sums in float32 in VMEM, ends each tile
+# with a bias and a GELU, and writes each result once. Here is all of it, at work:
 
 # %%
 show(fused_linear, normal((96, 768), "bfloat16"), normal((768, 256), "bfloat16", scale=0.05), normal((1, 256)))
 
 # %% [markdown]
 # **Read next.** `jax.experimental.pallas.ops.tpu.matmul`, the matmul that ships with JAX. It is your Puzzle 10, almost
-# line by line. The difference to look for: it stores the result at every `k`. Why is that right all the same, and what
-# does it cost? (The rule of Puzzle 5 has the answer.) Its `compiler_params` declare two axes parallel: `matmul.py`, a
-# later notebook, tells that story.
+# line by line. Look for one difference: it stores the result at every `k`. Why is that still right, and what does it
+# cost? (The rule of Puzzle 5 has the answer.) Its `compiler_params` declare two axes parallel. `matmul.py`, a later
+# notebook, tells that story.
 #
-# **Next notebook.** `softmax.py`: reductions inside a block, rows wider than VMEM, and the trick of
-# rescaling a running sum that makes flash attention possible.
+# **Next notebook.** `softmax.py`: reductions inside a block, rows wider than VMEM, and a way to rescale a running sum.
+# That trick makes flash attention possible.
 
 # %%
 progress()

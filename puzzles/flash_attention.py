@@ -10,13 +10,13 @@
 # %% [markdown]
 # # Flash attention: from scores to the backward pass and paged decoding
 #
-# Two matrix products with a softmax between them: that is attention, and three kernels that you can already write do
-# it. They also write 96 GiB for one head over 131,072 tokens. Thirteen puzzles from here you will have written the one
-# kernel that writes 32 MiB, for any length, causal, with its backward pass, for grouped heads, for block masks, and
-# for a cache in pages. After that, splash attention, ragged paged attention and tokamax are reading matter.
+# Attention is two matrix products with a softmax between them. You can already write three kernels that compute it.
+# They also write 96 GiB for one head over 131,072 tokens. In thirteen puzzles you write the one kernel that writes 32
+# MiB: for any length, causal, with its backward pass, for grouped heads, for block masks, and for a cache in pages.
+# After that you can read splash attention, ragged paged attention and tokamax.
 #
-# You need `softmax.py` (above all Puzzle 3, the online softmax) and of `matmul.py` Puzzles 1 to 5 and 11 (the
-# MXU, dimension semantics, `dot_general`, scalar prefetch). All arrays are (batch, head, token, D), and D is 64 or 128.
+# You need `softmax.py` (above all Puzzle 3, the online softmax), and Puzzles 1 to 5 and 11 of `matmul.py` (the MXU,
+# dimension semantics, `dot_general`, scalar prefetch). All arrays are (batch, head, token, D), and D is 64 or 128.
 
 # %%
 import functools
@@ -36,17 +36,17 @@ setup()
 # %% [markdown]
 # ## Puzzle 1: Attention scores
 #
-# **Goal.** For every head of every sequence, the score of each query with each key: their dot product, scaled. Write
-# the kernel and the two index maps.
+# **Goal.** For every head of every sequence, compute the score of each query with each key: their dot product, scaled.
+# Write the kernel and the two index maps.
 #
 # ### Theory
 #
-# Take a query and a key of 128 elements, each about 1 in size. Their dot product is about sqrt(128) = 11.3 in size, and
-# under a softmax, scores that lie 11.3 apart differ by a factor of 81,000: one key takes all, and the gradient of the
-# others is next to nothing. Divided by sqrt(D), scores are about 1 again, whatever D is.
+# Take a query and a key of 128 elements, each about 1 in size. Their dot product is about sqrt(128) = 11.3 in size.
+# Under a softmax, scores that are 11.3 apart differ by a factor of 81,000: one key takes all, and the others get next
+# to no gradient. Divide by sqrt(D), and scores are about 1 again, whatever D is.
 #
-# (A token asks something, its query, a row of `q`, and offers something, its key, a row of `k`. How well the two match
-# is their dot product.)
+# (A token asks something: its query, a row of `q`. It also offers something: its key, a row of `k`. Their dot product
+# says how well the two match.)
 #
 # ```text
 #     q (B, H, Sq, D)        k (B, H, Skv, D)         scores (B, H, Sq, Skv)
@@ -62,8 +62,8 @@ setup()
 #                           +----+----+----+
 # ```
 #
-# *Where* to scale matters too. 128**-0.5 is 0.08838..., no power of two: a bfloat16 query multiplied by it is rounded
-# once more, all 128 elements of it. The scores are float32. They are what can be scaled with next to no loss.
+# *Where* you scale matters too. 128**-0.5 is 0.08838..., no power of two. Multiply a bfloat16 query by it, and all 128
+# of its elements are rounded once more. The scores are float32. Scale those, and you lose next to nothing.
 
 
 # %%
@@ -112,16 +112,16 @@ def scores(
 
 # %%
 # Budget for q (2, 3, 192, 128), k (2, 3, 320, 128): hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16. 320
-# keys in blocks of 128: lengths need not divide. What hangs over is not written back.
+# keys in blocks of 128: the blocks need not divide the lengths. What hangs over is not written back.
 check("flash_attention/1", scores)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For the product: along which dimension does either block have D? (`dot_general` returns what is left of `q`, then what
-# is left of `k`: nothing has to be turned.) How many bits do the operands have, and how many the result? For the maps,
-# walk over the drawing: which of b, h, i, j say whose matrix this is, which one how far down, and which one how far
-# across?
+# For the product: which dimension of each block has size D? (`dot_general` returns what is left of `q`, then what is
+# left of `k`, so you need not transpose anything.) How many bits do the operands have, and how many the result? For the
+# maps, walk over the drawing: which of b, h, i, j say whose matrix this is, which one how far down, and which one how
+# far across?
 #
 # </details>
 #
@@ -170,24 +170,24 @@ check("flash_attention/1", scores)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Six matrices of scores, out of one call: batch and head are grid axes like any other. The scores are
-# the largest thing here, 1.4 MiB beside 0.8 MiB of `q` and `k`, and they grow with the square of the length. Hold that
+# **Takeaway.** One call makes six matrices of scores: batch and head are grid axes like any other. The scores are the
+# largest thing here, 1.4 MiB beside 0.8 MiB of `q` and `k`, and they grow with the square of the length. Hold that
 # thought until Puzzle 3.
 
 # %% [markdown]
 # ## Puzzle 2: The causal mask
 #
-# **Goal.** The same scores, but -inf wherever a query would look into its future.
+# **Goal.** Compute the same scores, but -inf wherever a query would look into its future.
 #
 # ### Theory
 #
-# A language model guesses the next token, so no query may see a later key. (Its own it may.) For 131,072 tokens a mask
-# of booleans says so in 17,179,869,184 entries, 16 GiB at a byte each: more than a v5e has. Nobody stores that. Whether
-# a key is later than a query follows from their two **positions**, and a kernel knows which rows it holds, by their
-# block's number. What is hidden becomes -inf: under a softmax, that is probability 0.
+# A language model guesses the next token, so no query may see a later key. (It may see its own.) For 131,072 tokens, a
+# mask of booleans has 17,179,869,184 entries, 16 GiB at a byte each: more than a v5e has. You need not store it.
+# Whether a key is later than a query follows from their two **positions**, and a kernel knows from its block's number
+# which rows it holds. A hidden score becomes -inf: under a softmax, that is probability 0.
 #
-# One complication. Often the queries are only the end of the sequence: the keys of what came before lie in a cache. So
-# the last query stands where the last key stands:
+# One complication: often the queries are only the end of the sequence, and the keys of everything before are in a
+# cache. So the last query is at the position of the last key:
 #
 # ```text
 #                   key       0    1    2    3    4    5        Skv = 6
@@ -197,7 +197,7 @@ check("flash_attention/1", scores)
 #     query 3, position 5     s    s    s    s    s    s
 # ```
 #
-# With more queries than keys the first ones stand before position 0, and see nothing at all.
+# With more queries than keys, the first queries are before position 0, and see nothing at all.
 
 
 # %%
@@ -208,14 +208,14 @@ def causal_scores_spec(q: Float[Array, "B H Sq D"], k: Float[Array, "B H Skv D"]
 
 
 def column(n):
-    """Given. (n, 1), int32: 0, 1, 2, ... down the rows, like jnp.arange(n)[:, None]; Puzzle 6 says why not that."""
+    """Given. (n, 1), int32: 0, 1, 2, ... down the rows, like jnp.arange(n)[:, None]. Puzzle 6 compares the two."""
     return jax.lax.broadcasted_iota(jnp.int32, (n, 1), 0)
 
 
 def hide_after(s, last_seen, first_key):
     # s: (bq, bkv), scores      first_key: the position of the key in column 0
     # last_seen: (bq, 1), int32, the position of the last key that the query in each row may see; or one number for all
-    # Return s, with -inf for every key that lies after that.
+    # Return s, with -inf for every key after that one.
     pass  # YOUR CODE HERE
 
 
@@ -248,9 +248,9 @@ check("flash_attention/2", causal_scores)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Row r of block i is which query of the whole sequence, and at which position does that query stand? Column c of block
-# j is which key? (Grid axes are counted from 0, so that i is axis 2. A column beside a row becomes the table, as in
-# softmax.py Puzzle 5.) Then look at the drawing's diagonal: does a query see the key at its own position?
+# Which query of the whole sequence is row r of block i, and what is its position? Which key is column c of block j?
+# (Grid axes are counted from 0, so i is axis 2. A column beside a row becomes the table, as in softmax.py Puzzle 5.)
+# Then look at the drawing's diagonal: does a query see the key at its own position?
 #
 # </details>
 #
@@ -289,18 +289,18 @@ check("flash_attention/2", causal_scores)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A mask is a question about positions, and costs no byte. But 30% of this table is -inf, and half of one
-# with as many queries as keys. You have computed it all the same, and written it. Puzzle 6 will not.
+# **Takeaway.** A mask is a question about positions, and costs no byte. But 30% of this table is -inf. With as many
+# queries as keys, it is half. You computed all of that anyway, and wrote it. Puzzle 6 saves you the trouble.
 
 # %% [markdown]
 # ## Puzzle 3: Naive attention
 #
-# **Goal.** Causal attention out of three kernels: your scores, a softmax, and the mean of the values that it weighs.
-# Write the third kernel, and put them together.
+# **Goal.** Build causal attention from three kernels: your scores, a softmax, and the mean of the values, weighted by
+# the softmax. Write the third kernel, and put them together.
 #
 # ### Theory
 #
-# You have nearly all the pieces. New is one rule, about a dtype; and the bill.
+# You have nearly all the pieces. Two things are new: a rule about a dtype, and the bill.
 #
 # ```text
 #     q, k --> [ scores ] --> S --> [ softmax ] --> P --> [ P @ v ] --> o
@@ -309,13 +309,13 @@ check("flash_attention/2", causal_scores)
 #     HBM ------------------- 4 -- 4 ---------- 2 -- 2 ------------  bytes per score, bfloat16 inputs
 # ```
 #
-# Every score goes out as a float32 and comes back in. Its probability goes out as a bfloat16 and comes back: 12 bytes.
-# And what is done with it? 2 D FLOPs in either product, 512 with D = 128. That makes 43 FLOPs per byte, where a v5e
+# Every score goes out as a float32 and comes back in. Its probability goes out as a bfloat16 and comes back: 12 bytes
+# in all. For them you do 2 D FLOPs in either product, 512 in all with D = 128. That makes 43 FLOPs per byte, and a v5e
 # needs 240 (matmul.py Puzzle 4). The MXU idles four fifths of the time.
 #
 # The rule: **probabilities leave in the dtype of `v`.** The second product wants narrow operands on both sides, and
-# rounding moves a p by 1 part in 256 at most, some up and some down. The sum over the keys, in blocks along grid axis
-# 3, is another matter: `acc_ref` is float32. Here `bkv` divides Skv.
+# rounding moves a p by 1 part in 256 at most, some up and some down. The sum over the keys needs more bits, so
+# `acc_ref` is float32. The blocks of keys are grid axis 3, and `bkv` divides Skv here.
 
 
 # %%
@@ -384,16 +384,16 @@ def naive_attention(q, k, v, *, bq=64, bkv=128):
 
 # %%
 # Budget for q (1, 2, 192, 128), k (1, 2, 384, 128), v (1, 2, 384, 128): hbm_bytes=3_145_728, vmem_bytes=294_912,
-# calls=3, output_stores=1, mxu_bits=16. calls: one for each kernel. hbm_bytes: k and v come in anew for every block of
+# calls=3, output_stores=1, mxu_bits=16. calls: one for each kernel. hbm_bytes: k and v come in again for every block of
 # queries.
 check("flash_attention/3", naive_attention)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# At step j, which block of which arrays of the drawing is in VMEM, and for how many steps does the block of the result
-# stay? When is `acc_ref` complete? (A Ref takes nothing but its own dtype: what is stored has to be cast to that.) For
-# the composition, follow the drawing from left to right, and read off how many bytes a probability has on its way.
+# At step j, which blocks of the arrays in the drawing are in VMEM, and for how many steps does the block of the result
+# stay? When is `acc_ref` complete? (A Ref takes only its own dtype, so cast what you store.) For the composition,
+# follow the drawing from left to right: how many bytes does a probability have on its way?
 #
 # </details>
 #
@@ -443,15 +443,15 @@ check("flash_attention/3", naive_attention)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** It is right, and here is what it would cost: one head, one sequence of 131,072 tokens, D = 128,
-# bfloat16. No array is allocated; `jax.eval_shape` says what shapes would come out.
+# **Takeaway.** It is right. This is what it would cost for one head and one sequence of 131,072 tokens, with D = 128 in
+# bfloat16. No array is allocated; `jax.eval_shape` says which shapes would come out.
 
 
 # %%
 def naive_budget(B, H, Sq, Skv, D, bq, itemsize=2):
     """What the three kernels may move."""
     once = 2 * B * H * Sq * D * itemsize  # q in, the result out
-    again = 2 * B * H * pl.cdiv(Sq, bq) * Skv * D * itemsize  # k and v, for every block of queries anew
+    again = 2 * B * H * pl.cdiv(Sq, bq) * Skv * D * itemsize  # k and v, again for every block of queries
     rows = 2 * bq * Skv * (4 + itemsize)  # the VMEM of softmax_rows; the others take less
     hbm_bytes = once + again + B * H * Sq * Skv * (4 + 4 + 2 * itemsize)
     return Budget(hbm_bytes, vmem_bytes=rows, calls=3, output_stores=1, mxu_bits=8 * itemsize)
@@ -464,18 +464,18 @@ naive_bytes = naive_budget(1, 1, 131_072, 131_072, 128, 512).hbm_bytes
 print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 820e9 * 1e3:.0f} ms at 820 GB/s (v5e)")
 
 # %% [markdown]
-# A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` another 32 GiB. What one asked for is
-# small: `q`, `k`, `v` and `o` are each 1/2048 of `S`.
+# A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is another 32 GiB. What you asked for
+# is small: `q`, `k`, `v` and `o` are each 1/2048 of `S`.
 
 # %% [markdown]
 # ## Puzzle 4: One block of queries
 #
-# **Goal.** Attention for one block of queries in one kernel. The scores live and die in VMEM.
+# **Goal.** Compute attention for one block of queries in one kernel. The scores live and die in VMEM.
 #
 # ### Theory
 #
-# For a row of 131,072 keys, Puzzle 3 keeps 512 KiB of scores, to make D numbers out of them. Who ever needs a whole row
-# of probabilities? Nobody: only the mean of the values that it weighs,
+# For a row of 131,072 keys, Puzzle 3 keeps 512 KiB of scores to make D numbers out of them. You never need a whole row
+# of probabilities. You only need the mean of the values, weighted by them:
 #
 # ```text
 #              exp(s0 - m) v0 + exp(s1 - m) v1 + exp(s2 - m) v2 + ...         acc
@@ -483,8 +483,8 @@ print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 8
 #                   exp(s0 - m) + exp(s1 - m) + exp(s2 - m) + ...              l
 # ```
 #
-# Below the bar stands the `l` of softmax.py Puzzle 3. It grew block by block, and when a larger maximum turned up, what
-# it held was mended by one factor. Above the bar stands the same sum, but for the vectors in it.
+# Below the bar is the `l` of softmax.py Puzzle 3. It grew block by block. When a larger maximum turned up, you
+# corrected it with one factor. Above the bar is the same sum, but with a vector in each term.
 #
 # ```text
 #     step j:   q . k_j --> s (bq, bkv) --> p (bq, bkv) --> p @ v_j
@@ -494,8 +494,8 @@ print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 8
 #     last step:                                o = acc / l
 # ```
 #
-# So what has to happen to `acc` when the maximum grows? Once you have that, no score outlives its step, and the 512 KiB
-# become D + 2 numbers. (Dtypes as in Puzzle 3: `p` meets `v` in the dtype of `v`, `l` and `acc` stay float32.)
+# So what has to happen to `acc` when the maximum grows? Once you know that, no score outlives its step, and the 512 KiB
+# become D + 2 numbers. (Dtypes as in Puzzle 3: `p` meets `v` in the dtype of `v`; `l` and `acc` stay float32.)
 
 
 # %%
@@ -539,10 +539,10 @@ check("flash_attention/4", one_block)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in the place of `x`. It knows when the
+# Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in place of `x`. It knows when the
 # buffers start, and from what. Then look at the fraction above: each term of `acc` carries the same factor exp(-m) as
-# its companion in `l`. If `l` is multiplied by exp(old maximum - new maximum), what about `acc`? (The first step needs
-# no case of its own: there the old maximum is -inf, and exp(-inf) is 0.)
+# its partner in `l`. If `l` is multiplied by exp(old maximum - new maximum), what about `acc`? (The first step needs no
+# case of its own. There the old maximum is -inf, and exp(-inf) is 0.)
 #
 # </details>
 #
@@ -598,8 +598,8 @@ check("flash_attention/4", one_block)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** That is flash attention: a softmax that never sees its row, between two products that never leave the
-# chip. The rest of this notebook makes it wide, fast, sparse and differentiable. Watch `k` and `v` stream by while
+# **Takeaway.** That is flash attention: a softmax that never sees its whole row, between two products that never leave
+# the chip. The rest of this notebook makes it wide, fast, sparse and differentiable. Watch `k` and `v` stream by while
 # everything else stays:
 
 # %%
@@ -608,13 +608,13 @@ show(one_block, normal((64, 128), "bfloat16"), normal((640, 128), "bfloat16"), n
 # %% [markdown]
 # ### Between the puzzles: the same step, tuned
 #
-# Nothing to solve here. From Puzzle 5 on, the middle of your kernel is given, as `online_step`. It does what yours
-# does, with two changes that a TPU likes:
+# There is nothing to solve here. From Puzzle 5 on, the middle of your kernel is given, as `online_step`. It does what
+# yours does, with two changes that a TPU likes:
 #
-# - **Base 2.** exp(x) is exp2(x * LOG2_E), and that multiplication is made for every score. But scores are multiplied
-#   by D**-0.5 anyway: call `block_scores` with D**-0.5 * LOG2_E, and take exp2 of what comes out.
+# - **Base 2.** exp(x) is exp2(x * LOG2_E), and that multiplication happens for every score. But you multiply scores by
+#   D**-0.5 anyway. So call `block_scores` with D**-0.5 * LOG2_E, and take exp2 of the result.
 # - **Columns 128 wide.** A vector register is 8 rows of 128 **lanes**, one for each column. So `m` and `l` hold each
-#   number 128 times, (bq, 128), and need not be spread before they meet the scores.
+#   number 128 times, (bq, 128). Then they need not be spread before they meet the scores.
 
 
 # %%
@@ -622,13 +622,13 @@ LOG2_E = 1.4426950408889634
 
 
 def lanes(x, n):
-    """x: (rows, 128), a column 128 times over. The same column n times over: (rows, n). (rows, 1) stays as it is."""
+    """x: (rows, 128), a column repeated 128 times. Repeats it n times instead: (rows, n). (rows, 1) stays as it is."""
     return x if x.shape[1] == 1 else jnp.tile(x, (1, pl.cdiv(n, 128)))[:, :n]
 
 
 def online_step(s, v, m_ref, l_ref, acc_ref):
-    # Takes one block of scores and values into the statistics. It is the middle of Puzzle 4, in base 2, and with each
-    # number of m and l 128 times in its row. Starting values, and what the last step does, are as in Puzzle 4.
+    # Adds one block of scores and values to m, l and acc. It is the middle of Puzzle 4, in base 2, and with each number
+    # of m and l 128 times in its row. The starting values and the last step stay as in Puzzle 4.
     # s: (bq, bkv), float32, times LOG2_E      v: (bkv, D)      m_ref, l_ref: (bq, 128)      acc_ref: (bq, D)
     m_old = m_ref[...]
     m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
@@ -643,14 +643,14 @@ def online_step(s, v, m_ref, l_ref, acc_ref):
 # %% [markdown]
 # ## Puzzle 5: Flash attention, forward
 #
-# **Goal.** Puzzle 4 for every block of queries of every head of every sequence, in one call. Write the kernel and the
-# call.
+# **Goal.** Do Puzzle 4 for every block of queries of every head of every sequence, in one call. Write the kernel and
+# the call.
 #
 # ### Theory
 #
 # Puzzle 4 serves one block of queries. One head over 131,072 tokens has 256 of them in blocks of 512; 8 sequences of 32
-# heads have 65,536. None needs anything of another, so each gets an index of the grid, and **the grid becomes (b, h, i,
-# j)**: i over blocks of queries, j over blocks of keys, innermost.
+# heads have 65,536. None needs anything from another, so each gets an index of the grid. **The grid becomes (b, h, i,
+# j)**: i goes over blocks of queries, and j, innermost, over blocks of keys.
 #
 # ```text
 #     b h i j       0 0 0 0   0 0 0 1   0 0 0 2  |  0 0 1 0   0 0 1 1   0 0 1 2  |  0 0 2 0 ...
@@ -659,12 +659,12 @@ def online_step(s, v, m_ref, l_ref, acc_ref):
 #     m, l, acc     start --- carried --- store  |  start --- carried --- store  |  start
 # ```
 #
-# The scratch is one for all: what it carries belongs to the steps between two | of the drawing. Those have to follow
-# one another. Steps on different sides of a | need not, and where a chip has two cores, each can take some:
-# `dimension_semantics` says along which axes.
+# All blocks of queries use the same scratch. What it carries belongs to the steps between two | of the drawing, so
+# those have to follow one another. Steps on different sides of a | need not. Where a chip has two cores, each can take
+# some: `dimension_semantics` says along which axes.
 #
 # And the bytes: `k` and `v`, 64 MiB for that head, come in again after every |. In blocks of 512 queries that is 16
-# GiB, in blocks of 64 it would be 128.
+# GiB. In blocks of 64 it would be 128.
 #
 # The step is `online_step`, above; the takeaway says what its tuning is worth.
 
@@ -691,10 +691,10 @@ check("flash_attention/5", flash_forward)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For the kernel: which of b, h, i, j tells that a new block of queries has begun, and that it is done? `online_step`
-# does neither. Its scores are times LOG2_E: which argument of `block_scores` takes that in for nothing? For the call:
-# which indices does the block of `k` follow in the drawing, which ones that of the result? Two steps that share a block
-# of the result must stay in order; along which axis do such steps lie?
+# For the kernel: which of b, h, i, j tells you that a new block of queries has begun, and that it is done?
+# `online_step` takes care of neither. It wants scores times LOG2_E: which argument of `block_scores` does that for
+# free? For the call: which indices does the block of `k` follow in the drawing, and which ones does the result follow?
+# Two steps that share a block of the result must stay in order. Along which axis do such steps lie?
 #
 # </details>
 #
@@ -768,8 +768,8 @@ check("flash_attention/5", flash_forward)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** One kernel, any number of sequences and heads. And fast: 4 heads x 2048 tokens x 128 in blocks of 512,
-# bfloat16, in bundles a step, as the report below counts them:
+# **Takeaway.** You have one kernel for any number of sequences and heads. It is fast, too. For 4 heads x 2048 tokens x
+# 128 in blocks of 512, in bfloat16, these are the bundles per step, as the report below counts them:
 #
 # ```text
 #                                                       v5e     v6e
@@ -779,18 +779,19 @@ check("flash_attention/5", flash_forward)
 #     what the MXU needs for the two products          1024     512
 # ```
 #
-# Why 128 times? A column of 512 numbers sits in one lane of 64 registers, and to be subtracted from scores, each number
-# has to be copied into all 128 lanes first, at every step. (Try it: what comes out is the same.) At its peak, a v6e
-# would need 256; but its MXU is 256 wide, and D = 128 fills half of it. What stands between 1046 and 512? Arithmetic on
-# single scores (in the report: VALU; maxima and sums along rows are XLU, exponentials EUP). It packs badly: no
-# exponential of a row before its maximum, which takes all of its scores, and no second product before them.
+# The columns are 128 wide for a reason. A column of 512 numbers sits in one lane of 64 registers. Before you can
+# subtract it from scores, each number has to be copied into all 128 lanes, at every step. (Try it: the result is the
+# same.) At its peak, a v6e would need 256 bundles. But its MXU is 256 wide, and D = 128 fills half of it. The gap
+# between 512 and 1046 is arithmetic on single scores (in the report: VALU; maxima and sums along rows are XLU,
+# exponentials EUP). It packs badly. The exponentials of a row have to wait for its maximum, and the maximum for all of
+# its scores. The second product has to wait for the exponentials.
 
 # %%
 tokens = jax.ShapeDtypeStruct((1, 4, 2048, 128), jnp.bfloat16)
 tpu_report(flash_forward, tokens, tokens, tokens, bq=512, bkv=512, tpu="v6e", simulate=False)
 
 # %% [markdown]
-# And the bill of Puzzle 3, again for one head over 131,072 tokens:
+# Here is the bill of Puzzle 3 again, for one head over 131,072 tokens:
 
 
 # %%
@@ -808,13 +809,13 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # %% [markdown]
 # ## Puzzle 6: Causal flash attention
 #
-# **Goal.** Causal attention that neither computes nor fetches blocks that nobody may see. Write the kernel and the
+# **Goal.** Write causal attention that neither computes nor fetches a block that no query may see: the kernel, and the
 # index map of keys and values.
 #
 # ### Theory
 #
-# With 256 blocks of queries and as many of keys, of 65,536 pairs 32,640 lie wholly in the future: every probability is
-# 0. Half the work, for nothing.
+# With 256 blocks of queries and as many of keys there are 65,536 pairs. In 32,640 of them every key is in the future,
+# and every probability is 0: half the work, for nothing.
 #
 # ```text
 #     j ->   0    1    2    3           #  every query of the block sees every key: no mask
@@ -824,20 +825,21 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 #        3   #    #    #    \           (bq = bkv, Sq = Skv; in general the \ may be several, or none)
 # ```
 #
-# A `pl.when` skips the body of a step. It does not skip the copy: the block of a dead step still comes in, because the
-# index map asks for it. **Only the index map can save the bytes.** For a dead step let it ask for what is in VMEM
-# already; then nothing is copied (matmul.py Puzzle 11 did that at the end of a row).
+# A `pl.when` skips the body of a step, but not the copy: the block of a dead step still comes in, because the index map
+# asks for it. **Only the index map can save the bytes.** In a dead step, let it ask for the block that is already in
+# VMEM, and nothing is copied (as at the end of a row in matmul.py Puzzle 11).
 #
-# A step that skips both still takes some 0.25 us; a body of 1284 bundles, one a cycle of 1.5 GHz, another 0.86.
+# A step that skips both still takes some 0.25 us. A body of 1284 bundles, one a cycle of 1.5 GHz, takes another 0.86.
 #
-# One comparison tells the . from the rest: the position of one query of the block with that of one key. Its first, or
-# its last? (On a # a mask changes nothing, and takes some 2% of the bundles; a second comparison tells # from \.)
+# One comparison tells the . from the rest: the position of one query of the block with that of one key. Do you take the
+# first or the last of each? (A mask on a # changes nothing, but takes some 2% of the bundles. A second comparison finds
+# these blocks.)
 
 
 # %%
 def causal_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, offset):
     # Refs and grid as in Puzzle 5. offset: Skv - Sq, not negative. Use your hide_after and online_step.
-    # (Not negative: every query sees key 0, so no row's maximum is still -inf after the first step.)
+    # (Since offset is not negative, every query sees key 0. So no row's maximum is still -inf after the first step.)
     pass  # YOUR CODE HERE
 
 
@@ -883,8 +885,8 @@ check("flash_attention/6", flash_causal)
 #
 # A block is dead when its *first* key lies after its *last* query. It needs no mask when its *last* key does not lie
 # after its *first* query. Write the four positions down, in terms of i, j, bq, bkv and offset. For the map: which is
-# the last block of keys that block i of queries needs? All later steps of the same i may ask for that one again; it
-# is what the step before has left in VMEM. The first and last thing that a kernel does must happen in dead steps, too.
+# the last block of keys that block i of queries needs? All later steps of the same i may ask for that one again,
+# because it is still in VMEM. Dead steps, too, have to do the first and the last thing that a kernel does.
 #
 # </details>
 #
@@ -956,11 +958,11 @@ check("flash_attention/6", flash_causal)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** In blocks of 512, over 4 heads x 2048 tokens, the mean step takes 949 bundles on a v5e and 778 on a
-# v6e. Masked but not skipped, it would be some 1390 and 1130; with the mask on every live block, 967 and 793. JAX's own
-# takes 969 and 798. And the column of positions? Made by `jnp.arange(bq)[:, None]`, it starts out as a row, which has
-# to be turned: the costliest step then takes 1766 bundles on a v5e instead of 1532. `column` makes one at once, by
-# `jax.lax.broadcasted_iota`, which counts along the dimension that it is told.
+# **Takeaway.** In blocks of 512, over 4 heads x 2048 tokens, the mean step takes 949 bundles on a v5e and 778 on a v6e.
+# If you mask dead blocks and do not skip them, it takes some 1390 and 1130. With the mask on every live block, it takes
+# 967 and 793. JAX's own takes 969 and 798. The column of positions matters, too. `jnp.arange(bq)[:, None]` starts out
+# as a row, and the row has to be turned. The most expensive step then takes 1766 bundles on a v5e instead of 1532.
+# `column` makes a column at once, with `jax.lax.broadcasted_iota`, which counts along the dimension that you tell it.
 #
 # Look at the strips of `k` and `v` below: in dead steps nothing moves.
 
@@ -976,25 +978,25 @@ show(
 # %% [markdown]
 # ## Puzzle 7: What the backward pass will need
 #
-# **Goal.** The forward pass that the rest of this notebook stands on: causal or not, any lengths, and with a second
-# output, the log-sum-exp of every row of scores.
+# **Goal.** Write the forward pass that the rest of this notebook uses: causal or not, for any lengths, and with a
+# second output, the log-sum-exp of every row of scores.
 #
 # ### Theory
 #
-# The backward pass will want the probabilities again: 32 GiB of them, for one head over 131,072 tokens. But any of them
-# can be recomputed from its score and *one* number per row, 512 KiB in all, the logarithm of the row's sum:
+# The backward pass needs the probabilities again: 32 GiB for one head over 131,072 tokens. But you can compute any of
+# them again from its score and *one* number per row, 512 KiB in all. It is the logarithm of the row's sum:
 #
 # ```text
 #     lse = log(sum of exp(s))          p = exp(s - lse)
 # ```
 #
-# At the last step `m` and `l` hold all of it. Mind their base: `lse` is a natural logarithm.
+# At the last step, `m` and `l` hold all that you need. Mind their base: `lse` is a natural logarithm.
 #
-# Two corners are settled for you. **A row that sees nothing** (Sq > Skv) shall have o = 0 and lse = -inf. Until a row
-# has seen something, its maximum is what `m` starts from, and -inf - (-inf) is NaN. So `m` starts from `FLOOR`, the
-# most negative float32: finite, and no finite score is smaller. At the end 0 / 0 waits: `normalized` makes it 0.
+# Two corner cases are solved for you. **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Until a row has
+# seen something, its maximum is the starting value of `m`, and -inf - (-inf) is NaN. So `m` starts from `FLOOR`, the
+# most negative float32: finite, and no finite score is smaller. At the end, `normalized` turns 0 / 0 into 0.
 #
-# **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and those you can mask. In `v` it
+# **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and you can mask those. In `v` it
 # meets p = 0, and 0 times NaN is NaN: `rows_inside` puts zeros in its place.
 
 
@@ -1010,7 +1012,7 @@ FLOOR = float(jnp.finfo(jnp.float32).min)
 
 
 def rows_inside(x, block, size):
-    """A block of an array with `size` rows: what lies beyond the edge becomes 0. x: (n, D), rows from block * n on"""
+    """x: (n, D), block number `block` of an array with `size` rows. Rows beyond the edge of the array become 0."""
     rows = block * x.shape[0] + column(x.shape[0])
     return jnp.where(rows < size, x, 0)
 
@@ -1022,7 +1024,7 @@ def normalized(acc_ref, l_ref):
 
 
 def last_key_seen(i, bq, Sq, Skv, causal):
-    """A pair: the position of the last key that the first query of block i sees, and that its last query sees.
+    """The position of the last key that the first query of block i sees, and of the last one that its last query sees.
 
     In a block of queries that hangs over the edge, the second may lie beyond the last key.
     """
@@ -1032,9 +1034,9 @@ def last_key_seen(i, bq, Sq, Skv, causal):
 
 
 def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
-    # Grid and Refs as in Puzzle 6, and lse_ref: (bq, 1), float32. causal: True or False, of Python.
-    # m_ref starts from FLOOR, o is normalized(acc_ref, l_ref). rows_inside(x, j, Skv): block j of k or v, with zeros
-    # beyond the last key
+    # Grid and Refs as in Puzzle 6, and lse_ref: (bq, 1), float32. causal: a Python bool.
+    # m_ref starts from FLOOR, o is normalized(acc_ref, l_ref). rows_inside(x, j, Skv): x, which is block j of k or v,
+    # with zeros beyond the last key
     pass  # YOUR CODE HERE
 
 
@@ -1073,16 +1075,16 @@ def flash_attention_fwd(
 
 # %%
 # Budget for q (1, 2, 200, 128), k (1, 2, 360, 128), v (1, 2, 360, 128): hbm_bytes=1_574_464, vmem_bytes=295_424,
-# calls=1, output_stores=1, flops=99_000_000. 200 queries and 360 keys: neither length divides.
+# calls=1, output_stores=1, flops=99_000_000. 200 queries and 360 keys: the blocks divide neither of them.
 check("flash_attention/7", flash_attention_fwd)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your Puzzle 6. What `last_key_seen` returns decides about a block now, causal or not: when every query
-# sees every key of the block, when some sees one. Without a mask by position, the last key that anybody sees is
-# Skv - 1; `hide_after` takes a number as well as a column. For lse: 2**m times l is the sum of exp(s). Take the
-# natural logarithm of that, on paper. For a row that saw nothing l is 0: is what your formula makes of it -inf?
+# Start from your Puzzle 6. Now `last_key_seen` decides about a block, causal or not: when does every query see every
+# key of the block, and when does some query see one? Without causality, the last key that any query sees is Skv - 1;
+# `hide_after` takes a number as well as a column. For lse: 2**m times l is the sum of exp(s). Take the natural
+# logarithm of that, on paper. For a row that saw nothing, l is 0. Does your formula make -inf of it?
 #
 # </details>
 #
@@ -1152,20 +1154,20 @@ check("flash_attention/7", flash_attention_fwd)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A forward pass for any lengths, masked rows and ragged edges included, and it leaves 4 bytes per row
-# behind from which all probabilities can be had again. (While a kernel writes it, a column takes whole tiles, 512 bytes
-# a row; XLA packs it afterwards.) The way back starts here.
+# **Takeaway.** Your forward pass takes any lengths, with masked rows and ragged edges. It leaves 4 bytes per row, and
+# from these you can compute all probabilities again. (While a kernel writes it, a column takes whole tiles, 512 bytes a
+# row; XLA packs it afterwards.) The backward pass starts here.
 
 # %% [markdown]
 # ## Puzzle 8: One number per row
 #
-# **Goal.** The way back begins. For every query, compute the row term of the softmax gradient, without looking at a
-# single key.
+# **Goal.** The backward pass begins. For every query, compute the row term of the softmax gradient, without looking at
+# a single key.
 #
 # ### Theory
 #
-# For 32,768 tokens and D = 128, in bfloat16, `p` would be 2 GiB per head, and `o` is 8 MiB. So your forward pass leaves
-# `o` and `lse` behind. But in softmax.py Puzzle 6 the gradient was made of probabilities. With `do`, the gradient that
+# For 32,768 tokens and D = 128, in bfloat16, `p` would be 2 GiB per head, and `o` is 8 MiB. So your forward pass stores
+# `o` and `lse`. But the gradient in softmax.py Puzzle 6 was made of probabilities. Let `do` be the gradient that
 # arrives for `o`:
 #
 # ```text
@@ -1174,9 +1176,9 @@ check("flash_attention/7", flash_attention_fwd)
 #     delta[i]  =  sum over j of  p[i, j] * dp[i, j]       (Sq, 1),   the row term
 # ```
 #
-# Every `ds` of a row needs its `delta`, and `delta` needs all keys. So two sweeps over the keys, as in softmax.py
-# Puzzle 2? Put the first line into the last and write the dot product as a sum over `d`. Sums may change places: pull
-# out what has no `j` in it. Have you seen what is left inside?
+# Every `ds` of a row needs its `delta`, and `delta` needs all keys. Does that take two sweeps over the keys, as in
+# softmax.py Puzzle 2? Put the first line into the last, and write the dot product as a sum over `d`. Swap the two sums,
+# and pull out whatever has no `j` in it. Have you seen what is left inside?
 #
 # ```text
 #     delta[i]  =  sum over j    of  p[i, j] * ( sum over d of  do[i, d] * v[j, d] )
@@ -1238,9 +1240,9 @@ check("flash_attention/8", delta_after_fwd)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Move the sum over `d` to the front. `do[i, d]` has no `j`, so it comes before the inner sum, and inside remains the
-# sum over `j` of p[i, j] * v[j, d]. That is entry (i, d) of a matrix product, and Puzzle 5 was all about it. Which of
-# the two arrays that the kernel gets is it?
+# Move the sum over `d` to the front. `do[i, d]` has no `j`, so it goes before the inner sum. The sum over `j` of p[i,
+# j] * v[j, d] is left inside. That is entry (i, d) of a matrix product, and Puzzle 5 was all about it. Which of the two
+# arrays that the kernel gets is it?
 #
 # </details>
 #
@@ -1265,20 +1267,20 @@ check("flash_attention/8", delta_after_fwd)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A sum over all keys, and not one of them was read: `o` had summed over them already. For 32,768 tokens
-# that is one sweep over the keys less: 16 MiB of `k` and `v` for each block of queries. And it holds with any mask: a
-# key that is not seen has p = 0 in both formulas.
+# **Takeaway.** You computed a sum over all keys and read not one of them: `o` had summed over them already. For 32,768
+# tokens that saves one sweep over the keys: 16 MiB of `k` and `v` for each block of queries. It holds with any mask,
+# too: a key that is not seen has p = 0 in both formulas.
 
 # %% [markdown]
 # ## Puzzle 9: dq
 #
-# **Goal.** The gradient of the queries, with masks, and with the probabilities made a second time instead of stored.
+# **Goal.** Compute the gradient of the queries, with masks. Compute the probabilities again; do not store them.
 #
 # ### Theory
 #
-# To store 1024 entries of `p` and read them back (2 bytes each, out and in) takes a v5e 5 ns; to make them once more
-# (128 multiply-adds each, D = 128), 1.3 ns. So **recompute, do not store**. With `lse` and `delta`, all
-# three steps back are local to a pair of blocks:
+# A v5e takes 5 ns to store 1024 entries of `p` and read them back (2 bytes each, out and in). It takes 1.3 ns to
+# compute them once more (128 multiply-adds each, D = 128). So **recompute, do not store**. With `lse` and `delta`, all
+# three backward steps are local to a pair of blocks:
 #
 # ```text
 #     forward                            backward
@@ -1289,10 +1291,10 @@ check("flash_attention/8", delta_after_fwd)
 #
 # `lse` knows the whole row, so `p` needs no running maximum and no rescaling this time: what is exp(log of the sum)?
 #
-# As in Puzzle 5, a block of queries rests, keys and values pass. What rests with it now: `do`, `lse`, `delta`. What
-# grows: `acc_ref`.
+# As in Puzzle 5, a block of queries stays while keys and values pass. Now `do`, `lse` and `delta` stay with it, and
+# `acc_ref` grows.
 #
-# Masks bring one trap. Where nothing is seen, `lse` is -inf and exp(s - lse) is inf; beyond the edge, `v` may be NaN,
+# Masks bring one trap. Where nothing is seen, `lse` is -inf and exp(s - lse) is inf. Beyond the edge, `v` may be NaN,
 # and so is `dp`. 0 * NaN is NaN. So **choose with `jnp.where`, last**: it drops what it does not take.
 
 
@@ -1316,7 +1318,7 @@ def dq_spec(q, k, v, do, *, causal: bool = True) -> Float[Array, "B H Sq D"]:
 
 
 def visible(i, j, bq, bkv, Sq, Skv, causal):
-    """(bq, bkv), True where there is a query, there is a key, and the one may see the other"""
+    """(bq, bkv), True where query and key exist, and the query may see the key"""
     rows = i * bq + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)  # a column at once: Puzzle 6
     cols = j * bkv + jnp.arange(bkv)[None, :]
     seen = (rows < Sq) & (cols < Skv)
@@ -1325,9 +1327,9 @@ def visible(i, j, bq, bkv, Sq, Skv, causal):
 
 def p_and_ds(s, dp, lse, delta, seen):
     # s: (bq, bkv), scores, scaled      dp: (bq, bkv), do @ v.T      lse, delta: (bq, 1)      all float32
-    # seen: (bq, bkv), True where there is a query, there is a key, and the mask lets the one see the other
+    # seen: (bq, bkv), True where query and key exist, and the mask lets the query see the key
     # Return p and ds, (bq, bkv) each: 0 where nothing is seen, whatever s, dp, lse and delta hold there. (Nothing here
-    # needs p itself: dv of Puzzle 10 does.)
+    # needs p itself, but dv of Puzzle 10 does.)
     pass  # YOUR CODE HERE
 
 
@@ -1336,7 +1338,7 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
     # lse_ref, delta_ref: (bq, 1), float32      acc_ref: (bq, D), float32
     # last_key_seen, of Puzzle 7, says how far block i sees. Skip blocks of keys beyond that.
     # visible(i, j, bq, bkv, Sq, Skv, causal): `seen`, as p_and_ds wants it. In a product, ds has the dtype of k.
-    # rows_inside(x, j, Skv): x, a block j of Skv rows, with zeros for rows beyond the edge
+    # rows_inside(x, j, Skv): x, which is block j of Skv rows, with zeros for rows beyond the edge
     pass  # YOUR CODE HERE
 
 
@@ -1356,7 +1358,7 @@ def dq_call(q, k, v, do, lse, delta, kv_map, *, causal, bq, bkv):
 
 
 def kv_blocks(q, k, causal, bq, bkv):
-    """The block of keys that is in VMEM at step (i, j), as a function. As in Puzzle 7: the last one seen stays."""
+    """A function of (i, j): which block of keys is in VMEM at that step. As in Puzzle 7, the last one seen stays."""
     offset = k.shape[2] - q.shape[2]
     return lambda i, j: jnp.maximum(causal_kv_map(i, j, bq, bkv, offset), 0) if causal else j
 
@@ -1392,11 +1394,11 @@ check("flash_attention/9", dq_after_fwd)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# softmax of s is exp(s) over the sum of exp(s), and `lse` is the logarithm of that sum: a division becomes a
-# subtraction in the exponent, where nothing overflows. For dq: s[i, j] is D**-0.5 times q[i] . k[j], so what is the
-# derivative of s[i, j] with respect to q[i]? The sum over `j` of ds[i, j] times it is a matrix product, with one factor
-# to spare: it may be multiplied once, at the end. And mind the padding: in that product, which rows does a 0 of `ds`
-# meet?
+# The softmax of s is exp(s) over the sum of exp(s), and `lse` is the logarithm of that sum. So the division becomes a
+# subtraction in the exponent, where nothing overflows. For dq: s[i, j] is D**-0.5 times q[i] . k[j]. What is its
+# derivative with respect to q[i]? The sum over `j` of ds[i, j] times that derivative is a matrix product. It has a
+# constant factor, which you may apply once, at the end. And mind the padding: in that product, which rows does a 0 of
+# `ds` meet?
 #
 # </details>
 #
@@ -1458,20 +1460,20 @@ check("flash_attention/9", dq_after_fwd)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Nothing of size Sq x Skv was ever stored, forward or backward: one number a row (`lse`) was enough to
-# make every probability again, each finished the moment it is made. Recomputing instead of storing is most of what
+# **Takeaway.** You never stored anything of size Sq x Skv, forward or backward. One number a row (`lse`) was enough to
+# compute every probability again, and each was finished at once. Recomputing instead of storing is most of what
 # `jax.checkpoint` is about, too. Here it pays within a single kernel.
 
 # %% [markdown]
 # ## Puzzle 10: dk and dv, and the whole as one function
 #
-# **Goal.** The gradients of keys and values, and a `flash_attention` that `jax.grad` can walk through.
+# **Goal.** Compute the gradients of keys and values, and make a `flash_attention` that `jax.grad` can walk through.
 #
 # ### Theory
 #
 # `dq[i]` was a sum over keys; `dk[j]` and `dv[j]` are sums over **queries**. In Puzzle 9's order, with 64 blocks of
-# queries, each block of `dk` would come back 64 times, with others in between. So the loop is transposed, the axis that
-# is summed goes last, (b, h, j, i): keys and values rest, queries pass by, with their `do`, `lse` and `delta`.
+# queries, each block of `dk` would come back 64 times, with others in between. So transpose the loop: the axis that you
+# sum over goes last, (b, h, j, i). Keys and values stay, and queries pass by, with their `do`, `lse` and `delta`.
 #
 # ```text
 #                     j: blocks of keys
@@ -1484,11 +1486,11 @@ check("flash_attention/9", dq_after_fwd)
 # ```
 #
 # Look at the dots. In a row they come last: Puzzle 6 stayed at the *last* live block. In a column they come **first**.
-# So `first_q` names the first block of queries that sees anything of block `j`, and the map returns the larger of `i`
-# and that. With 64 x 64 blocks, 2016 of the 4096 steps are dots, and neither compute nor fetch.
+# So `first_q` returns the first block of queries that sees anything of block `j`, and the map returns the larger of `i`
+# and that. With 64 x 64 blocks, 2016 of the 4096 steps are dots. They neither compute nor fetch.
 #
-# At the ragged edge, roles change, too. Rows of `q` and `do` beyond Sq did no harm while each query minded its own
-# business. Now they are summed over.
+# At the ragged edge, roles change, too. In Puzzle 9, rows of `q` and `do` beyond Sq did no harm, because no row affects
+# another. Now you sum over them.
 
 
 # %%
@@ -1498,12 +1500,12 @@ def transposed_times(a, b):
 
 
 def first_q(j, bq, bkv, Sq, Skv, causal):
-    # Return the first block of queries in which anything sees block j of the keys. Query i stands at i + Skv - Sq.
+    # Return the first block of queries in which some query sees block j of the keys. Query i is at i + Skv - Sq.
     pass  # YOUR CODE HERE
 
 
 def add_dkv(i, j, q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_acc_ref, dv_acc_ref, *, causal, Sq, Skv):
-    # Adds what block i of the queries gives to block j of dk and dv; nothing, if it sees nothing of block j.
+    # Adds what block i of the queries contributes to block j of dk and dv: nothing, if it sees nothing of block j.
     # q_ref, do_ref: (bq, D)      k_ref, v_ref: (bkv, D)      lse_ref, delta_ref: (bq, 1), float32
     # dk_acc_ref, dv_acc_ref: (bkv, D), float32
     pass  # YOUR CODE HERE
@@ -1549,7 +1551,7 @@ def smooth_attention(q, k, v, causal, bq, bkv):
 
 
 def smooth_attention_fwd(q, k, v, causal, bq, bkv):
-    # Return o, and the residuals: what the way back needs besides do.
+    # Return o, and the residuals: what the backward pass needs besides do.
     pass  # YOUR CODE HERE
 
 
@@ -1595,10 +1597,10 @@ check("flash_attention/10", attention_grads)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For `first_q`: the first key of block j is j * bkv. Which query is the first to see it? Then which block is that query
-# in; and what if all queries see it? For the products: `o = p @ v`, so dv[j] is the sum over i of p[i, j] * do[i]. The
-# letter that is summed is the *first* of both, which is what `transposed_times` is for. dk is like dq with q and k in
-# each other's place. And a 0 of `p` or `ds` meets which rows in these products?
+# For `first_q`: the first key of block j is j * bkv. Which query is the first to see it, and in which block is that
+# query? What if all queries see it? For the products: `o = p @ v`, so dv[j] is the sum over i of p[i, j] * do[i]. You
+# sum over the *first* letter of both, which is what `transposed_times` is for. dk is like dq with q and k swapped. And
+# which rows does a 0 of `p` or `ds` meet in these products?
 #
 # </details>
 #
@@ -1671,10 +1673,10 @@ check("flash_attention/10", attention_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Forward and backward in four calls, and no array of size Sq x Skv anywhere. The products are counted
-# quickly: 2 per pair of blocks forward, 3 for dq, 4 for dk and dv. Of the seven backward ones, s and dp are made twice;
-# one kernel for all three gradients would make them once, if `dq` could be summed along with the others. (Why can it
-# not, in this grid?) And `jax.grad`, `jax.jit` and `jax.vmap` take it as it is:
+# **Takeaway.** Forward and backward take four calls, and there is no array of size Sq x Skv anywhere. Count the
+# products per pair of blocks: 2 forward, 3 for dq, 4 for dk and dv. Of the seven backward ones, s and dp are computed
+# twice. One kernel for all three gradients would compute them once, if it could sum `dq` along with the others. (Why
+# can it not, in this grid?) And `jax.grad`, `jax.jit` and `jax.vmap` take it as it is:
 
 # %%
 if unwritten(flash_attention):
@@ -1690,12 +1692,13 @@ else:
 # %% [markdown]
 # ## Puzzle 11: Grouped queries
 #
-# **Goal.** Several heads of queries share one head of keys and values, forward and backward, and nothing is copied.
+# **Goal.** Let several heads of queries share one head of keys and values, forward and backward, without copying
+# anything.
 #
 # ### Theory
 #
 # Llama 3 70B has 64 heads of queries and 8 of keys and values: **grouped-query attention**, GQA. Eight query heads form
-# a group. (With one head of keys for all it is called MQA.) What it saves is memory for keys and values: an eighth.
+# a group. (With one head of keys for all it is called MQA.) Keys and values take an eighth of the memory.
 #
 # ```text
 #     heads of q        0  1  2  3     4  5  6  7          H = 8, Hkv = 2, group = 4
@@ -1704,12 +1707,12 @@ else:
 # ```
 #
 # `jnp.repeat(k, group, axis=1)` would make the shapes fit, and write the eight copies to HBM. But **a head is only a
-# block index**, and an index map may send several to the same place. Forward and `dq` need nothing else; their kernels
-# do not know.
+# block index**, and an index map may send several to the same place. Forward and `dq` need nothing else, and their
+# kernels do not change.
 #
-# `dk` and `dv` do: all heads of a group push on the same keys, so their gradients are sums over the group, too. Their
-# grid is (b, hkv, j, g, i), `g` counting the heads of a group, and the block of `dk` rests through both of the last
-# axes. `add_dkv` is yours from Puzzle 10; when does the sum start, and when is it done?
+# `dk` and `dv` need more. All heads of a group use the same keys, so their gradients are sums over the group, too.
+# Their grid is (b, hkv, j, g, i), and `g` counts the heads of a group. The block of `dk` stays through both of the last
+# axes. `add_dkv` is yours, from Puzzle 10. When does the sum start, and when is it done?
 
 
 # %%
@@ -1737,7 +1740,7 @@ def grouped_grads_spec(
 
 def grouped_kv_map(b, h, i, j, *, group, block):
     # Return the number of the block of k and v, (bkv, D) of a (B, Hkv, Skv, D), for step (b, h, i, j). h counts the
-    # heads of q, `group` of them share one of k and v. block(i, j): its number along Skv, as in Puzzle 9.
+    # heads of q; `group` of them share one head of k and v. block(i, j): its number along Skv, as in Puzzle 9.
     pass  # YOUR CODE HERE
 
 
@@ -1849,17 +1852,17 @@ def grouped_grads(
 
 # %%
 # Budget for q (1, 4, 192, 64), k (1, 2, 320, 64), v (1, 2, 320, 64), do (1, 4, 192, 64): hbm_bytes=6_383_616, calls=4,
-# output_stores=1, flops=290_000_000. Forward and dq bring the keys in for each head of queries, shared or not: what the
-# maps save there is the making and keeping of copies. dk and dv bring them in once for a group.
+# output_stores=1, flops=290_000_000. Forward and dq bring the keys in for each head of queries, shared or not. There
+# the maps only save making and storing copies. dk and dv bring the keys in once for a group.
 check("flash_attention/11", grouped_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
 # In the drawing, which head of keys belongs to query head 5, and by which arithmetic? (Not the remainder: neighbours
-# share.) The way back asks the opposite: which is member `g` of the group of key head `hkv`? As to the sum over two
-# axes: it starts where **both** are at their first step and ends where both are at their last. What happens to the
-# heads of a group if it starts afresh whenever `i` is 0?
+# share.) The backward pass asks the opposite: which query head is member `g` of the group of key head `hkv`? As to the
+# sum over two axes: it starts where **both** are at their first step and ends where both are at their last. What
+# happens to the heads of a group if it starts afresh whenever `i` is 0?
 #
 # </details>
 #
@@ -1927,27 +1930,27 @@ check("flash_attention/11", grouped_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Two lines in index maps, two in conditions, and attention shares its keys. For 8192 tokens of Llama 3
-# 70B (D = 128, bfloat16), keys and values of one layer are 32 MiB instead of 256. Where H = Hkv the group is 1, and
-# this is Puzzle 10: `grouped_attention` is all that you need from now on.
+# **Takeaway.** It took two lines in index maps and two in conditions to share the keys. For 8192 tokens of Llama 3 70B
+# (D = 128, bfloat16), keys and values of one layer are 32 MiB instead of 256. Where H = Hkv the group is 1, and this is
+# Puzzle 10. So from now on, `grouped_attention` is all that you need.
 #
-# One case has a better use for a group. Whoever writes text token by token has *one* query per head, a block of a
-# single row. Then let **the heads of a group be the rows**: q as (B, Hkv, group, D), blocks of (group, D), and keys
-# come in once for all of the group instead of once per head. For Llama that is an eighth of the bytes. Puzzle 13 starts
-# from there.
+# There is one case where a group has a better use. When a model writes text token by token, it has *one* query per
+# head, a block of a single row. Then let **the heads of a group be the rows**: q as (B, Hkv, group, D), in blocks of
+# (group, D). Keys come in once for all of the group instead of once per head. For Llama that is an eighth of the bytes.
+# Puzzle 13 starts from there.
 
 # %% [markdown]
 # ## Puzzle 12: Only the blocks that live
 #
-# **Goal.** Attention under any mask, with a grid no wider than the longest list of blocks that the mask leaves.
+# **Goal.** Compute attention under any mask, with a grid no wider than the longest list of blocks that the mask leaves.
 #
 # ### Theory
 #
-# Let each token see the 1024 before it: a **sliding window**. Of 32,768 tokens that is 3% of all pairs. Your causal
-# kernel could skip the rest, but a step skipped is a step still: 0.25 us, as in Puzzle 6. In blocks of 512 x 512
-# that is 4096 steps per head, a millisecond, and 189 of them do anything.
+# Let each token see the 1024 before it: a **sliding window**. With 32,768 tokens that is 3% of all pairs. Your causal
+# kernel could skip the rest, but a skipped step is still a step: 0.25 us, as in Puzzle 6. In blocks of 512 x 512 there
+# are 4096 steps per head, a millisecond, and 189 of them do anything.
 #
-# So the grid should run over a **list**: per row of blocks, those that live. The grid is as wide as the longest:
+# So let the grid run over a **list**: for each row of blocks, the live ones. The grid is as wide as the longest list:
 #
 # ```text
 #     kinds                         data_next       block_mask
@@ -1958,16 +1961,17 @@ check("flash_attention/11", grouped_grads)
 #     [1  .  2  1 ]                  0  2  3         1  2  1
 # ```
 #
-# Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs behind the grid indices,
-# the kernel gets them first). **A step's number now says nothing about where it is**; `data_next` does. At the end of a
-# row, the map should ask for nothing new. What is in VMEM at that moment?
+# Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs after the grid indices,
+# the kernel gets them first). **The number of a step no longer says which block it holds**; `data_next` does. At the
+# end of a row, the map should ask for nothing new. What is in VMEM at that moment?
 #
-# A full block needs no mask: only a partial one pays for it, as in Puzzle 6. The budget counts what jnp.where chooses.
+# A full block needs no mask. Only a partial one pays for it, as in Puzzle 6. The budget counts the elements that
+# jnp.where chooses.
 
 
 # %%
 def window_mask(rows, cols, *, window, start):
-    # row 0 stands at position `start`; each sees itself and the window - 1 positions before it
+    # row 0 is at position `start`; each row sees its own position and the window - 1 positions before it
     return (cols <= rows + start) & (cols > rows + start - window)
 
 
@@ -1980,7 +1984,7 @@ def causal_mask(rows, cols, *, start):
 
 
 def documents_mask(rows, cols, *, q_len, kv_len, skip):
-    # queries come in documents of q_len, keys in documents of kv_len; each of the former sees two of the latter, and
+    # queries come in documents of q_len, keys in documents of kv_len; each document of queries sees two of keys, but
     # every `skip`-th sees none
     document, other = rows // q_len, cols // kv_len
     return (document % skip != 1) & ((other == document % 4) | (other == (document + 2) % 4))
@@ -2026,7 +2030,7 @@ def splash_kv_map(b, h, i, t, data_next_ref, block_mask_ref):
 def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, mask, Skv):
     # Grid (b, h, i, t). data_next_ref, block_mask_ref: (R, W), in SMEM: data_next_ref[i, t] is a number
     # q_ref, o_ref: (bq, D)      k_ref, v_ref: (bkv, D)      m_ref, l_ref: (bq, 128), acc_ref: (bq, D), float32
-    # mask(rows, cols): True where it is seen, from the numbers of rows (bq, 1) and columns (1, bkv) in the whole array
+    # mask(rows, cols): True where a row sees a column. rows (bq, 1) and cols (1, bkv) are positions in the whole array.
     # online_step wants scores times LOG2_E (Puzzle 5). Rows that see nothing: start and end as in Puzzle 7.
     pass  # YOUR CODE HERE
 
@@ -2068,10 +2072,10 @@ check("flash_attention/12", splash_attention)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For the lists: what VMEM holds at the end of row i is the block of its last live step, and it stays there while row i
-# + 1 begins. So a row with an empty list asks for the same block as the row before it ended with. For the kernel: three
-# kinds, two of them with work. Which of them may skip the mask *and* the edge? And where does block t of the list
-# stand, in columns of the whole array: at t * bkv?
+# For the lists: at the end of row i, VMEM holds the block of its last live step, and that block stays there while the
+# next row begins. So a row with an empty list asks for the block with which the row before it ended. For the kernel:
+# two of the three kinds have work to do. Which of these may skip the mask *and* the edge? And where is block t of the
+# list, in columns of the whole array: at t * bkv?
 #
 # </details>
 #
@@ -2169,12 +2173,12 @@ check("flash_attention/12", splash_attention)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** This is splash attention: **sp**arse f**lash**. The mask became data, and the grid a list of work. One
-# kernel for causal, windows, documents, whatever you can write as a function of row and column. Below, a window: in the
-# strip of `k`, the rows begin at blocks 1, 1, 2, 2 and 3. Of 25 blocks 12 are live, and the longest list has 3: of the
-# 15 steps, 12 work, and the other 3 pad the shorter lists and fetch nothing.
+# **Takeaway.** This is splash attention: **sp**arse f**lash**. The mask became data, and the grid became a list of
+# work. One kernel does causal, windows, documents, whatever you can write as a function of row and column. Below is a
+# window: in the strip of `k`, the rows begin at blocks 1, 1, 2, 2 and 3. Of 25 blocks 12 are live, and the longest list
+# has 3. So of the 15 steps, 12 work, and the other 3 pad the shorter lists and fetch nothing.
 #
-# (The solution's column of rows comes from `jnp.arange`, which is short. Puzzle 6 has measured what that can cost.)
+# (The solution makes its column of rows with `jnp.arange`, which is short. Puzzle 6 has measured what that can cost.)
 
 # %%
 window = functools.partial(window_mask, window=150, start=320)
@@ -2183,30 +2187,30 @@ show(splash_attention, *[normal((1, 1, n, 64)) for n in (320, 640, 640)], mask=w
 # %% [markdown]
 # ## Puzzle 13: Paged decoding (the final boss)
 #
-# **Goal.** One new token for every user, each with a conversation of their own length, kept in pages that lie wherever
-# there was room. Kernel, index maps, call: all yours.
+# **Goal.** Compute attention for one new token of every user. Each user has a conversation of their own length, kept in
+# pages that lie wherever there was room. Kernel, index maps, call: all yours.
 #
 # ### Theory
 #
-# Who reserves 4096 tokens for each user, and sees conversations of 300, wastes 13 of 14 bytes. So keys and values are
+# If you reserve 4096 tokens for each user, and conversations have 300, you waste 13 of 14 bytes. So keys and values are
 # kept in **pages** of, say, 16 tokens, handed out as conversations grow. A **page table** says which page holds what:
 #
 # ```text
 #     pages in HBM         0     1     2     3     4     5
-#                        [ ? ] [ B0] [ A1] [ ? ] [ A0] [ A2]          ?: somebody else's, or nobody's
+#                        [ ? ] [ B0] [ A1] [ ? ] [ A0] [ A2]          ?: another user's, or free
 #
 #     page_table   user A    4   2   5           lengths   A   40     two pages, and 8 tokens of the third
-#                  user B    1   3   0                     B   16     what the rest of the row says means nothing
+#                  user B    1   3   0                     B   16     the rest of the row means nothing
 # ```
 #
-# There are two counts now. The **position** of a token in its conversation decides whether it is there at all: position
-# < length. The **place** in HBM only decides what is fetched. In the table, the column is position (in pages), and the
-# entry is place.
+# There are two counts now. The **position** of a token in its conversation decides whether it exists:
+# `position < length`. The **place** in HBM only decides what is fetched. In the table, a column is a position (in
+# pages), and an entry is a place.
 #
 # The rows of a block are the heads of a group, as at the end of Puzzle 11: `q_ref` is (group, D).
 #
-# The budget has no page to spare. A user of length 0 gets zeros, and may cost one page per head of keys, since an index
-# map has to name something.
+# The budget has no page to spare. A user of length 0 gets zeros, and may cost one page per head of keys, because an
+# index map has to name something.
 
 
 # %%
@@ -2231,7 +2235,7 @@ def paged_spec(
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     # Grid (b, hkv, t): step t is for page t of user b. lengths_ref: (B,), table_ref: (B, max_pages), int32, in SMEM
     # q_ref, o_ref: (group, D)      k_ref, v_ref: (page, D), the page of this step
-    # m_ref, l_ref: (group, 128), acc_ref: (group, D), float32. What lies beyond a length may be NaN.
+    # m_ref, l_ref: (group, 128), acc_ref: (group, D), float32. Keys and values beyond a length may be NaN.
     pass  # YOUR CODE HERE
 
 
@@ -2242,7 +2246,7 @@ def paged_attention(
     page_table: Int[Array, "B max_pages"],
     lengths: Int[Array, "B"],
 ) -> Float[Array, "B H D"]:
-    # Call paged_kernel. q as (B, Hkv, group, D) is a reshape, which costs nothing; so is the way back.
+    # Call paged_kernel. Reshape q to (B, Hkv, group, D), and the result back. That costs nothing.
     pass  # YOUR CODE HERE
 
 
@@ -2255,10 +2259,10 @@ check("flash_attention/13", paged_attention)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take the four places where a `t` can occur, and ask for each: position or place? The test whether page t of this user
-# exists; the mask inside of it; the edge of `v`; the page that is fetched. Only one of them looks into the table. And
+# There are four places where a `t` can occur: the test whether page t of this user exists, the mask inside of it, the
+# edge of `v`, and the page that is fetched. Ask for each: position or place? Only one of them looks into the table. And
 # beyond the last page of a user, which entry makes the map stay where it is? (A user of length 0 has no last page. Any
-# entry will do, as long as it is one.)
+# entry of the table will do.)
 #
 # </details>
 #
@@ -2361,11 +2365,10 @@ check("flash_attention/13", paged_attention)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The boss is down. Data decides which bytes move, the grid does not even know how long a conversation is,
-# and a cache in pieces is read as if it were whole. Each page came in once. Of the 48 steps 18 have a page; the other
-# 30 compute nothing, and only the user of length 0 has made two of them fetch. But all 48 cost their 0.25 us: 12 us on
-# a v5e, beside 0.24 us of copies. Steps are what it is bounded by, and that is why production kernels take several
-# pages in each.
+# **Takeaway.** The boss is down. Data decides which bytes move. The grid does not even know how long a conversation is,
+# and you read a cache in pieces as if it were whole. Each page came in once. Of the 48 steps 18 have a page. The other
+# 30 compute nothing, and only two of them fetch, for the user of length 0. But all 48 cost their 0.25 us: 12 us on a
+# v5e, beside 0.24 us of copies. The steps set the time, so production kernels take several pages in each.
 
 # %%
 table = np.random.default_rng(0).permutation(24).reshape(4, 6).astype(np.int32)  # of 24 pages
@@ -2375,10 +2378,10 @@ show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 # %% [markdown]
 # ## What you built
 #
-# Attention forward and backward, for grouped heads, under any mask, and out of pages. In figures: forward over 131,072
-# tokens, 512 KiB of `lse` per head are kept beside `o`, and not the 32 GiB of `p`; backward is three calls, seven
-# products per pair of blocks; the window of Puzzle 12 fetches 12 of 25 blocks; and of a cache of pages, each comes in
-# once.
+# You built attention forward and backward, for grouped heads, under any mask, and out of pages. In figures: forward
+# over 131,072 tokens, you keep 512 KiB of `lse` per head beside `o`, and not the 32 GiB of `p`. Backward takes three
+# calls, with seven products per pair of blocks. The window of Puzzle 12 fetches 12 of 25 blocks. Of a cache in pages,
+# each page comes in once.
 #
 # **Read next**, in `jax.experimental.pallas.ops.tpu`: `splash_attention/splash_attention_kernel.py`, which ships with
 # JAX. It has 2600 lines, and you have written most of what is in them:
@@ -2398,28 +2401,29 @@ show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 # | `_splash_attention_custom` | the `custom_vjp` | Puzzle 10 |
 # | `splash_attention_mask_info.py` | mask to lists, dead, partial, full as 0, 1, 2 | Puzzle 12 |
 #
-# What is there beside: a block as it is copied (`bkv`) may be larger than the piece of it that is worked on
-# (`bkv_compute`), with a loop inside the body. **Segment ids** keep documents apart
-# in one sequence, a **soft cap** squeezes scores through tanh, **sinks** give each head a score that belongs to no key.
-# `dk` and `dv` have lists and mask blocks of their own, because these two walk down columns. And with
-# `use_fused_bwd_kernel` one kernel makes all three gradients. There `dq` cannot be summed in the grid either (the
-# question at the end of Puzzle 10), so each block of keys stores a `dq` of its own, to be summed after the call.
+# The file has more than that. A block as it is copied (`bkv`) may be larger than the piece of it that is worked on
+# (`bkv_compute`), with a loop inside the body. **Segment ids** keep documents apart in one sequence, a **soft cap**
+# squeezes scores through tanh, and **sinks** give each head a score that belongs to no key. `dk` and `dv` have lists
+# and mask blocks of their own, because these two walk down columns. With `use_fused_bwd_kernel` one kernel makes all
+# three gradients. Even there, the grid cannot sum `dq` (the question at the end of Puzzle 10). So each block of keys
+# stores a `dq` of its own, and they are summed after the call.
 #
 # `paged_attention/paged_attention_kernel.py` is your Puzzle 13, down to the shapes of its arguments. It takes several
-# pages per step, and fetches them itself, with DMAs and two buffers, since pages that lie apart make no block.
+# pages per step. It fetches them itself, with DMAs and two buffers, because pages that lie apart make no block.
 # `ragged_paged_attention/kernel.py` does so for whole batches: prompts and decoding in one call, so that queries are
-# ragged, too. `tokamax` is a library of such kernels for TPU and GPU: its attention comes in several
-# implementations behind one function, which picks by hardware and shape, and it can tune block sizes by measuring them.
-# Behind its TPU implementation you will meet splash again.
+# ragged, too. `tokamax` is a library of such kernels for TPU and GPU. Its attention comes in several implementations
+# behind one function, which picks by hardware and shape, and it can tune block sizes by measuring them. Behind its TPU
+# implementation you will meet splash again.
 #
-# And the proof of the pudding: a transformer block, on kernels of yours, forward and backward. Its linear layers are
-# your `product` of matmul.py Puzzle 9 and its norm your `smooth_layer_norm` of softmax.py Puzzle 8, if they are solved
-# in the folder of this notebook. If not, the cell has short ones of its own, so that this notebook stands alone.
+# Now the proof of the pudding: a transformer block on your own kernels, forward and backward. Its linear layers are
+# your `product` of matmul.py Puzzle 9, and its norm is your `smooth_layer_norm` of softmax.py Puzzle 8, if they are
+# solved in the folder of this notebook. If not, the cell uses short ones of its own, so that this notebook works by
+# itself.
 
 
 # %%
 def product(a, b, dims, tile=128):
-    """a and b, summed along dims, ((d,), (e,)), out of tiles: matmul.py Puzzle 9. Sizes are multiples of the tile."""
+    """The product of a and b, summed along dims, ((d,), (e,)): matmul.py Puzzle 9. Sizes are multiples of the tile."""
 
     def kernel(a_ref, b_ref, o_ref, acc_ref):
         before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
@@ -2579,7 +2583,7 @@ else:
         print(f"d {name:7}{g.shape!s:11} off by {np.abs(yours[name] - g).max() / np.abs(g).max():.1e} of its largest")
 
 # %% [markdown]
-# **Next notebook.** `ragged_dot.py`: the other half of a modern transformer block, a mixture of experts, whose matrix
+# **Next notebook.** `ragged_dot.py`: the other half of a modern transformer block, a mixture of experts. Its matrix
 # product has groups of any size.
 
 # %%

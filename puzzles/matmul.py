@@ -10,14 +10,14 @@
 # %% [markdown]
 # # Matmul: from a tile to the roofline
 #
-# Twelve puzzles from here you will have written the matrix products of a transformer: with a transposed weight, with
-# an epilogue, backwards, in int8, with most blocks missing. And a function that picks the tile sizes for a given TPU:
-# for 4096 x 4096 x 4096, the TPU compiler's own schedule in the tiles it picks is within 3% of the roofline, on a v5e
-# and on a v6e.
+# In twelve puzzles you write the matrix products of a transformer: with a transposed weight, with an epilogue,
+# backwards, in int8, and with most blocks missing. You also write a function that picks the tile sizes for a given TPU.
+# With the tiles that it picks for 4096 x 4096 x 4096, the TPU compiler's own schedule is within 3% of the roofline, on
+# a v5e and on a v6e.
 #
-# You need `basics.py`. What a puzzle uses from `softmax.py` it gives you (Puzzle 6: `out_specs` and `out_shape` may be
-# lists, one entry for each result). Puzzle 4 counts FLOPs per byte; from Puzzle
-# 1 on, every `check` prints yours. Watch that number: it says which half of the chip is idle.
+# You need `basics.py`. If a puzzle uses something from `softmax.py`, it gives it to you (in Puzzle 6, `out_specs` and
+# `out_shape` may be lists, one entry for each result). From Puzzle 1 on, every `check` prints your FLOPs per byte, and
+# Puzzle 4 explains them. Watch that number: it says which half of the chip is idle.
 
 # %%
 import functools
@@ -42,8 +42,8 @@ setup()
 #
 # ### Theory
 #
-# What multiplies matrices on a TPU is the **MXU**: on a v5e, four squares of 128 x 128 multiply-adders. A piece of `y`
-# is loaded into a square; rows of `x` stream through it, one a cycle:
+# The unit that multiplies matrices on a TPU is the **MXU**. On a v5e it is four squares of 128 x 128 multiply-adders. A
+# piece of `y` is loaded into a square, and rows of `x` stream through it, one a cycle:
 #
 # ```text
 #              128 columns of y, held in place
@@ -55,13 +55,13 @@ setup()
 #                 v   v   v    sums: float32
 # ```
 #
-# Two widths are involved. The operands are narrow: a bfloat16 has 8 significant bits, and so fits a small multiplier.
-# The sums are wide: 640 products of 8 bits each need more than 8 bits.
+# Two widths are involved. The operands are narrow: a bfloat16 has 8 significant bits, so it fits a small multiplier.
+# The sums are wide: a sum of 640 products of 8 bits each needs more than 8 bits.
 #
-# NumPy's rule knows one width: what comes out has the type of what goes in. By that rule the product of two bfloat16
-# arrays is bfloat16, and 16 of the 24 bits that the MXU worked for are gone before you see them. Casting afterwards
-# does not bring them back. Casting `x` and `y` first asks for float32 operands, which the MXU does not have: by
-# default they are rounded to bfloat16 on the way in.
+# NumPy's rule knows only one width: the output has the type of the inputs. By that rule the product of two bfloat16
+# arrays is bfloat16. Then 16 of the 24 bits that the MXU computed are gone before you see them. Casting afterwards does
+# not bring them back. Casting `x` and `y` first asks for float32 operands, and the MXU has none: by default they are
+# rounded to bfloat16 on the way in.
 
 
 # %%
@@ -93,10 +93,10 @@ check("matmul/1", one_tile)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# At which moment are the 16 bits lost: when the result is stored, or before? What comes after the product cannot bring
-# them back, and what comes before it would make the operands wide. So where is there left to say it? You have met a
-# product that was told what its elements should be, in basics.py Puzzle 10. (The real TPU compiler refuses a product of
-# 16-bit tiles into 16 bits.)
+# When are the 16 bits lost: when the result is stored, or before? Nothing after the product can bring them back, and a
+# cast before the product makes the operands wide. Where else can you ask for float32? In basics.py Puzzle 10 you met a
+# product that was told what its elements should be. (The real TPU compiler refuses a product of 16-bit tiles into 16
+# bits.)
 #
 # </details>
 #
@@ -120,8 +120,8 @@ check("matmul/1", one_tile)
 
 # %% [markdown]
 # **Takeaway.** Narrow in, wide out. Your verdict ends with FLOPs per byte: 81.7 here. A v5e does 197e12 FLOPs in the
-# time of 820e9 bytes, 240 per byte. Below that the MXU waits for memory, so this one keeps it idle two thirds of
-# the time. What has to change is not the kernel but what it is fed.
+# time of 820e9 bytes, 240 per byte. Below that the MXU waits for memory, so it is idle two thirds of the time here. The
+# kernel can stay as it is. What you feed it has to change.
 
 # %% [markdown]
 # ## Puzzle 2: The k loop
@@ -131,8 +131,8 @@ check("matmul/1", one_tile)
 #
 # ### Theory
 #
-# A TPU v4 or v5p has two cores that share one memory. Your grid could be cut in half between them. Where, you tell the
-# compiler, one word for each grid axis:
+# A TPU v4 or v5p has two cores that share one memory, so each core could run half of your grid. You tell the compiler
+# where it may cut, with one word for each grid axis:
 #
 # ```text
 #     compiler_params=pltpu.CompilerParams(dimension_semantics=("...", "...", "..."))
@@ -141,13 +141,13 @@ check("matmul/1", one_tile)
 #     "arbitrary"    they run one after the other (this is the default)
 # ```
 #
-# Each core has a VMEM of its own. So ask of an axis: may its index 0 run on one core and its index 1 on the other, at
-# the same time? If both store into the same output block, each core holds half of a sum, and the one that writes last
-# wins. That is a **data race**. `check` looks for it although your simulated TPU has one core, and counts how many
-# steps have to follow one another: 60 here with nothing said, and the budget is 5.
+# Each core has its own VMEM. So ask of an axis: may its index 0 run on one core and its index 1 on the other, at the
+# same time? If both store into the same output block, each core holds half of a sum, and the one that writes last wins.
+# That is a **data race**. `check` looks for it, although your simulated TPU has one core. It also counts the steps that
+# have to follow one another: 60 if you declare nothing, and the budget is 5.
 #
-# `M` and `N` need not divide: a block may hang over the edge of the result, since what lies beyond it is never written
-# back. `K` has to divide. Why does that differ?
+# The blocks need not divide `M` and `N`. A block may hang over the edge of the result, because nothing beyond the edge
+# is written back. But `bk` has to divide `K`. Why is `K` different?
 
 
 # %%
@@ -172,10 +172,10 @@ def acc_kernel(x_ref, y_ref, o_ref, acc_ref):
 
 def tiled(kernel, x, y, *, bm, bn, bk, vmem_limit_bytes=None):
     # Return the result of one pallas_call of kernel(x_ref, y_ref, o_ref, acc_ref), which adds up along grid axis 2.
-    # Axis 0 of the grid: blocks of rows. Axis 1: blocks of columns. Axis 1 runs inside axis 0: for each block of x's
-    # rows, all columns of y go by.
+    # Axis 0 of the grid: blocks of rows. Axis 1: blocks of columns. Axis 1 is the inner loop of the two: for each block
+    # of x's rows, it goes over all columns of y.
     # Blocks: (bm, bk) of x, (bk, bn) of y, (bm, bn) of the result, which has x's dtype. acc_ref: (bm, bn), float32.
-    # Give vmem_limit_bytes, too, to pltpu.CompilerParams: how much VMEM the call may use. None is the default.
+    # Also pass vmem_limit_bytes to pltpu.CompilerParams: how much VMEM the call may use. None is the default.
     pass  # YOUR CODE HERE
 
 
@@ -193,16 +193,16 @@ def k_loop(
 
 # %%
 # Budget for x (256, 1280), y (1280, 384): hbm_bytes=6_094_848, vmem_bytes=262_144, calls=1, serial_steps=5.
-# serial_steps: how many steps have to follow one another, if every index of a parallel axis had its own core.
+# serial_steps: how many steps would still follow one another if every index of a parallel axis had its own core.
 check("matmul/2", k_loop)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The wiring is that of basics.py Puzzle 10, with `pl.cdiv` where a size may be ragged. For the words, write down the
-# output blocks of a few steps: (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0). Two steps that share an output block must
-# stay in order. Along which axes does the block change? About `K`: what lies beyond the edge of `x` is garbage, and
-# garbage times anything is garbage. Into which sums does it go?
+# The wiring is that of basics.py Puzzle 10, with `pl.cdiv` where a size may be ragged. To choose the words, write down
+# the output blocks of a few steps: (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0). Two steps that share an output block
+# must stay in order. Along which axes does the block change? About `K`: beyond the edge of `x` there is garbage, and
+# garbage times anything is garbage. Into which sums would it go?
 #
 # </details>
 #
@@ -250,10 +250,10 @@ check("matmul/2", k_loop)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** An axis is parallel when each of its indices has output blocks of its own. A v5e has one core, and
-# there the words change nothing; they are a promise about your program, and free. This wiring carries Puzzles 3,
-# 4, 9 and 12. 41.4 FLOPs per byte: tiles of 64 x 128 are far too small for 240. First, though, something costs time
-# that is not in the bytes at all.
+# **Takeaway.** An axis is parallel when each of its indices has its own output blocks. A v5e has one core, so the words
+# change nothing there. They are a promise about your program, and they are free. Puzzles 3, 4, 9 and 12 use this
+# wiring. You get 41.4 FLOPs per byte: tiles of 64 x 128 are far too small for 240. But first comes something that costs
+# time and moves no bytes at all.
 
 # %%
 show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
@@ -261,21 +261,21 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 # %% [markdown]
 # ## Puzzle 3: In one straight line
 #
-# **Goal.** The kernel of Puzzle 2 without a branch: no `pl.when`.
+# **Goal.** Write the kernel of Puzzle 2 without a branch: no `pl.when`.
 #
 # ### Theory
 #
-# A TPU core issues a **bundle** per cycle: instructions that run together, such as loads, a store, vector arithmetic, a
-# step of the MXU. The compiler packs them within a straight line of code. A `pl.when` around more than a few
-# instructions is a jump, and nothing is packed across:
+# A TPU core issues one **bundle** per cycle: a group of instructions that run together, such as loads, a store, vector
+# arithmetic, a step of the MXU. The compiler packs them within a straight line of code. A `pl.when` around more than a
+# few instructions is a jump, and nothing is packed across a jump:
 #
 # ```text
 #     with two branches       [zero?]|[ multiply, add ]|[store?]
 #     without                 [ multiply, add, store, all packed together ]
 # ```
 #
-# What the TPU compiler makes of one step of 4096 x 4096 x 4096, in tiles of 1024 x 1024 x 512 (bundles, mean over the
-# grid), and the time for all of it:
+# The TPU compiler's figures for 4096 x 4096 x 4096 in tiles of 1024 x 1024 x 512: bundles per step (mean over the
+# grid), and the time for all steps:
 #
 # ```text
 #                          v5e                v6e
@@ -284,12 +284,12 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 #     the MXU's part    8192               2048
 # ```
 #
-# On a v5e one waits for the MXU either way. A v6e's MXU needs a quarter of the cycles, 2048, and there one waits for
-# the code: 25% longer with branches.
+# On a v5e the MXU sets the time either way. A v6e's MXU needs a quarter of the cycles, 2048. So there the code sets the
+# time, and with branches it takes 25% longer.
 #
-# So do everything at every step, and choose *values* instead of code. A draft of the result may be stored at every
-# `k`: it goes to VMEM, and leaves for HBM only when the block's number changes. But the sum has to start somewhere, and
-# `acc_ref` starts as garbage, which may be NaN.
+# So do everything at every step, and choose *values* instead of code. You may store a draft of the result at every `k`:
+# it leaves VMEM only when the block's number changes. But the sum has to start somewhere, and `acc_ref` starts as
+# garbage, which may be NaN.
 
 
 # %%
@@ -306,15 +306,15 @@ def straight_matmul(
 
 # %%
 # Budget for x (192, 1280), y (1280, 384): hbm_bytes=4_571_136, vmem_bytes=262_144, calls=1, mxu_bits=16, branches=0.
-# branches: how many there may be in the kernel.
+# branches: how many the kernel may have.
 check("matmul/3", straight_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# At the first step of a tile the sum so far should count as 0, at all others as what `acc_ref` holds. Which `jnp`
-# function picks one of two arrays, element by element, and never lets the other one through? Multiplying by 0 or 1 is
-# not it: 0 x NaN is NaN. A grid of 3 x 3 tiles with 5 steps of `k` has 45 steps, and nine of them are the first of a
+# At the first step of a tile the sum so far should count as 0. At all other steps it is what `acc_ref` holds. Which
+# `jnp` function picks one of two arrays, element by element, and never lets the other one through? Do not multiply by 0
+# or 1: 0 x NaN is NaN. A grid of 3 x 3 tiles with 5 steps of `k` has 45 steps, and nine of them are the first of a
 # tile. Mind the case of a single step: it is first and last at once.
 #
 # </details>
@@ -344,9 +344,9 @@ check("matmul/3", straight_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A `where` costs less than a jump when its two sides are cheap. The matmul that ships with JAX branches
-# once, to zero, and stores at every step: 2056 and 828 bundles on v5e and v6e, for 2048 x 2048 x 2048 in tiles of 512.
-# Yours takes 1990 and 789. Now for the bytes.
+# **Takeaway.** A `where` costs less than a jump when both of its sides are cheap. The matmul that ships with JAX
+# branches once, to zero the sum, and stores at every step. For 2048 x 2048 x 2048 in tiles of 512 it takes 2056 bundles
+# on a v5e and 828 on a v6e. Yours takes 1990 and 789. Now for the bytes.
 
 # %% [markdown]
 # ## Puzzle 4: Arithmetic intensity
@@ -356,8 +356,8 @@ check("matmul/3", straight_matmul)
 # ### Theory
 #
 # A v5e does 197e12 FLOPs a second and moves 820e9 bytes: 240 FLOPs in the time of a byte. A kernel's FLOPs per byte are
-# its **arithmetic intensity**. Below 240, a v5e waits for memory; above, memory waits for the MXU. With both axes
-# logarithmic, that is the **roofline**:
+# its **arithmetic intensity**. Below 240, a v5e waits for memory. Above 240, memory waits for the MXU. With both axes
+# logarithmic, this is the **roofline**:
 #
 # ```text
 #     TFLOP/s
@@ -370,13 +370,13 @@ check("matmul/3", straight_matmul)
 #                     240
 # ```
 #
-# At best, 4096 x 4096 x 4096 in bfloat16 moves 96 MiB: 1365 FLOPs per byte. Tiled, it moves more. Count what *one*
-# output tile takes: 2 bm bn K FLOPs, and how many bytes of `x` and `y`? The quotient is the intensity, apart from the
-# result itself.
+# At best, 4096 x 4096 x 4096 in bfloat16 moves 96 MiB: 1365 FLOPs per byte. In tiles, it moves more. Count what *one*
+# output tile takes: 2 bm bn K FLOPs, and how many bytes of `x` and `y`? Their quotient is the intensity, if you leave
+# out the bytes of the result.
 #
-# Two of the block sizes are in it. The third matters when it is all of K: with a single step of `k` some blocks stay
-# from one output tile to the next (basics.py Puzzle 13); with two or more, none does. All three count in VMEM: blocks
-# of `x`, `y` and the result, each twice, and the scratch once.
+# Two of the block sizes are in that quotient. The third matters when it is all of K. With a single step of `k`, some
+# blocks stay from one output tile to the next (basics.py Puzzle 13). With two or more, none does. All three count in
+# VMEM: blocks of `x`, `y` and the result, each twice, and the scratch once.
 
 
 # %%
@@ -386,8 +386,8 @@ def tile_sizes(size):
 
 
 def plan_bytes(M, N, K, bm, bn, bk):
-    # Return how many bytes your Puzzle 2 moves between HBM and VMEM: x and y as they come in, and the result, at two
-    # bytes an element. The blocks divide M, N and K. Mind bk == K: what stays then?
+    # Return how many bytes your Puzzle 2 moves between HBM and VMEM: x and y as often as they come in, and the result.
+    # An element has two bytes. The blocks divide M, N and K. Mind bk == K: what stays then?
     # plan_bytes(768, 640, 512, 256, 128, 256) is 6_881_280, and with bk = 512 it is 3_735_552.
     pass  # YOUR CODE HERE
 
@@ -398,7 +398,8 @@ def plan_vmem(bm, bn, bk):
 
 
 def frugal_blocks(M, N, K, vmem_bytes):
-    # Return (bm, bn, bk), each out of tile_sizes, with the fewest plan_bytes of those that fit into vmem_bytes.
+    # Return (bm, bn, bk), each from tile_sizes. Of all plans that fit into vmem_bytes, take the one with the fewest
+    # plan_bytes.
     pass  # YOUR CODE HERE
 
 
@@ -411,19 +412,18 @@ def frugal_matmul(
 
 
 # %%
-# Budget for x (768, 512), y (512, 640): hbm_bytes=3_735_552, vmem_bytes=1_048_576. That is the best plan. What your two
-# functions say is compared with what your kernel does, and frugal_blocks with every other plan, for sizes that are
-# drawn.
+# Budget for x (768, 512), y (512, 640): hbm_bytes=3_735_552, vmem_bytes=1_048_576. That is the best plan. The check
+# compares your two functions with what your kernel does, and frugal_blocks with every other plan, for random sizes.
 check("matmul/4", frugal_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# One output tile takes bm rows of `x`, and bn columns of `y`, all K of them: bm and bn are both worth having, and most
-# when they are alike. Now for the whole: how many blocks of columns has the result, and what does each of them need of
-# `x`? When bk == K, write down the numbers of the blocks at a few steps, (0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 0):
-# which of the two operands keeps its number? A block that is all of an array never changes it. There are few plans: try
-# them all.
+# One output tile takes bm whole rows of `x` and bn whole columns of `y`. Large bm and large bn both help, most of all
+# when they are alike. Now for all tiles: how many blocks of columns has the result, and what does each of them need of
+# `x`? When bk == K, write down the block numbers at a few steps, (0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 0). Which of
+# the two operands keeps its number? A block that is all of an array never changes it. There are few plans: try them
+# all.
 #
 # </details>
 #
@@ -470,10 +470,10 @@ check("matmul/4", frugal_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The intensity of a tile is bm bn / (bm + bn): 64 x 128 gives 43, 512 x 512 gives 256, 1024 x 1024 gives
-# 512. So on a v5e (240) tiles of 512 are just enough, and on a v6e (920e12 against 1640e9: 561) 1024 are just too few.
-# VMEM is what buys intensity. In the example the best plan takes K whole and reads `x` once: 3.6 MiB, where the best
-# one with two steps of `k` moves 5.4.
+# **Takeaway.** The intensity of a tile is bm bn / (bm + bn): 64 x 128 gives 43, 512 x 512 gives 256, and 1024 x 1024
+# gives 512. On a v5e (240), tiles of 512 are just large enough. On a v6e (920e12 against 1640e9: 561), tiles of 1024
+# are just too small. You buy intensity with VMEM. In the example the best plan takes K whole and reads `x` once: 3.6
+# MiB. The best plan with two steps of `k` moves 5.4.
 
 # %% [markdown]
 # ## Puzzle 5: A weight that lies on its side
@@ -483,10 +483,10 @@ check("matmul/4", frugal_matmul)
 # ### Theory
 #
 # PyTorch keeps the weight of a linear layer as (N, K): one row per output. So half of the checkpoints that you will
-# meet want `x @ w.T`. Hand `w.T` to a `pallas_call`, and a transposed copy is made first: for 4096 x 14336 in
-# bfloat16, 112 MiB are read and 112 written, 0.29 ms at 820 GB/s.
+# meet want `x @ w.T`. If you pass `w.T` to a `pallas_call`, a transposed copy is made first. For 4096 x 14336 in
+# bfloat16 that reads 112 MiB and writes 112, 0.29 ms at 820 GB/s.
 #
-# There is no need to. A product of matrices does not care about rows and columns, only about which dimension is summed
+# You do not need the copy. A matrix product does not care about rows and columns, only about which dimension you sum
 # over. **`jax.lax.dot_general`** lets you say that:
 #
 # ```text
@@ -497,7 +497,7 @@ check("matmul/4", frugal_matmul)
 #     result             what is left of a, then what is left of b
 # ```
 #
-# That settles the inside of a tile. The outside is a matter of the BlockSpec:
+# That settles the inside of a tile. The outside is up to the BlockSpec:
 #
 # ```text
 #          x (M, K)            w (N, K)             result (M, N)
@@ -523,7 +523,7 @@ def linear(
     x: BFloat16[Array, "M K"], w: BFloat16[Array, "N K"], *, bm: int = 64, bn: int = 128, bk: int = 256
 ) -> BFloat16[Array, "M N"]:
     # Return the result of one pallas_call of linear_kernel, on the grid (i, j, k). w comes as it is, in blocks of
-    # (bn, bk). M and N need not divide, K does. Two axes are parallel.
+    # (bn, bk). bm and bn need not divide M and N, but bk divides K. Two axes are parallel.
     pass  # YOUR CODE HERE
 
 
@@ -534,11 +534,11 @@ check("matmul/5", linear)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Along which dimension does `k` run in `x_ref`, and along which in `w_ref`? What is left of `w_ref`, its rows, becomes
-# the columns of the result. For the block of `w`, follow the drawing: which of the three grid indices says how far down
-# it lies, and which one how far across? In blocks of (128, 256), the one with rows 128 to 255 of `w` and columns 512 to
-# 767 has the number (1, 2). (`jnp.dot` of two matrices sums the last dimension of the first against the
-# first of the second, and would need the tile turned.)
+# Along which dimension does `k` run in `x_ref`, and along which in `w_ref`? The rows of `w_ref` become the columns of
+# the result. For the block of `w`, follow the drawing: which of the three grid indices says how far down it lies, and
+# which one how far across? In blocks of (128, 256), the block with rows 128 to 255 and columns 512 to 767 of `w` has
+# the number (1, 2). (`jnp.dot` of two matrices sums the last dimension of the first against the first of the second, so
+# it would need the tile transposed.)
 #
 # </details>
 #
@@ -592,9 +592,9 @@ check("matmul/5", linear)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A transpose is a way of counting, not a copy. (`w_ref[...].T` inside the kernel is as good: at 512 x
-# 512 x 512 the TPU compiler makes the same 762 bundles of both on a v6e, where the plain product takes 789.) 40.5
-# FLOPs per byte, as many as if `w` had been stored the other way round. The gradients of Puzzle 9 will live on this.
+# **Takeaway.** A transpose is a way of counting, not a copy. (`w_ref[...].T` inside the kernel is as good. At 512 x 512
+# x 512 the TPU compiler makes the same 762 bundles of both on a v6e, where the plain product takes 789.) You get 40.5
+# FLOPs per byte, as many as if `w` were stored the other way round. The gradients of Puzzle 9 rely on this.
 
 # %% [markdown]
 # ## Puzzle 6: Not everything is a matmul
@@ -604,8 +604,8 @@ check("matmul/5", linear)
 #
 # ### Theory
 #
-# On paper it is a matmul. For 4096 x 4096 in float32, fed to the MXU as one, it is 137 GFLOP: 0.7 ms on a v5e if it is
-# given bfloat16, and several times that at full precision. But all zeros apart from the diagonal,
+# On paper it is a matmul. Done as one on the MXU, 4096 x 4096 in float32 is 137 GFLOP. That is 0.7 ms on a v5e in
+# bfloat16, and several times that at full precision. But everything off the diagonal is zero:
 #
 # ```text
 #     [ a0       ]   [ b00 b01 b02 ]     [ a0 b00  a0 b01  a0 b02 ]
@@ -613,18 +613,18 @@ check("matmul/5", linear)
 #     [       a2 ]   [ b20 b21 b22 ]     [ a2 b20  a2 b21  a2 b22 ]
 # ```
 #
-# and it is one multiplication per element: 4 bytes in, 4 out, 0.125 FLOP per byte. 128 MiB in 0.16 ms: the left end of
-# the roofline, where **bytes are the only cost**. So read once, write once.
+# So it is one multiplication per element: 4 bytes in, 4 out, 0.125 FLOP per byte. 128 MiB take 0.16 ms. This is the
+# left end of the roofline, where **bytes are the only cost**. So read once, write once.
 #
-# Backward, too. With `g` the gradient of the loss with respect to the result, `db` is like the forward pass, and `da`
-# has one number for each row:
+# The same is true backward. Let `g` be the gradient of the loss with respect to the result. Then `db` is like the
+# forward pass, and `da` has one number for each row:
 #
 # ```text
 #     db[m, n] = a[m] g[m, n]          da[m] = sum over n of  b[m, n] g[m, n]
 # ```
 #
-# Both want `g`, and two kernels would read it twice. The wiring is given: `jax.custom_vjp` has a forward function,
-# which returns the result and what the way back needs, and a backward one, which gets that and `g` and returns a
+# Both need `g`, and two kernels would read it twice. The wiring is given. The forward function of `jax.custom_vjp`
+# returns the result, and whatever the backward function needs. The backward function gets that and `g`, and returns a
 # gradient for each input.
 
 
@@ -648,7 +648,7 @@ def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
 
 
 def scale_rows_call(kernel, arrays, num_columns, num_tiles, bm, bn):
-    """kernel, step (i, j) by step: of arrays (M, 1) it sees block (i, 0), of arrays (M, N) block (i, j)."""
+    """Runs kernel on the grid (i, j). It sees block (i, 0) of arrays (M, 1), and block (i, j) of arrays (M, N)."""
     M, N = arrays[-1].shape
     column = pl.BlockSpec((bm, 1), lambda i, j: (i, 0)), jax.ShapeDtypeStruct((M, 1), jnp.float32)
     tile = pl.BlockSpec((bm, bn), lambda i, j: (i, j)), jax.ShapeDtypeStruct((M, N), jnp.float32)
@@ -693,9 +693,9 @@ check("matmul/6", diagonal_and_grads)
 # <details><summary>Hint 1</summary>
 #
 # `a_ref` is a column and `b_ref` a tile: NumPy already knows what their product is. Backward, `da` is a sum along rows
-# that come in several blocks, so it has a first step, like every sum in basics.py Puzzle 9. `db` is not a sum at all:
-# a different block at every step. What do you read once and use for both? (A Ref may be read as often as you like: it
-# is in VMEM. A second kernel would bring `g` in again, 384 KiB.)
+# that come in several blocks. So it has a first step, like every sum in basics.py Puzzle 9. `db` is not a sum at all:
+# its block is a different one at every step. What do you read once and use for both? (You may read a Ref as often as
+# you like: it is in VMEM. A second kernel would bring `g` in again, 384 KiB.)
 #
 # </details>
 #
@@ -732,9 +732,9 @@ check("matmul/6", diagonal_and_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** 0.2 FLOP per byte, and 240 would keep a v5e busy: the MXU sleeps through all of it, and should.
-# When the intensity is that low, forget the arithmetic and count arrays: five of size (M, N) move here, forward and
-# backward, and none of them can be spared. The next puzzles go the other way.
+# **Takeaway.** You get 0.2 FLOP per byte, and 240 would keep a v5e busy. The MXU sleeps through all of it, and it
+# should. When the intensity is that low, forget the arithmetic and count arrays: five of size (M, N) move here, forward
+# and backward, and you cannot spare any of them. The next puzzles go the other way.
 
 # %%
 show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024)))
@@ -742,16 +742,17 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 # %% [markdown]
 # ## Puzzle 7: How much work is worth a branch?
 #
-# **Goal.** Half of a transformer block's feed-forward layer in one kernel: `r + gelu(x @ w + bias)`. Write the kernel
-# and the index map of the residual `r`.
+# **Goal.** Compute half of a transformer block's feed-forward layer in one kernel: `r + gelu(x @ w + bias)`. Write the
+# kernel and the index map of the residual `r`.
 #
 # ### Theory
 #
-# You know the epilogue from basics.py Puzzle 12: what is done to the finished tile in VMEM saves a round trip, of 8192
-# x 8192 bfloat16 256 MiB, 0.33 ms on a v5e.
+# You know the epilogue from basics.py Puzzle 12: work on the finished tile in VMEM saves a round trip. For 8192 x 8192
+# bfloat16 that is 256 MiB, 0.33 ms on a v5e.
 #
-# But *when* does it run? Puzzle 3 would have it run at every step, on drafts that nobody reads. For a cast that was
-# cheap. GELU is a dozen operations for each element. 4096 x 4096 x 4096 again, in tiles of 1024 x 1024 x 512:
+# What matters is *when* it runs. If you follow Puzzle 3, it runs at every step, on drafts that nobody reads. For a cast
+# that was cheap. GELU is a dozen operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024
+# x 512:
 #
 # ```text
 #     bundles per step, mean             v5e                v6e
@@ -759,10 +760,10 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 #     epilogue behind pl.when         7042   737 us      2828   242 us
 # ```
 #
-# On a v5e seven useless GELUs hide in the shadow of the MXU. A v6e has less shadow.
+# On a v5e, seven useless GELUs hide behind the MXU. On a v6e, the MXU is too fast to hide them.
 #
-# The rule: **what is cheap runs at every step, what is dear waits behind a branch.** Here `output_stores=1` holds you
-# to it for the store. And `r` needs an index map; what should it do while `k` runs?
+# The rule: **cheap work runs at every step, expensive work waits behind a branch.** Here `output_stores=1` makes you
+# follow it for the store. `r` needs an index map, too. What should it do while `k` runs?
 
 
 # %%
@@ -780,7 +781,7 @@ def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
 
 
 def residual_map(i, j, k):
-    # r is (M, N), in blocks of (bm, bn). Return the number of the one that step (i, j, k) needs.
+    # r is (M, N), in blocks of (bm, bn). Return the number of the block that step (i, j, k) needs.
     pass  # YOUR CODE HERE
 
 
@@ -819,9 +820,9 @@ check("matmul/7", gelu_residual)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Sort the work. The sum grows at every step, and how it starts is cheap: which of your kernels had that? Bias, GELU,
-# residual and the store are wanted once per output tile. As to `r`: a block is copied when its number changes between
-# two steps, whether the kernel looks at it or not. Which number stays the same while `k` runs?
+# Sort the work. The sum grows at every step, and it is cheap to start: which of your kernels does that? You want bias,
+# GELU, residual and the store once per output tile. As to `r`: a block is copied when its number changes between two
+# steps, whether the kernel looks at it or not. Which number stays the same while `k` runs?
 #
 # </details>
 #
@@ -865,26 +866,26 @@ check("matmul/7", gelu_residual)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** 39.6 FLOPs per byte: `r` is one more array to read, and so the same tiles have less intensity than
-# in Puzzle 2. It would be far worse with a trip to HBM in between. Can a product be worth computing that is not
-# written at all?
+# **Takeaway.** You get 39.6 FLOPs per byte: `r` is one more array to read, so the same tiles have less intensity than
+# in Puzzle 2. With a trip to HBM in between it would be far worse. Can a product be worth computing if you never write
+# it at all?
 
 # %% [markdown]
 # ## Puzzle 8: The product that is never written
 #
-# **Goal.** For each row of `x`, the sum of the squares of `relu(x @ w)`: forward and backward, without ever writing
-# `x @ w`.
+# **Goal.** For each row of `x`, compute the sum of the squares of `relu(x @ w)`: forward and backward, without ever
+# writing `x @ w`.
 #
 # ### Theory
 #
-# How strongly does a layer fire? 16,384 tokens, a feed-forward layer of 28,672: `x @ w` has 470 million elements,
-# 1.75 GiB in float32, and you want 16,384 numbers. Written and read again, the product alone takes 4.6 ms on a v5e.
-# So a tile of it is finished, squared, summed along its rows and forgotten.
+# You want to know how strongly a layer fires. Take 16,384 tokens and a feed-forward layer of 28,672. `x @ w` has 470
+# million elements, 1.75 GiB in float32, and you need only 16,384 numbers. Written and read again, the product alone
+# takes 4.6 ms on a v5e. So finish a tile of it, square it, sum it along its rows, and forget it.
 #
-# Backward, the gradient needs `h = relu(x @ w)` again, all of it. One may store it, or **compute it again**, tile by
-# tile, from `x` and `w`. An element kept in bfloat16 is written once, and read by the two
-# kernels that need it: 6 bytes, on a v5e the time of 1440 FLOPs. Made anew in both it takes 4K FLOPs. So up to K = 360
-# this is even faster. Beyond, you pay time for memory.
+# Backward, the gradient needs all of `h = relu(x @ w)` again. You can store it, or **compute it again**, tile by tile.
+# An element stored in bfloat16 is written once, and read by the two kernels that need it: 6 bytes. In that time a v5e
+# does 1440 FLOPs. Computing it again in both kernels takes 4K FLOPs. So up to K = 360, computing is even faster. Beyond
+# that, you pay time to save memory.
 #
 # ```text
 #     e[m]      =  sum over n of h[m, n]^2                 h = relu(x @ w)
@@ -893,7 +894,7 @@ check("matmul/7", gelu_residual)
 #     dw        =  x.T @ t          summed over m
 # ```
 #
-# The kernels for `dx` and `dw` are given. Each makes the tile `t` anew with your function, and uses it on the spot.
+# The kernels for `dx` and `dw` are given. Each computes the tile `t` again with your function, and uses it at once.
 
 
 # %%
@@ -958,7 +959,7 @@ def row_energy_grads(x, w, g, *, bm, bn):
     )(x, w, g)
     dw = pl.pallas_call(
         dw_kernel,
-        grid=(N // bn, M // bm),  # dw sums over m, so rows run inside
+        grid=(N // bn, M // bm),  # dw sums over m, so rows are the inner loop
         in_specs=[
             pl.BlockSpec((bm, K), lambda j, i: (i, 0)),
             pl.BlockSpec((K, bn), lambda j, i: (0, j)),
@@ -978,7 +979,7 @@ def row_energy(x, w, bm, bn):
 
 
 def row_energy_fwd(x, w, bm, bn):
-    return row_energy(x, w, bm, bn), (x, w)  # the residuals: what went in, and nothing of (M, N)
+    return row_energy(x, w, bm, bn), (x, w)  # the residuals are the inputs, and nothing of shape (M, N)
 
 
 def row_energy_bwd(bm, bn, residuals, g):
@@ -995,15 +996,15 @@ def energy_and_grads(x, w, g, *, bm: int = 32, bn: int = 128):
 
 # %%
 # Budget for x (160, 256), w (256, 1024), g (160, 1): hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16.
-# hbm_bytes: there is no room in it for an array of (M, N), which would be 655,360 bytes one way.
+# hbm_bytes: it leaves no room for an array of (M, N), which would be 655,360 bytes one way.
 check("matmul/8", energy_and_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Forward it is basics.py Puzzle 9, with a tile that is computed instead of read: the sum over n lives in `e_ref`, so
-# which loop runs inside? For the tile t: square, then relu, by the chain rule. The derivative of h^2 is 2h, that of
-# relu is 1 or 0. Where it is 0, what is h? (So you need no mask.) And each row has its own g.
+# Forward it is basics.py Puzzle 9, with a tile that you compute instead of read. The sum over n grows in `e_ref`, so
+# which loop runs inside? For the tile t, use the chain rule: first the square, then the relu. The derivative of h^2 is
+# 2h, that of relu is 1 or 0. Where it is 0, what is h? (So you need no mask.) And each row has its own g.
 #
 # </details>
 #
@@ -1066,18 +1067,19 @@ check("matmul/8", energy_and_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** About 59 FLOPs per byte over all three kernels, and not one byte of `x @ w`. Backward multiplies it out
-# a second and a third time, and with K = 256 that is a bargain. In attention K is the size of a head, 64 to 256: flash
-# attention does just this with its scores.
+# **Takeaway.** You get about 59 FLOPs per byte over all three kernels, and you move not one byte of `x @ w`. The
+# backward pass computes it a second and a third time, and with K = 256 that is a bargain. In attention K is the size of
+# a head, 64 to 256. Flash attention does the same with its scores.
 
 # %% [markdown]
 # ## Puzzle 9: Backward
 #
-# **Goal.** The gradients of `y = x @ w`: two more products, out of one kernel that is told what to sum over.
+# **Goal.** Compute the gradients of `y = x @ w`. They are two more products. Write one kernel for both, and tell it
+# what to sum over.
 #
 # ### Theory
 #
-# Two thirds of the FLOPs of training are backward passes, and nearly all of those are these two products:
+# Two thirds of the FLOPs of training are backward passes. Nearly all of those are these two products:
 #
 # ```text
 #     y  = x @ w          (M, K) (K, N) -> (M, N)     summed over K
@@ -1085,10 +1087,10 @@ check("matmul/8", energy_and_grads)
 #     dw = x.T @ g        (K, M) (M, N) -> (K, N)     summed over ?
 # ```
 #
-# A copy of `x.T`, for 16,384 tokens of 4096 features in bfloat16, is 128 MiB read and 128 written: 0.33 ms at 820 GB/s,
-# beside 2.8 ms of MXU for a `dw` of 4096 x 4096. Puzzle 5 has made that free. So one kernel does for all three, if it
-# is told the dimensions. And since an output tile needs every tile along the axis that is summed over, **the summed
-# axis goes last in the grid**:
+# A copy of `x.T`, for 16,384 tokens of 4096 features in bfloat16, reads 128 MiB and writes 128. That takes 0.33 ms at
+# 820 GB/s, beside 2.8 ms of MXU for a `dw` of 4096 x 4096. Since Puzzle 5 you need no such copy. So one kernel can do
+# all three products, if you tell it the dimensions. An output tile needs every tile along the axis that is summed over.
+# So **the summed axis goes last in the grid**:
 #
 # ```text
 #     grid of y    (i, j, k)        i: blocks of M
@@ -1096,8 +1098,8 @@ check("matmul/8", energy_and_grads)
 #     grid of dw   (k, j, i)        k: blocks of K
 # ```
 #
-# For `dw`, that is the batch: thousands of tokens, each with its say about every weight. In bfloat16 the later ones
-# would not be heard (256 + 1 is 256), so the sum runs in float32, in `acc_ref`, and is rounded once.
+# For `dw`, that axis is the batch: thousands of tokens, and each of them adds to every weight. In bfloat16 the later
+# ones would be lost (256 + 1 is 256). So the sum runs in float32, in `acc_ref`, and is rounded once.
 
 
 # %%
@@ -1178,11 +1180,10 @@ check("matmul/9", linear_grads)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which letter do the two operands share that the result does not have? That one is summed over. Then take each
-# operand as it lies in memory, `g` as (M, N), `w` as (K, N), `x` as (M, K), and ask where in it that letter stands:
-# first or second dimension. The order of what is left is the order of the result. Forward, it is K: the second
-# dimension of `x`, the first of `w`, and what is left is (M, N). The maps follow: each letter of an array gets its grid
-# index.
+# Which letter do the two operands share that the result does not have? You sum over that one. Then take each operand as
+# it lies in memory: `g` as (M, N), `w` as (K, N), `x` as (M, K). Is that letter its first or its second dimension? The
+# order of what is left is the order of the result. Forward, the letter is K: the second dimension of `x`, the first of
+# `w`, and (M, N) is left. For the maps, each letter of an array gets its grid index.
 #
 # </details>
 #
@@ -1235,8 +1236,8 @@ check("matmul/9", linear_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Forward and backward out of one kernel, and no array was ever transposed. 54.4 FLOPs per byte, for
-# tiles that give 43 forward: the same tiles are multiplied in another order, and the sides of the output tile are
+# **Takeaway.** One kernel does forward and backward, and you never transposed an array. You get 54.4 FLOPs per byte,
+# from tiles that give 43 forward: the same tiles are multiplied in another order, and the sides of the output tile are
 # what counts (Puzzle 4). And `jax.grad` finds it by itself:
 
 # %%
@@ -1261,9 +1262,9 @@ else:
 #
 # ### Theory
 #
-# An int8 is half of a bfloat16: half the bytes, and on v5e and v6e twice the peak (394 TOPS on a v5e). So one stores
-# round(x / s) in int8 and keeps `s`. One scale for a whole matrix would waste bits on the small rows; one for each
-# row of `x` and each column of `w` costs next to nothing:
+# An int8 is half of a bfloat16: half the bytes, and on v5e and v6e twice the peak (394 TOPS on a v5e). So you store
+# round(x / s) in int8 and keep `s`. One scale for a whole matrix would waste bits on the small rows. One for each row
+# of `x` and each column of `w` costs next to nothing:
 #
 # ```text
 #     x[m, k]  ~  sx[m] * x8[m, k]            w[k, n]  ~  sw[n] * w8[k, n]
@@ -1272,11 +1273,11 @@ else:
 #              =  ?
 # ```
 #
-# Neither scale has a `k` in it. So what can be done with them?
+# Neither scale has a `k` in it. So what can you do with them?
 #
-# The products are whole numbers up to 127 x 127 = 16,129. Their sums are exact in **int32**, which holds 133,000 of
-# the largest. The MXU adds int8 products in int32, if `preferred_element_type` says so. If it is told nothing, an
-# int8 product is int8, and 100 + 100 is -56.
+# The products are whole numbers up to 127 x 127 = 16,129. Their sums are exact in **int32**, which holds 133,000 of the
+# largest. The MXU adds int8 products in int32 if `preferred_element_type` says so. If you do not say it, an int8
+# product is int8, and 100 + 100 is -56.
 
 
 # %%
@@ -1321,16 +1322,16 @@ def int8_matmul(
 
 # %%
 # Budget for x (192, 1280), w (1280, 384), sx (192, 1), sw (1, 384): hbm_bytes=2_512_128, vmem_bytes=198_144, calls=1,
-# mxu_bits=8. mxu_bits: what the MXU is fed has to be int8. Rows of x differ by a factor of up to 1000.
+# mxu_bits=8. mxu_bits: the operands of a product have to be int8. Rows of x differ by a factor of up to 1000.
 check("matmul/10", int8_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What does not depend on `k` can be taken out of the sum over `k`. What is left inside are whole numbers, and there
-# is a buffer for them. When do they turn into floats? (float32 holds every whole number up to 16,777,216; the sums of
-# two variants are beyond that.) Is multiplying by the scales cheap or dear, in the sense of Puzzle 7? It is two
-# operations for each element.
+# You can take whatever does not depend on `k` out of the sum over `k`. Whole numbers are left inside, and there is a
+# buffer for them. When do they turn into floats? (float32 holds every whole number up to 16,777,216; the sums of two
+# variants are beyond that.) Multiplying by the scales is two operations for each element. Is that cheap or expensive,
+# in the sense of Puzzle 7?
 #
 # </details>
 #
@@ -1359,23 +1360,23 @@ check("matmul/10", int8_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** About 75 operations per byte: the inputs are half as wide as those of Puzzle 3 with the same tiles, and
-# the result, in float32, is twice as wide. A sum of whole numbers is exact in any order; the only rounding is in the
+# **Takeaway.** You get about 75 operations per byte: with the same tiles as in Puzzle 3, the inputs are half as wide,
+# and the result, in float32, is twice as wide. A sum of whole numbers is exact in any order. You round only in the
 # epilogue. (A TPU7x has no int8 peak in JAX's table: its MXU is fast with float8 instead.)
 
 # %% [markdown]
 # ## Puzzle 11: Blocks that are not there
 #
-# **Goal.** Multiply a matrix most of whose blocks are zero by a dense one, and read only what is there.
+# **Goal.** Most blocks of one matrix are zero. Multiply it by a dense matrix, and read only the blocks that are there.
 #
 # ### Theory
 #
 # A pruned weight of 4096 x 4096 has 32 MiB in bfloat16. If nine of ten of its blocks are zero, 28.8 MiB are read for
-# nothing, 37 us on a v5e. `pl.when` would save FLOPs. Bytes are saved by the index maps: what no map asks for does not
-# come. But which blocks exist is *data*, and so far a map saw grid indices only.
+# nothing, 37 us on a v5e. `pl.when` saves only FLOPs. To save bytes, an index map must not ask for those blocks. But
+# which blocks exist is *data*, and so far a map got grid indices only.
 #
-# **Scalar prefetch**: the first operands of the call, small arrays of integers, are brought into SMEM (a memory for
-# single numbers) beforehand. Every index map gets them as Refs behind the grid indices, and the kernel gets them first:
+# **Scalar prefetch** helps: the first operands of the call, small arrays of integers, are copied into SMEM (a memory
+# for single numbers) beforehand. Index maps get them as Refs after the grid indices, and the kernel gets them first:
 #
 # ```text
 #     grid_spec=pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=2, grid=..., in_specs=..., out_specs=..., ...)
@@ -1383,8 +1384,8 @@ check("matmul/10", int8_matmul)
 #     def a_map(j, i, s, starts_ref, cols_ref): ... starts_ref[i] ...
 # ```
 #
-# The blocks that exist lie in a stack, row by row. `starts` says where a row of blocks begins, `cols` where each block
-# belongs:
+# The blocks that exist lie in a stack, row by row. `starts` says where each row begins in the stack, and `cols` says in
+# which column each block belongs:
 #
 # ```text
 #     [ A . B . ]      blocks  [ A  B  C ]            slot s of row i: starts[i] + s
@@ -1392,8 +1393,8 @@ check("matmul/10", int8_matmul)
 #     [ . . . C ]      starts  [ 0  2  2  3 ]         row 1 has none: its result is zero
 # ```
 #
-# Rows are uneven, the grid is not: the last axis runs to the longest row, `most`. When a row is at its end, its map
-# may do what costs nothing: stay.
+# Rows are uneven, but the grid is not: its last axis has `most` steps, enough for the longest row. At the end of a
+# shorter row, the map should do what costs nothing: stay.
 
 
 # %%
@@ -1425,12 +1426,12 @@ def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
 
 
 def live_slot(i, s, starts_ref):
-    # Return the slot of step s of row i. Beyond the end of the row: one that need not be fetched.
+    # Return the slot of step s of row i. Beyond the end of the row, return one that need not be fetched.
     pass  # YOUR CODE HERE
 
 
 def sparse_y_map(j, i, s, starts_ref, cols_ref):
-    # Return the number of the block of y, (bk, bn), that the block in this step's slot is multiplied by.
+    # Return the number of the block of y, (bk, bn), by which the block in this step's slot is multiplied.
     pass  # YOUR CODE HERE
 
 
@@ -1459,17 +1460,17 @@ def sparse_matmul(starts, cols, blocks, y, *, most: int = 3, bn: int = 128):
 
 # %%
 # Budget for starts [0, 2, 2, 5, 6, 6], cols [0, 2, 1, 3, 4, 2], blocks (6, 32, 128), y (640, 384): hbm_bytes=860_160,
-# calls=1, output_stores=1, flops=18_948_096. hbm_bytes: the blocks that exist, for each of three block columns j of y
-# once, and what they are multiplied by.
+# calls=1, output_stores=1, flops=18_948_096. hbm_bytes: the blocks that exist, once for each of the three block columns
+# j of y, and the blocks of y by which they are multiplied.
 check("matmul/11", sparse_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many steps of row i are live? The difference of two neighbours in `starts`. In the others nothing may be added,
-# but zeroing and storing must not be skipped, or else rows without blocks keep garbage. For the slot: at the end of a
-# row, which slot is in VMEM already? It is the last one before the next row starts. Does that also hold for a row
-# without blocks? And for one that comes first, when there is nothing before it?
+# The difference of two neighbours in `starts` says how many steps of row i are live. In the others you may add nothing.
+# But do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: at the end of a row,
+# which slot is in VMEM already? It is the last one before the next row starts. Is that also true for a row without
+# blocks? And for such a row when it comes first, with nothing before it?
 #
 # </details>
 #
@@ -1528,10 +1529,10 @@ check("matmul/11", sparse_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** 22 FLOPs per byte, somewhat less than a dense product in the same tiles: the result is as large, and
-# there are fewer products to spread it over. Sparsity saves bytes and FLOPs, not intensity. An empty row costs steps
-# and brings nothing in, because its map repeats what is there; its zeros still go out. Mixtures of
-# experts and splash attention are built on this: a list of what exists, and maps that read it.
+# **Takeaway.** You get 22 FLOPs per byte, somewhat less than a dense product in the same tiles. The result is as large,
+# and there are fewer products to spread it over. Sparsity saves bytes and FLOPs, but it does not raise the intensity.
+# An empty row costs steps and brings nothing in, because its map repeats the block that is there. Its zeros still go
+# out. Mixtures of experts and splash attention are built on this: a list of what exists, and maps that read it.
 
 # %%
 show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=128, N=384))
@@ -1539,12 +1540,11 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 # %% [markdown]
 # ## Puzzle 12: Pick the tiles
 #
-# **Goal.** A function that picks (bm, bn, bk) for any sizes and any TPU: a roofline model, in code.
+# **Goal.** Write a roofline model in code: a function that picks (bm, bn, bk) for any sizes and any TPU.
 #
 # ### Theory
 #
-# Larger tiles have more intensity, so take the largest? In Puzzle 4 that was right, for bytes. Time knows two more
-# terms:
+# Larger tiles have more intensity. For bytes, in Puzzle 4, the largest tiles were the best. Time has two more terms:
 #
 # ```text
 #     MXU   |      #########################################
@@ -1555,13 +1555,14 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 #     time  =  max(MXU, HBM - fill)  +  fill  +  steps x step_s
 # ```
 #
-# **MXU** is FLOPs over peak, **HBM** is bytes over bandwidth. They overlap, so the longer one counts, but for the
-# **fill**: the first block of `x` and of `y` and the last of the result, each once. And every step costs a little by
-# itself: 0.25 us, and on a v6e some 300 bundles more, in which its MXU fills and drains. Large tiles: long fill.
-# Small tiles: many steps. Which wins depends on the chip.
+# **MXU** is FLOPs over peak, **HBM** is bytes over bandwidth. They overlap, so only the longer one counts, except for
+# the **fill**: the first block of `x` and of `y` and the last of the result, each once. Every step also costs 0.25 us,
+# and on a v6e some 300 bundles more, in which its MXU fills and drains. Large tiles have a long fill. Small tiles need
+# many steps. Which is better depends on the chip.
 #
-# For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, steps alone take 220. In tiles of 4096 x 4096
-# x 128, if VMEM had room for them, the fill would take 22. The best of all 216 plans is in between, and not square.
+# For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps alone take 220. In tiles of 4096 x
+# 4096 x 128, if VMEM had room for them, the fill would take 22. The best of all 216 plans is in between, and it is not
+# square.
 
 
 # %%
@@ -1569,24 +1570,25 @@ class Chip(NamedTuple):
     flops_per_s: float
     hbm_bytes_per_s: float
     vmem_bytes: int  # what a plan may use
-    step_s: float  # seconds that every step takes beside its work
+    step_s: float  # seconds that every step takes in addition to its work
 
 
-# VMEM: half of what the chip has; the compiler wants some, too, and gets three quarters below.
+# VMEM: a plan may use half of what the chip has. The compiler needs some, too; the last cell gives it three quarters.
 V5E = Chip(flops_per_s=197e12, hbm_bytes_per_s=820e9, vmem_bytes=64 << 20, step_s=0.25e-6)
 V6E = Chip(flops_per_s=920e12, hbm_bytes_per_s=1640e9, vmem_bytes=64 << 20, step_s=0.43e-6)
 SMALL = Chip(1e12, 5e9, 6 << 20, 10e-6)  # nobody sells it: a chip for matrices that are quick to check
 
 
 def plan_time(M, N, K, bm, bn, bk, chip):
-    # Return the time that x @ y takes on this chip in these blocks, in seconds, by the model above. plan_bytes, of
-    # Puzzle 4, counts the bytes. bm, bn, bk divide M, N, K.
+    # Return the time in seconds that x @ y takes in these blocks on this chip, by the model above. plan_bytes of
+    # Puzzle 4 counts the bytes. bm, bn, bk divide M, N, K.
     # plan_time(1024, 768, 512, 512, 384, 128, SMALL) is 1.2086e-3: MXU 805 us, HBM 1049, fill 124.5, 16 steps 160.
     pass  # YOUR CODE HERE
 
 
 def pick_blocks(M, N, K, chip):
-    # Return (bm, bn, bk), each out of tile_sizes, with the least plan_time of those whose plan_vmem fits the chip.
+    # Return (bm, bn, bk), each from tile_sizes. Of all plans whose plan_vmem fits the chip, take the one with the least
+    # plan_time.
     pass  # YOUR CODE HERE
 
 
@@ -1600,17 +1602,17 @@ def planned_matmul(
 
 # %%
 # Budget for x (1024, 512), y (512, 768): hbm_bytes=4_194_304, vmem_bytes=2_621_440, grid_steps=6. That is the best plan
-# for SMALL. plan_time is compared with the model, put together from what a run of your kernel counts; and pick_blocks
-# with every other plan, for sizes and chips that are drawn.
+# for SMALL. The check compares plan_time with the model, with figures counted in a run of your kernel. It compares
+# pick_blocks with every other plan, for random sizes and chips.
 check("matmul/12", planned_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take the worked number beside the hole apart: 805 us are 2 M N K FLOPs at 1e12 a second, 16 steps are 2 x 2 x 4. Which
-# blocks make the fill, and how many bytes are they? Copies and MXU run at the same time, but the fill is a part of the
-# copies that has nothing to hide behind: it is taken out of one term and put in as another. Which kernel would you get
-# if steps cost nothing?
+# Take apart the worked example in the comment of `plan_time`: 805 us are 2 M N K FLOPs at 1e12 a second, 16 steps are 2
+# x 2 x 4. Which blocks make the fill, and how many bytes are they? Copies and MXU run at the same time. Only the fill
+# has nothing to hide behind, so it comes out of one term and goes in as another. Which kernel would you get if steps
+# cost nothing?
 #
 # </details>
 #
@@ -1653,10 +1655,10 @@ check("matmul/12", planned_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** You have written what people call a performance model. `tpu_report` estimates by the same formula with
-# one term more, and that one is not a model: the compiler schedules your kernel for the blocks you picked, and the
-# bundles of a step are counted. Where the schedule cannot keep the MXU fed, the two differ. Half of VMEM is more than a
-# kernel gets unasked, hence `vmem_limit_bytes`.
+# **Takeaway.** You have written a performance model. `tpu_report` estimates by the same formula with one more term, and
+# that term is not a model: the compiler schedules your kernel for the blocks you picked, and the report counts the
+# bundles of a step. Where the schedule cannot keep the MXU fed, the two differ. Half of VMEM is more than a kernel gets
+# unasked, hence `vmem_limit_bytes`.
 
 # %%
 SQUARE = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
@@ -1692,24 +1694,24 @@ else:
 # %% [markdown]
 # ## What you built
 #
-# A matmul from the tile up, with transposes that cost nothing, an epilogue that waits its turn, its own gradients, int8
-# and sparse versions; and the model that says how far each is from the hardware's limit. Two numbers were printed for
-# 4096 x 4096 x 4096, and they say different things. The compiler's schedule of your kernel, step for step, takes 1.00
-# times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds what surrounds the steps, the fill and
-# the cost of starting each: 1.03 times on a v5e, 1.12 times on a v6e. That is 21 us on the one and 14 on the other,
-# beside 698 and 149 us of MXU: the faster the chip, the more it counts. And your model knows that no other tiles have
-# less. What does it say of 8192 x 8192 x 8192?
+# You built a matmul from the tile up: with transposes that cost nothing, an epilogue that runs once per tile, its own
+# gradients, and int8 and sparse versions. You also built the model that says how far each is from the hardware's limit.
+# Two numbers were printed for 4096 x 4096 x 4096, and they say different things. The compiler's schedule of your
+# kernel, step for step, takes 1.00 times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds what
+# surrounds the steps, the fill and the cost of starting each: 1.03 times on a v5e, 1.12 times on a v6e. On the v5e that
+# is 21 us beside 698 us of MXU; on the v6e it is 14 beside 149. The faster the chip, the more it counts. By your model,
+# no other tiles take less. What does it say of 8192 x 8192 x 8192?
 
 # %%
 show(straight_matmul, normal((192, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 
 # %% [markdown]
-# **Read next.** `jax.experimental.pallas.ops.tpu.matmul`, the matmul that ships with JAX: your Puzzle 2, with one
-# branch of its two taken away. Then `gmm` in `jax.experimental.pallas.ops.tpu.megablox`, where scalar prefetch picks,
+# **Read next.** `jax.experimental.pallas.ops.tpu.matmul`, the matmul that ships with JAX: your Puzzle 2, with one of
+# its two branches taken away. Then `gmm` in `jax.experimental.pallas.ops.tpu.megablox`. There scalar prefetch picks,
 # for every tile of tokens, the weights of its expert: your Puzzle 11, and a chapter more.
 #
-# **Next notebook.** `flash_attention.py`: two matmuls with a softmax between them, none of which
-# leaves the chip.
+# **Next notebook.** `flash_attention.py`: two matmuls with a softmax between them, and nothing in between leaves the
+# chip.
 
 # %%
 progress()

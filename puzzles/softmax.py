@@ -10,13 +10,14 @@
 # %% [markdown]
 # # Softmax: from one row to a trained loss
 #
-# Ten puzzles from here you will have written what stands between the matrix multiplications of a transformer: softmax
-# over rows wider than VMEM, LayerNorm and RMSNorm, a cross-entropy that never stores a probability, and backward passes
-# that `jax.grad` calls by itself. At the end a small classifier trains on them.
+# In ten puzzles you write what comes between the matrix multiplications of a transformer: softmax over rows wider than
+# VMEM, LayerNorm and RMSNorm, a cross-entropy that never stores a probability, and backward passes that `jax.grad`
+# calls by itself. At the end a small classifier trains on them.
 #
 # You need what `basics.py` taught: Refs and BlockSpecs, masks at the ragged edge, sums that grow from step to step,
-# scratch. And a habit: counting bytes. A matrix multiplication uses every number that it fetches hundreds of times,
-# these kernels a handful of times. What they cost is mostly what they move, and so every puzzle here has its budget.
+# scratch. You also need a habit: counting bytes. A matrix multiplication uses every number that it fetches hundreds of
+# times. These kernels use it a handful of times. Their cost is mostly the bytes that they move, so every puzzle here
+# has a budget of bytes.
 
 # %%
 import functools
@@ -50,12 +51,12 @@ setup()
 #
 # ### Theory
 #
-# In float32, exp(89) is infinity: the largest float32 is 3.4e38, which is exp(88.7). A score of 89 is nothing
-# special. Two vectors of 128 elements of size 3 can have a dot product of 1152. Then inf / inf is NaN, and one NaN
-# ends a training run. Far down it is no better: from about -87.4 on, `jnp.exp` of a float32 is 0 (what is smaller than
-# the smallest normal float32 is flushed to 0), and a row that lies wholly there gives 0 / 0.
+# In float32, exp(89) is infinity: the largest float32 is 3.4e38, which is exp(88.7). A score of 89 is nothing special.
+# Two vectors of 128 elements of size 3 can have a dot product of 1152. Then inf / inf is NaN, and one NaN ends a
+# training run. Very negative scores fail, too. Below about -87.4, `jnp.exp` of a float32 is 0 (whatever is smaller than
+# the smallest normal float32 is flushed to 0). A row with only such scores gives 0 / 0.
 #
-# One fact helps. Subtract the same number `c` from all of a row, and its softmax stays the same: `exp(x - c)` is
+# One fact helps. Subtract the same number `c` from a whole row, and its softmax stays the same: `exp(x - c)` is
 # `exp(x) / exp(c)`, and the `exp(c)` cancels.
 #
 # ```text
@@ -93,15 +94,15 @@ def row_softmax(x: Float[Array, "M N"], *, bm: int = 16) -> Float[Array, "M N"]:
 
 # %%
 # Budget for x (48, 384): hbm_bytes=147_456, vmem_bytes=98_304. hbm_bytes: x in, the result out, 73,728 bytes each. Your
-# code may not use jax.nn.softmax and its like.
+# code may not call jax.nn.softmax or anything like it.
 check("softmax/1", row_softmax)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two wishes. Nothing in the row may overflow, so no exponent should be large; an exponent of 0 or less is safe. And not
-# everything may vanish, so at least one exponent should stay near 0. Which number of the row grants both? Ask for each
-# row by itself: with one `c` for the whole block, a high row can drown a low one.
+# You want two things. Nothing in the row may overflow, so no exponent should be large; an exponent of 0 or less is
+# safe. And not everything may vanish, so at least one exponent should stay near 0. Which number of the row gives you
+# both? Choose it for each row by itself: with one `c` for the whole block, a high row can drown a low one.
 #
 # </details>
 #
@@ -128,9 +129,9 @@ check("softmax/1", row_softmax)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** With the maximum subtracted the largest term is exp(0) = 1, so the sum lies between 1 and N: it can
-# neither overflow nor vanish. And the traffic is as low as it can be: `x` comes in once, the result goes out once. That
-# took a block as wide as the row. What if there is no room for one?
+# **Takeaway.** With the maximum subtracted, the largest term is exp(0) = 1, so the sum lies between 1 and N. It can
+# neither overflow nor vanish. The traffic is as low as it can be, too: `x` comes in once, and the result goes out once.
+# That took a block as wide as the row. What if there is no room for one?
 
 # %% [markdown]
 # ## Puzzle 2: Rows wider than VMEM
@@ -141,11 +142,11 @@ check("softmax/1", row_softmax)
 # ### Theory
 #
 # A vocabulary of 262,144 words makes rows of 1 MiB in float32. Eight of them, in two buffers, are 16 MiB: all of the
-# VMEM that a kernel on a v5e gets by default. So a row comes in blocks (basics.py Puzzle 9), and now there is an
-# order to keep: no exponential before the maximum is known, and that takes the whole row.
+# VMEM that a kernel on a v5e gets by default. So a row comes in blocks (basics.py Puzzle 9). But you need the maximum
+# before you can compute any exponential, and the maximum needs the whole row.
 #
-# So walk along the row twice. A walk over all blocks is called a **sweep**, and it is a grid axis like any other. The
-# axis `sweep` moves no array: the index map of `x` ignores it, and so the same blocks come again.
+# So go over the row twice. One pass over all blocks is called a **sweep**, and it is a grid axis like any other. The
+# index map of `x` ignores the axis `sweep`, so the same blocks come in again.
 #
 # ```text
 #     grid (i, sweep, j)          i = 0                          i = 1
@@ -155,8 +156,8 @@ check("softmax/1", row_softmax)
 #     l_ref                            sum ---->                      sum ---->
 # ```
 #
-# `m_ref` and `l_ref` are scratch, one number per row. What you ask of the last step needs the length of an axis:
-# `pl.num_programs(2)` is the number of steps along axis 2. Two conditions that have to hold at once are joined by `&`,
+# `m_ref` and `l_ref` are scratch, one number per row. To recognize the last step you need the length of an axis:
+# `pl.num_programs(2)` is the number of steps along axis 2. If two conditions have to hold at once, join them with `&`,
 # each in brackets: `@pl.when((a == 0) & (b == 0))`.
 
 
@@ -191,9 +192,9 @@ check("softmax/2", confidence)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write down who works when: which steps set the two buffers to their starting values, which feed `m_ref`, which feed
-# `l_ref`, which store the result? A sum starts from 0, because adding 0 changes nothing. From what does a maximum
-# start? (0 is not it.) And when all is summed up: what is the numerator of the largest probability?
+# Write down what each step does. Which steps set the two buffers to their starting values, which feed `m_ref`, which
+# feed `l_ref`, and which store the result? A sum starts from 0, because adding 0 changes nothing. What does a maximum
+# start from? (Not from 0.) And at the end, what is the numerator of the largest probability?
 #
 # </details>
 #
@@ -250,21 +251,21 @@ check("softmax/2", confidence)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Two sweeps, and VMEM no longer limits a row. But every byte of `x` came in twice. For a kernel whose
-# time is the time of its bytes, that is twice the time. Could the sum start before the maximum is known?
+# **Takeaway.** With two sweeps, VMEM no longer limits the length of a row. But every byte of `x` came in twice. This
+# kernel takes as long as its bytes take, so it takes twice the time. Could the sum start before the maximum is known?
 
 # %% [markdown]
 # ## Puzzle 3: Online softmax
 #
-# **Goal.** The same numbers as in Puzzle 2, in a single sweep: half the bytes.
+# **Goal.** Compute the same numbers as in Puzzle 2 in a single sweep, with half the bytes.
 #
 # ### Theory
 #
-# 8192 rows of 262,144 float32 scores are 8 GiB. At the 820 GB/s of a v5e one sweep takes 10.5 ms, two take 21.
+# 8192 rows of 262,144 float32 scores are 8 GiB. At the 820 GB/s of a v5e one sweep takes 10.5 ms, and two take 21.
 #
-# So guess. Take the largest number so far for the maximum, and sum with that. When a larger one turns up, every term in
-# the sum is too large, all by the same factor: exp(x - 5) is exp(x - 7) times exp(7 - 5). So the old sum can be mended
-# without seeing its terms again. It is multiplied once:
+# So guess. Use the largest number so far as the maximum, and sum with that. When a larger one turns up, every term in
+# the sum is too large, and all by the same factor: exp(x - 5) is exp(x - 7) times exp(7 - 5). So you can correct the
+# old sum without seeing its terms again. You multiply it once:
 #
 # ```text
 #     a row:   [ 2  5 | 7  4 | 6  3 ]
@@ -278,8 +279,8 @@ check("softmax/2", confidence)
 #     all at once:   exp(-5) + exp(-2) + exp(0) + exp(-3) + exp(-1) + exp(-4) = 1.5781
 # ```
 #
-# Where does 0.13534 come from, and where the 1 after it? That factor is called the **rescaling**. This is the trick at
-# the heart of flash attention.
+# Where does 0.13534 come from, and where does the 1 after it come from? This factor is called the **rescaling**. It is
+# the trick at the heart of flash attention.
 
 
 # %%
@@ -303,15 +304,15 @@ def online_confidence(x: Float[Array, "M N"], *, bm: int = 8, bn: int = 128) -> 
 
 # %%
 # Budget for x (24, 640): hbm_bytes=61_536, vmem_bytes=8_320, output_stores=1. hbm_bytes: x comes in once, 61,440 bytes;
-# 96 go out. Nothing that reads every score can do with less.
+# 96 go out. No kernel that reads every score can move fewer bytes.
 check("softmax/3", online_confidence)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What lies in `l_ref` was measured against the old maximum; what you add is measured against the new one. Before the
-# two may meet, which of them has to change, and by what factor? When the maximum stays, that factor must be 1. Mind
-# the order: once `m_ref` is overwritten, nobody knows the old maximum. The very first block has no old maximum at
+# The sum in `l_ref` was measured against the old maximum. The terms that you add are measured against the new one.
+# Before you add them up, which of the two has to change, and by what factor? When the maximum stays, that factor must
+# be 1. Mind the order: once you overwrite `m_ref`, the old maximum is gone. The very first block has no old maximum at
 # all: what is exp(-inf)?
 #
 # </details>
@@ -359,8 +360,8 @@ check("softmax/3", online_confidence)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A sum of exponentials that never needs to know what comes next. Two numbers per row, `m` and `l`,
-# stand for all that has been read. Here are the two kernels: the strip shows what moves at each step. Look for the
+# **Takeaway.** You can sum exponentials without knowing what comes next. Two numbers per row, `m` and `l`, hold all
+# that you need of what you have read. Here are the two kernels. The strip shows what moves at each step. Look for the
 # blocks of `x` that come twice in the first picture, and compare the two figures for HBM: 120 KiB against 60.
 
 # %%
@@ -372,13 +373,13 @@ show(online_confidence, normal((24, 640)))
 # %% [markdown]
 # ## Puzzle 4: Softmax of a wide row
 #
-# **Goal.** All of the softmax now, not only its largest element, for rows that come in blocks. Write the kernel, the
-# grid and the index map of the result, within the budget of bytes.
+# **Goal.** Compute all of the softmax, not only its largest element, for rows that come in blocks. Write the kernel,
+# the grid and the index map of the result, and stay within the budget of bytes.
 #
 # ### Theory
 #
-# The first probability of a row can be written when the last score has been read. By then its block is no longer in
-# VMEM, and has to come again. So with sweeps from left to right, two reads and one write are the least:
+# You cannot write the first probability of a row before you have read its last score. By then the first block is no
+# longer in VMEM, and has to come in again. So with sweeps from left to right, two reads and one write are the least:
 #
 # ```text
 #     sweeps                          bytes, for an x of 61,440
@@ -390,8 +391,8 @@ show(online_confidence, normal((24, 640)))
 # 5), **whether or not anything was stored in it**. If its number follows `j` in a sweep without results, five blocks
 # of garbage are written to HBM, and each block is visited twice.
 #
-# So the output should rest while there is nothing to write. An index map gets all grid indices; it may look at more
-# than the obvious ones:
+# So keep the output on one block while there is nothing to write. An index map gets all grid indices, and it may use
+# any of them:
 #
 # ```text
 #     sweep             0 0 0 0 0   1 1 1 1 1
@@ -436,10 +437,10 @@ check("softmax/4", wide_softmax)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which kernel of yours already has maximum *and* sum after one sweep? Then all that is left for the last sweep is one
-# line. For the map: during the first sweep the output may wait on any block it likes, as long as that does not change
-# before the writing begins. On which block does it stand when it begins? And remember that index maps are traced: no
-# `if`.
+# Which kernel of yours already has the maximum *and* the sum after one sweep? After that, the last sweep takes a single
+# line. For the map: during the first sweep the output may wait on any block, as long as that block does not change
+# before the writing begins. Which block is the first to be written? And remember that index maps are traced: you cannot
+# use `if`.
 #
 # </details>
 #
@@ -504,25 +505,25 @@ check("softmax/4", wide_softmax)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Sweeps cost bytes, so count them first: the arithmetic that saves one is cheap. Below, what the same
-# softmax moves in one sweep (Puzzle 1, when a row fits), in two (yours), and in three: 120, 180 and 240 KiB. (Still
-# hungry? Walk the second sweep backwards, and its first block is already there: the snake of basics.py Puzzle 13
+# **Takeaway.** Sweeps cost bytes, so count them first; the arithmetic that saves one is cheap. Below you see what the
+# same softmax moves in one sweep (Puzzle 1, when a row fits), in two (yours), and in three: 120, 180 and 240 KiB.
+# (Still hungry? Walk the second sweep backwards, and its first block is already there. The snake of basics.py Puzzle 13
 # makes it 168.)
 #
-# So much for bytes. What is it in time? `tpu_report` asks the TPU's own compiler, which needs no TPU; where it is
-# missing, the report says what to install. Here is your kernel on 1 GiB of scores. Its **roof** is what its bytes
-# allow: 3 GiB take 3.93 ms on a v5e, and 1.96 ms on a v6e. With blocks of (256, 2048) the estimate for the solution is
-# 4.18 ms and, with `tpu="v6e"`, 2.22 ms: 94% and 88% of the roof. The rest is what 1024 steps cost, 0.25 us each (what
-# remains of basics.py's third of a microsecond when a step's own work is taken off). With the blocks of the check,
-# (8, 128), there are 524,288, and the estimate for a v5e is 167 ms: 2% of the roof, for the same bytes. The table below
-# the picture has more: **bundles** are the instructions of a step, one a cycle.
+# So much for bytes; now for time. `tpu_report` asks the TPU's own compiler. It needs no TPU; if the compiler is
+# missing, the report says what to install. Here is your kernel on 1 GiB of scores. Its **roof** is the time that its
+# bytes take: 3.93 ms for 3 GiB on a v5e, and 1.96 ms on a v6e. With blocks of (256, 2048) the estimate for the solution
+# is 4.18 ms, and 2.22 ms with `tpu="v6e"`. That is 94% and 88% of the roof. The rest is the cost of 1024 steps, 0.25 us
+# each (basics.py Puzzle 6). The check uses blocks of (8, 128). They make 524,288 steps, and the estimate for a v5e is
+# 167 ms: 2% of the roof, for the same bytes. The table below the picture has more figures. **Bundles** are the
+# instructions of a step, one a cycle.
 
 # %%
-# simulate=False: without the cycle count of a simulator, which takes half a minute here.
+# simulate=False leaves out the cycle count of a simulator, which takes half a minute here.
 tpu_report(wide_softmax, normal((8192, 32768)), bm=256, bn=2048, simulate=False)
 
 # %% [markdown]
-# And the pictures of the three, in the order of their bytes:
+# Here are the pictures of all three, the one with the fewest bytes first:
 
 # %%
 show(row_softmax, normal((24, 640)), bm=8)
@@ -570,21 +571,21 @@ show(three_sweeps, normal((24, 640)))
 # %% [markdown]
 # ## Puzzle 5: A loss without probabilities
 #
-# **Goal.** Cross-entropy: for each row of scores, minus the logarithm of the probability of its label. One call, one
-# sweep. Write the kernel and the call.
+# **Goal.** Compute the cross-entropy: for each row of scores, minus the logarithm of the probability of its label. Use
+# one call and one sweep. Write the kernel and the call.
 #
 # ### Theory
 #
-# 8192 tokens and a vocabulary of 262,144 words: 8 GiB of scores in float32. Their softmax would be another 8 GiB,
-# written and read again; beside the scores, it does not even fit into the 16 GB of a v5e. And of each row of
-# probabilities the loss needs one.
+# 8192 tokens and a vocabulary of 262,144 words make 8 GiB of scores in float32. Their softmax is another 8 GiB, written
+# and read again. Scores and softmax together do not even fit into the 16 GB of a v5e. And the loss needs only one
+# probability of each row.
 #
-# You have nearly all of it: after one sweep, any score of the row has the probability `exp(score-m)/l`. What is
-# missing is the score of the label. In NumPy that is `x[row, label]`. In a TPU kernel, indexing with arrays is
-# refused. (`jnp.take_along_axis` compiles for blocks of 128 columns, and no longer for 512.)
+# You have nearly all of it: after one sweep, any score of the row has the probability `exp(score-m)/l`. You still need
+# the score of the label. In NumPy that is `x[row, label]`. In a TPU kernel, indexing with arrays is refused.
+# (`jnp.take_along_axis` compiles for blocks of 128 columns, but not for blocks of 512.)
 #
-# Instead, compare **positions**. The column numbers of the block are a row, the labels a column, and broadcasting
-# makes a table with at most one True per row:
+# Instead, compare **positions**. The column numbers of the block are a row, and the labels are a column. Broadcasting
+# turns them into a table with at most one True per row:
 #
 # ```text
 #                   columns of this block: 256 257 258 259
@@ -593,7 +594,7 @@ show(three_sweeps, normal((24, 640)))
 #     label  259                            .   .   .   T
 # ```
 #
-# Where it is True, keep the score; elsewhere 0. What is the sum of a row of that, over all blocks?
+# Where it is True, keep the score. Elsewhere, put 0. What is the sum of a row of that, over all blocks?
 
 
 # %%
@@ -617,16 +618,16 @@ def cross_entropy(
 
 # %%
 # Budget for x (24, 640), labels (24, 1): hbm_bytes=61_632, vmem_bytes=8_416, calls=1, output_stores=1. hbm_bytes: the
-# scores once (61,440), and 96 bytes each for labels and loss. A label for each of the 24 rows, at random from 0 to 639.
+# scores once (61,440), and 96 bytes each for labels and loss. Each of the 24 rows has a random label from 0 to 639.
 check("softmax/5", cross_entropy)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
 # Do the algebra before the code: minus the logarithm of exp(t - m) / l has no exponential left in it. Take the
-# logarithm of the quotient term by term, and you need `m`, `l` and the label's score `t`, each once. (Computing the
-# probability first and its logarithm afterwards gives log(0) as soon as t lies 88 below m.) The columns of block `j`
-# start at `j` times the width of a block.
+# logarithm of the quotient term by term. You need `m`, `l` and the label's score `t`, each once. (If you compute the
+# probability first and take its logarithm afterwards, you get log(0) as soon as t lies 88 below m.) The columns of
+# block `j` start at `j` times the width of a block.
 #
 # </details>
 #
@@ -703,9 +704,10 @@ check("softmax/5", cross_entropy)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** From 8 GiB of scores to 8192 losses with nothing in between: 10.5 ms at 820 GB/s, the time of reading
-# the scores, and nothing that looks at every score can do with less. Through Puzzle 4, with the probabilities stored
-# and read again, it would be four times that. But a loss is there to be differentiated. Can it be?
+# **Takeaway.** You turned 8 GiB of scores into 8192 losses, with nothing stored in between. At 820 GB/s that takes 10.5
+# ms, the time to read the scores. No kernel that looks at every score can be faster. By way of Puzzle 4, with the
+# probabilities stored and read again, it would take four times as long. But a loss is there to be differentiated. Can
+# JAX do that?
 
 # %% [markdown]
 # ## Puzzle 6: Softmax, backwards
@@ -714,8 +716,8 @@ check("softmax/5", cross_entropy)
 #
 # ### Theory
 #
-# Try `jax.grad(lambda x: row_softmax(x).sum())(jnp.ones((16, 128)))`: an error. JAX cannot run your kernel backwards.
-# You say how, with **`jax.custom_vjp`**:
+# Try `jax.grad(lambda x: row_softmax(x).sum())(jnp.ones((16, 128)))`. You get an error: JAX cannot run your kernel
+# backwards. You tell it how, with **`jax.custom_vjp`**:
 #
 # ```text
 #     f(x)                    the function
@@ -724,11 +726,11 @@ check("softmax/5", cross_entropy)
 #     f.defvjp(fwd, bwd)      g is the gradient of the loss with respect to the result, and has its shape
 # ```
 #
-# Arguments that are plain numbers (here `bm`) are listed in `nondiff_argnums`; `bwd` gets them first, before the
+# Arguments that are plain numbers (here `bm`) are listed in `nondiff_argnums`. `bwd` gets them first, before the
 # residuals.
 #
-# The softmax of one row, y = softmax(x), has an N x N matrix of derivatives. For N = 4096 in float32 it is 64 MiB,
-# per row. It is never needed as such, because of how it looks:
+# The softmax of one row, y = softmax(x), has an N x N matrix of derivatives. For N = 4096 in float32 it is 64 MiB, per
+# row. You never need the matrix itself, because it has a simple form:
 #
 # ```text
 #     dy[j] / dx[i]  =  y[j] * (1 - y[i])     for j = i
@@ -737,7 +739,7 @@ check("softmax/5", cross_entropy)
 #     dx[i]  =  sum over j of  g[j] * dy[j] / dx[i]
 # ```
 #
-# Put the first line into the last one. Two terms remain: one for the element itself, one that is the same sum for the
+# Put the derivatives into the sum. Two terms remain: one for the element itself, and one sum that is the same for the
 # whole row.
 
 
@@ -798,9 +800,9 @@ check("softmax/6", softmax_vjp)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write all of the derivatives as y[j] * (is j equal to i? - y[i]), and multiply out. In the sum over `j`, what belongs
-# to `i` comes outside; what is left inside is one number per row, made of `g` and `y`. For the residuals, see which
-# arrays occur in your formula: does `x`?
+# Write every derivative as y[j] * (e - y[i]), where e is 1 for j = i and 0 otherwise, and multiply out. In the sum over
+# `j`, move whatever belongs to `i` outside. One number per row is left inside, made of `g` and `y`. For the residuals,
+# see which arrays occur in your formula: does `x`?
 #
 # </details>
 #
@@ -843,26 +845,26 @@ check("softmax/6", softmax_vjp)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** `jax.grad` walks backwards through your kernel, because you said how. And the residual was a choice:
-# with `x` instead of `y` the way back would move the same bytes, and would have to do the softmax over again. `y` was
-# there anyway. A matrix of derivatives per row was never built.
+# **Takeaway.** `jax.grad` walks backwards through your kernel, because you told it how. You also chose the residual.
+# With `x` instead of `y`, the backward pass would move the same bytes, but it would have to compute the softmax again.
+# `y` was there anyway. And you never built a matrix of derivatives.
 
 # %% [markdown]
 # ## Puzzle 7: LayerNorm, and what it leaves behind
 #
 # **Goal.** Normalise each row to mean 0 and variance 1, then scale and shift its columns:
-# `(x - mean) * rstd * gamma + beta`, with `rstd = 1 / sqrt(variance + 1e-5)`. Leave `mean` and `rstd` of every row
-# behind, for the way back.
+# `(x - mean) * rstd * gamma + beta`, with `rstd = 1 / sqrt(variance + 1e-5)`. Also return `mean` and `rstd` of every
+# row, for the backward pass.
 #
 # ### Theory
 #
-# The backward pass will need mean and rstd of every row. It could compute them again: two more reductions over 4096
-# numbers, per row. Or the forward kernel, which has them in its hands, leaves them behind: 8 bytes per row, beside
-# the 16 KiB of the row itself.
+# The backward pass needs mean and rstd of every row. It could compute them again: two more reductions over 4096
+# numbers, per row. But the forward kernel already has them and can store them: 8 bytes per row, beside the 16 KiB of
+# the row itself.
 #
-# For that it needs more than one output. **A list of outputs** is all it takes: `out_specs` is a list of BlockSpecs,
-# `out_shape` a list of shapes, in the same order; the kernel gets one Ref for each, after those of the inputs; the
-# call returns the results in that order. Each output has its own blocks and its own index map.
+# For that it needs more than one output. Pass **a list of outputs**: `out_specs` is a list of BlockSpecs, and
+# `out_shape` is a list of shapes, in the same order. The kernel gets one Ref for each output, after those of the
+# inputs. The call returns the results in that order. Each output has its own blocks and its own index map.
 #
 # ```text
 #     x      (M, N)  --->  +----------+  --->  result  (M, N)
@@ -870,8 +872,8 @@ check("softmax/6", softmax_vjp)
 #     beta   (1, N)  --->  +----------+  --->  rstd    (M, 1)
 # ```
 #
-# The variance of a row is the mean of `(x - mean)` squared. It is divided by N, not by N - 1; and the 1e-5 stands
-# inside of the root, where it keeps a row of equal numbers from a division by zero.
+# The variance of a row is the mean of `(x - mean)` squared. It is divided by N, not by N - 1. The 1e-5 is inside the
+# root. There it keeps a row of equal numbers from a division by zero.
 
 
 # %%
@@ -918,9 +920,10 @@ check("softmax/7", layer_norm)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For the kernel, mind an old trap: mean of squares minus square of mean is the variance on paper. With a mean of 100
-# and a variance of 1 it is 10,001 - 10,000 in a float32 that keeps seven digits. Which order of the two steps avoids
-# that? For the lists: which of the three outputs has blocks like `x`? The other two have one number per row.
+# For the kernel, mind an old trap. On paper, the variance is the mean of the squares minus the square of the mean. With
+# a mean of 100 and a variance of 1 that is 10,001 - 10,000, in a float32 that keeps seven digits. Which order of the
+# two steps avoids that? For the lists: which of the three outputs has blocks like `x`? The other two have one number
+# per row.
 #
 # </details>
 #
@@ -970,17 +973,18 @@ check("softmax/7", layer_norm)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A kernel may leave as many results as it likes. `x` in once, the result out once: that is
-# the least, and the two residuals add a quarter of a percent to it here. Next, they earn their keep.
+# **Takeaway.** A kernel may return as many results as it likes. Here `x` comes in once and the result goes out once.
+# That is the least, and the two residuals add only a quarter of a percent to it. Next, they earn their keep.
 
 # %% [markdown]
 # ## Puzzle 8: LayerNorm, backwards
 #
-# **Goal.** The gradients of `x`, `gamma` and `beta`, in one kernel that reads `x` once.
+# **Goal.** Compute the gradients of `x`, `gamma` and `beta`, in one kernel that reads `x` once.
 #
 # ### Theory
 #
-# Call the normalised row n = (x - mean) * rstd, and let `g` arrive. The result was n * gamma + beta, so
+# Call the normalised row n = (x - mean) * rstd, and let `g` be the gradient that arrives. The result was n * gamma +
+# beta, so
 #
 # ```text
 #     dbeta  = sum over rows of g              (1, N)
@@ -989,12 +993,12 @@ check("softmax/7", layer_norm)
 #     dx     = rstd * (h - mean of h - n * mean of (h * n))       both means along the row
 # ```
 #
-# The last line says: whatever in `h` only shifts the row, or only stretches it, is lost, because normalising would
-# undo it.
+# The last line drops two parts of `h`: the part that only shifts the row, and the part that only stretches it.
+# Normalising would undo both.
 #
-# `dx` belongs to rows, and a block of rows is all it needs. `dgamma` and `dbeta` sum over **all** rows, so over all
-# steps. In basics.py Puzzle 9 one output stayed while its sum grew. New is that **outputs of one kernel move at
-# different paces**: `dx` goes on with every step, and the two sums never leave before the end.
+# `dx` belongs to rows, so a block of rows is all it needs. `dgamma` and `dbeta` sum over **all** rows, so over all
+# steps. In basics.py Puzzle 9 one output stayed while its sum grew. Now **outputs of one kernel move at different
+# paces**: `dx` moves on at every step, and the two sums stay until the end.
 #
 # ```text
 #     step i       0     1     2
@@ -1003,7 +1007,7 @@ check("softmax/7", layer_norm)
 #     dbeta       [ ?     ?     ?  ]    one block, one write
 # ```
 #
-# One read of `x` and `g` serves all three. In three calls, `g` would come in three times; 8192 rows of 8192 are 256
+# One read of `x` and `g` serves all three. With three calls, `g` would come in three times; 8192 rows of 8192 are 256
 # MiB.
 
 
@@ -1066,16 +1070,17 @@ def layer_norm_vjp(
 
 # %%
 # Budget for x (48, 384), gamma (1, 384), beta (1, 384), g (48, 384): hbm_bytes=377_088, calls=2. hbm_bytes: 150,912 for
-# the way there (Puzzle 7). For the way back x, g and dx (73,728 each), gamma, dgamma and dbeta (1,536 each), mean and
-# rstd (192 each).
+# the forward pass (Puzzle 7). The backward pass moves x, g and dx (73,728 each), gamma, dgamma and dbeta (1,536 each),
+# mean and rstd (192 each).
 check("softmax/8", layer_norm_vjp)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three outputs, two habits. For each one ask: does its block change from step to step, or stay? One that stays needs a
-# first step that zeroes it, and at every step something added. Sums over rows are sums along axis 0 of the block, and
-# only of this block; the other blocks have their own turn. The means in `dx` go along axis 1 and need no memory at all.
+# For each of the three outputs, ask: does its block change from step to step, or stay? One that stays needs a first
+# step that zeroes it, and every step adds something to it. Sums over rows are sums along axis 0 of the block. A step
+# sums only its own block; the other blocks have their own turn. The means in `dx` go along axis 1 and need no memory at
+# all.
 #
 # </details>
 #
@@ -1128,8 +1133,9 @@ check("softmax/8", layer_norm_vjp)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Both directions of LayerNorm, wired into `jax.grad`. The least that the way back can move is `x` and
-# `g` in, `dx` out, and small change; that is what yours moves. See how the last two outputs stay where they are:
+# **Takeaway.** LayerNorm now works in both directions, and `jax.grad` uses both of your kernels. A backward pass has to
+# move at least `x` and `g` in, `dx` out, and small change. Yours moves exactly that. See how the last two outputs stay
+# where they are:
 
 # %%
 show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), normal((48, 384)))
@@ -1137,14 +1143,14 @@ show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), norm
 # %% [markdown]
 # ## Puzzle 9: RMSNorm and the residual stream
 #
-# **Goal.** Nothing new here: a practice piece, and you write all of it. Add `r` to `x`, and normalise the sum:
+# **Goal.** This is practice: there is nothing new here, and you write all of it. Add `r` to `x`, and normalise the sum:
 # `h = x + r`, and `h * rstd * gamma` with `rstd = 1 / sqrt(mean of h squared + 1e-6)`. Return both, in bfloat16.
 #
 # ### Theory
 #
-# Between the layers of most language models stands this pair. The output `r` of one layer is added to the stream `x`
-# that runs through the model; the sum goes on as the stream, and, normalised, into the next layer. So both results
-# are needed. (RMSNorm is LayerNorm without mean and shift.)
+# Most language models do this between their layers. The output `r` of one layer is added to the stream `x` that runs
+# through the model. The sum goes on as the stream. Normalised, it also goes into the next layer. So both results are
+# needed. (RMSNorm is LayerNorm without mean and shift.)
 #
 # ```text
 #     x ----> (+) ----> h --------------------> h        on to the next sum
@@ -1152,11 +1158,11 @@ show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), norm
 #              r           +--> RMSNorm ------> result   into the next layer
 # ```
 #
-# As two kernels, arrays go in or out five times: `x`, `r` in, `h` out; `h` in, the result out. As one, how often?
-# With 8192 tokens of 8192 bfloat16, each is 128 MiB, 0.16 ms at 820 GB/s.
+# With two kernels, arrays go in or out five times: `x` and `r` in, `h` out; then `h` in, the result out. How often with
+# one kernel? With 8192 tokens of 8192 bfloat16, each array is 128 MiB, 0.16 ms at 820 GB/s.
 #
-# The dtypes are those of basics.py Puzzle 12: bfloat16 in memory, float32 in between, one cast for each result at the
-# very end.
+# The dtypes are those of basics.py Puzzle 12: bfloat16 in memory, float32 in between, and one cast for each result at
+# the very end.
 
 
 # %%
@@ -1176,7 +1182,7 @@ def add_rms_norm_kernel(x_ref, r_ref, gamma_ref, h_ref, o_ref):
 def add_rms_norm(
     x: BFloat16[Array, "M N"], r: BFloat16[Array, "M N"], gamma: Float[Array, "1 N"], *, bm: int = 16
 ) -> tuple[BFloat16[Array, "M N"], BFloat16[Array, "M N"]]:
-    # Return h and the normalised result, in this order, out of one pallas_call with bm rows a step.
+    # Return h and the normalised result, in this order, from one pallas_call with bm rows a step.
     pass  # YOUR CODE HERE
 
 
@@ -1188,9 +1194,9 @@ check("softmax/9", add_rms_norm)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take the call of Puzzle 7 apart: here two inputs and two outputs share the same blocks, and `gamma` is the odd one
-# out. In the kernel, what leaves through `h_ref` is a rounded copy. Which `h` should the norm see: what is in memory,
-# or what you still hold? And whose mean square is it: that of `x`, of `r`, or of the sum?
+# Start from the call of Puzzle 7. Here two inputs and two outputs share the same blocks, and `gamma` is the odd one
+# out. In the kernel, `h_ref` gets a rounded copy. Which `h` should the norm see: the one in memory, or the one you
+# still hold? And which mean square does it need: that of `x`, of `r`, or of the sum?
 #
 # </details>
 #
@@ -1244,19 +1250,19 @@ check("softmax/9", add_rms_norm)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Four trips instead of five, a fifth of the traffic saved in a place that every token passes twice per
-# layer. And with two inputs in and two results out, four is the least.
+# **Takeaway.** Four trips instead of five save a fifth of the traffic, and every token passes this place twice per
+# layer. With two inputs and two results, four is the least.
 
 # %% [markdown]
 # ## Puzzle 10: The loss, with GPT-2's vocabulary
 #
-# **Goal.** The cross-entropy of Puzzle 5 for bfloat16 scores and a vocabulary that the blocks do not divide. Write
-# the kernel.
+# **Goal.** Compute the cross-entropy of Puzzle 5 for bfloat16 scores and a vocabulary that the blocks do not divide.
+# Write the kernel.
 #
 # ### Theory
 #
 # GPT-2 knows 50,257 words. That is 392 blocks of 128 columns and 81 columns more; blocks of 2048 leave 1105. So the
-# last block hangs over the edge, and out there is garbage (basics.py Puzzle 8):
+# last block hangs over the edge, and beyond the edge is garbage (basics.py Puzzle 8):
 #
 # ```text
 #     1000 words, blocks of 256
@@ -1268,13 +1274,13 @@ check("softmax/9", add_rms_norm)
 #                                                       ? what should stand here
 # ```
 #
-# There, garbage went into a sum and was replaced by 0, which no sum notices. Here the same block enters a maximum
-# *and* a sum of exponentials. A 0 would be a score like any other: in a row that lies below -50, it would be the
-# largest, and exp(0) drowns all that is real. **The padding has to be replaced by what the reduction does not
-# notice.** Which value leaves a maximum alone, and becomes 0 under exp?
+# In basics.py garbage went into a sum, and you replaced it by 0, which changes no sum. Here the same block enters a
+# maximum *and* a sum of exponentials. A 0 would be a score like any other. In a row that lies below -50 it would be the
+# largest, and exp(0) would drown every real score. **Replace the padding by a value that changes neither reduction.**
+# Which value leaves a maximum alone, and becomes 0 under exp?
 #
-# The scores are bfloat16, with 8 significant bits; the scratch is float32, and so is what comes of the two together,
-# such as `x - m`. Cast at once (`.astype(jnp.float32)`), and nobody has to think about where they meet.
+# The scores are bfloat16, with 8 significant bits. The scratch is float32, and so is any mix of the two, such as
+# `x - m`. Cast the scores at once (`.astype(jnp.float32)`), and you need not think about where the two meet.
 
 
 # %%
@@ -1307,9 +1313,9 @@ check("softmax/10", ragged_loss)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your kernel of Puzzle 5; one line changes. It decides, by position, which scores are real, and it has to
-# do so before anything is done with them: garbage that has gone through `exp` or a product is garbage still. Which
-# positions does block `j` hold, and when is one of them real? As for the value: a maximum starts from it, too.
+# Start from your kernel of Puzzle 5; one line changes. It decides by position which scores are real, and it has to come
+# before anything else: garbage that has gone through `exp` or a product is still garbage. Which positions does block
+# `j` hold, and when is one of them real? As for the value: a maximum starts from it, too.
 #
 # </details>
 #
@@ -1357,22 +1363,23 @@ check("softmax/10", ragged_loss)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Any vocabulary, any magnitude, half the bytes, and not one probability in memory. For GPT-2 and 8192
-# tokens that is 785 MiB of scores read once. Time to train something on it.
+# **Takeaway.** Your loss takes any vocabulary and any magnitude. It moves half the bytes, and stores not one
+# probability. For GPT-2 and 8192 tokens that is 785 MiB of scores, read once. Time to train something on it.
 
 
 # %% [markdown]
 # ## What you built
 #
-# Softmax for rows wider than VMEM, a loss that reads its scores once and writes none, LayerNorm in both directions,
-# RMSNorm with the residual stream. Here the loss is, at work on a vocabulary that does not divide:
+# You built softmax for rows wider than VMEM, a loss that reads its scores once and writes none, LayerNorm in both
+# directions, and RMSNorm with the residual stream. Here is the loss, at work on a vocabulary that the blocks do not
+# divide:
 
 # %%
 show(ragged_loss, normal((32, 1000), "bfloat16"), integers((32, 1), 0, 1000))
 
 # %% [markdown]
-# And with GPT-2's real vocabulary, for 8192 tokens, on a v6e? This is what the compiler makes of the solutions at real
-# sizes, estimate and roof in ms:
+# The next cell takes GPT-2's real vocabulary, for 8192 tokens, on a v6e. These are the compiler's estimates for the
+# solutions at real sizes, and the roofs, in ms:
 #
 # ```text
 #                                                            v5e                  v6e
@@ -1381,24 +1388,24 @@ show(ragged_loss, normal((32, 1000), "bfloat16"), integers((32, 1), 0, 1000))
 #     Puzzle  9   8192 x 8192  bfloat16, 64 rows         0.69 (roof 0.65)    0.36 (roof 0.33)
 # ```
 #
-# One of the six is not bounded by HBM. A v6e moves bytes twice as fast as a v5e, and this kernel takes about as many
-# cycles on either; with bfloat16 there are half as many bytes for each exponential. So what was free on the older chip
-# is the bound on the newer one: its bundles.
+# One of the six is not bounded by HBM: Puzzle 10 on a v6e. A v6e moves bytes twice as fast as a v5e, but this kernel
+# takes about as many cycles on either. And with bfloat16 there are half as many bytes for each exponential. So the
+# bundles, which cost nothing extra on the older chip, set the limit on the newer one.
 #
-# The report also counts copies that XLA makes around the kernel, which no figure in it has. One of the three is the
-# scores themselves: XLA has stored that array column by column, and the kernel wants rows, so all 785 MiB are read and
-# written once more. A kernel is only as fast as what it is handed.
+# The report also counts copies that XLA makes around the kernel. None of its other figures includes them. One of the
+# three copies is the scores themselves: XLA has stored that array column by column, and the kernel wants rows. So all
+# 785 MiB are read and written once more. Even a fast kernel has to wait for its input.
 
 # %%
 scores, labels = normal((8192, 50257), "bfloat16"), integers((8192, 1), 0, 50257)
 tpu_report(ragged_loss, scores, labels, bm=256, bn=2048, tpu="v6e", simulate=False)
 
 # %% [markdown]
-# And they train something. The digits of a pocket calculator, seven segments on 16 x 8 pixels, under a good deal
-# of noise. The classifier is a matrix, your LayerNorm, a ReLU, another matrix, your loss. It is trained twice, from
-# the same start on the same digits: with your kernels, and with plain `jnp`.
+# Now train something with them. The images are the digits of a pocket calculator: seven segments on 16 x 8 pixels,
+# under a good deal of noise. The classifier is a matrix, your LayerNorm, a ReLU, another matrix, your loss. It is
+# trained twice, from the same start on the same digits: with your kernels, and with plain `jnp`.
 #
-# The gradient of the loss is short enough to be given: softmax minus 1 at the label. Its softmax is your Puzzle 1.
+# The gradient of the loss is short, so it is given: softmax minus 1 at the label. Its softmax is your Puzzle 1.
 
 
 # %%
@@ -1496,13 +1503,13 @@ else:
 
 # %% [markdown]
 # **Read next.** `_flash_attention_kernel_single_batch` in `jax.experimental.pallas.ops.tpu.flash_attention`, which
-# ships with JAX. Its `m_scratch_ref`, `l_scratch_ref` and `alpha` are `m`, `l` and the rescaling of your Puzzle 3,
-# over blocks of keys; a third buffer, `acc_scratch_ref`, is rescaled along with them. The difference to look for: `m`
-# and `l` are 128 columns wide there, each number 128 times. (Recall basics.py Puzzle 5: a block of (8, 1) takes up a
-# whole 8 x 128 tile all the same.)
+# ships with JAX. Its `m_scratch_ref`, `l_scratch_ref` and `alpha` are `m`, `l` and the rescaling of your Puzzle 3, over
+# blocks of keys. A third buffer, `acc_scratch_ref`, is rescaled along with them. Look for one difference: there, `m`
+# and `l` are 128 columns wide and hold each number 128 times. (Recall basics.py Puzzle 5: a block of (8, 1) still fills
+# a whole 8 x 128 tile.)
 #
-# **Next notebook.** `matmul.py`: how large a tile should be, what the matrix unit wants, and how near
-# to the roofline you can get.
+# **Next notebook.** `matmul.py`: how large a tile should be, what the matrix unit wants, and how close to the roofline
+# you can get.
 
 # %%
 progress()
