@@ -261,13 +261,15 @@ def called_alike(function: ast.FunctionDef, signature: str) -> bool:
     (other,) = ast.parse(f"def {signature}: pass").body
     assert isinstance(other, ast.FunctionDef)
     mine, theirs = function.args, other.args
-    count, wanted = (len(args.posonlyargs) + len(args.args) for args in (mine, theirs))
+    names, wanted = ([arg.arg for arg in (*args.posonlyargs, *args.args)] for args in (mine, theirs))
+    exchanged = names != wanted and sorted(names) == sorted(wanted)
     named = {arg.arg for arg in mine.kwonlyargs}
     return (
-        (count == wanted or (mine.vararg is not None and count < wanted))
-        and len(mine.defaults) >= len(theirs.defaults)
+        not exchanged
+        and (len(names) == len(wanted) or (mine.vararg is not None and len(names) < len(wanted)))
         and (mine.kwarg is not None or named >= {arg.arg for arg in theirs.kwonlyargs})
         and (theirs.vararg is None or mine.vararg is not None)
+        and not theirs.defaults[len(mine.defaults) :]
     )
 
 
