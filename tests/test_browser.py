@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 from course import functions
+from pallas_puzzles.app import notebooks
 from pallas_puzzles.course import curriculum, session
 from pallas_puzzles.targets.tpu.compiler import missing
 
@@ -198,6 +199,18 @@ def test_what_a_reader_finds_who_comes_back(page: Page, server: str, workspace: 
     assert page.evaluate("window.jupyterapp.shell.currentWidget.context.model.dirty") is False
     expect(page.locator(".lm-mod-current.jp-mod-dirty")).to_have_count(0)
     page.screenshot(path=workspace.parent / "0-opened.png")
+
+
+def test_jupyterlab_follows_the_links_for_colab(page: Page, server: str, workspace: Path) -> None:
+    notebooks.write(notebooks.build(BOOK.path), workspace / "published.ipynb")
+    open_notebook(page, server, "published.ipynb")
+    cell_with(page, f'check("{BOOK.puzzles[0].id}"')
+    title = f"Puzzle {BOOK.puzzles[1].number}: {BOOK.puzzles[1].title}"
+    heading = page.get_by_role("heading", name=title).element_handle()
+    top = "heading => heading.getBoundingClientRect().top"
+    assert heading.evaluate(top) > 300
+    page.locator(".jp-Notebook").get_by_role("link", name=title, exact=True).click()
+    page.wait_for_function(f"heading => heading.isConnected && ({top})(heading) < 200", arg=heading)
 
 
 def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -> None:

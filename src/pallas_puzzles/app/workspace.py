@@ -336,7 +336,7 @@ def _of_checkout() -> Path | None:
     """The workspace of the checkout that the current directory is in."""
     here = Path.cwd()
     for folder in (here, *here.parents):
-        if (folder / "src" / "pallas_puzzles" / "curriculum.py").is_file():
+        if (folder / "src" / "pallas_puzzles" / "course" / "curriculum.py").is_file():
             return folder / "workspace"
     return None
 
