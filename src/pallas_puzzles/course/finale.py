@@ -107,7 +107,7 @@ def standing(puzzle: curriculum.Puzzle) -> Standing | None:
     state, book, following = load(), curriculum.notebook(puzzle.path), curriculum.next_puzzle(puzzle.id)
     if not state.solved(puzzle.id):
         return None
-    words = f"{state.solved_in(book)} of {len(book.puzzles)} solved in {book.name}."
+    words = f"{state.standing(book)} in {book.name}."
     return Standing(words, state.drawing(), page.link(following) if following else "")
 
 
