@@ -127,7 +127,7 @@ def watched() -> str:
                 written = written.replace(puzzle.skeletons[hole].strip("\n").rstrip(), given[0].rstrip())
         answer.write_text(written, "utf-8")
         child.expect("not yet")
-        child.expect(r"q:quit \? ")
+        child.expect("q:quit")
         screen = (child.before + child.after).replace("\r\n", "\n")
         child.send("q")
         child.expect(pexpect.EOF)
