@@ -144,7 +144,7 @@ def write(text: str, name: str) -> None:
 
 PICTURES: dict[str, Callable[[str], None]] = {
     "verdict.png": lambda name: photograph(wrong_answer(), name, 980, 330),
-    "show.png": lambda name: photograph(right_answer(), name, 740, 640),
+    "show.png": lambda name: photograph(right_answer(), name, 770, 630),
     "tpu.png": lambda name: photograph(compiled(), name, 850, 890),
     "watch.svg": lambda name: write(watched(), name),
 }

@@ -52,6 +52,9 @@ def setup() -> None:
     require_versions()
     if note := untested():
         print(note)
+    # The checker is imported here, before turn_on starts a thread that imports parts of it: two threads that import the
+    # same modules at once may each get half of one.
+    from .course import check  # noqa: F401
     from .targets.simulate import setup as turn_on
 
     turn_on()
