@@ -127,7 +127,7 @@ def watched() -> str:
                 written = written.replace(puzzle.skeletons[hole].strip("\n").rstrip(), given[0].rstrip())
         answer.write_text(written, "utf-8")
         child.expect("not yet")
-        child.expect(r"q:quit \? ")
+        child.expect("q:quit")
         screen = (child.before + child.after).replace("\r\n", "\n")
         child.send("q")
         child.expect(pexpect.EOF)
@@ -144,7 +144,7 @@ def write(text: str, name: str) -> None:
 
 PICTURES: dict[str, Callable[[str], None]] = {
     "verdict.png": lambda name: photograph(wrong_answer(), name, 980, 330),
-    "show.png": lambda name: photograph(right_answer(), name, 740, 640),
+    "show.png": lambda name: photograph(right_answer(), name, 770, 630),
     "tpu.png": lambda name: photograph(compiled(), name, 850, 890),
     "watch.svg": lambda name: write(watched(), name),
 }

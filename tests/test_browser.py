@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 from course import functions
+from pallas_puzzles.app import notebooks
 from pallas_puzzles.course import curriculum, session
 from pallas_puzzles.targets.tpu.compiler import missing
 
@@ -165,6 +166,9 @@ REPORT = """
 import pallas_puzzles
 
 pallas_puzzles.tpu_report(vector_add, normal((5120,)), normal((5120,)))
+
+# %%
+show(vector_add, normal((1024,)), normal((1024,)), live=True)
 """
 
 
@@ -200,6 +204,18 @@ def test_what_a_reader_finds_who_comes_back(page: Page, server: str, workspace: 
     page.screenshot(path=workspace.parent / "0-opened.png")
 
 
+def test_jupyterlab_follows_the_links_for_colab(page: Page, server: str, workspace: Path) -> None:
+    notebooks.write(notebooks.build(BOOK.path), workspace / "published.ipynb")
+    open_notebook(page, server, "published.ipynb")
+    cell_with(page, f'check("{BOOK.puzzles[0].id}"')
+    title = f"Puzzle {BOOK.puzzles[1].number}: {BOOK.puzzles[1].title}"
+    heading = page.get_by_role("heading", name=title).element_handle()
+    top = "heading => heading.getBoundingClientRect().top"
+    assert heading.evaluate(top) > 300
+    page.locator(".jp-Notebook").get_by_role("link", name=title, exact=True).click()
+    page.wait_for_function(f"heading => heading.isConnected && ({top})(heading) < 200", arg=heading)
+
+
 def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -> None:
     pictures = workspace.parent
     with (workspace / "basics.py").open("a", encoding="utf-8") as mine:
@@ -229,7 +245,7 @@ def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -
 
     # a picture, stepped through by the keyboard
     expect(solve(page, second)).to_contain_text(f"Solved {second.id} {second.title}")
-    drawn = run(page, "show(vector_add")
+    drawn = run(page, "show(vector_add, normal((1280")
     slider = drawn.get_by_role("slider", name="grid step")
     expect(slider).to_be_visible()
     before = words_at(drawn, 0)
@@ -239,6 +255,14 @@ def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -
     assert "block (0,)" in before
     assert "block (2,)" in after
     page.screenshot(path=pictures / "2-picture.png")
+
+    # the same with sliders for block sizes: a change runs the kernel again
+    live = run(page, "live=True").first  # the second is in it, around the picture
+    expect(live).to_contain_text("(4,) = 4 steps")
+    live.get_by_role("slider").first.press("ArrowLeft")
+    expect(live).to_contain_text("(8,) = 8 steps")
+    live.get_by_role("slider", name="grid step").press("ArrowRight")
+    assert "block (1,)" in words_at(live, 1)
 
     # what the TPU compiler makes of it, or how to get one
     report = run(page, "tpu_report(vector_add")
@@ -260,7 +284,7 @@ def test_a_readers_first_ten_minutes(page: Page, server: str, workspace: Path) -
     node["cells"][0]["source"] = ["# Sent by mail"]
     (workspace / "sent.ipynb").write_text(json.dumps(node), "utf-8")
     open_notebook(page, server, "sent.ipynb")
-    cell_with(page, "show(vector_add")
+    cell_with(page, "show(vector_add, normal((1280")
     drawn = page.locator(".jp-Notebook .jp-Cell.jp-mod-active .jp-OutputArea")
     picture = drawn.locator("img").first
     expect(picture).to_be_visible()

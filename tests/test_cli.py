@@ -16,6 +16,8 @@ import demo_course
 from demo_course import ADD_ONE, ADD_TWO, HOLES_OF_TWO, solved
 from pallas_puzzles import normal
 from pallas_puzzles.app import cli, lab, workspace
+from pallas_puzzles.course import curriculum
+from pallas_puzzles.installation import ROOT
 from tpu_kernels import needs_compiler
 
 
@@ -180,9 +182,9 @@ def test_a_file_in_another_encoding_is_refused(place, puzzles):
 
 
 def test_inside_a_checkout_the_workspace_is_its_own(place, monkeypatch):
-    below = place / "checkout" / "src" / "pallas_puzzles"
-    below.mkdir(parents=True)
-    (below / "curriculum.py").touch()
+    file = place / "checkout" / Path(curriculum.__file__).relative_to(ROOT)
+    (below := file.parent).mkdir(parents=True)
+    file.touch()
     monkeypatch.chdir(below)
     assert workspace.default_folder() == place / "checkout" / "workspace"
 
@@ -209,13 +211,24 @@ def test_check_judges_the_readers_file_and_names_it(place, puzzles):
     assert puzzles("check")[0] == 1, "nothing said is the next puzzle"
     assert recorded(place)["demo/1"]["attempts"] == 1
     assert not recorded(place)["demo/1"]["solved"]
+    assert "of 2 solved" not in out
     mine.write_text(solved())
     code, out, _ = puzzles("check", "demo/1")
     assert code == 0
-    assert "solved" in out
+    assert out.splitlines()[-1] == "demo  ##########..........  1 of 2 solved"
     assert recorded(place)["demo/1"]["attempts"] == 2
     assert recorded(place)["demo/1"]["solved"]
     assert "demo/2a" in puzzles("check")[1]
+
+
+def test_the_command_itself_imports_little(place, puzzles):
+    puzzles("init")
+    (place / "workspace" / "demo.py").write_text(solved().replace("x_ref[...] + 1.0", "(x_ref[...] + 1.0", 1))
+    code = "import sys; from pallas_puzzles.app.cli import main\ntry: main(['check', 'demo/1'])\nexcept SystemExit: "
+    code += "print('imported:', *{'jax', 'numpy', 'rich.console'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'(' was never closed" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "imported:"
 
 
 def test_the_newer_of_a_pair_is_checked(place, puzzles):

@@ -108,8 +108,8 @@ def test_only_the_puzzle_whose_turn_it_is_has_a_button(shell):
 # --- what stands around a verdict ----------------------------------------------------------------------------------
 
 
-def around(status: str) -> Verdict:
-    verdict = Verdict("demo/1", status, [], "demo/1 Add one.", next="Write it.")
+def around(status: str, following: str = "Write it.") -> Verdict:
+    verdict = Verdict("demo/1", status, [], "demo/1 Add one.", next=following)
     finale.around(verdict, curriculum.puzzle("demo/1"), {})
     return verdict
 
@@ -130,6 +130,14 @@ def test_in_a_notebook_a_verdict_says_what_to_run_and_offers_hints(shell):
     assert "hint(" in verdict.help
     assert ":has(.pallas-below)" in verdict._repr_html_(), "no error in its place when the kernel is gone"
     assert around("failed").next == "Write it."
+
+
+def test_in_colab_a_pass_says_where_the_link_is(shell, monkeypatch):
+    assert around("passed", "Next: demo/2a Add two").next == "Next: demo/2a Add two"
+    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    assert around("passed", "Next: demo/2a Add two").next == "Next: demo/2a Add two: the link is below this cell."
+    assert around("passed", "").next == "", "after the last puzzle there is no link"
+    assert "below this cell" not in around("failed").next
 
 
 def test_outside_of_a_notebook_nothing_is_added():

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,9 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What is installed, for a test to change; nothing of it has been imported, and no notebook is there."""
     found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
     monkeypatch.setattr("importlib.metadata.version", found.__getitem__)
+    for thread in threading.enumerate():
+        if thread.name == "warm up":  # of an earlier setup(): it still imports what is taken away here
+            thread.join()
     for name in (*found, "ipykernel", "google.colab"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return found

@@ -1,6 +1,7 @@
 """The generated notebooks: in line with their sources, the same bytes every time, and they run in a real kernel."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -160,6 +161,43 @@ def test_a_workspace_notebook_is_paired_and_loses_nothing(checkout: Path) -> Non
     saved = jupytext.read(checkout / "saved.py")
     original = jupytext.read(checkout / "puzzles" / "small.py")
     assert [cell.source for cell in saved.cells] == [cell.source for cell in original.cells]
+
+
+LINK = re.compile(r"Next: \[Puzzle (\w+): (.+)\]\(#scrollTo=([\w-]+)\)")
+
+
+@pytest.mark.parametrize("book", BOOKS, ids=NAMES)
+def test_below_each_check_is_a_link_to_the_heading_of_the_next_puzzle(book: curriculum.Notebook) -> None:
+    cells = notebooks.build(book.path).cells
+    checks = [i for i, cell in enumerate(cells) if cell.cell_type == "code" and f'check("{book.name}/' in cell.source]
+    assert len(checks) == len(book.puzzles)
+    for check, puzzle in zip(checks[:-1], book.puzzles[1:], strict=True):
+        link = LINK.fullmatch(cells[check + 1].source)
+        assert link is not None
+        assert link.groups()[:2] == (puzzle.number, puzzle.title)
+        (heading,) = [cell for cell in cells if cell.id == link[3]]
+        anchor = f'<a id="scrollTo={heading.id}"></a>'  # for JupyterLab
+        assert heading.source.startswith(f"## Puzzle {puzzle.number}: {puzzle.title}{anchor}\n")
+    last = cells[checks[-1] + 1].source
+    if book is BOOKS[-1]:
+        assert "Next" not in last
+    else:
+        following = BOOKS[BOOKS.index(book) + 1].name
+        assert last.startswith(f"Next notebook: [{following}, in Colab](")
+        assert notebooks.badge(following).endswith(last.partition("](")[2])
+
+
+@pytest.mark.parametrize("book", BOOKS, ids=NAMES)
+def test_the_course_reads_a_published_notebook_without_what_is_for_colab(
+    book: curriculum.Notebook, tmp_path: Path
+) -> None:
+    published, unchanged = tmp_path / f"{book.name}.ipynb", tmp_path / f"{book.name}.py"
+    notebooks.write(notebooks.build(book.path), published)
+    unchanged.write_text(jupytext.writes(jupytext.read(published), fmt="py:percent"), "utf-8")
+    for path in (published, unchanged):
+        cells = [(each.kind, each.source.rstrip(), each.section) for each in curriculum.read_cells(path)]
+        assert cells[0][0] == "code", "the cell that installs; all that follows is the course's own"
+        assert cells[1:] == [(each.kind, each.source.rstrip(), each.section) for each in book.cells]
 
 
 @pytest.mark.parametrize("libtpu", [None, "a TPU machine"])

@@ -293,6 +293,14 @@ def test_where_the_reader_stands() -> None:
     assert "<a " not in verdict._repr_html_(), "a link that leads nowhere is not shown"
 
 
+def test_code_in_a_sentence_is_code_on_the_card() -> None:
+    verdict = failed(finding(cause="In `f`, `a < b` should be `a`.", evidence=["`x` is never used."]))
+    source = verdict._repr_html_()
+    assert "In <code>f</code>, <code>a &lt; b</code> should be <code>a</code>." in source
+    assert "<li><code>x</code> is never used.</li>" in source
+    assert "`a < b`" in str(verdict)
+
+
 def test_more_findings_are_folded() -> None:
     tree = Tree(failed(*(finding(cause=f"cause number {i}.") for i in range(6)))._repr_html_())
     assert "number 5" in tree.folded

@@ -1,5 +1,6 @@
 """Pallas Puzzles: puzzle notebooks for JAX's kernel language, and a lens that tells the truth about your kernels."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .installation import WrongVersion, require_versions, too_old, untested
@@ -8,27 +9,39 @@ from .platforms import spare_libtpu
 spare_libtpu()  # before anything asks JAX for a device
 
 _problem = too_old()
-if TYPE_CHECKING or not _problem:
+
+if TYPE_CHECKING:
     from .course.check import check, check_call
     from .course.holes import unwritten
     from .course.inputs import Budget, case, integers, normal, uniform
     from .course.progress import progress
-else:
-
-    def __getattr__(name: str) -> Any:
-        """`from pallas_puzzles import check` says what is wrong; the `puzzles` command can still be imported."""
-        if name in __all__:
-            raise WrongVersion(_problem)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-if TYPE_CHECKING:
     from .view.tpu_report import Report
+
+# Imported when somebody asks for it: the `puzzles` command needs none of it, and it takes most of a second.
+_COMES_FROM = {
+    **dict.fromkeys(("check", "check_call"), "course.check"),
+    **dict.fromkeys(("Budget", "case", "integers", "normal", "uniform"), "course.inputs"),
+    "progress": "course.progress",
+    "unwritten": "course.holes",
+}
 
 __all__ = [
     "Budget", "case", "check", "check_call", "hint", "integers", "normal", "progress", "setup", "show",
     "solved_function", "tpu_report", "uniform", "unwritten",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """What _COMES_FROM names. With a JAX that is too old, says so; the `puzzles` command can still be imported."""
+    if name not in _COMES_FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _problem:
+        raise WrongVersion(_problem)
+    return getattr(importlib.import_module(f".{_COMES_FROM[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def setup() -> None:
@@ -39,6 +52,9 @@ def setup() -> None:
     require_versions()
     if note := untested():
         print(note)
+    # The checker is imported here, before turn_on starts a thread that imports parts of it: two threads that import the
+    # same modules at once may each get half of one.
+    from .course import check  # noqa: F401
     from .targets.simulate import setup as turn_on
 
     turn_on()

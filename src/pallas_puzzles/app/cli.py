@@ -195,8 +195,10 @@ def check(
     passed = all(each["passed"] for each in verdicts)
     if as_json:
         print(json.dumps({"version": 1, "source": str(source), "verdicts": verdicts}))
-    elif newly or (what == name and passed and overlay is None):
-        _say_finale(ids[0])
+    elif passed and overlay is None:
+        terminal.say_laid_out(f"\n{terminal.standing_line(curriculum.puzzle(ids[0]))}")
+        if newly or what == name:
+            _say_finale(ids[0])
     raise typer.Exit(SOLVED if passed else NOT_SOLVED)
 
 
@@ -486,6 +488,8 @@ def _puzzle_ids(what: str) -> list[str]:
     if not what:
         upcoming = load().next()
         return [upcoming.id] if upcoming else []
+    if "/" in what:  # one notebook to read, not all of them
+        return [curriculum.puzzle(what).id]
     for book in curriculum.notebooks():
         if book.name == what:
             return [each.id for each in book.puzzles]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ..course import curriculum
 from ..course.progress import Progress
-from .notebooks import PUZZLE_HEADING
 from .pairing import halves
 from .workspace import WorkspaceError
 
@@ -85,7 +84,7 @@ def next_places(folder: Path, state: Progress) -> dict[str, str]:
         _, notebook = halves(folder, book.name)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for cell in json.loads(notebook.read_text("utf-8-sig"))["cells"]:
-                heading = PUZZLE_HEADING.search("".join(cell["source"]))
+                heading = curriculum.PUZZLE_HEADING.search("".join(cell["source"]))
                 if cell["cell_type"] == "markdown" and heading and heading[1] == upcoming.number:
                     places[notebook.name] = cell["id"]
     return places

@@ -7,7 +7,6 @@ date, and exits with 1 if anything is.
 import argparse
 import hashlib
 import platform
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -18,9 +17,8 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from ..course.curriculum import ORDER, PUZZLE_HEADING, Cell, find_check
 from ..installation import ROOT, repository
-
-PUZZLE_HEADING = re.compile(r"^## Puzzle (\w+)", re.MULTILINE)
 
 BADGE_IMAGE = "https://colab.research.google.com/assets/colab-badge.svg"
 COLAB = "https://colab.research.google.com/github"
@@ -80,17 +78,53 @@ class Stale(NamedTuple):
 
 def badge(name: str) -> str:
     """The markdown that opens notebooks/NAME.ipynb in Google Colab."""
+    return f"[![Open in Colab]({BADGE_IMAGE})]({_in_colab(name)})"
+
+
+def _in_colab(name: str) -> str:
     slug = repository().removeprefix("https://github.com/")
-    return f"[![Open in Colab]({BADGE_IMAGE})]({COLAB}/{slug}/blob/main/notebooks/{name}.ipynb)"
+    return f"{COLAB}/{slug}/blob/main/notebooks/{name}.ipynb"
 
 
 def build(source: Path) -> NotebookNode:
-    """The notebook to publish: a badge, the cell that sets Colab up, then the cells of `source` (puzzles/NAME.py)."""
+    """The notebook to publish: a badge, the cell that sets Colab up, then the cells of `source` (puzzles/NAME.py).
+
+    Below each check, a link leads to what is next.
+    """
     head = [
         Text("markdown", f"{badge(source.stem)}\n\n{COLAB_KEEP}"),
         Text("code", COLAB_SETUP.format(repository=repository())),
     ]
-    return _notebook(source.stem, [*head, *_cells(_read(source))], {})
+    node = _notebook(source.stem, [*head, *_cells(_read(source))], {})
+    _link(node, source)
+    return node
+
+
+def _link(node: NotebookNode, source: Path) -> None:
+    """Adds a cell below each check that leads to the next puzzle; below the last, to the next notebook.
+
+    From a text cell, and only from there, Colab follows a link to the id of a cell. JupyterLab follows it to an anchor
+    of that name. The course reads a notebook without any of this: see curriculum.PUBLISHED.
+    """
+    found = [(each, PUZZLE_HEADING.search(each.source)) for each in node.cells if each.cell_type == "markdown"]
+    puzzles = [(cell, heading) for cell, heading in found if heading]
+    links = [f"Next: [Puzzle {at[1]}: {at[2]}](#scrollTo={cell.id})" for cell, at in puzzles[1:]]
+    books = sorted(source.parent.glob("*.py"), key=_order)
+    following = books[books.index(source) + 1 :][:1]
+    links += [f"Next notebook: [{each.stem}, in Colab]({_in_colab(each.stem)})" for each in following]
+    for (_, heading), link in zip(puzzles, links, strict=False):  # the last notebook has one link less
+        check = find_check([Cell(each.cell_type, each.source, 1) for each in node.cells], f"{source.stem}/{heading[1]}")
+        if check is not None:
+            below = nbformat.v4.new_markdown_cell(link, id=f"{source.stem}-{heading[1]}-next")
+            node.cells.insert(check + 1, below)
+    for cell, heading in puzzles:
+        end = heading.end()
+        cell.source = f'{cell.source[:end]}<a id="scrollTo={cell.id}"></a>{cell.source[end:]}'
+
+
+def _order(source: Path) -> int:
+    order = ORDER.search(source.read_text("utf-8"))
+    return int(order[1]) if order else 0
 
 
 def for_workspace(source: Path) -> NotebookNode:

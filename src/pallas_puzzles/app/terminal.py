@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from typing import Any
 
 from ..course import curriculum
-from ..course.progress import Progress, bar
+from ..course.progress import Progress, bar, load
 
 
 class NobodyToAsk(Exception):
@@ -19,6 +20,12 @@ def console() -> Any:
     from rich.console import Console
 
     return Console(highlight=False, emoji=False)
+
+
+def has_colours() -> bool:
+    """Whether that console shows colours, without importing rich: a verdict comes coloured, and should come soon."""
+    known = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return known and not os.environ.get("NO_COLOR") and sys.stdout is not None and sys.stdout.isatty()
 
 
 def columns() -> int:
@@ -111,6 +118,12 @@ def say_map(state: Progress, here: str = "") -> None:
     if any(state.entry(each.id)["hints"] for each in curriculum.all_puzzles()):
         out.print("? is a hint that you have seen", style="dim", markup=False)
     out.print(state.advice(), style="bold", markup=False)
+
+
+def standing_line(puzzle: curriculum.Puzzle) -> str:
+    """How far one has come in the notebook of a puzzle."""
+    state, book = load(), curriculum.notebook(puzzle.path)
+    return f"{book.name}  {bar(state.solved_in(book), len(book.puzzles), 20)}  {state.standing(book)}"
 
 
 def _cut(line: str, width: int) -> str:

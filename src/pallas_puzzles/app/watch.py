@@ -19,9 +19,9 @@ from typing import Any
 
 from ..course import curriculum
 from ..course.curriculum import CurriculumError, Puzzle
-from ..course.progress import bar, forget, load, next_hint, record, record_opened
+from ..course.progress import forget, load, next_hint, record, record_opened
 from . import pairing, workspace
-from .terminal import columns, console, say, say_laid_out, say_map, say_markdown
+from .terminal import columns, console, say, say_laid_out, say_map, say_markdown, standing_line
 from .worker import Message, Worker, judged, request
 
 LOOK_S = 1.0  # how often to look at the files unasked: some file systems tell nobody that a file has changed
@@ -242,13 +242,7 @@ class Watch:
         elif "totals" in answer and record(verdict["puzzle"], verdict["passed"], answer["totals"]):
             self._finale()
         self._pair()
-        self._standing()
-
-    def _standing(self) -> None:
-        """How far one has come in this notebook."""
-        book = curriculum.notebook(self.puzzle.path)
-        done, total = load().solved_in(book), len(book.puzzles)
-        self._line(f"\n{book.name}  {bar(done, total, 20)}  {done} of {total} solved")
+        self._line(f"\n{standing_line(self.puzzle)}")
 
     def _place(self) -> str:
         path = pairing.current(self.folder, self.puzzle.notebook)

@@ -108,8 +108,7 @@ def judged(puzzle_id: str, answer: Message) -> Message:
 
 def request(number: int, do: str, puzzle_id: str, source: Path, **more: Any) -> Message:
     """A request as serving.py takes it: what it says is laid out for this terminal."""
-    out = terminal.console()
-    looks = {"columns": terminal.columns(), "colour": out.is_terminal and not (out.no_color or out.is_dumb_terminal)}
+    looks = {"columns": terminal.columns(), "colour": terminal.has_colours()}
     return {"id": number, "do": do, "puzzle": puzzle_id, "source": str(source), **looks, **more}
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..course import curriculum, session
+from ..course import curriculum
 from ..course.progress import load, state_folder
 from ..files import locked, write_whole
 from ..installation import PACKAGE
@@ -115,6 +115,7 @@ def solved_function(puzzle_id: str, name: str) -> Callable[..., Any] | None:
 
     puzzle_id: the puzzle that has to be solved, in the workspace's file. name: a function that is there once it is.
     """
+    from ..course import session
     from ..course.holes import unwritten
 
     try:
@@ -336,7 +337,7 @@ def _of_checkout() -> Path | None:
     """The workspace of the checkout that the current directory is in."""
     here = Path.cwd()
     for folder in (here, *here.parents):
-        if (folder / "src" / "pallas_puzzles" / "curriculum.py").is_file():
+        if (folder / "src" / PACKAGE.name / Path(curriculum.__file__).relative_to(PACKAGE)).is_file():
             return folder / "workspace"
     return None
 

@@ -25,6 +25,8 @@ HOLE = "YOUR CODE HERE"
 
 CELL_MARKER = re.compile(r"^# %%(?:\s.*)?$")
 PUZZLE_HEADING = re.compile(r"^## Puzzle (\w+): *(.+?) *$", re.MULTILINE)
+# What app/notebooks.py adds to text for Colab: two kinds of cells, and an anchor in a heading
+PUBLISHED = re.compile(r'\A\[!\[Open in Colab\].*|\ANext(?: notebook)?: \[.*|<a id="scrollTo=[\w-]+"></a>', re.DOTALL)
 SECTION_HEADING = re.compile(r"\s*##? \S")  # of the first line alone: a code block may hold comments
 TITLE = re.compile(r"^# (.+?) *$", re.MULTILINE)
 GOAL = re.compile(r"\*\*Goal\.\*\*\s*(.+?)(?:\n\s*\n|\Z)", re.DOTALL)
@@ -349,14 +351,17 @@ def _ipynb_cells(path: Path) -> Iterator[Cell]:
 
 
 def sections(cells: Iterator[Cell]) -> list[Cell]:
-    """Says of each cell which puzzle it belongs to: the one whose heading came last."""
+    """Says of each cell which puzzle it belongs to: the one whose heading came last. Leaves out what is PUBLISHED."""
     section = ""
     made = []
     for each in cells:
-        if each.kind == "markdown" and SECTION_HEADING.match(each.source):
-            heading = PUZZLE_HEADING.search(each.source)
+        source = PUBLISHED.sub("", each.source) if each.kind == "markdown" else each.source
+        if each.source and not source:
+            continue
+        if each.kind == "markdown" and SECTION_HEADING.match(source):
+            heading = PUZZLE_HEADING.search(source)
             section = heading[1] if heading else ""
-        made.append(Cell(each.kind, each.source, each.line, each.file, section))
+        made.append(Cell(each.kind, source, each.line, each.file, section))
     return made
 
 

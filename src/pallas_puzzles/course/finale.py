@@ -91,6 +91,8 @@ def around(verdict: Verdict, puzzle: curriculum.Puzzle, holes: Mapping[str, Code
         verdict.standing = standing(puzzle)
     if running_shell() is None:  # in a terminal the command says the rest
         return
+    if verdict and verdict.next and page.in_colab():
+        verdict.next += ": the link is below this cell."
     stale = page.edited_since_run(holes)
     if stale:
         verdict.notes[:0] = [f"The cell of {stale} was edited after it was run: run it, then check again."]
@@ -105,7 +107,7 @@ def standing(puzzle: curriculum.Puzzle) -> Standing | None:
     state, book, following = load(), curriculum.notebook(puzzle.path), curriculum.next_puzzle(puzzle.id)
     if not state.solved(puzzle.id):
         return None
-    words = f"{state.solved_in(book)} of {len(book.puzzles)} solved in {book.name}."
+    words = f"{state.standing(book)} in {book.name}."
     return Standing(words, state.drawing(), page.link(following) if following else "")
 
 

@@ -30,14 +30,19 @@ def file() -> Path | None:
     return path if path is not None and path.suffix == ".ipynb" and path.is_file() else None
 
 
+def in_colab() -> bool:
+    return "google.colab" in sys.modules
+
+
 def link(puzzle: Puzzle) -> str:
     """An address that leads to a puzzle from an output of this kernel, "" where no address does.
 
     JupyterLab and Notebook follow a heading's anchor in the same notebook, and a file's name. Outputs in Colab lie in a
-    frame of another site, which knows neither the notebook's address nor its cells; VS Code follows neither form.
+    frame of another site, which knows neither the notebook's address nor its cells: there the link is in a text cell,
+    see app/notebooks.py. VS Code follows neither form.
     """
     here, shell = file(), running_shell()
-    if here is None or "google.colab" in sys.modules or "__vsc_ipynb_file__" in shell.user_ns:
+    if here is None or in_colab() or "__vsc_ipynb_file__" in shell.user_ns:
         return ""
     if here.stem == puzzle.notebook:
         return f"#Puzzle {puzzle.number}: {puzzle.title}".replace(" ", "-")

@@ -50,6 +50,10 @@ class Progress:
     def solved_in(self, book: Notebook) -> int:
         return sum(self.solved(each.id) for each in book.puzzles)
 
+    def standing(self, book: Notebook) -> str:
+        """ "3 of 13 solved"."""
+        return f"{self.solved_in(book)} of {len(book.puzzles)} solved"
+
     def hints_in(self, book: Notebook) -> int:
         return sum(self.entry(each.id)["hints"] for each in book.puzzles)
 
@@ -99,7 +103,6 @@ class Progress:
         upcoming = self.next()
         blocks = []
         for book in self._books():
-            done, total = self.solved_in(book), len(book.puzzles)
             rows = "".join(
                 f"<tr><td>{each.number}</td><td style='text-align:left'>{html.escape(each.title)}</td>"
                 f"<td style='text-align:left'>{self._word(each)}</td></tr>"
@@ -108,7 +111,7 @@ class Progress:
             here = " open" if upcoming and upcoming.notebook == book.name else ""
             blocks.append(
                 f"<details{here}><summary><code>{book.name}</code> {html.escape(book.title)}: "
-                f"{done} of {total} solved</summary><table>{rows}</table></details>"
+                f"{self.standing(book)}</summary><table>{rows}</table></details>"
             )
         return f"<div>{self.drawing()}{''.join(blocks)}<p>{html.escape(self.advice())}</p></div>"
 
@@ -118,7 +121,7 @@ class Progress:
         from ..view.paper import FRAME, GREEN, MONO_EM, MUTED, card, svg_text
 
         books = self._books()
-        counts = [f"{self.solved_in(book)} of {len(book.puzzles)}" for book in books]
+        counts = [self.standing(book).removesuffix(" solved") for book in books]
         left = 12 + max(len(book.name) for book in books) * 12 * MONO_EM + 14
         right = left + max(len(book.puzzles) for book in books) * 15 + 8
         marks = []
@@ -131,7 +134,7 @@ class Progress:
                     f'<rect x="{left + 15 * column + 0.5:.1f}" y="{y + 0.5}" width="12" height="12" rx="2.5" '
                     f'fill="{fill}" stroke="{GREEN if self.solved(each.id) else FRAME}"/>'
                 )
-        words = "; ".join(f"{book.name}: {count} solved" for book, count in zip(books, counts, strict=True))
+        words = "; ".join(f"{book.name}: {self.standing(book)}" for book in books)
         return image(card(right + 72, 16 + 20 * len(books), "".join(marks)), f"{words}.")
 
     def advice(self) -> str:

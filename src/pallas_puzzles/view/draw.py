@@ -402,12 +402,6 @@ def row_html(cells: Iterable[str]) -> str:
     return f'<tr style="{_RULE}">{"".join(cells)}</tr>'
 
 
-def still_html(trace: Trace, step: int = 0) -> str:
-    """The picture at one step, without a script."""
-    step = max(0, min(step, trace.n - 1, MAX_DRAWN_STEPS - 1))
-    return image(_drawing(trace, step).svg, alt_words(trace, step))
-
-
 def _html_of(trace: Trace) -> str:
     """The image shows the step half way through, where there is most to see; the script starts at the first."""
     half = min(trace.n, MAX_DRAWN_STEPS) // 2

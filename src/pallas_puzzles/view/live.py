@@ -15,16 +15,11 @@ from ..lens.machine import figures
 from ..text import human_bytes
 from .draw import (
     LEFT,
-    MAX_DRAWN_CALLS,
-    MAX_DRAWN_STEPS,
     RIGHT,
     Picture,
-    html_table,
     look,
     row_html,
     running_shell,
-    sentence_html,
-    still_html,
 )
 from .paper import SANS
 from .words import in_range
@@ -61,7 +56,7 @@ class LivePicture(Picture):
         display({**self._mimebundle(), **widget_bundle(self.widget())}, raw=True)
 
     def widget(self) -> Any:
-        """Sliders for block sizes and for the step, the costs, the picture and the table: an ipywidgets.VBox."""
+        """Sliders for block sizes, the costs and the picture: an ipywidgets.VBox."""
         return _Bench(self).widget
 
     def with_sizes(self, **sizes: int) -> Picture:
@@ -128,12 +123,12 @@ def _is_tiled(o: Operand) -> bool:
 
 
 class _Bench:
-    """The sliders and what they change."""
+    """The sliders and what they change: the costs, and the picture, whose own script steps through it."""
 
     def __init__(self, picture: LivePicture):
         import ipywidgets
 
-        self.first, self.now = picture, Picture(picture.traces, picture.note)
+        self.first = picture
         values = block_sizes(picture.fn, picture.kwargs)
         self.sizes = {
             name: ipywidgets.SelectionSlider(
@@ -142,37 +137,21 @@ class _Bench:
             for name, options in picture.choices().items()
         }
         self.at_start = _costs(picture, self._chosen())
-        self.step = ipywidgets.IntSlider(min=0, max=self._last(), description="step", layout={"width": "480px"})
-        self.play = ipywidgets.Play(min=0, max=self._last(), interval=400)
-        ipywidgets.jslink((self.play, "value"), (self.step, "value"))
-        self.costs, self.image, self.table = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
-        sliders = [ipywidgets.VBox(list(self.sizes.values())), ipywidgets.HBox([self.play, self.step])]
-        self.widget = ipywidgets.VBox([*sliders, self.costs, self.image, self.table])
+        self.costs, self.drawn = ipywidgets.HTML(), ipywidgets.Output()  # an HTML would run no script
+        self.widget = ipywidgets.VBox([*self.sizes.values(), self.costs, self.drawn])
         for slider in self.sizes.values():
             slider.observe(self._rerun, names="value")
-        self.step.observe(self._draw, names="value")
-        self._tell()
+        self._tell(Picture(picture.traces, picture.note))
 
     def _chosen(self) -> dict[str, int]:
         return {name: slider.value for name, slider in self.sizes.items()}
 
-    def _last(self) -> int:
-        return max((min(t.n, MAX_DRAWN_STEPS) for t in self.now.traces), default=1) - 1
-
     def _rerun(self, _: Any) -> None:
-        self.now = self.first.with_sizes(**self._chosen())
-        self.play.max = self.step.max = max(0, self._last())
-        self._tell()
+        self._tell(self.first.with_sizes(**self._chosen()))
 
-    def _tell(self) -> None:
-        rows = [("at the start", self.at_start), ("now", _costs(self.now, self._chosen()))]
-        self.costs.value = _costs_table(rows)
-        self.table.value = "".join(html_table(t, figures(t)) for t in self.now.traces[:MAX_DRAWN_CALLS])
-        self._draw()
-
-    def _draw(self, _: Any = None) -> None:
-        images = [still_html(t, self.step.value) for t in self.now.traces[:MAX_DRAWN_CALLS]]
-        self.image.value = "".join(images) + sentence_html(self.now.note)
+    def _tell(self, now: Picture) -> None:
+        self.costs.value = _costs_table([("at the start", self.at_start), ("now", _costs(now, self._chosen()))])
+        self.drawn.outputs = ({"output_type": "display_data", "data": now._mimebundle(), "metadata": {}},)
 
 
 def _costs(picture: Picture, sizes: Mapping[str, int]) -> tuple[str, ...]:

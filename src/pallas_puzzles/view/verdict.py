@@ -353,13 +353,18 @@ def _pre(text: str) -> str:
 
 
 def _line_html(words: str, style: str) -> str:
-    return f'<div style="{style}">{html.escape(words)}</div>' if words else ""
+    return f'<div style="{style}">{_words_html(words)}</div>' if words else ""
+
+
+def _words_html(words: str) -> str:
+    """A sentence, with `code` as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(words))
 
 
 def _finding_html(finding: "Finding", *, first: bool) -> str:
-    cause = html.escape(_sentence(finding.cause))
+    cause = _words_html(_sentence(finding.cause))
     words = f"<b>{cause}</b>" if first else f"Also: {cause}"
-    items = [f"<li>{html.escape(item)}</li>" for item in finding.evidence]
+    items = [f"<li>{_words_html(item)}</li>" for item in finding.evidence]
     shown = items[: _SHOWN_EVIDENCE if first else 1]
     parts = [f'<div style="margin-top:8px">{words}</div>']
     if finding.line is not None:
@@ -375,8 +380,8 @@ def _finding_html(finding: "Finding", *, first: bool) -> str:
 def _source_html(place: str, text: str) -> str:
     return (
         f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;overflow-x:auto;'
-        f'white-space:pre;{_MONO};font-size:92%"><span style="opacity:.75">{html.escape(place)}</span>   '
-        f"{html.escape(text)}</div>"
+        f'display:flex;flex-wrap:wrap;column-gap:1.5em;white-space:pre;{_MONO};font-size:92%">'
+        f'<span style="opacity:.75">{html.escape(place)}</span>   <span>{html.escape(text)}</span></div>'
     )
 
 
