@@ -308,7 +308,7 @@ def puzzle_7a(nb: Any) -> Question:
             case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=200)),
         ],
         kernel=False,
-        explain=wrong_lists(nb, *METADATA),
+        explain=wrong_lists(nb, *METADATA, every_group=True),
     )
 
 
@@ -510,7 +510,7 @@ Entry = Callable[[Groups, int, int, int], str]  # (groups, place, what stands th
 
 def an_offset(at: Groups, n: int, mine: int, right: int) -> str:
     if n == 0:
-        return f"Group 0 begins at row 0. With {mine} it would begin at row {mine}."
+        return f"Group 0 begins at row 0. With {mine}, the rows before would be left out."
     before = " + ".join(map(str, at.sizes[:n])) if n < 8 else f"the first {n} groups"
     has = plural(at.sizes[n - 1] + mine - right, "row")
     return f"Group {n - 1} ends at row {right}, behind {before}. With {mine} it would have {has}."
@@ -559,13 +559,16 @@ def number_of_visits(at: Groups, _: int, mine: int, right: int) -> str:
 METADATA: tuple[Entry, ...] = (an_offset, group_of_a_visit, tile_of_a_visit, number_of_visits)
 
 
-def wrong_lists(nb: Any, *entries: Entry) -> Callable[..., Explained]:
-    """What the first wrong entry of the first wrong list means. entries: what tells of each list in the result."""
+def wrong_lists(nb: Any, *entries: Entry, every_group: bool = False) -> Callable[..., Explained]:
+    """What the first wrong entry of the first wrong list means. entries: what tells of each list in the result.
+
+    every_group: visits are those of Puzzle 7a, also to empty groups, and not to tiles of unowned rows.
+    """
 
     def explain(group_sizes: Any, *, got: Any, want: Any, num_rows: int = 0, bm: int = 0) -> Explained:
         sizes, picture = group_sizes.tolist(), draw_groups(group_sizes, num_rows=num_rows, bm=bm)
         visits = nb.visits_by_hand(group_sizes, num_rows, bm) if bm else []
-        if -1 in getattr(want, "group_ids", ()):  # Puzzle 7a visits empty groups, too, and no tiles of unowned rows
+        if every_group:
             visits = [*zip(want.m_tile_ids.tolist(), want.group_ids.tolist(), strict=True)][: int(want.num_tiles)]
         at = Groups(sizes, num_rows, bm, visits)
         for entry, mine, right in zip(entries, jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -639,12 +642,9 @@ def explain_product(
 
 
 def explain_grads(x: Any, w: Any, group_sizes: Any, g: Any, *, got: Any, want: Any, bm: int, **_: Any) -> Explained:
-    picture, (x, g), got, want = (
-        draw_groups(group_sizes, num_rows=len(x), bm=bm),
-        floats(x, g),
-        floats(*got),
-        floats(*want),
-    )
+    picture = draw_groups(group_sizes, num_rows=len(x), bm=bm)
+    x, g, *got = floats(x, g, *got)
+    want = floats(*want)
     for name, mine, right in zip(("y", "dx"), got, want, strict=False):
         if first_wrong(mine, right, 2e-2):
             return f"{name} is wrong. Your kernel of Puzzle 6 makes it.", picture
@@ -712,9 +712,7 @@ def explain_moe(nb: Any) -> Callable[..., Explained]:
         if "spread" in wrong:
             rows = np.argsort(nb.any_order(k * len(x)))[:k].tolist()
             return f"expand_grad should return the sum of rows {rows} of g for token 0, and does not.", ""
-        return (
-            f"y is right, and {wrong[0]} is not: something in moe_layer stops or changes a gradient." if wrong else "",
-            "",
-        )
+        words = [f"y is right, and {name} is not. Something in moe_layer changes a gradient." for name in wrong]
+        return next(iter(words), ""), ""
 
     return explain

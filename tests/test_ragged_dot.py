@@ -104,6 +104,7 @@ def put(place, value):
         ("2b", 1, 1, "Group 1 has rows 100 to 199, in tiles 0 and 1. With 1, rows 128 to 199 would be left out."),
         ("2b", 2, 9, "Group 2 has rows 200 to 1023, in tiles 1 to 7. With 9, 256 more rows would be multiplied"),
         ("2c", 3, 1, "Visit 3 is tile 1 for group 2: rows 200 to 255. With group 1, these rows would be missing"),
+        ("2a", 0, 5, "Group 0 begins at row 0. With 5, the rows before would be left out."),
         ("2c", 3, 3, "With group 3, an index map would leave the array, as there are 3 groups."),
         ("2d", 1, 1, "Tile 1 has rows of group 1 and group 2. With 1, rows of group 2 would be left out."),
         ("2e", 3, 2, "Visit 3 is tile 1 for group 2: rows 200 to 255. With tile 2, these rows would be missing"),
