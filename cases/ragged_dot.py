@@ -671,13 +671,18 @@ def summed(dw: np.ndarray, x: np.ndarray, g: np.ndarray, owner: np.ndarray, bm: 
     return f", and is {over(np.repeat(shares, [len(rows) for rows in parts])) or 0}"
 
 
+def shown(numbers: Any) -> list[float]:
+    return [round(float(number), 3) for number in numbers]
+
+
 def explain_gate(logits: Any, *, got: Any, want: Any, **_: Any) -> Explained:
     for t in first_wrong(got.experts, want.experts):
         best = [f"{logits[t, e]:.3g} of expert {e}" for e in want.experts[t]]
         return f"Token {t}'s largest logits are {listed(best)}. Your experts are {got.experts[t].tolist()}.", ""
     for t in first_wrong(got.weights, want.weights, 1e-4):
-        best, mine, right = (a.round(3).tolist() for a in (logits[t, want.experts[t]], got.weights[t], want.weights[t]))
-        return f"Token {t}'s largest logits are {best}. Its weights should be {right}, and are {mine}.", ""
+        mine, right = shown(got.weights[t]), shown(want.weights[t])
+        logits_of = f"Token {t}'s largest logits are {shown(logits[t, want.experts[t]])}"
+        return f"{logits_of}. Its weights should be {right}, and are {mine}.", ""
     return "", ""
 
 
@@ -693,7 +698,7 @@ def explain_permuted(x: Any, experts: Any, weights: Any, *, got: Any, want: Any,
         return f"Expert {e} is chosen in {chosen}. With {got.group_sizes[e]}, {effect}.", ""
     for t in first_wrong(got.result, want.result, 1e-4):
         places = np.argsort(want.order)[t * k : (t + 1) * k].tolist()
-        should = f"the sum of the sorted rows {places}, times the weights {weights[t].round(3).tolist()}"
+        should = f"the sum of the sorted rows {places}, times the weights {shown(weights[t])}"
         return f"The result of token {t} should be {should}.", ""
     return "", ""
 
@@ -707,7 +712,7 @@ def explain_moe(nb: Any) -> Callable[..., Explained]:
         if "y" in wrong:
             t = int(np.argmax(np.abs(np.subtract(*results["y"])).max(axis=1)))
             weights, experts = nb.gate_spec(np.dot(*floats(x[t : t + 1], router)), k=k)
-            should = f"It should go to experts {experts[0].tolist()}, with weights {weights[0].round(3).tolist()}"
+            should = f"It should go to experts {experts[0].tolist()}, with weights {shown(weights[0])}"
             return f"In moe_layer, the result of token {t} is furthest off. {should}.", ""
         if "spread" in wrong:
             rows = np.argsort(nb.any_order(k * len(x)))[:k].tolist()
