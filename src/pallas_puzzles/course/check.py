@@ -159,7 +159,7 @@ class _Answer:
             verdict = judge_kernel(self.puzzle, judge, asked, only) if untrue is None else untrue
             costly = not is_brief() and {f.kind for f in verdict.findings} == {"budget"}  # a poor choice says why
             poor = claimed([c for c in asked.claims if c.last], judge) if (verdict or costly) and not only else None
-            if poor is not None:
+            if poor is not None and (verdict or poor.status == "failed"):
                 poor.draw, verdict = verdict.draw, poor
         else:
             arrays = ArrayJudge(self.fn, asked.spec, tolerance, asked.explain, guard, lookout, course)
