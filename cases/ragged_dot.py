@@ -712,12 +712,12 @@ def explain_moe(nb: Any) -> Callable[..., Explained]:
         if "y" in wrong:
             t = int(np.argmax(np.abs(np.subtract(*results["y"])).max(axis=1)))
             weights, experts = nb.gate_spec(np.dot(*floats(x[t : t + 1], router)), k=k)
-            should = f"It should go to experts {experts[0].tolist()}, with weights {shown(weights[0])}"
-            return f"In moe_layer, the result of token {t} is furthest off. {should}.", ""
+            goes = f"experts {experts[0].tolist()}, with weights {shown(weights[0])}"
+            return f"In moe_layer, the result of token {t} is furthest off, which should go to {goes}.", ""
         if "spread" in wrong:
             rows = np.argsort(nb.any_order(k * len(x)))[:k].tolist()
             return f"expand_grad should return the sum of rows {rows} of g for token 0, and does not.", ""
-        words = [f"y is right, and {name} is not. Something in moe_layer changes a gradient." for name in wrong]
+        words = [f"y is right, and {name} is not: something in moe_layer changes a gradient." for name in wrong]
         return next(iter(words), ""), ""
 
     return explain
