@@ -181,7 +181,7 @@ class Judge:
                 findings = dropped(run, case.blocks)
         if not findings and case.budget:
             with guard.explaining():
-                findings = self._over_budget(run, costs, args, case)
+                findings = self._over_budget(run, costs, case)
         if not findings:
             return None
         verdict = self._failed(findings, diagnosis)
@@ -222,7 +222,7 @@ class Judge:
             found = [bypass] if bypass and run.calls else [no_kernel, bypass]
         return [f for f in found if f]
 
-    def _over_budget(self, run: "Run", costs: "list[Figures]", args: tuple[Any, ...], case: Case) -> "list[Finding]":
+    def _over_budget(self, run: "Run", costs: "list[Figures]", case: Case) -> "list[Finding]":
         """A right answer that costs too much."""
         from ..diagnose.budgets import over_budget
         from ..diagnose.outside import too_much_outside
