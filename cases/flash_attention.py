@@ -390,27 +390,6 @@ def puzzle_12(nb: Any) -> Question:
                 return f"Row {i} of the lists says (block, kind) {listed}; live in that row of blocks are {live}.", ""
         return "", ""
 
-    def explain_list_costs(q: Any, k: Any, v: Any, *, mask: Any = nb.recent_mask, bq: int = 64, bkv: int = 128) -> str:
-        """What the lists make the call do for nothing, if they do: asked for when a right result costs too much."""
-        data_next, block_mask = nb.splash_lists(nb.block_kinds(mask, q.shape[2], k.shape[2], bq, bkv))
-        longest, width = int((block_mask > 0).sum(axis=1).max(initial=0)), data_next.shape[1]
-        if width > max(1, longest):
-            return (
-                f"Right answer, but `splash_lists` returns lists of {width} steps for each row of blocks, where the "
-                f"longest has {longest}: {width - max(1, longest)} steps of every row have nothing to do."
-            )
-        blocks, marks = data_next.ravel(), block_mask.ravel()
-        fetched = [0, *(n for n in range(1, blocks.size) if blocks[n] != blocks[n - 1])]
-        for n, end in zip(fetched[1:], [*fetched[2:], blocks.size], strict=True):
-            if not marks[n:end].any():
-                i, t = divmod(n, data_next.shape[1])
-                return (
-                    f"Right answer, but in `splash_lists` data_next[{i}, {t}] is {blocks[n]}, where block_mask is 0: "
-                    f"block {blocks[n]} is fetched, and no step has any use for it. Which block was in VMEM at that "
-                    "moment?"
-                )
-        return ""
-
     return question(
         nb.splash_spec,
         *splash_case(1, 2, 256, 384, 64),
@@ -459,7 +438,6 @@ def puzzle_12(nb: Any) -> Question:
         budget=Budget(hbm_bytes=1_441_792, grid_steps=24, calls=1, output_stores=1),
         forbid=("softmax",),
         explain=explain_lists,
-        explain_cost=explain_list_costs,
     )
 
 

@@ -93,14 +93,6 @@ def any_sizes(rng: np.random.Generator) -> tuple[int, ...]:
 def puzzle_4(nb: Any) -> Question:
     blocks = functools.partial(in_blocks, nb)
 
-    def say_plan(x: Any, y: Any, *, vmem_bytes: int = 1_048_576) -> str:
-        (M, K), (_, N) = x.shape, y.shape
-        plan = nb.frugal_blocks(M, N, K, vmem_bytes)
-        moves, holds = nb.plan_bytes(M, N, K, *plan), nb.plan_vmem(*plan)
-        takes = f"it moves {moves:,} bytes, by your own functions, and holds {holds:,} of VMEM"
-        fits = "another plan that fits moves less" if holds <= vmem_bytes else "that does not fit"
-        return f"Right answer, but frugal_blocks({M}, {N}, {K}, {vmem_bytes}) is {plan}: {takes}; {fits}."
-
     # The budgets are those of the best plan.
     return question(
         nb.product_spec,
@@ -127,7 +119,6 @@ def puzzle_4(nb: Any) -> Question:
             ),
         ],
         budget=Budget(hbm_bytes=3_735_552, vmem_bytes=1_048_576),
-        explain_cost=say_plan,
         claims=[
             hbm_claim(
                 nb.plan_bytes,
@@ -345,20 +336,11 @@ def puzzle_12(nb: Any) -> Question:
     slow_steps = nb.Chip(5e11, 3e9, 4 << 20, 20e-6)
     fast_steps = slow_steps._replace(vmem_bytes=3 << 20, step_s=5e-6)
     little_vmem = slow_steps._replace(vmem_bytes=2 << 20)
-    best_s = {nb.SMALL: 1.0750e-3, fast_steps: 1.8981e-3, slow_steps: 2.0546e-3, little_vmem: 2.0824e-3}
     x, y = normal((1024, 512), "bfloat16"), normal((512, 768), "bfloat16")
     blocks = functools.partial(in_blocks, nb)
 
     def on(chip: Any, about: str, **budget: int) -> Case:
         return case(x, y, chip=chip, budget=Budget(**budget), about=about)
-
-    def say_pick(x: Any, y: Any, *, chip: Any = nb.SMALL) -> str:
-        (M, K), (_, N) = x.shape, y.shape
-        plan = nb.pick_blocks(M, N, K, chip)
-        time_s, vmem_bytes = nb.plan_time(M, N, K, *plan, chip), nb.plan_vmem(*plan)
-        takes = f"{time_s:.4e} s, and {vmem_bytes:,} bytes of VMEM, of {chip.vmem_bytes:,}"
-        best = f"The best plan that fits takes {best_s[chip]:.4e} s"
-        return f"Right answer, but pick_blocks({M}, {N}, {K}, chip) is {plan}: by your plan_time {takes}. {best}."
 
     def any_chip(rng: np.random.Generator) -> tuple[Any, ...]:
         """M, N, K, and a chip that nobody sells, drawn."""
@@ -376,7 +358,6 @@ def puzzle_12(nb: Any) -> Question:
             on(little_vmem, "a chip with little VMEM", hbm_bytes=5_767_168, grid_steps=8, vmem_bytes=2_097_152),
         ],
         budget=Budget(hbm_bytes=4_194_304, grid_steps=6, vmem_bytes=2_621_440),
-        explain_cost=say_pick,
         claims=[
             time_claim(
                 nb.plan_time,

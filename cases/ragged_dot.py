@@ -3,15 +3,20 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
-from typing import Any
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
-from pallas_puzzles.course import explain
 from pallas_puzzles.course.claims import helper_claim
 from pallas_puzzles.course.inputs import Budget, Case, Question, case, groups, integers, normal, question, uniform
+from pallas_puzzles.lens.machine import listed
+from pallas_puzzles.text import plural
+from pallas_puzzles.view.ruler import ruler
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -30,7 +35,7 @@ def puzzle_1(nb: Any) -> Question:
             ),
         ],
         budget=Budget(hbm_bytes=1_474_560, vmem_bytes=229_376, calls=1, mxu_bits=16),
-        explain=explain.by_tile,
+        explain=explain_tiles,
     )
 
 
@@ -63,7 +68,7 @@ def puzzle_2a(nb: Any) -> Question:
             case(groups(40, 999), budget=Budget(operations=40)),
         ],
         kernel=False,
-        explain=explain.offsets,
+        explain=wrong_lists(nb, an_offset),
     )
 
 
@@ -73,7 +78,7 @@ def puzzle_2b(nb: Any) -> Question:
         sizes(100, 100, 824),
         variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=60, elements=128))],
         kernel=False,
-        explain=explain.tiles,
+        explain=wrong_lists(nb, tiles_of_a_group),
     )
 
 
@@ -83,7 +88,7 @@ def puzzle_2c(nb: Any) -> Question:
         sizes(100, 100, 824),
         variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=120))],
         kernel=False,
-        explain=explain.group_ids,
+        explain=wrong_lists(nb, group_of_a_visit),
     )
 
 
@@ -93,7 +98,7 @@ def puzzle_2d(nb: Any) -> Question:
         sizes(100, 100, 824),
         variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=80, elements=128))],
         kernel=False,
-        explain=explain.tile_visits,
+        explain=wrong_lists(nb, visits_of_a_tile),
     )
 
 
@@ -103,7 +108,7 @@ def puzzle_2e(nb: Any) -> Question:
         sizes(100, 100, 824),
         variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=120))],
         kernel=False,
-        explain=explain.tile_ids,
+        explain=wrong_lists(nb, tile_of_a_visit),
     )
 
 
@@ -117,7 +122,7 @@ def puzzle_2f(nb: Any) -> Question:
             case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=250)),
         ],
         kernel=False,
-        explain=explain.metadata,
+        explain=wrong_lists(nb, *METADATA),
     )
 
 
@@ -148,7 +153,7 @@ def puzzle_3(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=791_040, vmem_bytes=132_096, calls=1),
         allow=["int32", "bool"],
-        explain=explain.bias,
+        explain=explain_bias,
     )
 
 
@@ -198,8 +203,7 @@ def puzzle_4(nb: Any) -> Question:
         budget=Budget(grid_steps=18, hbm_bytes=1_474_560, vmem_bytes=262_144, serial_steps=6, calls=1),
         allow=["int32", "bool"],
         forbid=("ragged_dot", "ragged_dot_general", "gmm"),
-        explain=explain.product,
-        explain_cost=explain.wiring,
+        explain=explain_product,
         tol=8e-3,  # about one unit in the last place of a bfloat16
         claims=[
             helper_claim(
@@ -242,7 +246,7 @@ def puzzle_5(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=2_555_904, vmem_bytes=163_840, output_stores=1, calls=1, mxu_bits=16),
         allow=["int32", "bool"],
-        explain=explain.product,
+        explain=explain_product,
         tol=8e-3,
     )
 
@@ -289,7 +293,7 @@ def puzzle_6(nb: Any) -> Question:
         budget=Budget(grid_steps=60, hbm_bytes=4_718_592, vmem_bytes=262_144, calls=1, mxu_bits=16, output_stores=2),
         allow=["int32", "bool"],
         forbid=("ragged_dot", "ragged_dot_general", "gmm"),
-        explain=explain.product,
+        explain=explain_product,
         tol=8e-3,
     )
 
@@ -304,7 +308,7 @@ def puzzle_7a(nb: Any) -> Question:
             case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=200)),
         ],
         kernel=False,
-        explain=explain.every_group,
+        explain=wrong_lists(nb, *METADATA, every_group=True),
     )
 
 
@@ -336,7 +340,7 @@ def puzzle_7b(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=4_653_056, vmem_bytes=196_608, calls=3, mxu_bits=16),
         allow=["int32", "bool"],
-        explain=explain.grads,
+        explain=explain_grads,
         tol=8e-3,
     )
 
@@ -352,7 +356,7 @@ def puzzle_8a(nb: Any) -> Question:
             case(np.tile(np.array([[3, -1, 2, 0, 9]], np.float32), (24, 1)), k=2, about="two experts get all tokens"),
         ],
         kernel=False,
-        explain=explain.gate,
+        explain=explain_gate,
     )
 
 
@@ -381,7 +385,7 @@ def puzzle_8b(nb: Any) -> Question:
             "at": "at[...] scatters rows: the inverse permutation fetches them.",
             "segment_sum": "segment_sum scatters rows: the inverse permutation fetches them.",
         },
-        explain=explain.permuted,
+        explain=explain_permuted,
     )
 
 
@@ -434,6 +438,286 @@ def puzzle_9(nb: Any) -> Question:
             "gradient; in there, the inverse of order fetches them.",
             "ragged_dot": "ragged_dot does the work for you, and you have written your own.",
         },
-        explain=explain.moe,
+        explain=explain_moe(nb),
         tol=0.15,  # of a few hundred thousand gradients the worst is off by 0.06 in bfloat16
     )
+
+
+# --- what wrong results mean: explain(*args, got=, want=, **keywords) -> in words; a picture --------------------------
+
+Explained = tuple[str, str]
+Visit = tuple[int, int | None]  # a tile, and a group in it; None where all of its rows are unowned
+
+
+def draw_groups(group_sizes: Any, *, num_rows: int | None = None, bm: int | None = None) -> str:
+    """The groups, the unowned rows behind them, and the tiles, to scale."""
+    ends = np.cumsum(group_sizes).tolist()
+    size = int(num_rows or ends[-1])
+    lanes = {"group": [(end - int(n), end, str(g)) for g, (n, end) in enumerate(zip(group_sizes, ends, strict=True))]}
+    if ends[-1] < size:
+        lanes["unowned"] = [(ends[-1], size, "zeros")]
+    if bm:
+        lanes["tile"] = [(row, min(row + bm, size), str(row // bm)) for row in range(0, size, bm)]
+    return ruler(size, lanes, ticks=[0, *ends, size])
+
+
+def span(word: str, first: int, end: int) -> str:
+    """'row 3', 'rows 3 and 4', 'rows 3 to 7'."""
+    return f"{word} {first}" if end == first + 1 else f"{word}s {first} {'to' if end > first + 2 else 'and'} {end - 1}"
+
+
+def close(got: np.ndarray, want: np.ndarray, tol: float) -> np.ndarray:
+    """Element by element; what is small is measured against the root mean square of what is wanted."""
+    finite = want[np.isfinite(want)].astype(np.float32)
+    size = float(np.sqrt(np.mean(np.square(finite)))) if finite.any() else 1.0
+    return np.isclose(got, want, rtol=tol, atol=tol * size, equal_nan=True)
+
+
+def first_wrong(got: np.ndarray, want: np.ndarray, tol: float = 0.0) -> list[int]:
+    """The first place along axis 0 where two arrays differ, as a list; [] where they do not, or have other shapes."""
+    if got.shape != want.shape:
+        return []
+    wrong = ~close(np.atleast_1d(got), np.atleast_1d(want), tol)
+    return np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[:1].tolist()
+
+
+class Groups(NamedTuple):
+    """Groups of rows, one behind the other, in tiles of bm rows."""
+
+    sizes: list[int]
+    num_rows: int
+    bm: int
+    visits: list[Visit]
+
+    def rows(self, group: int) -> tuple[int, int]:
+        first = sum(self.sizes[:group])
+        return first, first + self.sizes[group]
+
+    def shown(self, tile: int, group: int | None) -> str:
+        if group is None:
+            return f"tile {tile}, where all rows are unowned"
+        if not self.sizes[group]:
+            return f"tile {tile} for group {group}, which has no rows"
+        (first, end), start = self.rows(group), tile * self.bm
+        return f"tile {tile} for group {group}: {span('row', max(first, start), min(end, start + self.bm))}"
+
+    def in_vain(self, count: int) -> str:
+        return f"{count * self.bm} more rows would be multiplied for nothing"
+
+
+Entry = Callable[[Groups, int, int, int], str]  # (groups, place, what stands there, what should) -> what that means
+
+
+def an_offset(at: Groups, n: int, mine: int, right: int) -> str:
+    if n == 0:
+        return f"Group 0 begins at row 0. With {mine}, the rows before would be left out."
+    before = " + ".join(map(str, at.sizes[:n])) if n < 8 else f"the first {n} groups"
+    has = plural(at.sizes[n - 1] + mine - right, "row")
+    return f"Group {n - 1} ends at row {right}, behind {before}. With {mine} it would have {has}."
+
+
+def tiles_of_a_group(at: Groups, g: int, mine: int, right: int) -> str:
+    (first, end), bm = at.rows(g), at.bm
+    has = f"{span('row', first, end)}, in {span('tile', first // bm, first // bm + right)}" if right else "no rows"
+    lost = f"{span('row', max(first, (first // bm + mine) * bm), end)} would be left out"
+    return f"Group {g} has {has}. With {mine}, {lost if mine < right else at.in_vain(mine - right)}."
+
+
+def visits_of_a_tile(at: Groups, t: int, mine: int, right: int) -> str:
+    groups = [group for tile, group in at.visits if tile == t]
+    owned = None not in groups
+    names = [f"group {group}" for group in groups]
+    lost = f"rows of {listed(names[mine:])} would be left out" if owned else "nothing would write its zeros"
+    effect = lost if mine < right else at.in_vain(mine - right)
+    return f"Tile {t} has {f'rows of {listed(names)}' if owned else 'unowned rows only'}. With {mine}, {effect}."
+
+
+def group_of_a_visit(at: Groups, n: int, mine: int, right: int) -> str:
+    return of_a_visit("group", [v for v in at.visits if v[1] is not None], len(at.sizes), at, n, mine, right)
+
+
+def tile_of_a_visit(at: Groups, n: int, mine: int, right: int) -> str:
+    return of_a_visit("tile", at.visits, pl.cdiv(at.num_rows, at.bm), at, n, mine, right)
+
+
+def of_a_visit(what: str, visits: list[Visit], count: int, at: Groups, n: int, mine: int, right: int) -> str:
+    """visits: those that are for a group, or for a tile. count: how many groups, or tiles, there are."""
+    tile, group = visits[n] if n < len(visits) else (0, None)
+    which = at.shown(tile, group) if n < len(visits) else f"behind the last one for a {what}"
+    lost = "these rows" if group is not None and at.sizes[group] else "these zeros"
+    effect = f"{lost} would be missing from the result" if n < len(visits) else f"the list does not go on with {right}"
+    if not 0 <= mine < count:
+        effect = f"an index map would leave the array, as there are {count} {what}s"
+    return f"Visit {n} is {which}. With {what} {mine}, {effect}."
+
+
+def number_of_visits(at: Groups, _: int, mine: int, right: int) -> str:
+    last = f"the last {right - mine} would not be made, beginning with " + at.shown(*at.visits[min(mine, right - 1)])
+    return f"There are {right} visits. With {mine}, {last if mine < right else at.in_vain(mine - right)}."
+
+
+METADATA: tuple[Entry, ...] = (an_offset, group_of_a_visit, tile_of_a_visit, number_of_visits)
+
+
+def wrong_lists(nb: Any, *entries: Entry, every_group: bool = False) -> Callable[..., Explained]:
+    """What the first wrong entry of the first wrong list means. entries: what tells of each list in the result.
+
+    every_group: visits are those of Puzzle 7a, also to empty groups, and not to tiles of unowned rows.
+    """
+
+    def explain(group_sizes: Any, *, got: Any, want: Any, num_rows: int = 0, bm: int = 0) -> Explained:
+        sizes, picture = group_sizes.tolist(), draw_groups(group_sizes, num_rows=num_rows, bm=bm)
+        visits = nb.visits_by_hand(group_sizes, num_rows, bm) if bm else []
+        if every_group:
+            visits = [*zip(want.m_tile_ids.tolist(), want.group_ids.tolist(), strict=True)][: int(want.num_tiles)]
+        at = Groups(sizes, num_rows, bm, visits)
+        for entry, mine, right in zip(entries, jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            if mine.shape != right.shape:
+                tiles = f", {pl.cdiv(num_rows, bm)} tiles, and a visit more for each group but the first" if bm else ""
+                return f"There are {len(sizes)} groups{tiles or ', and the last one ends, too'}.", picture
+            for n in first_wrong(mine, right):
+                return entry(at, n, int(mine.flat[n]), int(right.flat[n])), picture
+        return "", picture
+
+    return explain
+
+
+def floats(*arrays: Any) -> list[np.ndarray]:
+    return [np.asarray(a, np.float32) for a in arrays]
+
+
+def owners(group_sizes: Any, num_rows: int) -> np.ndarray:
+    """The group of each row; -1 for unowned rows."""
+    owned = np.repeat(np.arange(len(group_sizes)), group_sizes)
+    return np.concatenate([owned, np.full(num_rows - len(owned), -1)])
+
+
+def wrong_rows(whose: list[str], bm: int, got: Any, want: Any, values: dict[str, np.ndarray], tol: float) -> str:
+    """The first run of wrong rows that hold something known. values: what a row may hold, by its name."""
+    got, want = floats(got, want)
+    wrong = ~close(got, want, tol)
+    known = {"0": np.zeros_like(want), "NaN": np.full_like(want, np.nan), **values}
+
+    def held(r: int) -> str:
+        near = (name for name, value in known.items() if close(got[r], value[r], tol)[wrong[r]].all())
+        return next(near, "") if wrong[r].any() else ""
+
+    labels = [(held(r), owner, r // bm) for r, owner in enumerate(whose)]
+    for (name, owner, tile), run in itertools.groupby(range(len(labels)), labels.__getitem__):
+        rows = [*run]
+        if name:
+            are, hold = ("is", "holds") if len(rows) == 1 else ("are", "hold")
+            return f"{span('Row', rows[0], rows[-1] + 1)}, in tile {tile}, {are} {owner} and {hold} {name}."
+    return ""
+
+
+def rows_of_groups(
+    got: Any, want: Any, group_sizes: Any, bm: int, values: dict[str, np.ndarray], tol: float
+) -> Explained:
+    whose = [f"group {group}'s" if group >= 0 else "unowned" for group in owners(group_sizes, len(want))]
+    return wrong_rows(whose, bm, got, want, values, tol), draw_groups(group_sizes, num_rows=len(want), bm=bm)
+
+
+def products(x: Any, w: Any) -> dict[str, np.ndarray]:
+    with np.errstate(all="ignore"):
+        return {f"the product with w[{g}]": np.dot(*floats(x, weights)) for g, weights in enumerate(w)}
+
+
+def explain_tiles(experts: Any, x: Any, w: Any, *, got: Any, want: Any, **_: Any) -> Explained:
+    bm = len(x) // len(experts)
+    whose = [f"expert {expert}'s" for expert in np.repeat(experts, bm)]
+    return wrong_rows(whose, bm, got, want, products(x, w), tol=2e-2), ""
+
+
+def explain_bias(x: Any, bias: Any, group_sizes: Any, *, got: Any, want: Any, bm: int, **_: Any) -> Explained:
+    values = {"x itself": x, **{f"x + bias[{g}]": x + row for g, row in enumerate(bias)}}
+    return rows_of_groups(got, want, group_sizes, bm, values, tol=1e-4)
+
+
+def explain_product(
+    x: Any, w: Any, group_sizes: Any, *, got: Any, want: Any, bm: int, turned: bool = False, **_: Any
+) -> Explained:
+    values = products(x, np.swapaxes(w, 1, 2) if turned else w)
+    return rows_of_groups(got, want, group_sizes, bm, values, tol=2e-2)
+
+
+def explain_grads(x: Any, w: Any, group_sizes: Any, g: Any, *, got: Any, want: Any, bm: int, **_: Any) -> Explained:
+    picture = draw_groups(group_sizes, num_rows=len(x), bm=bm)
+    x, g, *got = floats(x, g, *got)
+    want = floats(*want)
+    for name, mine, right in zip(("y", "dx"), got, want, strict=False):
+        if first_wrong(mine, right, 2e-2):
+            return f"{name} is wrong. Your kernel of Puzzle 6 makes it.", picture
+    for e in first_wrong(got[2], want[2], 2e-2):
+        owner = owners(group_sizes, len(x))
+        right = over(owner == e) or f"0, as group {e} has no rows"
+        return f"dw[{e}] should be {right}{summed(got[2][e], x, g, owner, bm)}.", picture
+    return "", picture
+
+
+def over(inside: np.ndarray) -> str:
+    """'the sum over rows 64 to 127', for a mask of rows."""
+    edges = np.flatnonzero(np.diff(inside.astype(int), prepend=0, append=0)).reshape(-1, 2).tolist()
+    return f"the sum over {listed([span('row', *edge) for edge in edges])}" if edges else ""
+
+
+def summed(dw: np.ndarray, x: np.ndarray, g: np.ndarray, owner: np.ndarray, bm: int) -> str:
+    """Over which rows a sum of x.T @ g is, found by least squares; "" if they are not whole parts of tiles."""
+    parts = [[*run] for _, run in itertools.groupby(range(len(x)), lambda r: (owner[r], r // bm))]
+    sums = np.stack([(x[rows].T @ g[rows]).ravel() for rows in parts], axis=1)
+    shares = np.linalg.lstsq(sums, dw.ravel())[0].round(1) if np.isfinite(dw).all() else np.full(len(parts), np.nan)
+    if not np.isin(shares, (0, 1)).all() or not close(sums @ shares, dw.ravel(), 2e-2).all():
+        return ""
+    return f", and is {over(np.repeat(shares, [len(rows) for rows in parts])) or 0}"
+
+
+def shown(numbers: Any) -> list[float]:
+    return [round(float(number), 3) for number in numbers]
+
+
+def explain_gate(logits: Any, *, got: Any, want: Any, **_: Any) -> Explained:
+    for t in first_wrong(got.experts, want.experts):
+        best = [f"{logits[t, e]:.3g} of expert {e}" for e in want.experts[t]]
+        return f"Token {t}'s largest logits are {listed(best)}. Your experts are {got.experts[t].tolist()}.", ""
+    for t in first_wrong(got.weights, want.weights, 1e-4):
+        mine, right = shown(got.weights[t]), shown(want.weights[t])
+        logits_of = f"Token {t}'s largest logits are {shown(logits[t, want.experts[t]])}"
+        return f"{logits_of}. Its weights should be {right}, and are {mine}.", ""
+    return "", ""
+
+
+def explain_permuted(x: Any, experts: Any, weights: Any, *, got: Any, want: Any, **_: Any) -> Explained:
+    slots, k = experts.ravel(), experts.shape[1]
+    for p in first_wrong(got.order, want.order):
+        mine, right = int(got.order[p]), int(want.order[p])
+        whose = f"of expert {slots[mine]}" if 0 <= mine < len(slots) else "which does not exist"
+        return f"Position {p} is for slot {right}, of expert {slots[right]}. Yours has slot {mine}, {whose}.", ""
+    for e in first_wrong(got.group_sizes, want.group_sizes):
+        chosen = plural(int(want.group_sizes[e]), "slot")
+        effect = "rows of later experts would meet the wrong weights"
+        return f"Expert {e} is chosen in {chosen}. With {got.group_sizes[e]}, {effect}.", ""
+    for t in first_wrong(got.result, want.result, 1e-4):
+        places = np.argsort(want.order)[t * k : (t + 1) * k].tolist()
+        should = f"the sum of the sorted rows {places}, times the weights {shown(weights[t])}"
+        return f"The result of token {t} should be {should}.", ""
+    return "", ""
+
+
+def explain_moe(nb: Any) -> Callable[..., Explained]:
+    """What a wrong result of the layer means: the token that is furthest off, or the first wrong gradient."""
+
+    def explain(x: Any, router: Any, *_: Any, got: Any, want: Any, k: int, **__: Any) -> Explained:
+        results = {name: floats(*both) for name, *both in zip(want._fields, got, want, strict=True)}
+        wrong = [name for name, (mine, right) in results.items() if first_wrong(mine, right, 0.15)]
+        if "y" in wrong:
+            t = int(np.argmax(np.abs(np.subtract(*results["y"])).max(axis=1)))
+            weights, experts = nb.gate_spec(np.dot(*floats(x[t : t + 1], router)), k=k)
+            goes = f"experts {experts[0].tolist()}, with weights {shown(weights[0])}"
+            return f"In moe_layer, the result of token {t} is furthest off, which should go to {goes}.", ""
+        if "spread" in wrong:
+            rows = np.argsort(nb.any_order(k * len(x)))[:k].tolist()
+            return f"expand_grad should return the sum of rows {rows} of g for token 0, and does not.", ""
+        words = [f"y is right, and {name} is not: something in moe_layer changes a gradient." for name in wrong]
+        return next(iter(words), ""), ""
+
+    return explain

@@ -30,7 +30,6 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float, Int
 
 from pallas_puzzles import check, hint, normal, progress, setup, show
-from pallas_puzzles.course import explain
 
 setup()
 
@@ -1639,6 +1638,11 @@ def moe_dense(x, router, w1, w2, k):
     return y
 
 
+def any_order(num_slots):
+    """A permutation of the slots that no router has made, and that is not its own inverse."""
+    return np.arange(num_slots, dtype=np.int32) * 13 % num_slots
+
+
 class MoEGrads(NamedTuple):
     y: BFloat16[Array, "T D"]
     dx: BFloat16[Array, "T D"]
@@ -1660,7 +1664,7 @@ def moe_spec(
     arrays = [a.astype(jnp.float32) for a in (x, router, w1, w2)]
     y, vjp = jax.vjp(lambda *arrays: moe_dense(*arrays, k), *arrays)
     results = [r.astype(a.dtype) for r, a in zip((y, *vjp(g.astype(jnp.float32))), (x, x, router, w1, w2), strict=True)]
-    expanded = jax.vjp(lambda x: x[explain.any_order(k * x.shape[0]) // k], jnp.zeros(x.shape))
+    expanded = jax.vjp(lambda x: x[any_order(k * x.shape[0]) // k], jnp.zeros(x.shape))
     return MoEGrads(*results, expanded[1](jnp.concatenate([results[0].astype(jnp.float32)] * k))[0])
 
 
@@ -1694,8 +1698,8 @@ expand.defvjp(expand_fwd, expand_bwd)
 
 def moe_and_grads(x, router, w1, w2, g, *, k: int = 2, bm: int = 32, bn: int = 128, bk: int = 128):
     y, vjp = jax.vjp(lambda *arrays: moe_layer(*arrays, k=k, bm=bm, bn=bn, bk=bk), x, router, w1, w2)
-    # and expand_grad by itself: k copies of y for a gradient, and a permutation of the slots that is nobody's
-    spread = expand_grad(jnp.concatenate([y.astype(jnp.float32)] * k), explain.any_order(k * x.shape[0]), k=k)
+    # and expand_grad by itself: k copies of y for a gradient, and a permutation that no router has made
+    spread = expand_grad(jnp.concatenate([y.astype(jnp.float32)] * k), any_order(k * x.shape[0]), k=k)
     return y, *vjp(g), spread
 
 

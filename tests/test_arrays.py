@@ -244,8 +244,8 @@ def test_a_ruler_draws_intervals_to_scale() -> None:
     text = ruler(1024, {"group": groups, "tile": tiles}, ticks=[0, 100, 200, 1024])
     rows, group, tile = text.splitlines()
     assert rows.split() == ["rows", "0", "100", "200", "1024"]
-    assert group.endswith("nobody in 2")
-    drawn_groups = group.partition("   nobody")[0]
+    assert group.endswith("empty: 2")
+    drawn_groups = group.partition("   empty")[0]
     assert [part.strip("-") for part in drawn_groups.partition("|")[2].rstrip("|").split("|")] == ["0", "1", "3"]
     assert tile.count("|") == 9
     assert rows.index("100") == [i for i, c in enumerate(group) if c == "|"][1], "a number stands over its boundary"

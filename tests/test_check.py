@@ -360,16 +360,6 @@ def test_products_outside_of_the_kernel_have_a_budget() -> None:
     assert "# <- here" in finding.line.text
 
 
-def test_a_puzzle_may_say_what_to_do_about_a_cost() -> None:
-    def advice(x: Any, *, over: str, grids: Any) -> str:
-        return f"{over}, {grids[0]}: larger blocks."
-
-    verdict = judged(twice, spec, X, budget=Budget(grid_steps=2), explain_cost=advice)
-    assert verdict.findings[0].cause == (
-        "Right answer, but it takes 3 grid steps; the budget is 2. grid_steps, (3,): larger blocks."
-    )
-
-
 def test_operands_of_a_product_may_be_too_wide() -> None:
     def product(x: Any) -> Any:
         def kernel(x_ref: Any, o_ref: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_puzzles import check
+from pallas_puzzles import Budget, check
 from pallas_puzzles.course.claims import hbm_choice, hbm_claim, time_claim, vmem_claim
 
 CHIP = types.SimpleNamespace(flops_per_s=1e12, hbm_bytes_per_s=1e9, step_s=1e-5)
@@ -97,6 +97,23 @@ def test_a_claim_is_judged_before_the_kernel_and_nothing_is_swallowed():
         assert not verdict
         assert words in str(verdict)
     assert check("own/1", blocks, jnp.dot, x, y, claims=[hbm_claim(moved, run, (16, 128, 128))])
+
+
+def test_a_choice_that_breaks_a_budget_is_compared_with_the_others():
+    def plans(m, n, k):
+        return [(bm, 128, 128) for bm in (16, 32, 64)]
+
+    def smallest(m, n, k, room):
+        return 16, 128, 128
+
+    def sized(m, n, k, *plan):
+        return functools.partial(product, **dict(zip(("bm", "bn", "bk"), plan, strict=True))), (x, y)
+
+    x, y = jnp.ones((64, 256)), jnp.ones((256, 384))
+    choice = hbm_choice(smallest, sized, plans, lambda rng: (64, 384, 256, 1 << 20))
+    fn = functools.partial(product, bm=16, bn=128, bk=128)
+    verdict = check("own/1", fn, jnp.dot, x, y, budget=Budget(hbm_bytes=1 << 20), claims=[choice])
+    assert verdict.findings[0].cause.startswith("Right answer, but smallest(64, 384, 256, 1048576) is (16, 128, 128)")
 
 
 def test_a_choice_is_compared_with_every_other_plan_whatever_the_sizes():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.course.arrays import keywords_of
 from pallas_puzzles.course.inputs import draw
 from pallas_puzzles.lens.machine import trace
 from pallas_puzzles.view.tpu_report import tpu_report
@@ -72,6 +73,117 @@ def test_every_kind_of_grouping_is_in_the_checks():
         assert any(0 in s[1:-1] and s[0] and s[-1] for s in fixed), "empty in the middle"
         assert any(sum(1 for n in s if n) == 1 for s in fixed), "one has it all"
         assert any(sum(s) < 1024 for s in fixed)
+
+
+# --- what a wrong result means ----------------------------------------------------------------------------------------
+
+SIZES = np.array([100, 100, 824], np.int32)
+TILING = {"num_rows": 1024, "bm": 128}
+
+
+def explained(puzzle_id, *args, change, **keywords):
+    """The words and the picture for the right result with a change in it."""
+    question = solution(puzzle_id).question
+    want = jax.tree.map(np.array, question.spec(*args, **keywords_of(question.spec, keywords)))
+    got = change(jax.tree.map(np.copy, want))
+    return question.explain(*args, got=got, want=want, **keywords)
+
+
+def put(place, value):
+    def change(numbers):
+        numbers[place] = value
+        return numbers
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("puzzle_id", "place", "value", "says"),
+    [
+        ("2a", 2, 210, "Group 1 ends at row 200, behind 100 + 100. With 210 it would have 110 rows."),
+        ("2b", 1, 1, "Group 1 has rows 100 to 199, in tiles 0 and 1. With 1, rows 128 to 199 would be left out."),
+        ("2b", 2, 9, "Group 2 has rows 200 to 1023, in tiles 1 to 7. With 9, 256 more rows would be multiplied"),
+        ("2c", 3, 1, "Visit 3 is tile 1 for group 2: rows 200 to 255. With group 1, these rows would be missing"),
+        ("2a", 0, 5, "Group 0 begins at row 0. With 5, the rows before would be left out."),
+        ("2c", 3, 3, "With group 3, an index map would leave the array, as there are 3 groups."),
+        ("2d", 1, 1, "Tile 1 has rows of group 1 and group 2. With 1, rows of group 2 would be left out."),
+        ("2e", 3, 2, "Visit 3 is tile 1 for group 2: rows 200 to 255. With tile 2, these rows would be missing"),
+    ],
+)
+def test_a_wrong_list_is_explained_by_the_rows_of_its_first_wrong_entry(puzzle_id, place, value, says):
+    tiling = {} if puzzle_id == "2a" else TILING
+    words, picture = explained(f"ragged_dot/{puzzle_id}", SIZES, change=put(place, value), **tiling)
+    assert says in words
+    assert "group" in picture
+    assert ("tile" in picture) == bool(tiling)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "field", "place", "value", "says"),
+    [
+        (
+            [100, 100, 824],
+            "num_tiles",
+            (),
+            8,
+            "There are 10 visits. With 8, the last 2 would not be made, beginning with",
+        ),
+        ([200, 28, 100], "m_tile_ids", 5, 4, "Visit 5 is tile 3, where all rows are unowned. With tile 4, these zeros"),
+        ([200, 28, 100], "group_ids", 7, 1, "Visit 7 is behind the last one for a group. With group 1, the list does"),
+    ],
+)
+def test_of_several_lists_the_first_wrong_one_is_explained(sizes, field, place, value, says):
+    def change(meta):
+        return meta._replace(**{field: put(place, value)(getattr(meta, field))})
+
+    words, picture = explained("ragged_dot/2f", np.array(sizes, np.int32), change=change, **TILING)
+    assert says in words
+    assert ("unowned" in picture) == (sum(sizes) < 1024)
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "says"),
+    [
+        (slice(200, 256), 1, "Rows 200 to 255, in tile 1, are group 2's and hold the product with w[1]."),
+        (slice(320, 321), 2, "Row 320, in tile 2, is unowned and holds the product with w[2]."),
+    ],
+)
+def test_wrong_rows_of_a_product_are_explained_by_whose_they_are_and_what_they_hold(rows, group, says):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(384, 64)).astype(np.float32), rng.normal(size=(3, 64, 128)).astype(np.float32)
+    sizes = np.array([100, 100, 120], np.int32)
+    words, picture = explained("ragged_dot/6", x, w, sizes, change=put(rows, x[rows] @ w[group]), bm=128)
+    assert words == says
+    assert "unowned" in picture
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        (slice(64, 128), "dw[1] should be the sum over rows 100 to 127, and is the sum over rows 64 to 127."),
+        (slice(0, 0), "dw[1] should be the sum over rows 100 to 127, and is 0."),
+    ],
+)
+def test_a_wrong_gradient_of_weights_is_explained_by_the_rows_in_it(held, says):
+    x, w, sizes, g = draw(solution("ragged_dot/7b").cases[0].inputs, np.random.default_rng(1))
+    x, g = x.astype(np.float32), g.astype(np.float32)
+
+    def change(grads):
+        grads[2][1] = x[held].T @ g[held]
+        return grads
+
+    assert explained("ragged_dot/7b", x, w, sizes, g, change=change, bm=64)[0] == says
+
+
+def test_a_verdict_shows_what_a_wrong_result_means():
+    verdict = session.run("ragged_dot/2b", overlay=ROUNDED)
+    assert "Group 1 has rows 100 to 199, in tiles 0 and 1." in " ".join(str(verdict).split())
+    assert verdict.picture in "\n".join(line[4:] for line in str(verdict).splitlines())
+
+
+ROUNDED = """def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+    return pl.cdiv(group_sizes, bm)
+"""
 
 
 # --- traffic ----------------------------------------------------------------------------------------------------------

@@ -69,7 +69,9 @@ class ArrayJudge:
             words = picture = ""
             with self.guard.explaining():
                 words, picture = self.explain(*args, got=got, want=want, **keywords)
-            return self._failed(finding.but(cause=f"{finding.cause} {words}".rstrip()), picture)
+            if words:
+                finding = finding.but(kind="explained", cause=f"{finding.cause} {words}")
+            return self._failed(finding, picture)
         off = self._rounded(args, case.blocks, got, want)
         if off is not None:
             return self._failed(off)

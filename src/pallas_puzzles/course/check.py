@@ -131,7 +131,7 @@ class _Answer:
     def verdict(self, asked: Question) -> "Verdict":
         """The verdict, with what has to change, found by trying, and with findings that point at the reader's lines."""
         guard = Guard()
-        asked = dataclasses.replace(asked, explain=None, explain_cost=None) if is_brief() else asked
+        asked = dataclasses.replace(asked, explain=None) if is_brief() else asked
 
         def explained() -> "Verdict":
             verdict = self.judged(asked, guard)
@@ -153,12 +153,14 @@ class _Answer:
         tolerance = tolerance_of(asked.tol)
         course = functools.partial(course_of, self.known.id, asked.spec, tolerance) if self.known else None
         if asked.kernel:
-            judge = Judge(self.fn, tolerance, asked.allow, asked.explain, asked.explain_cost, barred, guard, lookout)
+            judge = Judge(self.fn, tolerance, asked.allow, asked.explain, barred, guard, lookout)
             judge.course = course
             untrue = None if only else claimed([c for c in asked.claims if not c.last], judge)
             verdict = judge_kernel(self.puzzle, judge, asked, only) if untrue is None else untrue
-            poor = claimed([c for c in asked.claims if c.last], judge) if verdict and not only else None
-            verdict = verdict if poor is None else poor
+            costly = not is_brief() and {f.kind for f in verdict.findings} == {"budget"}  # a poor choice says why
+            poor = claimed([c for c in asked.claims if c.last], judge) if (verdict or costly) and not only else None
+            if poor is not None and (verdict or poor.status == "failed"):
+                poor.draw, verdict = verdict.draw, poor
         else:
             arrays = ArrayJudge(self.fn, asked.spec, tolerance, asked.explain, guard, lookout, course)
             verdict = judge_arrays(self.puzzle, arrays, asked, only)

@@ -133,7 +133,7 @@ class Choice:
     cost: Callable[["Figures", float, Any], float]
     text: Callable[[float], str]
     room: Callable[[Any], int]  # limits -> bytes of VMEM
-    last = True  # judged when the kernel is right
+    last = True  # judged when the kernel's result is right
 
     def finding(self) -> "Finding | None":
         """What is wrong with the choice, on the first draw where something is, or None."""

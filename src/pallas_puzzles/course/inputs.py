@@ -114,7 +114,6 @@ class Question:
     seed: int | None
     kernel: bool
     explain: "Explain | None"
-    explain_cost: Callable[..., str] | None
     claims: "Sequence[Claim | Choice | Helper]"
 
 
@@ -129,7 +128,6 @@ def question(
     seed: int | None = None,
     kernel: bool = True,
     explain: "Explain | None" = None,
-    explain_cost: Callable[..., str] | None = None,
     claims: "Sequence[Claim | Choice | Helper]" = (),
 ) -> Question:
     """What a check asks of an answer.
@@ -146,14 +144,11 @@ def question(
     kernel=False: the answer is plain array code. It runs under jit; value, shape and dtype must be the spec's. The only
     budget that counts is Budget(operations=, elements=). explain: called as explain(*args, got=, want=, **keywords)
     when values are wrong; it returns what they mean, in words, and a picture as text, either of which may be "".
-    explain_cost: called as explain_cost(*args, **keywords) when a kernel is right and over its budget; it returns what
-    to say first. If it has a keyword over=, it gets the name of the budget that is exceeded, the grids= of all calls
-    and those keywords that it knows, and what it returns takes the place of the advice.
     claims: what functions of the reader's say of a kernel, compared with the kernel before it is judged; and what they
-    choose for it, compared with every other choice when it is right (claims.py).
+    choose for it, compared with every other choice when its result is right (claims.py).
     """
     cases = (Case(inputs, {}, budget), *variants)
-    return Question(spec, cases, tol, allow, forbid, seed, kernel, explain, explain_cost, claims)
+    return Question(spec, cases, tol, allow, forbid, seed, kernel, explain, claims)
 
 
 @dataclasses.dataclass(frozen=True)

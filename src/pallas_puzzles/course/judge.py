@@ -124,7 +124,6 @@ class Judge:
         tolerance: "Tolerance | None",
         allow: Sequence[str] | None,
         explain: Explain | None = None,
-        explain_cost: Callable[..., str] | None = None,
         barred: Mapping[str, str] = types.MappingProxyType({}),
         guard: Guard | None = None,
         lookout: "Lookout | None" = None,
@@ -132,8 +131,7 @@ class Judge:
         from ..diagnose.lookout import Lookout
 
         self.fn, self.tolerance, self.allow = fn, tolerance, allow
-        self.explain, self.explain_cost = explain, explain_cost
-        self.barred = barred
+        self.explain, self.barred = explain, barred
         self.figures: list[Figures] = []
         self.notes: list[str] = []
         self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
@@ -183,7 +181,7 @@ class Judge:
                 findings = dropped(run, case.blocks)
         if not findings and case.budget:
             with guard.explaining():
-                findings = self._over_budget(run, costs, args, case)
+                findings = self._over_budget(run, costs, case)
         if not findings:
             return None
         verdict = self._failed(findings, diagnosis)
@@ -224,7 +222,7 @@ class Judge:
             found = [bypass] if bypass and run.calls else [no_kernel, bypass]
         return [f for f in found if f]
 
-    def _over_budget(self, run: "Run", costs: "list[Figures]", args: tuple[Any, ...], case: Case) -> "list[Finding]":
+    def _over_budget(self, run: "Run", costs: "list[Figures]", case: Case) -> "list[Finding]":
         """A right answer that costs too much."""
         from ..diagnose.budgets import over_budget
         from ..diagnose.outside import too_much_outside
@@ -234,9 +232,6 @@ class Judge:
         if case.budget.outside_flops is not None:
             outside = too_much_outside(run.outside, case.budget.outside_flops)
             findings[:0] = [outside] if outside else []
-        if findings and self.explain_cost is not None and not is_brief():
-            with self.guard.explaining():
-                findings = self._explain_costs(findings, run, args, case.blocks)
         return findings
 
     def _explained(
@@ -258,21 +253,6 @@ class Judge:
         elif words:  # the lens has seen how it came about; what it has led to is evidence
             first = first.but(evidence=(*first.evidence, words))
         return [first, *others], picture
-
-    def _explain_costs(
-        self, findings: "list[Finding]", run: "Run", args: tuple[Any, ...], blocks: dict[str, Any]
-    ) -> "list[Finding]":
-        """The puzzle's own word about a cost in front, or, if it asks what is over, in the place of the advice."""
-        from ..diagnose.findings import Finding
-
-        explain, known = self.explain_cost, keyword_only(self.explain_cost)  # type: ignore[arg-type]
-        about = {"over": findings[0].operand, "grids": [t.call.grid for t in run.traces]} if "over" in known else {}
-        keywords = {n: v for n, v in {**keyword_only(self.fn), **blocks, **about}.items() if n in known} or blocks
-        text = explain(*args, **keywords)  # type: ignore[misc]
-        if text and "over" in known:
-            head = findings[0].cause.split(". ")[0]
-            return [findings[0].but(cause=f"{head}. {text}"), *findings[1:]]
-        return [Finding("budget", text), *findings] if text else findings
 
     def _with_other_garbage(
         self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any

@@ -41,7 +41,7 @@ def told(findings: "Sequence[Finding]", found: Sequence[Correction], files: Mapp
 
 
 # Kinds that see that something is wrong, and not how it came about.
-_SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values".split())
+_SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
 
 
 def _sentence(correction: Correction, places: int) -> str:
@@ -51,5 +51,7 @@ def _sentence(correction: Correction, places: int) -> str:
 
 
 def _head(finding: "Finding") -> str:
-    """What was seen, without what to try."""
+    """What was seen, without what to try; a puzzle's own words say nothing of that."""
+    if finding.kind == "explained":
+        return finding.cause
     return re.split(r"(?<!\.)\.\s+(?=[A-Z`])", finding.cause)[0].rstrip(".") + "."

@@ -14,7 +14,7 @@ def ruler(size: int, lanes: Mapping[str, Sequence[Interval]], *, ticks: Sequence
     lines = [f"{'rows':<{margin}}{_numbers(size, ticks or [0, size], width)}".rstrip()]
     for name, intervals in lanes.items():
         empty = [label for start, end, label in intervals if end <= start]
-        tail = f"   nobody in {', '.join(empty)}" if empty else ""
+        tail = f"   empty: {', '.join(empty)}" if empty else ""
         lines.append(f"{name:<{margin}}{_lane(size, intervals, width)}{tail}".rstrip())
     return "\n".join(lines)
 
