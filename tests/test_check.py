@@ -488,19 +488,6 @@ def halves(x: Any, *, keep: bool) -> Any:
     return pl.pallas_call(kernel, grid=(3, 2), in_specs=[tile], out_specs=tile, out_shape=x)(x)
 
 
-def test_rows_that_a_later_step_stores_over_are_named_with_both_steps() -> None:
-    assert judged(functools.partial(halves, keep=True), spec, normal((48, 128)))
-    verdict = judged(functools.partial(halves, keep=False), spec, normal((48, 128)))
-    first = verdict.findings[0]
-    assert first.kind == "clobbered"
-    assert first.step == 1
-    assert "Rows 0-7 of block (0, 0) were right: step 0 had stored them" in first.cause
-    assert "jnp.where(own, new, o_ref[...])" in first.cause
-    assert first.line is not None
-    assert first.line.text.startswith("o_ref[...] = jnp.where(own")
-    assert "overwritten" not in str(verdict)
-
-
 def test_the_keywords_that_a_spec_has_are_given_to_it() -> None:
     def times(x: Any, *, factor: int = 2, bm: int = 8) -> Any:
         def kernel(x_ref: Any, o_ref: Any) -> None:
@@ -713,28 +700,6 @@ def test_a_cause_that_the_lens_has_seen_comes_before_a_known_mistake() -> None:
     (finding,) = verdict.findings
     assert "Rows 4 to 7" not in finding.cause
     assert "Rows 4 to 7 are missing." in finding.evidence
-
-
-def test_what_is_wide_between_two_calls_is_named_with_who_writes_it() -> None:
-    def kernel(x_ref: Any, o_ref: Any) -> None:
-        o_ref[...] = (x_ref[...] * 2).astype(o_ref.dtype)
-
-    def add(a_ref: Any, b_ref: Any, o_ref: Any) -> None:
-        o_ref[...] = (a_ref[...] + b_ref[...]).astype(o_ref.dtype)
-
-    def two_calls(x: Any, between: Any = jnp.float32) -> Any:
-        shape = jax.ShapeDtypeStruct(x.shape, between)
-        doubled = pl.pallas_call(kernel, grid=(3,), in_specs=[WIDE], out_specs=WIDE, out_shape=shape)(x)
-        return pl.pallas_call(add, grid=(3,), in_specs=[WIDE, WIDE], out_specs=WIDE, out_shape=x)(doubled, x)
-
-    def three_times(x: Any) -> Any:
-        return 3 * x
-
-    budget = Budget(hbm_bytes=5 * 48 * 128 * 2)
-    x = normal((48, 128), "bfloat16")
-    (finding,) = judged(two_calls, three_times, x, budget=budget).findings
-    assert "a_ref of add is float32, beside b_ref, bfloat16" in finding.cause
-    assert judged(functools.partial(two_calls, between=jnp.bfloat16), three_times, x, budget=budget)
 
 
 WIDE = pl.BlockSpec((16, 128), lambda i: (i, 0))
