@@ -22,7 +22,7 @@ from .curriculum import Puzzle
 from .inputs import Question
 
 MOST_RUNS = 30
-_MOST_PLACES = 3  # an answer with more of them is another way to go about it, and a list of them helps nobody
+_MOST_PLACES = 3
 
 Works = Callable[[Callable[..., Any], Question], bool]
 
@@ -62,7 +62,11 @@ def isolated(
         chosen = that_do(works, works_everywhere) or chosen
     values = {name: values_with_names(node) for name, node in written.items()}
     said = corrections(answer, chosen, _called(puzzle), values)
-    return said if len(said) <= _MOST_PLACES else []
+    if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
+        names_of = dict.fromkeys(c.function for c in said)
+        whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
+        said = corrections(answer, whole, _called(puzzle), values) if len(whole) < len(answer) else []
+    return said
 
 
 def _answer(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> dict[str, ast.FunctionDef]:

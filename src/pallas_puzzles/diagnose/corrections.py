@@ -41,13 +41,13 @@ def corrections(
     names: Mapping[str, str],
     named: Mapping[str, Mapping[str, str]],
 ) -> list[Correction]:
-    """What to say of differences that matter, those close together as one, in the order of their lines.
+    """What to say of differences that matter, those close together as one: first those that say what should be there.
 
     names: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
     names that the reader has given to values, by the text of the value.
     """
     found = []
-    for group in _together(answer, chosen, named):
+    for group in _together(answer, _used_by_none(chosen), named):
         name = group.differences[0].function
         called = names.get(name, f"`{name}`")
         if group.differences[0].whole:
@@ -57,7 +57,18 @@ def corrections(
         else:
             words, told = _words(answer, group, named.get(name, {}))
             found.append(Correction(name, group.line, group.last_line, f"in {called}, {words}", told))
-    return sorted(found, key=lambda c: c.line)
+    return sorted(found, key=lambda c: (not c.told, c.line))
+
+
+def _used_by_none(chosen: Sequence[Difference]) -> list[Difference]:
+    """Without names that are missing and that another difference asks for: there is one mistake, and it is there."""
+    asked = {part for d in chosen if d.was is not None and d.should is not None for part in _parts(d.should)}
+    return [d for d in chosen if d.was is not None or not (_named_by(d.should) & asked)]
+
+
+def _named_by(node: Any) -> set[str]:
+    """The names that a missing statement would give to values."""
+    return {each.id for each in getattr(node, "targets", []) if isinstance(each, ast.Name)}
 
 
 @dataclasses.dataclass
@@ -129,11 +140,19 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str]) -> tuple[
     if should is None:
         return f"`{old}` does not belong here" if short_old else "this does not belong here", True
     if was is None:
-        return f"`{new}` is missing here" if short_new else "something is missing here", short_new
+        return f"`{new if short_new else _opening(should, named)}` is missing here", short_new
     if short_new:
         return f"`{old}` should be `{new}`" if short_old else f"this should be `{new}`", True
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
     return wrong + _used(was, should), False
+
+
+def _opening(node: Any, named: Mapping[str, str]) -> str:
+    """How a statement begins that is too long to be told."""
+    text = _text(node, named).splitlines()[0]
+    if isinstance(node, ast.Assign | ast.AugAssign):
+        text = text[: text.index("=") + 1]
+    return f"{text[:_SHOWN].rstrip()} ..."
 
 
 def _used(was: Any, should: Any) -> str:
