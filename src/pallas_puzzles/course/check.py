@@ -136,7 +136,7 @@ class _Answer:
         def explained() -> "Verdict":
             verdict = self.judged(asked, guard)
             if self.known and not is_brief():
-                self._explain(verdict, guard)
+                self._explain(verdict, asked, guard)
             return verdict
 
         verdict = _guarded(explained, guard)
@@ -171,32 +171,36 @@ class _Answer:
                     verdict.findings = pointed_into_holes(verdict.findings, self.holes, helpers)
         return verdict
 
-    def _explain(self, verdict: "Verdict", guard: Guard) -> None:
+    def _explain(self, verdict: "Verdict", asked: Question, guard: Guard) -> None:
         from .told import told
 
         assert self.known
         if verdict.findings and verdict.findings[0].kind != "forbidden":
             with guard.explaining():
-                found = self._isolated(verdict)
+                found = self._isolated(verdict, asked)
                 # "the mistake is in your one function" is no news
                 if len(self.known.holes) > 1 or not all(c.whole and c.function in self.known.holes for c in found):
                     files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
                     verdict.findings = told(verdict.findings, found, files)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
-    def _isolated(self, verdict: "Verdict") -> "list[Correction]":
+    def _isolated(self, verdict: "Verdict", asked: Question) -> "list[Correction]":
         """What would have to change in an answer, found by trying."""
         from .isolate import isolated
 
-        def right(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> bool:
+        def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> "Verdict":
             with collecting(brief=True):
                 guard = Guard()
                 tried = _Answer(self.puzzle, self.known, fn, self.names, {})
-                return bool(_guarded(lambda: tried.judged(asked, guard, only), guard))
+                return _guarded(lambda: tried.judged(asked, guard, only), guard)
+
+        def right(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> bool:
+            return bool(briefly(fn, asked, only))
 
         assert self.known
         used = names_used(self.fn, getattr(inspect.unwrap(self.fn), "__globals__", {}), set())
-        here = functools.partial(right, only=verdict.draw)
+        smallest = briefly(self.fn, asked, None)  # the first of the cases, from the smallest on, that is wrong
+        here = functools.partial(right, only=verdict.draw if smallest else smallest.draw)
         return isolated(self.known, self.names, used, here, functools.partial(right, only=None))
 
     def _lookout(
