@@ -1,6 +1,6 @@
 """`puzzles watch`: the verdict on the puzzle being edited, at every save, and one prompt line below it.
 
-One loop takes events from three threads: a save (watchfiles), a key, an answer of the worker that runs the file.
+One loop looks at the files, and takes events from two threads: a key, an answer of the worker that runs the file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from . import pairing, workspace
 from .terminal import columns, console, say, say_laid_out, say_map, say_markdown, standing_line
 from .worker import Message, Worker, judged, request
 
-LOOK_S = 1.0  # how often to look at the files unasked: some file systems tell nobody that a file has changed
-STEP_MS, DEBOUNCE_MS = 20, 200  # watchfiles waits for so long, and never longer, for a save to be complete
+LOOK_S = 0.05  # how often to look at the files: ten of them take a tenth of a millisecond
+SETTLE_NS = 20_000_000  # a file that was written just now may be half written
 GONE_S = 1.5  # a file may be away for that long without a word: editors rename
 GRACE_S = 1.0  # how long a check that a save has made pointless may take to stop
 SLOW_S = 0.4  # from here on, say that something is running
@@ -71,7 +71,7 @@ class Watch:
         """Until q, Ctrl-C, or the end of a terminal."""
         self._look(first=True)
         self.worker = Worker(lambda message: self.events.put(("answer", message)))
-        with _keys(self.events), _saves(self._folders(), self.events):
+        with _keys(self.events):
             try:
                 self.check()
                 while not self.finished:
@@ -82,16 +82,13 @@ class Watch:
                     print()
 
     def _turn(self) -> None:
-        wait = LOOK_S if self.since is None else 0.1
         try:
-            kind, what = self.events.get(timeout=wait)
+            kind, what = self.events.get(timeout=LOOK_S)
         except queue.Empty:
             self._look()
             self._say_that_it_runs()
             return
-        if kind == "saved":
-            self._look()
-        elif kind == "key":
+        if kind == "key":
             self._key(what)
         elif kind == "again":
             self._prompt()
@@ -101,10 +98,6 @@ class Watch:
             self._answer(what)
 
     # -- files
-
-    def _folders(self) -> list[Path]:
-        """The workspace, and where its files really are, should they be links."""
-        return list({self.folder.resolve(), *(each.path.resolve().parent for each in self.files)})
 
     def _look(self, first: bool = False) -> None:
         """Finds what has been saved since the last look, and checks the puzzle that was edited."""
@@ -118,8 +111,8 @@ class Watch:
             each.gone_since = None
             if signature == each.signature:
                 continue
-            if signature[1] == 0 and not first and each.code:
-                continue  # an editor that empties the file before it writes: the next look finds the rest
+            if not first and each.code and (signature[1] == 0 or 0 <= time.time_ns() - signature[0] < SETTLE_NS):
+                continue  # it is being written, or was emptied first: the next look finds the rest
             before, known = each.code, each.signature is not None
             each.signature, each.code = signature, _code(each.path)
             if not first and pairing.current(self.folder, each.path.stem) == each.path:
@@ -412,36 +405,6 @@ def _code(path: Path) -> dict[str, list[str]]:
 
 
 # ---- where events come from ------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _saves(folders: list[Path], events: queue.Queue[tuple[str, Any]]) -> Iterator[None]:
-    """Puts "saved" whenever something in the folders has changed."""
-    import watchfiles
-
-    stop = threading.Event()
-
-    def wait(polling: bool | None) -> None:
-        options: dict[str, Any] = {"step": STEP_MS, "debounce": DEBOUNCE_MS, "recursive": False}
-        for _ in watchfiles.watch(
-            *folders, stop_event=stop, watch_filter=None, raise_interrupt=False, force_polling=polling, **options
-        ):
-            events.put(("saved", None))
-
-    def work() -> None:
-        try:
-            wait(None)
-        except (OSError, RuntimeError):  # the system's limit of watched files is reached, for one
-            with contextlib.suppress(OSError, RuntimeError):
-                wait(True)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(timeout=2)
 
 
 @contextlib.contextmanager
