@@ -116,7 +116,7 @@ def overview(ctx: typer.Context) -> None:
 def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Default: ./workspace")] = None) -> None:
     """Make a workspace: your own copies of the notebooks. Never overwrites a file, never merges into one.
 
-    After an upgrade: adds what is new, and says which of your files are based on an older text.
+    After an upgrade: adds what is new, and says which puzzles in your files have another text.
     """
     _init(folder or workspace.default_folder())
     print("next: `puzzles lab`, or `puzzles watch` and a file there in your editor")
@@ -391,12 +391,9 @@ def _init(folder: Path) -> None:
         kept = [each for each in made.kept if not each.startswith(".claude/")]
         names = ", ".join([*kept, *([".claude"] if len(kept) < len(made.kept) else [])])
         print(f"kept as they are in {folder}: {names}. Nothing is merged into a file that is there")
-    for name, puzzles in made.older.items():
-        print(f"{name} is based on an older text: {_numbered(puzzles)} changed since. What you wrote stays;")
-        print(f"    `puzzles reset {name}/N` takes the new text of a puzzle, and keeps your file beside the new one")
-    for name, puzzles in made.unsure.items():
-        print(f"{name} does not have the text of today in {_numbered(puzzles)}: an older text, or your own changes.")
-        print("    Nothing in this folder says which, and so the files stay as they are")
+    for name, puzzles in made.differ.items():
+        print(f"{name} differs from the current course in {_numbered(puzzles)} (an older version, or your edits).")
+        print(f"    Nothing was changed. `puzzles reset {name}/N` takes the new text and keeps your file beside it")
 
 
 def _numbered(puzzles: list[str]) -> str:
