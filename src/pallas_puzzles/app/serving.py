@@ -279,12 +279,7 @@ def _tpu(message: Message) -> Message:
         return told(verdict, message)
     first = verdict.subject.cases[0]
     report = tpu_report(verdict.subject.fn, *first.inputs, tpu=message["tpu"], **first.blocks)
-    return {
-        "report": report.to_json(),
-        "text": str(report),
-        "compiles": bool(report),
-        "unavailable": bool(report.unavailable),
-    }
+    return {"text": str(report), "compiles": bool(report), "unavailable": bool(report.unavailable)}
 
 
 def _in_colour(text: Any, columns: int) -> str:

@@ -21,7 +21,7 @@ from ..course import curriculum
 from ..course.curriculum import CurriculumError, Puzzle
 from ..course.progress import forget, load, next_hint, record, record_opened
 from . import pairing, workspace
-from .terminal import columns, console, say, say_laid_out, say_map, say_markdown, standing_line
+from .terminal import columns, console, say, say_finale, say_laid_out, say_map, say_markdown, standing_line
 from .worker import Message, Worker, judged, request
 
 LOOK_S = 0.05  # how often to look at the files: ten of them take a tenth of a millisecond
@@ -233,21 +233,13 @@ class Watch:
             self._line(f"\nGoal: {self.puzzle.goal}")
             print(self._place())  # as it is, for a terminal that opens what is clicked
         elif "totals" in answer and record(verdict["puzzle"], verdict["passed"], answer["totals"]):
-            self._finale()
+            say_finale(self.puzzle.id)
         self._pair()
         self._line(f"\n{standing_line(self.puzzle)}")
 
     def _place(self) -> str:
         path = pairing.current(self.folder, self.puzzle.notebook)
         return f"{path}:{hole_line(path, self.puzzle)}" if path else ""
-
-    def _finale(self) -> None:
-        from ..course.finale import finale
-
-        finished = finale(self.puzzle.id)
-        if finished is not None:
-            print()
-            say(finished)
 
     def _pair(self) -> None:
         """The other half follows, after the verdict: nobody should wait for it."""

@@ -181,16 +181,17 @@ def _code_lines(cells: list[curriculum.Cell], number: str) -> list[str]:
 def reset_puzzle(folder: Path, puzzle: curriculum.Puzzle) -> list[Path]:
     """Gives a puzzle its text and its empty holes back; returns the copy of the reader's file as it was.
 
-    Raises WorkspaceError when the halves of the notebook are in conflict, or the puzzle is not in the file.
+    Raises WorkspaceError when the halves of the notebook are not in step, or the puzzle is not in the file.
     """
     pair = synced_file(folder, puzzle.notebook)
-    if pair.conflict:
-        raise WorkspaceError(pair.conflict)
+    if problem := pair.conflict or pair.notice:
+        raise WorkspaceError(problem)
     script, _ = pairing.halves(folder, puzzle.notebook)
     try:
-        fresh = _replaced(script, puzzle)
-        kept = _set_aside([pair.current], move=False)
-        write_whole(script, fresh)
+        with locked(folder / pairing.LOCK):
+            fresh = _replaced(script, puzzle)
+            kept = _set_aside([pair.current], move=False)
+            write_whole(script, fresh)
         pairing.sync(folder, puzzle.notebook)
     except OSError as error:
         raise WorkspaceError(f"{folder} cannot be written ({error.strerror or error}): nothing is reset") from None
