@@ -27,7 +27,6 @@ from ..course.progress import (
 )
 from ..text import cut, plural
 from . import terminal, workspace
-from .dev import commands as dev
 from .worker import Judge, Message, judged
 
 SOLVED, NOT_SOLVED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -45,7 +44,6 @@ app = typer.Typer(
     help="Puzzles that teach JAX Pallas. No command: what is solved, and what is next.",
     epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
 )
-app.add_typer(dev.app, name="dev", hidden=True)
 
 
 def _complete_puzzle(incomplete: str) -> list[str]:
