@@ -26,6 +26,7 @@ from .worker import Message, Worker, judged, request
 
 LOOK_S = 0.05  # how often to look at the files: ten of them take a tenth of a millisecond
 SETTLE_NS = 20_000_000  # a file that was written just now may be half written
+GONE = (0, 0, 0)
 GONE_S = 1.5  # a file may be away for that long without a word: editors rename
 GRACE_S = 1.0  # how long a check that a save has made pointless may take to stop
 SLOW_S = 0.4  # from here on, say that something is running
@@ -93,7 +94,8 @@ class Watch:
         elif kind == "again":
             self._prompt()
         elif "died" in what:
-            self._died(what)
+            if what["process"] == self.worker.number and self.since is not None:
+                self._answer({"none": what["died"], "printed": ""})
         elif what.get("id") == self.number:
             self._answer(what)
 
@@ -135,28 +137,22 @@ class Watch:
             return None  # a puzzle of the reader's own
 
     def _saved(self, edited: Puzzle | None) -> None:
-        note = ""
-        if edited is not None and edited.id != self.puzzle.id:
-            first = None if self.any_order else load().waits_for(edited)
-            if first is None:
-                self.puzzle = edited
-            else:
-                note = (
-                    f"{edited.id} opens when {first.id} is solved; `puzzles watch {edited.id} --any` opens it now. "
-                    f"This is about {self.puzzle.id}:"
-                )
-        self.check(note)
+        locked = self._locked(edited) if edited is not None and edited.id != self.puzzle.id else ""
+        if edited is not None and not locked:
+            self.puzzle = edited
+        self.check(f"{locked} This is about {self.puzzle.id}:" if locked else "")
+
+    def _locked(self, puzzle: Puzzle) -> str:
+        """Why a puzzle is not open, "" if it is."""
+        first = None if self.any_order else load().waits_for(puzzle)
+        opens = f"`puzzles watch {puzzle.id} --any` opens it now."
+        return f"{puzzle.id} opens when {first.id} is solved; {opens}" if first else ""
 
     def _gone(self, file: _File) -> None:
-        if file.signature is None or file.gone_since == float("inf"):
-            return
-        now = time.monotonic()
-        file.gone_since = file.gone_since or now
-        if now - file.gone_since > GONE_S:
-            file.gone_since = float("inf")
-            file.signature = (0, 0, 0)
-            self._line(f"{file.path} is gone. It is checked again when it is back; `puzzles init` makes a new one.")
-            self._prompt()
+        file.gone_since = file.gone_since or time.monotonic()
+        if file.signature not in (None, GONE) and time.monotonic() - file.gone_since > GONE_S:
+            file.signature = GONE
+            self._say(f"{file.path} is gone. It is checked again when it is back; `puzzles init` makes a new one.")
 
     # -- checking
 
@@ -171,8 +167,7 @@ class Watch:
     def _ask(self, what: str) -> None:
         path = pairing.current(self.folder, self.puzzle.notebook)
         if path is None:
-            self._line(f"{self.folder} has no {self.puzzle.notebook}.py: `puzzles init` adds what is missing")
-            return self._prompt()
+            return self._say(f"{self.folder} has no {self.puzzle.notebook}.py: `puzzles init` adds what is missing")
         self.number, self.asked = self.number + 1, what
         self.since = time.monotonic()
         self.waiting_word = ""
@@ -231,15 +226,12 @@ class Watch:
             self._line(f"\n{self.note}")
         if verdict["status"] == "unsolved":
             self._line(f"\nGoal: {self.puzzle.goal}")
-            print(self._place())  # as it is, for a terminal that opens what is clicked
+            if path := pairing.current(self.folder, self.puzzle.notebook):
+                print(f"{path}:{hole_line(path, self.puzzle)}")  # as it is, for a terminal that opens what is clicked
         elif "totals" in answer and record(verdict["puzzle"], verdict["passed"], answer["totals"]):
             say_finale(self.puzzle.id)
         self._pair()
         self._line(f"\n{standing_line(self.puzzle)}")
-
-    def _place(self) -> str:
-        path = pairing.current(self.folder, self.puzzle.notebook)
-        return f"{path}:{hole_line(path, self.puzzle)}" if path else ""
 
     def _pair(self) -> None:
         """The other half follows, after the verdict: nobody should wait for it."""
@@ -251,10 +243,6 @@ class Watch:
         if pair is not None and (pair.conflict or pair.notice):
             self._line(f"\n{pair.conflict or pair.notice}")
 
-    def _died(self, message: Message) -> None:
-        if message["process"] == self.worker.number and self.since is not None:
-            self._answer({"none": message["died"], "printed": ""})
-
     # -- keys
 
     def _key(self, key: str) -> None:
@@ -263,16 +251,11 @@ class Watch:
             self.finished = True
         elif question is not None:
             self._erase_line()
-            if key.lower() == "y":
-                question()
-            else:
-                self._line("Nothing is reset.")
-                self._prompt()
+            question() if key.lower() == "y" else self._say("Nothing is reset.")
         elif self.since is not None and key == "x":
             self._stop()
             self._erase_line()
-            self._line(f"The check of {self.puzzle.id} is stopped. Save again, or press c, to check again.")
-            self._prompt()
+            self._say(f"The check of {self.puzzle.id} is stopped. Save again, or press c, to check again.")
         elif self.since is not None and key in "sc\r\n":
             return  # one thing at a time
         elif key in "\r\nc":
@@ -286,22 +269,17 @@ class Watch:
 
     def _next(self) -> None:
         """Goes on, when asked, to the next puzzle that is not solved and open."""
-        state = load()
-        following = next_after(self.puzzle, state.solved)
+        following = next_after(self.puzzle, load().solved)
         if following is None:
-            self._line("There is no puzzle left: all of them are solved.")
-        elif (first := state.waits_for(following)) and not self.any_order:
-            self._line(
-                f"{following.id} opens when {first.id} is solved; `puzzles watch {following.id} --any` opens it."
-            )
-        elif not any(each.path.stem == following.notebook for each in self.files):
-            self._line(f"{following.notebook} is another notebook: `puzzles watch {following.notebook}`")
-        else:
-            if first:
-                record_opened(following.id)
-            self.puzzle = following
-            return self.check()
-        return self._prompt()
+            return self._say("There is no puzzle left: all of them are solved.")
+        if locked := self._locked(following):
+            return self._say(locked)
+        if not any(each.path.stem == following.notebook for each in self.files):
+            return self._say(f"{following.notebook} is another notebook: `puzzles watch {following.notebook}`")
+        if load().waits_for(following):
+            record_opened(following.id)
+        self.puzzle = following
+        return self.check()
 
     def _hint(self) -> None:
         say_markdown(next_hint(self.puzzle.id))
@@ -324,8 +302,7 @@ class Watch:
         try:
             kept = workspace.reset_puzzle(self.folder, self.puzzle)
         except (workspace.WorkspaceError, CurriculumError) as error:
-            self._line(str(error))
-            return self._prompt()
+            return self._say(str(error))
         forget([self.puzzle.id])
         self._look(first=True)
         return self.check(f"{self.puzzle.id} is as it was at the start. Your file of before: {kept[0]}")
@@ -341,6 +318,10 @@ class Watch:
         line = next((each for each in (f"{word}{long} ", f"{long} ") if len(each) < columns()), f"{short} ")
         self.out.print(line, end="" if self.tty else "\n", style="reverse" if self.tty else "", markup=False)
         sys.stdout.flush()
+
+    def _say(self, words: str) -> None:
+        self._line(words)
+        self._prompt()
 
     def _line(self, words: str) -> None:
         if self.waiting_word:
