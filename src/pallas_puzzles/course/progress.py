@@ -199,7 +199,7 @@ def load() -> Progress:
             recorded = _read()
     except _Unusable as reason:
         _say(str(reason))
-        with contextlib.suppress(_Unusable):
+        with contextlib.suppress(_Unusable, OSError):
             recorded = _read()  # a folder that cannot be written may still be read
     return Progress(_with_unsaved(recorded))
 
@@ -309,13 +309,10 @@ def _read() -> dict[str, Entry]:
     """The entries in the file; a damaged file is moved aside first."""
     path = _file()
     try:
-        text = path.read_bytes().decode("utf-8")
-        content = json.loads(text)
+        content = json.loads(path.read_bytes().decode("utf-8"))
         _validate(content)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise _Unusable(f"{path} cannot be read ({error.strerror}): progress is not recorded") from None
     except ValueError:
         _set_aside(path)
         return {}
@@ -347,39 +344,32 @@ def _set_aside(path: Path) -> None:
     stem = f"{path.name}.damaged-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}"
     names = (path.with_name(stem if number == 1 else f"{stem}-{number}") for number in itertools.count(1))
     aside = next(each for each in names if not each.exists())
-    try:
-        path.rename(aside)
-    except OSError as error:
-        raise _Unusable(f"{path} is damaged and cannot be moved ({error.strerror}): progress is not recorded") from None
+    path.rename(aside)
     _say(f"{path} is damaged: it is kept as {aside.name}, and progress starts anew")
 
 
 def _write(puzzles: dict[str, Entry]) -> None:
     text = json.dumps({"version": VERSION, "puzzles": puzzles}, indent=1, sort_keys=True)
-    try:
-        write_whole(_file(), f"{text}\n".encode())
-    except OSError as error:
-        raise _Unusable(f"{_file()} cannot be written ({error.strerror}): progress is not recorded") from None
+    write_whole(_file(), f"{text}\n".encode())
 
 
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
-    """Holds the lock of the state folder, which it makes where there is none."""
+    """Holds the lock of the state folder, which it makes where there is none. Files that cannot be used: _Unusable."""
     folder = state_folder()
     if not folder.is_absolute():  # no home: "~" would become a folder of that name
         raise _Unusable("there is no home folder to keep progress in: set PALLAS_PUZZLES_HOME to a folder")
-    with contextlib.ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / "progress.lock", LOCK_TIMEOUT_S))
-        except TimeoutError as error:
-            raise _Unusable(f"{error}: this is not recorded") from None
-        except OSError as error:
-            raise _Unusable(
-                f"{folder} cannot be written ({error.strerror}): progress is not recorded; "
-                f"set PALLAS_PUZZLES_HOME to a folder of yours"
-            ) from None
-        yield
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "progress.lock", LOCK_TIMEOUT_S):
+            yield
+    except TimeoutError as error:
+        raise _Unusable(f"{error}: this is not recorded") from None
+    except OSError as error:
+        raise _Unusable(
+            f"{folder} cannot be read and written ({error.strerror}): progress is not recorded; "
+            f"set PALLAS_PUZZLES_HOME to a folder of yours"
+        ) from None
 
 
 def _say(notice: str) -> None:
