@@ -6,6 +6,7 @@ the other follows. Both: a conflict, which is reported and left to the reader.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import json
@@ -157,17 +158,14 @@ def _as_script(source: _Half, target: _Half) -> bytes:
     import jupytext
 
     node = jupytext.reads(source.content.decode("utf-8-sig"), fmt="ipynb")
-    text = jupytext.writes(node, fmt="py:percent")
-    if b"\r\n" in target.content:
-        text = text.replace("\n", "\r\n")
-    return (b"\xef\xbb\xbf" if target.content.startswith(b"\xef\xbb\xbf") else b"") + text.encode()
+    return encoded_as(target.content, jupytext.writes(node, fmt="py:percent"))
 
 
 def _as_notebook(source: _Half, target: _Half) -> bytes:
     import jupytext
     from jupytext.combine import combine_inputs_with_outputs
 
-    inputs = jupytext.reads(_text(source.content), fmt="py:percent")
+    inputs = jupytext.reads(decoded(source.content), fmt="py:percent")
     outputs = jupytext.reads(target.content.decode("utf-8-sig"), fmt="ipynb")
     merged = combine_inputs_with_outputs(inputs, outputs, fmt={"extension": ".py", "format_name": "percent"})
     return (jupytext.writes(merged, fmt="ipynb").rstrip("\n") + "\n").encode()
@@ -196,7 +194,7 @@ def _cells(content: bytes, suffix: str) -> Cells:
             node = jupytext.reads(content.decode("utf-8-sig"), fmt="ipynb")
             node = jupytext.reads(jupytext.writes(node, fmt="py:percent"), fmt="py:percent")
         else:
-            node = jupytext.reads(_text(content), fmt="py:percent")
+            node = jupytext.reads(decoded(content), fmt="py:percent")
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except ValueError:
@@ -206,8 +204,14 @@ def _cells(content: bytes, suffix: str) -> Cells:
     return [(cell.cell_type, cell.source.rstrip()) for cell in node.cells if cell.source.strip()]
 
 
-def _text(content: bytes) -> str:
+def decoded(content: bytes) -> str:
     return content.decode("utf-8-sig").replace("\r\n", "\n")
+
+
+def encoded_as(content: bytes, text: str) -> bytes:
+    """The text with the line endings that `content` has, and with its byte order mark."""
+    text = text.replace("\n", "\r\n") if b"\r\n" in content else text
+    return text.encode("utf-8-sig" if content.startswith(codecs.BOM_UTF8) else "utf-8")
 
 
 def _by_section(cells: Cells) -> dict[str, Cells]:

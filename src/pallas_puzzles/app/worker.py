@@ -95,13 +95,12 @@ def judged(puzzle_id: str, answer: Message) -> Message:
         return answer
     puzzle, cause = curriculum.puzzle(puzzle_id), answer["none"]
     headline = f"{puzzle.id} {puzzle.title}: no verdict."
-    verdict = {"puzzle": puzzle.id, "status": "error", "passed": False, "headline": headline, "gained": "", "next": ""}
-    finding = {"kind": "process", "cause": cause, "evidence": []}
-    nothing: Message = {
-        "findings": [finding | {"function": ""} | dict.fromkeys(("line", "step", "at", "operand", "block"))],
-        "picture": "",
-    }
-    verdict |= nothing | {"figures": [], "notes": []}
+    nowhere = dict.fromkeys(("line", "step", "at", "operand", "block"))
+    verdict = {
+        "puzzle": puzzle.id, "status": "error", "passed": False, "headline": headline, "gained": "", "next": "",
+        "findings": [{"kind": "process", "cause": cause, "evidence": [], "function": "", **nowhere}],
+        "picture": "", "figures": [], "notes": [],
+    }  # fmt: skip
     words = textwrap.fill(cause, terminal.columns(), initial_indent="  ", subsequent_indent="  ")
     return {**answer, "verdict": verdict, "text": f"{headline}\n\n{words}", "traceback": ""}
 

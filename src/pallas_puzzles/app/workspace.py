@@ -19,6 +19,7 @@ from ..course import curriculum
 from ..course.progress import load, state_folder
 from ..files import locked, write_whole
 from ..installation import PACKAGE
+from ..text import plural
 from . import pairing
 
 
@@ -152,13 +153,11 @@ def losses(folder: Path, puzzles: list[curriculum.Puzzle]) -> list[str]:
     state, lines = load(), []
     for each in puzzles:
         entry = state.entry(each.id)
-        losses = []
+        losses = [f"solved on {entry['solved'][:10]}"] if entry["solved"] else []
+        losses += [plural(entry[f"{noun}s"], noun) for noun in ("attempt", "hint") if entry[f"{noun}s"]]
         with contextlib.suppress(WorkspaceError, curriculum.CurriculumError):
-            edited = edited_lines(folder, each)
-            losses += [f"{edited} line{'' if edited == 1 else 's'} of yours"] if edited else []
-        losses += [f"solved on {entry['solved'][:10]}"] if entry["solved"] else []
-        counts = (("attempt", entry["attempts"]), ("hint", entry["hints"]))
-        losses += [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts if count]
+            if edited := edited_lines(folder, each):
+                losses.insert(0, f"{plural(edited, 'line')} of yours")
         if losses:
             lines.append(f"{each.id}: {', '.join(losses)}")
     if not lines:
@@ -219,12 +218,10 @@ def _replaced(script: Path, puzzle: curriculum.Puzzle) -> bytes:
     from . import notebooks
 
     content = script.read_bytes()
-    ending = "\r\n" if b"\r\n" in content else "\n"
-    mine = content.decode("utf-8-sig")
+    mine = pairing.decoded(content)
     course = jupytext.writes(notebooks.for_workspace(puzzle.path), fmt="py:percent")
     (before, _, after), (_, ours, _) = (_three_parts(script, text, puzzle) for text in (mine, course))
-    fresh = "".join(f"{line}{ending}" for line in [*before, *ours, *after])
-    return (b"\xef\xbb\xbf" if content.startswith(b"\xef\xbb\xbf") else b"") + fresh.encode()
+    return pairing.encoded_as(content, "".join(f"{line}\n" for line in [*before, *ours, *after]))
 
 
 def _three_parts(path: Path, text: str, puzzle: curriculum.Puzzle) -> tuple[list[str], list[str], list[str]]:
