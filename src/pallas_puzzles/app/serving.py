@@ -64,8 +64,7 @@ def serve(requests_in: IO[str], answers: IO[str], changed: Callable[[], str]) ->
     from ..course.progress import state_folder
     from ..lens.watchdog import TimeLimit, time_limit
 
-    dumps, write, flush, leave = json.dumps, answers.write, answers.flush, os._exit
-    does = {"check": _check, "show": _show, "tpu": _tpu}
+    dumps, write, flush, leave, answer_to = json.dumps, answers.write, answers.flush, os._exit, _answer
     requests: queue.Queue[Message] = queue.Queue()
     running: list[time_limit] = []
     _be_where(json.loads(requests_in.readline() or "{}"))
@@ -89,7 +88,7 @@ def serve(requests_in: IO[str], answers: IO[str], changed: Callable[[], str]) ->
         try:
             with time_limit(LIMIT_S, "your file") as limit, redirect_stdout(printed), redirect_stderr(printed):
                 running[:] = [limit]
-                answer = does[message["do"]](message)
+                answer = answer_to(message)
         except TimeLimit as stop:
             answer = {"none": f"{stop}"}
         except CurriculumError as error:
@@ -233,22 +232,31 @@ def _guarded(folder: Path) -> Callable[[], str]:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
-def _run(message: Message, judge: bool) -> Any:
+def _answer(message: Message) -> Message:
+    """What a request asks for; where there is nothing to show or to compile, the verdict that says why."""
     from ..course import session
 
     source, overlay = Path(message["source"]), message.get("overlay")
     if str(source.parent) not in sys.path:
         sys.path.append(str(source.parent))  # modules beside the file, as in Jupyter
-    return session.run(
-        message["puzzle"], source=None if overlay else source, overlay=Path(overlay) if overlay else None, judge=judge
-    )
+    code = {"overlay": Path(overlay)} if overlay else {"source": source}
+    verdict = session.run(message["puzzle"], **code, judge=message["do"] == "check")
+    if message["do"] == "check" or verdict.subject is None:
+        return _told(verdict, message)
+    fn, first = verdict.subject.fn, verdict.subject.cases[0]
+    if message["do"] == "show":
+        from ..view.show import show
+
+        picture = show(fn, *first.inputs, **first.blocks)
+        return {"picture": str(picture), "html": picture._repr_html_()}
+
+    from ..view.tpu_report import tpu_report
+
+    report = tpu_report(fn, *first.inputs, tpu=message["tpu"], **first.blocks)
+    return {"text": str(report), "compiles": bool(report), "unavailable": bool(report.unavailable)}
 
 
-def _check(message: Message) -> Message:
-    return told(_run(message, judge=True), message)
-
-
-def told(verdict: Any, message: Message) -> Message:
+def _told(verdict: Any, message: Message) -> Message:
     """A verdict as an answer: as data, and as text for the terminal of whoever asked."""
     from ..view.verdict import totals
 
@@ -258,28 +266,6 @@ def told(verdict: Any, message: Message) -> Message:
     text = _in_colour(verdict.coloured(**said), message["columns"]) if message["colour"] else verdict.text(**said)
     whole = str(verdict.traceback)
     return {"verdict": verdict.to_json(), "totals": totals(verdict.figures), "text": text, "traceback": whole}
-
-
-def _show(message: Message) -> Message:
-    from ..view.show import show
-
-    verdict = _run(message, judge=False)
-    if verdict.subject is None:
-        return told(verdict, message)
-    first = verdict.subject.cases[0]
-    picture = show(verdict.subject.fn, *first.inputs, **first.blocks)
-    return {"picture": str(picture), "html": picture._repr_html_()}
-
-
-def _tpu(message: Message) -> Message:
-    from ..view.tpu_report import tpu_report
-
-    verdict = _run(message, judge=False)
-    if verdict.subject is None:
-        return told(verdict, message)
-    first = verdict.subject.cases[0]
-    report = tpu_report(verdict.subject.fn, *first.inputs, tpu=message["tpu"], **first.blocks)
-    return {"text": str(report), "compiles": bool(report), "unavailable": bool(report.unavailable)}
 
 
 def _in_colour(text: Any, columns: int) -> str:
