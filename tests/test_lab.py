@@ -51,11 +51,11 @@ def test_the_terminal_says_how_to_go_on(folder, monkeypatch, capsys) -> None:
     started: list[dict[str, str]] = []
     monkeypatch.setattr(lab, "_become", lambda command, variables: started.append(variables))
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "theirs")
-    lab.launch(folder, load(), None, True, [])
+    lab.launch(folder, load(), [])
     assert started[0]["JUPYTER_CONFIG_PATH"] == f"{folder / lab.SETTINGS}{os.pathsep}theirs"
     assert "Ctrl-C stops JupyterLab." in capsys.readouterr().out
     record(curriculum.notebooks()[0].puzzles[0].id, True)
-    lab.launch(folder, load(), None, True, [])
+    lab.launch(folder, load(), [])
     assert "first choose Run > Run All Above Selected Cell" in capsys.readouterr().out
 
 

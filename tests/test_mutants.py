@@ -1,6 +1,5 @@
 """Mutants of the solutions: what edits are made, who is refused, and that the list of equivalents says what is so."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,9 +7,8 @@ import pytest
 
 import demo_course
 from demo_course import ADD_ONE, ADD_TWO
-from pallas_puzzles.app import cli
-from pallas_puzzles.app.dev.edits import edits
-from pallas_puzzles.app.dev.mutants import equivalents, equivalents_file
+from edits import edits
+from mutants import equivalents, equivalents_file, main
 from pallas_puzzles.course import curriculum
 
 
@@ -115,15 +113,13 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "solutions").mkdir()
     (folder / "solutions" / "demo.py").write_text(f"# the answers\n{ADD_ONE}\n\n{ADD_TWO}")
     monkeypatch.setenv("PALLAS_PUZZLES_COURSE", str(folder))
-    monkeypatch.setenv("COLUMNS", "120")
     return folder
 
 
-def dev_mutants(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["dev", "mutants", *words])
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(words)
     said = capsys.readouterr()
-    return end.value.code or 0, said.out, said.err
+    return code, said.out, said.err
 
 
 def listed(course: Path, *lines: str) -> None:
@@ -134,7 +130,7 @@ def listed(course: Path, *lines: str) -> None:
 
 
 def test_the_checks_refuse_what_is_wrong(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = dev_mutants(capsys, "demo/2a")
+    code, out, _ = run(capsys, "demo/2a")
     rows = [line.split() for line in out.splitlines()]
     numbers = dict(zip(rows[-3][1:], rows[-2][1:], strict=True))
     assert int(numbers["made"]) >= 8
@@ -148,34 +144,28 @@ def test_a_survivor_is_shown_with_hole_line_and_edit(
 ) -> None:
     path = course / "solutions" / "demo.py"
     path.write_text(path.read_text().replace("x_ref[...] + 1.0", "jnp.maximum(x_ref[...], x_ref[...]) + 1.0"))
-    code, out, _ = dev_mutants(capsys, "demo/1")
+    code, out, _ = run(capsys, "demo/1")
     assert code == 1
     assert re.search(r"^survived [0-9a-f]{7}  demo/1 add_one_kernel: .* -> .*  \[solutions/demo.py:3\]$", out, re.M)
-    code, out, _ = dev_mutants(capsys, "demo/1", "--json")
-    assert code == 1
-    (row,) = json.loads(out)["puzzles"]
-    assert row["puzzle"] == "demo/1"
-    assert row["survived"] == len(row["mutants"]) >= 1
-    assert row["made"] == row["refused"] + row["survived"]
-    keys = [each["key"] for each in row["mutants"]]
+    keys = re.findall(r"^survived \w+  (.*?)  \[", out, re.M)
     listed(course, *(f"{key}  # both operands are x" for key in keys))
-    code, out, _ = dev_mutants(capsys, "demo/1")
+    code, out, _ = run(capsys, "demo/1")
     assert code == 0
     assert "survived " not in out.partition("notebook")[0]
 
 
 def test_a_stale_line_is_said(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed(course, "demo/1 add_one_kernel: x + 1 -> x  # once it was so")
-    code, out, _ = dev_mutants(capsys, "demo/1")
+    code, out, _ = run(capsys, "demo/1")
     assert code == 1
     assert "stale: demo/1 add_one_kernel: x + 1 -> x\n" in out
 
 
 def test_a_line_needs_a_reason(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed(course, "demo/1 add_one_kernel: x + 1 -> x")
-    code, _, err = dev_mutants(capsys, "demo/1")
-    assert code == 2
-    assert "demo.txt:3: this line has no reason" in err
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo/1"])
+    assert "demo.txt:3: this line has no reason" in capsys.readouterr().err
 
 
 # ---- the course ------------------------------------------------------------------------------------------------------
@@ -193,5 +183,5 @@ def test_each_line_of_the_equivalents_is_of_a_puzzle(notebook: str) -> None:
 
 @pytest.mark.parametrize("puzzle_id", ["basics/9", "matmul/3"])
 def test_the_course_refuses_the_mutants_of_a_puzzle(puzzle_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = dev_mutants(capsys, puzzle_id)
+    code, out, _ = run(capsys, puzzle_id)
     assert code == 0, out

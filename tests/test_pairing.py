@@ -179,14 +179,6 @@ def test_a_half_that_is_missing_is_made(mine):
     assert pairing.sync(mine, "another") is None
 
 
-def test_looking_writes_nothing(mine):
-    solve_script(mine)
-    before = {**contents(mine), "record": (mine / pairing.RECORD).read_bytes()}
-    pair = pairing.sync(mine, "demo", write=False)
-    assert (pair.current, pair.apart) == (mine / "demo.py", True)
-    assert {**contents(mine), "record": (mine / pairing.RECORD).read_bytes()} == before
-
-
 def test_a_folder_in_which_nothing_can_be_written(mine):
     (mine / pairing.LOCK).unlink()
     (mine / pairing.LOCK).mkdir()  # root may write anywhere, so chmod would prove nothing

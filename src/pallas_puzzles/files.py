@@ -24,7 +24,7 @@ def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         try:
             yield
         finally:
-            _unlock(stream.fileno())
+            try_lock(stream.fileno(), release=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -45,32 +45,20 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-if sys.platform == "win32":
-    import msvcrt
+def try_lock(handle: int, *, release: bool = False) -> bool:
+    """Takes the lock, or lets it go. False while another program has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
 
-    def try_lock(handle: int) -> bool:
-        os.lseek(handle, 0, os.SEEK_SET)
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
+            os.lseek(handle, 0, os.SEEK_SET)
+            msvcrt.locking(handle, msvcrt.LK_UNLCK if release else msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
 
-    def _unlock(handle: int) -> None:
-        os.lseek(handle, 0, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
-else:
-    import fcntl
-
-    def try_lock(handle: int) -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError:
-            return True  # a file system without locks: there, one writer at a time is all we can serve
-        return True
-
-    def _unlock(handle: int) -> None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)
+            fcntl.flock(handle, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return True  # a file system without locks: there, one writer at a time is all we can serve
+    return True

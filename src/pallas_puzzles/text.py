@@ -21,6 +21,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def cut(line: str, columns: int) -> str:
+    return line if len(line) <= columns else f"{line[: columns - 3]}..."
+
+
 def plain(text: str, encoding: str | None) -> str:
     """The text as an output with this encoding can print it."""
     try:

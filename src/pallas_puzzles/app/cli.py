@@ -25,8 +25,8 @@ from ..course.progress import (
     record_opened,
     record_solution_seen,
 )
+from ..text import cut, plural
 from . import terminal, workspace
-from .dev import commands as dev
 from .worker import Judge, Message, judged
 
 SOLVED, NOT_SOLVED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -44,7 +44,6 @@ app = typer.Typer(
     help="Puzzles that teach JAX Pallas. No command: what is solved, and what is next.",
     epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
 )
-app.add_typer(dev.app, name="dev", hidden=True)
 
 
 def _complete_puzzle(incomplete: str) -> list[str]:
@@ -53,7 +52,7 @@ def _complete_puzzle(incomplete: str) -> list[str]:
 
 def _complete_any(incomplete: str) -> list[str]:
     names = [book.name for book in curriculum.notebooks() if book.name.startswith(incomplete)]
-    return [*names, *_complete_puzzle(incomplete)] if "/" not in incomplete else _complete_puzzle(incomplete)
+    return [*names, *_complete_puzzle(incomplete)]
 
 
 def _complete_chip(incomplete: str) -> list[str]:
@@ -116,27 +115,22 @@ def overview(ctx: typer.Context) -> None:
 def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Default: ./workspace")] = None) -> None:
     """Make a workspace: your own copies of the notebooks. Never overwrites a file, never merges into one.
 
-    After an upgrade: adds what is new, and says which of your files are based on an older text.
+    After an upgrade: adds what is new, and says which puzzles in your files have another text.
     """
     _init(folder or workspace.default_folder())
     print("next: `puzzles lab`, or `puzzles watch` and a file there in your editor")
 
 
 @app.command(
-    epilog="Example: puzzles lab --port 8889 -- --ServerApp.token=secret",
-    context_settings={"allow_extra_args": True},
+    epilog="Example: puzzles lab --port 8889 --no-browser -- --ServerApp.token=secret",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
-def lab(
-    ctx: typer.Context,
-    port: Annotated[int | None, typer.Option(help="The server's port.")] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
-    folder: Annotated[Path | None, typer.Option("--dir", help="The workspace to open.")] = None,
-) -> None:
-    """Open JupyterLab on the workspace, at the next puzzle. What follows -- goes to Jupyter."""
+def lab(ctx: typer.Context) -> None:
+    """Open JupyterLab on the workspace, at the next puzzle. Options, and what follows --, go to JupyterLab."""
     from . import lab as jupyter
 
     jupyter.require()
-    jupyter.launch(_workspace_for_lab(folder), load(), port, no_browser, ctx.args)
+    jupyter.launch(_workspace_for_lab(), load(), ctx.args)
 
 
 @app.command(epilog="Example: puzzles start basics/3")
@@ -198,7 +192,7 @@ def check(
     elif passed and overlay is None:
         terminal.say_laid_out(f"\n{terminal.standing_line(curriculum.puzzle(ids[0]))}")
         if newly or what == name:
-            _say_finale(ids[0])
+            terminal.say_finale(ids[0])
     raise typer.Exit(SOLVED if passed else NOT_SOLVED)
 
 
@@ -227,48 +221,34 @@ def hint(
     puzzle_id: WhichPuzzle = "",
     seen: Annotated[bool, typer.Option("--seen", help="Show the hints that you have seen, and no other.")] = False,
     any_order: AnyOrder = False,
-    as_json: Json = False,
 ) -> None:
     """Show the next hint of a puzzle."""
     puzzle = _open_puzzle(puzzle_id, any_order)
-    if seen:
-        number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
-        text = "\n\n".join(hint_text(puzzle, n + 1) for n in range(number))
-        text = text or f"You have seen no hint of {puzzle.id}."
-    else:
-        text = next_hint(puzzle.id)
-        number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
-    if as_json:
-        told = {"puzzle": puzzle.id, "hints": len(puzzle.hints), "hints_seen": number, "text": text}
-        print(json.dumps({"version": 1, **told}))
-    else:
-        terminal.say_markdown(text)
+    if not seen:
+        return terminal.say_markdown(next_hint(puzzle.id))
+    number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
+    text = "\n\n".join(hint_text(puzzle, n + 1) for n in range(number))
+    return terminal.say_markdown(text or f"You have seen no hint of {puzzle.id}.")
 
 
 @app.command(epilog="Example: puzzles solution basics/9")
-def solution(puzzle_id: WhichPuzzle = "", yes: Yes = False, any_order: AnyOrder = False, as_json: Json = False) -> None:
+def solution(puzzle_id: WhichPuzzle = "", yes: Yes = False, any_order: AnyOrder = False) -> None:
     """Show the solution of a puzzle. Asks first, unless it is solved or its hints are used up."""
     puzzle = _open_puzzle(puzzle_id, any_order)
     state = load()
-    seen, before = state.entry(puzzle.id)["hints"], max(len(puzzle.hints) - 1, 0)  # the last hint is the solution
-    if not state.solved(puzzle.id) and seen < before:
-        left = f"{before - seen} hint{'' if before - seen == 1 else 's'}"
-        question = f"{puzzle.id} is not solved, and {left} would come first (`puzzles hint {puzzle.id}`). Show it?"
-        if not terminal.agreed(question, yes):
-            raise typer.Exit(NOT_SOLVED)
     if not state.solved(puzzle.id):
+        left = len(puzzle.hints) - 1 - state.entry(puzzle.id)["hints"]  # the last hint is the solution
+        first = f"{plural(left, 'hint')} would come first (`puzzles hint {puzzle.id}`)"
+        if left > 0 and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show it?", yes):
+            raise typer.Exit(NOT_SOLVED)
         record_solution_seen(puzzle)
-    if as_json:
-        print(json.dumps({"version": 1, "puzzle": puzzle.id, "solution": puzzle.solution}))
-    else:
-        terminal.say_markdown(f"```python\n{puzzle.solution}```")
+    terminal.say_markdown(f"```python\n{puzzle.solution}```")
 
 
 @app.command(epilog="Example: puzzles show basics/9 --browser")
 def show(
     puzzle_id: WhichPuzzle = "",
     browser: Annotated[bool, typer.Option("--browser", help="As a page in the browser.")] = False,
-    page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page to a file.")] = None,
     overlay: Overlay = None,
 ) -> None:
     """Draw what your kernel does: blocks, copies, traffic. In the terminal, or as a page. Exits with 1 if unwritten."""
@@ -279,17 +259,12 @@ def show(
     if "picture" not in answer:
         _say_verdict(judged(puzzle.id, answer))
         raise typer.Exit(NOT_SOLVED)
-    if page is None and not browser:
-        terminal.say(answer["picture"])
-        return
-    page = page or Path(tempfile.mkdtemp(prefix="puzzles-")) / f"{puzzle.notebook}-{puzzle.number}.html"
-    title = f"<title>{puzzle.id}</title>"
-    try:
-        page.write_text(f"<!doctype html><meta charset=utf-8>{title}{answer['html']}", "utf-8")
-    except OSError as error:
-        raise curriculum.CurriculumError(f"{page} cannot be written ({error.strerror}): name another file") from None
+    if not browser:
+        return terminal.say(answer["picture"])
+    page = Path(tempfile.mkdtemp(prefix="puzzles-")) / f"{puzzle.notebook}-{puzzle.number}.html"
+    page.write_text(f"<!doctype html><meta charset=utf-8><title>{puzzle.id}</title>{answer['html']}", "utf-8")
     print(page)
-    if browser and not webbrowser.open(page.resolve().as_uri()):
+    if not webbrowser.open(page.as_uri()):
         terminal.warn("there is no browser here: open that file in one")
 
 
@@ -331,7 +306,6 @@ def tpu(
         ),
     ] = "v5e",
     overlay: Overlay = None,
-    as_json: Json = False,
 ) -> None:
     """Compile your kernel for a TPU, without one: VMEM, bundles, time. Exits with 0 if it compiles, 1 if not."""
     from ..targets.tpu.chips import chips
@@ -341,26 +315,18 @@ def tpu(
     except ValueError as error:
         raise curriculum.CurriculumError(str(error)) from None
     source = _source(curriculum.puzzle(puzzle_id).notebook, overlay)
-    if not as_json:
-        print(f"{puzzle_id}: {source}", flush=True)
-    answers: list[Message] = []
+    print(f"{puzzle_id}: {source}", flush=True)
+    code = SOLVED
     with Judge() as judge:
         for target in targets:
-            answer = judge.ask("tpu", puzzle_id, source, overlay, tpu=target.name)
-            answers.append(answer if "report" in answer else judged(puzzle_id, answer))
-            if as_json:
-                _say_printed(answer["printed"], sys.stderr)
-            else:
-                _say_verdict(answers[-1])
-            if answer.get("unavailable", "report" not in answer):
+            answer = judged(puzzle_id, judge.ask("tpu", puzzle_id, source, overlay, tpu=target.name))
+            _say_verdict(answer)
+            code = max(code, SOLVED if answer.get("compiles") else NOT_SOLVED)
+            if answer.get("unavailable"):
+                raise typer.Exit(WRONG_USE)
+            if "verdict" in answer:
                 break  # the next would say the same
-    reports = [each for each in answers if "report" in each]
-    if as_json:
-        told = {"version": 1, "source": str(source), "reports": [each["report"] for each in reports]}
-        print(json.dumps(told if reports == answers else {**told, "verdict": answers[-1]["verdict"]}))
-    if any(each["unavailable"] for each in reports):
-        raise typer.Exit(WRONG_USE)
-    raise typer.Exit(SOLVED if all(each.get("compiles") for each in answers) else NOT_SOLVED)
+    raise typer.Exit(code)
 
 
 @app.command("list", epilog="Example: puzzles list --json")
@@ -391,12 +357,9 @@ def _init(folder: Path) -> None:
         kept = [each for each in made.kept if not each.startswith(".claude/")]
         names = ", ".join([*kept, *([".claude"] if len(kept) < len(made.kept) else [])])
         print(f"kept as they are in {folder}: {names}. Nothing is merged into a file that is there")
-    for name, puzzles in made.older.items():
-        print(f"{name} is based on an older text: {_numbered(puzzles)} changed since. What you wrote stays;")
-        print(f"    `puzzles reset {name}/N` takes the new text of a puzzle, and keeps your file beside the new one")
-    for name, puzzles in made.unsure.items():
-        print(f"{name} does not have the text of today in {_numbered(puzzles)}: an older text, or your own changes.")
-        print("    Nothing in this folder says which, and so the files stay as they are")
+    for name, puzzles in made.differ.items():
+        print(f"{name} differs from the current course in {_numbered(puzzles)} (an older version, or your edits).")
+        print(f"    Nothing was changed. `puzzles reset {name}/N` takes the new text and keeps your file beside it")
 
 
 def _numbered(puzzles: list[str]) -> str:
@@ -425,15 +388,17 @@ def _open_puzzle(puzzle_id: str, any_order: bool) -> curriculum.Puzzle:
 
 
 def _readers_file(name: str) -> Path:
-    """The reader's file of a notebook, the pair in step; says what there is to say about that on stderr.
-
-    Raises CurriculumError where the half that was saved last cannot be read: the other is not what they mean.
-    """
+    """The reader's file. Raises CurriculumError if the half that was saved last cannot be read: they mean no other."""
     folder = workspace.find()
     curriculum.read_cells(workspace.current_file(folder, name))
+    return _in_step(folder, name)
+
+
+def _in_step(folder: Path, name: str) -> Path:
+    """Brings a notebook's pair in step, with a warning where it cannot; the file of the two to read."""
     pair = workspace.synced_file(folder, name)
-    for each in filter(None, (pair.conflict, pair.notice)):
-        terminal.warn(each)
+    if problem := pair.conflict or pair.notice:
+        terminal.warn(problem)
     return pair.current
 
 
@@ -459,28 +424,16 @@ def _say_printed(printed: str, stream: TextIO) -> None:
         print(terminal.printable(f"\nprinted by your code:\n{printed.rstrip()}"), file=stream)
 
 
-def _say_finale(puzzle_id: str) -> None:
-    from ..course.finale import finale
-
-    finished = finale(puzzle_id)
-    if finished is not None:
-        print()
-        terminal.say(finished)
-
-
-def _workspace_for_lab(folder: Path | None) -> Path:
-    if folder is None:
-        with contextlib.suppress(workspace.WorkspaceError):
-            folder = workspace.find()
-    folder = folder or workspace.default_folder()
+def _workspace_for_lab() -> Path:
+    folder = workspace.default_folder()
+    with contextlib.suppress(workspace.WorkspaceError):
+        folder = workspace.find()
     books = curriculum.notebooks()
     if not all((folder / f"{book.name}.ipynb").exists() for book in books):
         _init(folder)
     for book in books:
-        pair = workspace.synced_file(folder, book.name)
-        for each in filter(None, (pair.conflict, pair.notice)):
-            terminal.warn(each)
-    return folder.expanduser().resolve()
+        _in_step(folder, book.name)
+    return folder.resolve()
 
 
 def _puzzle_ids(what: str) -> list[str]:
@@ -499,9 +452,7 @@ def _puzzle_ids(what: str) -> list[str]:
 def _line(verdict: dict[str, Any]) -> str:
     findings = verdict["findings"]
     about = findings[0]["cause"] if findings else curriculum.puzzle(verdict["puzzle"]).title
-    line = f"{verdict['puzzle']:12}  {WORDS[verdict['status']]:14}  {about}"
-    width = terminal.columns()
-    return line if len(line) <= width else line[: width - 3] + "..."
+    return cut(f"{verdict['puzzle']:12}  {WORDS[verdict['status']]:14}  {about}", terminal.columns())
 
 
 def _row(puzzle: curriculum.Puzzle, state: Progress) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def require() -> None:
         )
 
 
-def launch(folder: Path, state: Progress, port: int | None, no_browser: bool, more: list[str]) -> None:
+def launch(folder: Path, state: Progress, more: list[str]) -> None:
     """Hands the terminal over to JupyterLab on a workspace. `more` is what the reader adds to its command line."""
     upcoming = state.next()
     page = f"/lab/tree/{upcoming.notebook}.ipynb" if upcoming else "/lab"
@@ -48,8 +48,6 @@ def launch(folder: Path, state: Progress, port: int | None, no_browser: bool, mo
         command += [f"--LabApp.workspaces_dir={folder / SETTINGS / 'layout'}"]
         known = variables.get("JUPYTER_CONFIG_PATH")
         variables["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, (str(folder / SETTINGS), known)))
-    command += [f"--ServerApp.port={port}"] if port is not None else []
-    command += ["--no-browser"] if no_browser else []
     if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in more:
         print("You are root. JupyterLab refuses to run as root, so this starts it with --allow-root.", flush=True)
         command += ["--allow-root"]

@@ -9,9 +9,8 @@ import hashlib
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jupytext
 import nbformat
@@ -58,24 +57,6 @@ from pallas_puzzles import check  # says so if JAX is too old, or was imported t
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
-class Text(NamedTuple):
-    """A cell before it is one."""
-
-    kind: str  # "code" or "markdown"
-    text: str
-    tags: tuple[str, ...] = ()
-
-
-class Stale(NamedTuple):
-    """A notebook that is not what its source says."""
-
-    notebook: str  # relative to the checkout: "notebooks/basics.ipynb"
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.notebook}: {self.why}"
-
-
 def badge(name: str) -> str:
     """The markdown that opens notebooks/NAME.ipynb in Google Colab."""
     return f"[![Open in Colab]({BADGE_IMAGE})]({_in_colab(name)})"
@@ -91,11 +72,9 @@ def build(source: Path) -> NotebookNode:
 
     Below each check, a link leads to what is next.
     """
-    head = [
-        Text("markdown", f"{badge(source.stem)}\n\n{COLAB_KEEP}"),
-        Text("code", COLAB_SETUP.format(repository=repository())),
-    ]
-    node = _notebook(source.stem, [*head, *_cells(_read(source))], {})
+    keep = nbformat.v4.new_markdown_cell(f"{badge(source.stem)}\n\n{COLAB_KEEP}")
+    set_up = nbformat.v4.new_code_cell(COLAB_SETUP.format(repository=repository()))
+    node = _notebook(source.stem, [keep, set_up, *_read(source).cells], {})
     _link(node, source)
     return node
 
@@ -134,7 +113,7 @@ def for_workspace(source: Path) -> NotebookNode:
     pairing = {"formats": "ipynb,py:percent"}
     if ours:
         pairing["notebook_metadata_filter"] = ",".join(sorted(ours))  # else jupytext leaves them out of the .py
-    return _notebook(source.stem, _cells(origin), {**_kernel(), **ours, "jupytext": pairing})
+    return _notebook(source.stem, origin.cells, {**_kernel(), **ours, "jupytext": pairing})
 
 
 def _kernel() -> dict[str, Any]:
@@ -157,27 +136,26 @@ def write(node: NotebookNode, path: Path) -> None:
     path.write_bytes(_as_bytes(node))
 
 
-def update(check: bool = False, *, root: Path = ROOT) -> list[Stale]:
-    """Brings root/notebooks in line with root/puzzles and says what was out of date; `check` changes nothing."""
+def update(check: bool = False, *, root: Path = ROOT) -> dict[str, str]:
+    """Brings root/notebooks in line with root/puzzles; `check` changes nothing. What was out of date: file -> why."""
     sources = sorted((root / "puzzles").glob("*.py"))
     if not sources:
         raise FileNotFoundError(f"no puzzles/*.py in {root}: the notebooks are built in a checkout of the project")
-    stale = []
+    stale = {}
     for source in sources:
         path = root / "notebooks" / f"{source.stem}.ipynb"
         node = build(source)
         if not path.exists():
-            stale.append(Stale(f"notebooks/{path.name}", "missing"))
+            stale[f"notebooks/{path.name}"] = "missing"
         elif path.read_bytes() != _as_bytes(node):
-            stale.append(Stale(f"notebooks/{path.name}", f"not what puzzles/{source.name} says"))
+            stale[f"notebooks/{path.name}"] = f"not what puzzles/{source.name} says"
         else:
             continue
         if not check:
             write(node, path)
-    known = {source.stem for source in sources}
     for path in sorted((root / "notebooks").glob("*.ipynb")):
-        if path.stem not in known:
-            stale.append(Stale(f"notebooks/{path.name}", f"has no source puzzles/{path.stem}.py any more"))
+        if path.stem not in {source.stem for source in sources}:
+            stale[f"notebooks/{path.name}"] = f"has no source puzzles/{path.stem}.py any more"
             if not check:
                 path.unlink()
     return stale
@@ -187,38 +165,22 @@ def _read(source: Path) -> NotebookNode:
     return jupytext.reads(source.read_text("utf-8"), fmt="py:percent")
 
 
-def _cells(node: NotebookNode) -> list[Text]:
-    # jupytext's own notes (lines_to_next_cell, ...) are about the .py file, not about the notebook
-    return [Text(cell.cell_type, cell.source, tuple(cell.metadata.get("tags", ()))) for cell in node.cells]
-
-
-def _notebook(name: str, cells: list[Text], metadata: dict[str, Any]) -> NotebookNode:
-    identify = _identifier(name)
-    made = []
+def _notebook(name: str, cells: list[NotebookNode], metadata: dict[str, Any]) -> NotebookNode:
+    """A notebook of these cells, each with an id made of the notebook, the puzzle and the cell's text: a cell added
+    elsewhere changes no other id, so that a change to one puzzle is a small difference in the committed notebook."""
+    puzzle, seen = "start", Counter[str]()
     for cell in cells:
-        new = nbformat.v4.new_code_cell if cell.kind == "code" else nbformat.v4.new_markdown_cell
-        made.append(new(cell.text, id=identify(cell), metadata={"tags": list(cell.tags)} if cell.tags else {}))
-    base = {"kernelspec": KERNELSPEC, "language_info": {"name": "python"}}
-    return nbformat.v4.new_notebook(cells=made, metadata={**base, **metadata})
-
-
-def _identifier(name: str) -> Callable[[Text], str]:
-    """A function from a cell to its id, made of the notebook, the puzzle and the cell's text: a cell added elsewhere
-    changes no other id, so that a change to one puzzle is a small difference in the committed notebook."""
-    puzzle = "start"
-    seen: Counter[str] = Counter()
-
-    def identify(cell: Text) -> str:
-        nonlocal puzzle
-        heading = PUZZLE_HEADING.search(cell.text) if cell.kind == "markdown" else None
-        if heading:
+        if cell.cell_type == "markdown" and (heading := PUZZLE_HEADING.search(cell.source)):
             puzzle = heading[1]
-        digest = hashlib.sha256(f"{cell.kind}\n{cell.text}".encode()).hexdigest()
-        cell_id = f"{name}-{puzzle}-{digest[:8]}"
-        seen[cell_id] += 1
-        return cell_id if seen[cell_id] == 1 else f"{cell_id}-{seen[cell_id]}"
-
-    return identify
+        digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()
+        cell.id = f"{name}-{puzzle}-{digest[:8]}"
+        seen[cell.id] += 1
+        if seen[cell.id] > 1:
+            cell.id += f"-{seen[cell.id]}"
+        # jupytext's own notes (lines_to_next_cell, ...) are about the .py file, not about the notebook
+        cell.metadata = {"tags": tags} if (tags := cell.metadata.get("tags")) else {}
+    base = {"kernelspec": KERNELSPEC, "language_info": {"name": "python"}}
+    return nbformat.v4.new_notebook(cells=cells, metadata={**base, **metadata})
 
 
 def _as_bytes(node: NotebookNode) -> bytes:
@@ -234,8 +196,8 @@ def main(argv: list[str] | None = None) -> int:
         stale = update(check)
     except FileNotFoundError as error:
         parser.error(str(error))
-    for notebook in stale:
-        print(notebook)
+    for notebook, why in stale.items():
+        print(f"{notebook}: {why}")
     if check and stale:
         print("run ./update_notebooks.sh")
     elif not stale:

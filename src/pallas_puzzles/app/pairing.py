@@ -6,12 +6,12 @@ the other follows. Both: a conflict, which is reported and left to the reader.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,11 @@ Cells = list[tuple[str, str]]  # (kind, source)
 
 @dataclass(frozen=True)
 class Pair:
-    """The two halves of a notebook: `current` is the one to read. `conflict`, `notice`: what stands in the way, if any.
-
-    apart: the other half does not have yet what `current` has.
-    """
+    """The half of a notebook to read; `conflict` and `notice` say what keeps the other from following, if anything."""
 
     current: Path
     conflict: str = ""
     notice: str = ""
-    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +58,11 @@ def current(folder: Path, name: str) -> Path | None:
     return max(there, key=lambda each: each.stat().st_mtime_ns, default=None)  # max keeps the first of equals
 
 
-def sync(folder: Path, name: str, *, write: bool = True) -> Pair | None:
+def sync(folder: Path, name: str) -> Pair | None:
     """Brings the halves of a notebook in step where only one has changed, and says which one is current.
 
     None where there is no file of that name. Never raises for a file that cannot be read or written: `conflict` or
-    `notice` say so. write=False: only looks.
+    `notice` say so.
     """
     newest = current(folder, name)
     if newest is None:
@@ -74,35 +70,32 @@ def sync(folder: Path, name: str, *, write: bool = True) -> Pair | None:
     if _untouched(folder, name):
         return Pair(newest)
     try:
-        with _held(folder) if write else contextlib.nullcontext():
-            return _sync(folder, name, newest, write)
+        with locked(folder / LOCK):
+            return _sync(folder, name, newest)
     except TimeoutError:
         return Pair(newest, notice=f"another program works on {folder}: {name}.py and {name}.ipynb stay as they are")
     except OSError as error:
         why = f"{folder} cannot be written ({error.strerror or error})"
-        seen = _sync(folder, name, newest, write=False)
-        return replace(seen, notice=f"{why}: {name}.py and {name}.ipynb are not kept in step" if seen.apart else "")
+        return Pair(newest, notice=f"{why}: {name}.py and {name}.ipynb are not kept in step")
 
 
-def _sync(folder: Path, name: str, newest: Path, write: bool) -> Pair:
+def _sync(folder: Path, name: str, newest: Path) -> Pair:
     read: list[_Half] = []
-    for path in (each for each in halves(folder, name) if each.is_file()):
+    there = [each for each in halves(folder, name) if each.is_file()]
+    for path in there:
         try:
             read.append(_read(path))
         except ValueError as error:
-            good = next((each for each in halves(folder, name) if each != path and each.is_file()), path)
+            good = next((each for each in there if each != path), path)
             return Pair(good, conflict=f"{path} is damaged ({error}), and stays as it is: mend it or move it away")
     if len(read) < 2:
-        if write:
-            complete(folder, name)
+        complete(folder, name)
         return Pair(newest)
     a, b = read
     if a.digest == b.digest:
-        if write:
-            _remember(folder, name, a.digest)
+        _remember(folder, name, a.digest)
         return Pair(newest)
-    known = record(folder)["pairs"].get(name)
-    base = known.get("cells") if isinstance(known, dict) else None
+    base = record(folder).get(name, {}).get("cells")
     changed = [each for each in read if each.digest != (base or _course_digest(name))]
     if len(changed) != 1:
         return Pair(newest, conflict=_conflict(a, b, newest, unknown=base is None))
@@ -110,8 +103,6 @@ def _sync(folder: Path, name: str, newest: Path, write: bool) -> Pair:
     if not _checks(source.cells, name):
         lost = f"{source.path} has no puzzle left in it, and is not carried over to {target.path.name}"
         return Pair(source.path, conflict=lost)
-    if not write:
-        return Pair(source.path, apart=True)
     _follow(source, target)
     _remember(folder, name, source.digest)
     return Pair(source.path)
@@ -131,15 +122,13 @@ def _conflict(a: _Half, b: _Half, newest: Path, unknown: bool) -> str:
     )
 
 
-def complete(folder: Path, name: str) -> list[Path]:
+def complete(folder: Path, name: str) -> None:
     """Makes the half that is missing of the half that is there, never newer than it. Raises OSError."""
     import jupytext
 
     from . import notebooks
 
     script, paired = halves(folder, name)
-    if paired.exists() and script.exists():
-        return []
     if paired.exists():
         create(script, jupytext.writes(jupytext.read(paired), fmt="py:percent"))
         made, like = script, paired
@@ -149,7 +138,6 @@ def complete(folder: Path, name: str) -> list[Path]:
     _same_age(made, like)
     with contextlib.suppress(ValueError):
         _remember(folder, name, _read(like).digest)
-    return [made]
 
 
 def create(path: Path, text: str) -> None:
@@ -170,17 +158,14 @@ def _as_script(source: _Half, target: _Half) -> bytes:
     import jupytext
 
     node = jupytext.reads(source.content.decode("utf-8-sig"), fmt="ipynb")
-    text = jupytext.writes(node, fmt="py:percent")
-    if b"\r\n" in target.content:
-        text = text.replace("\n", "\r\n")
-    return (b"\xef\xbb\xbf" if target.content.startswith(b"\xef\xbb\xbf") else b"") + text.encode()
+    return encoded_as(target.content, jupytext.writes(node, fmt="py:percent"))
 
 
 def _as_notebook(source: _Half, target: _Half) -> bytes:
     import jupytext
     from jupytext.combine import combine_inputs_with_outputs
 
-    inputs = jupytext.reads(_text(source.content), fmt="py:percent")
+    inputs = jupytext.reads(decoded(source.content), fmt="py:percent")
     outputs = jupytext.reads(target.content.decode("utf-8-sig"), fmt="ipynb")
     merged = combine_inputs_with_outputs(inputs, outputs, fmt={"extension": ".py", "format_name": "percent"})
     return (jupytext.writes(merged, fmt="ipynb").rstrip("\n") + "\n").encode()
@@ -209,7 +194,7 @@ def _cells(content: bytes, suffix: str) -> Cells:
             node = jupytext.reads(content.decode("utf-8-sig"), fmt="ipynb")
             node = jupytext.reads(jupytext.writes(node, fmt="py:percent"), fmt="py:percent")
         else:
-            node = jupytext.reads(_text(content), fmt="py:percent")
+            node = jupytext.reads(decoded(content), fmt="py:percent")
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except ValueError:
@@ -219,8 +204,14 @@ def _cells(content: bytes, suffix: str) -> Cells:
     return [(cell.cell_type, cell.source.rstrip()) for cell in node.cells if cell.source.strip()]
 
 
-def _text(content: bytes) -> str:
+def decoded(content: bytes) -> str:
     return content.decode("utf-8-sig").replace("\r\n", "\n")
+
+
+def encoded_as(content: bytes, text: str) -> bytes:
+    """The text with the line endings that `content` has, and with its byte order mark."""
+    text = text.replace("\n", "\r\n") if b"\r\n" in content else text
+    return text.encode("utf-8-sig" if content.startswith(codecs.BOM_UTF8) else "utf-8")
 
 
 def _by_section(cells: Cells) -> dict[str, Cells]:
@@ -256,41 +247,29 @@ def _same_age(path: Path, like: Path) -> None:
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Holds the lock of the workspace. Raises OSError where it cannot be made, TimeoutError while another has it."""
-    with locked(folder / LOCK):
-        yield
-
-
-def record(folder: Path) -> dict[str, Any]:
-    """What is known of a workspace: {"pairs": {name: {...}}, "texts": {name: {puzzle: digest}}}, empty if unknown."""
+def record(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is known of the notebooks of a workspace: name -> {"cells": digest, "files": how they look from outside}."""
     try:
         found = json.loads((folder / RECORD).read_text("utf-8"))
-    except (OSError, ValueError):
-        found = {}
-    found = found if isinstance(found, dict) and found.get("version") == VERSION else {}
-    parts = {key: found.get(key) for key in ("pairs", "texts")}
-    return {**found, **{key: part if isinstance(part, dict) else {} for key, part in parts.items()}}
-
-
-def write_record(folder: Path, content: dict[str, Any]) -> None:
-    """Raises OSError."""
-    text = json.dumps({**content, "version": VERSION}, indent=1, sort_keys=True)
-    write_whole(folder / RECORD, f"{text}\n".encode())
+        pairs = found["pairs"] if found["version"] == VERSION else {}
+        return {name: known for name, known in pairs.items() if isinstance(known, dict)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _remember(folder: Path, name: str, cells: str) -> None:
     """Records what both halves have in common, and how their files look from outside. Raises OSError."""
-    content = record(folder)
-    looks = {each.suffix: list(_signature(each)) for each in halves(folder, name) if each.is_file()}
-    fresh = {"cells": cells, "files": looks}
-    if content["pairs"].get(name) != fresh:
-        write_record(folder, {**content, "pairs": {**content["pairs"], name: fresh}})
+    known, fresh = record(folder), {"cells": cells, "files": _looks(folder, name)}
+    if known.get(name) != fresh:
+        text = json.dumps({"version": VERSION, "pairs": {**known, name: fresh}}, indent=1, sort_keys=True)
+        write_whole(folder / RECORD, f"{text}\n".encode())
 
 
 def _untouched(folder: Path, name: str) -> bool:
     """True when both files look as they did when they were last in step: the usual case, decided without reading."""
-    known = record(folder)["pairs"].get(name)
-    looks = {each.suffix: list(_signature(each)) for each in halves(folder, name) if each.is_file()}
-    return isinstance(known, dict) and len(looks) == 2 and known.get("files") == looks
+    looks = _looks(folder, name)
+    return len(looks) == 2 and record(folder).get(name, {}).get("files") == looks
+
+
+def _looks(folder: Path, name: str) -> dict[str, list[int]]:
+    return {each.suffix: list(_signature(each)) for each in halves(folder, name) if each.is_file()}

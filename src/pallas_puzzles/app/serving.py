@@ -18,7 +18,6 @@ import os
 import pkgutil
 import queue
 import secrets
-import select
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -64,8 +64,7 @@ def serve(requests_in: IO[str], answers: IO[str], changed: Callable[[], str]) ->
     from ..course.progress import state_folder
     from ..lens.watchdog import TimeLimit, time_limit
 
-    dumps, write, flush, leave = json.dumps, answers.write, answers.flush, os._exit
-    does = {"check": _check, "show": _show, "tpu": _tpu}
+    dumps, write, flush, leave, answer_to = json.dumps, answers.write, answers.flush, os._exit, _answer
     requests: queue.Queue[Message] = queue.Queue()
     running: list[time_limit] = []
     _be_where(json.loads(requests_in.readline() or "{}"))
@@ -87,9 +86,9 @@ def serve(requests_in: IO[str], answers: IO[str], changed: Callable[[], str]) ->
         number, printed = message.pop("id"), Tail()
         answer: Message
         try:
-            with time_limit(LIMIT_S, "your file") as limit, _captured(printed):
+            with time_limit(LIMIT_S, "your file") as limit, redirect_stdout(printed), redirect_stderr(printed):
                 running[:] = [limit]
-                answer = does[message["do"]](message)
+                answer = answer_to(message)
         except TimeLimit as stop:
             answer = {"none": f"{stop}"}
         except CurriculumError as error:
@@ -125,12 +124,6 @@ class Tail(io.TextIOBase):
             return self._kept
         kept = self._kept.partition("\n")[2] or self._kept
         return f"(the end of {self._all:,} characters)\n{kept}"
-
-
-@contextlib.contextmanager
-def _captured(printed: Tail) -> Any:
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        yield
 
 
 def _settle(output: int) -> None:
@@ -239,22 +232,31 @@ def _guarded(folder: Path) -> Callable[[], str]:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
-def _run(message: Message, judge: bool) -> Any:
+def _answer(message: Message) -> Message:
+    """What a request asks for; where there is nothing to show or to compile, the verdict that says why."""
     from ..course import session
 
     source, overlay = Path(message["source"]), message.get("overlay")
     if str(source.parent) not in sys.path:
         sys.path.append(str(source.parent))  # modules beside the file, as in Jupyter
-    return session.run(
-        message["puzzle"], source=None if overlay else source, overlay=Path(overlay) if overlay else None, judge=judge
-    )
+    code = {"overlay": Path(overlay)} if overlay else {"source": source}
+    verdict = session.run(message["puzzle"], **code, judge=message["do"] == "check")
+    if message["do"] == "check" or verdict.subject is None:
+        return _told(verdict, message)
+    fn, first = verdict.subject.fn, verdict.subject.cases[0]
+    if message["do"] == "show":
+        from ..view.show import show
+
+        picture = show(fn, *first.inputs, **first.blocks)
+        return {"picture": str(picture), "html": picture._repr_html_()}
+
+    from ..view.tpu_report import tpu_report
+
+    report = tpu_report(fn, *first.inputs, tpu=message["tpu"], **first.blocks)
+    return {"text": str(report), "compiles": bool(report), "unavailable": bool(report.unavailable)}
 
 
-def _check(message: Message) -> Message:
-    return told(_run(message, judge=True), message)
-
-
-def told(verdict: Any, message: Message) -> Message:
+def _told(verdict: Any, message: Message) -> Message:
     """A verdict as an answer: as data, and as text for the terminal of whoever asked."""
     from ..view.verdict import totals
 
@@ -264,33 +266,6 @@ def told(verdict: Any, message: Message) -> Message:
     text = _in_colour(verdict.coloured(**said), message["columns"]) if message["colour"] else verdict.text(**said)
     whole = str(verdict.traceback)
     return {"verdict": verdict.to_json(), "totals": totals(verdict.figures), "text": text, "traceback": whole}
-
-
-def _show(message: Message) -> Message:
-    from ..view.show import show
-
-    verdict = _run(message, judge=False)
-    if verdict.subject is None:
-        return told(verdict, message)
-    first = verdict.subject.cases[0]
-    picture = show(verdict.subject.fn, *first.inputs, **first.blocks)
-    return {"picture": str(picture), "html": picture._repr_html_()}
-
-
-def _tpu(message: Message) -> Message:
-    from ..view.tpu_report import tpu_report
-
-    verdict = _run(message, judge=False)
-    if verdict.subject is None:
-        return told(verdict, message)
-    first = verdict.subject.cases[0]
-    report = tpu_report(verdict.subject.fn, *first.inputs, tpu=message["tpu"], **first.blocks)
-    return {
-        "report": report.to_json(),
-        "text": str(report),
-        "compiles": bool(report),
-        "unavailable": bool(report.unavailable),
-    }
 
 
 def _in_colour(text: Any, columns: int) -> str:
@@ -308,78 +283,62 @@ def _in_colour(text: Any, columns: int) -> str:
 def wait_at(path: Path) -> None:
     """Returns, in the process that was started, as soon as another waits at the socket; exits with 1 if none can."""
     _import_everything()
-    alone = len(os.listdir("/proc/self/task")) == 1  # a fork takes no other thread along, and leaves its locks held
+    if len(os.listdir("/proc/self/task")) > 1:  # a fork takes no other thread along, and leaves its locks held
+        sys.exit(1)
     changed = changed_since()
     fresh = path.with_name(f"{secrets.token_hex(8)}.new")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(fresh))  # in a folder that nobody else may enter
     listener.listen()
+    listener.settimeout(LOOK_S)
     ours = fresh.stat().st_ino
     fresh.replace(path)
-    if not alone:
-        path.unlink()
-        sys.exit(1)
     if os.fork():
         os._exit(0)  # whoever has started us goes on
 
-    woken, wake = socket.socketpair()
-    for each in (woken, wake):
-        each.setblocking(False)
-    signal.set_wakeup_fd(wake.fileno())
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    children: dict[int, tuple[socket.socket, IO[bytes]]] = {}
-    since = time.monotonic()
-    while True:
-        ready = select.select([listener, woken], [], [], LOOK_S)[0]
-        if woken in ready:
-            woken.recv(4096)
-            _bury(children)
-        if listener in ready:
-            connection, said = listener.accept()[0], tempfile.TemporaryFile("w+b")  # noqa: SIM115
-            pid = os.fork()
-            if not pid:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for each in (listener, woken, wake, *(held for held, _ in children.values())):
-                    each.close()
-                _serve_one(connection, said, changed)
-            children[pid] = (connection, said)
-        if ready or children:
+    since, still = time.monotonic(), True
+    while still and time.monotonic() - since < IDLE_S:
+        with contextlib.suppress(TimeoutError):
+            connection = listener.accept()[0]
+            if not os.fork():
+                listener.close()
+                _serve_one(connection, changed)
+            connection.close()
+            since = time.monotonic()
+        if _any_child():
             since = time.monotonic()
         still = path.exists() and path.stat().st_ino == ours
-        if not children and (not still or time.monotonic() - since > IDLE_S):
-            break
     if still:
         path.unlink()
 
 
-def _serve_one(connection: socket.socket, said: IO[bytes], changed: Callable[[], str]) -> NoReturn:
+def _any_child() -> bool:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
+def _serve_one(connection: socket.socket, changed: Callable[[], str]) -> NoReturn:
+    """Forks the process that serves a connection, waits for it, and tells the other side how it has ended."""
     import numpy as np
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _settle(said.fileno())
-    np.random.seed()
-    answers = connection.makefile("w", encoding="utf-8", newline="\n")
-    answers.write(json.dumps({"pid": os.getpid()}) + "\n")
-    answers.flush()
     try:
+        with tempfile.TemporaryFile("w+b") as said:
+            if pid := os.fork():
+                ending = {"ended": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), "last": last_line(said)}
+                connection.sendall(f"\n{json.dumps(ending)}\n".encode())
+                os._exit(0)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _settle(said.fileno())
+        np.random.seed()
+        answers = connection.makefile("w", encoding="utf-8", newline="\n")
+        answers.write(json.dumps({"pid": os.getpid()}) + "\n")
+        answers.flush()
         serve(connection.makefile("r", encoding="utf-8", newline="\n"), answers, changed)
     finally:
         os._exit(1)
-
-
-def _bury(children: dict[int, tuple[socket.socket, IO[bytes]]]) -> None:
-    """Tells those who have asked them how processes have ended."""
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        connection, said = children.pop(pid)
-        ending = {"ended": os.waitstatus_to_exitcode(status), "last": last_line(said)}
-        with contextlib.suppress(OSError):
-            connection.sendall(f"\n{json.dumps(ending)}\n".encode())
-        connection.close()
-        said.close()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..course import curriculum
 from ..course.progress import Progress, bar, load
+from ..text import plain
 
 
 class NobodyToAsk(Exception):
@@ -47,11 +48,10 @@ def say_markdown(text: str) -> None:
 def say(thing: Any) -> None:
     """Text as it is, on any terminal: folded between words, and without letters that the output cannot print."""
     out = console()
-    text = printable(str(thing))
     if out.is_terminal:
-        out.print(text, markup=False)
+        out.print(printable(str(thing)), markup=False)
     else:
-        print(text)
+        say_laid_out(str(thing))
 
 
 def say_laid_out(text: str) -> None:
@@ -61,13 +61,7 @@ def say_laid_out(text: str) -> None:
 
 def printable(text: str) -> str:
     """The text without letters that the output cannot print."""
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        from ..text import plain  # it imports JAX
-
-        return plain(text, sys.stdout.encoding)
-    return text
+    return plain(text, sys.stdout.encoding)
 
 
 def warn(text: str) -> None:
@@ -87,45 +81,23 @@ def agreed(question: str, yes: bool) -> bool:
     return typer.confirm(question)
 
 
-def map_lines(state: Progress, width: int, here: str = "") -> list[tuple[str, str]]:
-    """(style, line) of the map: every notebook with its bar, and the puzzles of one, by default that of the next."""
-    upcoming = state.next()
-    books = curriculum.notebooks()
-    shown = here or (upcoming.notebook if upcoming else "")
-    names = max(len(book.name) for book in books)
-    lines = []
-    for book in books:
-        done, total, hints = state.solved_in(book), len(book.puzzles), state.hints_in(book)
-        seen = f"{hints} hint{'' if hints == 1 else 's'}" if hints else ""
-        bar_width = 20 if width >= 72 else 8
-        line = f"{book.name:{names}}  {bar(done, total, bar_width)} {done:>2}/{total:<2}  {seen:8}  {book.title}"
-        if len(line) > width:
-            line = line.partition(": ")[0]  # a title whose second half has no room
-        lines.append(("green" if done == total else "", _cut(line, width)))
-        for each in book.puzzles if book.name == shown else ():
-            word = state.word(each)
-            counted = state.entry(each.id)["hints"]
-            about = f"{'?' * min(counted, 3):3}  {each.title}"
-            style = {"next": "bold", "solved": "green", "locked": "dim"}.get(word, "")
-            lines.append((style, _cut(f"  {each.number:>4}  {word:6}  {about}", width)))
-    return lines
-
-
 def say_map(state: Progress, here: str = "") -> None:
+    """The map: every notebook with its bar, and the puzzles of one, by default that of the next."""
     out = console()
-    for style, line in map_lines(state, columns(), here):
+    for style, line in state.lines(columns(), here):
         out.print(line, style=style, markup=False, no_wrap=True, overflow="ignore", crop=False)
-    if any(state.entry(each.id)["hints"] for each in curriculum.all_puzzles()):
-        out.print("? is a hint that you have seen", style="dim", markup=False)
-    out.print(state.advice(), style="bold", markup=False)
 
 
 def standing_line(puzzle: curriculum.Puzzle) -> str:
     """How far one has come in the notebook of a puzzle."""
     state, book = load(), curriculum.notebook(puzzle.path)
-    return f"{book.name}  {bar(state.solved_in(book), len(book.puzzles), 20)}  {state.standing(book)}"
+    return f"{book.name}  {bar(state.solved_in(book), len(book.puzzles))}  {state.standing(book)}"
 
 
-def _cut(line: str, width: int) -> str:
-    line = line.rstrip()
-    return line if len(line) <= width else f"{line[: width - 3]}..."
+def say_finale(puzzle_id: str) -> None:
+    """What was built, if this puzzle has completed its notebook."""
+    from ..course.finale import finale
+
+    if finished := finale(puzzle_id):
+        print()
+        say(finished)

@@ -1,6 +1,6 @@
 """`puzzles watch`: the verdict on the puzzle being edited, at every save, and one prompt line below it.
 
-One loop takes events from three threads: a save (watchfiles), a key, an answer of the worker that runs the file.
+One loop looks at the files, and takes events from two threads: a key, an answer of the worker that runs the file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from ..course import curriculum
 from ..course.curriculum import CurriculumError, Puzzle
 from ..course.progress import forget, load, next_hint, record, record_opened
 from . import pairing, workspace
-from .terminal import columns, console, say, say_laid_out, say_map, say_markdown, standing_line
+from .terminal import columns, console, say, say_finale, say_laid_out, say_map, say_markdown, standing_line
 from .worker import Message, Worker, judged, request
 
-LOOK_S = 1.0  # how often to look at the files unasked: some file systems tell nobody that a file has changed
-STEP_MS, DEBOUNCE_MS = 20, 200  # watchfiles waits for so long, and never longer, for a save to be complete
+LOOK_S = 0.05  # how often to look at the files: ten of them take a tenth of a millisecond
+SETTLE_NS = 20_000_000  # a file that was written just now may be half written
+GONE = (0, 0, 0)
 GONE_S = 1.5  # a file may be away for that long without a word: editors rename
 GRACE_S = 1.0  # how long a check that a save has made pointless may take to stop
 SLOW_S = 0.4  # from here on, say that something is running
@@ -71,7 +72,7 @@ class Watch:
         """Until q, Ctrl-C, or the end of a terminal."""
         self._look(first=True)
         self.worker = Worker(lambda message: self.events.put(("answer", message)))
-        with _keys(self.events), _saves(self._folders(), self.events):
+        with _keys(self.events):
             try:
                 self.check()
                 while not self.finished:
@@ -82,29 +83,23 @@ class Watch:
                     print()
 
     def _turn(self) -> None:
-        wait = LOOK_S if self.since is None else 0.1
         try:
-            kind, what = self.events.get(timeout=wait)
+            kind, what = self.events.get(timeout=LOOK_S)
         except queue.Empty:
             self._look()
             self._say_that_it_runs()
             return
-        if kind == "saved":
-            self._look()
-        elif kind == "key":
+        if kind == "key":
             self._key(what)
         elif kind == "again":
             self._prompt()
         elif "died" in what:
-            self._died(what)
+            if what["process"] == self.worker.number and self.since is not None:
+                self._answer({"none": what["died"], "printed": ""})
         elif what.get("id") == self.number:
             self._answer(what)
 
     # -- files
-
-    def _folders(self) -> list[Path]:
-        """The workspace, and where its files really are, should they be links."""
-        return list({self.folder.resolve(), *(each.path.resolve().parent for each in self.files)})
 
     def _look(self, first: bool = False) -> None:
         """Finds what has been saved since the last look, and checks the puzzle that was edited."""
@@ -118,8 +113,8 @@ class Watch:
             each.gone_since = None
             if signature == each.signature:
                 continue
-            if signature[1] == 0 and not first and each.code:
-                continue  # an editor that empties the file before it writes: the next look finds the rest
+            if not first and each.code and (signature[1] == 0 or 0 <= time.time_ns() - signature[0] < SETTLE_NS):
+                continue  # it is being written, or was emptied first: the next look finds the rest
             before, known = each.code, each.signature is not None
             each.signature, each.code = signature, _code(each.path)
             if not first and pairing.current(self.folder, each.path.stem) == each.path:
@@ -142,28 +137,22 @@ class Watch:
             return None  # a puzzle of the reader's own
 
     def _saved(self, edited: Puzzle | None) -> None:
-        note = ""
-        if edited is not None and edited.id != self.puzzle.id:
-            first = None if self.any_order else load().waits_for(edited)
-            if first is None:
-                self.puzzle = edited
-            else:
-                note = (
-                    f"{edited.id} opens when {first.id} is solved; `puzzles watch {edited.id} --any` opens it now. "
-                    f"This is about {self.puzzle.id}:"
-                )
-        self.check(note)
+        locked = self._locked(edited) if edited is not None and edited.id != self.puzzle.id else ""
+        if edited is not None and not locked:
+            self.puzzle = edited
+        self.check(f"{locked} This is about {self.puzzle.id}:" if locked else "")
+
+    def _locked(self, puzzle: Puzzle) -> str:
+        """Why a puzzle is not open, "" if it is."""
+        first = None if self.any_order else load().waits_for(puzzle)
+        opens = f"`puzzles watch {puzzle.id} --any` opens it now."
+        return f"{puzzle.id} opens when {first.id} is solved; {opens}" if first else ""
 
     def _gone(self, file: _File) -> None:
-        if file.signature is None or file.gone_since == float("inf"):
-            return
-        now = time.monotonic()
-        file.gone_since = file.gone_since or now
-        if now - file.gone_since > GONE_S:
-            file.gone_since = float("inf")
-            file.signature = (0, 0, 0)
-            self._line(f"{file.path} is gone. It is checked again when it is back; `puzzles init` makes a new one.")
-            self._prompt()
+        file.gone_since = file.gone_since or time.monotonic()
+        if file.signature not in (None, GONE) and time.monotonic() - file.gone_since > GONE_S:
+            file.signature = GONE
+            self._say(f"{file.path} is gone. It is checked again when it is back; `puzzles init` makes a new one.")
 
     # -- checking
 
@@ -178,8 +167,7 @@ class Watch:
     def _ask(self, what: str) -> None:
         path = pairing.current(self.folder, self.puzzle.notebook)
         if path is None:
-            self._line(f"{self.folder} has no {self.puzzle.notebook}.py: `puzzles init` adds what is missing")
-            return self._prompt()
+            return self._say(f"{self.folder} has no {self.puzzle.notebook}.py: `puzzles init` adds what is missing")
         self.number, self.asked = self.number + 1, what
         self.since = time.monotonic()
         self.waiting_word = ""
@@ -238,23 +226,12 @@ class Watch:
             self._line(f"\n{self.note}")
         if verdict["status"] == "unsolved":
             self._line(f"\nGoal: {self.puzzle.goal}")
-            print(self._place())  # as it is, for a terminal that opens what is clicked
+            if path := pairing.current(self.folder, self.puzzle.notebook):
+                print(f"{path}:{hole_line(path, self.puzzle)}")  # as it is, for a terminal that opens what is clicked
         elif "totals" in answer and record(verdict["puzzle"], verdict["passed"], answer["totals"]):
-            self._finale()
+            say_finale(self.puzzle.id)
         self._pair()
         self._line(f"\n{standing_line(self.puzzle)}")
-
-    def _place(self) -> str:
-        path = pairing.current(self.folder, self.puzzle.notebook)
-        return f"{path}:{hole_line(path, self.puzzle)}" if path else ""
-
-    def _finale(self) -> None:
-        from ..course.finale import finale
-
-        finished = finale(self.puzzle.id)
-        if finished is not None:
-            print()
-            say(finished)
 
     def _pair(self) -> None:
         """The other half follows, after the verdict: nobody should wait for it."""
@@ -266,10 +243,6 @@ class Watch:
         if pair is not None and (pair.conflict or pair.notice):
             self._line(f"\n{pair.conflict or pair.notice}")
 
-    def _died(self, message: Message) -> None:
-        if message["process"] == self.worker.number and self.since is not None:
-            self._answer({"none": message["died"], "printed": ""})
-
     # -- keys
 
     def _key(self, key: str) -> None:
@@ -278,16 +251,11 @@ class Watch:
             self.finished = True
         elif question is not None:
             self._erase_line()
-            if key.lower() == "y":
-                question()
-            else:
-                self._line("Nothing is reset.")
-                self._prompt()
+            question() if key.lower() == "y" else self._say("Nothing is reset.")
         elif self.since is not None and key == "x":
             self._stop()
             self._erase_line()
-            self._line(f"The check of {self.puzzle.id} is stopped. Save again, or press c, to check again.")
-            self._prompt()
+            self._say(f"The check of {self.puzzle.id} is stopped. Save again, or press c, to check again.")
         elif self.since is not None and key in "sc\r\n":
             return  # one thing at a time
         elif key in "\r\nc":
@@ -301,22 +269,17 @@ class Watch:
 
     def _next(self) -> None:
         """Goes on, when asked, to the next puzzle that is not solved and open."""
-        state = load()
-        following = next_after(self.puzzle, state.solved)
+        following = next_after(self.puzzle, load().solved)
         if following is None:
-            self._line("There is no puzzle left: all of them are solved.")
-        elif (first := state.waits_for(following)) and not self.any_order:
-            self._line(
-                f"{following.id} opens when {first.id} is solved; `puzzles watch {following.id} --any` opens it."
-            )
-        elif not any(each.path.stem == following.notebook for each in self.files):
-            self._line(f"{following.notebook} is another notebook: `puzzles watch {following.notebook}`")
-        else:
-            if first:
-                record_opened(following.id)
-            self.puzzle = following
-            return self.check()
-        return self._prompt()
+            return self._say("There is no puzzle left: all of them are solved.")
+        if locked := self._locked(following):
+            return self._say(locked)
+        if not any(each.path.stem == following.notebook for each in self.files):
+            return self._say(f"{following.notebook} is another notebook: `puzzles watch {following.notebook}`")
+        if load().waits_for(following):
+            record_opened(following.id)
+        self.puzzle = following
+        return self.check()
 
     def _hint(self) -> None:
         say_markdown(next_hint(self.puzzle.id))
@@ -339,8 +302,7 @@ class Watch:
         try:
             kept = workspace.reset_puzzle(self.folder, self.puzzle)
         except (workspace.WorkspaceError, CurriculumError) as error:
-            self._line(str(error))
-            return self._prompt()
+            return self._say(str(error))
         forget([self.puzzle.id])
         self._look(first=True)
         return self.check(f"{self.puzzle.id} is as it was at the start. Your file of before: {kept[0]}")
@@ -356,6 +318,10 @@ class Watch:
         line = next((each for each in (f"{word}{long} ", f"{long} ") if len(each) < columns()), f"{short} ")
         self.out.print(line, end="" if self.tty else "\n", style="reverse" if self.tty else "", markup=False)
         sys.stdout.flush()
+
+    def _say(self, words: str) -> None:
+        self._line(words)
+        self._prompt()
 
     def _line(self, words: str) -> None:
         if self.waiting_word:
@@ -412,36 +378,6 @@ def _code(path: Path) -> dict[str, list[str]]:
 
 
 # ---- where events come from ------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _saves(folders: list[Path], events: queue.Queue[tuple[str, Any]]) -> Iterator[None]:
-    """Puts "saved" whenever something in the folders has changed."""
-    import watchfiles
-
-    stop = threading.Event()
-
-    def wait(polling: bool | None) -> None:
-        options: dict[str, Any] = {"step": STEP_MS, "debounce": DEBOUNCE_MS, "recursive": False}
-        for _ in watchfiles.watch(
-            *folders, stop_event=stop, watch_filter=None, raise_interrupt=False, force_polling=polling, **options
-        ):
-            events.put(("saved", None))
-
-    def work() -> None:
-        try:
-            wait(None)
-        except (OSError, RuntimeError):  # the system's limit of watched files is reached, for one
-            with contextlib.suppress(OSError, RuntimeError):
-                wait(True)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(timeout=2)
 
 
 @contextlib.contextmanager

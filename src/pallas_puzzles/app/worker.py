@@ -95,13 +95,12 @@ def judged(puzzle_id: str, answer: Message) -> Message:
         return answer
     puzzle, cause = curriculum.puzzle(puzzle_id), answer["none"]
     headline = f"{puzzle.id} {puzzle.title}: no verdict."
-    verdict = {"puzzle": puzzle.id, "status": "error", "passed": False, "headline": headline, "gained": "", "next": ""}
-    finding = {"kind": "process", "cause": cause, "evidence": []}
-    nothing: Message = {
-        "findings": [finding | {"function": ""} | dict.fromkeys(("line", "step", "at", "operand", "block"))],
-        "picture": "",
-    }
-    verdict |= nothing | {"figures": [], "notes": []}
+    nowhere = dict.fromkeys(("line", "step", "at", "operand", "block"))
+    verdict = {
+        "puzzle": puzzle.id, "status": "error", "passed": False, "headline": headline, "gained": "", "next": "",
+        "findings": [{"kind": "process", "cause": cause, "evidence": [], "function": "", **nowhere}],
+        "picture": "", "figures": [], "notes": [],
+    }  # fmt: skip
     words = textwrap.fill(cause, terminal.columns(), initial_indent="  ", subsequent_indent="  ")
     return {**answer, "verdict": verdict, "text": f"{headline}\n\n{words}", "traceback": ""}
 
@@ -118,33 +117,20 @@ class _Process:
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self.over = False
         self._tell = tell
-        self._lock = threading.Lock()
-        # the folder and the environment are the command's own: the process may be older than either
-        self._unsent: list[Message] = [{"environment": dict(os.environ), "folder": os.getcwd()}]
-        self._requests: IO[str] | None = None
         self._kill: Callable[[], None] = lambda: None
+        self._unsent: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        # the folder and the environment are the command's own: the process may be older than either
+        self.send({"environment": dict(os.environ), "folder": os.getcwd()})
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        with self._lock:
-            self._unsent.append(message)
-            self._flush()
+        self._unsent.put(message)
 
     def kill(self) -> None:
-        with self._lock:
-            self.over = True
-            self._kill()
+        self.over = True
+        self._kill()
         self._thread.join(timeout=1)  # not for long: it may be waiting for a process that has never answered
-
-    def _flush(self) -> None:
-        if self._requests is None:
-            return
-        with contextlib.suppress(OSError, ValueError):  # it has just died; the thread that listens says so
-            for each in self._unsent:
-                self._requests.write(json.dumps(each) + "\n")
-            self._requests.flush()
-        self._unsent.clear()
 
     def _live(self) -> None:
         connection = _connected()
@@ -167,22 +153,23 @@ class _Process:
                         os.kill(pid, signal.SIGKILL)
                     connection.shutdown(socket.SHUT_RDWR)
 
-            self._open(requests, kill)
-            ending = self._hear(answers)
-            self._close()
+            ending = self._talk(requests, answers, kill)
         return ending.get("ended"), ending.get("last", "")
 
     def _live_alone(self) -> tuple[int | None, str]:
         with tempfile.TemporaryFile("w+b") as said, _started(said) as process:
             assert process.stdin is not None
             assert process.stdout is not None
-            self._open(process.stdin, process.kill)
-            self._hear(process.stdout)
-            self._close()
+            self._talk(process.stdin, process.stdout, process.kill)
             return process.wait(), last_line(said)
 
-    def _hear(self, answers: IO[str]) -> Message:
-        """Hands on what comes, to the end; how it ended, where that is said."""
+    def _talk(self, requests: IO[str], answers: IO[str], kill: Callable[[], None]) -> Message:
+        """Sends what is to be sent and hands on what comes, to the end; how it ended, where that is said."""
+        self._kill = kill
+        if self.over:
+            kill()
+        writer = threading.Thread(target=self._write, args=(requests,), daemon=True)
+        writer.start()
         ending: Message = {}
         with contextlib.suppress(OSError):
             for line in answers:
@@ -195,20 +182,16 @@ class _Process:
                 elif not self.over:
                     self.over = message["leaves"]
                     self._tell(message)
+        self._kill = lambda: None
+        self._unsent.put(None)
+        writer.join()
         return ending
 
-    def _open(self, requests: IO[str], kill: Callable[[], None]) -> None:
-        with self._lock:
-            self._requests, self._kill = requests, kill
-            if self.over:
-                kill()
-            self._flush()
-
-    def _close(self) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            requests, self._requests, self._kill = self._requests, None, lambda: None
-            if requests is not None:
-                requests.close()
+    def _write(self, requests: IO[str]) -> None:
+        with contextlib.suppress(OSError), requests:  # it has just died; the thread that listens says so
+            for each in iter(self._unsent.get, None):
+                requests.write(json.dumps(each) + "\n")
+                requests.flush()
 
 
 def last_line(file: IO[bytes]) -> str:
@@ -249,37 +232,22 @@ def _environment() -> dict[str, str]:
 
 def _connected() -> socket.socket | None:
     """A connection to a process that has just been forked for us; None where that is not possible."""
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError), contextlib.ExitStack() as undo:
         address = _address()
         if address is None:
             return None
+        connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
-            return _connect(address)
+            connection.connect(str(address))
         except OSError:  # nobody is there yet, or any more
             command = [sys.executable, "-P", "-m", "pallas_puzzles.app.serving", str(address)]
-            nowhere: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-            subprocess.run(
-                command,
-                env=_environment(),
-                cwd="/",
-                start_new_session=True,
-                timeout=START_LIMIT_S,
-                check=True,
-                **nowhere,
-            )
-            return _connect(address)
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _connect(address: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(str(address))
-    except OSError:
-        connection.close()
-        raise
-    return connection
+            quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            how: dict[str, Any] = {**quiet, "env": _environment(), "cwd": "/", "start_new_session": True}
+            subprocess.run(command, timeout=START_LIMIT_S, check=True, **how)
+            connection.connect(str(address))
+        undo.pop_all()
+        return connection
+    return None
 
 
 def _address() -> Path | None:

@@ -19,6 +19,7 @@ from ..course import curriculum
 from ..course.progress import load, state_folder
 from ..files import locked, write_whole
 from ..installation import PACKAGE
+from ..text import plural
 from . import pairing
 
 
@@ -41,12 +42,11 @@ def find() -> Path:
 
 @dataclass
 class Made:
-    """What `init` did: names of files, and what is based on an older text of the course, notebook -> puzzles."""
+    """What `init` did: names of files, and where the text of a file is not the course's, notebook -> puzzles."""
 
     added: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
-    older: dict[str, list[str]] = field(default_factory=dict)
-    unsure: dict[str, list[str]] = field(default_factory=dict)  # not what the course says, and nothing says since when
+    differ: dict[str, list[str]] = field(default_factory=dict)
 
 
 def init(folder: Path) -> Made:
@@ -77,7 +77,8 @@ def _init_one(folder: Path, book: curriculum.Notebook, made: Made) -> None:
     if there:
         if missing:
             pairing.complete(folder, book.name)
-        _compare(folder, book, made)
+        if differ := _prose_apart(pairing.current(folder, book.name) or there[0], book):
+            made.differ[book.name] = differ
     else:
         _lay(folder, book)
     made.added += [each.name for each in missing]
@@ -93,7 +94,6 @@ def _lay(folder: Path, book: curriculum.Notebook) -> None:
     script, _ = pairing.halves(folder, book.name)
     pairing.create(script, jupytext.writes(node, fmt="py:percent"))
     pairing.complete(folder, book.name)
-    _remember_texts(folder, book.name, texts(book.path))
 
 
 def current_file(folder: Path, notebook: str) -> Path:
@@ -129,40 +129,8 @@ def solved_function(puzzle_id: str, name: str) -> Callable[..., Any] | None:
     return found if callable(found) and not unwritten(found) else None
 
 
-# ---- the text that a reader's file is based on -----------------------------------------------------------------------
-
-
-def texts(path: Path) -> dict[str, str]:
-    """A digest of every puzzle's cells, by its number; "" is what stands around the puzzles. Raises CurriculumError."""
-    parts: dict[str, pairing.Cells] = {}
-    for each in curriculum.read_cells(path):
-        if each.source.strip():
-            parts.setdefault(each.section, []).append((each.kind, each.source.rstrip()))
-    return {number: pairing.digest(cells) for number, cells in parts.items()}
-
-
-def _compare(folder: Path, book: curriculum.Notebook, made: Made) -> None:
-    """Notes which puzzles of a file that was there have another text in the course of today."""
-    today = texts(book.path)
-    based_on = pairing.record(folder)["texts"].get(book.name)
-    if isinstance(based_on, dict):
-        changed = [number for number in today if based_on.get(number) != today[number]]
-        if changed:
-            made.older[book.name] = changed
-        return
-    mine = pairing.current(folder, book.name)
-    try:
-        differ = _prose_apart(mine, book.path) if mine else []
-    except curriculum.CurriculumError:
-        differ = sorted(today)  # it cannot be read: not ours, or damaged
-    if differ:
-        made.unsure[book.name] = differ
-    else:
-        _remember_texts(folder, book.name, today)
-
-
-def _prose_apart(mine: Path, course: Path) -> list[str]:
-    """The puzzles whose text, not code, is another in two files: few readers rewrite the text."""
+def _prose_apart(mine: Path, book: curriculum.Notebook) -> list[str]:
+    """The puzzles whose text, not code, is not that of the course: few readers rewrite the text. "": around them."""
 
     def prose(path: Path) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -171,15 +139,10 @@ def _prose_apart(mine: Path, course: Path) -> list[str]:
                 found.setdefault(each.section, []).append(each.source.strip())
         return found
 
-    theirs, ours = prose(mine), prose(course)
+    ours, theirs = prose(book.path), dict[str, list[str]]()
+    with contextlib.suppress(curriculum.CurriculumError):  # it cannot be read: not ours, or damaged
+        theirs = prose(mine)
     return [number for number in ours if theirs.get(number) != ours[number]]
-
-
-def _remember_texts(folder: Path, name: str, fresh: dict[str, str]) -> None:
-    content = pairing.record(folder)
-    known = content["texts"].get(name)
-    merged = {**(known if isinstance(known, dict) else {}), **fresh}
-    pairing.write_record(folder, {**content, "texts": {**content["texts"], name: merged}})
 
 
 # ---- back to the start -----------------------------------------------------------------------------------------------
@@ -190,13 +153,11 @@ def losses(folder: Path, puzzles: list[curriculum.Puzzle]) -> list[str]:
     state, lines = load(), []
     for each in puzzles:
         entry = state.entry(each.id)
-        losses = []
+        losses = [f"solved on {entry['solved'][:10]}"] if entry["solved"] else []
+        losses += [plural(entry[f"{noun}s"], noun) for noun in ("attempt", "hint") if entry[f"{noun}s"]]
         with contextlib.suppress(WorkspaceError, curriculum.CurriculumError):
-            edited = edited_lines(folder, each)
-            losses += [f"{edited} line{'' if edited == 1 else 's'} of yours"] if edited else []
-        losses += [f"solved on {entry['solved'][:10]}"] if entry["solved"] else []
-        counts = (("attempt", entry["attempts"]), ("hint", entry["hints"]))
-        losses += [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts if count]
+            if edited := edited_lines(folder, each):
+                losses.insert(0, f"{plural(edited, 'line')} of yours")
         if losses:
             lines.append(f"{each.id}: {', '.join(losses)}")
     if not lines:
@@ -219,17 +180,18 @@ def _code_lines(cells: list[curriculum.Cell], number: str) -> list[str]:
 def reset_puzzle(folder: Path, puzzle: curriculum.Puzzle) -> list[Path]:
     """Gives a puzzle its text and its empty holes back; returns the copy of the reader's file as it was.
 
-    Raises WorkspaceError when the halves of the notebook are in conflict, or the puzzle is not in the file.
+    Raises WorkspaceError when the halves of the notebook are not in step, or the puzzle is not in the file.
     """
-    pair = _in_step(folder, puzzle.notebook)
+    pair = synced_file(folder, puzzle.notebook)
+    if problem := pair.conflict or pair.notice:
+        raise WorkspaceError(problem)
     script, _ = pairing.halves(folder, puzzle.notebook)
     try:
-        fresh = _replaced(script, puzzle)
-        kept = _set_aside([pair.current], move=False)
-        write_whole(script, fresh)
-        pairing.sync(folder, puzzle.notebook)
         with locked(folder / pairing.LOCK):
-            _remember_texts(folder, puzzle.notebook, {puzzle.number: texts(puzzle.path)[puzzle.number]})
+            fresh = _replaced(script, puzzle)
+            kept = _set_aside([pair.current], move=False)
+            write_whole(script, fresh)
+        pairing.sync(folder, puzzle.notebook)
     except OSError as error:
         raise WorkspaceError(f"{folder} cannot be written ({error.strerror or error}): nothing is reset") from None
     return kept
@@ -249,13 +211,6 @@ def reset_notebook(folder: Path, book: curriculum.Notebook) -> list[Path]:
     return kept
 
 
-def _in_step(folder: Path, name: str) -> pairing.Pair:
-    pair = synced_file(folder, name)
-    if pair.conflict:
-        raise WorkspaceError(pair.conflict)
-    return pair
-
-
 def _replaced(script: Path, puzzle: curriculum.Puzzle) -> bytes:
     """The reader's script with one puzzle as the course has it, in the reader's line endings."""
     import jupytext
@@ -263,12 +218,10 @@ def _replaced(script: Path, puzzle: curriculum.Puzzle) -> bytes:
     from . import notebooks
 
     content = script.read_bytes()
-    ending = "\r\n" if b"\r\n" in content else "\n"
-    mine = content.decode("utf-8-sig")
+    mine = pairing.decoded(content)
     course = jupytext.writes(notebooks.for_workspace(puzzle.path), fmt="py:percent")
     (before, _, after), (_, ours, _) = (_three_parts(script, text, puzzle) for text in (mine, course))
-    fresh = "".join(f"{line}{ending}" for line in [*before, *ours, *after])
-    return (b"\xef\xbb\xbf" if content.startswith(b"\xef\xbb\xbf") else b"") + fresh.encode()
+    return pairing.encoded_as(content, "".join(f"{line}\n" for line in [*before, *ours, *after]))
 
 
 def _three_parts(path: Path, text: str, puzzle: curriculum.Puzzle) -> tuple[list[str], list[str], list[str]]:
@@ -336,10 +289,8 @@ def _around() -> Path | None:
 def _of_checkout() -> Path | None:
     """The workspace of the checkout that the current directory is in."""
     here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "src" / PACKAGE.name / Path(curriculum.__file__).relative_to(PACKAGE)).is_file():
-            return folder / "workspace"
-    return None
+    roots = (each for each in (here, *here.parents) if (each / "src" / "pallas_puzzles").is_dir())
+    return next((each / "workspace" for each in roots), None)
 
 
 def _memory() -> Path:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
 
 from ..text import human_bytes, plural, times
 from ..view.draw import Displayed, running_shell
@@ -32,10 +31,6 @@ class Finale(Displayed):
     book: Notebook
     state: Progress
 
-    @property
-    def _upcoming(self) -> curriculum.Puzzle | None:
-        return self.state.next()
-
     def title(self) -> str:
         entries = [self.state.entry(each.id) for each in self.book.puzzles]
         attempts, hints = (sum(entry[key] for entry in entries) for key in ("attempts", "hints"))
@@ -59,17 +54,17 @@ class Finale(Displayed):
         ]
 
     def whither(self) -> str:
-        upcoming = self._upcoming
+        """What is next; of the whole course, where nothing is left."""
+        upcoming = self.state.next()
         if upcoming is None:
-            return ""
+            return course_text(self.state)
         if upcoming.notebook == self.book.name:
             return f"Next: {upcoming.id} {upcoming.title}"
         book = next(each for each in curriculum.notebooks() if each.name == upcoming.notebook)
         return f"Next notebook: {book.name}. {book.title}. It begins with {upcoming.id} {upcoming.title}."
 
     def __str__(self) -> str:
-        parts = [self.title(), self.built(), _table(self.rows())]
-        parts.append(self.whither() if self._upcoming else course_text(self.state))
+        parts = [self.title(), self.built(), _table(self.rows()), self.whither()]
         return "\n\n".join(part for part in parts if part)
 
     __repr__ = __str__
@@ -78,7 +73,8 @@ class Finale(Displayed):
         rows = "".join(f"<tr>{''.join(f'<td>{html.escape(x)}</td>' for x in row)}</tr>" for row in self.rows())
         head = "".join(f"<th>{x}</th>" for x in COLUMNS)
         table = f"<table><tr>{head}</tr>{rows}</table>" if rows else ""
-        end = html.escape(self.whither()) if self._upcoming else f"<pre>{html.escape(course_text(self.state))}</pre>"
+        end = html.escape(self.whither())
+        end = end if self.state.next() else f"<pre>{end}</pre>"
         return (
             f'<div style="border-left:5px solid {GOOD};padding:6px 14px;margin:6px 0;max-width:60em">'
             f"<b>{html.escape(self.title())}</b><p>{html.escape(self.built())}</p>{table}<p>{end}</p></div>"
@@ -132,16 +128,12 @@ def course_text(state: Progress) -> str:
     tiles = [f"    {book.name:{width}}  {'[#]' * len(book.puzzles)}" for book in books]
     when = f"on {dates[0]}" if dates and dates[0] == dates[-1] else f"from {dates[0]} to {dates[-1]}" if dates else ""
     carried = f" Your kernels moved {human_bytes(moved)}, every one of them on purpose." if moved else ""
-    return "\n".join(
+    return "\n\n".join(
         [
             "And that was the last one. Every puzzle is solved:",
-            "",
-            *tiles,
-            "",
+            "\n".join(tiles),
             "    no block unvisited, no garbage read, nothing left to write back",
-            "",
             f"{plural(len(everything), 'puzzle')} {when}, {counts}.{carried}",
-            "",
             FROM_HERE,
         ]
     )
@@ -163,9 +155,5 @@ def _table(rows: list[tuple[str, ...]]) -> str:
         return ""
     lines = [("", "your kernels", *COLUMNS[2:]), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-    def line(row: tuple[Any, ...]) -> str:
-        cells = [f"{x:<{w}}" if n == 1 else f"{x:>{w}}" for n, (x, w) in enumerate(zip(row, widths, strict=True))]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join(map(line, lines))
+    padded = [[f"{x:{'<' if n == 1 else '>'}{widths[n]}}" for n, x in enumerate(row)] for row in lines]
+    return "\n".join("  ".join(row).rstrip() for row in padded)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import html
+import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import LOCK_TIMEOUT_S, locked, write_whole
+from ..text import cut, plural
 
 if TYPE_CHECKING:
     from .curriculum import Notebook, Puzzle
 
 VERSION = 1
-BAR_WIDTH = 13
 
 # {"solved": "2026-01-31T12:00:00Z" | None, "hints": 2, "attempts": 5}, and where there is a reason: "opened": True,
 # out of order, and "figures": what the right answer costs (verdict.totals)
@@ -59,8 +61,7 @@ class Progress:
 
     def figures(self, puzzle_id: str) -> dict[str, float]:
         """What the last right answer cost, {} where that is not known."""
-        found = self.entry(puzzle_id).get("figures")
-        return {k: v for k, v in found.items() if isinstance(v, int | float)} if isinstance(found, dict) else {}
+        return self.entry(puzzle_id).get("figures", {})
 
     def waits_for(self, puzzle: Puzzle) -> Puzzle | None:
         """The puzzle to be solved before this one opens; None when it is open, also because somebody has tried it."""
@@ -69,12 +70,9 @@ class Progress:
         entry = self.entry(puzzle.id)
         if entry["solved"] or entry["attempts"] or entry.get("opened"):
             return None
-        before = None
-        for each in curriculum.notebook(puzzle.path).puzzles:
-            if each.id == puzzle.id:
-                break
-            before = each
-        return before if before and not self.solved(before.id) else None
+        book = curriculum.notebook(puzzle.path).puzzles
+        place = [each.id for each in book].index(puzzle.id)
+        return book[place - 1] if place and not self.solved(book[place - 1].id) else None
 
     def next(self) -> Puzzle | None:
         """The first unsolved puzzle of the notebook that was last solved in, else of the whole course."""
@@ -89,23 +87,37 @@ class Progress:
         return unsolved[0] if unsolved else None
 
     def __str__(self) -> str:
-        books, upcoming = self._books(), self.next()
-        width = max(len(book.name) for book in books)
+        return "\n".join(line for _, line in self.lines())
+
+    def lines(self, width: int = 100, here: str = "") -> list[tuple[str, str]]:
+        """(style for rich, line) of the map: notebooks, the puzzles of `here` or else of the next one, the advice."""
+        upcoming, books = self.next(), self._books()
+        shown = here or (upcoming.notebook if upcoming else "")
+        names = max(len(book.name) for book in books)
         lines = []
         for book in books:
-            done, total = self.solved_in(book), len(book.puzzles)
-            lines.append(f"{book.name:{width}}  {bar(done, total)} {done:>2}/{total:<2}  {book.title}")
-            if upcoming and upcoming.notebook == book.name:
-                lines += [f"    {each.number:>3}  {self._word(each):6}  {each.title}" for each in book.puzzles]
-        return "\n".join([*lines, self.advice()])
+            done, total, hints = self.solved_in(book), len(book.puzzles), self.hints_in(book)
+            seen = plural(hints, "hint") if hints else ""
+            drawn = bar(done, total, 20 if width >= 72 else 8)
+            line = f"{book.name:{names}}  {drawn} {done:>2}/{total:<2}  {seen:8}  {book.title}"
+            if len(line) > width:
+                line = line.partition(": ")[0]  # a title whose second half has no room
+            lines.append(("green" if done == total else "", line))
+            for each in book.puzzles if book.name == shown else ():
+                word, counted = self.word(each), self.entry(each.id)["hints"]
+                style = {"next": "bold", "solved": "green", "locked": "dim"}.get(word, "")
+                lines.append((style, f"  {each.number:>4}  {word:6}  {'?' * min(counted, 3):3}  {each.title}"))
+        lines += [("dim", "? is a hint that you have seen")] if any(map(self.hints_in, books)) else []
+        return [*((style, cut(line.rstrip(), width)) for style, line in lines), ("bold", self.advice())]
 
     def _repr_html_(self) -> str:
         upcoming = self.next()
         blocks = []
         for book in self._books():
-            rows = "".join(
+            words = {each.id: self.word(each).replace("locked", "").replace("open", "") for each in book.puzzles}
+            rows = "".join(  # on the page of a notebook everything lies open
                 f"<tr><td>{each.number}</td><td style='text-align:left'>{html.escape(each.title)}</td>"
-                f"<td style='text-align:left'>{self._word(each)}</td></tr>"
+                f"<td style='text-align:left'>{words[each.id]}</td></tr>"
                 for each in book.puzzles
             )
             here = " open" if upcoming and upcoming.notebook == book.name else ""
@@ -142,10 +154,6 @@ class Progress:
         upcoming = self.next()
         return f"next: {upcoming.id}  {upcoming.title}" if upcoming else "every puzzle is solved"
 
-    def _word(self, puzzle: Puzzle) -> str:
-        word = self.word(puzzle)
-        return word if word in ("solved", "next") else ""  # on the page of a notebook everything lies open
-
     def _books(self) -> list[Notebook]:
         from . import curriculum
 
@@ -161,7 +169,7 @@ class Progress:
         return "locked" if self.waits_for(puzzle) else "open"
 
 
-def bar(done: int, total: int, width: int = BAR_WIDTH) -> str:
+def bar(done: int, total: int, width: int = 20) -> str:
     """Progress in characters that every terminal has: "####....", full when all is done and only then."""
     filled = round(width * done / total) if total else 0
     filled = min(max(filled, int(done > 0)), width - int(done < total))
@@ -181,21 +189,22 @@ def state_folder() -> Path:
 
 
 def load() -> Progress:
-    """What is recorded. Never raises: what cannot be read counts as nothing, and is said once."""
+    """The map of notebooks and puzzles: what is solved, and what is next.
+
+    Never raises: what cannot be read counts as nothing, and is said once.
+    """
     recorded: dict[str, Entry] = {}
     try:
         with _locked():
             recorded = _read()
     except _Unusable as reason:
         _say(str(reason))
-        with contextlib.suppress(_Unusable):
+        with contextlib.suppress(_Unusable, OSError):
             recorded = _read()  # a folder that cannot be written may still be read
     return Progress(_with_unsaved(recorded))
 
 
-def progress() -> Progress:
-    """The map of notebooks and puzzles: what is solved, and what is next."""
-    return load()
+progress = load  # the name in notebooks
 
 
 def record(puzzle_id: str, solved: bool, figures: Mapping[str, float] | None = None) -> bool:
@@ -215,22 +224,15 @@ def record(puzzle_id: str, solved: bool, figures: Mapping[str, float] | None = N
     return first
 
 
-def record_hint(puzzle_id: str, most: int | None = None) -> int:
+def record_hint(puzzle_id: str, most: float = math.inf) -> int:
     """Counts one more hint, up to `most`, and returns how many have been seen. Never raises."""
-
-    def change(entry: Entry) -> None:
-        entry["hints"] += int(most is None or entry["hints"] < most)
-
-    return int(_update(puzzle_id, change)["hints"])
+    entry = _update(puzzle_id, lambda entry: entry.update(hints=max(entry["hints"], min(entry["hints"] + 1, most))))
+    return int(entry["hints"])
 
 
 def record_solution_seen(puzzle: Puzzle) -> None:
     """Counts every hint, the last of which is the solution. Never raises."""
-
-    def change(entry: Entry) -> None:
-        entry["hints"] = max(entry["hints"], len(puzzle.hints))
-
-    _update(puzzle.id, change)
+    _update(puzzle.id, lambda entry: entry.update(hints=max(entry["hints"], len(puzzle.hints))))
 
 
 def record_opened(puzzle_id: str) -> None:
@@ -307,13 +309,10 @@ def _read() -> dict[str, Entry]:
     """The entries in the file; a damaged file is moved aside first."""
     path = _file()
     try:
-        text = path.read_bytes().decode("utf-8")
-        content = json.loads(text)
+        content = json.loads(path.read_bytes().decode("utf-8"))
         _validate(content)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise _Unusable(f"{path} cannot be read ({error.strerror}): progress is not recorded") from None
     except ValueError:
         _set_aside(path)
         return {}
@@ -343,41 +342,34 @@ def _validate(content: Any) -> None:
 
 def _set_aside(path: Path) -> None:
     stem = f"{path.name}.damaged-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}"
-    names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
-    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
-    try:
-        path.rename(aside)
-    except OSError as error:
-        raise _Unusable(f"{path} is damaged and cannot be moved ({error.strerror}): progress is not recorded") from None
+    names = (path.with_name(stem if number == 1 else f"{stem}-{number}") for number in itertools.count(1))
+    aside = next(each for each in names if not each.exists())
+    path.rename(aside)
     _say(f"{path} is damaged: it is kept as {aside.name}, and progress starts anew")
 
 
 def _write(puzzles: dict[str, Entry]) -> None:
     text = json.dumps({"version": VERSION, "puzzles": puzzles}, indent=1, sort_keys=True)
-    try:
-        write_whole(_file(), f"{text}\n".encode())
-    except OSError as error:
-        raise _Unusable(f"{_file()} cannot be written ({error.strerror}): progress is not recorded") from None
+    write_whole(_file(), f"{text}\n".encode())
 
 
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
-    """Holds the lock of the state folder, which it makes where there is none."""
+    """Holds the lock of the state folder, which it makes where there is none. Files that cannot be used: _Unusable."""
     folder = state_folder()
     if not folder.is_absolute():  # no home: "~" would become a folder of that name
         raise _Unusable("there is no home folder to keep progress in: set PALLAS_PUZZLES_HOME to a folder")
-    with contextlib.ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / "progress.lock", LOCK_TIMEOUT_S))
-        except TimeoutError as error:
-            raise _Unusable(f"{error}: this is not recorded") from None
-        except OSError as error:
-            raise _Unusable(
-                f"{folder} cannot be written ({error.strerror}): progress is not recorded; "
-                f"set PALLAS_PUZZLES_HOME to a folder of yours"
-            ) from None
-        yield
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "progress.lock", LOCK_TIMEOUT_S):
+            yield
+    except TimeoutError as error:
+        raise _Unusable(f"{error}: this is not recorded") from None
+    except OSError as error:
+        raise _Unusable(
+            f"{folder} cannot be read and written ({error.strerror}): progress is not recorded; "
+            f"set PALLAS_PUZZLES_HOME to a folder of yours"
+        ) from None
 
 
 def _say(notice: str) -> None:

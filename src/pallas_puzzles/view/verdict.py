@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import json
 import re
 import shutil
 import sys
@@ -10,10 +11,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..installation import PACKAGE
-from ..text import human_bytes, plain, plural, times
+from ..text import cut, human_bytes, plain, plural, times
 from .draw import Displayed, running_shell, tile_map_html
 from .paper import BAD, GOOD, NEUTRAL
 from .words import tile_map_text
@@ -135,18 +134,12 @@ class Verdict(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data with stable keys, for programs."""
-        return {
-            "puzzle": self.puzzle,
-            "status": self.status,
-            "passed": bool(self),
-            "headline": self.headline,
-            "findings": [_finding_json(f) for f in self.findings],
-            "figures": [_figures_json(f) for f in self.figures],
-            "gained": self.gained,
-            "notes": list(self.notes),
-            "picture": self.picture,
-            "next": self.next,
+        own = {
+            name: getattr(self, name) for name in ("puzzle", "status", "headline", "gained", "notes", "picture", "next")
         }
+        findings, figures = [_finding_json(f) for f in self.findings], [_figures_json(f) for f in self.figures]
+        told = {**own, "passed": bool(self), "findings": findings, "figures": figures}
+        return json.loads(json.dumps(told, default=lambda number: number.item()))  # NumPy's
 
 
 def gained(figures: "Sequence[Figures]") -> str:
@@ -194,38 +187,28 @@ def _text(v: Verdict, columns: int, traceback: str) -> Lines:
 
 def _sections(v: Verdict, columns: int, traceback: str) -> list[tuple[int, Lines]]:
     """(rank, lines) from top to bottom; rank 0 matters most."""
-    sections = [(0, _wrapped(v.headline, "headline", "", most=2, columns=columns))]
+    sections = [(0, _wrapped(v.headline, "headline", "", 2, columns))]
     for i, finding in enumerate(v.findings[:3]):
-        start = "" if i == 0 else "Also: "
-        cause = [
-            ("", ""),
-            *_wrapped(
-                start + _sentence(finding.cause),
-                "cause" if i == 0 else "also",
-                "  ",
-                most=8 if i == 0 else 6,
-                columns=columns,
-            ),
-        ]
-        sections.append((0 if i == 0 else 3 + 2 * i, cause))
+        start, role, most, rank = ("", "cause", 8, 0) if i == 0 else ("Also: ", "also", 6, 3 + 2 * i)
+        cause = _wrapped(start + _sentence(finding.cause), role, "  ", most, columns)
+        sections.append((rank, [("", ""), *cause]))
         if finding.line is not None:
-            sections.append(
-                (1 if i == 0 else 4 + 2 * i, [("line", _clip(f"    {_place(finding)}   {finding.line.text}", columns))])
-            )
+            line = cut(f"    {_place(finding)}   {finding.line.text}", columns)
+            sections.append((rank + 1, [("line", line)]))
         if i == 0:
-            items = [_wrapped(item, "evidence", "  - ", most=3, columns=columns) for item in finding.evidence]
+            items = [_wrapped(item, "evidence", "  - ", 3, columns) for item in finding.evidence]
             sections += [(3 if n == 0 else 4, item) for n, item in enumerate(items[:4])]
             sections.append((9, _tiles_text(v.tiles)))
             sections.append((1, [("tiles", f"    {line}".rstrip()) for line in v.picture.splitlines()]))
     if len(v.findings) > 3:
         sections.append((8, [("also", f"  and {plural(len(v.findings) - 3, 'more finding')}")]))
-    sections += [(2, _wrapped(note, "note", "  ", most=3, columns=columns)) for note in v.notes[:3]]
-    sections.append((2 if v else 10, _wrapped(v.gained or _cost(v), "figures", "  ", most=2, columns=columns)))
+    sections += [(2, _wrapped(note, "note", "  ", 3, columns)) for note in v.notes[:3]]
+    sections.append((2 if v else 10, _wrapped(v.gained or _cost(v), "figures", "  ", 2, columns)))
     following = f"{v.standing.words} {v.next}" if v.standing else v.next
-    sections.append((1, _wrapped(following, "next", "  ", most=2, columns=columns)))
-    sections.append((5, _wrapped(v.help, "note", "  ", most=1, columns=columns)))
+    sections.append((1, _wrapped(following, "next", "  ", 2, columns)))
+    sections.append((5, _wrapped(v.help, "note", "  ", 1, columns)))
     if v.traceback and traceback:
-        sections.append((2, _wrapped(f"The full traceback: {traceback}", "note", "  ", most=1, columns=columns)))
+        sections.append((2, _wrapped(f"The full traceback: {traceback}", "note", "  ", 1, columns)))
     return sections
 
 
@@ -241,12 +224,8 @@ def _wrapped(words: str, role: str, indent: str, most: int, columns: int) -> Lin
     lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=" " * len(indent))
     most = most * MAX_COLUMNS // columns
     if len(lines) > most:
-        lines = [*lines[: most - 1], _clip(f"{lines[most - 1]} ...", columns)]
+        lines = [*lines[: most - 1], cut(f"{lines[most - 1]} ...", columns)]
     return [(role, line) for line in lines]
-
-
-def _clip(line: str, columns: int) -> str:
-    return line if len(line) <= columns else f"{line[: columns - 3]}..."
 
 
 def _sentence(words: str) -> str:
@@ -392,43 +371,16 @@ def _folded(summary: str, body: str) -> str:
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
-    """Tuples and NumPy numbers as what JSON knows."""
-    if isinstance(value, tuple | list):
-        return [_plain(x) for x in value]
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def _finding_json(f: "Finding") -> dict[str, Any]:
-    line = None if f.line is None else {"file": f.line.file, "line": f.line.line, "text": f.line.text}
-    return {
-        "kind": f.kind,
-        "cause": f.cause,
-        "evidence": list(f.evidence),
-        "line": line,
-        "function": f.function,
-        "step": _plain(f.step),
-        "at": _plain(f.at),
-        "operand": f.operand,
-        "block": _plain(f.block),
-    }
+    names = ("kind", "cause", "evidence", "function", "step", "at", "operand", "block")
+    return {name: getattr(f, name) for name in names} | {"line": f.line and dataclasses.asdict(f.line)}
 
 
 def _figures_json(f: "Figures") -> dict[str, Any]:
-    numbers = ("steps", "hbm_bytes", "once_bytes", "vmem_bytes", "flops", "transcendentals", "intensity")
-    return {
-        "name": f.name,
-        **{name: _plain(getattr(f, name)) for name in numbers},
-        "operands": [
-            {
-                "name": r.operand.name,
-                "moves": _plain(r.moves),
-                "hbm_bytes": _plain(r.hbm_bytes),
-                "vmem_bytes": _plain(r.vmem_bytes),
-            }
-            for r in f.operands
-        ],
-    }
+    names = ("name", "steps", "hbm_bytes", "once_bytes", "vmem_bytes", "flops", "transcendentals", "intensity")
+    each = ("moves", "hbm_bytes", "vmem_bytes")
+    operands = [{"name": r.operand.name} | {name: getattr(r, name) for name in each} for r in f.operands]
+    return {name: getattr(f, name) for name in names} | {"operands": operands}
 
 
 # --- display ---------------------------------------------------------------------------------------------------------

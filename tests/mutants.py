@@ -1,9 +1,17 @@
-"""Mutants of the course's solutions: wrong answers that nobody had to write, and that every check should refuse."""
+"""Mutants of the course's solutions: wrong answers that nobody had to write, and that every check should refuse.
 
+    uv run --all-groups python tests/mutants.py matmul/2 [-k TEXT] [--jobs N]
+
+makes small mistakes in the solutions by program, and shows which of them the checks accept. It exits with 1 if a mutant
+survives that is not listed as an equivalent, or if a line of that list is stale.
+"""
+
+import argparse
 import ast
 import contextlib
 import hashlib
 import io
+import os
 import sys
 import types
 from collections import Counter
@@ -14,15 +22,19 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is there: its threads wait for one another
+
 import numpy as np
 
-from ...course import curriculum, session
-from ...course.collecting import collecting
-from ...course.curriculum import CurriculumError, Puzzle
-from ...course.inputs import draw
-from ...lens.machine import trace
-from .edits import edits
+from course import functions
+from edits import edits
+from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.course.collecting import collecting
+from pallas_puzzles.course.curriculum import CurriculumError, Puzzle
+from pallas_puzzles.course.inputs import draw
+from pallas_puzzles.lens.machine import trace
 
+COLUMNS = ("made", "refused", "equivalent", "survived", "crashed", "stale")
 _FILE = "<overlay>"  # the name that session.run gives to code that is laid over the holes
 
 
@@ -109,16 +121,11 @@ def _why(verdict: Any) -> str:
 def _solution(puzzle: Puzzle) -> dict[str, tuple[str, int]]:
     """The functions that fill the holes of a puzzle: name -> (source, its first line in solutions/)."""
     path = puzzle.path.parents[1] / "solutions" / f"{puzzle.notebook}.py"
-    lines = path.read_text("utf-8").splitlines()
-    found = {}
-    for node in ast.parse("\n".join(lines)).body:
-        if isinstance(node, ast.FunctionDef) and node.name in puzzle.holes:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            found[node.name] = ("\n".join(lines[first - 1 : node.end_lineno]), first)
-    missing = [hole for hole in puzzle.holes if hole not in found]
-    if missing:
+    text = path.read_text("utf-8")
+    found = {name: code for name, code in functions(text).items() if name in puzzle.holes}
+    if missing := [hole for hole in puzzle.holes if hole not in found]:
         raise CurriculumError(f"{path} has no function {missing[0]}: {puzzle.id} needs it")
-    return found
+    return {name: (code, text[: text.index(code)].count("\n") + 1) for name, code in found.items()}
 
 
 def _values(puzzle: Puzzle, code: str) -> dict[str, dict[str, str]]:
@@ -218,3 +225,65 @@ def stale(puzzle: Puzzle, results: Sequence[Judged]) -> list[str]:
     """What is listed as an equivalent mutant of a puzzle, and is none: it is not made, or not accepted."""
     alive = {each.mutant.key for each in results if each.outcome == "equivalent"}
     return [key for key in equivalents(puzzle.notebook) if key.startswith(f"{puzzle.id} ") and key not in alive]
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Judges every mutant that is asked for; 1 where one survives or a line is stale."""
+    parser = argparse.ArgumentParser(description="Shows which small mistakes in the solutions the checks accept.")
+    parser.add_argument("what", nargs="?", default="", metavar="NAME[/N]", help="default: the whole course")
+    parser.add_argument(
+        "-k", dest="holding", default="", metavar="TEXT", help="only mutants whose hole or edit holds it"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes judge")
+    asked = parser.parse_args(words)
+    try:
+        sums = _judge_all(_puzzles(asked.what), asked.holding, asked.jobs)
+    except CurriculumError as error:
+        parser.error(str(error))
+    for name, numbers in [
+        ("notebook", COLUMNS),
+        *((name, [counts[c] for c in COLUMNS]) for name, counts in sums.items()),
+    ]:
+        print(f"{name:16}", *(f"{each:>10}" for each in numbers))
+    together = sums["together"]
+    return int(together["survived"] + together["crashed"] + together["stale"] > 0)
+
+
+def _judge_all(puzzles: Sequence[Puzzle], holding: str, jobs: int) -> dict[str, Counter[str]]:
+    """How many mutants of each notebook, and of all, came to what; prints those that should not be."""
+    sums = {name: Counter[str]() for name in [*(each.notebook for each in puzzles), "together"]}
+    for puzzle in puzzles:
+        made = [each for each in mutants(puzzle) if holding in each.key]
+        results = []
+        for result in judged(made, equivalents(puzzle.notebook), jobs):
+            results.append(result)
+            if result.outcome in ("survived", "crashed"):
+                print(_line(result), flush=True)
+        old = [] if holding else stale(puzzle, results)
+        for key in old:
+            print(f"stale: {key}", flush=True)
+        counts = Counter([each.outcome for each in results]) + Counter(made=len(made), stale=len(old))
+        for name in (puzzle.notebook, "together"):
+            sums[name].update(counts)
+        print(f"{puzzle.id}: {len(made)} mutants, {counts['survived']} survived", file=sys.stderr, flush=True)
+    return sums
+
+
+def _puzzles(what: str) -> list[Puzzle]:
+    if what in ("", *(book.name for book in curriculum.notebooks())):
+        return [each for each in curriculum.all_puzzles() if what in ("", each.notebook)]
+    return [curriculum.puzzle(what)]
+
+
+def _line(result: Judged) -> str:
+    mutant = result.mutant
+    place = f"solutions/{mutant.puzzle.partition('/')[0]}.py:{mutant.line}"
+    words = f"  ({result.words})" if result.words else ""
+    return f"{result.outcome} {mutant.id}  {mutant.key}  [{place}]{words}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""What authors of a course need, and readers do not: `puzzles dev`."""
