@@ -1,6 +1,8 @@
 """Mutants of the solutions: what edits are made, who is refused, and that the list of equivalents says what is so."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -185,3 +187,10 @@ def test_each_line_of_the_equivalents_is_of_a_puzzle(notebook: str) -> None:
 def test_the_course_refuses_the_mutants_of_a_puzzle(puzzle_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, puzzle_id)
     assert code == 0, out
+
+
+def test_the_command_runs_them() -> None:
+    command = [sys.executable, "-m", "pallas_puzzles", "dev", "mutants", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "nowhere" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import webbrowser
@@ -327,6 +328,23 @@ def tpu(
             if "verdict" in answer:
                 break  # the next would say the same
     raise typer.Exit(code)
+
+
+dev = typer.Typer(no_args_is_help=True, help="For authors of puzzles, in a clone of the project.")
+app.add_typer(dev, name="dev")
+
+
+@dev.command(
+    epilog="Example: puzzles dev mutants basics/9",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def mutants(ctx: typer.Context) -> None:
+    """Make small mistakes in the solutions by program, and show which of them the checks accept."""
+    script = installation.ROOT / "tests" / "mutants.py"
+    if not script.is_file():
+        raise curriculum.CurriculumError("mutants are for authors, and made in a clone of the project")
+    raise typer.Exit(subprocess.call([sys.executable, str(script), *ctx.args]))
 
 
 @app.command("list", epilog="Example: puzzles list --json")
