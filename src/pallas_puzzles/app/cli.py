@@ -330,7 +330,7 @@ def tpu(
     raise typer.Exit(code)
 
 
-dev = typer.Typer(no_args_is_help=True, help="For authors of puzzles, in a clone of the project.")
+dev = typer.Typer(no_args_is_help=True, hidden=True, help="For authors of puzzles, in a clone of the project.")
 app.add_typer(dev, name="dev")
 
 

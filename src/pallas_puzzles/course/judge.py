@@ -1,5 +1,6 @@
 """Runs an answer on one case after the other: the lens, the budget, the TPU front end, and JAX's own simulator."""
 
+import contextlib
 import math
 import traceback
 import types
@@ -261,11 +262,12 @@ class Judge:
         from ..diagnose.diagnose import explain_garbage
         from ..diagnose.findings import GARBAGE_READS
         from ..ir.ops import garbage
+        from ..lens.watchdog import TimeLimit
 
         if not any(i.kind in GARBAGE_READS for t in run.traces for i in t.incidents):
             return []
         found = None
-        with self.guard.explaining(), garbage(OTHER_GARBAGE):
+        with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(OTHER_GARBAGE):
             found = explain_garbage(run, self._run(args, blocks), want, self.tolerance)
         return [found] if found else []
 

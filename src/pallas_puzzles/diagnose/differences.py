@@ -189,24 +189,7 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[tuple[Pa
         yield from inner
 
 
-def _one_by_one(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements with `a, b = x, y` as `a = x` and `b = y`, where y does not ask for a."""
-    for each in body:
-        target = each.targets[0] if isinstance(each, ast.Assign) and len(each.targets) == 1 else None
-        if isinstance(each, ast.Assign) and isinstance(target, ast.Tuple) and isinstance(each.value, ast.Tuple):
-            names = [t.id for t in target.elts if isinstance(t, ast.Name)]
-            values = each.value.elts
-            asked = [{u.id for u in ast.walk(v) if isinstance(u, ast.Name)} for v in values]
-            apart = len(names) == len(target.elts) == len(values)
-            if apart and not any(names[n] in later for n in range(len(names)) for later in asked[n + 1 :]):
-                for name, value in zip(names, values, strict=True):
-                    yield ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), each)
-                continue
-        yield each
-
-
 def _straighten(body: list[ast.stmt], whole: ast.FunctionDef) -> None:
-    body[:] = _one_by_one(body)
     for n in reversed(range(len(body) - 1)):
         each = body[n]
         if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):

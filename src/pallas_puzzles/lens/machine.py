@@ -509,7 +509,7 @@ class Machine:
     def store(self, ref: Buffer, transforms: Any, value: Any, eqn: Any, mask: Any = None) -> np.ndarray:
         if ref.space in ("any", "hbm"):
             self.incident("hbm-store", ref.name, eqn)
-        if ref.role in ("in", "scalar"):
+        if ref.role == "in":
             self.incident("input-store", ref.name, eqn)
         place = self.locate(ref, transforms, "writes", eqn)
         old = np.array(place.get(ref.values))
