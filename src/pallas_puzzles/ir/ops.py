@@ -412,17 +412,14 @@ def interpret(jaxpr: Any, values: Sequence[Any], apply: Apply, consts: Sequence[
     return [v.val if is_literal(v) else env[v] for v in jaxpr.outvars]
 
 
-def scan_groups(params: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:
-    """[constants, initial carry, scanned-over arrays] of a scan equation (both layouts: 0.11 and 0.12)."""
-    if "ft_in" in params:
-        return [list(group) for group in params["ft_in"].update(values).unpack()]
-    consts, carry = params["num_consts"], params["num_carry"]
-    return [list(values[:consts]), list(values[consts : consts + carry]), list(values[consts + carry :])]
+def scan_groups(eqn: Any, values: Sequence[Any]) -> list[list[Any]]:
+    """[constants, initial carry, scanned-over arrays] of a scan equation."""
+    return [list(group) for group in eqn.params["ft_in"].update(values).unpack()]
 
 
 def run_scan(eqn: Any, values: Sequence[Any], body: Callable[[list[Any]], list[Any]]) -> list[Any]:
     """A scan equation, one Python iteration at a time."""
-    consts, carry, xs = scan_groups(eqn.params, values)
+    consts, carry, xs = scan_groups(eqn, values)
     length, stacked = eqn.params["length"], []
     order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
     for i in order:

@@ -236,9 +236,7 @@ class _Place:
 
 
 _WHOLE = _Place([])
-_SILENT = frozenset(
-    ["debug_print", "debug_callback", "delay", "trace_start", "trace_stop", "check", "touch", "trace_value"]
-)
+_SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value"])
 
 
 def _selected_once(jaxpr: Any, v: Any) -> bool:

@@ -174,7 +174,7 @@ class _Counter:
 
     def _scan(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
         length, body = eqn.params["length"], eqn.params["jaxpr"]
-        consts, carry, xs = scan_groups(eqn.params, values)
+        consts, carry, xs = scan_groups(eqn, values)
         self.loops.setdefault(id(eqn), []).append(float(length))
         per_row: list[Any] = [None] * len(xs)
         if length <= _UNROLLED:
