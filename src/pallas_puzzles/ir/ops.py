@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.extend.core as jec
-import ml_dtypes
 import numpy as np
 
 Op = Callable[..., Any]
@@ -21,9 +20,6 @@ Op = Callable[..., Any]
 
 class Beyond(Exception):
     """The lens cannot follow this program. The message says which part, in a few plain words."""
-
-
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def np_dtype(aval: Any) -> np.dtype:
