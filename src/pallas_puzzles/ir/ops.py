@@ -403,7 +403,7 @@ def interpret(jaxpr: Any, values: Sequence[Any], apply: Apply, consts: Sequence[
     env = dict(zip(jaxpr.constvars, jaxpr.consts if consts is None else consts, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
     for eqn in jaxpr.eqns:
-        operands = [v.val if is_literal(v) else env[v] for v in eqn.invars]
+        operands = [v.val if isinstance(v, jec.Literal) else env[v] for v in eqn.invars]
         env.update(zip(eqn.outvars, apply(eqn, operands), strict=True))
     return [v.val if is_literal(v) else env[v] for v in jaxpr.outvars]
 
