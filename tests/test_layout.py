@@ -69,3 +69,27 @@ def test_there_is_no_circle() -> None:
     while free := {name for name, others in left.items() if not others & left.keys()}:
         left = {name: others for name, others in left.items() if name not in free}
     assert left == {}, "these import one another"
+
+
+# Attributes of JAX's programs, none of them public API.
+INTERNAL = {"aval", "constvars", "debug_info", "eqns", "invars", "outvars", "source_info"}
+
+
+def reads_of_jax(path: Path) -> Iterator[str]:
+    """Where a module reads what only ir/ should know of JAX."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(name)) | ast.Import(names=[ast.alias(name=name)]):
+                if name.startswith(("jax._src", "jax.extend")):
+                    yield f"{path.name}:{node.lineno} imports {name}"
+            case ast.Attribute(attr=name) if name in INTERNAL:
+                yield f"{path.name}:{node.lineno} reads .{name}"
+            case ast.Subscript(value=ast.Attribute(attr="params")):
+                yield f"{path.name}:{node.lineno} reads .params[...]"
+
+
+def test_jax_is_behind_one_seam() -> None:
+    outside = {name for name in MODULES if name.split(".")[0] not in ("ir", "targets")}
+    interpreters = {"lens.machine", "lens.tally"}
+    assert [line for name in outside - interpreters for line in reads_of_jax(MODULES[name])] == []
+    assert all(any(reads_of_jax(MODULES[name])) for name in ["ir.capture", *interpreters])

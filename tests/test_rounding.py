@@ -11,7 +11,7 @@ import pytest
 from pallas_puzzles.course import cases, curriculum, session
 from pallas_puzzles.course.reference import course_of
 from pallas_puzzles.diagnose.rounding import excess
-from pallas_puzzles.lens.exact import in_float64
+from pallas_puzzles.ir.exact import in_float64
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -1,7 +1,10 @@
 """Counting a kernel without its arithmetic gives what running it gives."""
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from pallas_puzzles.lens import machine as lens
 from pallas_puzzles.lens.tally import tally
@@ -33,3 +36,25 @@ def test_most_of_them_are_counted_exactly():
         for trace in lens.trace(exhibit.fn, *exhibit.args, detail=False).traces
     ]
     assert np.mean(exact) > 0.9
+
+
+def test_a_branch_on_a_prefetched_scalar_is_followed_into_run_scoped():
+    def kernel(ids_ref, x_ref, o_ref):
+        @lambda body: pl.run_scoped(body, pltpu.VMEM((8, 128), np.float32))
+        def _(tmp_ref):
+            @pl.when(ids_ref[pl.program_id(0)] == 1)
+            def _():
+                tmp_ref[...] = x_ref[...] + 1
+                o_ref[...] = tmp_ref[...]
+
+    def fn(ids, x):
+        rows = pl.BlockSpec((8, 128), lambda i, ids: (i, 0))
+        grid_spec = pltpu.PrefetchScalarGridSpec(1, (4,), [rows], rows)
+        return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid_spec=grid_spec)(ids, x)
+
+    ids, x = np.array([1, 0, 0, 1], np.int32), np.zeros((32, 128), np.float32)
+    (trace,) = lens.trace(fn, ids, x, detail=False).traces
+    counted = tally(trace.call)
+    assert [branch.taken.tolist() for branch in counted.branches] == [[1, 0, 0, 1]]
+    assert counted.exact
+    assert counted.flops == lens.figures(trace).flops == 2 * 8 * 128

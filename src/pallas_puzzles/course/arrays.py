@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,7 @@ class ArrayJudge:
     def run_case(self, args: tuple[Any, ...], case: Case) -> "Verdict | None":
         """The verdict on one draw when it is not a pass, else None."""
         from ..diagnose.findings import Finding
+        from ..ir.program import count_operations
         from ..lens.watchdog import TimeLimit
 
         want = expected(self.spec, args, keywords_of(self.spec, case.blocks))
@@ -59,7 +60,7 @@ class ArrayJudge:
                 return self._error(error)
         if self.lookout.found is not None:
             return self._failed(self.lookout.found)
-        operations = _operations(jaxpr)
+        operations = count_operations(jaxpr)
         self.operations.append(operations)
         finding = compare(got, want, self.tolerance)
         if finding is not None:
@@ -95,7 +96,7 @@ class ArrayJudge:
         with time_limit(TIME_LIMIT_S, "your function"), jax.default_device(jax.devices("cpu")[0]):
             arrays = [jax.numpy.asarray(x) for x in args]
             with self.lookout.watching():
-                program = for_the_reader(jax.make_jaxpr(fn), *arrays).jaxpr
+                program = for_the_reader(jax.make_jaxpr(fn), *arrays)
             return jax.tree.map(np.asarray, for_the_reader(jax.jit(fn), *arrays)), program
 
     def _rounded(self, args: tuple[Any, ...], blocks: dict[str, Any], got: Any, want: Any) -> "Finding | None":
@@ -229,41 +230,18 @@ def keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def _operations(jaxpr: Any) -> int:
-    """How many primitives a program consists of, with those of the programs inside of it."""
-    from ..ir.capture import subprograms
-
-    count = 0
-    for eqn in jaxpr.eqns:
-        inner = [getattr(p, "jaxpr", p) for p in subprograms(eqn)]
-        count += sum(map(_operations, inner)) if inner else 1
-    return count
-
-
 def _too_large(jaxpr: Any, most: int) -> "Finding | None":
     """The largest array that a program makes on its way, if it has more elements than it may."""
     from ..diagnose.findings import Finding
-    from ..ir.capture import line_of
+    from ..ir.program import arrays_made
 
-    made = [(math.prod(v.aval.shape), v.aval.shape, eqn, by) for eqn, v, by in _arrays_made(jaxpr, None)]
-    size, shape, eqn, by = max(made, key=lambda each: each[0], default=(0, (), None, None))
+    made = ((math.prod(shape), shape, line) for shape, line in arrays_made(jaxpr))
+    size, shape, line = max(made, key=lambda each: each[0], default=(0, (), None))
     if size <= most:
         return None
     cause = (
-        f"Right answer, but on the way it makes an array of shape {tuple(map(int, shape))}, {size:,} numbers; the "
+        f"Right answer, but on the way it makes an array of shape {shape}, {size:,} numbers; the "
         f"largest may have {most:,} here. A table of everything against everything grows with the product of both: "
         "work out each number by itself, or fetch it by its index."
     )
-    return Finding("budget", cause, [], by or line_of(eqn), operand="elements")
-
-
-def _arrays_made(jaxpr: Any, by: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """(equation, array, line) of every array that a program makes; in a library's jit, the line that calls it."""
-    from ..ir.capture import line_of, subprograms
-
-    for eqn in jaxpr.eqns:
-        inner = [getattr(p, "jaxpr", p) for p in subprograms(eqn)]
-        line = by or line_of(eqn)
-        for program in inner:
-            yield from _arrays_made(program, line)
-        yield from ((eqn, v, line) for v in eqn.outvars if hasattr(v.aval, "shape"))
+    return Finding("budget", cause, [], line, operand="elements")

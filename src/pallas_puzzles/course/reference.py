@@ -33,7 +33,7 @@ def course_of(
     course's, the course's solution does not fit this call, or is not right there."""
     import jax
 
-    from ..lens.exact import in_float64
+    from ..ir.exact import in_float64
 
     try:
         results, narrow = _results(puzzle, args, blocks)

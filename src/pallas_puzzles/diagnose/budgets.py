@@ -177,7 +177,7 @@ def _too_much_masked(run: "Run", most: int) -> "list[Finding]":
 
 def _moved_most(run: "Run", costs: "list[Figures]") -> "tuple[str, list[SourceLine]]":
     """What to do about bytes: about those of the operand that moves most beyond once; and lines that it hangs on."""
-    from ..lens.program import lines_of
+    from ..ir.program import lines_of
     from ..text import human_bytes
 
     rule = "A block is copied whenever its index differs from the step before"

@@ -5,10 +5,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from ..ir.capture import Call, holds_primitive, line_of, with_ref_names
-from ..ir.ops import is_floating, np_dtype
+from ..ir.capture import Call, line_of, named
+from ..ir.ops import in_dtypes, is_floating, out_dtype
+from ..ir.program import is_narrow_product, lines_of
 from ..lens.machine import Trace
-from ..lens.program import lines_of, narrow_products
 from ..lens.tally import tally
 from .findings import Finding
 from .steps import still_axes
@@ -43,36 +43,33 @@ def serial_steps(trace: Trace) -> tuple[int, list[int]]:
 
 def wide_products(call: Call, bits: int) -> Iterator[Finding]:
     """Matrix products whose operands are wider than that."""
-    for jaxpr, _ in with_ref_names(call):
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name != "dot_general":
-                continue
-            if next(narrow_products(jaxpr.replace(eqns=[eqn])), None) is not None:
-                cause = (
-                    "Right answer within the tolerance, but a product of 16-bit tiles is asked for in 16 bits: what "
-                    "the MXU has summed in 32 bits is rounded before any cast, and the TPU compiler refuses it. Ask "
-                    "for preferred_element_type=jnp.float32."
-                )
-                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
-            wide = [d for d in (np_dtype(v.aval) for v in eqn.invars) if d.itemsize * 8 > bits]
-            if wide:
-                cause = (
-                    f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an "
-                    f"operand, where {bits} are enough. Wide operands take the MXU longer, or are rounded on the way "
-                    "in. Give it what the Refs hold, and name the type of the sum: preferred_element_type."
-                )
-                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
-            elif is_floating(np_dtype(eqn.outvars[0].aval)) and not is_floating(np_dtype(eqn.invars[0].aval)):
-                cause = (
-                    "Right answer, but its matrix product of integers is summed in floating point, which the TPU "
-                    "compiler refuses: the MXU adds integers as integers. Ask for preferred_element_type=jnp.int32."
-                )
-                yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+    for eqn in named(call.kernel, "dot_general"):
+        if is_narrow_product(eqn):
+            cause = (
+                "Right answer within the tolerance, but a product of 16-bit tiles is asked for in 16 bits: what "
+                "the MXU has summed in 32 bits is rounded before any cast, and the TPU compiler refuses it. Ask "
+                "for preferred_element_type=jnp.float32."
+            )
+            yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+        wide = [d for d in in_dtypes(eqn) if d.itemsize * 8 > bits]
+        if wide:
+            cause = (
+                f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an "
+                f"operand, where {bits} are enough. Wide operands take the MXU longer, or are rounded on the way "
+                "in. Give it what the Refs hold, and name the type of the sum: preferred_element_type."
+            )
+            yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+        elif is_floating(out_dtype(eqn)) and not is_floating(in_dtypes(eqn)[0]):
+            cause = (
+                "Right answer, but its matrix product of integers is summed in floating point, which the TPU "
+                "compiler refuses: the MXU adds integers as integers. Ask for preferred_element_type=jnp.int32."
+            )
+            yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
 
 
 def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
     """Kernels without a single matrix product, where the MXU should have one."""
-    if calls and not any(holds_primitive(call.kernel, "dot_general") for call in calls):
+    if calls and all(next(named(call.kernel, "dot_general"), None) is None for call in calls):
         cause = (
             "Right answer, but there is no matrix product in it: elements are multiplied and added one by one, and the "
             "MXU has nothing to do. Let jnp.dot or jax.lax.dot_general do it."
@@ -103,12 +100,9 @@ def over_flops(traces: Sequence[Trace], flops: int, most: int, evidence: Sequenc
     return Finding("budget", cause, [*evidence, *said][:4], where, operand="flops")
 
 
-_BRANCHES = frozenset("cond while scan".split())
-
-
 def branches(call: Call, most: int) -> Iterator[Finding]:
     """More branches and loops in a kernel than there may be."""
-    found = [e for jaxpr, _ in with_ref_names(call) for e in jaxpr.eqns if e.primitive.name in _BRANCHES]
+    found = list(named(call.kernel, "cond", "while", "scan"))
     if len(found) > most:
         many = "a branch" if len(found) == 1 else f"{len(found)} branches"
         cause = (

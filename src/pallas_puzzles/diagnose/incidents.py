@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..ir.capture import Operand, SourceLine, callers_of, where_defined
+from ..ir.program import lines_of
 from ..lens.machine import Incident, Trace
-from ..lens.program import lines_of
 from ..text import plural
 from .findings import FATAL, Finding
 from .steps import at, first_step_test

@@ -8,10 +8,7 @@ from typing import Any
 
 import jax
 
-# Where all traces of kernels are remembered: seen on jax 0.11.2 and 0.12.0.1
-from jax._src.interpreters import partial_eval
-
-from ..ir.capture import source_line
+from ..ir.capture import forget_traces, source_line
 from ..ir.readers import is_readers_code
 from .findings import Finding
 
@@ -54,7 +51,7 @@ class Lookout:
         """Around a trace of the reader's code. Before the first one, JAX forgets the traces that it has."""
         if not self.fresh:
             self.fresh = True
-            partial_eval.trace_to_jaxpr.cache_clear()
+            forget_traces()
             for fn in self.jitted:
                 fn.clear_cache()
         events, tool = sys.monitoring, next(n for n in (4, 3, 5, 2, 1, 0) if sys.monitoring.get_tool(n) is None)

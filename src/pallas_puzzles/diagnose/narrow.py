@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..ir.capture import SourceLine, line_of
-from ..ir.ops import is_floating, np_dtype
-from ..lens.machine import Trace
-from ..lens.program import (
+from ..ir.ops import is_floating, out_dtype
+from ..ir.program import (
     NARROWED,
     early_casts,
     lines_of,
@@ -16,6 +15,7 @@ from ..lens.program import (
     rounded_factors,
     rounded_operands,
 )
+from ..lens.machine import Trace
 from .findings import Diagnosis, Finding
 from .rounding import Excess, times
 
@@ -36,9 +36,9 @@ def narrow_places(trace: Trace, number: int) -> Iterator[Narrow]:
     call, out = trace.call, trace.call.outs[number]
     for eqn in narrow_products(call.kernel):
         words = (
-            f"A product of 16-bit tiles is asked for in 16 bits: its result is {_dtype(eqn)}, as its operands are, and "
-            "what the MXU has summed in 32 bits is rounded before any cast. Ask for more where the product is made: "
-            "preferred_element_type=jnp.float32."
+            f"A product of 16-bit tiles is asked for in 16 bits: its result is {out_dtype(eqn)}, as its operands are, "
+            "and what the MXU has summed in 32 bits is rounded before any cast. Ask for more where the product is "
+            "made: preferred_element_type=jnp.float32."
         )
         yield Narrow("product", words, line_of(eqn))
     for s in call.scratch:
@@ -51,7 +51,7 @@ def narrow_places(trace: Trace, number: int) -> Iterator[Narrow]:
         )
         yield Narrow("output", words)
     for eqn in rounded_factors(call.kernel):
-        bits = f", to the 8 bits of a {_dtype(eqn)}" if str(_dtype(eqn)) == "bfloat16" else ""
+        bits = f", to the 8 bits of a {out_dtype(eqn)}" if str(out_dtype(eqn)) == "bfloat16" else ""
         words = (
             f"A factor is multiplied into an operand of the matrix product ({line_of(eqn)}), and what goes into the "
             f"product is 16-bit: every element is rounded before it is summed{bits}. Multiply the result of the "
@@ -127,9 +127,5 @@ def _narrow(dtype: Any) -> bool:
     return is_floating(dtype) and dtype.itemsize < 4
 
 
-def _dtype(eqn: Any) -> Any:
-    return np_dtype(eqn.outvars[0].aval)
-
-
 def _made(eqn: Any) -> str:
-    return f"{_dtype(eqn)} ({line_of(eqn)})"
+    return f"{out_dtype(eqn)} ({line_of(eqn)})"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..ir.capture import Operand, SourceLine, where_defined
+from ..ir.program import lines_of
 from ..lens.machine import NOT_STORED, NOT_VISITED, STALE, Event, Trace, listed, spans
-from ..lens.program import lines_of
 from ..text import plural
 from .findings import Block, Diagnosis, Finding, Tolerance
 from .steps import at, first_step_test, still_axes

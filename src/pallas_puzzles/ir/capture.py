@@ -4,10 +4,10 @@ This is the one reader of JAX's pallas_call equation. The equation's parameters 
 here was seen on jax 0.11.2 and 0.12.0.1.
 """
 
-import collections
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import linecache
 import math
 import os
@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jec
 import jaxlib
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..installation import PACKAGE
-from .ops import Beyond, evaluate, inlined, np_dtype, run_scan, run_while
+from .ops import Beyond, evaluate, inlined, interpret, is_literal, np_dtype, run_scan, run_while
 from .readers import for_the_reader
 
 _JAX_DIR = os.path.dirname(jax.__file__) + os.sep
@@ -139,6 +138,12 @@ class Operand:
         return math.prod(self.shape) * self.itemsize
 
     @property
+    def stays_whole(self) -> bool:
+        """The whole array in one block, by an index map of literal zeros: Pallas keeps that in a single buffer."""
+        outs = self.index_map.outvars if self.index_map is not None else ()
+        return self.block == self.shape and all(is_literal(v) and v.val == 0 for v in outs)
+
+    @property
     def tiles(self) -> tuple[int, ...]:
         """Number of blocks along each dimension, the last one possibly ragged."""
         return tuple(-(-size // max(1, d.size)) for size, d in zip(self.shape, self.dims, strict=True))
@@ -185,6 +190,11 @@ class Call:
     @property
     def outs(self) -> list[Operand]:
         return [o for o in self.operands if o.role == "out"]
+
+    @property
+    def scalar_avals(self) -> list[Any]:
+        """Shape and dtype of each prefetched operand."""
+        return [v.aval for v in self.kernel.invars[: len(self.scalar_names)]]
 
 
 @dataclasses.dataclass
@@ -249,15 +259,16 @@ def _buffer_count(mapping: Any) -> int:
     return count if isinstance(count, int) else max(count)
 
 
-def describe(eqn: Any, grid_bounds: Sequence[int] = ()) -> Call:
-    """A pallas_call equation as a Call without values. `grid_bounds`: the dynamic bounds of its grid, in order."""
+def describe(eqn: Any, values: Sequence[Any] | None = None) -> Call:
+    """A pallas_call equation as a Call without values. `values`: its operands, of which the first are the dynamic
+    bounds of its grid; None: unknown, and counted as 1."""
     if eqn.primitive.name == "mpmd_map":
         return _describe_whole_array_kernel(eqn)
     p = eqn.params
     mapping, kernel = p["grid_mapping"], p["jaxpr"]
     names = arg_names(kernel)
-    bounds = iter(grid_bounds)
-    grid = tuple(g if isinstance(g, int) else int(next(bounds)) for g in mapping.grid)
+    bounds = itertools.repeat(1) if values is None else iter(values)
+    grid = tuple(g if isinstance(g, int) else int(np.asarray(next(bounds))) for g in mapping.grid)
     n_scalars, n_in, n_out = mapping.num_index_operands, mapping.num_inputs, mapping.num_outputs
     operands = [
         Operand(
@@ -349,53 +360,41 @@ def _own_lines() -> Iterator[None]:
         info.current = before
 
 
+def forget_traces() -> None:
+    """The next trace of any kernel runs the reader's function again."""
+    # Where all traces of kernels are remembered: seen on jax 0.11.2 and 0.12.0.1
+    from jax._src.interpreters import partial_eval
+
+    partial_eval.trace_to_jaxpr.cache_clear()
+
+
 def is_call(eqn: Any) -> bool:
     return eqn.primitive is pl.pallas_call_p or eqn.primitive.name == "mpmd_map"
-
-
-def holds_call(jaxpr: Any) -> bool:
-    """True when a pallas_call stands anywhere inside `jaxpr`."""
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return any(is_call(e) or any(holds_call(s) for s in subprograms(e)) for e in jaxpr.eqns)
 
 
 def subprograms(eqn: Any) -> Iterator[Any]:
     for value in eqn.params.values():
         for item in value if isinstance(value, (list, tuple)) else [value]:
-            if hasattr(item, "eqns") or hasattr(item, "jaxpr"):
+            if hasattr(item, "eqns"):
                 yield item
 
 
-def holds_primitive(jaxpr: Any, name: str) -> bool:
-    """True when an equation with that primitive stands anywhere inside `jaxpr`."""
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return any(e.primitive.name == name or any(holds_primitive(s, name) for s in subprograms(e)) for e in jaxpr.eqns)
-
-
-EXPONENTIALS = frozenset({"exp", "exp2"})
-
-
-def with_ref_names(call: Call) -> Iterator[tuple[Any, dict[Any, str]]]:
-    """The kernel and every program inside of it, each with the names of the Refs that it is given."""
-    kernel = getattr(call.kernel, "jaxpr", call.kernel)
-    names = [*call.scalar_names, *(o.name for o in call.operands), *(s.name for s in call.scratch)]
-    yield from _with_names(kernel, dict(zip(kernel.invars, names, strict=False)))
-
-
-def _with_names(jaxpr: Any, names: dict[Any, str]) -> Iterator[tuple[Any, dict[Any, str]]]:
-    yield jaxpr, collections.defaultdict(str, names)
+def everywhere(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
+    """(program, equation) of every equation of a program and of those inside of it, in order."""
     for eqn in jaxpr.eqns:
+        yield jaxpr, eqn
         for inner in subprograms(eqn):
-            inner = getattr(inner, "jaxpr", inner)
-            shift = len(eqn.invars) - len(inner.invars)  # a cond's predicate, a while's other half
-            given = {
-                v: names[eqn.invars[i + shift]]
-                for i, v in enumerate(inner.invars)
-                if i + shift >= 0
-                and not isinstance(eqn.invars[i + shift], jec.Literal)
-                and eqn.invars[i + shift] in names
-            }
-            yield from _with_names(inner, given)
+            yield from everywhere(inner)
+
+
+def named(jaxpr: Any, *primitives: str) -> Iterator[Any]:
+    """The equations with one of these primitives, anywhere inside of a program."""
+    return (eqn for _, eqn in everywhere(jaxpr) if eqn.primitive.name in primitives)
+
+
+def holds_call(jaxpr: Any) -> bool:
+    """True when a pallas_call is anywhere inside of a program."""
+    return any(is_call(eqn) for _, eqn in everywhere(jaxpr))
 
 
 # Moves that do no arithmetic: allowed outside of a kernel. A broadcast counts as one only when it starts from a scalar.
@@ -403,10 +402,8 @@ MOVES = frozenset(
     [
         "reshape",
         "squeeze",
-        "expand_dims",
         "convert_element_type",
         "copy",
-        "copy_p",
         "broadcast_in_dim",
         "stop_gradient",
         "sharding_constraint",
@@ -428,20 +425,8 @@ class Evaluator:
         self.alive: list[Any] = []  # keeps those values, so that an id is never used twice
         self.site: SourceLine | None = None
 
-    def run(self, jaxpr: Any, values: Sequence[Any], consts: Sequence[Any] = ()) -> list[Any]:
-        if hasattr(jaxpr, "jaxpr"):
-            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
-        env = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, values, strict=True))
-
-        def read(v: Any) -> Any:
-            return v.val if isinstance(v, jec.Literal) else env[v]
-
-        for eqn in jaxpr.eqns:
-            inputs = [read(v) for v in eqn.invars]
-            outputs = self.apply(eqn, inputs)
-            env.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def run(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+        return interpret(jaxpr, values, self.apply)
 
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
@@ -465,7 +450,7 @@ class Evaluator:
 
     def _inline(self, eqn: Any, inner: Any, values: list[Any]) -> list[Any]:
         """Inside a library's own jit, the line that counts is the one that called it."""
-        file = str(getattr(getattr(inner, "jaxpr", inner).debug_info, "func_filename", "") or "")
+        file = str(inner.debug_info.func_filename or "")
         library = not file or not is_readers_file(file)
         before = self.site
         if library and before is None:
@@ -478,11 +463,8 @@ class Evaluator:
     def _call(self, eqn: Any, values: list[Any]) -> list[Any]:
         if len(self.calls) >= self.limit:
             raise Beyond(f"more than {self.limit} pallas_calls in one run")
-        n_bounds = 0
-        if eqn.primitive is pl.pallas_call_p:
-            n_bounds = eqn.params["grid_mapping"].num_dynamic_grid_bounds
-        call = describe(eqn, [int(np.asarray(v)) for v in values[:n_bounds]])
-        operands = values[n_bounds:]
+        call = describe(eqn, values)
+        operands = values[call.dynamic_bounds :]
         n_scalars = len(call.scalar_names)
         call.scalars = [np.asarray(v) for v in operands[:n_scalars]]
         call.inputs = [np.asarray(v) for v in operands[n_scalars:]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import ml_dtypes
+import jax.extend.core as jec
 import numpy as np
 
 Op = Callable[..., Any]
@@ -22,15 +22,34 @@ class Beyond(Exception):
     """The lens cannot follow this program. The message says which part, in a few plain words."""
 
 
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-
 def np_dtype(aval: Any) -> np.dtype:
     """The NumPy dtype that stands for `aval`'s; semaphores and keys, which have none, become int32."""
     try:
         return np.dtype(aval.dtype)
     except TypeError:
         return np.dtype(np.int32)
+
+
+def in_avals(eqn: Any) -> list[Any]:
+    """The types of an equation's operands: shape and dtype, and a memory space for Refs."""
+    return [v.aval for v in eqn.invars]
+
+
+def out_avals(eqn: Any) -> list[Any]:
+    return [v.aval for v in eqn.outvars]
+
+
+def in_dtypes(eqn: Any) -> list[np.dtype]:
+    return [np_dtype(aval) for aval in in_avals(eqn)]
+
+
+def out_dtype(eqn: Any) -> np.dtype:
+    return np_dtype(eqn.outvars[0].aval)
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is written into the program (its `val`), rather than computed."""
+    return isinstance(atom, jec.Literal)
 
 
 def is_floating(dtype: np.dtype) -> bool:
@@ -279,7 +298,6 @@ ELEMENTWISE: dict[str, Op] = {
     "clamp": lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
     "convert_element_type": _convert,
     "copy": lambda x: x,
-    "copy_p": lambda x: x,
     "stop_gradient": lambda x: x,
     "reciprocal": lambda x, **_: 1 / _wide(np.asarray(x)),
 }
@@ -289,7 +307,6 @@ STRUCTURAL: dict[str, Op] = {
     "broadcast_to": lambda x, *, shape: np.broadcast_to(x, shape),
     "reshape": _reshape,
     "squeeze": lambda x, *, dimensions: np.squeeze(np.asarray(x), tuple(dimensions)),
-    "expand_dims": lambda x, *, dimensions: np.expand_dims(np.asarray(x), tuple(dimensions)),
     "transpose": lambda x, *, permutation: np.transpose(np.asarray(x), permutation),
     "rev": lambda x, *, dimensions: np.flip(np.asarray(x), tuple(dimensions)),
     "concatenate": lambda *xs, dimension: np.concatenate([np.asarray(x) for x in xs], axis=dimension),
@@ -338,34 +355,24 @@ TRANSCENDENTAL = frozenset(
         "cbrt",
     ]
 )
-_FREE = frozenset(
-    ["select_n", "convert_element_type", "copy", "copy_p", "stop_gradient", "eq", "ne", "lt", "le", "gt", "ge"]
-)
+_FREE = frozenset("select_n convert_element_type copy stop_gradient eq ne lt le gt ge".split())
 _ARITHMETIC = frozenset(ELEMENTWISE) - _FREE - TRANSCENDENTAL
 
-# Equations that only hold another program: primitive name -> the parameters that may carry its jaxpr.
-INLINED: dict[str, tuple[str, ...]] = {
-    "jit": ("jaxpr",),
-    "pjit": ("jaxpr",),
-    "closed_call": ("call_jaxpr",),
-    "core_call": ("call_jaxpr",),
-    "remat": ("jaxpr",),
-    "remat2": ("jaxpr",),
-    "checkpoint": ("jaxpr",),
-    "custom_jvp_call": ("call_jaxpr", "jaxpr"),
-    "custom_vjp_call": ("call_jaxpr", "fun_jaxpr"),
-    "custom_vjp_call_jaxpr": ("fun_jaxpr", "call_jaxpr"),
-    "custom_vmap_call": ("call",),
-    "custom_lin": ("jaxpr",),
+# Equations that only hold another program: primitive name -> the parameter that is this program.
+INLINED = {
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
 }
 
 
 def inlined(eqn: Any) -> Any | None:
-    """The jaxpr inside a call-like equation (jit, custom_vjp, remat, ...), or None."""
-    for key in INLINED.get(eqn.primitive.name, ()):
-        if key in eqn.params:
-            return eqn.params[key]
-    return None
+    """The program inside a call-like equation (jit, custom_vjp, remat, ...), or None."""
+    name = eqn.primitive.name
+    return eqn.params[INLINED[name]] if name in INLINED else None
 
 
 def cost(eqn: Any) -> tuple[int, int]:
@@ -385,17 +392,30 @@ def cost(eqn: Any) -> tuple[int, int]:
     return (0, size) if name in TRANSCENDENTAL else (size, 0) if name in _ARITHMETIC else (0, 0)
 
 
-def scan_groups(params: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:
-    """[constants, initial carry, scanned-over arrays] of a scan equation (both layouts: 0.11 and 0.12)."""
-    if "ft_in" in params:
-        return [list(group) for group in params["ft_in"].update(values).unpack()]
-    consts, carry = params["num_consts"], params["num_carry"]
-    return [list(values[:consts]), list(values[consts : consts + carry]), list(values[consts + carry :])]
+Apply = Callable[[Any, list[Any]], list[Any]]
+
+
+def interpret(jaxpr: Any, values: Sequence[Any], apply: Apply, consts: Sequence[Any] | None = None) -> list[Any]:
+    """Runs a program: apply(equation, its operands) -> a list of its results.
+
+    consts: in place of the program's own, which are tracers where an equation takes them (run_scoped).
+    """
+    env = dict(zip(jaxpr.constvars, jaxpr.consts if consts is None else consts, strict=True))
+    env.update(zip(jaxpr.invars, values, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [v.val if isinstance(v, jec.Literal) else env[v] for v in eqn.invars]
+        env.update(zip(eqn.outvars, apply(eqn, operands), strict=True))
+    return [v.val if is_literal(v) else env[v] for v in jaxpr.outvars]
+
+
+def scan_groups(eqn: Any, values: Sequence[Any]) -> list[list[Any]]:
+    """[constants, initial carry, scanned-over arrays] of a scan equation."""
+    return [list(group) for group in eqn.params["ft_in"].update(values).unpack()]
 
 
 def run_scan(eqn: Any, values: Sequence[Any], body: Callable[[list[Any]], list[Any]]) -> list[Any]:
     """A scan equation, one Python iteration at a time."""
-    consts, carry, xs = scan_groups(eqn.params, values)
+    consts, carry, xs = scan_groups(eqn, values)
     length, stacked = eqn.params["length"], []
     order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
     for i in order:
@@ -431,14 +451,14 @@ def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
         try:
             with np.errstate(all="ignore"):
                 out = op(*values, **(params if name not in TAKES_NO_PARAMS else {}))
-                return np.asarray(out).astype(np_dtype(eqn.outvars[0].aval), copy=False)
+                return np.asarray(out).astype(out_dtype(eqn), copy=False)
         except KeyError:
             pass  # a form that is left to JAX
     return _by_jax(eqn, values)
 
 
 TAKES_NO_PARAMS = frozenset(k for k, op in ELEMENTWISE.items() if isinstance(op, np.ufunc)) | {
-    "div", "rem", "and", "or", "xor", "not", "select_n", "clamp", "copy", "copy_p", "stop_gradient",
+    "div", "rem", "and", "or", "xor", "not", "select_n", "clamp", "copy", "stop_gradient",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A small NumPy machine: runs a captured kernel one grid step at a time and remembers who wrote each element, and when.
 
-The primitives on Refs (get, swap, dma_start, ...) and their parameters are not public API: seen on jax 0.11.2 and
-0.12.0.1.
+An interpreter: its rules, and those of tally.py, read equations themselves, as ir/ does. The primitives on Refs (get,
+swap, dma_start, ...) and their parameters are not public API: seen on jax 0.11.2 and 0.12.0.1.
 """
 
 import dataclasses
@@ -12,28 +12,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jec
 import numpy as np
 
 from ..ir.capture import (
-    EXPONENTIALS,
     Call,
     Operand,
     Outside,
     SourceLine,
     arg_names,
     capture,
+    everywhere,
     line_of,
     space_of,
-    with_ref_names,
 )
 from ..ir.ops import (
     ELEMENTWISE,
-    INLINED,
     Beyond,
     cost,
     evaluate,
     inlined,
+    interpret,
     is_floating,
     np_dtype,
     poison,
@@ -198,15 +196,9 @@ def _operand_figures(trace: Trace, k: int) -> OperandFigures:
         if moves and start is not None:
             inside = (max(0, min(s + b, d) - max(s, 0)) for s, b, d in zip(start, o.block, o.shape, strict=True))
             nbytes += o.itemsize * math.prod(inside)
-    buffers = 1 if _stays_whole(o) else o.buffer_count
+    buffers = 1 if o.stays_whole else o.buffer_count
     vmem = buffers * o.block_bytes if o.space == "vmem" else 0
     return OperandFigures(o, buffers, vmem, sum(moved), nbytes, o.array_bytes)
-
-
-def _stays_whole(o: Operand) -> bool:
-    """The whole array in one block, by an index map of literal zeros: Pallas keeps that in a single buffer."""
-    outs = o.index_map.outvars if o.index_map is not None and hasattr(o.index_map, "outvars") else ()
-    return o.block == o.shape and all(isinstance(v, jec.Literal) and v.val == 0 for v in outs)
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -244,9 +236,7 @@ class _Place:
 
 
 _WHOLE = _Place([])
-_SILENT = frozenset(
-    ["debug_print", "debug_callback", "delay", "trace_start", "trace_stop", "check", "touch", "trace_value"]
-)
+_SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value"])
 
 
 def _selected_once(jaxpr: Any, v: Any) -> bool:
@@ -259,14 +249,14 @@ def _selected_once(jaxpr: Any, v: Any) -> bool:
         return user.invars[0] is not v
     if user.primitive.name == "convert_element_type":
         return _selected_once(jaxpr, user.outvars[0])
-    inner = inlined(user) if user.primitive.name in INLINED else None
-    inner = getattr(inner, "jaxpr", inner)
+    inner = inlined(user)
     if inner is None or sum(u is v for u in user.invars) != 1:
         return False
     return _selected_once(inner, inner.invars[next(n for n, u in enumerate(user.invars) if u is v)])
 
 
-_WATCHED = frozenset([*EXPONENTIALS, "div", "log", "sub", "mul"])
+_EXPONENTIALS = frozenset({"exp", "exp2"})
+_WATCHED = frozenset([*_EXPONENTIALS, "div", "log", "sub", "mul"])
 
 
 def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, int]:
@@ -312,20 +302,12 @@ class Machine:
 
     # -- programs
 
-    def run(self, jaxpr: Any, values: Sequence[Any], consts: Sequence[Any] = ()) -> list[Any]:
-        if hasattr(jaxpr, "jaxpr"):
-            jaxpr, consts = jaxpr.jaxpr, consts or jaxpr.consts
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, values, strict=True))
-        literal = jec.Literal
-        for eqn in jaxpr.eqns:
-            inputs = [v.val if isinstance(v, literal) else env[v] for v in eqn.invars]
-            out = self.apply(eqn, inputs)
-            if eqn.primitive.multiple_results:
-                env.update(zip(eqn.outvars, out, strict=True))
-            else:
-                env[eqn.outvars[0]] = out
-        return [v.val if isinstance(v, literal) else env[v] for v in jaxpr.outvars]
+    def run(self, jaxpr: Any, values: Sequence[Any], consts: Sequence[Any] | None = None) -> list[Any]:
+        return interpret(jaxpr, values, self._results, consts)
+
+    def _results(self, eqn: Any, values: list[Any]) -> list[Any]:
+        out = self.apply(eqn, values)
+        return out if eqn.primitive.multiple_results else [out]
 
     def apply(self, eqn: Any, values: list[Any]) -> Any:
         name = eqn.primitive.name
@@ -334,7 +316,7 @@ class Machine:
             return rule(eqn, values)
         if name in _SILENT:
             return [] if eqn.primitive.multiple_results else values[0] if values else None
-        inner = inlined(eqn) if name in INLINED else None
+        inner = inlined(eqn)
         if inner is not None:
             return self.run(inner, values)
         if any(isinstance(v, Buffer) for v in values):
@@ -356,7 +338,7 @@ class Machine:
         out = np.asarray(out)
         if not is_floating(out.dtype):
             return
-        if name in EXPONENTIALS:
+        if name in _EXPONENTIALS:
             if np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
                 self.incident("overflow", "", eqn, largest=float(np.max(np.asarray(values[0]), initial=-np.inf)))
         elif not np.isfinite(out).all():
@@ -497,13 +479,10 @@ class Machine:
     def only_selected(self) -> dict[int, str]:
         """The `get` equations whose value goes into one select, at once or after a cast, and nowhere else."""
         found: dict[int, str] = {}
-        for jaxpr, _ in with_ref_names(self.call):
-            for e in jaxpr.eqns:
-                if e.primitive.name == "get" and _selected_once(jaxpr, e.outvars[0]):
-                    casts = any(
-                        u.primitive.name == "convert_element_type" and e.outvars[0] in u.invars for u in jaxpr.eqns
-                    )
-                    found[id(e)] = "after a cast" if casts else "at once"
+        for jaxpr, e in everywhere(self.call.kernel):
+            if e.primitive.name == "get" and _selected_once(jaxpr, e.outvars[0]):
+                casts = any(u.primitive.name == "convert_element_type" and e.outvars[0] in u.invars for u in jaxpr.eqns)
+                found[id(e)] = "after a cast" if casts else "at once"
         return found
 
     def store(self, ref: Buffer, transforms: Any, value: Any, eqn: Any, mask: Any = None) -> np.ndarray:
@@ -690,7 +669,6 @@ def _plain_ref(ref: Any, transforms: Any = ()) -> tuple[Buffer, tuple[Any, ...]]
 
 
 def _is_elementwise(jaxpr: Any) -> bool:
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     for eqn in jaxpr.eqns:
         inner = inlined(eqn)
         if inner is not None:
@@ -703,17 +681,16 @@ def _is_elementwise(jaxpr: Any) -> bool:
 
 def _block_indices(machine: Machine, o: Operand, steps: list[Any], scalars: list[Buffer]) -> list[tuple[int, ...]]:
     """The block index of operand `o` at every step, all at once where its index map is plain arithmetic."""
-    consts = getattr(o.index_map, "consts", ())
     if steps and not machine.by_step and _is_elementwise(o.index_map):
         columns = np.asarray(steps, np.int32).reshape(len(steps), -1).T
-        out = machine.run(o.index_map, [*columns, *scalars], consts)
+        out = machine.run(o.index_map, [*columns, *scalars])
         return list(zip(*(np.broadcast_to(np.asarray(x), len(steps)).tolist() for x in out), strict=True)) or [
             () for _ in steps
         ]
     found = []
     for s, index in enumerate(steps):
         machine.step, machine.index = s, index
-        out = machine.run(o.index_map, [*[np.int32(i) for i in index], *scalars], consts)
+        out = machine.run(o.index_map, [*[np.int32(i) for i in index], *scalars])
         found.append(tuple(int(np.asarray(x)) for x in out))
     return found
 
@@ -877,7 +854,6 @@ class Execution:
     def run(self, after: Callable[[int], bool] | None = None) -> None:
         """Runs every step. after(step) is asked behind each body, and ends the run by True."""
         m, t = self.m, self.t
-        kernel, consts = t.call.kernel, getattr(t.call.kernel, "consts", ())
         refs = [*self.scalars, *self.local, *self.scratch]
         for s, index in enumerate(t.steps):
             m.step, m.index = s, index
@@ -888,7 +864,7 @@ class Execution:
             for k, o in enumerate(t.call.operands):
                 if not o.in_hbm:
                     self._arrive(k, o, s)
-            m.run(kernel, refs, consts)
+            m.run(t.call.kernel, refs)
             if after is not None and after(s):
                 return
             for j, k in enumerate(self.outs):

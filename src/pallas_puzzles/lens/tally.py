@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jec
 import numpy as np
 
 from ..ir.capture import Call, SourceLine, line_of, subprograms
-from ..ir.ops import ELEMENTWISE, cost, evaluate, inlined, np_dtype, scan_groups
+from ..ir.ops import ELEMENTWISE, cost, evaluate, in_dtypes, inlined, interpret, is_literal, scan_groups
 
 _UNROLLED = 64  # iterations of an inner loop that are followed one by one
 
@@ -60,8 +59,7 @@ def tally(call: Call, *, scalars_known: bool = True) -> Tally:
     scalars: list[Any] = [np.asarray(v) if scalars_known else None for v in call.scalars]
     scalars += [None] * (len(call.scalar_names) - len(scalars))
     refs = [*scalars, *[None] * (len(call.kernel.invars) - len(scalars))]
-    jaxpr = getattr(call.kernel, "jaxpr", call.kernel)
-    counter.run(jaxpr, refs, getattr(call.kernel, "consts", ()), np.ones(counter.steps), np.ones(counter.steps))
+    counter.run(call.kernel, refs, np.ones(counter.steps), np.ones(counter.steps))
     return counter.result()
 
 
@@ -87,21 +85,15 @@ class _Counter:
         return self.total
 
     def run(
-        self, jaxpr: Any, values: Sequence[Any], consts: Sequence[Any], weight: np.ndarray, possible: np.ndarray
+        self,
+        jaxpr: Any,
+        values: Sequence[Any],
+        weight: np.ndarray,
+        possible: np.ndarray,
+        consts: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Counts a program. weight: how often it runs at each step; possible: how often, were every branch taken."""
-        if hasattr(jaxpr, "jaxpr"):
-            jaxpr, consts = jaxpr.jaxpr, consts or jaxpr.consts
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts or [None] * len(jaxpr.constvars), strict=True))
-        env.update(zip(jaxpr.invars, values, strict=True))
-
-        def read(v: Any) -> Any:
-            return np.asarray(v.val) if isinstance(v, jec.Literal) else env.get(v)
-
-        for eqn in jaxpr.eqns:
-            found = self.apply(eqn, [read(v) for v in eqn.invars], weight, possible)
-            env.update(zip(eqn.outvars, found, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        return interpret(jaxpr, values, lambda eqn, given: self.apply(eqn, given, weight, possible), consts)
 
     def apply(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
@@ -123,15 +115,15 @@ class _Counter:
         if inner is not None:
             before, self.site = self.site, self.site or line_of(eqn)
             try:
-                return self.run(inner, values, (), weight, possible)
+                return self.run(inner, values, weight, possible)
             finally:
                 self.site = before
         unknown: list[Any] = [None] * len(eqn.outvars)
         nested = list(subprograms(eqn))
-        if nested:  # run_scoped, and whatever else runs a body once
+        if nested:  # run_scoped, which is given what its body refers to, and whatever else runs a body once
             for body in nested:
-                inner_jaxpr = getattr(body, "jaxpr", body)
-                self.run(body, [None] * len(inner_jaxpr.invars), (), weight, possible)
+                consts = values if name == "run_scoped" else None
+                self.run(body, [None] * len(body.invars), weight, possible, consts)
             return unknown
         self._count(eqn, weight)
         scalar = all(getattr(v.aval, "shape", None) == () for v in [*eqn.invars, *eqn.outvars])
@@ -155,7 +147,7 @@ class _Counter:
             steps = max(steps, int(np.count_nonzero(weight)))
             self.total.lines[line] = (mxu + more[0], others + more[1], steps)
         if product:
-            dtype = np_dtype(eqn.invars[0].aval).name
+            dtype = in_dtypes(eqn)[0].name
             self.total.mxu_flops[dtype] = self.total.mxu_flops.get(dtype, 0.0) + flops * times
 
     def _cond(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
@@ -165,7 +157,7 @@ class _Counter:
         for number in reversed(range(len(bodies))):  # the compiler lays out the true branch first
             known = which is not None
             taken = weight * (np.asarray(which).astype(int) == number) if known else weight
-            if getattr(bodies[number], "jaxpr", bodies[number]).eqns:
+            if bodies[number].eqns:
                 never = np.zeros(self.steps)
                 chance = self.chances.setdefault(
                     (id(eqn), number), [line_of(eqn), _elements(bodies[number]), never, never, True]
@@ -174,7 +166,7 @@ class _Counter:
                 chance[3] = chance[3] + possible
                 chance[4] = chance[4] and known
                 self.total.exact &= known
-            results.append(self.run(bodies[number], operands, (), taken, possible))
+            results.append(self.run(bodies[number], operands, taken, possible))
         if which is None or any(v is None for result in results for v in result):
             return [None] * len(eqn.outvars)
         cases = list(reversed(results))
@@ -182,36 +174,35 @@ class _Counter:
 
     def _scan(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
         length, body = eqn.params["length"], eqn.params["jaxpr"]
-        consts, carry, xs = scan_groups(eqn.params, values)
+        consts, carry, xs = scan_groups(eqn, values)
         self.loops.setdefault(id(eqn), []).append(float(length))
         per_row: list[Any] = [None] * len(xs)
         if length <= _UNROLLED:
             for _ in range(length):
-                out = self.run(body, [*consts, *carry, *per_row], (), weight, possible)
+                out = self.run(body, [*consts, *carry, *per_row], weight, possible)
                 carry = out[: len(carry)]
             return [*carry, *[None] * (len(eqn.outvars) - len(carry))]
-        self.run(body, [*consts, *[None] * len(carry), *per_row], (), weight * length, possible * length)
+        self.run(body, [*consts, *[None] * len(carry), *per_row], weight * length, possible * length)
         return [None] * len(eqn.outvars)
 
     def _while(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
         """A fori_loop whose bounds are known at each step, or else a loop that is counted once."""
         params = eqn.params
         n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-        test = params["cond_jaxpr"].jaxpr
         state = values[n_cond + n_body :]
-        trips = self._trips(test, [*values[:n_cond], *state])
+        trips = self._trips(params["cond_jaxpr"], [*values[:n_cond], *state])
         self.loops.setdefault(id(eqn), []).append(None if trips is None else float(np.mean(trips)))
         self.total.exact &= trips is not None
         times = np.ones(self.steps) if trips is None else np.broadcast_to(trips, self.steps).astype(float)
         inside = [*values[n_cond : n_cond + n_body], *[None] * len(state)]
-        self.run(params["body_jaxpr"], inside, (), weight * times, possible * times)
+        self.run(params["body_jaxpr"], inside, weight * times, possible * times)
         return [None] * len(eqn.outvars)
 
     def _trips(self, test: Any, values: list[Any]) -> Known:
         if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt" or test.outvars != test.eqns[0].outvars:
             return None
         ends = dict(zip(test.invars, values, strict=True))
-        low, high = (np.asarray(v.val) if isinstance(v, jec.Literal) else ends.get(v) for v in test.eqns[0].invars)
+        low, high = (np.asarray(v.val) if is_literal(v) else ends.get(v) for v in test.eqns[0].invars)
         return None if low is None or high is None else np.maximum(high - low, 0)
 
     def _get(self, eqn: Any, values: list[Any]) -> Known:
@@ -233,7 +224,7 @@ class _Counter:
 def _elements(jaxpr: Any) -> int:
     """How many array elements the equations of a program make or store, each run once."""
     total = 0
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    for eqn in jaxpr.eqns:
         total += sum(_elements(body) for body in subprograms(eqn))
         shapes = [getattr(v.aval, "shape", ()) for v in [*eqn.invars[:1], *eqn.outvars]]
         total += max((math.prod(shape) for shape in shapes), default=0)

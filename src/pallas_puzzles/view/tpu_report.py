@@ -12,12 +12,14 @@ import jax
 import numpy as np
 
 from ..ir.capture import Beyond, Call, SourceLine, capture, describe
+from ..ir.ops import in_avals, out_avals
+from ..ir.program import calls_in
 from ..lens.machine import Figures, Trace, figures, listed, run_call
 from ..lens.tally import Tally, tally
 from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import STEP_OVERHEAD_S, Chip, chip
 from ..targets.tpu.explain import explain, explain_abort
-from ..targets.tpu.lowering import Refusal, calls_in, for_tpu, refusal_on
+from ..targets.tpu.lowering import Refusal, for_tpu, refusal_on
 from ..text import plain
 from .draw import Displayed
 
@@ -281,7 +283,9 @@ def _works(
     works = []
     for eqn in calls_in(traced.jaxpr):
         with contextlib.suppress(Beyond):
-            works.append(_work(_described(eqn), eqn, known=not _dynamic(eqn) and not _scalars(eqn)))
+            call = describe(eqn)
+            call.scalars = [np.zeros(aval.shape, aval.dtype) for aval in call.scalar_avals]
+            works.append(_work(call, eqn, known=not call.dynamic_bounds and not call.scalars))
     return works
 
 
@@ -303,21 +307,6 @@ def _steered_alike(call: Call, twin: Call) -> bool:
     return same and call.grid == twin.grid
 
 
-def _dynamic(eqn: Any) -> int:
-    return eqn.params["grid_mapping"].num_dynamic_grid_bounds if "grid_mapping" in eqn.params else 0
-
-
-def _scalars(eqn: Any) -> int:
-    return eqn.params["grid_mapping"].num_index_operands if "grid_mapping" in eqn.params else 0
-
-
-def _described(eqn: Any) -> Call:
-    call = describe(eqn, [1] * _dynamic(eqn))
-    first = _dynamic(eqn)
-    call.scalars = [np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.invars[first : first + len(call.scalar_names)]]
-    return call
-
-
 def _work(call: Call, eqn: Any, known: bool, runs: int = 1) -> _Work:
     trace = run_call(call, plan_only=True, max_steps=_MAX_STEPS)
     return _Work(
@@ -326,8 +315,8 @@ def _work(call: Call, eqn: Any, known: bool, runs: int = 1) -> _Work:
         tally=tally(call, scalars_known=known),
         trace=trace,
         known=known,
-        results=tuple(_hlo_type(v.aval) for v in eqn.outvars),
-        operands=tuple(_hlo_type(v.aval) for v in eqn.invars),
+        results=tuple(map(_hlo_type, out_avals(eqn))),
+        operands=tuple(map(_hlo_type, in_avals(eqn))),
         runs=runs,
     )
 

@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable, Sequence
 
 from ...ir.capture import Call, Operand, SourceLine, arg_names, is_readers_file, source_line, space_of
+from ...ir.ops import in_avals, out_avals
+from ...ir.program import equations
 from ...lens.machine import listed
 from ...text import human_bytes
 from .chips import Chip
-from .lowering import Refusal, equations
+from .lowering import Refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ class _Failure:
         call = self.call
         found = [each for each in equations(call.kernel) if each[0].primitive.name == self.primitive] if call else []
         here = [eqn for eqn, line in found if line == self.line] or [eqn for eqn, _ in found]
-        return [str(getattr(var.aval, "dtype", "")) for eqn in here[:1] for var in eqn.invars]
+        return [str(getattr(aval, "dtype", "")) for eqn in here[:1] for aval in in_avals(eqn)]
 
 
 _FULL_WIDTH = ("float32", "int32")
@@ -250,7 +252,7 @@ def _held(call: Call) -> list[_Held]:
             for name, var in zip(arg_names(inner), inner.invars, strict=True):
                 found.append(_buffer(name, var.aval.shape, getattr(var.aval.dtype, "itemsize", 4), space_of(var.aval)))
             continue
-        for aval in (var.aval for var in eqn.outvars):
+        for aval in out_avals(eqn):
             if getattr(aval, "shape", ()) and hasattr(aval.dtype, "itemsize"):
                 name = f"the {aval.dtype} of shape {tuple(aval.shape)} that `{eqn.primitive.name}` makes"
                 values.append(_Held(name, _tiled_bytes(aval.shape, aval.dtype.itemsize), "value", aval.shape, 1, line))
@@ -331,9 +333,9 @@ def _over_smem(match: re.Match[str], failure: _Failure) -> str:
     return f"{failure.kernel} keeps more than the {size} of a {failure.chip.title} in SMEM{what}: {advice}."
 
 
-def _scalars(call: Call | None, name: str) -> _Held:
+def _scalars(call: Call, name: str) -> _Held:
     """A prefetched operand, by its place among the kernel's arguments."""
-    aval = call.kernel.invars[call.scalar_names.index(name)].aval  # type: ignore[union-attr]
+    aval = call.scalar_avals[call.scalar_names.index(name)]
     return _buffer(name, aval.shape, aval.dtype.itemsize, "smem")
 
 

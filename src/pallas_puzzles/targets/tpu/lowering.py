@@ -24,10 +24,11 @@ from ...ir.capture import (
     Scratch,
     SourceLine,
     describe,
-    is_call,
     line_of,
     subprograms,
 )
+from ...ir.ops import in_avals, out_avals
+from ...ir.program import calls_in, equations
 from ...lens.watchdog import reader_line
 from .mesh import tpu_mesh
 
@@ -77,25 +78,6 @@ def for_tpu(mesh: jax.sharding.AbstractMesh) -> Iterator[None]:
         yield
 
 
-def calls_in(jaxpr: Any) -> Iterator[Any]:
-    """Every pallas_call equation in a jaxpr."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if is_call(eqn):
-            yield eqn
-        else:
-            for inner in subprograms(eqn):
-                yield from calls_in(inner)
-
-
-def equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any, SourceLine | None]]:
-    """Every equation in a jaxpr, inner ones first, with the line of the outermost one around it that has one."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        here = line or line_of(eqn)
-        for inner in subprograms(eqn):
-            yield from equations(inner, here)
-        yield eqn, here
-
-
 # Types that no TPU has. The front end lets them pass, and the compiler behind it does not.
 _INSTEAD = {
     "float16": "bfloat16 or float32",
@@ -119,7 +101,7 @@ def _absent_type(kernels: list[Any]) -> Refusal | None:
                     sentence = f"{ref.name} is {ref.dtype.name}, which no TPU has: use {instead}."
                     return Refusal(sentence, "", line_of(kernel))
         for eqn, line in (found for body in subprograms(kernel) for found in equations(body)):
-            for dtype in (str(getattr(var.aval, "dtype", "")) for var in eqn.outvars):
+            for dtype in (str(getattr(aval, "dtype", "")) for aval in out_avals(eqn)):
                 if instead := _INSTEAD.get(dtype):
                     sentence = f"`{eqn.primitive.name}` makes {dtype} here, which no TPU has: use {instead}."
                     return Refusal(sentence, "", line)
@@ -130,8 +112,7 @@ def _described(kernels: list[Any]) -> list[Call]:
     found = []
     for eqn in kernels:
         try:
-            bounds = eqn.params["grid_mapping"].num_dynamic_grid_bounds if "grid_mapping" in eqn.params else 0
-            found.append(describe(eqn, [1] * bounds))
+            found.append(describe(eqn))
         except Beyond:
             continue
     return found
@@ -197,7 +178,7 @@ def _multiplies_vectors(kernels: list[Any], line: SourceLine | None) -> bool:
     for kernel in kernels:
         for eqn, where in (found for body in subprograms(kernel) for found in equations(body)):
             if eqn.primitive.name == "dot_general" and where == line:
-                return all(var.aval.ndim == 1 for var in eqn.invars)
+                return all(aval.ndim == 1 for aval in in_avals(eqn))
     return False
 
 

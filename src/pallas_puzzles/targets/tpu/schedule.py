@@ -46,9 +46,6 @@ class Loop:
     def length(self) -> int:
         return self.last - self.first + 1
 
-    def holds(self, other: "Loop | Skip") -> bool:
-        return self.first <= other.first and other.last <= self.last and other is not self
-
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
@@ -158,7 +155,7 @@ def read(program: str, utilisation: str, *, looped: bool, trips: Sequence[float 
         bundles=len(bundles),
         body=body,
         inner=inner,
-        skips=_skips(bundles, loops, first, last, pipelined=body is not None),
+        skips=_skips(bundles, first, last, pipelined=body is not None),
         use={slot: columns[name] for slot, name in called.items()},
         capacity={slot: capacity[names.index(name)] for slot, name in called.items()},
         spills=int(columns["VSTORE:SPILL"].sum()),
@@ -205,7 +202,7 @@ def _loops(bundles: list[_Bundle]) -> list[Loop]:
     return found
 
 
-def _skips(bundles: list[_Bundle], loops: list[Loop], first: int, last: int, *, pipelined: bool) -> list[Skip]:
+def _skips(bundles: list[_Bundle], first: int, last: int, *, pipelined: bool) -> list[Skip]:
     """Forward branches within a step. One that jumps over the waits of the pipeline is the loop's own: its first and
     last rounds have nothing to compute."""
     starts: dict[str, int] = {}

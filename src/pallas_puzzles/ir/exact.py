@@ -9,14 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ir.capture import Evaluator, is_call, tracing
-from ..ir.ops import (
+from .capture import Evaluator, is_call, tracing
+from .ops import (
     OPS,
     TAKES_NO_PARAMS,
     Beyond,
     inlined,
     is_floating,
     np_dtype,
+    out_dtype,
     run_scan,
     run_while,
 )
@@ -108,7 +109,7 @@ class _Wide(Evaluator):
             try:
                 with np.errstate(all="ignore"):
                     out = np.asarray(op(*values, **({} if name in TAKES_NO_PARAMS else params)))
-                dtype = np_dtype(eqn.outvars[0].aval)
+                dtype = out_dtype(eqn)
                 return [out.astype(np.float64 if is_floating(dtype) else dtype, copy=False)]
             except KeyError:
                 pass  # a form that is left to JAX

@@ -1,0 +1,141 @@
+"""Questions to a program of JAX's: its lines, its size, and where it computes with 16-bit floats."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from .capture import SourceLine, everywhere, is_call, line_of, named, subprograms
+from .ops import in_dtypes, is_floating, is_literal, out_avals, out_dtype
+
+
+def calls_in(jaxpr: Any) -> Iterator[Any]:
+    """Every pallas_call equation in a program, but none inside of another."""
+    for eqn in jaxpr.eqns:
+        if is_call(eqn):
+            yield eqn
+        else:
+            for inner in subprograms(eqn):
+                yield from calls_in(inner)
+
+
+def equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any, SourceLine | None]]:
+    """Every equation in a program, inner ones first, with the line of the outermost one around it that has one."""
+    for eqn in jaxpr.eqns:
+        here = line or line_of(eqn)
+        for inner in subprograms(eqn):
+            yield from equations(inner, here)
+        yield eqn, here
+
+
+def lines_of(program: Any) -> Iterator[SourceLine]:
+    """The reader's lines that a kernel or an index map is made of, in the order of its equations."""
+    lines = (line_of(eqn) for _, eqn in everywhere(program)) if program is not None else ()
+    return (line for line in lines if line is not None)
+
+
+def count_operations(jaxpr: Any) -> int:
+    """How many primitives a program consists of, with those of the programs inside of it."""
+    return sum(next(subprograms(eqn), None) is None for _, eqn in everywhere(jaxpr))
+
+
+def arrays_made(jaxpr: Any) -> Iterator[tuple[tuple[int, ...], SourceLine | None]]:
+    """(shape, line) of every array that a program makes; in a library's jit, the line that calls it."""
+    for eqn, line in equations(jaxpr):
+        yield from ((tuple(aval.shape), line) for aval in out_avals(eqn) if hasattr(aval, "shape"))
+
+
+# --- arithmetic in 16 bits -------------------------------------------------------------------------------------------
+
+SAME_VALUE = frozenset("reshape squeeze convert_element_type copy broadcast_in_dim select_n".split())
+NARROWED = {"mul": "multiplication", "add": "addition", "sub": "subtraction", "div": "division", "reduce_sum": "sum"}
+
+
+def _has_16_bits(dtype: Any) -> bool:
+    return is_floating(dtype) and dtype.itemsize == 2
+
+
+def _rounds(eqn: Any) -> bool:
+    """A cast from float32 to a 16-bit float."""
+    (before,) = in_dtypes(eqn)
+    return is_floating(before) and before.itemsize == 4 and _has_16_bits(out_dtype(eqn))
+
+
+def _producers(jaxpr: Any) -> dict[Any, Any]:
+    return {v: e for e in jaxpr.eqns for v in e.outvars}
+
+
+def _users(jaxpr: Any, eqn: Any) -> set[str]:
+    """The primitives, or functions of jax.numpy, that take an equation's first result."""
+    users = (e for e in jaxpr.eqns if any(v is eqn.outvars[0] for v in e.invars))
+    return {str(e.params.get("name", e.primitive.name)) for e in users}
+
+
+def _one_number(made: dict[Any, Any], v: Any) -> bool:
+    """Whether an array holds one number, broadcast."""
+    while not is_literal(v) and v.aval.shape:
+        e = made.get(v)
+        if e is None or e.primitive.name not in SAME_VALUE:
+            return False
+        v = e.invars[0]
+    return True
+
+
+def _made_by(made: dict[Any, Any], v: Any) -> Any:
+    """The equation that made a value, looking through operations that keep it."""
+    e = None if is_literal(v) else made.get(v)
+    while e is not None and e.primitive.name in SAME_VALUE and not is_literal(e.invars[0]):
+        before = made.get(e.invars[0])
+        if before is None:
+            break
+        e = before
+    return e
+
+
+def early_casts(kernel: Any) -> Iterator[Any]:
+    """Casts from float32 to a 16-bit float whose result goes into arithmetic other than a matrix product."""
+    harmless = {"swap", "masked_swap", "dot_general", "reshape", "broadcast_in_dim", "select_n", "_where"}
+    for jaxpr, eqn in everywhere(kernel):
+        if eqn.primitive.name == "convert_element_type" and _rounds(eqn) and _users(jaxpr, eqn) - harmless:
+            yield eqn
+
+
+def rounded_factors(kernel: Any) -> Iterator[Any]:
+    """Multiplications by one number whose result, in 16 bits, is an operand of a matrix product."""
+    for jaxpr, eqn in everywhere(kernel):
+        if eqn.primitive.name != "dot_general":
+            continue
+        made = _producers(jaxpr)
+        for v, dtype in zip(eqn.invars, in_dtypes(eqn), strict=True):
+            factor = _made_by(made, v) if _has_16_bits(dtype) else None
+            if factor is not None and factor.primitive.name in ("mul", "div"):
+                yield from [factor] if any(_one_number(made, x) for x in factor.invars) else []
+
+
+def rounded_operands(kernel: Any) -> Iterator[Any]:
+    """Casts to a 16-bit float of what was computed in float32, and goes into a matrix product."""
+    for jaxpr, eqn in everywhere(kernel):
+        if eqn.primitive.name != "dot_general":
+            continue
+        made = _producers(jaxpr)
+        for cast in (None if is_literal(v) else made.get(v) for v in eqn.invars):
+            if cast is None or cast.primitive.name != "convert_element_type" or is_literal(cast.invars[0]):
+                continue
+            source = made.get(cast.invars[0])
+            if _rounds(cast) and source is not None and source.primitive.name in NARROWED:
+                yield cast
+
+
+def narrow_arithmetic(kernel: Any) -> Iterator[Any]:
+    """Sums, products and the like of whole tiles that are made in a 16-bit float, and go into more arithmetic."""
+    for jaxpr, eqn in everywhere(kernel):
+        narrow = eqn.primitive.name in NARROWED and out_avals(eqn)[0].shape and _has_16_bits(out_dtype(eqn))
+        if narrow and _users(jaxpr, eqn) - {"swap"}:
+            yield eqn
+
+
+def is_narrow_product(eqn: Any) -> bool:
+    """A matrix product of 16-bit floats whose result has 16 bits, too."""
+    return eqn.primitive.name == "dot_general" and all(map(_has_16_bits, [*in_dtypes(eqn), out_dtype(eqn)]))
+
+
+def narrow_products(kernel: Any) -> Iterator[Any]:
+    return filter(is_narrow_product, named(kernel, "dot_general"))
