@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..ir.capture import SourceLine
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip
 from ..targets.tpu.lowering import Refusal
 from ..text import human_bytes, plural
@@ -659,36 +658,20 @@ def _key(entries: Sequence[_Entry]) -> Iterator[str]:
 
 def to_json(report: Report) -> dict[str, Any]:
     """The report as plain data with stable keys, for programs; what is not known is None."""
-    refusal = report.refusal
-    told = None
-    if refusal is not None:
-        told = {"sentence": refusal.sentence, "detail": refusal.detail, "line": _line_json(refusal.line)}
-    return {
-        "version": 1,
-        "tpu": report.chip.name,
-        "name": report.name,
-        "compiles": None if report.unavailable else bool(report),
-        "refusal": told,
-        "unavailable": report.unavailable,
-        "kernels": [_kernel_json(kernel) for kernel in report.kernels],
-        "copies": report.copies,
-        "simulator": report.simulator,
-        "notes": list(report.notes),
-    }
+    told = {name: getattr(report, name) for name in ("name", "unavailable", "copies", "simulator", "notes")}
+    refusal = report.refusal and dataclasses.asdict(report.refusal)
+    compiles = None if report.unavailable else bool(report)
+    kernels = [_kernel_json(kernel) for kernel in report.kernels]
+    return {"version": 1, "tpu": report.chip.name, "compiles": compiles, "refusal": refusal, "kernels": kernels, **told}
 
 
 def _kernel_json(kernel: KernelReport) -> dict[str, Any]:
-    figures = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    figures = dataclasses.asdict(kernel)
+    figures |= {name: getattr(kernel, name) for name in ("vmem_bytes", "intensity", "bound")}
     times, time_s = figures.pop("times"), figures.pop("time_s")
-    figures["where"] = _line_json(kernel.where)
-    figures["vmem_bytes"], figures["intensity"], figures["bound"] = kernel.vmem_bytes, kernel.intensity, kernel.bound
     figures["times_us"] = {name: seconds * 1e6 for name, seconds in times.items()}
     figures["time_us"] = None if time_s is None else time_s * 1e6
     return {name: _plain(value) for name, value in figures.items()}
-
-
-def _line_json(line: SourceLine | None) -> dict[str, Any] | None:
-    return None if line is None else {"file": line.file, "line": line.line, "text": line.text}
 
 
 def _plain(value: Any) -> Any:

@@ -18,7 +18,8 @@ from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import STEP_OVERHEAD_S, Chip, chip
 from ..targets.tpu.explain import explain, explain_abort
 from ..targets.tpu.lowering import Refusal, calls_in, for_tpu, refusal_on
-from ..text import plain
+from ..text import human_bytes, plain
+from . import tpu_picture as picture
 from .draw import Displayed
 
 _SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
@@ -103,27 +104,18 @@ class Report(Displayed):
         return self.refusal is None and not self.unavailable
 
     def __str__(self) -> str:
-        from . import tpu_picture as picture
-
         return plain(picture.text(self), getattr(sys.stdout, "encoding", None))
 
     __repr__ = __str__
 
     def __rich__(self) -> Any:
-        """The text with a little colour."""
-        from . import tpu_picture as picture
-
         return picture.rich(self)
 
     def _repr_html_(self) -> str:
-        from . import tpu_picture as picture
-
         return picture.html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data with stable keys, for programs."""
-        from . import tpu_picture as picture
-
         return picture.to_json(self)
 
 
@@ -350,8 +342,6 @@ def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
 
     What is only somewhat too large is left to the compiler, which may find room elsewhere in VMEM.
     """
-    from ..text import human_bytes
-
     for work in works:
         asked = work.call.vmem_limit_bytes
         limit = min(asked or target.scoped_vmem_bytes, target.vmem_bytes)
