@@ -185,7 +185,7 @@ def test_out_of_range_is_said_and_drawn() -> None:
     assert "x_ref block (4, 0) out of range" in step_words(picture.traces[0], 9)
     assert "out of range" not in step_words(picture.traces[0], 8)
     marks = {e.get("stroke") for e in ET.fromstring(picture.svg(0)).iter(SVG + "path")}
-    assert draw.VERMILION in marks, "the strip shows it at every step of the picture"
+    assert "var(--vermilion)" in marks, "the strip shows it at every step of the picture"
     assert "out of range" in "".join(ET.fromstring(picture.svg(9)).itertext())
 
 

@@ -20,34 +20,7 @@ import numpy as np
 from ..ir.capture import Call, Operand, capture, wrapped
 from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
 from ..text import plain, plural
-from .paper import (
-    BLUE,
-    BOLD,
-    END,
-    FRAME,
-    GREEN,
-    INK,
-    LINE,
-    MONO_EM,
-    MUTED,
-    ORANGE,
-    PADDING,
-    PURPLE,
-    RIGHT_FILL,
-    SANS,
-    SANS_EM,
-    THEMES,
-    TINT,
-    VERMILION,
-    WARNING,
-    WRONG_FILL,
-    Map,
-    axes_of,
-    card,
-    even_axes,
-    px,
-    svg_text,
-)
+from .paper import BOLD, END, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
 from .words import (
     COLUMNS,
     LEFT_COLUMNS,
@@ -70,6 +43,16 @@ from .words import (
 MAX_DRAWN_STEPS = 512
 MAX_DRAWN_CALLS = 8
 TIME_LIMIT_S = 20.0
+
+_LEGEND = {  # what happens to a block: its colour, and that in words
+    "fetched": ("var(--blue)", "■", "fetched from HBM before the step"),
+    "kept": ("var(--orange)", "━", "kept in VMEM"),
+    "written back": ("var(--green)", "■", "written back to HBM after the step"),
+    "out of range": ("var(--vermilion)", "■", "out of range"),
+    "own copy": ("var(--purple)", "■", "copied by the kernel itself"),
+    "visited": ("var(--tint)", "■", "visited before"),
+}
+_COLOURS = {state: colour for state, (colour, _, _) in _LEGEND.items()}
 
 
 # --- panels: the grid and the operands, side by side -----------------------------------------------------------------
@@ -154,22 +137,23 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
     if k is None:
         block: Block | None = tuple(int(i) for i in trace.steps[step]) if trace.n else None
         visited: Iterable[Any] = trace.steps[:step]
-        state, colour = f"step {step}", INK
+        state, colour = f"step {step}", "var(--ink)"
     else:
         block = trace.blocks[k][step] if trace.n else None
         visited = [b for b in trace.blocks[k][:step] if b is not None]
         state = state_words(trace, k, step) if trace.n else "never touched"
-        colour = _COLOURS.get(state, FRAME)
+        colour = _COLOURS.get(state, "var(--frame)")
     place = m.place(block) if block is not None else None
     x, y = place if place is not None else (0.0, 0.0)
-    lines = "".join(svg_text(0, 29 + 13 * i, line, 10, MUTED) for i, line in enumerate(p.lines))
+    lines = "".join(svg_text(0, 29 + 13 * i, line, 10, "muted") for i, line in enumerate(p.lines))
     return (
-        f'<g transform="translate({px(p.x)},{px(p.y)})" data-p="{number}">{svg_text(0, 14, p.title, 13, INK, "", BOLD)}'
-        f'{lines}<rect data-k="m" y="52" width="10" height="10" rx="2" fill="{colour}"/>'
-        f'<text x="15" y="61" font-size="11" fill="{INK}"><tspan data-k="w" font-weight="700">{state}</tspan>'
+        f'<g transform="translate({px(p.x)},{px(p.y)})" data-p="{number}">'
+        f'{svg_text(0, 14, p.title, 13, "ink", "", BOLD)}{lines}<rect data-k="m" y="52" '
+        f'width="10" height="10" rx="2" fill="{colour}"/>'
+        f'<text x="15" y="61" font-size="11" fill="var(--ink)"><tspan data-k="w" font-weight="700">{state}</tspan>'
         f'<tspan data-k="b" dx="6">{block if block is not None else ""}</tspan></text>'
         f'<g transform="translate(0,{px(_HEAD_PX)})">{m.paper() if k is None or block is not None else _in_hbm(m)}'
-        f'<path data-k="v" fill="{TINT}" fill-opacity=".8" stroke="{BLUE}" stroke-opacity=".3" '
+        f'<path data-k="v" fill="var(--tint)" fill-opacity=".8" stroke="var(--blue)" stroke-opacity=".3" '
         f'd="{m.boxes(visited)}"/>'
         f'<rect data-k="r" x="{px(x)}" y="{px(y)}" width="{px(m.block_w)}" height="{px(m.block_h)}" fill="{colour}" '
         f'fill-opacity=".85" stroke="{colour}" stroke-width="1.5"{"" if place else _HIDDEN}/></g></g>'
@@ -177,7 +161,6 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
 
 
 _HIDDEN = ' visibility="hidden"'
-_COLOURS = {"fetched": BLUE, "kept": ORANGE, "written back": GREEN, "out of range": VERMILION, "own copy": PURPLE}
 
 
 def _in_hbm(m: Map) -> str:
@@ -186,8 +169,8 @@ def _in_hbm(m: Map) -> str:
     for g in range(m.groups):
         x, y = m.origin(g)
         sheets.append(
-            f'<rect x="{px(x)}" y="{px(y)}" width="{px(m.group_w)}" height="{px(m.group_h)}" fill="{PADDING}" '
-            f'stroke="{FRAME}" stroke-dasharray="4 3"/>'
+            f'<rect x="{px(x)}" y="{px(y)}" width="{px(m.group_w)}" height="{px(m.group_h)}" fill="var(--padding)" '
+            f'stroke="var(--frame)" stroke-dasharray="4 3"/>'
         )
     return "".join(sheets)
 
@@ -237,7 +220,7 @@ def _strip_svg(strip: _Strip, trace: Trace, step: int) -> str:
         marks.append(_lane_svg(states, x0, y, cell, gap))
     marks.append(
         f'<rect data-k="c" x="{px(x0 + step * cell - 1)}" y="-1" width="{px(max(cell - gap, 2.0) + 2)}" '
-        f'height="{px(bottom + 2)}" fill="none" stroke="{INK}" stroke-width="1.5" rx="2"/>'
+        f'height="{px(bottom + 2)}" fill="none" stroke="var(--ink)" stroke-width="1.5" rx="2"/>'
     )
     return "".join(marks) + _ticks(strip, bottom + 13)
 
@@ -266,27 +249,17 @@ def _separators(strip: _Strip, trace: Trace, bottom: float) -> str:
         return ""
     xs = [strip.label_w + s * strip.cell - 0.75 for s in range(inner, strip.n, inner)]
     path = "".join(f"M{px(x)} 0v{px(bottom)}" for x in xs)
-    return f'<path d="{path}" stroke="{LINE}"/>' if path else ""
+    return f'<path d="{path}" stroke="var(--line)"/>' if path else ""
 
 
 def _ticks(strip: _Strip, y: float) -> str:
     room = len(str(strip.n - 1)) * 10 * MONO_EM + 8
     every = next((e for e in (1, 2, 4, 8, 16, 32, 64, 128, 256) if e * strip.cell >= room), 512)
-    marks = [svg_text(0, y, "step", 10, MUTED)]
+    marks = [svg_text(0, y, "step", 10, "muted")]
     for s in range(0, strip.n, every):
         middle = strip.label_w + (s + 0.5) * strip.cell
         marks.append(f'<text x="{px(middle)}" y="{px(y)}">{s}</text>')
-    return f'{marks[0]}<g font-size="10" fill="{MUTED}" text-anchor="middle">{"".join(marks[1:])}</g>'
-
-
-_LEGEND = {
-    "fetched": (BLUE, "■", "fetched from HBM before the step"),
-    "kept": (ORANGE, "━", "kept in VMEM"),
-    "written back": (GREEN, "■", "written back to HBM after the step"),
-    "out of range": (VERMILION, "■", "out of range"),
-    "own copy": (PURPLE, "■", "copied by the kernel itself"),
-    "visited": (TINT, "■", "visited before"),
-}
+    return f'{marks[0]}<g font-size="10" fill="var(--muted)" text-anchor="middle">{"".join(marks[1:])}</g>'
 
 
 def _legend(strip: _Strip, width: float) -> tuple[str, float]:
@@ -306,7 +279,7 @@ def _legend(strip: _Strip, width: float) -> tuple[str, float]:
         lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{words}</tspan>'
         room -= w
     texts = "".join(f'<text y="{9 + 17 * i}">{line}</text>' for i, line in enumerate(lines))
-    return f'<g font-size="11" font-family="{SANS}" fill="{MUTED}">{texts}</g>', 17.0 * len(lines) - 3
+    return f'<g font-size="11" font-family="{SANS}" fill="var(--muted)">{texts}</g>', 17.0 * len(lines) - 3
 
 
 # --- the whole picture as SVG ----------------------------------------------------------------------------------------
@@ -329,10 +302,10 @@ def _drawing(trace: Trace, step: int = 0) -> _Drawing:
     name, about = trace.call.name, title_words(trace.call)
     width = max(width, strip.w, len(name) * 15 * MONO_EM + 12, len(about) * 12 * SANS_EM, 420.0)
     legend, legend_h = _legend(strip, width)
-    head = svg_text(0, 15, name, 15, INK, "", BOLD) + svg_text(0, 34, about, 12, MUTED, SANS)
+    head = svg_text(0, 15, name, 15, "ink", "", BOLD) + svg_text(0, 34, about, 12, "muted", SANS)
     if trace.n > n:
         more = f"the first {n} of {trace.n:,} steps"
-        head += svg_text(width, 15, more, 12, WARNING, SANS, END + BOLD)
+        head += svg_text(width, 15, more, 12, "warning", SANS, END + BOLD)
     body = [head, *(_panel_svg(trace, p, step, i) for i, p in enumerate(panels))]
     y += 20
     if n and strip.lanes:
@@ -439,10 +412,7 @@ def _script(trace: Trace, drawing: _Drawing, uid: str) -> str:
     panels = [_script_panel(trace, p, n) for p in drawing.panels]
     data = {"n": n, "c": round(drawing.strip.cell, 3), "x": round(drawing.strip.label_w - 1, 2), "p": panels}
     words = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    colours = {"BLUE": BLUE, "ORANGE": ORANGE, "GREEN": GREEN, "RED": VERMILION, "INK": INK}
-    filled = _SCRIPT
-    for mark, value in {**colours, "CONTROLS": _CONTROLS, "UID": uid, "DATA": words}.items():
-        filled = filled.replace(f"@{mark}", value)
+    filled = _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", words)
     return f"<script>{filled}</script>"
 
 
@@ -460,7 +430,8 @@ _CONTROLS = (
 )
 
 _SCRIPT = """(() => {
-const D = @DATA, C = {fetched: "@BLUE", kept: "@ORANGE", "written back": "@GREEN", "out of range": "@RED"};
+const D = @DATA, C = {fetched: "var(--blue)", kept: "var(--orange)", "written back": "var(--green)",
+  "out of range": "var(--vermilion)"};
 const tuple = a => "(" + a.join(", ") + (a.length == 1 ? ",)" : ")");
 const index = (p, c) => { const r = []; for (let i = p.t.length - 1; i >= 0; i--) {
   r.unshift(c % p.t[i]); c = Math.floor(c / p.t[i]) } return r };
@@ -495,7 +466,8 @@ function start(root) {
       if (q) say += q == 1 ? ": " : "; ";
       if (p.h) { say += p.n + " stays in HBM"; return }
       const e = panels[q], c = p.s[k], b = c < 0 ? p.o[k] : index(p, c);
-      const word = !q ? "step " + k : c < 0 ? "out of range" : p.m[k] == "0" ? "kept" : p.v, ink = q ? C[word] : "@INK";
+      const word = !q ? "step " + k : c < 0 ? "out of range" : p.m[k] == "0" ? "kept" : p.v,
+        ink = q ? C[word] : "var(--ink)";
       if (c >= 0) { const [x, y] = place(p, b); e.r.setAttribute("x", x); e.r.setAttribute("y", y) }
       e.r.setAttribute("visibility", c < 0 ? "hidden" : "visible");
       e.r.setAttribute("fill", ink); e.r.setAttribute("stroke", ink); e.m.setAttribute("fill", ink);
@@ -549,10 +521,10 @@ def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
     wrong = [b for b, word in status.items() if word != "ok"]
     marks = [
         m.paper(),
-        f'<path d="{m.boxes(right)}" fill="{RIGHT_FILL}" stroke="{LINE}"/>',
-        f'<path d="{m.boxes(wrong)}" fill="{WRONG_FILL}" stroke="{VERMILION}"/>',
-        f'<path d="{_crosses(m, wrong)}" stroke="{VERMILION}" stroke-width="1.5" fill="none"/>',
-        f'<path d="{m.frames()}" stroke="{FRAME}" fill="none"/>',
+        f'<path d="{m.boxes(right)}" fill="var(--right)" stroke="var(--line)"/>',
+        f'<path d="{m.boxes(wrong)}" fill="var(--wrong)" stroke="var(--vermilion)"/>',
+        f'<path d="{_crosses(m, wrong)}" stroke="var(--vermilion)" stroke-width="1.5" fill="none"/>',
+        f'<path d="{m.frames()}" stroke="var(--frame)" fill="none"/>',
     ]
     if len(status) <= _MAX_TOOLTIPS:
         marks += [_tooltip(m, b, word) for b, word in status.items()]

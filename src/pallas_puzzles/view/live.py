@@ -13,14 +13,7 @@ import numpy as np
 from ..ir.capture import Operand, wrapped
 from ..lens.machine import figures
 from ..text import human_bytes
-from .draw import (
-    LEFT,
-    RIGHT,
-    Picture,
-    look,
-    row_html,
-    running_shell,
-)
+from .draw import LEFT, RIGHT, Picture, look, row_html, running_shell
 from .paper import SANS
 from .words import in_range
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 # (on a light page, on a dark one). The first five are Okabe and Ito's palette, which every kind of colour vision can
-# tell apart, and its lighter sisters; beside each colour stands a word. Text is drawn in INK, MUTED, BLUE or WARNING.
+# tell apart, and its lighter sisters; beside each colour stands a word. Text is drawn in ink, muted, blue or warning.
+# An SVG takes them as var(--blue).
 PALETTE = {
     "blue": ("#0072B2", "#56B4E9"),
     "orange": ("#E69F00", "#F0B43C"),
@@ -27,8 +28,6 @@ PALETTE = {
     "right": ("#d5efe5", "#1c4a3c"),
     "wrong": ("#fbdcc8", "#5c2f18"),
 }
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, WARNING = (f"var(--{name})" for name in list(PALETTE)[:6])
-INK, MUTED, FRAME, LINE, TINT, PADDING, PAPER, RIGHT_FILL, WRONG_FILL = (f"var(--{name})" for name in list(PALETTE)[6:])
 
 # The theme of a page that has one of its own: (light, dark) in JupyterLab, in Colab, in VS Code
 HOSTS = (
@@ -205,13 +204,13 @@ class Map:
             x, y = self.origin(g)
             down, along = divmod(g, self.across)
             if self.above:
-                marks.append(svg_text(x, y - 3, self._label(g), _LABEL_SIZE, MUTED))
+                marks.append(svg_text(x, y - 3, self._label(g), _LABEL_SIZE, "muted"))
             elif self.top and down == 0:
-                marks.append(svg_text(x, y - 3, self._top_labels()[along], _LABEL_SIZE, MUTED))
+                marks.append(svg_text(x, y - 3, self._top_labels()[along], _LABEL_SIZE, "muted"))
             if self.left and along == 0:
                 label = self._label(g) if self.across == 1 else self._label(g).rpartition(",")[0]
                 middle = y + min(self.group_h / 2, 24) + 3
-                marks.append(svg_text(self.left - 4, middle, label, _LABEL_SIZE, MUTED, "", END))
+                marks.append(svg_text(self.left - 4, middle, label, _LABEL_SIZE, "muted", "", END))
         return "".join(marks)
 
     def code(self, block: Sequence[int]) -> int:
@@ -256,8 +255,8 @@ class Map:
         marks = [self._sheet(*self.origin(g)) for g in range(self.groups)]
         lines = self._lines()
         if lines:
-            marks.append(f'<path d="{lines}" stroke="{LINE}" fill="none"/>')
-        marks.append(f'<path d="{self.frames()}" stroke="{FRAME}" fill="none"/>{self.labels()}')
+            marks.append(f'<path d="{lines}" stroke="var(--line)" fill="none"/>')
+        marks.append(f'<path d="{self.frames()}" stroke="var(--frame)" fill="none"/>{self.labels()}')
         return "".join(marks)
 
     def _sheet(self, x: float, y: float) -> str:
@@ -269,8 +268,8 @@ class Map:
         inside = (x + self.cols.first * sx, y + self.rows.first * sy, self.cols.size * sx, self.rows.size * sy)
         ix, iy, iw, ih = map(px, inside)
         return (
-            f'{whole}fill="{PADDING}"/><rect x="{ix}" y="{iy}" width="{iw}" height="{ih}" fill="{PAPER}" '
-            f'stroke="{FRAME}" stroke-width="1.5"/>'
+            f'{whole}fill="var(--padding)"/><rect x="{ix}" y="{iy}" width="{iw}" height="{ih}" fill="var(--paper)" '
+            f'stroke="var(--frame)" stroke-width="1.5"/>'
         )
 
     def frames(self) -> str:
@@ -307,11 +306,10 @@ def px(length: float) -> str:
     return "0" if text == "-0" else text
 
 
-def svg_text(x: float, y: float, words: str, size: float, colour: str = INK, family: str = "", more: str = "") -> str:
+def svg_text(x: float, y: float, words: str, size: float, colour: str = "ink", family: str = "", more: str = "") -> str:
     font = f' font-family="{family}"' if family else ""
-    return (
-        f'<text x="{px(x)}" y="{px(y)}" font-size="{px(size)}" fill="{colour}"{font}{more}>{html.escape(words)}</text>'
-    )
+    look = f'font-size="{px(size)}" fill="var(--{colour})"{font}{more}'
+    return f'<text x="{px(x)}" y="{px(y)}" {look}>{html.escape(words)}</text>'
 
 
 def card(w: float, h: float, marks: str) -> str:
@@ -319,5 +317,5 @@ def card(w: float, h: float, marks: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="pallas" viewBox="0 0 {px(w)} {px(h)}" width="{px(w)}" '
         f'height="{px(h)}" font-family="{MONO}">{STYLE}<rect x=".5" y=".5" width="{px(w - 1)}" height="{px(h - 1)}" '
-        f'rx="8" fill="{PAPER}" stroke="{LINE}"/>{marks}</svg>'
+        f'rx="8" fill="var(--paper)" stroke="var(--line)"/>{marks}</svg>'
     )

@@ -17,25 +17,7 @@ from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip
 from ..targets.tpu.lowering import Refusal
 from ..text import human_bytes, plural
 from .draw import LEFT, RIGHT, image, row_html
-from .paper import (
-    BAD,
-    BLUE,
-    BOLD,
-    END,
-    FRAME,
-    GOOD,
-    INK,
-    LINE,
-    MUTED,
-    NEUTRAL,
-    PAPER,
-    SANS,
-    SANS_EM,
-    VERMILION,
-    card,
-    px,
-    svg_text,
-)
+from .paper import BAD, BOLD, END, GOOD, NEUTRAL, SANS, SANS_EM, card, px, svg_text
 
 if TYPE_CHECKING:
     from .tpu_report import KernelReport, Report
@@ -479,8 +461,8 @@ def roofline_svg(report: Report) -> str:
     caption = f"roofs: HBM bandwidth up to the ridge point (ring), then {_PEAKS[axes.dtype]} peak"
     caption += f"; {'dot' if len(dots) == 1 else 'dots'}: at the estimated time" if dots else ""
     marks = [
-        svg_text(_LEFT, 24, _shortened(f"{report.name} on a {target_words(report.chip)}", 60), 14, INK, SANS, BOLD),
-        svg_text(_LEFT, 42, caption, _SMALL, MUTED, SANS),
+        svg_text(_LEFT, 24, _shortened(f"{report.name} on a {target_words(report.chip)}", 60), 14, "ink", SANS, BOLD),
+        svg_text(_LEFT, 42, caption, _SMALL, "muted", SANS),
         *_ticks(axes),
         *(_roof_marks(axes, each, False) for each in CHIPS.values() if each is not report.chip),
         _roof_marks(axes, report.chip, True),
@@ -539,29 +521,29 @@ def _shortened(words: str, most: int) -> str:
 
 def _ticks(axes: _Axes) -> Iterator[str]:
     """A line and a number for every decade, and what the axes are."""
-    line = f'stroke="{LINE}" stroke-width=".7"'
+    line = 'stroke="var(--line)" stroke-width=".7"'
     for decade in range(axes.x0, axes.x1 + 1):
         x, words = axes.x(10.0**decade), f"{10**decade:,}" if decade >= 0 else f"{10.0**decade:g}"
         yield f'<path d="M{px(x)} {px(_TOP)}V{px(_BOTTOM)}" {line}/>'
-        yield svg_text(x, _BOTTOM + 17, words, _SMALL, MUTED, SANS, _MIDDLE)
+        yield svg_text(x, _BOTTOM + 17, words, _SMALL, "muted", SANS, _MIDDLE)
     for decade in range(axes.y0, math.floor(axes.y1) + 1):
         y = axes.y(10.0**decade)
         yield f'<path d="M{px(_LEFT)} {px(y)}H{px(_RIGHT)}" {line}/>'
-        yield svg_text(_LEFT - 7, y + 4, human_count(10.0**decade, "").strip(), _SMALL, MUTED, SANS, END)
+        yield svg_text(_LEFT - 7, y + 4, human_count(10.0**decade, "").strip(), _SMALL, "muted", SANS, END)
     middle = (_LEFT + _RIGHT) / 2
-    yield svg_text(middle, _BOTTOM + 38, "FLOP per byte between HBM and VMEM", _TEXT, INK, SANS, _MIDDLE)
-    yield svg_text(_LEFT - 7, _TOP - 8, "FLOP/s", _TEXT, INK, SANS, END)
+    yield svg_text(middle, _BOTTOM + 38, "FLOP per byte between HBM and VMEM", _TEXT, "ink", SANS, _MIDDLE)
+    yield svg_text(_LEFT - 7, _TOP - 8, "FLOP/s", _TEXT, "ink", SANS, END)
 
 
 def _roof_marks(axes: _Axes, chip: Chip, mine: bool) -> str:
     corners = axes.roof(chip)
     path = "L".join(f"{px(x)} {px(y)}" for x, y in corners)
     dash = f' stroke-dasharray="{_DASHES[chip.name]}"' if _DASHES[chip.name] else ""
-    colour, width = (BLUE, "2.4") if mine else (FRAME, "1.3")
+    colour, width = ("var(--blue)", "2.4") if mine else ("var(--frame)", "1.3")
     x, y = corners[1]
     return (
         f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"{dash}/>'
-        f'<circle cx="{px(x)}" cy="{px(y)}" r="3" fill="{PAPER}" stroke="{colour}" stroke-width="1.3"/>'
+        f'<circle cx="{px(x)}" cy="{px(y)}" r="3" fill="var(--paper)" stroke="{colour}" stroke-width="1.3"/>'
     )
 
 
@@ -571,8 +553,8 @@ def _roof_labels(axes: _Axes, mine: Chip) -> Iterator[str]:
     for chip in sorted(CHIPS.values(), key=lambda each: -each.flops_per_s(axes.dtype)):
         end = axes.roof(chip)[-1][1]
         y = lowest = max(end - 4, lowest + _LINE + 1)
-        colour, more = (BLUE, BOLD) if chip is mine else (INK, "")
-        yield f'<path d="M{px(_RIGHT)} {px(end)}L{px(_RIGHT + 8)} {px(y)}" stroke="{FRAME}" stroke-width=".8"/>'
+        colour, more = ("blue", BOLD) if chip is mine else ("ink", "")
+        yield f'<path d="M{px(_RIGHT)} {px(end)}L{px(_RIGHT + 8)} {px(y)}" stroke="var(--frame)" stroke-width=".8"/>'
         words = f"{chip.title}, ridge {digits(ridge(chip, axes.dtype))}"
         yield svg_text(_RIGHT + 11, y + 4, words, _TEXT, colour, SANS, more)
 
@@ -583,12 +565,14 @@ def _dot_marks(axes: _Axes, entries: Sequence[_Entry]) -> Iterator[str]:
     for number, entry in enumerate(entries, 1):
         if entry.dot is not None:
             x, y = axes.x(entry.dot.x), axes.y(entry.dot.y)
-            yield f'<path d="M{px(x)} {px(y)}V{px(axes.y(entry.dot.roof))}" stroke="{VERMILION}" stroke-width="1"/>'
+            line = f"M{px(x)} {px(y)}V{px(axes.y(entry.dot.roof))}"
+            yield f'<path d="{line}" stroke="var(--vermilion)" stroke-width="1"/>'
             places[x, y].append(str(number) if len(entries) > 1 else entry.words)
         elif len(entries) == 1:
-            yield svg_text(_RIGHT - 8, _BOTTOM - 10, entry.words, _TEXT, INK, SANS, END)
+            yield svg_text(_RIGHT - 8, _BOTTOM - 10, entry.words, _TEXT, "ink", SANS, END)
     for (x, y), words in places.items():
-        yield f'<circle cx="{px(x)}" cy="{px(y)}" r="5" fill="{VERMILION}" stroke="{PAPER}" stroke-width="1"/>'
+        ink = 'fill="var(--vermilion)" stroke="var(--paper)" stroke-width="1"'
+        yield f'<circle cx="{px(x)}" cy="{px(y)}" r="5" {ink}/>'
         said = _shortened(", ".join(words), _MOST_WORDS)
         box = _free_place(x, y, said, taken)
         if box is not None:
@@ -628,9 +612,9 @@ def _label(box: _Box, x: float, y: float, words: str) -> Iterator[str]:
     """Text set against the side nearer to the dot, so that it is near whatever the font, and a line to it if not."""
     if _far(box, x, y) > _NEAR:
         near_x, near_y = _nearest(box, x, y)
-        yield f'<path d="M{px(x)} {px(y)}L{px(near_x)} {px(near_y)}" stroke="{MUTED}" stroke-width=".8"/>'
+        yield f'<path d="M{px(x)} {px(y)}L{px(near_x)} {px(near_y)}" stroke="var(--muted)" stroke-width=".8"/>'
     edge, anchor = (box[2], END) if box[0] + box[2] < 2 * x else (box[0], "")
-    yield svg_text(edge, box[3] - 4, words, _TEXT, INK, SANS, anchor)
+    yield svg_text(edge, box[3] - 4, words, _TEXT, "ink", SANS, anchor)
 
 
 def _nearest(box: _Box, x: float, y: float) -> tuple[float, float]:
@@ -646,11 +630,11 @@ def _key(entries: Sequence[_Entry]) -> Iterator[str]:
     shown = len(entries) if len(entries) <= _MOST_KEYS else _MOST_KEYS - 1
     x, y = _RIGHT + 11, _BOTTOM - _MOST_KEYS * (2 * _LINE + 2) + 30
     for entry in entries[:shown]:
-        yield svg_text(x, y, _shortened(entry.label, _MOST_LABEL), _TEXT, INK, SANS, BOLD)
-        yield svg_text(x, y + _LINE - 1, entry.words, _SMALL, INK, SANS)
+        yield svg_text(x, y, _shortened(entry.label, _MOST_LABEL), _TEXT, "ink", SANS, BOLD)
+        yield svg_text(x, y + _LINE - 1, entry.words, _SMALL, "ink", SANS)
         y += 2 * _LINE + 2
     if shown < len(entries):
-        yield svg_text(x, y, f"and {len(entries) - shown} more in the table", _SMALL, INK, SANS)
+        yield svg_text(x, y, f"and {len(entries) - shown} more in the table", _SMALL, "ink", SANS)
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
