@@ -19,12 +19,11 @@ import numpy as np
 
 from ..ir.capture import Call, Operand, capture, wrapped
 from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
-from ..text import plain, plural
+from ..text import LINES, cut, plain, plural
 from .paper import BOLD, END, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
 from .words import (
-    COLUMNS,
+    HEADS,
     LEFT_COLUMNS,
-    TEXT_LINES,
     Block,
     block_words,
     in_range,
@@ -355,9 +354,9 @@ _RULE = "border-bottom:1px solid rgba(128,128,128,.35)"
 
 def html_table(trace: Trace, costs: Figures) -> str:
     """The table and the totals; colours are the page's own."""
-    aligned = [LEFT] * LEFT_COLUMNS + [RIGHT] * (len(COLUMNS) - LEFT_COLUMNS)
-    tips = [f' title="{html.escape(about)}"' if about else "" for about in COLUMNS.values()]
-    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(COLUMNS, tips, aligned, strict=True)]
+    aligned = [LEFT] * LEFT_COLUMNS + [RIGHT] * (len(HEADS) - LEFT_COLUMNS)
+    tips = [f' title="{html.escape(about)}"' if about else "" for about in HEADS.values()]
+    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(HEADS, tips, aligned, strict=True)]
     body = [row_html(head)]
     for first, *rest in table_rows(trace, costs):
         cells = [f'<th scope="row" style="{LEFT}"><code>{html.escape(first)}</code></th>']
@@ -627,7 +626,7 @@ class Picture(Displayed):
         """The picture in characters: tables, tile maps half way through, strips."""
         parts = [self.note] if self.note else []
         for t in self.traces[:MAX_DRAWN_CALLS]:
-            parts.append("\n".join(text_lines(t, TEXT_LINES - (2 if self.note else 0))))
+            parts.append("\n".join(text_lines(t, LINES - (2 if self.note else 0))))
         return "\n\n".join([*parts, *([self._left_out()] if self._left_out() else [])])
 
     def _left_out(self) -> str:
@@ -693,13 +692,12 @@ def _reason(error: BaseException, name: str, nothing: bool) -> str:
     from ..diagnose.errors import explain_error
 
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    first = first if len(first) <= 200 else first[:197] + "..."
     finding = explain_error(error) if isinstance(error, Exception) else None
     where = f" ({finding.line})" if finding is not None and finding.line is not None else ""
     start = "Nothing to show yet" if nothing else "There is more, which cannot be shown yet"
     if finding is not None and finding.kind != "error":
         return f"{start}: {name} stopped{where}. {finding.cause}"
-    return f"{start}: {name} stopped with {type(error).__name__}{f': {first}' if first else ''}{where}"
+    return f"{start}: {name} stopped with {type(error).__name__}{f': {cut(first, 200)}' if first else ''}{where}"
 
 
 def _silent_outputs(traces: list[Trace]) -> list[str]:

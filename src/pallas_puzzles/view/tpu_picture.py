@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import itertools
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,12 @@ import numpy as np
 
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip
 from ..targets.tpu.lowering import Refusal
-from ..text import human_bytes, plural
+from ..text import LINES, Lines, cut, fitted, human_bytes, plural, wrapped
 from .draw import LEFT, RIGHT, image, row_html
 from .paper import BAD, BOLD, END, GOOD, NEUTRAL, SANS, SANS_EM, card, px, svg_text
 
 if TYPE_CHECKING:
     from .tpu_report import KernelReport, Report
-from .words import TEXT_COLUMNS, TEXT_LINES
 
 # How KernelReport.time_s comes about; the names are those of KernelReport.times
 FORMULA = f"max(MXU, bundles, HBM - fill) + fill + {STEP_OVERHEAD_S * 1e6:g} us a step; fill: first blocks in, last out"
@@ -236,7 +234,6 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
-Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
 Part = tuple[int, Lines]  # (rank, lines); where a screen is too small, the highest ranks are left out
 _RANKS = {"grid": 1, "times": 1, "VMEM": 2, "bundles": 2, "HBM": 2, "FLOPs": 2, "spills": 3, "note": 3, "buffers": 5}
 _OTHER_RANK = 4
@@ -260,39 +257,39 @@ def rich(report: Report) -> Any:
 def _lines(report: Report) -> Lines:
     if report.unavailable:
         return [("headline", unavailable_words(report))]
-    lines = _wrapped(headline(report), "headline", most=2)
+    lines = wrapped(headline(report), "headline", most=2)
     if report.refusal is not None:
         return lines + _refusal_lines(report.refusal)
-    room = TEXT_LINES - len(lines) - 1
+    room = LINES - len(lines) - 1
     last = [_row(name, words) for name, words in remarks(report)]
     if len(report.kernels) == 1:
         return [*lines, ("", ""), *_kernel_lines(report, 0, last, room)]
     for number in range(len(report.kernels)):
         lines = [*lines, ("", ""), *_kernel_lines(report, number, [], room)]
-    return [*lines, ("", ""), *_fitted(last, room)] if last else lines
+    return [*lines, ("", ""), *fitted(last, room)] if last else lines
 
 
 def _refusal_lines(refusal: Refusal) -> Lines:
-    lines = [("", ""), *_wrapped(refusal.sentence, "cause", "  ", most=10)]
+    lines = [("", ""), *wrapped(refusal.sentence, "cause", "  ", most=10)]
     if refusal.line is not None:
-        lines.append(("line", _clip(f"    {refusal.line}   {refusal.line.text.strip()}")))
-    return lines + _wrapped(refusal.detail, "detail", "  ", most=6)
+        lines.append(("line", cut(f"    {refusal.line}   {refusal.line.text.strip()}")))
+    return lines + wrapped(refusal.detail, "detail", "  ", most=6)
 
 
 def _kernel_lines(report: Report, number: int, last: list[Part], room: int) -> Lines:
     """One kernel, and what comes after it, with as many of its buffers as there is room for."""
     kernel = report.kernels[number]
-    title = (0, _wrapped(kernel_headline(kernel, labels(report)[number]), "kernel", most=3))
+    title = (0, wrapped(kernel_headline(kernel, labels(report)[number]), "kernel", most=3))
     rows = [_row(name, words) for name, words in facts(kernel, report)]
     after = [title, *rows, *last, *(_row("note", note) for note in kernel.notes)]
     left = room - sum(len(lines) for _, lines in after)
     place = next(i for i, (_, lines) in enumerate(after) if lines[0][0] == "VMEM") + 1
-    return _fitted([*after[:place], (_RANKS["buffers"], _buffer_lines(kernel, max(2, left))), *after[place:]], room)
+    return fitted([*after[:place], (_RANKS["buffers"], _buffer_lines(kernel, max(2, left))), *after[place:]], room)
 
 
 def _buffer_lines(kernel: KernelReport, most: int) -> Lines:
     rows = buffers(kernel, most)
-    names = [name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 3]}..." for name, _, _ in rows]
+    names = [cut(name, _MOST_NAME) for name, _, _ in rows]
     wide, deep = max(map(len, names), default=0), max((len(size) for _, size, _ in rows), default=0)
     indent = " " * (_NAME_COLUMNS + 2)
     return [
@@ -302,30 +299,7 @@ def _buffer_lines(kernel: KernelReport, most: int) -> Lines:
 
 
 def _row(name: str, words: str) -> Part:
-    start = f"  {name:{_NAME_COLUMNS - 2}}"
-    lines = textwrap.wrap(words, TEXT_COLUMNS, initial_indent=start, subsequent_indent=" " * _NAME_COLUMNS)
-    return _RANKS.get(name, _OTHER_RANK), [(name, line) for line in lines]
-
-
-def _fitted(parts: Sequence[Part], room: int) -> Lines:
-    """Where not everything fits, what matters least is left out; the order stays."""
-    kept = set()
-    for i, (_, lines) in sorted(enumerate(parts), key=lambda pair: pair[1][0]):
-        if len(lines) <= room:
-            kept.add(i)
-            room -= len(lines)
-    return [line for i, (_, lines) in enumerate(parts) if i in kept for line in lines]
-
-
-def _wrapped(words: str, role: str, indent: str = "", most: int = 4) -> Lines:
-    lines = textwrap.wrap(words, TEXT_COLUMNS, initial_indent=indent, subsequent_indent=indent)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], _clip(f"{lines[most - 1]} ...")]
-    return [(role, line) for line in lines]
-
-
-def _clip(line: str) -> str:
-    return line if len(line) <= TEXT_COLUMNS else f"{line[: TEXT_COLUMNS - 3]}..."
+    return _RANKS.get(name, _OTHER_RANK), wrapped(words, name, f"  {name:{_NAME_COLUMNS - 2}}")
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
@@ -461,7 +435,7 @@ def roofline_svg(report: Report) -> str:
     caption = f"roofs: HBM bandwidth up to the ridge point (ring), then {_PEAKS[axes.dtype]} peak"
     caption += f"; {'dot' if len(dots) == 1 else 'dots'}: at the estimated time" if dots else ""
     marks = [
-        svg_text(_LEFT, 24, _shortened(f"{report.name} on a {target_words(report.chip)}", 60), 14, "ink", SANS, BOLD),
+        svg_text(_LEFT, 24, cut(f"{report.name} on a {target_words(report.chip)}", 60, "…"), 14, "ink", SANS, BOLD),
         svg_text(_LEFT, 42, caption, _SMALL, "muted", SANS),
         *_ticks(axes),
         *(_roof_marks(axes, each, False) for each in CHIPS.values() if each is not report.chip),
@@ -513,10 +487,6 @@ def _entry(kernel: KernelReport, label: str, chip: Chip) -> _Entry:
     if kernel.intensity is None:
         return _Entry(label, f"no dot: {'no HBM bytes' if kernel.hbm_bytes == 0 else 'HBM bytes unknown'}", None)
     return _Entry(label, "no dot: time unknown", None)
-
-
-def _shortened(words: str, most: int) -> str:
-    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def _ticks(axes: _Axes) -> Iterator[str]:
@@ -573,7 +543,7 @@ def _dot_marks(axes: _Axes, entries: Sequence[_Entry]) -> Iterator[str]:
     for (x, y), words in places.items():
         ink = 'fill="var(--vermilion)" stroke="var(--paper)" stroke-width="1"'
         yield f'<circle cx="{px(x)}" cy="{px(y)}" r="5" {ink}/>'
-        said = _shortened(", ".join(words), _MOST_WORDS)
+        said = cut(", ".join(words), _MOST_WORDS, "…")
         box = _free_place(x, y, said, taken)
         if box is not None:
             yield from _label(box, x, y, said)
@@ -630,7 +600,7 @@ def _key(entries: Sequence[_Entry]) -> Iterator[str]:
     shown = len(entries) if len(entries) <= _MOST_KEYS else _MOST_KEYS - 1
     x, y = _RIGHT + 11, _BOTTOM - _MOST_KEYS * (2 * _LINE + 2) + 30
     for entry in entries[:shown]:
-        yield svg_text(x, y, _shortened(entry.label, _MOST_LABEL), _TEXT, "ink", SANS, BOLD)
+        yield svg_text(x, y, cut(entry.label, _MOST_LABEL, "…"), _TEXT, "ink", SANS, BOLD)
         yield svg_text(x, y + _LINE - 1, entry.words, _SMALL, "ink", SANS)
         y += 2 * _LINE + 2
     if shown < len(entries):

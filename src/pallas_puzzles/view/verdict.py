@@ -7,12 +7,11 @@ import re
 import shutil
 import sys
 import sysconfig
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..installation import PACKAGE
-from ..text import cut, human_bytes, plain, plural, times
+from ..text import COLUMNS, LINES, Lines, cut, fitted, human_bytes, plain, plural, times, wrapped
 from .draw import Displayed, running_shell, tile_map_html
 from .paper import BAD, GOOD, NEUTRAL
 from .words import tile_map_text
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TileMap", "Verdict", "emit", "gained"]
 
-MAX_LINES, MAX_COLUMNS = 24, 100
 SHOW_TRACEBACK = "print(verdict.traceback)"  # for who has the verdict at hand
 _WORDS = {
     "passed": "Solved",
@@ -106,13 +104,13 @@ class Verdict(Displayed):
 
     __repr__ = __str__
 
-    def text(self, columns: int = MAX_COLUMNS, traceback: str = SHOW_TRACEBACK) -> str:
+    def text(self, columns: int = COLUMNS, traceback: str = SHOW_TRACEBACK) -> str:
         """The verdict for a terminal that is so wide; never wider than is good to read. traceback: how to see it."""
         return "\n".join(line for _, line in _text(self, columns, traceback))
 
     def __rich__(self) -> Any:
         """The text with a little colour, at its full width."""
-        return self.coloured(MAX_COLUMNS)
+        return self.coloured(COLUMNS)
 
     def coloured(self, columns: int, traceback: str = SHOW_TRACEBACK) -> Any:
         """`text`, as rich can print it."""
@@ -166,66 +164,48 @@ def totals(figures: "Sequence[Figures]") -> dict[str, int]:
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
-Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
-
 
 def _text(v: Verdict, columns: int, traceback: str) -> Lines:
-    """At most a screen. Where not everything fits, what matters least is left out; the order stays."""
-    sections = _sections(v, min(columns, MAX_COLUMNS), traceback)
-    room = MAX_LINES * MAX_COLUMNS // min(columns, MAX_COLUMNS)
-    kept = set()
-    for i, (_, lines) in sorted(enumerate(sections), key=lambda pair: pair[1][0]):
-        if len(lines) <= room:
-            kept.add(i)
-            room -= len(lines)
-    chosen = [line for i, (_, lines) in enumerate(sections) if i in kept for line in lines]
+    """At most a screen."""
+    sections = _sections(v, min(columns, COLUMNS), traceback)
+    room = LINES * COLUMNS // min(columns, COLUMNS)
+    chosen = fitted(sections, room)
     first = next((i for i, (role, _) in enumerate(chosen) if role in ("note", "figures", "next")), None)
-    if first and v.findings and room:
+    if first and v.findings and len(chosen) < room:
         chosen.insert(first, ("", ""))
     return chosen
 
 
 def _sections(v: Verdict, columns: int, traceback: str) -> list[tuple[int, Lines]]:
     """(rank, lines) from top to bottom; rank 0 matters most."""
-    sections = [(0, _wrapped(v.headline, "headline", "", 2, columns))]
+    sections = [(0, wrapped(v.headline, "headline", "", 2, columns))]
     for i, finding in enumerate(v.findings[:3]):
         start, role, most, rank = ("", "cause", 8, 0) if i == 0 else ("Also: ", "also", 6, 3 + 2 * i)
-        cause = _wrapped(start + _sentence(finding.cause), role, "  ", most, columns)
+        cause = wrapped(start + _sentence(finding.cause), role, "  ", most, columns)
         sections.append((rank, [("", ""), *cause]))
         if finding.line is not None:
             line = cut(f"    {_place(finding)}   {finding.line.text}", columns)
             sections.append((rank + 1, [("line", line)]))
         if i == 0:
-            items = [_wrapped(item, "evidence", "  - ", 3, columns) for item in finding.evidence]
+            items = [wrapped(item, "evidence", "  - ", 3, columns) for item in finding.evidence]
             sections += [(3 if n == 0 else 4, item) for n, item in enumerate(items[:4])]
             sections.append((9, _tiles_text(v.tiles)))
             sections.append((1, [("tiles", f"    {line}".rstrip()) for line in v.picture.splitlines()]))
     if len(v.findings) > 3:
         sections.append((8, [("also", f"  and {plural(len(v.findings) - 3, 'more finding')}")]))
-    sections += [(2, _wrapped(note, "note", "  ", 3, columns)) for note in v.notes[:3]]
-    sections.append((2 if v else 10, _wrapped(v.gained or _cost(v), "figures", "  ", 2, columns)))
+    sections += [(2, wrapped(note, "note", "  ", 3, columns)) for note in v.notes[:3]]
+    sections.append((2 if v else 10, wrapped(v.gained or _cost(v), "figures", "  ", 2, columns)))
     following = f"{v.standing.words} {v.next}" if v.standing else v.next
-    sections.append((1, _wrapped(following, "next", "  ", 2, columns)))
-    sections.append((5, _wrapped(v.help, "note", "  ", 1, columns)))
+    sections.append((1, wrapped(following, "next", "  ", 2, columns)))
+    sections.append((5, wrapped(v.help, "note", "  ", 1, columns)))
     if v.traceback and traceback:
-        sections.append((2, _wrapped(f"The full traceback: {traceback}", "note", "  ", 1, columns)))
+        sections.append((2, wrapped(f"The full traceback: {traceback}", "note", "  ", 1, columns)))
     return sections
 
 
 def _place(finding: "Finding") -> str:
     """File, line and function of a finding."""
     return f"{finding.line}, {finding.function}" if finding.function else str(finding.line)
-
-
-def _wrapped(words: str, role: str, indent: str, most: int, columns: int) -> Lines:
-    """`most` is how many lines there may be at the full width; a narrow terminal gets as many words in more lines."""
-    if not words:
-        return []
-    lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=" " * len(indent))
-    most = most * MAX_COLUMNS // columns
-    if len(lines) > most:
-        lines = [*lines[: most - 1], cut(f"{lines[most - 1]} ...", columns)]
-    return [(role, line) for line in lines]
 
 
 def _sentence(words: str) -> str:
@@ -408,4 +388,4 @@ def _print_in_colour(thing: Any) -> None:
 
     width = shutil.get_terminal_size().columns
     shown = thing.coloured(width) if isinstance(thing, Verdict) else thing
-    Console(highlight=False, width=max(width, MAX_COLUMNS)).print(shown, soft_wrap=True)
+    Console(highlight=False, width=max(width, COLUMNS)).print(shown, soft_wrap=True)

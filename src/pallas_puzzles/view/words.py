@@ -7,12 +7,10 @@ from typing import Any
 
 from ..ir.capture import Call, Operand
 from ..lens.machine import Figures, Trace, _outside, figures
-from ..text import human_bytes, plural, times
+from ..text import COLUMNS, LINES, cut, human_bytes, plural, times
 from .paper import Axis, axes_of, even_axes
 
 Block = tuple[int, ...]
-
-TEXT_LINES, TEXT_COLUMNS = 24, 100
 
 
 def block_words(operand: Operand) -> str:
@@ -86,7 +84,7 @@ def totals_words(costs: Figures, counted: bool = True) -> str:
     return ", ".join(parts)
 
 
-COLUMNS = {
+HEADS = {
     "array": "the Ref's name in the kernel",
     "shape": "of the whole array",
     "dtype": "",
@@ -102,7 +100,7 @@ LEFT_COLUMNS = 4  # array, shape, dtype and block are words, the others are numb
 
 
 def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
-    """The rows under COLUMNS: operands, then scalars, scratch, and the kernel's own copies."""
+    """The rows under HEADS: operands, then scalars, scratch, and the kernel's own copies."""
     rows: list[tuple[str, ...]] = []
     for r in costs.operands:
         o = r.operand
@@ -130,16 +128,16 @@ def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
 # --- a picture of characters
 
 
-def text_lines(trace: Trace, lines_left: int = TEXT_LINES) -> list[str]:
+def text_lines(trace: Trace, lines_left: int = LINES) -> list[str]:
     call, costs = trace.call, figures(trace)
-    lines = [_cut(f"{call.name}: {title_words(call)}")]
-    table = _text_table([tuple(COLUMNS), *table_rows(trace, costs)])
+    lines = [cut(f"{call.name}: {title_words(call)}", end="…")]
+    table = _text_table([tuple(HEADS), *table_rows(trace, costs)])
     lanes = [k for k, o in enumerate(call.operands) if not o.in_hbm]
     most = lines_left - 3
     if len(table) > most:
         table = [*table[: most - 1], f"... and {len(table) - most + 1} more"]
     lines += table
-    lines += textwrap.wrap(totals_words(costs, was_run(trace)), TEXT_COLUMNS)
+    lines += textwrap.wrap(totals_words(costs, was_run(trace)), COLUMNS)
     spare = lines_left - len(lines)
     if not trace.n or spare < 3:
         return lines
@@ -148,23 +146,19 @@ def text_lines(trace: Trace, lines_left: int = TEXT_LINES) -> list[str]:
     return [*lines, "", *maps, *strip]
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= TEXT_COLUMNS else line[: TEXT_COLUMNS - 1] + "…"
-
-
 def _text_table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    excess = sum(widths) + 2 * (len(widths) - 1) - TEXT_COLUMNS
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    excess = sum(widths) + 2 * (len(widths) - 1) - COLUMNS
     for i in (0, 3, 1):  # names, blocks and shapes give way first
         give = max(0, min(excess, widths[i] - 8))
         widths[i], excess = widths[i] - give, excess - give
     lines = []
     for row in rows:
         cells = [
-            (c if len(c) <= w else c[: w - 1] + "…").ljust(w) if i < LEFT_COLUMNS else c.rjust(w)
+            cut(c, w, "…").ljust(w) if i < LEFT_COLUMNS else c.rjust(w)
             for i, (c, w) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append(_cut("  ".join(cells).rstrip()))
+        lines.append(cut("  ".join(cells).rstrip(), end="…"))
     return lines
 
 
@@ -173,7 +167,7 @@ def _text_strip(trace: Trace, operands: list[int]) -> list[str]:
     if not operands:
         return []
     name_w = min(24, max(len(trace.call.operands[k].name) for k in operands))
-    n = min(trace.n, TEXT_COLUMNS - name_w - 4)
+    n = min(trace.n, COLUMNS - name_w - 4)
     which = f"steps 0 to {n - 1} of {trace.n:,}" if n < trace.n else f"steps 0 to {n - 1}" if n > 1 else "the only step"
     lines = [f"{which}: █ moved between HBM and VMEM, ─ kept in VMEM"]
     for k in operands:
@@ -197,7 +191,7 @@ def _text_maps(trace: Trace, lines_left: int) -> list[str]:
     shown, width = [], 2
     for column in columns:
         width += len(column[0]) + 3
-        if width > TEXT_COLUMNS:
+        if width > COLUMNS:
             break
         shown.append(column)
     height = max(len(c) for c in shown)

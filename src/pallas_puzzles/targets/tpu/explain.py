@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ...ir.capture import Call, Operand, SourceLine, arg_names, is_readers_file, source_line, space_of
 from ...lens.machine import listed
-from ...text import human_bytes
+from ...text import cut, human_bytes
 from .chips import Chip
 from .lowering import Refusal, equations
 
@@ -176,7 +176,7 @@ def _message(text: str) -> str:
     first = re.sub(r" while allocating on stack for .*?\}\.", ":", first)
     first = re.sub(r"'?(?:vector|memref)<((?:\d+x)*)(\w+)[^>]*>+'?", _readable, first)
     first = re.sub(r"'\w+\.(\w+)'", r"\1", first).rstrip(".")
-    return first if len(first) <= 220 else first[:217] + "..."
+    return cut(first, 220)
 
 
 def _readable(match: re.Match[str]) -> str:
