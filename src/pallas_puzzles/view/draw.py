@@ -20,7 +20,7 @@ import numpy as np
 from ..ir.capture import Call, Operand, capture, wrapped
 from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
 from ..text import LINES, cut, plain, plural
-from .paper import BOLD, END, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
+from .paper import BOLD, END, MONO, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
 from .words import (
     HEADS,
     LEFT_COLUMNS,
@@ -36,7 +36,6 @@ from .words import (
     tile_map_words,
     title_words,
     totals_words,
-    was_run,
 )
 
 MAX_DRAWN_STEPS = 512
@@ -362,7 +361,7 @@ def html_table(trace: Trace, costs: Figures) -> str:
         cells = [f'<th scope="row" style="{LEFT}"><code>{html.escape(first)}</code></th>']
         cells += [f'<td style="{a}">{html.escape(c)}</td>' for a, c in zip(aligned[1:], rest, strict=True)]
         body.append(row_html(cells))
-    total = html.escape(totals_words(costs, was_run(trace)))
+    total = html.escape(totals_words(trace, costs))
     return (
         f'<div style="overflow-x:auto"><table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;'
         f'font:12px {SANS}">{"".join(body)}</table></div>'
@@ -372,6 +371,20 @@ def html_table(trace: Trace, costs: Figures) -> str:
 
 def row_html(cells: Iterable[str]) -> str:
     return f'<tr style="{_RULE}">{"".join(cells)}</tr>'
+
+
+def card_html(colour: str, inner: str, more: str = "") -> str:
+    style = f"border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:60em;line-height:1.45{more}"
+    return f'<div style="{style}">{inner}</div>'
+
+
+def source_html(place: str, text: str) -> str:
+    """A line of the reader's, after where it is."""
+    return (
+        f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;overflow-x:auto;'
+        f'display:flex;flex-wrap:wrap;column-gap:1.5em;white-space:pre;font-family:{MONO};font-size:92%">'
+        f'<span style="opacity:.75">{html.escape(place)}</span>   <span>{html.escape(text)}</span></div>'
+    )
 
 
 def _html_of(trace: Trace) -> str:

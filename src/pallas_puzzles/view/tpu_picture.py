@@ -15,7 +15,7 @@ import numpy as np
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip
 from ..targets.tpu.lowering import Refusal
 from ..text import LINES, Lines, cut, fitted, human_bytes, plural, wrapped
-from .draw import LEFT, RIGHT, image, row_html
+from .draw import LEFT, RIGHT, card_html, image, row_html, source_html
 from .paper import BAD, BOLD, END, GOOD, NEUTRAL, SANS, SANS_EM, card, px, svg_text
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def _row(name: str, words: str) -> Part:
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
-_MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
+_FONT = f";font-size:13px;font-family:{SANS}"
 _WIDE = ";width:100%"
 _CELL = "vertical-align:top;white-space:normal"
 
@@ -312,31 +312,20 @@ _CELL = "vertical-align:top;white-space:normal"
 def html(report: Report) -> str:
     """The roofline, and a table with the facts; colours are the page's own."""
     if report.unavailable:
-        return _card(NEUTRAL, f"<b>{escape(unavailable_words(report))}</b>")
+        return card_html(NEUTRAL, f"<b>{escape(unavailable_words(report))}</b>", _FONT)
     first = f"<b>{escape(headline(report))}</b>"
     if report.refusal is not None:
-        return _card(BAD, first + _refusal_html(report.refusal))
+        return card_html(BAD, first + _refusal_html(report.refusal), _FONT)
     tables = [_kernel_html(report, number) for number in range(len(report.kernels))]
     last = _table([_row_html(name, escape(words)) for name, words in remarks(report)], _WIDE)
     picture = image(roofline_svg(report), roofline_words(report)) if report.kernels else ""
-    return picture + _card(GOOD, first + "".join(tables) + last)
-
-
-def _card(colour: str, inner: str) -> str:
-    return (
-        f'<div style="border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:60em;line-height:1.45;'
-        f'font-size:13px;font-family:{SANS}">{inner}</div>'
-    )
+    return picture + card_html(GOOD, first + "".join(tables) + last, _FONT)
 
 
 def _refusal_html(refusal: Refusal) -> str:
     parts = [f'<div style="margin-top:8px"><b>{escape(refusal.sentence)}</b></div>']
     if refusal.line is not None:
-        parts.append(
-            f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;'
-            f'overflow-x:auto;white-space:pre;{_MONO};font-size:92%"><span style="opacity:.75">'
-            f"{escape(str(refusal.line))}</span>   {escape(refusal.line.text.strip())}</div>"
-        )
+        parts.append(source_html(str(refusal.line), refusal.line.text.strip()))
     if refusal.detail:
         parts.append(f'<div style="opacity:.8;font-size:92%">{escape(refusal.detail)}</div>')
     return "".join(parts)

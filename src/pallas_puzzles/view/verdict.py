@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..installation import PACKAGE
 from ..text import COLUMNS, LINES, Lines, cut, fitted, human_bytes, plain, plural, times, wrapped
-from .draw import Displayed, running_shell, tile_map_html
+from .draw import Displayed, card_html, running_shell, source_html, tile_map_html
 from .paper import BAD, GOOD, NEUTRAL
 from .words import tile_map_text
 
@@ -233,7 +233,6 @@ def _style(v: Verdict, role: str) -> str:
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
 _SHOWN_EVIDENCE, _SHOWN_FINDINGS, _LONGEST_TRACEBACK = 3, 3, 20_000
-_MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
 _MUTED = "opacity:.8;font-size:92%;margin-top:6px"
 
 
@@ -259,10 +258,7 @@ def _card(v: Verdict) -> str:
         parts.append(_traceback_html(v.traceback))
     if v.below is not None:
         parts.append(_WITHOUT_KERNEL)
-    return (
-        f'<div style="border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:60em;line-height:1.45">'
-        f"{''.join(parts)}</div>"
-    )
+    return card_html(colour, "".join(parts))
 
 
 # In the place of a widget whose kernel is gone JupyterLab writes an error, on a page that is opened again
@@ -327,21 +323,13 @@ def _finding_html(finding: "Finding", *, first: bool) -> str:
     shown = items[: _SHOWN_EVIDENCE if first else 1]
     parts = [f'<div style="margin-top:8px">{words}</div>']
     if finding.line is not None:
-        parts.append(_source_html(_place(finding), finding.line.text))
+        parts.append(source_html(_place(finding), finding.line.text))
     if shown:
         parts.append(f'<ul style="margin:4px 0 0;padding-left:1.6em">{"".join(shown)}</ul>')
     if len(items) > len(shown):
         left = items[len(shown) :]
         parts.append(_folded(f"{len(left)} more", f'<ul style="margin:0;padding-left:1.6em">{"".join(left)}</ul>'))
     return "".join(parts)
-
-
-def _source_html(place: str, text: str) -> str:
-    return (
-        f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;overflow-x:auto;'
-        f'display:flex;flex-wrap:wrap;column-gap:1.5em;white-space:pre;{_MONO};font-size:92%">'
-        f'<span style="opacity:.75">{html.escape(place)}</span>   <span>{html.escape(text)}</span></div>'
-    )
 
 
 def _folded(summary: str, body: str) -> str:

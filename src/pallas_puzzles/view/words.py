@@ -66,16 +66,11 @@ def title_words(call: Call) -> str:
     return f"grid {call.grid} = {plural(math.prod(call.grid), 'step')}{semantics}{where}"
 
 
-def was_run(trace: Trace) -> bool:
-    """False where only the plan of the blocks is known."""
-    return len(trace.flops) == trace.n
-
-
-def totals_words(costs: Figures, counted: bool = True) -> str:
-    """VMEM, HBM traffic, arithmetic and intensity in one line. counted: the kernel was run, so there are FLOPs."""
+def totals_words(trace: Trace, costs: Figures) -> str:
+    """VMEM, HBM traffic and, where the kernel was run, arithmetic and intensity, in one line."""
     ratio = f" ({times(costs.hbm_bytes / costs.once_bytes)} the arrays)" if costs.once_bytes else ""
     parts = [f"VMEM {human_bytes(costs.vmem_bytes)}", f"HBM traffic {human_bytes(costs.hbm_bytes)}{ratio}"]
-    if counted:
+    if len(trace.flops) == trace.n:
         parts.append(f"{plural(costs.flops, 'FLOP')}")
         if costs.transcendentals:
             parts.append(f"{costs.transcendentals:,} transcendental")
@@ -137,7 +132,7 @@ def text_lines(trace: Trace, lines_left: int = LINES) -> list[str]:
     if len(table) > most:
         table = [*table[: most - 1], f"... and {len(table) - most + 1} more"]
     lines += table
-    lines += textwrap.wrap(totals_words(costs, was_run(trace)), COLUMNS)
+    lines += textwrap.wrap(totals_words(trace, costs), COLUMNS)
     spare = lines_left - len(lines)
     if not trace.n or spare < 3:
         return lines
