@@ -400,23 +400,20 @@ def _html_of(trace: Trace) -> str:
 
 
 def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
-    """One panel for the script: its geometry, and per step which block (s, as one number) and whether it moves (m)."""
+    """For the script: a panel's blocks (u: x, y, index; x null out of range), and per step which (s), moved (m)?"""
     k = p.k
     if k is None:
-        return {**p.map.data(), "s": [p.map.code(index) for index in trace.steps[:n]]}
-    o = trace.call.operands[k]
-    if o.in_hbm:
-        return {"n": o.name, "h": 1}
-    blocks = [b or () for b in trace.blocks[k][:n]]
-    codes = [p.map.code(b) if in_range(trace, k, s) else -1 for s, b in enumerate(blocks)]
-    return {
-        **p.map.data(),
-        "n": o.name,
-        "s": codes,
-        "m": "".join(str(int(on)) for on in moved(trace, k)[:n]),
-        "v": moved_word(o),
-        "o": {s: list(map(int, blocks[s])) for s in range(n) if codes[s] < 0},
-    }
+        keys, about = [(tuple(map(int, index)), True) for index in trace.steps[:n]], {}
+    elif (operand := trace.call.operands[k]).in_hbm:
+        return {"n": p.title}
+    else:
+        keys = [(tuple(map(int, trace.blocks[k][s] or ())), in_range(trace, k, s)) for s in range(n)]
+        about = {"v": moved_word(operand), "m": "".join(str(int(on)) for on in moved(trace, k)[:n])}
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    places = [(p.map.place(block) if inside else None) or (None, None) for block, inside in number]
+    blocks = [[x and round(x, 1), y and round(y, 1), *block] for (x, y), (block, _) in zip(places, number, strict=True)]
+    size = [round(p.map.block_w, 1), round(p.map.block_h, 1)]
+    return {"n": p.title, "u": blocks, "s": [number[key] for key in keys], "z": size, **about}
 
 
 def _script(trace: Trace, drawing: _Drawing, uid: str) -> str:
@@ -444,13 +441,6 @@ _CONTROLS = (
 _SCRIPT = """(() => {
 const D = @DATA, C = {fetched: "var(--blue)", kept: "var(--orange)", "written back": "var(--green)",
   "out of range": "var(--vermilion)"};
-const tuple = a => "(" + a.join(", ") + (a.length == 1 ? ",)" : ")");
-const index = (p, c) => { const r = []; for (let i = p.t.length - 1; i >= 0; i--) {
-  r.unshift(c % p.t[i]); c = Math.floor(c / p.t[i]) } return r };
-const place = (p, b) => { let g = 0; const z = p.z, n = b.length;
-  p.g.forEach((m, i) => { g = g * m + Math.min(m - 1, Math.floor(b[i] / p.q[i])) });
-  return [z[8] + (g % p.a) * z[0] + Math.min(n ? b[n - 1] * z[2] : 0, z[6]),
-          z[9] + Math.floor(g / p.a) * z[1] + Math.min(n > 1 ? b[n - 2] * z[3] : 0, z[7])].map(v => v.toFixed(1)) };
 function start(root) {
   const img = root.querySelector("img"); if (!img || root.dataset.live) return; root.dataset.live = 1;
   const box = document.createElement("div"), ui = document.createElement("div");
@@ -476,17 +466,17 @@ function start(root) {
     k = Math.max(0, Math.min(D.n - 1, k)); range.value = k; let say = "";
     D.p.forEach((p, q) => {
       if (q) say += q == 1 ? ": " : "; ";
-      if (p.h) { say += p.n + " stays in HBM"; return }
-      const e = panels[q], c = p.s[k], b = c < 0 ? p.o[k] : index(p, c);
-      const word = !q ? "step " + k : c < 0 ? "out of range" : p.m[k] == "0" ? "kept" : p.v,
-        ink = q ? C[word] : "var(--ink)";
-      if (c >= 0) { const [x, y] = place(p, b); e.r.setAttribute("x", x); e.r.setAttribute("y", y) }
-      e.r.setAttribute("visibility", c < 0 ? "hidden" : "visible");
+      if (!p.s) { say += p.n + " stays in HBM"; return }
+      const e = panels[q], [x, y, ...b] = p.u[p.s[k]], out = x === null;
+      const word = !q ? "step " + k : out ? "out of range" : p.m[k] == "0" ? "kept" : p.v;
+      const ink = q ? C[word] : "var(--ink)", name = "(" + b.join(", ") + (b.length == 1 ? ",)" : ")");
+      if (!out) { e.r.setAttribute("x", x); e.r.setAttribute("y", y) }
+      e.r.setAttribute("visibility", out ? "hidden" : "visible");
       e.r.setAttribute("fill", ink); e.r.setAttribute("stroke", ink); e.m.setAttribute("fill", ink);
-      e.v.setAttribute("d", [...new Set(p.s.slice(0, k))].filter(v => v >= 0).map(v =>
-        "M" + place(p, index(p, v)).join(" ") + "h" + p.z[4] + "v" + p.z[5] + "h-" + p.z[4] + "z").join(""));
-      e.w.textContent = word; e.b.textContent = tuple(b);
-      say += q ? p.n + " block " + tuple(b) + " " + word : word + ", grid index " + tuple(b) });
+      e.v.setAttribute("d", [...new Set(p.s.slice(0, k))].map(i => p.u[i]).filter(u => u[0] !== null).map(u =>
+        "M" + u[0] + " " + u[1] + "h" + p.z[0] + "v" + p.z[1] + "h-" + p.z[0] + "z").join(""));
+      e.w.textContent = word; e.b.textContent = name;
+      say += q ? p.n + " block " + name + " " + word : word + ", grid index " + name });
     if (cursor) cursor.setAttribute("x", (D.x + k * D.c).toFixed(1));
     status.textContent = say; svg.setAttribute("aria-label", say);
     range.setAttribute("aria-valuetext", say.split(":")[0]);

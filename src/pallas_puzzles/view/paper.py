@@ -236,18 +236,6 @@ class Map:
             y + min(row * self.unit_y, self.group_h - self.block_h),
         )
 
-    def data(self) -> dict[str, Any]:
-        """What the script needs to place a block by itself."""
-        numbers = (self.pitch_x, self.pitch_y, self.unit_x, self.unit_y, self.block_w, self.block_h)
-        limits = (self.group_w - self.block_w, self.group_h - self.block_h, *self.origin(0))
-        return {
-            "t": [a.count for a in self.axes],
-            "q": [a.block // a.pitch for a in self.lead],
-            "g": self.group_counts,
-            "a": self.across,
-            "z": [round(v, 4) for v in (*numbers, *limits)],
-        }
-
     # -- marks
 
     def paper(self) -> str:
