@@ -16,9 +16,9 @@ from ..lens.machine import Figures, Trace, figures, listed, run_call
 from ..lens.tally import Tally, tally
 from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import STEP_OVERHEAD_S, Chip, chip
-from ..targets.tpu.explain import explain, explain_abort
+from ..targets.tpu.explain import explain, explain_abort, over_vmem
 from ..targets.tpu.lowering import Refusal, calls_in, for_tpu, refusal_on
-from ..text import human_bytes, plain
+from ..text import plain
 from . import tpu_picture as picture
 from .draw import Displayed
 
@@ -345,30 +345,14 @@ def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
     for work in works:
         asked = work.call.vmem_limit_bytes
         limit = min(asked or target.scoped_vmem_bytes, target.vmem_bytes)
-        rows = []
-        for row in work.costs.operands:
-            held = row.vmem_bytes if work.costs.steps != 1 else row.vmem_bytes // max(1, row.buffers)
-            count = f"{row.buffers} x " if held > row.operand.block_bytes else ""
-            rows.append((held, f"{row.operand.name} {count}{human_bytes(row.operand.block_bytes)}"))
-        rows += [(s.nbytes, f"{s.name} {human_bytes(s.nbytes)}") for s in work.call.scratch if s.space == "vmem"]
-        needed = sum(held for held, _ in rows)
-        if needed <= _FAR_TOO_LARGE * limit:
-            continue
-        largest = ", ".join(words for nbytes, words in sorted(rows, reverse=True)[:4] if nbytes)
-        if limit >= target.vmem_bytes:
-            advice = f"all of the VMEM of a {target.title}: use smaller blocks"
-        elif asked:
-            advice = "its vmem_limit_bytes: use smaller blocks, or raise the limit"
-        else:
-            advice = (
-                f"the default of a {target.title}: use smaller blocks, or ask for more, "
-                "compiler_params=pltpu.CompilerParams(vmem_limit_bytes=...)"
-            )
-        sentence = (
-            f"{work.call.name} keeps {human_bytes(needed)} in VMEM ({largest}) and may use "
-            f"{human_bytes(limit)}, {advice}."
+        needed = sum(s.nbytes for s in work.call.scratch if s.space == "vmem")
+        needed += sum(
+            row.vmem_bytes // (1 if work.costs.steps != 1 else row.buffers or 1) for row in work.costs.operands
         )
-        return Refusal(sentence, "", work.call.where)
+        if needed > _FAR_TOO_LARGE * limit:
+            told = (needed, limit) if limit < target.vmem_bytes else ()
+            words, line = over_vmem(work.call, target, *told)
+            return Refusal(words, "", line or work.call.where)
     return None
 
 
