@@ -142,7 +142,11 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
         state = state_words(trace, k, step) if trace.n else "never touched"
         colour = _COLOURS.get(state, "var(--frame)")
     place = m.place(block) if block is not None else None
-    x, y = place if place is not None else (0.0, 0.0)
+    x, y = place or (0.0, 0.0)
+    hidden = "" if place else ' visibility="hidden"'
+    sheet = m.paper()
+    if k is not None and block is None:  # no pipeline cuts it into blocks
+        sheet = f'<path d="{m.frames()}" fill="var(--padding)" stroke="var(--frame)" stroke-dasharray="4 3"/>'
     lines = "".join(svg_text(0, 29 + 13 * i, line, 10, "muted") for i, line in enumerate(p.lines))
     return (
         f'<g transform="translate({px(p.x)},{px(p.y)})" data-p="{number}">'
@@ -150,27 +154,12 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
         f'width="10" height="10" rx="2" fill="{colour}"/>'
         f'<text x="15" y="61" font-size="11" fill="var(--ink)"><tspan data-k="w" font-weight="700">{state}</tspan>'
         f'<tspan data-k="b" dx="6">{block if block is not None else ""}</tspan></text>'
-        f'<g transform="translate(0,{px(_HEAD_PX)})">{m.paper() if k is None or block is not None else _in_hbm(m)}'
+        f'<g transform="translate(0,{px(_HEAD_PX)})">{sheet}'
         f'<path data-k="v" fill="var(--tint)" fill-opacity=".8" stroke="var(--blue)" stroke-opacity=".3" '
         f'd="{m.boxes(visited)}"/>'
         f'<rect data-k="r" x="{px(x)}" y="{px(y)}" width="{px(m.block_w)}" height="{px(m.block_h)}" fill="{colour}" '
-        f'fill-opacity=".85" stroke="{colour}" stroke-width="1.5"{"" if place else _HIDDEN}/></g></g>'
+        f'fill-opacity=".85" stroke="{colour}" stroke-width="1.5"{hidden}/></g></g>'
     )
-
-
-_HIDDEN = ' visibility="hidden"'
-
-
-def _in_hbm(m: Map) -> str:
-    """An array that no pipeline cuts into blocks: a grey sheet."""
-    sheets = []
-    for g in range(m.groups):
-        x, y = m.origin(g)
-        sheets.append(
-            f'<rect x="{px(x)}" y="{px(y)}" width="{px(m.group_w)}" height="{px(m.group_h)}" fill="var(--padding)" '
-            f'stroke="var(--frame)" stroke-dasharray="4 3"/>'
-        )
-    return "".join(sheets)
 
 
 # --- the strip: which step moves which block -------------------------------------------------------------------------
@@ -537,24 +526,14 @@ def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
 
 
 def _crosses(m: Map, blocks: Iterable[Block]) -> str:
-    marks = []
-    for block in blocks:
-        place = m.place(block)
-        if place is not None:
-            (x, y), w, h = place, m.block_w, m.block_h
-            marks.append(f"M{px(x)} {px(y)}l{px(w)} {px(h)}M{px(x + w)} {px(y)}l{px(-w)} {px(h)}")
-    return "".join(marks)
+    w, h = px(m.block_w), px(m.block_h)
+    places = (place for place in map(m.place, blocks) if place)
+    return "".join(f"M{px(x)} {px(y)}l{w} {h}M{px(x + m.block_w)} {px(y)}l-{w} {h}" for x, y in places)
 
 
 def _tooltip(m: Map, block: Block, word: str) -> str:
-    place = m.place(block)
-    if place is None:
-        return ""
     tip = html.escape(f"block {block}: {'right' if word == 'ok' else word}")
-    return (
-        f'<rect x="{px(place[0])}" y="{px(place[1])}" width="{px(m.block_w)}" height="{px(m.block_h)}" '
-        f'fill-opacity="0"><title>{tip}</title></rect>'
-    )
+    return f'<path d="{m.boxes([block])}" fill-opacity="0"><title>{tip}</title></path>'
 
 
 def tile_map_html(operand: Operand, status: Mapping[Block, str]) -> str:

@@ -213,18 +213,9 @@ class Map:
                 marks.append(svg_text(self.left - 4, middle, label, _LABEL_SIZE, "muted", "", END))
         return "".join(marks)
 
-    def code(self, block: Sequence[int]) -> int:
-        """A block index as one number, -1 if there is no such block."""
-        number = 0
-        for i, a in zip(block, self.axes, strict=True):
-            if not 0 <= i < a.count:
-                return -1
-            number = number * a.count + int(i)
-        return number
-
     def place(self, block: Sequence[int]) -> tuple[float, float] | None:
         """Top left corner of a block, None if there is no such block."""
-        if self.code(block) < 0:
+        if not all(0 <= i < a.count for i, a in zip(block, self.axes, strict=True)):
             return None
         group = 0
         for i, a, n in zip(block, self.lead, self.group_counts, strict=False):
@@ -240,52 +231,43 @@ class Map:
 
     def paper(self) -> str:
         """The empty map: white arrays, grey padding beyond their edges, lines between blocks, labels of groups."""
-        marks = [self._sheet(*self.origin(g)) for g in range(self.groups)]
-        lines = self._lines()
-        if lines:
+        marks = []
+        if self.rows.extent != self.rows.size or self.cols.extent != self.cols.size:
+            sx, sy = self.group_w / self.cols.extent, self.group_h / self.rows.extent
+            dx, dy, w, h = self.cols.first * sx, self.rows.first * sy, self.cols.size * sx, self.rows.size * sy
+            inside = "".join(_box(x + dx, y + dy, w, h) for x, y in self._origins())
+            marks.append(f'<path d="{self.frames()}" fill="var(--padding)"/>')
+            marks.append(f'<path d="{inside}" fill="var(--paper)" stroke="var(--frame)" stroke-width="1.5"/>')
+        if lines := self._lines():
             marks.append(f'<path d="{lines}" stroke="var(--line)" fill="none"/>')
         marks.append(f'<path d="{self.frames()}" stroke="var(--frame)" fill="none"/>{self.labels()}')
         return "".join(marks)
 
-    def _sheet(self, x: float, y: float) -> str:
-        ragged = self.rows.extent != self.rows.size or self.cols.extent != self.cols.size
-        whole = f'<rect x="{px(x)}" y="{px(y)}" width="{px(self.group_w)}" height="{px(self.group_h)}" '
-        if not ragged:
-            return ""
-        sx, sy = self.group_w / self.cols.extent, self.group_h / self.rows.extent
-        inside = (x + self.cols.first * sx, y + self.rows.first * sy, self.cols.size * sx, self.rows.size * sy)
-        ix, iy, iw, ih = map(px, inside)
-        return (
-            f'{whole}fill="var(--padding)"/><rect x="{ix}" y="{iy}" width="{iw}" height="{ih}" fill="var(--paper)" '
-            f'stroke="var(--frame)" stroke-width="1.5"/>'
-        )
+    def _origins(self) -> list[tuple[float, float]]:
+        return [self.origin(g) for g in range(self.groups)]
 
     def frames(self) -> str:
         """The path around every group."""
-        w, h = px(self.group_w), px(self.group_h)
-        corners = [self.origin(g) for g in range(self.groups)]
-        return "".join(f"M{px(x)} {px(y)}h{w}v{h}h-{w}z" for x, y in corners)
+        return "".join(_box(x, y, self.group_w, self.group_h) for x, y in self._origins())
 
     def _lines(self) -> str:
         """The path of the lines between blocks, without those that would be a smear."""
         lines = []
         rows = self.rows.count if self.rows.pitch == self.rows.block and self.unit_y >= _SMEAR_PX else 0
         cols = self.cols.count if self.cols.pitch == self.cols.block and self.unit_x >= _SMEAR_PX else 0
-        for g in range(self.groups):
-            x, y = self.origin(g)
+        for x, y in self._origins():
             lines += [f"M{px(x)} {px(y + i * self.unit_y)}h{px(self.group_w)}" for i in range(1, rows)]
             lines += [f"M{px(x + i * self.unit_x)} {px(y)}v{px(self.group_h)}" for i in range(1, cols)]
         return "".join(lines)
 
     def boxes(self, blocks: Iterable[Sequence[int]]) -> str:
         """One path around all these blocks."""
-        marks = []
-        for block in dict.fromkeys(map(tuple, blocks)):
-            place = self.place(block)
-            if place is not None:
-                w, h = px(self.block_w), px(self.block_h)
-                marks.append(f"M{px(place[0])} {px(place[1])}h{w}v{h}h-{w}z")
-        return "".join(marks)
+        places = (self.place(block) for block in dict.fromkeys(map(tuple, blocks)))
+        return "".join(_box(*place, self.block_w, self.block_h) for place in places if place)
+
+
+def _box(x: float, y: float, w: float, h: float) -> str:
+    return f"M{px(x)} {px(y)}h{px(w)}v{px(h)}h-{px(w)}z"
 
 
 def px(length: float) -> str:
