@@ -186,10 +186,8 @@ class _Strip:
 
 
 def _strip(trace: Trace, n: int) -> _Strip:
-    lanes = []
-    for k, o in enumerate(trace.call.operands):
-        if not o.in_hbm:
-            lanes.append((o.name, [state_words(trace, k, s) for s in range(n)]))
+    piped = [(k, o.name) for k, o in enumerate(trace.call.operands) if not o.in_hbm]
+    lanes = [(name, [state_words(trace, k, s) for s in range(n)]) for k, name in piped]
     if any(trace.dma_bytes):
         lanes.append(("own copies", ["own copy" if nbytes else "" for nbytes in trace.dma_bytes[:n]]))
     label_w = max((len(name) for name, _ in lanes), default=4) * 11 * MONO_EM + 14
@@ -242,11 +240,10 @@ def _separators(strip: _Strip, trace: Trace, bottom: float) -> str:
 def _ticks(strip: _Strip, y: float) -> str:
     room = len(str(strip.n - 1)) * 10 * MONO_EM + 8
     every = next((e for e in (1, 2, 4, 8, 16, 32, 64, 128, 256) if e * strip.cell >= room), 512)
-    marks = [svg_text(0, y, "step", 10, "muted")]
-    for s in range(0, strip.n, every):
-        middle = strip.label_w + (s + 0.5) * strip.cell
-        marks.append(f'<text x="{px(middle)}" y="{px(y)}">{s}</text>')
-    return f'{marks[0]}<g font-size="10" fill="var(--muted)" text-anchor="middle">{"".join(marks[1:])}</g>'
+    middles = ((s, strip.label_w + (s + 0.5) * strip.cell) for s in range(0, strip.n, every))
+    ticks = "".join(f'<text x="{px(x)}" y="{px(y)}">{s}</text>' for s, x in middles)
+    label = svg_text(0, y, "step", 10, "muted")
+    return f'{label}<g font-size="10" fill="var(--muted)" text-anchor="middle">{ticks}</g>'
 
 
 def _legend(strip: _Strip, width: float) -> tuple[str, float]:
@@ -274,34 +271,27 @@ def _legend(strip: _Strip, width: float) -> tuple[str, float]:
 _MARGIN = 16.0
 
 
-@dataclasses.dataclass
-class _Drawing:
-    svg: str
-    panels: list[_Panel]
-    strip: _Strip
-
-
-def _drawing(trace: Trace, step: int = 0) -> _Drawing:
+def _drawing(trace: Trace, step: int = 0) -> tuple[str, list[_Panel], _Strip]:
     n = min(trace.n, MAX_DRAWN_STEPS)
     panels = _panels(trace)
     width, y = _flow(panels, 50)
     strip = _strip(trace, n)
     name, about = trace.call.name, title_words(trace.call)
     width = max(width, strip.w, len(name) * 15 * MONO_EM + 12, len(about) * 12 * SANS_EM, 420.0)
-    legend, legend_h = _legend(strip, width)
-    head = svg_text(0, 15, name, 15, "ink", "", BOLD) + svg_text(0, 34, about, 12, "muted", SANS)
+    body = [svg_text(0, 15, name, 15, "ink", "", BOLD), svg_text(0, 34, about, 12, "muted", SANS)]
     if trace.n > n:
         more = f"the first {n} of {trace.n:,} steps"
-        head += svg_text(width, 15, more, 12, "warning", SANS, END + BOLD)
-    body = [head, *(_panel_svg(trace, p, step, i) for i, p in enumerate(panels))]
+        body.append(svg_text(width, 15, more, 12, "warning", SANS, END + BOLD))
+    body += [_panel_svg(trace, p, step, i) for i, p in enumerate(panels)]
     y += 20
     if n and strip.lanes:
         body.append(f'<g transform="translate(0,{px(y)})">{_strip_svg(strip, trace, step)}</g>')
         y += strip.h + 14
+    legend, legend_h = _legend(strip, width)
     body.append(f'<g transform="translate(0,{px(y)})">{legend}</g>')
     w, h = width + 2 * _MARGIN, y + legend_h + 2 * _MARGIN - 4
     marks = f'<g transform="translate({px(_MARGIN)},{px(_MARGIN - 2)})">{"".join(body)}</g>'
-    return _Drawing(card(w, h, marks), panels, strip)
+    return card(w, h, marks), panels, strip
 
 
 def alt_words(trace: Trace, step: int = 0) -> str:
@@ -379,11 +369,11 @@ def source_html(place: str, text: str) -> str:
 def _html_of(trace: Trace) -> str:
     """The image shows the step half way through, where there is most to see; the script starts at the first."""
     half = min(trace.n, MAX_DRAWN_STEPS) // 2
-    drawing = _drawing(trace, half)
+    svg, panels, strip = _drawing(trace, half)
     uid = f"pp{secrets.token_hex(5)}"
-    script = _script(trace, drawing, uid) if trace.n > 1 else ""
+    script = _script(trace, panels, strip, uid) if trace.n > 1 else ""
     return (
-        f'<div id="{uid}" style="margin:4px 0">{image(drawing.svg, alt_words(trace, half))}'
+        f'<div id="{uid}" style="margin:4px 0">{image(svg, alt_words(trace, half))}'
         f"{html_table(trace, figures(trace))}{script}</div>"
     )
 
@@ -405,10 +395,9 @@ def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
     return {"n": p.title, "u": blocks, "s": [number[key] for key in keys], "z": size, **about}
 
 
-def _script(trace: Trace, drawing: _Drawing, uid: str) -> str:
-    n = drawing.strip.n
-    panels = [_script_panel(trace, p, n) for p in drawing.panels]
-    data = {"n": n, "c": round(drawing.strip.cell, 3), "x": round(drawing.strip.label_w - 1, 2), "p": panels}
+def _script(trace: Trace, panels: list[_Panel], strip: _Strip, uid: str) -> str:
+    told = [_script_panel(trace, p, strip.n) for p in panels]
+    data = {"n": strip.n, "c": round(strip.cell, 3), "x": round(strip.label_w - 1, 2), "p": told}
     words = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     filled = _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", words)
     return f"<script>{filled}</script>"
@@ -570,9 +559,6 @@ class Displayed:
 
     _emitted_at: int | None = None
 
-    def __str__(self) -> str:
-        raise NotImplementedError
-
     def _repr_html_(self) -> str:
         raise NotImplementedError
 
@@ -602,7 +588,7 @@ class Picture(Displayed):
 
     def svg(self, step: int = 0, call: int = 0) -> str:
         """One call at one step as a standalone SVG file."""
-        return _drawing(self.traces[call], step).svg
+        return _drawing(self.traces[call], step)[0]
 
     def text(self) -> str:
         """The picture in characters: tables, tile maps half way through, strips."""

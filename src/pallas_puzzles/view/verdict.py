@@ -21,17 +21,14 @@ if TYPE_CHECKING:
     from ..ir.capture import Operand
     from ..lens.machine import Figures
 
-__all__ = ["TileMap", "Verdict", "emit", "gained"]
-
 SHOW_TRACEBACK = "print(verdict.traceback)"  # for who has the verdict at hand
-_WORDS = {
-    "passed": "Solved",
-    "failed": "Not yet",
-    "error": "Not yet",
-    "unsolved": "Not solved yet",
-    "unrecorded": "Not recorded",
+_BADGES = {  # word and colour
+    "passed": ("Solved", GOOD),
+    "failed": ("Not yet", BAD),
+    "error": ("Not yet", BAD),
+    "unsolved": ("Not solved yet", NEUTRAL),
+    "unrecorded": ("Not recorded", NEUTRAL),
 }
-_COLOURS = {"passed": GOOD, "failed": BAD, "error": BAD, "unsolved": NEUTRAL, "unrecorded": NEUTRAL}
 
 
 @dataclasses.dataclass
@@ -237,8 +234,12 @@ _MUTED = "opacity:.8;font-size:92%;margin-top:6px"
 
 
 def _card(v: Verdict) -> str:
-    colour = _COLOURS[v.status]
-    badge, title = _badge(v)
+    badge, colour = _BADGES[v.status]
+    title, _, word = v.headline.removesuffix(".").rpartition(": ")
+    if word.lower() in ("solved", "right", "not yet", "not solved yet", "right, but not recorded"):
+        badge = word.capitalize()  # the rest of the headline goes beside it: nothing is said twice
+    else:
+        title = v.headline
     parts = [
         f'<span style="background:{colour};color:#fff;border-radius:9px;padding:1px 9px;font-weight:600;'
         f'margin-right:4px">{badge}</span> <b>{html.escape(title)}</b>'
@@ -266,13 +267,6 @@ _WITHOUT_KERNEL = (
     '<style class="pallas-below">.jp-OutputArea-child:has(.pallas-below)+.jp-OutputArea-child '
     ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}</style>"
 )
-
-
-def _badge(v: Verdict) -> tuple[str, str]:
-    """The headline as a badge and the rest, so that nothing is said twice: "Not yet", "basics/9 Row sum"."""
-    title, _, word = v.headline.removesuffix(".").rpartition(": ")
-    said = word.lower() in ("solved", "right", "not yet", "not solved yet", "right, but not recorded")
-    return (word.capitalize(), title) if said else (_WORDS[v.status], v.headline)
 
 
 def _next_html(v: Verdict) -> str:
@@ -365,15 +359,11 @@ def emit(thing: Any) -> Any:
         thing.display()
         thing._emitted_at = shell.execution_count
     elif sys.stdout.isatty() and hasattr(thing, "__rich__"):
-        _print_in_colour(thing)
+        from rich.console import Console
+
+        width = shutil.get_terminal_size().columns
+        shown = thing.coloured(width) if isinstance(thing, Verdict) else thing
+        Console(highlight=False, width=max(width, COLUMNS)).print(shown, soft_wrap=True)
     else:
         print(plain(str(thing), sys.stdout.encoding))
     return thing
-
-
-def _print_in_colour(thing: Any) -> None:
-    from rich.console import Console
-
-    width = shutil.get_terminal_size().columns
-    shown = thing.coloured(width) if isinstance(thing, Verdict) else thing
-    Console(highlight=False, width=max(width, COLUMNS)).print(shown, soft_wrap=True)
