@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -99,8 +99,7 @@ def headline(report: Report) -> str:
     return f"{report.name} {verb} for a {target_words(report.chip)}."
 
 
-def unavailable_words(report: Report) -> str:
-    words = report.unavailable
+def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
@@ -124,12 +123,14 @@ def facts(kernel: KernelReport, report: Report) -> Iterator[tuple[str, str]]:
     yield "VMEM", _vmem_words(kernel, chip)
     yield "spills", _spill_words(kernel)
     yield "bundles", _bundle_words(kernel)
-    yield "MXU", _mxu_words(kernel)
+    least = f"{digits(kernel.mxu_cycles)} cycles per step at the least, for its matrix products"
+    yield "MXU", least if kernel.mxu_cycles else "no matrix products"
     yield "slots", ", ".join(f"{slot} {share:.0%}" for slot, share in kernel.slots.items()) + " in use"
     yield "HBM", _hbm_words(kernel, chip)
     yield "FLOPs", _flop_words(kernel, chip)
     if kernel.cycles is not None:
-        yield "simulator", _cycle_words(kernel.cycles, chip)
+        took = f"{human_time(kernel.cycles / chip.clock_hz)} at {digits(chip.clock_hz / 1e9)} GHz"
+        yield "simulator", f"{kernel.cycles:,} cycles, {took} (libtpu's; its copies do not share the bandwidth)"
     elif not report.simulator:
         yield "simulator", "libtpu's simulator gives no cycles for this kernel"
 
@@ -180,12 +181,6 @@ def _bundle_words(kernel: KernelReport) -> str:
     return f"{words}, one a cycle; {count_words(kernel.bundles)} in all"
 
 
-def _mxu_words(kernel: KernelReport) -> str:
-    if not kernel.mxu_cycles:
-        return "no matrix products"
-    return f"{digits(kernel.mxu_cycles)} cycles per step at the least, for its matrix products"
-
-
 def _hbm_words(kernel: KernelReport, chip: Chip) -> str:
     if kernel.hbm_bytes is None:
         return "how many bytes it moves is not known"
@@ -209,11 +204,6 @@ def _flop_words(kernel: KernelReport, chip: Chip) -> str:
     if (reached := achieved(kernel, chip)) is not None:
         words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
     return words
-
-
-def _cycle_words(cycles: int, chip: Chip) -> str:
-    seconds, clock = cycles / chip.clock_hz, f"{digits(chip.clock_hz / 1e9)} GHz"
-    return f"{cycles:,} cycles, {human_time(seconds)} at {clock} (libtpu's; its copies do not share the bandwidth)"
 
 
 def remarks(report: Report) -> Iterator[tuple[str, str]]:
@@ -256,7 +246,7 @@ def rich(report: Report) -> Any:
 
 def _lines(report: Report) -> Lines:
     if report.unavailable:
-        return [("headline", unavailable_words(report))]
+        return [("headline", _capital(report.unavailable))]
     lines = wrapped(headline(report), "headline", most=2)
     if report.refusal is not None:
         return lines + _refusal_lines(report.refusal)
@@ -312,7 +302,7 @@ _CELL = "vertical-align:top;white-space:normal"
 def html(report: Report) -> str:
     """The roofline, and a table with the facts; colours are the page's own."""
     if report.unavailable:
-        return card_html(NEUTRAL, f"<b>{escape(unavailable_words(report))}</b>", _FONT)
+        return card_html(NEUTRAL, f"<b>{escape(_capital(report.unavailable))}</b>", _FONT)
     first = f"<b>{escape(headline(report))}</b>"
     if report.refusal is not None:
         return card_html(BAD, first + _refusal_html(report.refusal), _FONT)
@@ -342,12 +332,9 @@ def _kernel_html(report: Report, number: int) -> str:
 
 
 def _buffers_html(kernel: KernelReport) -> str:
-    rows = []
-    for name, size, share in buffers(kernel):
-        cells = [f'<td style="{LEFT}"><code>{escape(name)}</code></td>']
-        cells += [f'<td style="{RIGHT}">{words}</td>' for words in (size, share)]
-        rows.append(row_html(cells))
-    return _table(rows)
+    name, number = (f'<td style="{LEFT}"><code>{{}}</code></td>', f'<td style="{RIGHT}">{{}}</td>')
+    rows = buffers(kernel)
+    return _table([row_html([name.format(escape(row[0])), *map(number.format, row[1:])]) for row in rows])
 
 
 def _row_html(name: str, inner: str) -> str:
@@ -373,8 +360,7 @@ _DASHES = {"v5e": "", "v6e": "9 4", "tpu7x": "2 3"}
 _Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-@dataclasses.dataclass
-class _Dot:
+class _Dot(NamedTuple):
     """A kernel in the picture. x: FLOP per byte, y: FLOP/s, roof: what y could be."""
 
     x: float
@@ -382,13 +368,12 @@ class _Dot:
     roof: float
 
 
-@dataclasses.dataclass
-class _Entry:
+class _Entry(NamedTuple):
     """A kernel, and what is said of it; without a dot, why there is none."""
 
     label: str
     words: str
-    dot: _Dot | None
+    dot: _Dot | None = None
 
 
 class _Axes:
@@ -471,11 +456,9 @@ def _entry(kernel: KernelReport, label: str, chip: Chip) -> _Entry:
         speed, share = reached
         words = f"{human_time(kernel.time_s)}, {percent(share)} of the roof"
         return _Entry(label, words, _Dot(kernel.intensity, speed, speed / share))
-    if not kernel.flops:
-        return _Entry(label, "no dot: no arithmetic", None)
-    if kernel.intensity is None:
-        return _Entry(label, f"no dot: {'no HBM bytes' if kernel.hbm_bytes == 0 else 'HBM bytes unknown'}", None)
-    return _Entry(label, "no dot: time unknown", None)
+    why = "no HBM bytes" if kernel.hbm_bytes == 0 else "HBM bytes unknown"
+    why = "no arithmetic" if not kernel.flops else why if kernel.intensity is None else "time unknown"
+    return _Entry(label, f"no dot: {why}")
 
 
 def _ticks(axes: _Axes) -> Iterator[str]:
@@ -551,10 +534,8 @@ def _drawn(axes: _Axes, entries: Sequence[_Entry]) -> np.ndarray:
 def _free_place(x: float, y: float, words: str, taken: np.ndarray) -> _Box | None:
     """The nearest place within the axes for the label of a dot at (x, y); right of it and below, if that is as near."""
     wide, high = len(words) * _TEXT * SANS_EM, _LINE
-    across, down = (
-        np.arange(_LEFT + _GAP, _RIGHT - wide - _GAP, 4.0),
-        np.arange(_TOP + _GAP, _BOTTOM - high - _GAP, 4.0),
-    )
+    across = np.arange(_LEFT + _GAP, _RIGHT - wide - _GAP, 4.0)
+    down = np.arange(_TOP + _GAP, _BOTTOM - high - _GAP, 4.0)
     left, top = (each.ravel() for each in np.meshgrid(across, down))
     far = np.hypot(np.clip(x, left, left + wide) - x, np.clip(y, top, top + high) - y)
     cost = np.maximum(far, 2 * _GAP) + 5 * (left + wide < x) + 5 * (top + high < y)
@@ -569,19 +550,12 @@ def _free_place(x: float, y: float, words: str, taken: np.ndarray) -> _Box | Non
 
 def _label(box: _Box, x: float, y: float, words: str) -> Iterator[str]:
     """Text set against the side nearer to the dot, so that it is near whatever the font, and a line to it if not."""
-    if _far(box, x, y) > _NEAR:
-        near_x, near_y = _nearest(box, x, y)
-        yield f'<path d="M{px(x)} {px(y)}L{px(near_x)} {px(near_y)}" stroke="var(--muted)" stroke-width=".8"/>'
+    near = min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
+    if math.dist(near, (x, y)) > _NEAR:
+        line = f"M{px(x)} {px(y)}L{px(near[0])} {px(near[1])}"
+        yield f'<path d="{line}" stroke="var(--muted)" stroke-width=".8"/>'
     edge, anchor = (box[2], END) if box[0] + box[2] < 2 * x else (box[0], "")
     yield svg_text(edge, box[3] - 4, words, _TEXT, "ink", SANS, anchor)
-
-
-def _nearest(box: _Box, x: float, y: float) -> tuple[float, float]:
-    return min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
-
-
-def _far(box: _Box, x: float, y: float) -> float:
-    return math.dist(_nearest(box, x, y), (x, y))
 
 
 def _key(entries: Sequence[_Entry]) -> Iterator[str]:
