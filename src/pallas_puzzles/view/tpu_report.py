@@ -229,15 +229,12 @@ def _values(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
     def filled(number: int) -> tuple[Any, ...]:
         def fill(x: Any) -> Any:
-            return np.broadcast_to(np.full((), number, x.dtype), x.shape) if _only_a_shape(x) else x
+            only_a_shape = isinstance(x, jax.ShapeDtypeStruct)
+            return np.broadcast_to(np.full((), number, x.dtype), x.shape) if only_a_shape else x
 
         return jax.tree.map(fill, given)
 
     return filled(0), filled(1)
-
-
-def _only_a_shape(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 # --- what the program does -------------------------------------------------------------------------------------------
@@ -273,7 +270,8 @@ def _works(
     works = []
     for eqn in calls_in(traced.jaxpr):
         with contextlib.suppress(Beyond):
-            works.append(_work(_described(eqn), eqn, known=not _dynamic(eqn) and not _scalars(eqn)))
+            call = _described(eqn)
+            works.append(_work(call, eqn, known=not call.dynamic_bounds and not call.scalar_names))
     return works
 
 
@@ -295,17 +293,10 @@ def _steered_alike(call: Call, twin: Call) -> bool:
     return same and call.grid == twin.grid
 
 
-def _dynamic(eqn: Any) -> int:
-    return eqn.params["grid_mapping"].num_dynamic_grid_bounds if "grid_mapping" in eqn.params else 0
-
-
-def _scalars(eqn: Any) -> int:
-    return eqn.params["grid_mapping"].num_index_operands if "grid_mapping" in eqn.params else 0
-
-
 def _described(eqn: Any) -> Call:
-    call = describe(eqn, [1] * _dynamic(eqn))
-    first = _dynamic(eqn)
+    """The call of an equation whose values are not known: its bounds are ones, its scalars zeros."""
+    first = eqn.params["grid_mapping"].num_dynamic_grid_bounds if "grid_mapping" in eqn.params else 0
+    call = describe(eqn, [1] * first)
     call.scalars = [np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.invars[first : first + len(call.scalar_names)]]
     return call
 
@@ -577,30 +568,23 @@ def _simulate(
 ) -> None:
     """Fills in the cycles, or says why there are none."""
     expected = sum((k.steps or 1) * k.mean_step for k in report.kernels)
-    if not wanted:
-        report.simulator = "not asked for"
-    elif axes:
-        report.simulator = "libtpu's simulator follows one device only"
-    elif any(kernel.dynamic for kernel in report.kernels):
-        report.simulator = "libtpu's simulator does not know a grid that is set at run time"
-    elif expected > _SIMULATED_CYCLES:
-        report.simulator = (
-            f"left out: libtpu's simulator takes some 15 s a million cycles, and these are {expected:.2g}"
-        )
-    else:
-        try:
-            cycles = compiler.simulate_cycles(program, report.chip, options=options)
-        except compiler.CompilerError:
-            report.simulator = "libtpu's simulator does not take this program"
-        except compiler.CompilerDied as error:
-            late = "within" in str(error)
-            report.simulator = (
-                "libtpu's simulator did not finish within 30 s"
-                if late
-                else "libtpu's simulator gave up on this program"
-            )
-        else:
-            for kernel in report.kernels:
-                kernel.cycles = cycles.get(kernel.hlo_name) or None
-                if kernel.cycles and kernel.steered:
-                    kernel.notes.append("the simulator does not know the prefetched scalars: its cycles are a guess")
+    reasons = {
+        "not asked for": not wanted,
+        "libtpu's simulator follows one device only": bool(axes),
+        "libtpu's simulator does not know a grid that is set at run time": any(k.dynamic for k in report.kernels),
+        f"left out: libtpu's simulator takes some 15 s a million cycles, and these are {expected:.2g}": (
+            expected > _SIMULATED_CYCLES
+        ),
+    }
+    report.simulator = next((why for why, holds in reasons.items() if holds), "")
+    if report.simulator:
+        return
+    try:
+        cycles = compiler.simulate_cycles(program, report.chip, options=options)
+    except (compiler.CompilerError, compiler.CompilerDied):
+        report.simulator = "libtpu's simulator gave up on this program"
+        return
+    for kernel in report.kernels:
+        kernel.cycles = cycles.get(kernel.hlo_name) or None
+        if kernel.cycles and kernel.steered:
+            kernel.notes.append("the simulator does not know the prefetched scalars: its cycles are a guess")
