@@ -98,21 +98,18 @@ def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
     """The rows under HEADS: operands, then scalars, scratch, and the kernel's own copies."""
     rows: list[tuple[str, ...]] = []
     for r in costs.operands:
-        o = r.operand
-        place = f"{o.space.upper()}" if o.space != "vmem" else f"{r.buffers} × {human_bytes(o.block_bytes)}"
-        numbers = (f"{r.moves:,}", human_bytes(r.hbm_bytes), times(r.hbm_bytes / r.once_bytes) if r.once_bytes else "–")
-        if o.in_hbm:
-            place, numbers = "–", ("–", "–", "–")
-        rows.append((o.name, str(o.shape), str(o.dtype), block_words(o), place, *numbers))
+        o, once = r.operand, times(r.hbm_bytes / r.once_bytes) if r.once_bytes else "–"
+        place = f"{r.buffers} × {human_bytes(o.block_bytes)}" if o.space == "vmem" else o.space.upper()
+        numbers = ("–",) * 4 if o.in_hbm else (place, f"{r.moves:,}", human_bytes(r.hbm_bytes), once)
+        rows.append((o.name, str(o.shape), str(o.dtype), block_words(o), *numbers))
     call = trace.call
     for name, values in zip(call.scalar_names, call.scalars, strict=False):
         rows.append((name, str(values.shape), str(values.dtype), "scalars", "SMEM", "–", "–", "–"))
     for s in call.scratch:
+        kind, size = str(s.dtype), human_bytes(s.nbytes) if s.space == "vmem" else s.space.upper()
         if s.space == "semaphore":
-            rows.append((s.name, str(s.shape), "semaphore", "scratch", "–", "–", "–", "–"))
-        else:
-            size = human_bytes(s.nbytes) if s.space == "vmem" else s.space.upper()
-            rows.append((s.name, str(s.shape), str(s.dtype), "scratch", size, "–", "–", "–"))
+            kind, size = "semaphore", "–"
+        rows.append((s.name, str(s.shape), kind, "scratch", size, "–", "–", "–"))
     if costs.dma_bytes:
         steps = sum(b > 0 for b in trace.dma_bytes)
         own = (f"in {plural(steps, 'step')}", human_bytes(costs.dma_bytes), "–")
@@ -142,19 +139,14 @@ def text_lines(trace: Trace, lines_left: int = LINES) -> list[str]:
 
 
 def _text_table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     excess = sum(widths) + 2 * (len(widths) - 1) - COLUMNS
     for i in (0, 3, 1):  # names, blocks and shapes give way first
         give = max(0, min(excess, widths[i] - 8))
         widths[i], excess = widths[i] - give, excess - give
-    lines = []
-    for row in rows:
-        cells = [
-            cut(c, w, "…").ljust(w) if i < LEFT_COLUMNS else c.rjust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(cut("  ".join(cells).rstrip(), end="…"))
-    return lines
+    sides = "<" * LEFT_COLUMNS + ">" * (len(widths) - LEFT_COLUMNS)
+    cells = [[f"{cut(c, w, '…'):{side}{w}}" for c, w, side in zip(row, widths, sides, strict=True)] for row in rows]
+    return [cut("  ".join(row).rstrip(), end="…") for row in cells]
 
 
 def _text_strip(trace: Trace, operands: list[int]) -> list[str]:
@@ -196,19 +188,22 @@ def _text_maps(trace: Trace, lines_left: int) -> list[str]:
     return [head, *("  " + "   ".join(row).rstrip() for row in zip(*padded, strict=True))]
 
 
+def _matrix(block: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
+    """A block's place: which matrix of blocks it is in, by its leading indices, and its row and column there."""
+    *lead, row, col = (0,) * (2 - len(block)) + tuple(block)
+    return tuple(lead), row, col
+
+
 def _text_map(axes: list[Axis], blocks: Sequence[Any], step: int, name: str, max_rows: int) -> list[str]:
     """One array: its name, and the matrix of blocks that the current block lies in, shrunk to fit."""
     now = tuple(blocks[step])
-    lead = now[:-2] if len(now) > 1 else ()
     rows, cols = (axes[-2].count if len(axes) > 1 else 1), (axes[-1].count if axes else 1)
     high, wide = min(rows, max_rows), min(cols, 24)
     chars = [["·"] * wide for _ in range(high)]
+    lead = _matrix(now)[0]
     for mark, seen in (("▒", blocks[:step]), ("█", [now])):
-        for b in seen:
-            if b is None or tuple(b[:-2] if len(b) > 1 else ()) != lead:
-                continue
-            r, c = (b[-2] if len(b) > 1 else 0), (b[-1] if b else 0)
-            if 0 <= r < rows and 0 <= c < cols:
+        for above, r, c in (_matrix(b) for b in seen if b is not None):
+            if above == lead and 0 <= r < rows and 0 <= c < cols:
                 chars[r * high // rows][c * wide // cols] = mark
     spread = 2 if wide <= 8 else 1  # characters are twice as high as wide
     lines = ["".join(c * spread for c in row) for row in chars]
@@ -239,8 +234,8 @@ def tile_map_text(status: Mapping[Block, str], max_rows: int = 6) -> list[str]:
     wrong = [b for b, word in status.items() if word != "ok"]
     if not wrong or len(status) < 2:
         return []
-    lead = wrong[0][:-2]
-    cells = {(b[-2] if len(b) > 1 else 0, b[-1]): word for b, word in status.items() if b[:-2] == lead}
+    lead = _matrix(wrong[0])[0]
+    cells = {_matrix(b)[1:]: word for b, word in status.items() if _matrix(b)[0] == lead}
     rows, cols = (max(i[d] for i in cells) + 1 for d in (0, 1))
     if rows > max_rows or cols > 40:
         return []
