@@ -78,20 +78,19 @@ class Axis:
 def axes_of(shape: Sequence[int], dims: Sequence[Any]) -> list[Axis]:
     axes = []
     for size, d in zip(shape, dims, strict=True):
-        block = max(1, d.size)
         if d.kind == "element":
             low, high = d.padding
-            extent = size + low + high
-            axes.append(Axis(max(1, extent), block, 1, max(1, extent), low, size))
+            extent = max(1, size + low + high)
+            axes.append(Axis(extent, max(1, d.size), 1, extent, low, size))
         else:
-            count = max(1, -(-size // block))
-            axes.append(Axis(count, block, block, count * block, 0, size))
+            axes += even_axes((size,), (d.size,))
     return axes
 
 
 def even_axes(shape: Sequence[int], block: Sequence[int]) -> list[Axis]:
-    counts = [max(1, -(-n // max(1, b))) for n, b in zip(shape, block, strict=True)]
-    return [Axis(c, b, b, c * b, 0, n) for c, b, n in zip(counts, block, shape, strict=True)]
+    pairs = [(n, max(1, b)) for n, b in zip(shape, block, strict=True)]
+    counts = [max(1, -(-n // b)) for n, b in pairs]
+    return [Axis(c, b, b, c * b, 0, n) for c, (n, b) in zip(counts, pairs, strict=True)]
 
 
 _POINT = Axis(1, 1, 1, 1, 0, 1)
@@ -193,8 +192,7 @@ class Map:
         return ",".join(spans)
 
     def _top_labels(self) -> list[str]:
-        labels = [self._label(g) for g in range(self.across)]
-        return [label.rpartition(",")[2] for label in labels]
+        return [self._label(g).rpartition(",")[2] for g in range(self.across)]
 
     def labels(self) -> str:
         if not self.labelled:
