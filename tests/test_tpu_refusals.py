@@ -448,23 +448,23 @@ def reshape_ref(x_ref, o_ref):
     o_ref[...] = x_ref.reshape(64, 128)[...]  # refused
 
 
-refuses(reshape_ref, "x_ref is reshaped from (32, 256) to (64, 128)", "x_ref[...].reshape", out=shape(64, 128))
+refuses(reshape_ref, "x_ref is reshaped, and a ref keeps its last dimension", "x_ref[...].reshape", out=shape(64, 128))
 
 
 def take_columns(x_ref, i_ref, o_ref):
     o_ref[...] = jnp.take_along_axis(x_ref[...], i_ref[...], axis=1)  # refused
 
 
-refuses(
-    take_columns, "jnp.take_along_axis picks from 128 columns", "this one has 256", args=[X, shape(32, 256, dtype=I32)]
-)
+refuses(take_columns, "jnp.take_along_axis picks from one register", "128 columns", args=[X, shape(32, 256, dtype=I32)])
 
 
 def take_rows(x_ref, i_ref, o_ref):
     o_ref[...] = jnp.take_along_axis(x_ref[...], i_ref[...], axis=0)  # refused
 
 
-refuses(take_rows, "picks from 8 rows", "this one has 16", args=[shape(16, 128), shape(16, 128, dtype=I32)])
+refuses(
+    take_rows, "jnp.take_along_axis picks from one register", "8 rows", args=[shape(16, 128), shape(16, 128, dtype=I32)]
+)
 
 
 def core_parallel(x_ref, o_ref):  # refused
@@ -656,7 +656,7 @@ def one_number(x_ref, o_ref):
 refuses(
     one_number,
     "A single bfloat16 is read from x_ref",
-    "x_ref[...].astype(jnp.float32)[0, 3]",
+    "x_ref[...].astype(jnp.float32)[i, j]",
     args=[shape(32, 256, dtype=BF16)],
     out=X,
 )

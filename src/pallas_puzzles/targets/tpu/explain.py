@@ -40,7 +40,7 @@ class _Failure:
     @property
     def ref(self) -> str:
         """What the reader calls the Ref at fault."""
-        if named := re.match(r"\s*(\w+)(?:\.at)?\s*\[", self.code):
+        if named := re.match(r"\s*(\w+)(?:\.at|\.reshape\([^)]*\))?\s*\[", self.code):
             return named[1]
         argument = re.search(r"\(%arg(\d+)[,)]", self.mlir)
         if self.call and argument:  # the compiled function takes the grid index, then what the kernel takes
@@ -406,25 +406,6 @@ def _reshape(match: re.Match[str], failure: _Failure) -> str:
     )
 
 
-def _reshaped_ref(match: re.Match[str], failure: _Failure) -> str:
-    ref, shapes = failure.ref or "x_ref", failure.memrefs
-    between = f" from {_tuple(shapes[0])} to {_tuple(shapes[-1])}" if len(shapes) > 1 else ""
-    return (
-        f"{ref} is reshaped{between}, and a ref keeps its last dimension: reshape the value, {ref}[...].reshape(...), "
-        "or the array outside of the kernel."
-    )
-
-
-def _gather(match: re.Match[str], failure: _Failure) -> str:
-    along_rows = "dimensions = array<i32: 0>" in failure.mlir
-    shape, room = (failure.vectors or [((), "")])[0][0], "8 rows" if along_rows else "128 columns"
-    size = f", and this one has {shape[0 if along_rows else 1]}" if len(shape) > 1 else ""
-    return (
-        f"jnp.take_along_axis picks from {room} in a TPU kernel, one register{size}: take from slices of that size, or "
-        "multiply by a one-hot matrix."
-    )
-
-
 # --- types -----------------------------------------------------------------------------------------------------------
 
 
@@ -489,16 +470,6 @@ def _not_legal(match: re.Match[str], failure: _Failure) -> str:
     return _narrow_type(match, failure)
 
 
-def _single_number(match: re.Match[str], failure: _Failure) -> str:
-    ref, dtype = failure.ref or "x_ref", failure.dtype
-    index = re.search(r"\[(.*)\]", failure.code)
-    wide = "float32" if "float" in dtype else "int32"
-    return (
-        f"A single {dtype} is read from {ref}, and only 32-bit numbers leave a vector: cast first, "
-        f"{ref}[...].astype(jnp.{wide})[{index[1] if index else 'i, j'}]."
-    )
-
-
 def _unforeseen(failure: _Failure) -> str:
     if not failure.primitive:
         return f"The TPU compiler refuses {failure.call.name if failure.call else 'this kernel'}: {failure.message}."
@@ -519,8 +490,16 @@ _REASONS: list[tuple[str, _Sentence]] = [
     (r"window params for (\w+) (\d+): Couldn't prove that tiling \((\d+)\).*? dimension (\d+)", _unaligned_window),
     (r"last dim size is not 128|Stride on last dim is not 1|Strided (?:store|load) with", _strided),
     (r"unsupported shape cast", _reshape),
-    (r"tiled dimensions remain unchanged", _reshaped_ref),
-    (r"Multiple source vregs along gather", _gather),
+    (
+        r"tiled dimensions remain unchanged",
+        "{ref} is reshaped, and a ref keeps its last dimension: reshape the value, {ref}[...].reshape(...), or the "
+        "array outside of the kernel.",
+    ),
+    (
+        r"Multiple source vregs along gather",
+        "jnp.take_along_axis picks from one register in a TPU kernel, 8 rows or 128 columns: take from slices of that "
+        "size, or multiply by a one-hot matrix.",
+    ),
     (
         r"Unsupported 1D shape",
         "pltpu.roll takes no values of one dimension: write pltpu.roll(x.reshape(1, -1), shift, 1)[0].",
@@ -530,7 +509,11 @@ _REASONS: list[tuple[str, _Sentence]] = [
         r"Invalid vector type for load",
         "{ref} is {dtype}, which a {chip} cannot load: cast the array outside of the kernel, to bfloat16 or float32.",
     ),
-    (r"Only 32-bit scalar vector.extracts", _single_number),
+    (
+        r"Only 32-bit scalar vector.extracts",
+        "A single {dtype} is read from {ref}, and only 32-bit numbers leave a vector: cast first, "
+        "{ref}[...].astype(jnp.float32)[i, j], or to jnp.int32.",
+    ),
     (
         r"Core-parallel dimension (\d+) has iteration bound: (\d+).*? cores: (\d+)",
         'Dimension {0} of the grid is "core_parallel", one step for each core. It has {1} steps, and a {chip} has {2}: '
