@@ -482,8 +482,6 @@ def sentence_html(words: str) -> str:
 
 # --- right and wrong blocks ------------------------------------------------------------------------------------------
 
-_MAX_TOOLTIPS = 400
-
 
 def _status_map(operand: Operand) -> Map:
     block = operand.shape if operand.in_hbm else operand.block
@@ -506,8 +504,6 @@ def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
         f'<path d="{_crosses(m, wrong)}" stroke="var(--vermilion)" stroke-width="1.5" fill="none"/>',
         f'<path d="{m.frames()}" stroke="var(--frame)" fill="none"/>',
     ]
-    if len(status) <= _MAX_TOOLTIPS:
-        marks += [_tooltip(m, b, word) for b, word in status.items()]
     note = f"{operand.name}: {len(wrong)} of {plural(len(status), 'block')} wrong"
     w, h = max(m.w, len(note) * 12 * MONO_EM) + 24, m.h + 46
     drawn = f'<g transform="translate(0,32)">{"".join(marks)}</g>'
@@ -520,29 +516,11 @@ def _crosses(m: Map, blocks: Iterable[Block]) -> str:
     return "".join(f"M{px(x)} {px(y)}l{w} {h}M{px(x + m.block_w)} {px(y)}l-{w} {h}" for x, y in places)
 
 
-def _tooltip(m: Map, block: Block, word: str) -> str:
-    tip = html.escape(f"block {block}: {'right' if word == 'ok' else word}")
-    return f'<path d="{m.boxes([block])}" fill-opacity="0"><title>{tip}</title></path>'
-
-
 def tile_map_html(operand: Operand, status: Mapping[Block, str]) -> str:
-    """The blocks of an output as an image, its words below; where scripts run, every block has a tooltip."""
+    """The blocks of an output as an image, its words below."""
     words = tile_map_words(status)
-    uid = f"pp{secrets.token_hex(5)}"
-    svg = tile_map_svg(operand, status)
-    return (
-        f'<div id="{uid}">{image(svg, f"{operand.name}: {words}")}<script>{_INLINE.replace("@UID", uid)}</script></div>'
-        f'<div style="font-size:92%;opacity:.8;margin-top:4px">{html.escape(words)}</div>'
-    )
-
-
-# tooltips need an SVG in the page: one inside an <img> has none
-_INLINE = """document.querySelectorAll("[id=@UID]").forEach(root => {
-const img = root.querySelector("img"); if (!img) return;
-const box = document.createElement("div");
-box.innerHTML = new TextDecoder().decode(Uint8Array.from(atob(img.src.split(",")[1]), c => c.charCodeAt(0)));
-const svg = box.firstElementChild; svg.setAttribute("role", "img"); svg.setAttribute("aria-label", img.alt);
-svg.style.cssText = img.style.cssText; img.replaceWith(svg) })"""
+    picture = image(tile_map_svg(operand, status), f"{operand.name}: {words}")
+    return f'{picture}<div style="font-size:92%;opacity:.8;margin-top:4px">{html.escape(words)}</div>'
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------
