@@ -589,14 +589,6 @@ class Picture(Displayed):
         return drawn + sentence_html(self.note) + sentence_html(self._left_out())
 
 
-def drawn(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Inputs drawn with the seed of a check's first draw."""
-    import jax
-
-    rng = np.random.default_rng(0)
-    return tuple(jax.tree.map(lambda x: x.draw(rng) if hasattr(x, "draw") else x, a) for a in args)
-
-
 def look(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], plan_only: bool = False) -> Picture:
     """Runs the function in the lens; whatever goes wrong becomes the picture's note."""
     from ..lens.watchdog import TimeLimit, time_limit

@@ -163,7 +163,8 @@ class Map:
         self.group_w = max(least, ratio * self.cols.extent, least_block * self.cols.count)
         self.group_h = max(least, ratio * self.rows.extent, least_block * self.rows.count)
         self.group_h = _STRIP_PX if self.flat else self.group_h
-        if self.across > 1 and self.group_w + self.gap < max(map(len, self._top_labels())) * _LABEL_SIZE * MONO_EM:
+        longest = max(len(self._label(g).rpartition(",")[2]) for g in range(self.across))
+        if self.across > 1 and self.group_w + self.gap < longest * _LABEL_SIZE * MONO_EM:
             self.labelled = False
         down = -(-self.groups // self.across)
         self.left, self.top, self.above = self._margins(self.across)
@@ -191,24 +192,19 @@ class Map:
         ]
         return ",".join(spans)
 
-    def _top_labels(self) -> list[str]:
-        return [self._label(g).rpartition(",")[2] for g in range(self.across)]
-
     def labels(self) -> str:
         if not self.labelled:
             return ""
         marks = []
-        for g in range(self.groups):
-            x, y = self.origin(g)
+        for g, (x, y) in enumerate(self._origins()):
             down, along = divmod(g, self.across)
-            if self.above:
-                marks.append(svg_text(x, y - 3, self._label(g), _LABEL_SIZE, "muted"))
-            elif self.top and down == 0:
-                marks.append(svg_text(x, y - 3, self._top_labels()[along], _LABEL_SIZE, "muted"))
+            label = self._label(g)
+            left, _, top = label.rpartition(",")
+            if self.above or (self.top and down == 0):
+                marks.append(svg_text(x, y - 3, label if self.above else top, _LABEL_SIZE, "muted"))
             if self.left and along == 0:
-                label = self._label(g) if self.across == 1 else self._label(g).rpartition(",")[0]
-                middle = y + min(self.group_h / 2, 24) + 3
-                marks.append(svg_text(self.left - 4, middle, label, _LABEL_SIZE, "muted", "", END))
+                words, middle = label if self.across == 1 else left, y + min(self.group_h / 2, 24) + 3
+                marks.append(svg_text(self.left - 4, middle, words, _LABEL_SIZE, "muted", "", END))
         return "".join(marks)
 
     def place(self, block: Sequence[int]) -> tuple[float, float] | None:

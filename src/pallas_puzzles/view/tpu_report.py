@@ -420,7 +420,7 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
     slots = compiled.of(kernel.name, r"final_hlo-static-per-bundle-utilization\.txt")
     if program is None or slots is None:
         raise ValueError(f"the compiler left no dump of {kernel.name}: its format has changed")
-    steps = work.costs.steps if not _unknown_grid(work) else None
+    steps = work.costs.steps if work.known or not call.dynamic_bounds else None
     plan = schedule.read(program, slots, looped=steps is None or steps > 1, trips=counts.trips)
     if any(loop.trips is None for loop in plan.inner):
         notes.append("a loop of a length known only at run time is counted once")
@@ -468,22 +468,15 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         if counts.copies:
             notes.append("the kernel starts copies of its own; how far they overlap is not known: no time is estimated")
         elif hbm_bytes is not None:
-            found.time_s = _estimate(found.times, _fill_bytes(work.costs) / target.hbm_bytes_per_s)
+            # the first blocks in and the last blocks out, which nothing overlaps with
+            fill_bytes = sum(min(row.operand.block_bytes, row.hbm_bytes) for row in work.costs.operands)
+            found.time_s = _estimate(found.times, fill_bytes / target.hbm_bytes_per_s)
     return found
-
-
-def _unknown_grid(work: _Work) -> bool:
-    return not work.known and work.call.dynamic_bounds > 0
 
 
 def _estimate(times: Mapping[str, float], fill_s: float) -> float:
     overlapped = max(times["MXU"], times["bundles"], times["HBM"] - fill_s)
     return overlapped + fill_s + times["steps"]
-
-
-def _fill_bytes(costs: Figures) -> int:
-    """The first blocks in and the last blocks out, which nothing overlaps with."""
-    return sum(min(row.operand.block_bytes, row.hbm_bytes) for row in costs.operands)
 
 
 def _step_bundles(plan: schedule.Schedule, counts: Tally, steps: int | None) -> tuple[int, float | None, int]:
@@ -516,7 +509,7 @@ def _hbm_bytes(work: _Work, notes: list[str]) -> tuple[int | None, bool]:
             notes.append("the bytes of its own copies could not be counted")
             return None, False
         return dma, True
-    if _unknown_grid(work):
+    if call.dynamic_bounds and not work.known:
         notes.append("the grid is known only at run time: give arrays instead of shapes")
         return None, False
     if not work.known and call.scalar_names:

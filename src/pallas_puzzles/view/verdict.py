@@ -186,7 +186,9 @@ def _sections(v: Verdict, columns: int, traceback: str) -> list[tuple[int, Lines
         if i == 0:
             items = [wrapped(item, "evidence", "  - ", 3, columns) for item in finding.evidence]
             sections += [(3 if n == 0 else 4, item) for n, item in enumerate(items[:4])]
-            sections.append((9, _tiles_text(v.tiles)))
+            some_right = v.tiles is not None and "ok" in v.tiles.status.values()
+            blocks = tile_map_text(v.tiles.status) if v.tiles is not None and some_right else []
+            sections.append((9, [("tiles", f"    {line}") for line in blocks]))
             sections.append((1, [("tiles", f"    {line}".rstrip()) for line in v.picture.splitlines()]))
     if len(v.findings) > 3:
         sections.append((8, [("also", f"  and {plural(len(v.findings) - 3, 'more finding')}")]))
@@ -209,12 +211,6 @@ def _sentence(words: str) -> str:
     """With a capital, unless it starts with a name of the reader's (x_ref, jnp.dot)."""
     word = words.split(" ", 1)[0]
     return words if "_" in word or "." in word.rstrip(".,:") else words[:1].upper() + words[1:]
-
-
-def _tiles_text(tiles: TileMap | None) -> Lines:
-    some_right = tiles is not None and "ok" in tiles.status.values()
-    lines = tile_map_text(tiles.status) if tiles is not None and some_right else []
-    return [("tiles", f"    {line}") for line in lines]
 
 
 def _cost(v: Verdict) -> str:
