@@ -20,23 +20,9 @@ import numpy as np
 from ..ir.capture import Call, Operand, capture, wrapped
 from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
 from ..text import LINES, cut, plain, plural
+from . import words
 from .paper import BOLD, END, MONO, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
-from .words import (
-    HEADS,
-    LEFT_COLUMNS,
-    Block,
-    block_words,
-    in_range,
-    moved,
-    moved_word,
-    state_words,
-    step_words,
-    table_rows,
-    text_lines,
-    tile_map_words,
-    title_words,
-    totals_words,
-)
+from .words import Block, block_words, in_range, moved, moved_word, state_words
 
 MAX_DRAWN_STEPS = 512
 MAX_DRAWN_CALLS = 8
@@ -254,13 +240,13 @@ def _legend(strip: _Strip, width: float) -> tuple[str, float]:
     used = {"visited"}.union(*(states for _, states in strip.lanes))
     lines: list[str] = []
     room = 0.0
-    for colour, mark, words in (entry for state, entry in _LEGEND.items() if state in used):
-        w = (len(words) + 4) * 11 * SANS_EM
+    for colour, mark, about in (entry for state, entry in _LEGEND.items() if state in used):
+        w = (len(about) + 4) * 11 * SANS_EM
         if w > room:
             lines.append("")
             room = width
         dx = f' dx="{18 if lines[-1] else 0}"'
-        lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{words}</tspan>'
+        lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{about}</tspan>'
         room -= w
     texts = "".join(f'<text y="{9 + 17 * i}">{line}</text>' for i, line in enumerate(lines))
     return f'<g font-size="11" font-family="{SANS}" fill="var(--muted)">{texts}</g>', 17.0 * len(lines) - 3
@@ -276,7 +262,7 @@ def _drawing(trace: Trace, step: int = 0) -> tuple[str, list[_Panel], _Strip]:
     panels = _panels(trace)
     width, y = _flow(panels, 50)
     strip = _strip(trace, n)
-    name, about = trace.call.name, title_words(trace.call)
+    name, about = trace.call.name, words.title_words(trace.call)
     width = max(width, strip.w, len(name) * 15 * MONO_EM + 12, len(about) * 12 * SANS_EM, 420.0)
     body = [svg_text(0, 15, name, 15, "ink", "", BOLD), svg_text(0, 34, about, 12, "muted", SANS)]
     if trace.n > n:
@@ -297,11 +283,11 @@ def _drawing(trace: Trace, step: int = 0) -> tuple[str, list[_Panel], _Strip]:
 def alt_words(trace: Trace, step: int = 0) -> str:
     """The picture in words."""
     call = trace.call
-    parts = [f"Kernel {call.name}, {title_words(call)}."]
+    parts = [f"Kernel {call.name}, {words.title_words(call)}."]
     if trace.n > MAX_DRAWN_STEPS:
         parts.append(f"Drawn are the first {MAX_DRAWN_STEPS} steps.")
     if trace.n:
-        parts.append(f"{step_words(trace, step)[0].upper()}{step_words(trace, step)[1:]}.")
+        parts.append(f"{words.step_words(trace, step)[0].upper()}{words.step_words(trace, step)[1:]}.")
     counts = []
     for k, o in enumerate(call.operands):
         if not o.in_hbm:
@@ -332,15 +318,15 @@ _RULE = "border-bottom:1px solid rgba(128,128,128,.35)"
 
 def html_table(trace: Trace, costs: Figures) -> str:
     """The table and the totals; colours are the page's own."""
-    aligned = [LEFT] * LEFT_COLUMNS + [RIGHT] * (len(HEADS) - LEFT_COLUMNS)
-    tips = [f' title="{html.escape(about)}"' if about else "" for about in HEADS.values()]
-    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(HEADS, tips, aligned, strict=True)]
+    aligned = [LEFT] * words.LEFT_COLUMNS + [RIGHT] * (len(words.HEADS) - words.LEFT_COLUMNS)
+    tips = [f' title="{html.escape(about)}"' if about else "" for about in words.HEADS.values()]
+    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(words.HEADS, tips, aligned, strict=True)]
     body = [row_html(head)]
-    for first, *rest in table_rows(trace, costs):
+    for first, *rest in words.table_rows(trace, costs):
         cells = [f'<th scope="row" style="{LEFT}"><code>{html.escape(first)}</code></th>']
         cells += [f'<td style="{a}">{html.escape(c)}</td>' for a, c in zip(aligned[1:], rest, strict=True)]
         body.append(row_html(cells))
-    total = html.escape(totals_words(trace, costs))
+    total = html.escape(words.totals_words(trace, costs))
     return (
         f'<div style="overflow-x:auto"><table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;'
         f'font:12px {SANS}">{"".join(body)}</table></div>'
@@ -398,8 +384,8 @@ def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
 def _script(trace: Trace, panels: list[_Panel], strip: _Strip, uid: str) -> str:
     told = [_script_panel(trace, p, strip.n) for p in panels]
     data = {"n": strip.n, "c": round(strip.cell, 3), "x": round(strip.label_w - 1, 2), "p": told}
-    words = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    filled = _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", words)
+    sent = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    filled = _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", sent)
     return f"<script>{filled}</script>"
 
 
@@ -476,8 +462,8 @@ function start(root) {
 document.querySelectorAll("[id=@UID]").forEach(start) })()"""
 
 
-def sentence_html(words: str) -> str:
-    return f'<div style="margin:4px 0;font:13px {SANS}">{html.escape(words)}</div>' if words else ""
+def sentence_html(sentence: str) -> str:
+    return f'<div style="margin:4px 0;font:13px {SANS}">{html.escape(sentence)}</div>' if sentence else ""
 
 
 # --- right and wrong blocks ------------------------------------------------------------------------------------------
@@ -518,9 +504,9 @@ def _crosses(m: Map, blocks: Iterable[Block]) -> str:
 
 def tile_map_html(operand: Operand, status: Mapping[Block, str]) -> str:
     """The blocks of an output as an image, its words below."""
-    words = tile_map_words(status)
-    picture = image(tile_map_svg(operand, status), f"{operand.name}: {words}")
-    return f'{picture}<div style="font-size:92%;opacity:.8;margin-top:4px">{html.escape(words)}</div>'
+    told = words.tile_map_words(status)
+    picture = image(tile_map_svg(operand, status), f"{operand.name}: {told}")
+    return f'{picture}<div style="font-size:92%;opacity:.8;margin-top:4px">{html.escape(told)}</div>'
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------
@@ -572,7 +558,7 @@ class Picture(Displayed):
         """The picture in characters: tables, tile maps half way through, strips."""
         parts = [self.note] if self.note else []
         for t in self.traces[:MAX_DRAWN_CALLS]:
-            parts.append("\n".join(text_lines(t, LINES - (2 if self.note else 0))))
+            parts.append("\n".join(words.text_lines(t, LINES - (2 if self.note else 0))))
         return "\n\n".join([*parts, *([self._left_out()] if self._left_out() else [])])
 
     def _left_out(self) -> str:

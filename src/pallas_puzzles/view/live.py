@@ -81,11 +81,8 @@ def block_sizes(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, 
         for name, parameter in inspect.signature(wrapped(fn)).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY:
                 sizes[name] = parameter.default
-    return {name: int(size) for name, size in {**sizes, **kwargs}.items() if _is_size(size)}
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
+    whole = {n: int(v) for n, v in {**sizes, **kwargs}.items() if isinstance(v, int | np.integer) and v is not True}
+    return {name: size for name, size in whole.items() if size > 0}
 
 
 def _faults(picture: Picture) -> set[str]:
@@ -125,9 +122,9 @@ class _Bench:
         values = block_sizes(picture.fn, picture.kwargs)
         self.sizes = {
             name: ipywidgets.SelectionSlider(
-                options=options, value=values[name], description=name, continuous_update=False
+                value=values[name], options=sizes, description=name, continuous_update=False
             )
-            for name, options in picture.choices().items()
+            for name, sizes in picture.choices().items()
         }
         self.at_start = _costs(picture, self._chosen())
         self.costs, self.drawn = ipywidgets.HTML(), ipywidgets.Output()  # an HTML would run no script

@@ -197,10 +197,8 @@ def _flop_words(kernel: KernelReport, chip: Chip) -> str:
     place, what = ("below", "cannot") if kernel.intensity < point else ("above", "could")
     meaning = f", so HBM {what} keep its MXU busy" if kernel.mxu_dtype else ""
     least = "" if kernel.hbm_exact else "at least "
-    words += (
-        f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of a {chip.title}, "
-        f"{digits(point)}{meaning}"
-    )
+    words += f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of a {chip.title}, {digits(point)}"
+    words += meaning
     if (reached := achieved(kernel, chip)) is not None:
         words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
     return words
@@ -226,7 +224,6 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
 
 Part = tuple[int, Lines]  # (rank, lines); where a screen is too small, the highest ranks are left out
 _RANKS = {"grid": 1, "times": 1, "VMEM": 2, "bundles": 2, "HBM": 2, "FLOPs": 2, "spills": 3, "note": 3, "buffers": 5}
-_OTHER_RANK = 4
 _NAME_COLUMNS, _MOST_NAME = 12, 48
 
 
@@ -289,7 +286,7 @@ def _buffer_lines(kernel: KernelReport, most: int) -> Lines:
 
 
 def _row(name: str, words: str) -> Part:
-    return _RANKS.get(name, _OTHER_RANK), wrapped(words, name, f"  {name:{_NAME_COLUMNS - 2}}")
+    return _RANKS.get(name, 4), wrapped(words, name, f"  {name:{_NAME_COLUMNS - 2}}")
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
@@ -412,8 +409,10 @@ def roofline_svg(report: Report) -> str:
         svg_text(_LEFT, 24, cut(f"{report.name} on a {target_words(report.chip)}", 60, "…"), 14, "ink", SANS, BOLD),
         svg_text(_LEFT, 42, caption, _SMALL, "muted", SANS),
         *_ticks(axes),
-        *(_roof_marks(axes, each, False) for each in CHIPS.values() if each is not report.chip),
-        _roof_marks(axes, report.chip, True),
+        *(
+            _roof_marks(axes, each, report.chip)
+            for each in sorted(CHIPS.values(), key=lambda each: each is report.chip)
+        ),
         *_roof_labels(axes, report.chip),
         *_dot_marks(axes, entries),
         *(_key(entries) if several else []),
@@ -451,8 +450,7 @@ def _entries(report: Report) -> list[_Entry]:
 
 
 def _entry(kernel: KernelReport, label: str, chip: Chip) -> _Entry:
-    reached = achieved(kernel, chip)
-    if reached is not None and kernel.intensity is not None and kernel.time_s is not None:
+    if kernel.intensity and kernel.time_s and (reached := achieved(kernel, chip)):
         speed, share = reached
         words = f"{human_time(kernel.time_s)}, {percent(share)} of the roof"
         return _Entry(label, words, _Dot(kernel.intensity, speed, speed / share))
@@ -477,11 +475,11 @@ def _ticks(axes: _Axes) -> Iterator[str]:
     yield svg_text(_LEFT - 7, _TOP - 8, "FLOP/s", _TEXT, "ink", SANS, END)
 
 
-def _roof_marks(axes: _Axes, chip: Chip, mine: bool) -> str:
+def _roof_marks(axes: _Axes, chip: Chip, mine: Chip) -> str:
     corners = axes.roof(chip)
     path = "L".join(f"{px(x)} {px(y)}" for x, y in corners)
     dash = f' stroke-dasharray="{_DASHES[chip.name]}"' if _DASHES[chip.name] else ""
-    colour, width = ("var(--blue)", "2.4") if mine else ("var(--frame)", "1.3")
+    colour, width = ("var(--blue)", "2.4") if chip is mine else ("var(--frame)", "1.3")
     x, y = corners[1]
     return (
         f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"{dash}/>'
