@@ -257,7 +257,7 @@ def _legend(strip: _Strip, width: float) -> tuple[str, float]:
 _MARGIN = 16.0
 
 
-def _drawing(trace: Trace, step: int = 0) -> tuple[str, list[_Panel], _Strip]:
+def _drawing(trace: Trace, step: int) -> tuple[str, list[_Panel], _Strip]:
     n = min(trace.n, MAX_DRAWN_STEPS)
     panels = _panels(trace)
     width, y = _flow(panels, 50)

@@ -81,8 +81,10 @@ def block_sizes(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, 
         for name, parameter in inspect.signature(wrapped(fn)).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY:
                 sizes[name] = parameter.default
-    whole = {n: int(v) for n, v in {**sizes, **kwargs}.items() if isinstance(v, int | np.integer) and v is not True}
-    return {name: size for name, size in whole.items() if size > 0}
+    whole = {
+        n: v for n, v in {**sizes, **kwargs}.items() if isinstance(v, int | np.integer) and not isinstance(v, bool)
+    }
+    return {name: int(size) for name, size in whole.items() if size > 0}
 
 
 def _faults(picture: Picture) -> set[str]:

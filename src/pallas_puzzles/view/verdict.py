@@ -267,13 +267,13 @@ _WITHOUT_KERNEL = (
 
 def _next_html(v: Verdict) -> str:
     """How far the reader is, the next puzzle, as a link where one works, and the course as a drawing."""
-    words, drawing, link = (v.standing.words, v.standing.drawing, v.standing.link) if v.standing else ("", "", "")
+    standing = v.standing or Standing("", "", "")
     following = html.escape(v.next)
-    if link and v.next:
-        following = f'<a href="{html.escape(link)}">{following}</a>'
-    told = " ".join(part for part in (html.escape(words), following) if part)
+    if standing.link and v.next:
+        following = f'<a href="{html.escape(standing.link)}">{following}</a>'
+    told = " ".join(part for part in (html.escape(standing.words), following) if part)
     told = f'<div style="margin-top:6px;font-weight:600">{told}</div>' if told else ""
-    return told + (f'<div style="margin-top:8px">{drawing}</div>' if drawing else "")
+    return told + (f'<div style="margin-top:8px">{standing.drawing}</div>' if standing.drawing else "")
 
 
 _NOT_THE_READERS = (str(PACKAGE), sysconfig.get_paths()["stdlib"], "<frozen")

@@ -215,7 +215,7 @@ def _text_map(axes: list[Axis], blocks: Sequence[Any], step: int, name: str, max
     return [name.ljust(width), *(line.ljust(width) for line in lines)]
 
 
-def tile_map_words(status: Mapping[Block, str], most: int = 8) -> str:
+def tile_map_words(status: Mapping[Block, str]) -> str:
     """'crossed: wrong values in (0, 1), (1, 1); zero in (2, 0)'."""
     groups: dict[str, list[Block]] = {}
     for block, word in status.items():
@@ -223,13 +223,13 @@ def tile_map_words(status: Mapping[Block, str], most: int = 8) -> str:
             groups.setdefault(word, []).append(block)
     parts = []
     for word, blocks in groups.items():
-        named = ", ".join(str(b) for b in blocks[:most])
-        more = f" and {len(blocks) - most} more" if len(blocks) > most else ""
+        named = ", ".join(str(b) for b in blocks[:8])
+        more = f" and {len(blocks) - 8} more" if len(blocks) > 8 else ""
         parts.append(f"{word} in {named}{more}")
     return f"crossed: {'; '.join(parts)}" if parts else "every block is right"
 
 
-def tile_map_text(status: Mapping[Block, str], max_rows: int = 6) -> list[str]:
+def tile_map_text(status: Mapping[Block, str]) -> list[str]:
     """The first matrix of blocks that holds a wrong one: '·' right, '✗' wrong. Empty where it would not fit."""
     wrong = [b for b, word in status.items() if word != "ok"]
     if not wrong or len(status) < 2:
@@ -237,7 +237,7 @@ def tile_map_text(status: Mapping[Block, str], max_rows: int = 6) -> list[str]:
     lead = _matrix(wrong[0])[0]
     cells = {_matrix(b)[1:]: word for b, word in status.items() if _matrix(b)[0] == lead}
     rows, cols = (max(i[d] for i in cells) + 1 for d in (0, 1))
-    if rows > max_rows or cols > 40:
+    if rows > 6 or cols > 40:
         return []
     where = f"[{', '.join(map(str, lead))}]: " if lead else ""
     lines = ["".join(f" {'·' if cells.get((r, c), 'ok') == 'ok' else '✗'}" for c in range(cols)) for r in range(rows)]
