@@ -290,14 +290,6 @@ def over_vmem(call: Call | None, chip: Chip, needed: float = 0, limit: float = 0
     return f"{sentence}: {f'{", ".join(others)}, or ' if others else ''}{last}.", line
 
 
-def _over_the_limit(match: re.Match[str], failure: _Failure) -> _Words:
-    return over_vmem(failure.call, failure.chip, _bytes(match[1]), _bytes(match[2]))
-
-
-def _over_the_chip(match: re.Match[str], failure: _Failure) -> _Words:
-    return over_vmem(failure.call, failure.chip)
-
-
 def _over_smem(match: re.Match[str], failure: _Failure) -> str:
     held = [each for each in _held(failure.call) if each.space == "smem" and each.nbytes] if failure.call else []
     size = human_bytes(failure.chip.info.smem_capacity_bytes)
@@ -480,8 +472,14 @@ def _unforeseen(failure: _Failure) -> str:
 
 
 _REASONS: list[tuple[str, _Sentence]] = [
-    (r"Scoped allocation with size ([\d.]+\w?) and limit ([\d.]+\w?)", _over_the_limit),
-    (r"Used [\d.]+\w? of [\d.]+\w? vmem|would exceed memory.*?space=vmem", _over_the_chip),
+    (
+        r"Scoped allocation with size ([\d.]+\w?) and limit ([\d.]+\w?)",
+        lambda match, failure: over_vmem(failure.call, failure.chip, _bytes(match[1]), _bytes(match[2])),
+    ),
+    (
+        r"Used [\d.]+\w? of [\d.]+\w? vmem|would exceed memory.*?space=vmem",
+        lambda _, failure: over_vmem(failure.call, failure.chip),
+    ),
     (r"Used [\d.]+\w? of [\d.]+\w? smem|would exceed memory.*?space=smem", _over_smem),
     (r"\(([\d.]+\w)\) exceeds available HBM \(([\d.]+\w)\)", _over_hbm),
     (r"cannot statically prove that index in dimension (\d+) is a multiple of (\d+)", _unaligned),
