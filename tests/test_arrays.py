@@ -10,8 +10,9 @@ from pallas_puzzles import Budget, case, check, normal
 from pallas_puzzles.course import arrays
 from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.course.inputs import groups
+from pallas_puzzles.text import COLUMNS
 from pallas_puzzles.view.ruler import ruler
-from pallas_puzzles.view.verdict import MAX_COLUMNS, Verdict
+from pallas_puzzles.view.verdict import Verdict
 
 SIZES = np.array([3, 0, 5], np.int32)
 
@@ -249,7 +250,7 @@ def test_a_ruler_draws_intervals_to_scale() -> None:
     assert [part.strip("-") for part in drawn_groups.partition("|")[2].rstrip("|").split("|")] == ["0", "1", "3"]
     assert tile.count("|") == 9
     assert rows.index("100") == [i for i, c in enumerate(group) if c == "|"][1], "a number stands over its boundary"
-    assert max(map(len, text.splitlines())) < MAX_COLUMNS
+    assert max(map(len, text.splitlines())) < COLUMNS
 
 
 def test_a_ruler_leaves_out_what_has_no_room() -> None:

@@ -18,11 +18,12 @@ from pallas_puzzles.ir.capture import SourceLine
 from pallas_puzzles.targets.tpu.chips import CHIPS
 from pallas_puzzles.targets.tpu.compiler import HOW_TO_GET_IT
 from pallas_puzzles.targets.tpu.lowering import Refusal
+from pallas_puzzles.text import COLUMNS as TEXT_COLUMNS
+from pallas_puzzles.text import LINES as TEXT_LINES
 from pallas_puzzles.view import tpu_picture as picture
 from pallas_puzzles.view.draw import Displayed
 from pallas_puzzles.view.paper import SANS_EM, THEMES
 from pallas_puzzles.view.tpu_report import STEP_OVERHEAD_S, KernelReport, Report, _estimate
-from pallas_puzzles.view.words import TEXT_COLUMNS, TEXT_LINES
 
 SVG = "{http://www.w3.org/2000/svg}"
 US = 1e-6

@@ -1,5 +1,11 @@
 """Numbers and plain text, as they are shown everywhere."""
 
+import textwrap
+from collections.abc import Sequence
+
+LINES, COLUMNS = 24, 100  # of a screen
+Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
+
 _ASCII = str.maketrans({"█": "#", "▒": "+", "·": ".", "─": "-", "×": "x", "–": "-", "…": "~", "→": ">", "✗": "X"})
 
 
@@ -21,8 +27,27 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def cut(line: str, columns: int) -> str:
-    return line if len(line) <= columns else f"{line[: columns - 3]}..."
+def cut(line: str, columns: int = COLUMNS, end: str = "...") -> str:
+    return line if len(line) <= columns else line[: columns - len(end)] + end
+
+
+def wrapped(words: str, role: str, indent: str = "", most: int = LINES, columns: int = COLUMNS) -> Lines:
+    """`most` is how many lines there may be at the full width; a narrow terminal gets as many words in more lines."""
+    lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=" " * len(indent))
+    most = most * COLUMNS // columns
+    if len(lines) > most:
+        lines = [*lines[: most - 1], cut(f"{lines[most - 1]} ...", columns)]
+    return [(role, line) for line in lines]
+
+
+def fitted(parts: Sequence[tuple[int, Lines]], room: int) -> Lines:
+    """Parts of a text, each with its rank. Where not all fit, the highest ranks are left out; the order stays."""
+    kept = set()
+    for i, (_, lines) in sorted(enumerate(parts), key=lambda pair: pair[1][0]):
+        if len(lines) <= room:
+            kept.add(i)
+            room -= len(lines)
+    return [line for i, (_, lines) in enumerate(parts) if i in kept for line in lines]
 
 
 def plain(text: str, encoding: str | None) -> str:

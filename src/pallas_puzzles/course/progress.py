@@ -130,7 +130,7 @@ class Progress:
     def drawing(self) -> str:
         """The course as an <img>: a row of tiles per notebook, a tile per puzzle, filled when it is solved."""
         from ..view.draw import image
-        from ..view.paper import FRAME, GREEN, MONO_EM, MUTED, card, svg_text
+        from ..view.paper import MONO_EM, card, svg_text
 
         books = self._books()
         counts = [self.standing(book).removesuffix(" solved") for book in books]
@@ -139,12 +139,12 @@ class Progress:
         marks = []
         for row, (book, count) in enumerate(zip(books, counts, strict=True)):
             y = 12 + 20 * row
-            marks += [svg_text(12, y + 11, book.name, 12), svg_text(right, y + 11, count, 12, MUTED)]
+            marks += [svg_text(12, y + 11, book.name, 12), svg_text(right, y + 11, count, 12, "muted")]
             for column, each in enumerate(book.puzzles):
-                fill = GREEN if self.solved(each.id) else "none"
+                fill, stroke = ("var(--green)",) * 2 if self.solved(each.id) else ("none", "var(--frame)")
                 marks.append(
                     f'<rect x="{left + 15 * column + 0.5:.1f}" y="{y + 0.5}" width="12" height="12" rx="2.5" '
-                    f'fill="{fill}" stroke="{GREEN if self.solved(each.id) else FRAME}"/>'
+                    f'fill="{fill}" stroke="{stroke}"/>'
                 )
         words = "; ".join(f"{book.name}: {self.standing(book)}" for book in books)
         return image(card(right + 72, 16 + 20 * len(books), "".join(marks)), f"{words}.")

@@ -19,57 +19,24 @@ import numpy as np
 
 from ..ir.capture import Call, Operand, capture, wrapped
 from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
-from ..text import plain, plural
-from .paper import (
-    BLUE,
-    BOLD,
-    END,
-    FRAME,
-    GREEN,
-    INK,
-    LINE,
-    MONO_EM,
-    MUTED,
-    ORANGE,
-    PADDING,
-    PURPLE,
-    RIGHT_FILL,
-    SANS,
-    SANS_EM,
-    THEMES,
-    TINT,
-    VERMILION,
-    WARNING,
-    WRONG_FILL,
-    Map,
-    axes_of,
-    card,
-    even_axes,
-    px,
-    svg_text,
-)
-from .words import (
-    COLUMNS,
-    LEFT_COLUMNS,
-    TEXT_LINES,
-    Block,
-    block_words,
-    in_range,
-    moved,
-    moved_word,
-    state_words,
-    step_words,
-    table_rows,
-    text_lines,
-    tile_map_words,
-    title_words,
-    totals_words,
-    was_run,
-)
+from ..text import LINES, cut, plain, plural
+from . import words
+from .paper import BOLD, END, MONO, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
+from .words import Block, block_words, in_range, moved, moved_word, state_words
 
 MAX_DRAWN_STEPS = 512
 MAX_DRAWN_CALLS = 8
 TIME_LIMIT_S = 20.0
+
+_LEGEND = {  # what happens to a block: its colour, and that in words
+    "fetched": ("var(--blue)", "■", "fetched from HBM before the step"),
+    "kept": ("var(--orange)", "━", "kept in VMEM"),
+    "written back": ("var(--green)", "■", "written back to HBM after the step"),
+    "out of range": ("var(--vermilion)", "■", "out of range"),
+    "own copy": ("var(--purple)", "■", "copied by the kernel itself"),
+    "visited": ("var(--tint)", "■", "visited before"),
+}
+_COLOURS = {state: colour for state, (colour, _, _) in _LEGEND.items()}
 
 
 # --- panels: the grid and the operands, side by side -----------------------------------------------------------------
@@ -154,42 +121,31 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
     if k is None:
         block: Block | None = tuple(int(i) for i in trace.steps[step]) if trace.n else None
         visited: Iterable[Any] = trace.steps[:step]
-        state, colour = f"step {step}", INK
+        state, colour = f"step {step}", "var(--ink)"
     else:
         block = trace.blocks[k][step] if trace.n else None
         visited = [b for b in trace.blocks[k][:step] if b is not None]
         state = state_words(trace, k, step) if trace.n else "never touched"
-        colour = _COLOURS.get(state, FRAME)
+        colour = _COLOURS.get(state, "var(--frame)")
     place = m.place(block) if block is not None else None
-    x, y = place if place is not None else (0.0, 0.0)
-    lines = "".join(svg_text(0, 29 + 13 * i, line, 10, MUTED) for i, line in enumerate(p.lines))
+    x, y = place or (0.0, 0.0)
+    hidden = "" if place else ' visibility="hidden"'
+    sheet = m.paper()
+    if k is not None and block is None:  # no pipeline cuts it into blocks
+        sheet = f'<path d="{m.frames()}" fill="var(--padding)" stroke="var(--frame)" stroke-dasharray="4 3"/>'
+    lines = "".join(svg_text(0, 29 + 13 * i, line, 10, "muted") for i, line in enumerate(p.lines))
     return (
-        f'<g transform="translate({px(p.x)},{px(p.y)})" data-p="{number}">{svg_text(0, 14, p.title, 13, INK, "", BOLD)}'
-        f'{lines}<rect data-k="m" y="52" width="10" height="10" rx="2" fill="{colour}"/>'
-        f'<text x="15" y="61" font-size="11" fill="{INK}"><tspan data-k="w" font-weight="700">{state}</tspan>'
+        f'<g transform="translate({px(p.x)},{px(p.y)})" data-p="{number}">'
+        f'{svg_text(0, 14, p.title, 13, "ink", "", BOLD)}{lines}<rect data-k="m" y="52" '
+        f'width="10" height="10" rx="2" fill="{colour}"/>'
+        f'<text x="15" y="61" font-size="11" fill="var(--ink)"><tspan data-k="w" font-weight="700">{state}</tspan>'
         f'<tspan data-k="b" dx="6">{block if block is not None else ""}</tspan></text>'
-        f'<g transform="translate(0,{px(_HEAD_PX)})">{m.paper() if k is None or block is not None else _in_hbm(m)}'
-        f'<path data-k="v" fill="{TINT}" fill-opacity=".8" stroke="{BLUE}" stroke-opacity=".3" '
+        f'<g transform="translate(0,{px(_HEAD_PX)})">{sheet}'
+        f'<path data-k="v" fill="var(--tint)" fill-opacity=".8" stroke="var(--blue)" stroke-opacity=".3" '
         f'd="{m.boxes(visited)}"/>'
         f'<rect data-k="r" x="{px(x)}" y="{px(y)}" width="{px(m.block_w)}" height="{px(m.block_h)}" fill="{colour}" '
-        f'fill-opacity=".85" stroke="{colour}" stroke-width="1.5"{"" if place else _HIDDEN}/></g></g>'
+        f'fill-opacity=".85" stroke="{colour}" stroke-width="1.5"{hidden}/></g></g>'
     )
-
-
-_HIDDEN = ' visibility="hidden"'
-_COLOURS = {"fetched": BLUE, "kept": ORANGE, "written back": GREEN, "out of range": VERMILION, "own copy": PURPLE}
-
-
-def _in_hbm(m: Map) -> str:
-    """An array that no pipeline cuts into blocks: a grey sheet."""
-    sheets = []
-    for g in range(m.groups):
-        x, y = m.origin(g)
-        sheets.append(
-            f'<rect x="{px(x)}" y="{px(y)}" width="{px(m.group_w)}" height="{px(m.group_h)}" fill="{PADDING}" '
-            f'stroke="{FRAME}" stroke-dasharray="4 3"/>'
-        )
-    return "".join(sheets)
 
 
 # --- the strip: which step moves which block -------------------------------------------------------------------------
@@ -216,10 +172,8 @@ class _Strip:
 
 
 def _strip(trace: Trace, n: int) -> _Strip:
-    lanes = []
-    for k, o in enumerate(trace.call.operands):
-        if not o.in_hbm:
-            lanes.append((o.name, [state_words(trace, k, s) for s in range(n)]))
+    piped = [(k, o.name) for k, o in enumerate(trace.call.operands) if not o.in_hbm]
+    lanes = [(name, [state_words(trace, k, s) for s in range(n)]) for k, name in piped]
     if any(trace.dma_bytes):
         lanes.append(("own copies", ["own copy" if nbytes else "" for nbytes in trace.dma_bytes[:n]]))
     label_w = max((len(name) for name, _ in lanes), default=4) * 11 * MONO_EM + 14
@@ -237,7 +191,7 @@ def _strip_svg(strip: _Strip, trace: Trace, step: int) -> str:
         marks.append(_lane_svg(states, x0, y, cell, gap))
     marks.append(
         f'<rect data-k="c" x="{px(x0 + step * cell - 1)}" y="-1" width="{px(max(cell - gap, 2.0) + 2)}" '
-        f'height="{px(bottom + 2)}" fill="none" stroke="{INK}" stroke-width="1.5" rx="2"/>'
+        f'height="{px(bottom + 2)}" fill="none" stroke="var(--ink)" stroke-width="1.5" rx="2"/>'
     )
     return "".join(marks) + _ticks(strip, bottom + 13)
 
@@ -266,27 +220,16 @@ def _separators(strip: _Strip, trace: Trace, bottom: float) -> str:
         return ""
     xs = [strip.label_w + s * strip.cell - 0.75 for s in range(inner, strip.n, inner)]
     path = "".join(f"M{px(x)} 0v{px(bottom)}" for x in xs)
-    return f'<path d="{path}" stroke="{LINE}"/>' if path else ""
+    return f'<path d="{path}" stroke="var(--line)"/>' if path else ""
 
 
 def _ticks(strip: _Strip, y: float) -> str:
     room = len(str(strip.n - 1)) * 10 * MONO_EM + 8
     every = next((e for e in (1, 2, 4, 8, 16, 32, 64, 128, 256) if e * strip.cell >= room), 512)
-    marks = [svg_text(0, y, "step", 10, MUTED)]
-    for s in range(0, strip.n, every):
-        middle = strip.label_w + (s + 0.5) * strip.cell
-        marks.append(f'<text x="{px(middle)}" y="{px(y)}">{s}</text>')
-    return f'{marks[0]}<g font-size="10" fill="{MUTED}" text-anchor="middle">{"".join(marks[1:])}</g>'
-
-
-_LEGEND = {
-    "fetched": (BLUE, "■", "fetched from HBM before the step"),
-    "kept": (ORANGE, "━", "kept in VMEM"),
-    "written back": (GREEN, "■", "written back to HBM after the step"),
-    "out of range": (VERMILION, "■", "out of range"),
-    "own copy": (PURPLE, "■", "copied by the kernel itself"),
-    "visited": (TINT, "■", "visited before"),
-}
+    middles = ((s, strip.label_w + (s + 0.5) * strip.cell) for s in range(0, strip.n, every))
+    ticks = "".join(f'<text x="{px(x)}" y="{px(y)}">{s}</text>' for s, x in middles)
+    label = svg_text(0, y, "step", 10, "muted")
+    return f'{label}<g font-size="10" fill="var(--muted)" text-anchor="middle">{ticks}</g>'
 
 
 def _legend(strip: _Strip, width: float) -> tuple[str, float]:
@@ -297,16 +240,16 @@ def _legend(strip: _Strip, width: float) -> tuple[str, float]:
     used = {"visited"}.union(*(states for _, states in strip.lanes))
     lines: list[str] = []
     room = 0.0
-    for colour, mark, words in (entry for state, entry in _LEGEND.items() if state in used):
-        w = (len(words) + 4) * 11 * SANS_EM
+    for colour, mark, about in (entry for state, entry in _LEGEND.items() if state in used):
+        w = (len(about) + 4) * 11 * SANS_EM
         if w > room:
             lines.append("")
             room = width
         dx = f' dx="{18 if lines[-1] else 0}"'
-        lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{words}</tspan>'
+        lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{about}</tspan>'
         room -= w
     texts = "".join(f'<text y="{9 + 17 * i}">{line}</text>' for i, line in enumerate(lines))
-    return f'<g font-size="11" font-family="{SANS}" fill="{MUTED}">{texts}</g>', 17.0 * len(lines) - 3
+    return f'<g font-size="11" font-family="{SANS}" fill="var(--muted)">{texts}</g>', 17.0 * len(lines) - 3
 
 
 # --- the whole picture as SVG ----------------------------------------------------------------------------------------
@@ -314,44 +257,37 @@ def _legend(strip: _Strip, width: float) -> tuple[str, float]:
 _MARGIN = 16.0
 
 
-@dataclasses.dataclass
-class _Drawing:
-    svg: str
-    panels: list[_Panel]
-    strip: _Strip
-
-
-def _drawing(trace: Trace, step: int = 0) -> _Drawing:
+def _drawing(trace: Trace, step: int) -> tuple[str, list[_Panel], _Strip]:
     n = min(trace.n, MAX_DRAWN_STEPS)
     panels = _panels(trace)
     width, y = _flow(panels, 50)
     strip = _strip(trace, n)
-    name, about = trace.call.name, title_words(trace.call)
+    name, about = trace.call.name, words.title_words(trace.call)
     width = max(width, strip.w, len(name) * 15 * MONO_EM + 12, len(about) * 12 * SANS_EM, 420.0)
-    legend, legend_h = _legend(strip, width)
-    head = svg_text(0, 15, name, 15, INK, "", BOLD) + svg_text(0, 34, about, 12, MUTED, SANS)
+    body = [svg_text(0, 15, name, 15, "ink", "", BOLD), svg_text(0, 34, about, 12, "muted", SANS)]
     if trace.n > n:
         more = f"the first {n} of {trace.n:,} steps"
-        head += svg_text(width, 15, more, 12, WARNING, SANS, END + BOLD)
-    body = [head, *(_panel_svg(trace, p, step, i) for i, p in enumerate(panels))]
+        body.append(svg_text(width, 15, more, 12, "warning", SANS, END + BOLD))
+    body += [_panel_svg(trace, p, step, i) for i, p in enumerate(panels)]
     y += 20
     if n and strip.lanes:
         body.append(f'<g transform="translate(0,{px(y)})">{_strip_svg(strip, trace, step)}</g>')
         y += strip.h + 14
+    legend, legend_h = _legend(strip, width)
     body.append(f'<g transform="translate(0,{px(y)})">{legend}</g>')
     w, h = width + 2 * _MARGIN, y + legend_h + 2 * _MARGIN - 4
     marks = f'<g transform="translate({px(_MARGIN)},{px(_MARGIN - 2)})">{"".join(body)}</g>'
-    return _Drawing(card(w, h, marks), panels, strip)
+    return card(w, h, marks), panels, strip
 
 
 def alt_words(trace: Trace, step: int = 0) -> str:
     """The picture in words."""
     call = trace.call
-    parts = [f"Kernel {call.name}, {title_words(call)}."]
+    parts = [f"Kernel {call.name}, {words.title_words(call)}."]
     if trace.n > MAX_DRAWN_STEPS:
         parts.append(f"Drawn are the first {MAX_DRAWN_STEPS} steps.")
     if trace.n:
-        parts.append(f"{step_words(trace, step)[0].upper()}{step_words(trace, step)[1:]}.")
+        parts.append(f"{words.step_words(trace, step)[0].upper()}{words.step_words(trace, step)[1:]}.")
     counts = []
     for k, o in enumerate(call.operands):
         if not o.in_hbm:
@@ -382,15 +318,15 @@ _RULE = "border-bottom:1px solid rgba(128,128,128,.35)"
 
 def html_table(trace: Trace, costs: Figures) -> str:
     """The table and the totals; colours are the page's own."""
-    aligned = [LEFT] * LEFT_COLUMNS + [RIGHT] * (len(COLUMNS) - LEFT_COLUMNS)
-    tips = [f' title="{html.escape(about)}"' if about else "" for about in COLUMNS.values()]
-    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(COLUMNS, tips, aligned, strict=True)]
+    aligned = [LEFT] * words.LEFT_COLUMNS + [RIGHT] * (len(words.HEADS) - words.LEFT_COLUMNS)
+    tips = [f' title="{html.escape(about)}"' if about else "" for about in words.HEADS.values()]
+    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(words.HEADS, tips, aligned, strict=True)]
     body = [row_html(head)]
-    for first, *rest in table_rows(trace, costs):
+    for first, *rest in words.table_rows(trace, costs):
         cells = [f'<th scope="row" style="{LEFT}"><code>{html.escape(first)}</code></th>']
         cells += [f'<td style="{a}">{html.escape(c)}</td>' for a, c in zip(aligned[1:], rest, strict=True)]
         body.append(row_html(cells))
-    total = html.escape(totals_words(costs, was_run(trace)))
+    total = html.escape(words.totals_words(trace, costs))
     return (
         f'<div style="overflow-x:auto"><table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;'
         f'font:12px {SANS}">{"".join(body)}</table></div>'
@@ -402,47 +338,54 @@ def row_html(cells: Iterable[str]) -> str:
     return f'<tr style="{_RULE}">{"".join(cells)}</tr>'
 
 
+def card_html(colour: str, inner: str, more: str = "") -> str:
+    style = f"border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:60em;line-height:1.45{more}"
+    return f'<div style="{style}">{inner}</div>'
+
+
+def source_html(place: str, text: str) -> str:
+    """A line of the reader's, after where it is."""
+    return (
+        f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;overflow-x:auto;'
+        f'display:flex;flex-wrap:wrap;column-gap:1.5em;white-space:pre;font-family:{MONO};font-size:92%">'
+        f'<span style="opacity:.75">{html.escape(place)}</span>   <span>{html.escape(text)}</span></div>'
+    )
+
+
 def _html_of(trace: Trace) -> str:
     """The image shows the step half way through, where there is most to see; the script starts at the first."""
     half = min(trace.n, MAX_DRAWN_STEPS) // 2
-    drawing = _drawing(trace, half)
+    svg, panels, strip = _drawing(trace, half)
     uid = f"pp{secrets.token_hex(5)}"
-    script = _script(trace, drawing, uid) if trace.n > 1 else ""
+    script = _script(trace, panels, strip, uid) if trace.n > 1 else ""
     return (
-        f'<div id="{uid}" style="margin:4px 0">{image(drawing.svg, alt_words(trace, half))}'
+        f'<div id="{uid}" style="margin:4px 0">{image(svg, alt_words(trace, half))}'
         f"{html_table(trace, figures(trace))}{script}</div>"
     )
 
 
 def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
-    """One panel for the script: its geometry, and per step which block (s, as one number) and whether it moves (m)."""
+    """For the script: a panel's blocks (u: x, y, index; x null out of range), and per step which (s), moved (m)?"""
     k = p.k
     if k is None:
-        return {**p.map.data(), "s": [p.map.code(index) for index in trace.steps[:n]]}
-    o = trace.call.operands[k]
-    if o.in_hbm:
-        return {"n": o.name, "h": 1}
-    blocks = [b or () for b in trace.blocks[k][:n]]
-    codes = [p.map.code(b) if in_range(trace, k, s) else -1 for s, b in enumerate(blocks)]
-    return {
-        **p.map.data(),
-        "n": o.name,
-        "s": codes,
-        "m": "".join(str(int(on)) for on in moved(trace, k)[:n]),
-        "v": moved_word(o),
-        "o": {s: list(map(int, blocks[s])) for s in range(n) if codes[s] < 0},
-    }
+        keys, about = [(tuple(map(int, index)), True) for index in trace.steps[:n]], {}
+    elif (operand := trace.call.operands[k]).in_hbm:
+        return {"n": p.title}
+    else:
+        keys = [(tuple(map(int, trace.blocks[k][s] or ())), in_range(trace, k, s)) for s in range(n)]
+        about = {"v": moved_word(operand), "m": "".join(str(int(on)) for on in moved(trace, k)[:n])}
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    places = [(p.map.place(block) if inside else None) or (None, None) for block, inside in number]
+    blocks = [[x and round(x, 1), y and round(y, 1), *block] for (x, y), (block, _) in zip(places, number, strict=True)]
+    size = [round(p.map.block_w, 1), round(p.map.block_h, 1)]
+    return {"n": p.title, "u": blocks, "s": [number[key] for key in keys], "z": size, **about}
 
 
-def _script(trace: Trace, drawing: _Drawing, uid: str) -> str:
-    n = drawing.strip.n
-    panels = [_script_panel(trace, p, n) for p in drawing.panels]
-    data = {"n": n, "c": round(drawing.strip.cell, 3), "x": round(drawing.strip.label_w - 1, 2), "p": panels}
-    words = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    colours = {"BLUE": BLUE, "ORANGE": ORANGE, "GREEN": GREEN, "RED": VERMILION, "INK": INK}
-    filled = _SCRIPT
-    for mark, value in {**colours, "CONTROLS": _CONTROLS, "UID": uid, "DATA": words}.items():
-        filled = filled.replace(f"@{mark}", value)
+def _script(trace: Trace, panels: list[_Panel], strip: _Strip, uid: str) -> str:
+    told = [_script_panel(trace, p, strip.n) for p in panels]
+    data = {"n": strip.n, "c": round(strip.cell, 3), "x": round(strip.label_w - 1, 2), "p": told}
+    sent = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    filled = _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", sent)
     return f"<script>{filled}</script>"
 
 
@@ -460,14 +403,8 @@ _CONTROLS = (
 )
 
 _SCRIPT = """(() => {
-const D = @DATA, C = {fetched: "@BLUE", kept: "@ORANGE", "written back": "@GREEN", "out of range": "@RED"};
-const tuple = a => "(" + a.join(", ") + (a.length == 1 ? ",)" : ")");
-const index = (p, c) => { const r = []; for (let i = p.t.length - 1; i >= 0; i--) {
-  r.unshift(c % p.t[i]); c = Math.floor(c / p.t[i]) } return r };
-const place = (p, b) => { let g = 0; const z = p.z, n = b.length;
-  p.g.forEach((m, i) => { g = g * m + Math.min(m - 1, Math.floor(b[i] / p.q[i])) });
-  return [z[8] + (g % p.a) * z[0] + Math.min(n ? b[n - 1] * z[2] : 0, z[6]),
-          z[9] + Math.floor(g / p.a) * z[1] + Math.min(n > 1 ? b[n - 2] * z[3] : 0, z[7])].map(v => v.toFixed(1)) };
+const D = @DATA, C = {fetched: "var(--blue)", kept: "var(--orange)", "written back": "var(--green)",
+  "out of range": "var(--vermilion)"};
 function start(root) {
   const img = root.querySelector("img"); if (!img || root.dataset.live) return; root.dataset.live = 1;
   const box = document.createElement("div"), ui = document.createElement("div");
@@ -493,16 +430,17 @@ function start(root) {
     k = Math.max(0, Math.min(D.n - 1, k)); range.value = k; let say = "";
     D.p.forEach((p, q) => {
       if (q) say += q == 1 ? ": " : "; ";
-      if (p.h) { say += p.n + " stays in HBM"; return }
-      const e = panels[q], c = p.s[k], b = c < 0 ? p.o[k] : index(p, c);
-      const word = !q ? "step " + k : c < 0 ? "out of range" : p.m[k] == "0" ? "kept" : p.v, ink = q ? C[word] : "@INK";
-      if (c >= 0) { const [x, y] = place(p, b); e.r.setAttribute("x", x); e.r.setAttribute("y", y) }
-      e.r.setAttribute("visibility", c < 0 ? "hidden" : "visible");
+      if (!p.s) { say += p.n + " stays in HBM"; return }
+      const e = panels[q], [x, y, ...b] = p.u[p.s[k]], out = x === null;
+      const word = !q ? "step " + k : out ? "out of range" : p.m[k] == "0" ? "kept" : p.v;
+      const ink = q ? C[word] : "var(--ink)", name = "(" + b.join(", ") + (b.length == 1 ? ",)" : ")");
+      if (!out) { e.r.setAttribute("x", x); e.r.setAttribute("y", y) }
+      e.r.setAttribute("visibility", out ? "hidden" : "visible");
       e.r.setAttribute("fill", ink); e.r.setAttribute("stroke", ink); e.m.setAttribute("fill", ink);
-      e.v.setAttribute("d", [...new Set(p.s.slice(0, k))].filter(v => v >= 0).map(v =>
-        "M" + place(p, index(p, v)).join(" ") + "h" + p.z[4] + "v" + p.z[5] + "h-" + p.z[4] + "z").join(""));
-      e.w.textContent = word; e.b.textContent = tuple(b);
-      say += q ? p.n + " block " + tuple(b) + " " + word : word + ", grid index " + tuple(b) });
+      e.v.setAttribute("d", [...new Set(p.s.slice(0, k))].map(i => p.u[i]).filter(u => u[0] !== null).map(u =>
+        "M" + u[0] + " " + u[1] + "h" + p.z[0] + "v" + p.z[1] + "h-" + p.z[0] + "z").join(""));
+      e.w.textContent = word; e.b.textContent = name;
+      say += q ? p.n + " block " + name + " " + word : word + ", grid index " + name });
     if (cursor) cursor.setAttribute("x", (D.x + k * D.c).toFixed(1));
     status.textContent = say; svg.setAttribute("aria-label", say);
     range.setAttribute("aria-valuetext", say.split(":")[0]);
@@ -524,13 +462,11 @@ function start(root) {
 document.querySelectorAll("[id=@UID]").forEach(start) })()"""
 
 
-def sentence_html(words: str) -> str:
-    return f'<div style="margin:4px 0;font:13px {SANS}">{html.escape(words)}</div>' if words else ""
+def sentence_html(sentence: str) -> str:
+    return f'<div style="margin:4px 0;font:13px {SANS}">{html.escape(sentence)}</div>' if sentence else ""
 
 
 # --- right and wrong blocks ------------------------------------------------------------------------------------------
-
-_MAX_TOOLTIPS = 400
 
 
 def _status_map(operand: Operand) -> Map:
@@ -549,13 +485,11 @@ def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
     wrong = [b for b, word in status.items() if word != "ok"]
     marks = [
         m.paper(),
-        f'<path d="{m.boxes(right)}" fill="{RIGHT_FILL}" stroke="{LINE}"/>',
-        f'<path d="{m.boxes(wrong)}" fill="{WRONG_FILL}" stroke="{VERMILION}"/>',
-        f'<path d="{_crosses(m, wrong)}" stroke="{VERMILION}" stroke-width="1.5" fill="none"/>',
-        f'<path d="{m.frames()}" stroke="{FRAME}" fill="none"/>',
+        f'<path d="{m.boxes(right)}" fill="var(--right)" stroke="var(--line)"/>',
+        f'<path d="{m.boxes(wrong)}" fill="var(--wrong)" stroke="var(--vermilion)"/>',
+        f'<path d="{_crosses(m, wrong)}" stroke="var(--vermilion)" stroke-width="1.5" fill="none"/>',
+        f'<path d="{m.frames()}" stroke="var(--frame)" fill="none"/>',
     ]
-    if len(status) <= _MAX_TOOLTIPS:
-        marks += [_tooltip(m, b, word) for b, word in status.items()]
     note = f"{operand.name}: {len(wrong)} of {plural(len(status), 'block')} wrong"
     w, h = max(m.w, len(note) * 12 * MONO_EM) + 24, m.h + 46
     drawn = f'<g transform="translate(0,32)">{"".join(marks)}</g>'
@@ -563,44 +497,16 @@ def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
 
 
 def _crosses(m: Map, blocks: Iterable[Block]) -> str:
-    marks = []
-    for block in blocks:
-        place = m.place(block)
-        if place is not None:
-            (x, y), w, h = place, m.block_w, m.block_h
-            marks.append(f"M{px(x)} {px(y)}l{px(w)} {px(h)}M{px(x + w)} {px(y)}l{px(-w)} {px(h)}")
-    return "".join(marks)
-
-
-def _tooltip(m: Map, block: Block, word: str) -> str:
-    place = m.place(block)
-    if place is None:
-        return ""
-    tip = html.escape(f"block {block}: {'right' if word == 'ok' else word}")
-    return (
-        f'<rect x="{px(place[0])}" y="{px(place[1])}" width="{px(m.block_w)}" height="{px(m.block_h)}" '
-        f'fill-opacity="0"><title>{tip}</title></rect>'
-    )
+    w, h = px(m.block_w), px(m.block_h)
+    places = (place for place in map(m.place, blocks) if place)
+    return "".join(f"M{px(x)} {px(y)}l{w} {h}M{px(x + m.block_w)} {px(y)}l-{w} {h}" for x, y in places)
 
 
 def tile_map_html(operand: Operand, status: Mapping[Block, str]) -> str:
-    """The blocks of an output as an image, its words below; where scripts run, every block has a tooltip."""
-    words = tile_map_words(status)
-    uid = f"pp{secrets.token_hex(5)}"
-    svg = tile_map_svg(operand, status)
-    return (
-        f'<div id="{uid}">{image(svg, f"{operand.name}: {words}")}<script>{_INLINE.replace("@UID", uid)}</script></div>'
-        f'<div style="font-size:92%;opacity:.8;margin-top:4px">{html.escape(words)}</div>'
-    )
-
-
-# tooltips need an SVG in the page: one inside an <img> has none
-_INLINE = """document.querySelectorAll("[id=@UID]").forEach(root => {
-const img = root.querySelector("img"); if (!img) return;
-const box = document.createElement("div");
-box.innerHTML = new TextDecoder().decode(Uint8Array.from(atob(img.src.split(",")[1]), c => c.charCodeAt(0)));
-const svg = box.firstElementChild; svg.setAttribute("role", "img"); svg.setAttribute("aria-label", img.alt);
-svg.style.cssText = img.style.cssText; img.replaceWith(svg) })"""
+    """The blocks of an output as an image, its words below."""
+    told = words.tile_map_words(status)
+    picture = image(tile_map_svg(operand, status), f"{operand.name}: {told}")
+    return f'{picture}<div style="font-size:92%;opacity:.8;margin-top:4px">{html.escape(told)}</div>'
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------
@@ -616,9 +522,6 @@ class Displayed:
     """Shows itself in IPython, once per cell: as a call's own display, or as the last expression of the cell."""
 
     _emitted_at: int | None = None
-
-    def __str__(self) -> str:
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         raise NotImplementedError
@@ -649,13 +552,13 @@ class Picture(Displayed):
 
     def svg(self, step: int = 0, call: int = 0) -> str:
         """One call at one step as a standalone SVG file."""
-        return _drawing(self.traces[call], step).svg
+        return _drawing(self.traces[call], step)[0]
 
     def text(self) -> str:
         """The picture in characters: tables, tile maps half way through, strips."""
         parts = [self.note] if self.note else []
         for t in self.traces[:MAX_DRAWN_CALLS]:
-            parts.append("\n".join(text_lines(t, TEXT_LINES - (2 if self.note else 0))))
+            parts.append("\n".join(words.text_lines(t, LINES - (2 if self.note else 0))))
         return "\n\n".join([*parts, *([self._left_out()] if self._left_out() else [])])
 
     def _left_out(self) -> str:
@@ -670,14 +573,6 @@ class Picture(Displayed):
     def _repr_html_(self) -> str:
         drawn = "".join(_html_of(t) for t in self.traces[:MAX_DRAWN_CALLS])
         return drawn + sentence_html(self.note) + sentence_html(self._left_out())
-
-
-def drawn(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Inputs drawn with the seed of a check's first draw."""
-    import jax
-
-    rng = np.random.default_rng(0)
-    return tuple(jax.tree.map(lambda x: x.draw(rng) if hasattr(x, "draw") else x, a) for a in args)
 
 
 def look(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], plan_only: bool = False) -> Picture:
@@ -721,13 +616,12 @@ def _reason(error: BaseException, name: str, nothing: bool) -> str:
     from ..diagnose.errors import explain_error
 
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    first = first if len(first) <= 200 else first[:197] + "..."
     finding = explain_error(error) if isinstance(error, Exception) else None
     where = f" ({finding.line})" if finding is not None and finding.line is not None else ""
     start = "Nothing to show yet" if nothing else "There is more, which cannot be shown yet"
     if finding is not None and finding.kind != "error":
         return f"{start}: {name} stopped{where}. {finding.cause}"
-    return f"{start}: {name} stopped with {type(error).__name__}{f': {first}' if first else ''}{where}"
+    return f"{start}: {name} stopped with {type(error).__name__}{f': {cut(first, 200)}' if first else ''}{where}"
 
 
 def _silent_outputs(traces: list[Trace]) -> list[str]:

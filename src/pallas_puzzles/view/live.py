@@ -13,14 +13,7 @@ import numpy as np
 from ..ir.capture import Operand, wrapped
 from ..lens.machine import figures
 from ..text import human_bytes
-from .draw import (
-    LEFT,
-    RIGHT,
-    Picture,
-    look,
-    row_html,
-    running_shell,
-)
+from .draw import LEFT, RIGHT, Picture, look, row_html, running_shell
 from .paper import SANS
 from .words import in_range
 
@@ -88,11 +81,10 @@ def block_sizes(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, 
         for name, parameter in inspect.signature(wrapped(fn)).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY:
                 sizes[name] = parameter.default
-    return {name: int(size) for name, size in {**sizes, **kwargs}.items() if _is_size(size)}
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
+    whole = {
+        n: v for n, v in {**sizes, **kwargs}.items() if isinstance(v, int | np.integer) and not isinstance(v, bool)
+    }
+    return {name: int(size) for name, size in whole.items() if size > 0}
 
 
 def _faults(picture: Picture) -> set[str]:
@@ -132,9 +124,9 @@ class _Bench:
         values = block_sizes(picture.fn, picture.kwargs)
         self.sizes = {
             name: ipywidgets.SelectionSlider(
-                options=options, value=values[name], description=name, continuous_update=False
+                value=values[name], options=sizes, description=name, continuous_update=False
             )
-            for name, options in picture.choices().items()
+            for name, sizes in picture.choices().items()
         }
         self.at_start = _costs(picture, self._chosen())
         self.costs, self.drawn = ipywidgets.HTML(), ipywidgets.Output()  # an HTML would run no script

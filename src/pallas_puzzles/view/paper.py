@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 # (on a light page, on a dark one). The first five are Okabe and Ito's palette, which every kind of colour vision can
-# tell apart, and its lighter sisters; beside each colour stands a word. Text is drawn in INK, MUTED, BLUE or WARNING.
+# tell apart, and its lighter sisters; beside each colour stands a word. Text is drawn in ink, muted, blue or warning.
+# An SVG takes them as var(--blue).
 PALETTE = {
     "blue": ("#0072B2", "#56B4E9"),
     "orange": ("#E69F00", "#F0B43C"),
@@ -27,8 +28,6 @@ PALETTE = {
     "right": ("#d5efe5", "#1c4a3c"),
     "wrong": ("#fbdcc8", "#5c2f18"),
 }
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, WARNING = (f"var(--{name})" for name in list(PALETTE)[:6])
-INK, MUTED, FRAME, LINE, TINT, PADDING, PAPER, RIGHT_FILL, WRONG_FILL = (f"var(--{name})" for name in list(PALETTE)[6:])
 
 # The theme of a page that has one of its own: (light, dark) in JupyterLab, in Colab, in VS Code
 HOSTS = (
@@ -79,20 +78,19 @@ class Axis:
 def axes_of(shape: Sequence[int], dims: Sequence[Any]) -> list[Axis]:
     axes = []
     for size, d in zip(shape, dims, strict=True):
-        block = max(1, d.size)
         if d.kind == "element":
             low, high = d.padding
-            extent = size + low + high
-            axes.append(Axis(max(1, extent), block, 1, max(1, extent), low, size))
+            extent = max(1, size + low + high)
+            axes.append(Axis(extent, max(1, d.size), 1, extent, low, size))
         else:
-            count = max(1, -(-size // block))
-            axes.append(Axis(count, block, block, count * block, 0, size))
+            axes += even_axes((size,), (d.size,))
     return axes
 
 
 def even_axes(shape: Sequence[int], block: Sequence[int]) -> list[Axis]:
-    counts = [max(1, -(-n // max(1, b))) for n, b in zip(shape, block, strict=True)]
-    return [Axis(c, b, b, c * b, 0, n) for c, b, n in zip(counts, block, shape, strict=True)]
+    pairs = [(n, max(1, b)) for n, b in zip(shape, block, strict=True)]
+    counts = [max(1, -(-n // b)) for n, b in pairs]
+    return [Axis(c, b, b, c * b, 0, n) for c, (n, b) in zip(counts, pairs, strict=True)]
 
 
 _POINT = Axis(1, 1, 1, 1, 0, 1)
@@ -165,7 +163,8 @@ class Map:
         self.group_w = max(least, ratio * self.cols.extent, least_block * self.cols.count)
         self.group_h = max(least, ratio * self.rows.extent, least_block * self.rows.count)
         self.group_h = _STRIP_PX if self.flat else self.group_h
-        if self.across > 1 and self.group_w + self.gap < max(map(len, self._top_labels())) * _LABEL_SIZE * MONO_EM:
+        longest = max(len(self._label(g).rpartition(",")[2]) for g in range(self.across))
+        if self.across > 1 and self.group_w + self.gap < longest * _LABEL_SIZE * MONO_EM:
             self.labelled = False
         down = -(-self.groups // self.across)
         self.left, self.top, self.above = self._margins(self.across)
@@ -193,39 +192,24 @@ class Map:
         ]
         return ",".join(spans)
 
-    def _top_labels(self) -> list[str]:
-        labels = [self._label(g) for g in range(self.across)]
-        return [label.rpartition(",")[2] for label in labels]
-
     def labels(self) -> str:
         if not self.labelled:
             return ""
         marks = []
-        for g in range(self.groups):
-            x, y = self.origin(g)
+        for g, (x, y) in enumerate(self._origins()):
             down, along = divmod(g, self.across)
-            if self.above:
-                marks.append(svg_text(x, y - 3, self._label(g), _LABEL_SIZE, MUTED))
-            elif self.top and down == 0:
-                marks.append(svg_text(x, y - 3, self._top_labels()[along], _LABEL_SIZE, MUTED))
+            label = self._label(g)
+            left, _, top = label.rpartition(",")
+            if self.above or (self.top and down == 0):
+                marks.append(svg_text(x, y - 3, label if self.above else top, _LABEL_SIZE, "muted"))
             if self.left and along == 0:
-                label = self._label(g) if self.across == 1 else self._label(g).rpartition(",")[0]
-                middle = y + min(self.group_h / 2, 24) + 3
-                marks.append(svg_text(self.left - 4, middle, label, _LABEL_SIZE, MUTED, "", END))
+                words, middle = label if self.across == 1 else left, y + min(self.group_h / 2, 24) + 3
+                marks.append(svg_text(self.left - 4, middle, words, _LABEL_SIZE, "muted", "", END))
         return "".join(marks)
-
-    def code(self, block: Sequence[int]) -> int:
-        """A block index as one number, -1 if there is no such block."""
-        number = 0
-        for i, a in zip(block, self.axes, strict=True):
-            if not 0 <= i < a.count:
-                return -1
-            number = number * a.count + int(i)
-        return number
 
     def place(self, block: Sequence[int]) -> tuple[float, float] | None:
         """Top left corner of a block, None if there is no such block."""
-        if self.code(block) < 0:
+        if not all(0 <= i < a.count for i, a in zip(block, self.axes, strict=True)):
             return None
         group = 0
         for i, a, n in zip(block, self.lead, self.group_counts, strict=False):
@@ -237,68 +221,47 @@ class Map:
             y + min(row * self.unit_y, self.group_h - self.block_h),
         )
 
-    def data(self) -> dict[str, Any]:
-        """What the script needs to place a block by itself."""
-        numbers = (self.pitch_x, self.pitch_y, self.unit_x, self.unit_y, self.block_w, self.block_h)
-        limits = (self.group_w - self.block_w, self.group_h - self.block_h, *self.origin(0))
-        return {
-            "t": [a.count for a in self.axes],
-            "q": [a.block // a.pitch for a in self.lead],
-            "g": self.group_counts,
-            "a": self.across,
-            "z": [round(v, 4) for v in (*numbers, *limits)],
-        }
-
     # -- marks
 
     def paper(self) -> str:
         """The empty map: white arrays, grey padding beyond their edges, lines between blocks, labels of groups."""
-        marks = [self._sheet(*self.origin(g)) for g in range(self.groups)]
-        lines = self._lines()
-        if lines:
-            marks.append(f'<path d="{lines}" stroke="{LINE}" fill="none"/>')
-        marks.append(f'<path d="{self.frames()}" stroke="{FRAME}" fill="none"/>{self.labels()}')
+        marks = []
+        if self.rows.extent != self.rows.size or self.cols.extent != self.cols.size:
+            sx, sy = self.group_w / self.cols.extent, self.group_h / self.rows.extent
+            dx, dy, w, h = self.cols.first * sx, self.rows.first * sy, self.cols.size * sx, self.rows.size * sy
+            inside = "".join(_box(x + dx, y + dy, w, h) for x, y in self._origins())
+            marks.append(f'<path d="{self.frames()}" fill="var(--padding)"/>')
+            marks.append(f'<path d="{inside}" fill="var(--paper)" stroke="var(--frame)" stroke-width="1.5"/>')
+        if lines := self._lines():
+            marks.append(f'<path d="{lines}" stroke="var(--line)" fill="none"/>')
+        marks.append(f'<path d="{self.frames()}" stroke="var(--frame)" fill="none"/>{self.labels()}')
         return "".join(marks)
 
-    def _sheet(self, x: float, y: float) -> str:
-        ragged = self.rows.extent != self.rows.size or self.cols.extent != self.cols.size
-        whole = f'<rect x="{px(x)}" y="{px(y)}" width="{px(self.group_w)}" height="{px(self.group_h)}" '
-        if not ragged:
-            return ""
-        sx, sy = self.group_w / self.cols.extent, self.group_h / self.rows.extent
-        inside = (x + self.cols.first * sx, y + self.rows.first * sy, self.cols.size * sx, self.rows.size * sy)
-        ix, iy, iw, ih = map(px, inside)
-        return (
-            f'{whole}fill="{PADDING}"/><rect x="{ix}" y="{iy}" width="{iw}" height="{ih}" fill="{PAPER}" '
-            f'stroke="{FRAME}" stroke-width="1.5"/>'
-        )
+    def _origins(self) -> list[tuple[float, float]]:
+        return [self.origin(g) for g in range(self.groups)]
 
     def frames(self) -> str:
         """The path around every group."""
-        w, h = px(self.group_w), px(self.group_h)
-        corners = [self.origin(g) for g in range(self.groups)]
-        return "".join(f"M{px(x)} {px(y)}h{w}v{h}h-{w}z" for x, y in corners)
+        return "".join(_box(x, y, self.group_w, self.group_h) for x, y in self._origins())
 
     def _lines(self) -> str:
         """The path of the lines between blocks, without those that would be a smear."""
         lines = []
         rows = self.rows.count if self.rows.pitch == self.rows.block and self.unit_y >= _SMEAR_PX else 0
         cols = self.cols.count if self.cols.pitch == self.cols.block and self.unit_x >= _SMEAR_PX else 0
-        for g in range(self.groups):
-            x, y = self.origin(g)
+        for x, y in self._origins():
             lines += [f"M{px(x)} {px(y + i * self.unit_y)}h{px(self.group_w)}" for i in range(1, rows)]
             lines += [f"M{px(x + i * self.unit_x)} {px(y)}v{px(self.group_h)}" for i in range(1, cols)]
         return "".join(lines)
 
     def boxes(self, blocks: Iterable[Sequence[int]]) -> str:
         """One path around all these blocks."""
-        marks = []
-        for block in dict.fromkeys(map(tuple, blocks)):
-            place = self.place(block)
-            if place is not None:
-                w, h = px(self.block_w), px(self.block_h)
-                marks.append(f"M{px(place[0])} {px(place[1])}h{w}v{h}h-{w}z")
-        return "".join(marks)
+        places = (self.place(block) for block in dict.fromkeys(map(tuple, blocks)))
+        return "".join(_box(*place, self.block_w, self.block_h) for place in places if place)
+
+
+def _box(x: float, y: float, w: float, h: float) -> str:
+    return f"M{px(x)} {px(y)}h{px(w)}v{px(h)}h-{px(w)}z"
 
 
 def px(length: float) -> str:
@@ -307,11 +270,10 @@ def px(length: float) -> str:
     return "0" if text == "-0" else text
 
 
-def svg_text(x: float, y: float, words: str, size: float, colour: str = INK, family: str = "", more: str = "") -> str:
+def svg_text(x: float, y: float, words: str, size: float, colour: str = "ink", family: str = "", more: str = "") -> str:
     font = f' font-family="{family}"' if family else ""
-    return (
-        f'<text x="{px(x)}" y="{px(y)}" font-size="{px(size)}" fill="{colour}"{font}{more}>{html.escape(words)}</text>'
-    )
+    look = f'font-size="{px(size)}" fill="var(--{colour})"{font}{more}'
+    return f'<text x="{px(x)}" y="{px(y)}" {look}>{html.escape(words)}</text>'
 
 
 def card(w: float, h: float, marks: str) -> str:
@@ -319,5 +281,5 @@ def card(w: float, h: float, marks: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="pallas" viewBox="0 0 {px(w)} {px(h)}" width="{px(w)}" '
         f'height="{px(h)}" font-family="{MONO}">{STYLE}<rect x=".5" y=".5" width="{px(w - 1)}" height="{px(h - 1)}" '
-        f'rx="8" fill="{PAPER}" stroke="{LINE}"/>{marks}</svg>'
+        f'rx="8" fill="var(--paper)" stroke="var(--line)"/>{marks}</svg>'
     )

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from .draw import Picture, drawn, look
+import jax
+import numpy as np
+
+from .draw import Picture, look
 from .live import LivePicture, why_not_live
 
 
@@ -13,7 +16,8 @@ def show(fn: Callable[..., Any], *args: Any, live: bool = False, **kwargs: Any) 
     args: arrays, or objects with `.draw(rng)` such as normal((24, 512)); kwargs: static, such as block sizes.
     live: in a notebook, sliders that change the block sizes, run the kernel again, and step through it.
     """
-    args = drawn(args)
+    rng = np.random.default_rng(0)  # as a check's first draw
+    args = jax.tree.map(lambda x: x.draw(rng) if hasattr(x, "draw") else x, args)
     picture = look(fn, args, kwargs)
     if not live:
         return picture

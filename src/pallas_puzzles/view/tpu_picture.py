@@ -6,41 +6,20 @@ import collections
 import dataclasses
 import itertools
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..ir.capture import SourceLine
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip
 from ..targets.tpu.lowering import Refusal
-from ..text import human_bytes, plural
-from .draw import LEFT, RIGHT, image, row_html
-from .paper import (
-    BAD,
-    BLUE,
-    BOLD,
-    END,
-    FRAME,
-    GOOD,
-    INK,
-    LINE,
-    MUTED,
-    NEUTRAL,
-    PAPER,
-    SANS,
-    SANS_EM,
-    VERMILION,
-    card,
-    px,
-    svg_text,
-)
+from ..text import LINES, Lines, cut, fitted, human_bytes, plural, wrapped
+from .draw import LEFT, RIGHT, card_html, image, row_html, source_html
+from .paper import BAD, BOLD, END, GOOD, NEUTRAL, SANS, SANS_EM, card, px, svg_text
 
 if TYPE_CHECKING:
     from .tpu_report import KernelReport, Report
-from .words import TEXT_COLUMNS, TEXT_LINES
 
 # How KernelReport.time_s comes about; the names are those of KernelReport.times
 FORMULA = f"max(MXU, bundles, HBM - fill) + fill + {STEP_OVERHEAD_S * 1e6:g} us a step; fill: first blocks in, last out"
@@ -120,8 +99,7 @@ def headline(report: Report) -> str:
     return f"{report.name} {verb} for a {target_words(report.chip)}."
 
 
-def unavailable_words(report: Report) -> str:
-    words = report.unavailable
+def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
@@ -145,12 +123,14 @@ def facts(kernel: KernelReport, report: Report) -> Iterator[tuple[str, str]]:
     yield "VMEM", _vmem_words(kernel, chip)
     yield "spills", _spill_words(kernel)
     yield "bundles", _bundle_words(kernel)
-    yield "MXU", _mxu_words(kernel)
+    least = f"{digits(kernel.mxu_cycles)} cycles per step at the least, for its matrix products"
+    yield "MXU", least if kernel.mxu_cycles else "no matrix products"
     yield "slots", ", ".join(f"{slot} {share:.0%}" for slot, share in kernel.slots.items()) + " in use"
     yield "HBM", _hbm_words(kernel, chip)
     yield "FLOPs", _flop_words(kernel, chip)
     if kernel.cycles is not None:
-        yield "simulator", _cycle_words(kernel.cycles, chip)
+        took = f"{human_time(kernel.cycles / chip.clock_hz)} at {digits(chip.clock_hz / 1e9)} GHz"
+        yield "simulator", f"{kernel.cycles:,} cycles, {took} (libtpu's; its copies do not share the bandwidth)"
     elif not report.simulator:
         yield "simulator", "libtpu's simulator gives no cycles for this kernel"
 
@@ -201,12 +181,6 @@ def _bundle_words(kernel: KernelReport) -> str:
     return f"{words}, one a cycle; {count_words(kernel.bundles)} in all"
 
 
-def _mxu_words(kernel: KernelReport) -> str:
-    if not kernel.mxu_cycles:
-        return "no matrix products"
-    return f"{digits(kernel.mxu_cycles)} cycles per step at the least, for its matrix products"
-
-
 def _hbm_words(kernel: KernelReport, chip: Chip) -> str:
     if kernel.hbm_bytes is None:
         return "how many bytes it moves is not known"
@@ -223,18 +197,11 @@ def _flop_words(kernel: KernelReport, chip: Chip) -> str:
     place, what = ("below", "cannot") if kernel.intensity < point else ("above", "could")
     meaning = f", so HBM {what} keep its MXU busy" if kernel.mxu_dtype else ""
     least = "" if kernel.hbm_exact else "at least "
-    words += (
-        f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of a {chip.title}, "
-        f"{digits(point)}{meaning}"
-    )
+    words += f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of a {chip.title}, {digits(point)}"
+    words += meaning
     if (reached := achieved(kernel, chip)) is not None:
         words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
     return words
-
-
-def _cycle_words(cycles: int, chip: Chip) -> str:
-    seconds, clock = cycles / chip.clock_hz, f"{digits(chip.clock_hz / 1e9)} GHz"
-    return f"{cycles:,} cycles, {human_time(seconds)} at {clock} (libtpu's; its copies do not share the bandwidth)"
 
 
 def remarks(report: Report) -> Iterator[tuple[str, str]]:
@@ -255,10 +222,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
-Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
 Part = tuple[int, Lines]  # (rank, lines); where a screen is too small, the highest ranks are left out
 _RANKS = {"grid": 1, "times": 1, "VMEM": 2, "bundles": 2, "HBM": 2, "FLOPs": 2, "spills": 3, "note": 3, "buffers": 5}
-_OTHER_RANK = 4
 _NAME_COLUMNS, _MOST_NAME = 12, 48
 
 
@@ -278,40 +243,40 @@ def rich(report: Report) -> Any:
 
 def _lines(report: Report) -> Lines:
     if report.unavailable:
-        return [("headline", unavailable_words(report))]
-    lines = _wrapped(headline(report), "headline", most=2)
+        return [("headline", _capital(report.unavailable))]
+    lines = wrapped(headline(report), "headline", most=2)
     if report.refusal is not None:
         return lines + _refusal_lines(report.refusal)
-    room = TEXT_LINES - len(lines) - 1
+    room = LINES - len(lines) - 1
     last = [_row(name, words) for name, words in remarks(report)]
     if len(report.kernels) == 1:
         return [*lines, ("", ""), *_kernel_lines(report, 0, last, room)]
     for number in range(len(report.kernels)):
         lines = [*lines, ("", ""), *_kernel_lines(report, number, [], room)]
-    return [*lines, ("", ""), *_fitted(last, room)] if last else lines
+    return [*lines, ("", ""), *fitted(last, room)] if last else lines
 
 
 def _refusal_lines(refusal: Refusal) -> Lines:
-    lines = [("", ""), *_wrapped(refusal.sentence, "cause", "  ", most=10)]
+    lines = [("", ""), *wrapped(refusal.sentence, "cause", "  ", most=10)]
     if refusal.line is not None:
-        lines.append(("line", _clip(f"    {refusal.line}   {refusal.line.text.strip()}")))
-    return lines + _wrapped(refusal.detail, "detail", "  ", most=6)
+        lines.append(("line", cut(f"    {refusal.line}   {refusal.line.text.strip()}")))
+    return lines + wrapped(refusal.detail, "detail", "  ", most=6)
 
 
 def _kernel_lines(report: Report, number: int, last: list[Part], room: int) -> Lines:
     """One kernel, and what comes after it, with as many of its buffers as there is room for."""
     kernel = report.kernels[number]
-    title = (0, _wrapped(kernel_headline(kernel, labels(report)[number]), "kernel", most=3))
+    title = (0, wrapped(kernel_headline(kernel, labels(report)[number]), "kernel", most=3))
     rows = [_row(name, words) for name, words in facts(kernel, report)]
     after = [title, *rows, *last, *(_row("note", note) for note in kernel.notes)]
     left = room - sum(len(lines) for _, lines in after)
     place = next(i for i, (_, lines) in enumerate(after) if lines[0][0] == "VMEM") + 1
-    return _fitted([*after[:place], (_RANKS["buffers"], _buffer_lines(kernel, max(2, left))), *after[place:]], room)
+    return fitted([*after[:place], (_RANKS["buffers"], _buffer_lines(kernel, max(2, left))), *after[place:]], room)
 
 
 def _buffer_lines(kernel: KernelReport, most: int) -> Lines:
     rows = buffers(kernel, most)
-    names = [name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 3]}..." for name, _, _ in rows]
+    names = [cut(name, _MOST_NAME) for name, _, _ in rows]
     wide, deep = max(map(len, names), default=0), max((len(size) for _, size, _ in rows), default=0)
     indent = " " * (_NAME_COLUMNS + 2)
     return [
@@ -321,35 +286,12 @@ def _buffer_lines(kernel: KernelReport, most: int) -> Lines:
 
 
 def _row(name: str, words: str) -> Part:
-    start = f"  {name:{_NAME_COLUMNS - 2}}"
-    lines = textwrap.wrap(words, TEXT_COLUMNS, initial_indent=start, subsequent_indent=" " * _NAME_COLUMNS)
-    return _RANKS.get(name, _OTHER_RANK), [(name, line) for line in lines]
-
-
-def _fitted(parts: Sequence[Part], room: int) -> Lines:
-    """Where not everything fits, what matters least is left out; the order stays."""
-    kept = set()
-    for i, (_, lines) in sorted(enumerate(parts), key=lambda pair: pair[1][0]):
-        if len(lines) <= room:
-            kept.add(i)
-            room -= len(lines)
-    return [line for i, (_, lines) in enumerate(parts) if i in kept for line in lines]
-
-
-def _wrapped(words: str, role: str, indent: str = "", most: int = 4) -> Lines:
-    lines = textwrap.wrap(words, TEXT_COLUMNS, initial_indent=indent, subsequent_indent=indent)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], _clip(f"{lines[most - 1]} ...")]
-    return [(role, line) for line in lines]
-
-
-def _clip(line: str) -> str:
-    return line if len(line) <= TEXT_COLUMNS else f"{line[: TEXT_COLUMNS - 3]}..."
+    return _RANKS.get(name, 4), wrapped(words, name, f"  {name:{_NAME_COLUMNS - 2}}")
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
-_MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
+_FONT = f";font-size:13px;font-family:{SANS}"
 _WIDE = ";width:100%"
 _CELL = "vertical-align:top;white-space:normal"
 
@@ -357,31 +299,20 @@ _CELL = "vertical-align:top;white-space:normal"
 def html(report: Report) -> str:
     """The roofline, and a table with the facts; colours are the page's own."""
     if report.unavailable:
-        return _card(NEUTRAL, f"<b>{escape(unavailable_words(report))}</b>")
+        return card_html(NEUTRAL, f"<b>{escape(_capital(report.unavailable))}</b>", _FONT)
     first = f"<b>{escape(headline(report))}</b>"
     if report.refusal is not None:
-        return _card(BAD, first + _refusal_html(report.refusal))
+        return card_html(BAD, first + _refusal_html(report.refusal), _FONT)
     tables = [_kernel_html(report, number) for number in range(len(report.kernels))]
     last = _table([_row_html(name, escape(words)) for name, words in remarks(report)], _WIDE)
     picture = image(roofline_svg(report), roofline_words(report)) if report.kernels else ""
-    return picture + _card(GOOD, first + "".join(tables) + last)
-
-
-def _card(colour: str, inner: str) -> str:
-    return (
-        f'<div style="border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:60em;line-height:1.45;'
-        f'font-size:13px;font-family:{SANS}">{inner}</div>'
-    )
+    return picture + card_html(GOOD, first + "".join(tables) + last, _FONT)
 
 
 def _refusal_html(refusal: Refusal) -> str:
     parts = [f'<div style="margin-top:8px"><b>{escape(refusal.sentence)}</b></div>']
     if refusal.line is not None:
-        parts.append(
-            f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;'
-            f'overflow-x:auto;white-space:pre;{_MONO};font-size:92%"><span style="opacity:.75">'
-            f"{escape(str(refusal.line))}</span>   {escape(refusal.line.text.strip())}</div>"
-        )
+        parts.append(source_html(str(refusal.line), refusal.line.text.strip()))
     if refusal.detail:
         parts.append(f'<div style="opacity:.8;font-size:92%">{escape(refusal.detail)}</div>')
     return "".join(parts)
@@ -398,12 +329,9 @@ def _kernel_html(report: Report, number: int) -> str:
 
 
 def _buffers_html(kernel: KernelReport) -> str:
-    rows = []
-    for name, size, share in buffers(kernel):
-        cells = [f'<td style="{LEFT}"><code>{escape(name)}</code></td>']
-        cells += [f'<td style="{RIGHT}">{words}</td>' for words in (size, share)]
-        rows.append(row_html(cells))
-    return _table(rows)
+    name, number = (f'<td style="{LEFT}"><code>{{}}</code></td>', f'<td style="{RIGHT}">{{}}</td>')
+    rows = buffers(kernel)
+    return _table([row_html([name.format(escape(row[0])), *map(number.format, row[1:])]) for row in rows])
 
 
 def _row_html(name: str, inner: str) -> str:
@@ -429,8 +357,7 @@ _DASHES = {"v5e": "", "v6e": "9 4", "tpu7x": "2 3"}
 _Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-@dataclasses.dataclass
-class _Dot:
+class _Dot(NamedTuple):
     """A kernel in the picture. x: FLOP per byte, y: FLOP/s, roof: what y could be."""
 
     x: float
@@ -438,13 +365,12 @@ class _Dot:
     roof: float
 
 
-@dataclasses.dataclass
-class _Entry:
+class _Entry(NamedTuple):
     """A kernel, and what is said of it; without a dot, why there is none."""
 
     label: str
     words: str
-    dot: _Dot | None
+    dot: _Dot | None = None
 
 
 class _Axes:
@@ -480,11 +406,13 @@ def roofline_svg(report: Report) -> str:
     caption = f"roofs: HBM bandwidth up to the ridge point (ring), then {_PEAKS[axes.dtype]} peak"
     caption += f"; {'dot' if len(dots) == 1 else 'dots'}: at the estimated time" if dots else ""
     marks = [
-        svg_text(_LEFT, 24, _shortened(f"{report.name} on a {target_words(report.chip)}", 60), 14, INK, SANS, BOLD),
-        svg_text(_LEFT, 42, caption, _SMALL, MUTED, SANS),
+        svg_text(_LEFT, 24, cut(f"{report.name} on a {target_words(report.chip)}", 60, "…"), 14, "ink", SANS, BOLD),
+        svg_text(_LEFT, 42, caption, _SMALL, "muted", SANS),
         *_ticks(axes),
-        *(_roof_marks(axes, each, False) for each in CHIPS.values() if each is not report.chip),
-        _roof_marks(axes, report.chip, True),
+        *(
+            _roof_marks(axes, each, report.chip)
+            for each in sorted(CHIPS.values(), key=lambda each: each is report.chip)
+        ),
         *_roof_labels(axes, report.chip),
         *_dot_marks(axes, entries),
         *(_key(entries) if several else []),
@@ -522,47 +450,40 @@ def _entries(report: Report) -> list[_Entry]:
 
 
 def _entry(kernel: KernelReport, label: str, chip: Chip) -> _Entry:
-    reached = achieved(kernel, chip)
-    if reached is not None and kernel.intensity is not None and kernel.time_s is not None:
+    if kernel.intensity and kernel.time_s and (reached := achieved(kernel, chip)):
         speed, share = reached
         words = f"{human_time(kernel.time_s)}, {percent(share)} of the roof"
         return _Entry(label, words, _Dot(kernel.intensity, speed, speed / share))
-    if not kernel.flops:
-        return _Entry(label, "no dot: no arithmetic", None)
-    if kernel.intensity is None:
-        return _Entry(label, f"no dot: {'no HBM bytes' if kernel.hbm_bytes == 0 else 'HBM bytes unknown'}", None)
-    return _Entry(label, "no dot: time unknown", None)
-
-
-def _shortened(words: str, most: int) -> str:
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+    why = "no HBM bytes" if kernel.hbm_bytes == 0 else "HBM bytes unknown"
+    why = "no arithmetic" if not kernel.flops else why if kernel.intensity is None else "time unknown"
+    return _Entry(label, f"no dot: {why}")
 
 
 def _ticks(axes: _Axes) -> Iterator[str]:
     """A line and a number for every decade, and what the axes are."""
-    line = f'stroke="{LINE}" stroke-width=".7"'
+    line = 'stroke="var(--line)" stroke-width=".7"'
     for decade in range(axes.x0, axes.x1 + 1):
         x, words = axes.x(10.0**decade), f"{10**decade:,}" if decade >= 0 else f"{10.0**decade:g}"
         yield f'<path d="M{px(x)} {px(_TOP)}V{px(_BOTTOM)}" {line}/>'
-        yield svg_text(x, _BOTTOM + 17, words, _SMALL, MUTED, SANS, _MIDDLE)
+        yield svg_text(x, _BOTTOM + 17, words, _SMALL, "muted", SANS, _MIDDLE)
     for decade in range(axes.y0, math.floor(axes.y1) + 1):
         y = axes.y(10.0**decade)
         yield f'<path d="M{px(_LEFT)} {px(y)}H{px(_RIGHT)}" {line}/>'
-        yield svg_text(_LEFT - 7, y + 4, human_count(10.0**decade, "").strip(), _SMALL, MUTED, SANS, END)
+        yield svg_text(_LEFT - 7, y + 4, human_count(10.0**decade, "").strip(), _SMALL, "muted", SANS, END)
     middle = (_LEFT + _RIGHT) / 2
-    yield svg_text(middle, _BOTTOM + 38, "FLOP per byte between HBM and VMEM", _TEXT, INK, SANS, _MIDDLE)
-    yield svg_text(_LEFT - 7, _TOP - 8, "FLOP/s", _TEXT, INK, SANS, END)
+    yield svg_text(middle, _BOTTOM + 38, "FLOP per byte between HBM and VMEM", _TEXT, "ink", SANS, _MIDDLE)
+    yield svg_text(_LEFT - 7, _TOP - 8, "FLOP/s", _TEXT, "ink", SANS, END)
 
 
-def _roof_marks(axes: _Axes, chip: Chip, mine: bool) -> str:
+def _roof_marks(axes: _Axes, chip: Chip, mine: Chip) -> str:
     corners = axes.roof(chip)
     path = "L".join(f"{px(x)} {px(y)}" for x, y in corners)
     dash = f' stroke-dasharray="{_DASHES[chip.name]}"' if _DASHES[chip.name] else ""
-    colour, width = (BLUE, "2.4") if mine else (FRAME, "1.3")
+    colour, width = ("var(--blue)", "2.4") if chip is mine else ("var(--frame)", "1.3")
     x, y = corners[1]
     return (
         f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"{dash}/>'
-        f'<circle cx="{px(x)}" cy="{px(y)}" r="3" fill="{PAPER}" stroke="{colour}" stroke-width="1.3"/>'
+        f'<circle cx="{px(x)}" cy="{px(y)}" r="3" fill="var(--paper)" stroke="{colour}" stroke-width="1.3"/>'
     )
 
 
@@ -572,8 +493,8 @@ def _roof_labels(axes: _Axes, mine: Chip) -> Iterator[str]:
     for chip in sorted(CHIPS.values(), key=lambda each: -each.flops_per_s(axes.dtype)):
         end = axes.roof(chip)[-1][1]
         y = lowest = max(end - 4, lowest + _LINE + 1)
-        colour, more = (BLUE, BOLD) if chip is mine else (INK, "")
-        yield f'<path d="M{px(_RIGHT)} {px(end)}L{px(_RIGHT + 8)} {px(y)}" stroke="{FRAME}" stroke-width=".8"/>'
+        colour, more = ("blue", BOLD) if chip is mine else ("ink", "")
+        yield f'<path d="M{px(_RIGHT)} {px(end)}L{px(_RIGHT + 8)} {px(y)}" stroke="var(--frame)" stroke-width=".8"/>'
         words = f"{chip.title}, ridge {digits(ridge(chip, axes.dtype))}"
         yield svg_text(_RIGHT + 11, y + 4, words, _TEXT, colour, SANS, more)
 
@@ -584,13 +505,15 @@ def _dot_marks(axes: _Axes, entries: Sequence[_Entry]) -> Iterator[str]:
     for number, entry in enumerate(entries, 1):
         if entry.dot is not None:
             x, y = axes.x(entry.dot.x), axes.y(entry.dot.y)
-            yield f'<path d="M{px(x)} {px(y)}V{px(axes.y(entry.dot.roof))}" stroke="{VERMILION}" stroke-width="1"/>'
+            line = f"M{px(x)} {px(y)}V{px(axes.y(entry.dot.roof))}"
+            yield f'<path d="{line}" stroke="var(--vermilion)" stroke-width="1"/>'
             places[x, y].append(str(number) if len(entries) > 1 else entry.words)
         elif len(entries) == 1:
-            yield svg_text(_RIGHT - 8, _BOTTOM - 10, entry.words, _TEXT, INK, SANS, END)
+            yield svg_text(_RIGHT - 8, _BOTTOM - 10, entry.words, _TEXT, "ink", SANS, END)
     for (x, y), words in places.items():
-        yield f'<circle cx="{px(x)}" cy="{px(y)}" r="5" fill="{VERMILION}" stroke="{PAPER}" stroke-width="1"/>'
-        said = _shortened(", ".join(words), _MOST_WORDS)
+        ink = 'fill="var(--vermilion)" stroke="var(--paper)" stroke-width="1"'
+        yield f'<circle cx="{px(x)}" cy="{px(y)}" r="5" {ink}/>'
+        said = cut(", ".join(words), _MOST_WORDS, "…")
         box = _free_place(x, y, said, taken)
         if box is not None:
             yield from _label(box, x, y, said)
@@ -609,10 +532,8 @@ def _drawn(axes: _Axes, entries: Sequence[_Entry]) -> np.ndarray:
 def _free_place(x: float, y: float, words: str, taken: np.ndarray) -> _Box | None:
     """The nearest place within the axes for the label of a dot at (x, y); right of it and below, if that is as near."""
     wide, high = len(words) * _TEXT * SANS_EM, _LINE
-    across, down = (
-        np.arange(_LEFT + _GAP, _RIGHT - wide - _GAP, 4.0),
-        np.arange(_TOP + _GAP, _BOTTOM - high - _GAP, 4.0),
-    )
+    across = np.arange(_LEFT + _GAP, _RIGHT - wide - _GAP, 4.0)
+    down = np.arange(_TOP + _GAP, _BOTTOM - high - _GAP, 4.0)
     left, top = (each.ravel() for each in np.meshgrid(across, down))
     far = np.hypot(np.clip(x, left, left + wide) - x, np.clip(y, top, top + high) - y)
     cost = np.maximum(far, 2 * _GAP) + 5 * (left + wide < x) + 5 * (top + high < y)
@@ -627,19 +548,12 @@ def _free_place(x: float, y: float, words: str, taken: np.ndarray) -> _Box | Non
 
 def _label(box: _Box, x: float, y: float, words: str) -> Iterator[str]:
     """Text set against the side nearer to the dot, so that it is near whatever the font, and a line to it if not."""
-    if _far(box, x, y) > _NEAR:
-        near_x, near_y = _nearest(box, x, y)
-        yield f'<path d="M{px(x)} {px(y)}L{px(near_x)} {px(near_y)}" stroke="{MUTED}" stroke-width=".8"/>'
+    near = min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
+    if math.dist(near, (x, y)) > _NEAR:
+        line = f"M{px(x)} {px(y)}L{px(near[0])} {px(near[1])}"
+        yield f'<path d="{line}" stroke="var(--muted)" stroke-width=".8"/>'
     edge, anchor = (box[2], END) if box[0] + box[2] < 2 * x else (box[0], "")
-    yield svg_text(edge, box[3] - 4, words, _TEXT, INK, SANS, anchor)
-
-
-def _nearest(box: _Box, x: float, y: float) -> tuple[float, float]:
-    return min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
-
-
-def _far(box: _Box, x: float, y: float) -> float:
-    return math.dist(_nearest(box, x, y), (x, y))
+    yield svg_text(edge, box[3] - 4, words, _TEXT, "ink", SANS, anchor)
 
 
 def _key(entries: Sequence[_Entry]) -> Iterator[str]:
@@ -647,11 +561,11 @@ def _key(entries: Sequence[_Entry]) -> Iterator[str]:
     shown = len(entries) if len(entries) <= _MOST_KEYS else _MOST_KEYS - 1
     x, y = _RIGHT + 11, _BOTTOM - _MOST_KEYS * (2 * _LINE + 2) + 30
     for entry in entries[:shown]:
-        yield svg_text(x, y, _shortened(entry.label, _MOST_LABEL), _TEXT, INK, SANS, BOLD)
-        yield svg_text(x, y + _LINE - 1, entry.words, _SMALL, INK, SANS)
+        yield svg_text(x, y, cut(entry.label, _MOST_LABEL, "…"), _TEXT, "ink", SANS, BOLD)
+        yield svg_text(x, y + _LINE - 1, entry.words, _SMALL, "ink", SANS)
         y += 2 * _LINE + 2
     if shown < len(entries):
-        yield svg_text(x, y, f"and {len(entries) - shown} more in the table", _SMALL, INK, SANS)
+        yield svg_text(x, y, f"and {len(entries) - shown} more in the table", _SMALL, "ink", SANS)
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -659,36 +573,20 @@ def _key(entries: Sequence[_Entry]) -> Iterator[str]:
 
 def to_json(report: Report) -> dict[str, Any]:
     """The report as plain data with stable keys, for programs; what is not known is None."""
-    refusal = report.refusal
-    told = None
-    if refusal is not None:
-        told = {"sentence": refusal.sentence, "detail": refusal.detail, "line": _line_json(refusal.line)}
-    return {
-        "version": 1,
-        "tpu": report.chip.name,
-        "name": report.name,
-        "compiles": None if report.unavailable else bool(report),
-        "refusal": told,
-        "unavailable": report.unavailable,
-        "kernels": [_kernel_json(kernel) for kernel in report.kernels],
-        "copies": report.copies,
-        "simulator": report.simulator,
-        "notes": list(report.notes),
-    }
+    told = {name: getattr(report, name) for name in ("name", "unavailable", "copies", "simulator", "notes")}
+    refusal = report.refusal and dataclasses.asdict(report.refusal)
+    compiles = None if report.unavailable else bool(report)
+    kernels = [_kernel_json(kernel) for kernel in report.kernels]
+    return {"version": 1, "tpu": report.chip.name, "compiles": compiles, "refusal": refusal, "kernels": kernels, **told}
 
 
 def _kernel_json(kernel: KernelReport) -> dict[str, Any]:
-    figures = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    figures = dataclasses.asdict(kernel)
+    figures |= {name: getattr(kernel, name) for name in ("vmem_bytes", "intensity", "bound")}
     times, time_s = figures.pop("times"), figures.pop("time_s")
-    figures["where"] = _line_json(kernel.where)
-    figures["vmem_bytes"], figures["intensity"], figures["bound"] = kernel.vmem_bytes, kernel.intensity, kernel.bound
     figures["times_us"] = {name: seconds * 1e6 for name, seconds in times.items()}
     figures["time_us"] = None if time_s is None else time_s * 1e6
     return {name: _plain(value) for name, value in figures.items()}
-
-
-def _line_json(line: SourceLine | None) -> dict[str, Any] | None:
-    return None if line is None else {"file": line.file, "line": line.line, "text": line.text}
 
 
 def _plain(value: Any) -> Any:

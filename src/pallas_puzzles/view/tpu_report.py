@@ -18,9 +18,10 @@ from ..lens.machine import Figures, Trace, figures, listed, run_call
 from ..lens.tally import Tally, tally
 from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import STEP_OVERHEAD_S, Chip, chip
-from ..targets.tpu.explain import explain, explain_abort
+from ..targets.tpu.explain import explain, explain_abort, over_vmem
 from ..targets.tpu.lowering import Refusal, for_tpu, refusal_on
 from ..text import plain
+from . import tpu_picture as picture
 from .draw import Displayed
 
 _SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
@@ -105,27 +106,18 @@ class Report(Displayed):
         return self.refusal is None and not self.unavailable
 
     def __str__(self) -> str:
-        from . import tpu_picture as picture
-
         return plain(picture.text(self), getattr(sys.stdout, "encoding", None))
 
     __repr__ = __str__
 
     def __rich__(self) -> Any:
-        """The text with a little colour."""
-        from . import tpu_picture as picture
-
         return picture.rich(self)
 
     def _repr_html_(self) -> str:
-        from . import tpu_picture as picture
-
         return picture.html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data with stable keys, for programs."""
-        from . import tpu_picture as picture
-
         return picture.to_json(self)
 
 
@@ -239,15 +231,12 @@ def _values(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
     def filled(number: int) -> tuple[Any, ...]:
         def fill(x: Any) -> Any:
-            return np.broadcast_to(np.full((), number, x.dtype), x.shape) if _only_a_shape(x) else x
+            only_a_shape = isinstance(x, jax.ShapeDtypeStruct)
+            return np.broadcast_to(np.full((), number, x.dtype), x.shape) if only_a_shape else x
 
         return jax.tree.map(fill, given)
 
     return filled(0), filled(1)
-
-
-def _only_a_shape(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 # --- what the program does -------------------------------------------------------------------------------------------
@@ -339,35 +328,17 @@ def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
 
     What is only somewhat too large is left to the compiler, which may find room elsewhere in VMEM.
     """
-    from ..text import human_bytes
-
     for work in works:
         asked = work.call.vmem_limit_bytes
         limit = min(asked or target.scoped_vmem_bytes, target.vmem_bytes)
-        rows = []
-        for row in work.costs.operands:
-            held = row.vmem_bytes if work.costs.steps != 1 else row.vmem_bytes // max(1, row.buffers)
-            count = f"{row.buffers} x " if held > row.operand.block_bytes else ""
-            rows.append((held, f"{row.operand.name} {count}{human_bytes(row.operand.block_bytes)}"))
-        rows += [(s.nbytes, f"{s.name} {human_bytes(s.nbytes)}") for s in work.call.scratch if s.space == "vmem"]
-        needed = sum(held for held, _ in rows)
-        if needed <= _FAR_TOO_LARGE * limit:
-            continue
-        largest = ", ".join(words for nbytes, words in sorted(rows, reverse=True)[:4] if nbytes)
-        if limit >= target.vmem_bytes:
-            advice = f"all of the VMEM of a {target.title}: use smaller blocks"
-        elif asked:
-            advice = "its vmem_limit_bytes: use smaller blocks, or raise the limit"
-        else:
-            advice = (
-                f"the default of a {target.title}: use smaller blocks, or ask for more, "
-                "compiler_params=pltpu.CompilerParams(vmem_limit_bytes=...)"
-            )
-        sentence = (
-            f"{work.call.name} keeps {human_bytes(needed)} in VMEM ({largest}) and may use "
-            f"{human_bytes(limit)}, {advice}."
+        needed = sum(s.nbytes for s in work.call.scratch if s.space == "vmem")
+        needed += sum(
+            row.vmem_bytes // (1 if work.costs.steps != 1 else row.buffers or 1) for row in work.costs.operands
         )
-        return Refusal(sentence, "", work.call.where)
+        if needed > _FAR_TOO_LARGE * limit:
+            told = (needed, limit) if limit < target.vmem_bytes else ()
+            words, line = over_vmem(work.call, target, *told)
+            return Refusal(words, "", line or work.call.where)
     return None
 
 
@@ -444,7 +415,7 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
     slots = compiled.of(kernel.name, r"final_hlo-static-per-bundle-utilization\.txt")
     if program is None or slots is None:
         raise ValueError(f"the compiler left no dump of {kernel.name}: its format has changed")
-    steps = work.costs.steps if not _unknown_grid(work) else None
+    steps = work.costs.steps if work.known or not call.dynamic_bounds else None
     plan = schedule.read(program, slots, looped=steps is None or steps > 1, trips=counts.trips)
     if any(loop.trips is None for loop in plan.inner):
         notes.append("a loop of a length known only at run time is counted once")
@@ -492,22 +463,15 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         if counts.copies:
             notes.append("the kernel starts copies of its own; how far they overlap is not known: no time is estimated")
         elif hbm_bytes is not None:
-            found.time_s = _estimate(found.times, _fill_bytes(work.costs) / target.hbm_bytes_per_s)
+            # the first blocks in and the last blocks out, which nothing overlaps with
+            fill_bytes = sum(min(row.operand.block_bytes, row.hbm_bytes) for row in work.costs.operands)
+            found.time_s = _estimate(found.times, fill_bytes / target.hbm_bytes_per_s)
     return found
-
-
-def _unknown_grid(work: _Work) -> bool:
-    return not work.known and work.call.dynamic_bounds > 0
 
 
 def _estimate(times: Mapping[str, float], fill_s: float) -> float:
     overlapped = max(times["MXU"], times["bundles"], times["HBM"] - fill_s)
     return overlapped + fill_s + times["steps"]
-
-
-def _fill_bytes(costs: Figures) -> int:
-    """The first blocks in and the last blocks out, which nothing overlaps with."""
-    return sum(min(row.operand.block_bytes, row.hbm_bytes) for row in costs.operands)
 
 
 def _step_bundles(plan: schedule.Schedule, counts: Tally, steps: int | None) -> tuple[int, float | None, int]:
@@ -540,7 +504,7 @@ def _hbm_bytes(work: _Work, notes: list[str]) -> tuple[int | None, bool]:
             notes.append("the bytes of its own copies could not be counted")
             return None, False
         return dma, True
-    if _unknown_grid(work):
+    if call.dynamic_bounds and not work.known:
         notes.append("the grid is known only at run time: give arrays instead of shapes")
         return None, False
     if not work.known and call.scalar_names:
@@ -592,30 +556,23 @@ def _simulate(
 ) -> None:
     """Fills in the cycles, or says why there are none."""
     expected = sum((k.steps or 1) * k.mean_step for k in report.kernels)
-    if not wanted:
-        report.simulator = "not asked for"
-    elif axes:
-        report.simulator = "libtpu's simulator follows one device only"
-    elif any(kernel.dynamic for kernel in report.kernels):
-        report.simulator = "libtpu's simulator does not know a grid that is set at run time"
-    elif expected > _SIMULATED_CYCLES:
-        report.simulator = (
-            f"left out: libtpu's simulator takes some 15 s a million cycles, and these are {expected:.2g}"
-        )
-    else:
-        try:
-            cycles = compiler.simulate_cycles(program, report.chip, options=options)
-        except compiler.CompilerError:
-            report.simulator = "libtpu's simulator does not take this program"
-        except compiler.CompilerDied as error:
-            late = "within" in str(error)
-            report.simulator = (
-                "libtpu's simulator did not finish within 30 s"
-                if late
-                else "libtpu's simulator gave up on this program"
-            )
-        else:
-            for kernel in report.kernels:
-                kernel.cycles = cycles.get(kernel.hlo_name) or None
-                if kernel.cycles and kernel.steered:
-                    kernel.notes.append("the simulator does not know the prefetched scalars: its cycles are a guess")
+    reasons = {
+        "not asked for": not wanted,
+        "libtpu's simulator follows one device only": bool(axes),
+        "libtpu's simulator does not know a grid that is set at run time": any(k.dynamic for k in report.kernels),
+        f"left out: libtpu's simulator takes some 15 s a million cycles, and these are {expected:.2g}": (
+            expected > _SIMULATED_CYCLES
+        ),
+    }
+    report.simulator = next((why for why, holds in reasons.items() if holds), "")
+    if report.simulator:
+        return
+    try:
+        cycles = compiler.simulate_cycles(program, report.chip, options=options)
+    except (compiler.CompilerError, compiler.CompilerDied):
+        report.simulator = "libtpu's simulator gave up on this program"
+        return
+    for kernel in report.kernels:
+        kernel.cycles = cycles.get(kernel.hlo_name) or None
+        if kernel.cycles and kernel.steered:
+            kernel.notes.append("the simulator does not know the prefetched scalars: its cycles are a guess")

@@ -7,13 +7,12 @@ import re
 import shutil
 import sys
 import sysconfig
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..installation import PACKAGE
-from ..text import cut, human_bytes, plain, plural, times
-from .draw import Displayed, running_shell, tile_map_html
+from ..text import COLUMNS, LINES, Lines, cut, fitted, human_bytes, plain, plural, times, wrapped
+from .draw import Displayed, card_html, running_shell, source_html, tile_map_html
 from .paper import BAD, GOOD, NEUTRAL
 from .words import tile_map_text
 
@@ -22,18 +21,14 @@ if TYPE_CHECKING:
     from ..ir.capture import Operand
     from ..lens.machine import Figures
 
-__all__ = ["TileMap", "Verdict", "emit", "gained"]
-
-MAX_LINES, MAX_COLUMNS = 24, 100
 SHOW_TRACEBACK = "print(verdict.traceback)"  # for who has the verdict at hand
-_WORDS = {
-    "passed": "Solved",
-    "failed": "Not yet",
-    "error": "Not yet",
-    "unsolved": "Not solved yet",
-    "unrecorded": "Not recorded",
+_BADGES = {  # word and colour
+    "passed": ("Solved", GOOD),
+    "failed": ("Not yet", BAD),
+    "error": ("Not yet", BAD),
+    "unsolved": ("Not solved yet", NEUTRAL),
+    "unrecorded": ("Not recorded", NEUTRAL),
 }
-_COLOURS = {"passed": GOOD, "failed": BAD, "error": BAD, "unsolved": NEUTRAL, "unrecorded": NEUTRAL}
 
 
 @dataclasses.dataclass
@@ -106,13 +101,13 @@ class Verdict(Displayed):
 
     __repr__ = __str__
 
-    def text(self, columns: int = MAX_COLUMNS, traceback: str = SHOW_TRACEBACK) -> str:
+    def text(self, columns: int = COLUMNS, traceback: str = SHOW_TRACEBACK) -> str:
         """The verdict for a terminal that is so wide; never wider than is good to read. traceback: how to see it."""
         return "\n".join(line for _, line in _text(self, columns, traceback))
 
     def __rich__(self) -> Any:
         """The text with a little colour, at its full width."""
-        return self.coloured(MAX_COLUMNS)
+        return self.coloured(COLUMNS)
 
     def coloured(self, columns: int, traceback: str = SHOW_TRACEBACK) -> Any:
         """`text`, as rich can print it."""
@@ -166,49 +161,44 @@ def totals(figures: "Sequence[Figures]") -> dict[str, int]:
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
-Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
-
 
 def _text(v: Verdict, columns: int, traceback: str) -> Lines:
-    """At most a screen. Where not everything fits, what matters least is left out; the order stays."""
-    sections = _sections(v, min(columns, MAX_COLUMNS), traceback)
-    room = MAX_LINES * MAX_COLUMNS // min(columns, MAX_COLUMNS)
-    kept = set()
-    for i, (_, lines) in sorted(enumerate(sections), key=lambda pair: pair[1][0]):
-        if len(lines) <= room:
-            kept.add(i)
-            room -= len(lines)
-    chosen = [line for i, (_, lines) in enumerate(sections) if i in kept for line in lines]
+    """At most a screen."""
+    sections = _sections(v, min(columns, COLUMNS), traceback)
+    room = LINES * COLUMNS // min(columns, COLUMNS)
+    chosen = fitted(sections, room)
     first = next((i for i, (role, _) in enumerate(chosen) if role in ("note", "figures", "next")), None)
-    if first and v.findings and room:
+    if first and v.findings and len(chosen) < room:
         chosen.insert(first, ("", ""))
     return chosen
 
 
 def _sections(v: Verdict, columns: int, traceback: str) -> list[tuple[int, Lines]]:
     """(rank, lines) from top to bottom; rank 0 matters most."""
-    sections = [(0, _wrapped(v.headline, "headline", "", 2, columns))]
+    sections = [(0, wrapped(v.headline, "headline", "", 2, columns))]
     for i, finding in enumerate(v.findings[:3]):
         start, role, most, rank = ("", "cause", 8, 0) if i == 0 else ("Also: ", "also", 6, 3 + 2 * i)
-        cause = _wrapped(start + _sentence(finding.cause), role, "  ", most, columns)
+        cause = wrapped(start + _sentence(finding.cause), role, "  ", most, columns)
         sections.append((rank, [("", ""), *cause]))
         if finding.line is not None:
             line = cut(f"    {_place(finding)}   {finding.line.text}", columns)
             sections.append((rank + 1, [("line", line)]))
         if i == 0:
-            items = [_wrapped(item, "evidence", "  - ", 3, columns) for item in finding.evidence]
+            items = [wrapped(item, "evidence", "  - ", 3, columns) for item in finding.evidence]
             sections += [(3 if n == 0 else 4, item) for n, item in enumerate(items[:4])]
-            sections.append((9, _tiles_text(v.tiles)))
+            some_right = v.tiles is not None and "ok" in v.tiles.status.values()
+            blocks = tile_map_text(v.tiles.status) if v.tiles is not None and some_right else []
+            sections.append((9, [("tiles", f"    {line}") for line in blocks]))
             sections.append((1, [("tiles", f"    {line}".rstrip()) for line in v.picture.splitlines()]))
     if len(v.findings) > 3:
         sections.append((8, [("also", f"  and {plural(len(v.findings) - 3, 'more finding')}")]))
-    sections += [(2, _wrapped(note, "note", "  ", 3, columns)) for note in v.notes[:3]]
-    sections.append((2 if v else 10, _wrapped(v.gained or _cost(v), "figures", "  ", 2, columns)))
+    sections += [(2, wrapped(note, "note", "  ", 3, columns)) for note in v.notes[:3]]
+    sections.append((2 if v else 10, wrapped(v.gained or _cost(v), "figures", "  ", 2, columns)))
     following = f"{v.standing.words} {v.next}" if v.standing else v.next
-    sections.append((1, _wrapped(following, "next", "  ", 2, columns)))
-    sections.append((5, _wrapped(v.help, "note", "  ", 1, columns)))
+    sections.append((1, wrapped(following, "next", "  ", 2, columns)))
+    sections.append((5, wrapped(v.help, "note", "  ", 1, columns)))
     if v.traceback and traceback:
-        sections.append((2, _wrapped(f"The full traceback: {traceback}", "note", "  ", 1, columns)))
+        sections.append((2, wrapped(f"The full traceback: {traceback}", "note", "  ", 1, columns)))
     return sections
 
 
@@ -217,27 +207,10 @@ def _place(finding: "Finding") -> str:
     return f"{finding.line}, {finding.function}" if finding.function else str(finding.line)
 
 
-def _wrapped(words: str, role: str, indent: str, most: int, columns: int) -> Lines:
-    """`most` is how many lines there may be at the full width; a narrow terminal gets as many words in more lines."""
-    if not words:
-        return []
-    lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=" " * len(indent))
-    most = most * MAX_COLUMNS // columns
-    if len(lines) > most:
-        lines = [*lines[: most - 1], cut(f"{lines[most - 1]} ...", columns)]
-    return [(role, line) for line in lines]
-
-
 def _sentence(words: str) -> str:
     """With a capital, unless it starts with a name of the reader's (x_ref, jnp.dot)."""
     word = words.split(" ", 1)[0]
     return words if "_" in word or "." in word.rstrip(".,:") else words[:1].upper() + words[1:]
-
-
-def _tiles_text(tiles: TileMap | None) -> Lines:
-    some_right = tiles is not None and "ok" in tiles.status.values()
-    lines = tile_map_text(tiles.status) if tiles is not None and some_right else []
-    return [("tiles", f"    {line}") for line in lines]
 
 
 def _cost(v: Verdict) -> str:
@@ -253,13 +226,16 @@ def _style(v: Verdict, role: str) -> str:
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
 _SHOWN_EVIDENCE, _SHOWN_FINDINGS, _LONGEST_TRACEBACK = 3, 3, 20_000
-_MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
 _MUTED = "opacity:.8;font-size:92%;margin-top:6px"
 
 
 def _card(v: Verdict) -> str:
-    colour = _COLOURS[v.status]
-    badge, title = _badge(v)
+    badge, colour = _BADGES[v.status]
+    title, _, word = v.headline.removesuffix(".").rpartition(": ")
+    if word.lower() in ("solved", "right", "not yet", "not solved yet", "right, but not recorded"):
+        badge = word.capitalize()  # the rest of the headline goes beside it: nothing is said twice
+    else:
+        title = v.headline
     parts = [
         f'<span style="background:{colour};color:#fff;border-radius:9px;padding:1px 9px;font-weight:600;'
         f'margin-right:4px">{badge}</span> <b>{html.escape(title)}</b>'
@@ -279,10 +255,7 @@ def _card(v: Verdict) -> str:
         parts.append(_traceback_html(v.traceback))
     if v.below is not None:
         parts.append(_WITHOUT_KERNEL)
-    return (
-        f'<div style="border-left:5px solid {colour};padding:6px 14px;margin:6px 0;max-width:60em;line-height:1.45">'
-        f"{''.join(parts)}</div>"
-    )
+    return card_html(colour, "".join(parts))
 
 
 # In the place of a widget whose kernel is gone JupyterLab writes an error, on a page that is opened again
@@ -292,22 +265,15 @@ _WITHOUT_KERNEL = (
 )
 
 
-def _badge(v: Verdict) -> tuple[str, str]:
-    """The headline as a badge and the rest, so that nothing is said twice: "Not yet", "basics/9 Row sum"."""
-    title, _, word = v.headline.removesuffix(".").rpartition(": ")
-    said = word.lower() in ("solved", "right", "not yet", "not solved yet", "right, but not recorded")
-    return (word.capitalize(), title) if said else (_WORDS[v.status], v.headline)
-
-
 def _next_html(v: Verdict) -> str:
     """How far the reader is, the next puzzle, as a link where one works, and the course as a drawing."""
-    words, drawing, link = (v.standing.words, v.standing.drawing, v.standing.link) if v.standing else ("", "", "")
+    standing = v.standing or Standing("", "", "")
     following = html.escape(v.next)
-    if link and v.next:
-        following = f'<a href="{html.escape(link)}">{following}</a>'
-    told = " ".join(part for part in (html.escape(words), following) if part)
+    if standing.link and v.next:
+        following = f'<a href="{html.escape(standing.link)}">{following}</a>'
+    told = " ".join(part for part in (html.escape(standing.words), following) if part)
     told = f'<div style="margin-top:6px;font-weight:600">{told}</div>' if told else ""
-    return told + (f'<div style="margin-top:8px">{drawing}</div>' if drawing else "")
+    return told + (f'<div style="margin-top:8px">{standing.drawing}</div>' if standing.drawing else "")
 
 
 _NOT_THE_READERS = (str(PACKAGE), sysconfig.get_paths()["stdlib"], "<frozen")
@@ -347,21 +313,13 @@ def _finding_html(finding: "Finding", *, first: bool) -> str:
     shown = items[: _SHOWN_EVIDENCE if first else 1]
     parts = [f'<div style="margin-top:8px">{words}</div>']
     if finding.line is not None:
-        parts.append(_source_html(_place(finding), finding.line.text))
+        parts.append(source_html(_place(finding), finding.line.text))
     if shown:
         parts.append(f'<ul style="margin:4px 0 0;padding-left:1.6em">{"".join(shown)}</ul>')
     if len(items) > len(shown):
         left = items[len(shown) :]
         parts.append(_folded(f"{len(left)} more", f'<ul style="margin:0;padding-left:1.6em">{"".join(left)}</ul>'))
     return "".join(parts)
-
-
-def _source_html(place: str, text: str) -> str:
-    return (
-        f'<div style="margin:5px 0;padding:3px 10px;background:rgba(128,128,128,.14);border-radius:4px;overflow-x:auto;'
-        f'display:flex;flex-wrap:wrap;column-gap:1.5em;white-space:pre;{_MONO};font-size:92%">'
-        f'<span style="opacity:.75">{html.escape(place)}</span>   <span>{html.escape(text)}</span></div>'
-    )
 
 
 def _folded(summary: str, body: str) -> str:
@@ -397,15 +355,11 @@ def emit(thing: Any) -> Any:
         thing.display()
         thing._emitted_at = shell.execution_count
     elif sys.stdout.isatty() and hasattr(thing, "__rich__"):
-        _print_in_colour(thing)
+        from rich.console import Console
+
+        width = shutil.get_terminal_size().columns
+        shown = thing.coloured(width) if isinstance(thing, Verdict) else thing
+        Console(highlight=False, width=max(width, COLUMNS)).print(shown, soft_wrap=True)
     else:
         print(plain(str(thing), sys.stdout.encoding))
     return thing
-
-
-def _print_in_colour(thing: Any) -> None:
-    from rich.console import Console
-
-    width = shutil.get_terminal_size().columns
-    shown = thing.coloured(width) if isinstance(thing, Verdict) else thing
-    Console(highlight=False, width=max(width, MAX_COLUMNS)).print(shown, soft_wrap=True)

@@ -7,12 +7,10 @@ from typing import Any
 
 from ..ir.capture import Call, Operand
 from ..lens.machine import Figures, Trace, _outside, figures
-from ..text import human_bytes, plural, times
+from ..text import COLUMNS, LINES, cut, human_bytes, plural, times
 from .paper import Axis, axes_of, even_axes
 
 Block = tuple[int, ...]
-
-TEXT_LINES, TEXT_COLUMNS = 24, 100
 
 
 def block_words(operand: Operand) -> str:
@@ -68,16 +66,11 @@ def title_words(call: Call) -> str:
     return f"grid {call.grid} = {plural(math.prod(call.grid), 'step')}{semantics}{where}"
 
 
-def was_run(trace: Trace) -> bool:
-    """False where only the plan of the blocks is known."""
-    return len(trace.flops) == trace.n
-
-
-def totals_words(costs: Figures, counted: bool = True) -> str:
-    """VMEM, HBM traffic, arithmetic and intensity in one line. counted: the kernel was run, so there are FLOPs."""
+def totals_words(trace: Trace, costs: Figures) -> str:
+    """VMEM, HBM traffic and, where the kernel was run, arithmetic and intensity, in one line."""
     ratio = f" ({times(costs.hbm_bytes / costs.once_bytes)} the arrays)" if costs.once_bytes else ""
     parts = [f"VMEM {human_bytes(costs.vmem_bytes)}", f"HBM traffic {human_bytes(costs.hbm_bytes)}{ratio}"]
-    if counted:
+    if len(trace.flops) == trace.n:
         parts.append(f"{plural(costs.flops, 'FLOP')}")
         if costs.transcendentals:
             parts.append(f"{costs.transcendentals:,} transcendental")
@@ -86,7 +79,7 @@ def totals_words(costs: Figures, counted: bool = True) -> str:
     return ", ".join(parts)
 
 
-COLUMNS = {
+HEADS = {
     "array": "the Ref's name in the kernel",
     "shape": "of the whole array",
     "dtype": "",
@@ -102,24 +95,21 @@ LEFT_COLUMNS = 4  # array, shape, dtype and block are words, the others are numb
 
 
 def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
-    """The rows under COLUMNS: operands, then scalars, scratch, and the kernel's own copies."""
+    """The rows under HEADS: operands, then scalars, scratch, and the kernel's own copies."""
     rows: list[tuple[str, ...]] = []
     for r in costs.operands:
-        o = r.operand
-        place = f"{o.space.upper()}" if o.space != "vmem" else f"{r.buffers} × {human_bytes(o.block_bytes)}"
-        numbers = (f"{r.moves:,}", human_bytes(r.hbm_bytes), times(r.hbm_bytes / r.once_bytes) if r.once_bytes else "–")
-        if o.in_hbm:
-            place, numbers = "–", ("–", "–", "–")
-        rows.append((o.name, str(o.shape), str(o.dtype), block_words(o), place, *numbers))
+        o, once = r.operand, times(r.hbm_bytes / r.once_bytes) if r.once_bytes else "–"
+        place = f"{r.buffers} × {human_bytes(o.block_bytes)}" if o.space == "vmem" else o.space.upper()
+        numbers = ("–",) * 4 if o.in_hbm else (place, f"{r.moves:,}", human_bytes(r.hbm_bytes), once)
+        rows.append((o.name, str(o.shape), str(o.dtype), block_words(o), *numbers))
     call = trace.call
     for name, values in zip(call.scalar_names, call.scalars, strict=False):
         rows.append((name, str(values.shape), str(values.dtype), "scalars", "SMEM", "–", "–", "–"))
     for s in call.scratch:
+        kind, size = str(s.dtype), human_bytes(s.nbytes) if s.space == "vmem" else s.space.upper()
         if s.space == "semaphore":
-            rows.append((s.name, str(s.shape), "semaphore", "scratch", "–", "–", "–", "–"))
-        else:
-            size = human_bytes(s.nbytes) if s.space == "vmem" else s.space.upper()
-            rows.append((s.name, str(s.shape), str(s.dtype), "scratch", size, "–", "–", "–"))
+            kind, size = "semaphore", "–"
+        rows.append((s.name, str(s.shape), kind, "scratch", size, "–", "–", "–"))
     if costs.dma_bytes:
         steps = sum(b > 0 for b in trace.dma_bytes)
         own = (f"in {plural(steps, 'step')}", human_bytes(costs.dma_bytes), "–")
@@ -130,16 +120,16 @@ def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
 # --- a picture of characters
 
 
-def text_lines(trace: Trace, lines_left: int = TEXT_LINES) -> list[str]:
+def text_lines(trace: Trace, lines_left: int = LINES) -> list[str]:
     call, costs = trace.call, figures(trace)
-    lines = [_cut(f"{call.name}: {title_words(call)}")]
-    table = _text_table([tuple(COLUMNS), *table_rows(trace, costs)])
+    lines = [cut(f"{call.name}: {title_words(call)}", end="…")]
+    table = _text_table([tuple(HEADS), *table_rows(trace, costs)])
     lanes = [k for k, o in enumerate(call.operands) if not o.in_hbm]
     most = lines_left - 3
     if len(table) > most:
         table = [*table[: most - 1], f"... and {len(table) - most + 1} more"]
     lines += table
-    lines += textwrap.wrap(totals_words(costs, was_run(trace)), TEXT_COLUMNS)
+    lines += textwrap.wrap(totals_words(trace, costs), COLUMNS)
     spare = lines_left - len(lines)
     if not trace.n or spare < 3:
         return lines
@@ -148,24 +138,15 @@ def text_lines(trace: Trace, lines_left: int = TEXT_LINES) -> list[str]:
     return [*lines, "", *maps, *strip]
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= TEXT_COLUMNS else line[: TEXT_COLUMNS - 1] + "…"
-
-
 def _text_table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    excess = sum(widths) + 2 * (len(widths) - 1) - TEXT_COLUMNS
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - COLUMNS
     for i in (0, 3, 1):  # names, blocks and shapes give way first
         give = max(0, min(excess, widths[i] - 8))
         widths[i], excess = widths[i] - give, excess - give
-    lines = []
-    for row in rows:
-        cells = [
-            (c if len(c) <= w else c[: w - 1] + "…").ljust(w) if i < LEFT_COLUMNS else c.rjust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(_cut("  ".join(cells).rstrip()))
-    return lines
+    sides = "<" * LEFT_COLUMNS + ">" * (len(widths) - LEFT_COLUMNS)
+    cells = [[f"{cut(c, w, '…'):{side}{w}}" for c, w, side in zip(row, widths, sides, strict=True)] for row in rows]
+    return [cut("  ".join(row).rstrip(), end="…") for row in cells]
 
 
 def _text_strip(trace: Trace, operands: list[int]) -> list[str]:
@@ -173,7 +154,7 @@ def _text_strip(trace: Trace, operands: list[int]) -> list[str]:
     if not operands:
         return []
     name_w = min(24, max(len(trace.call.operands[k].name) for k in operands))
-    n = min(trace.n, TEXT_COLUMNS - name_w - 4)
+    n = min(trace.n, COLUMNS - name_w - 4)
     which = f"steps 0 to {n - 1} of {trace.n:,}" if n < trace.n else f"steps 0 to {n - 1}" if n > 1 else "the only step"
     lines = [f"{which}: █ moved between HBM and VMEM, ─ kept in VMEM"]
     for k in operands:
@@ -197,7 +178,7 @@ def _text_maps(trace: Trace, lines_left: int) -> list[str]:
     shown, width = [], 2
     for column in columns:
         width += len(column[0]) + 3
-        if width > TEXT_COLUMNS:
+        if width > COLUMNS:
             break
         shown.append(column)
     height = max(len(c) for c in shown)
@@ -207,19 +188,22 @@ def _text_maps(trace: Trace, lines_left: int) -> list[str]:
     return [head, *("  " + "   ".join(row).rstrip() for row in zip(*padded, strict=True))]
 
 
+def _matrix(block: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
+    """A block's place: which matrix of blocks it is in, by its leading indices, and its row and column there."""
+    *lead, row, col = (0,) * (2 - len(block)) + tuple(block)
+    return tuple(lead), row, col
+
+
 def _text_map(axes: list[Axis], blocks: Sequence[Any], step: int, name: str, max_rows: int) -> list[str]:
     """One array: its name, and the matrix of blocks that the current block lies in, shrunk to fit."""
     now = tuple(blocks[step])
-    lead = now[:-2] if len(now) > 1 else ()
     rows, cols = (axes[-2].count if len(axes) > 1 else 1), (axes[-1].count if axes else 1)
     high, wide = min(rows, max_rows), min(cols, 24)
     chars = [["·"] * wide for _ in range(high)]
+    lead = _matrix(now)[0]
     for mark, seen in (("▒", blocks[:step]), ("█", [now])):
-        for b in seen:
-            if b is None or tuple(b[:-2] if len(b) > 1 else ()) != lead:
-                continue
-            r, c = (b[-2] if len(b) > 1 else 0), (b[-1] if b else 0)
-            if 0 <= r < rows and 0 <= c < cols:
+        for above, r, c in (_matrix(b) for b in seen if b is not None):
+            if above == lead and 0 <= r < rows and 0 <= c < cols:
                 chars[r * high // rows][c * wide // cols] = mark
     spread = 2 if wide <= 8 else 1  # characters are twice as high as wide
     lines = ["".join(c * spread for c in row) for row in chars]
@@ -231,7 +215,7 @@ def _text_map(axes: list[Axis], blocks: Sequence[Any], step: int, name: str, max
     return [name.ljust(width), *(line.ljust(width) for line in lines)]
 
 
-def tile_map_words(status: Mapping[Block, str], most: int = 8) -> str:
+def tile_map_words(status: Mapping[Block, str]) -> str:
     """'crossed: wrong values in (0, 1), (1, 1); zero in (2, 0)'."""
     groups: dict[str, list[Block]] = {}
     for block, word in status.items():
@@ -239,21 +223,21 @@ def tile_map_words(status: Mapping[Block, str], most: int = 8) -> str:
             groups.setdefault(word, []).append(block)
     parts = []
     for word, blocks in groups.items():
-        named = ", ".join(str(b) for b in blocks[:most])
-        more = f" and {len(blocks) - most} more" if len(blocks) > most else ""
+        named = ", ".join(str(b) for b in blocks[:8])
+        more = f" and {len(blocks) - 8} more" if len(blocks) > 8 else ""
         parts.append(f"{word} in {named}{more}")
     return f"crossed: {'; '.join(parts)}" if parts else "every block is right"
 
 
-def tile_map_text(status: Mapping[Block, str], max_rows: int = 6) -> list[str]:
+def tile_map_text(status: Mapping[Block, str]) -> list[str]:
     """The first matrix of blocks that holds a wrong one: '·' right, '✗' wrong. Empty where it would not fit."""
     wrong = [b for b, word in status.items() if word != "ok"]
     if not wrong or len(status) < 2:
         return []
-    lead = wrong[0][:-2]
-    cells = {(b[-2] if len(b) > 1 else 0, b[-1]): word for b, word in status.items() if b[:-2] == lead}
+    lead = _matrix(wrong[0])[0]
+    cells = {_matrix(b)[1:]: word for b, word in status.items() if _matrix(b)[0] == lead}
     rows, cols = (max(i[d] for i in cells) + 1 for d in (0, 1))
-    if rows > max_rows or cols > 40:
+    if rows > 6 or cols > 40:
         return []
     where = f"[{', '.join(map(str, lead))}]: " if lead else ""
     lines = ["".join(f" {'·' if cells.get((r, c), 'ok') == 'ok' else '✗'}" for c in range(cols)) for r in range(rows)]

@@ -14,7 +14,7 @@ from ...ir.capture import Call, Operand, SourceLine, arg_names, is_readers_file,
 from ...ir.ops import in_avals, out_avals
 from ...ir.program import equations
 from ...lens.machine import listed
-from ...text import human_bytes
+from ...text import cut, human_bytes
 from .chips import Chip
 from .lowering import Refusal
 
@@ -42,7 +42,7 @@ class _Failure:
     @property
     def ref(self) -> str:
         """What the reader calls the Ref at fault."""
-        if named := re.match(r"\s*(\w+)(?:\.at)?\s*\[", self.code):
+        if named := re.match(r"\s*(\w+)(?:\.at|\.reshape\([^)]*\))?\s*\[", self.code):
             return named[1]
         argument = re.search(r"\(%arg(\d+)[,)]", self.mlir)
         if self.call and argument:  # the compiled function takes the grid index, then what the kernel takes
@@ -53,14 +53,9 @@ class _Failure:
         return ""
 
     @property
-    def ref_shape(self) -> tuple[int, ...]:
-        for operand in self.call.operands if self.call else ():
-            if operand.name == self.ref:
-                return operand.ref_shape
-        for scratch in self.call.scratch if self.call else ():
-            if scratch.name == self.ref:
-                return scratch.shape
-        return ()
+    def memrefs(self) -> list[tuple[int, ...]]:
+        """Shape of every Ref in the operation's signature."""
+        return [shape for shape, _ in _shaped("memref", self.mlir)]
 
     @property
     def vectors(self) -> list[tuple[tuple[int, ...], str]]:
@@ -85,7 +80,8 @@ class _Failure:
 
 
 _FULL_WIDTH = ("float32", "int32")
-_Sentence = str | Callable[[re.Match[str], _Failure], str | tuple[str, SourceLine | None]]
+_Words = tuple[str, SourceLine | None]  # and whose line it is, where that is not the one that the compiler names
+_Sentence = str | Callable[[re.Match[str], _Failure], str | _Words]
 
 
 def explain(text: str, calls: Sequence[Call], chip: Chip) -> Refusal:
@@ -93,26 +89,26 @@ def explain(text: str, calls: Sequence[Call], chip: Chip) -> Refusal:
     failure = _taken_apart(text, calls, chip)
     for pattern, sentence in _REASONS:
         if match := re.search(pattern, text, re.DOTALL):
-            said = sentence if isinstance(sentence, str) else sentence(match, failure)
+            if isinstance(sentence, str):
+                named = {"ref": failure.ref or "A ref", "dtype": failure.dtype, "chip": failure.chip.title}
+                said: str | _Words = sentence.format(*match.groups(), **named)
+            else:
+                said = sentence(match, failure)
             words, line = said if isinstance(said, tuple) else (said, None)
             return Refusal(words, failure.message, line or failure.line)
     return Refusal(_unforeseen(failure), failure.message, failure.line)
 
 
-# What makes the compiler abort its process, whenever it meets it: libtpu 0.0.50
-_ABORTS = {
-    "Check failed: rem == 0": "Booleans change their shape in {name}, and the compiler aborts on it: make them numbers "
-    "first, `.astype(jnp.int32)`, and compare after the reshape.",
-}
-
-
 def explain_abort(text: str, calls: Sequence[Call]) -> Refusal | None:
     """The end of the compiler's process as a refusal, where it is the kernel's doing; else None."""
-    for words, sentence in _ABORTS.items():
-        if words in text:
-            call = calls[0] if len(calls) == 1 else None
-            return Refusal(sentence.format(name=call.name if call else "a kernel"), text, call.where if call else None)
-    return None
+    if "Check failed: rem == 0" not in text:  # on libtpu 0.0.50
+        return None
+    call = calls[0] if len(calls) == 1 else None
+    words = (
+        f"Booleans change their shape in {call.name if call else 'a kernel'}, and the compiler aborts on it: make them "
+        "numbers first, `.astype(jnp.int32)`, and compare after the reshape."
+    )
+    return Refusal(words, text, call.where if call else None)
 
 
 # --- reading the compiler's text -------------------------------------------------------------------------------------
@@ -178,7 +174,7 @@ def _message(text: str) -> str:
     first = re.sub(r" while allocating on stack for .*?\}\.", ":", first)
     first = re.sub(r"'?(?:vector|memref)<((?:\d+x)*)(\w+)[^>]*>+'?", _readable, first)
     first = re.sub(r"'\w+\.(\w+)'", r"\1", first).rstrip(".")
-    return first if len(first) <= 220 else first[:217] + "..."
+    return cut(first, 220)
 
 
 def _readable(match: re.Match[str]) -> str:
@@ -244,6 +240,8 @@ def _held(call: Call) -> list[_Held]:
     for o in call.operands:
         copies = o.buffer_count if steps > 1 and o.block != o.shape else 1
         found.append(_Held(o.name, copies * _tiled_bytes(o.block, o.itemsize), o.space, o.ref_shape, copies))
+    scalars = zip(call.scalar_names, (var.aval for var in call.kernel.invars), strict=False)  # they come first
+    found += [_buffer(name, aval.shape, aval.dtype.itemsize, "smem") for name, aval in scalars]
     found += [_buffer(s.name, s.shape, s.dtype.itemsize, s.space) for s in call.scratch]
     values = []
     for eqn, line in equations(call.kernel):
@@ -264,67 +262,38 @@ def _buffer(name: str, shape: Sequence[int], itemsize: int, space: str) -> _Held
     return _Held(name, _tiled_bytes(shape, itemsize), space, tuple(shape))
 
 
-def _largest_in_vmem(failure: _Failure) -> tuple[str, list[_Held]]:
-    """'acc_ref (32 MiB) and x_ref (2 x 4 MiB)', and what they are."""
-    held = [each for each in _held(failure.call) if each.space in ("vmem", "value")] if failure.call else []
-    held = [each for each in held[:3] if each.nbytes >= held[0].nbytes / 8]
-    words = [str(each) for each in held]
-    return listed(words), held
-
-
-def _size(text: str) -> str:
-    """'19.14M' as the compiler writes sizes -> '19.14 MiB'."""
+def _bytes(text: str) -> float:
+    """'19.14M' as the compiler writes sizes, rounded."""
     number, unit = re.fullmatch(r"([\d.]+)([BKMGT]?)", text.rstrip(".")).groups()  # type: ignore[union-attr]
-    return f"{float(number):g} {'B' if unit in ('', 'B') else f'{unit}iB'}"
+    return float(number) * 1024.0 ** " KMGT".find(unit or " ") if unit != "B" else float(number)
 
 
-def _mebibytes(text: str) -> int:
-    """The next whole number of MiB above '19.14M', which was rounded."""
-    number, unit = re.fullmatch(r"([\d.]+)([BKMGT]?)", text).groups()  # type: ignore[union-attr]
-    scale = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}[unit]
-    return int(float(number) * 1024.0 ** (scale - 2)) + 1
-
-
-def _memory(sentence: str, advice: list[str], held: list[_Held]) -> tuple[str, SourceLine | None]:
+def over_vmem(call: Call | None, chip: Chip, needed: float = 0, limit: float = 0) -> _Words:
+    """A kernel that needs more VMEM than it may use, or, where that is not told, than there is."""
+    kernel = call.name if call else "This kernel"
+    if needed:
+        whose = "its vmem_limit_bytes" if call and call.vmem_limit_bytes else f"the default of a {chip.title}"
+        sentence = f"{kernel} needs {human_bytes(needed)} of VMEM and may use {human_bytes(limit)}, {whose}"
+    else:
+        sentence = f"{kernel} needs more VMEM than the {human_bytes(chip.vmem_bytes)} of a {chip.title}"
+    held = [each for each in _held(call) if each.space in ("vmem", "value")] if call else []
+    held = [each for each in held[:3] if each.nbytes >= held[0].nbytes / 8]
+    if held:
+        sentence += f"; the largest in it {'are' if len(held) > 1 else 'is'} {listed([str(each) for each in held])}"
+    advice, more = ["use smaller blocks"], int(needed / 2**20) + 1
+    if needed and more << 20 <= chip.vmem_bytes:
+        advice.append(f"ask for more, compiler_params=pltpu.CompilerParams(vmem_limit_bytes={more} << 20)")
     if held and held[0].narrow:
         advice.insert(0, f"put a long dimension of {held[0].name} last")
     elif held and held[0].line is not None:
         advice.insert(0, "compute it in pieces")
-    return f"{sentence}: {_or(advice)}.", held[0].line if held else None
-
-
-def _or(words: list[str]) -> str:
-    return ", or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def _over_the_limit(match: re.Match[str], failure: _Failure) -> tuple[str, SourceLine | None]:
-    needed, limit = match[1], match[2]
-    largest, held = _largest_in_vmem(failure)
-    asked = failure.call is not None and failure.call.vmem_limit_bytes is not None
-    whose = "its vmem_limit_bytes" if asked else f"the default of a {failure.chip.title}"
-    sentence = f"{failure.kernel} needs {_size(needed)} of VMEM and may use {_size(limit)}, {whose}"
-    if largest:
-        sentence += f"; the largest in it {'are' if len(held) > 1 else 'is'} {largest}"
-    advice = ["use smaller blocks"]
-    more = _mebibytes(needed)
-    if more << 20 <= failure.chip.vmem_bytes:
-        advice.append(f"ask for more, compiler_params=pltpu.CompilerParams(vmem_limit_bytes={more} << 20)")
-    return _memory(sentence, advice, held)
-
-
-def _over_the_chip(match: re.Match[str], failure: _Failure) -> tuple[str, SourceLine | None]:
-    largest, held = _largest_in_vmem(failure)
-    sentence = f"{failure.kernel} needs more VMEM than the {human_bytes(failure.chip.vmem_bytes)} of a "
-    sentence += failure.chip.title
-    if largest:
-        sentence += f"; the largest in it {'are' if len(held) > 1 else 'is'} {largest}"
-    return _memory(sentence, ["use smaller blocks"], held)
+    *others, last = advice
+    line = held[0].line if held else None
+    return f"{sentence}: {f'{", ".join(others)}, or ' if others else ''}{last}.", line
 
 
 def _over_smem(match: re.Match[str], failure: _Failure) -> str:
-    held = [each for each in _held(failure.call) if each.space == "smem"] if failure.call else []
-    held += [_scalars(failure.call, name) for name in failure.call.scalar_names] if failure.call else []
-    held = sorted((each for each in held if each.nbytes), key=lambda each: -each.nbytes)
+    held = [each for each in _held(failure.call) if each.space == "smem" and each.nbytes] if failure.call else []
     size = human_bytes(failure.chip.info.smem_capacity_bytes)
     what = f", {held[0]}" if held else ""
     advice = "keep there only the numbers that steer the kernel, and give arrays blocks in VMEM"
@@ -333,16 +302,10 @@ def _over_smem(match: re.Match[str], failure: _Failure) -> str:
     return f"{failure.kernel} keeps more than the {size} of a {failure.chip.title} in SMEM{what}: {advice}."
 
 
-def _scalars(call: Call, name: str) -> _Held:
-    """A prefetched operand, by its place among the kernel's arguments."""
-    aval = call.scalar_avals[call.scalar_names.index(name)]
-    return _buffer(name, aval.shape, aval.dtype.itemsize, "smem")
-
-
 def _over_hbm(match: re.Match[str], failure: _Failure) -> str:
+    needed, size = (human_bytes(_bytes(text)) for text in match.groups())
     return (
-        f"The arrays of this program take {_size(match[1])}, and a {failure.chip.title} has {_size(match[2])} of HBM: "
-        "use smaller arrays."
+        f"The arrays of this program take {needed}, and a {failure.chip.title} has {size} of HBM: use smaller arrays."
     )
 
 
@@ -352,8 +315,8 @@ def _over_hbm(match: re.Match[str], failure: _Failure) -> str:
 def _unaligned(match: re.Match[str], failure: _Failure) -> str:
     axis, multiple = int(match[1]), int(match[2])
     ref = failure.ref or "x_ref"
-    shapes = _shaped("memref", failure.mlir)
-    size = f"{shapes[0][0][axis]}" if shapes and axis < len(shapes[0][0]) else "size"
+    shape = (failure.memrefs or [()])[0]
+    size = f"{shape[axis]}" if axis < len(shape) else "size"
     said = (
         f"{failure.ref or 'A ref'} is sliced along dimension {axis} from a start that is not known to be a multiple of "
         f"{multiple}, the size of a tile there: where it always is one, say so, pl.multiple_of(start, {multiple})"
@@ -362,7 +325,7 @@ def _unaligned(match: re.Match[str], failure: _Failure) -> str:
         chosen = f"jnp.where(lax.broadcasted_iota(jnp.int32, {ref}.shape, {axis}) == start, value, {ref}[...])"
         return f"{said}; else store all of it, {ref}[...] = {chosen}."
     turned = f"pltpu.roll({ref}[...], {size} - start, {axis})"
-    if shapes and len(shapes[0][0]) == 1:
+    if len(shape) == 1:
         turned = f"pltpu.roll({ref}[...].reshape(1, {size}), {size} - start, 1)[0]"
     return f"{said}; else load all of it and turn what you want to the front, {turned}."
 
@@ -370,7 +333,7 @@ def _unaligned(match: re.Match[str], failure: _Failure) -> str:
 def _unaligned_copy(match: re.Match[str], failure: _Failure) -> str:
     what, axis, tile = match[1], int(match[2]), int(match[3])
     ref = failure.ref or "an array in HBM"
-    shapes = [shape for shape, _ in _shaped("memref", failure.mlir)]
+    shapes = failure.memrefs
     rows = bool(shapes) and len(shapes[0]) == 2 and axis == 0
     said = f"A copy takes whole tiles of {ref}, and "
     if what == "size":
@@ -386,7 +349,7 @@ def _unaligned_copy(match: re.Match[str], failure: _Failure) -> str:
 
 
 def _narrow_copy(match: re.Match[str], failure: _Failure) -> str:
-    moved = [shape for shape, _ in _shaped("memref", failure.mlir) if shape and shape[-1] % 128]
+    moved = [shape for shape in failure.memrefs if shape and shape[-1] % 128]
     what = f", and this one moves {_tuple(moved[0])}" if moved else ""
     return (
         f"A copy between HBM and VMEM starts and ends at multiples of 128 along the last dimension{what}: copy whole "
@@ -410,7 +373,7 @@ def _strided(match: re.Match[str], failure: _Failure) -> str:
     steps = re.search(r"strides = array<i32: ([\d, ]+)>", failure.mlir)
     strides = _numbers(steps[1]) if steps else ()
     axis = next((i for i, stride in enumerate(strides) if stride > 1), 0)
-    step, shape = strides[axis] if strides else 2, failure.ref_shape
+    step, shape = strides[axis] if strides else 2, (failure.memrefs or [()])[0]
     if failure.primitive == "swap":
         return (
             f"{ref} is stored to with a step, which takes 32-bit values and a ref that is 128 wide: store one row at a "
@@ -437,27 +400,6 @@ def _reshape(match: re.Match[str], failure: _Failure) -> str:
     )
 
 
-def _reshaped_ref(match: re.Match[str], failure: _Failure) -> str:
-    ref = failure.ref or "x_ref"
-    shapes = [shape for shape, _ in _shaped("memref", failure.mlir)]
-    between = f" from {_tuple(shapes[0])} to {_tuple(shapes[-1])}" if len(shapes) > 1 else ""
-    return (
-        f"{ref} is reshaped{between}, and a ref keeps its last dimension: reshape the value, {ref}[...].reshape(...), "
-        "or the array outside of the kernel."
-    )
-
-
-def _gather(match: re.Match[str], failure: _Failure) -> str:
-    shapes = [shape for shape, _ in failure.vectors]
-    taken = re.search(r"dimensions = array<i32: (\d+)>", failure.mlir)
-    axis = int(taken[1]) if taken else 1
-    size = f", and this one has {shapes[0][axis]}" if shapes and axis < len(shapes[0]) else ""
-    return (
-        f"jnp.take_along_axis picks from {8 if axis == 0 else 128} {'rows' if axis == 0 else 'columns'} in a TPU "
-        f"kernel, one register{size}: take from slices of that size, or multiply by a one-hot matrix."
-    )
-
-
 # --- types -----------------------------------------------------------------------------------------------------------
 
 
@@ -476,13 +418,6 @@ def _product(match: re.Match[str], failure: _Failure) -> str:
     return (
         f"The MXU of a {failure.chip.title} does not multiply {dtype}: cast both operands to bfloat16 or float32, in "
         "which whole numbers are exact up to 256 and 16,777,216."
-    )
-
-
-def _load(match: re.Match[str], failure: _Failure) -> str:
-    return (
-        f"{failure.ref or 'A ref'} is {failure.dtype}, which a {failure.chip.title} cannot load: cast the array "
-        "outside of the kernel, to bfloat16 or float32."
     )
 
 
@@ -529,31 +464,6 @@ def _not_legal(match: re.Match[str], failure: _Failure) -> str:
     return _narrow_type(match, failure)
 
 
-def _single_number(match: re.Match[str], failure: _Failure) -> str:
-    ref, dtype = failure.ref or "x_ref", failure.dtype
-    index = re.search(r"\[(.*)\]", failure.code)
-    wide = "float32" if "float" in dtype else "int32"
-    return (
-        f"A single {dtype} is read from {ref}, and only 32-bit numbers leave a vector: cast first, "
-        f"{ref}[...].astype(jnp.{wide})[{index[1] if index else 'i, j'}]."
-    )
-
-
-def _core_parallel(match: re.Match[str], failure: _Failure) -> str:
-    axis, size, cores = match.groups()
-    return (
-        f'Dimension {axis} of the grid is "core_parallel", one step for each core, and has {size} steps for '
-        f'{cores} core{"s" * (cores != "1")} of a {failure.chip.title}: write "parallel".'
-    )
-
-
-def _no_way_there(match: re.Match[str], failure: _Failure) -> str:
-    return (
-        f"jax.export cannot write {match[1]} down, so that this kernel does not reach the compiler: try it with a "
-        "wider type."
-    )
-
-
 def _unforeseen(failure: _Failure) -> str:
     if not failure.primitive:
         return f"The TPU compiler refuses {failure.call.name if failure.call else 'this kernel'}: {failure.message}."
@@ -564,8 +474,14 @@ def _unforeseen(failure: _Failure) -> str:
 
 
 _REASONS: list[tuple[str, _Sentence]] = [
-    (r"Scoped allocation with size ([\d.]+\w?) and limit ([\d.]+\w?)", _over_the_limit),
-    (r"Used [\d.]+\w? of [\d.]+\w? vmem|would exceed memory.*?space=vmem", _over_the_chip),
+    (
+        r"Scoped allocation with size ([\d.]+\w?) and limit ([\d.]+\w?)",
+        lambda match, failure: over_vmem(failure.call, failure.chip, _bytes(match[1]), _bytes(match[2])),
+    ),
+    (
+        r"Used [\d.]+\w? of [\d.]+\w? vmem|would exceed memory.*?space=vmem",
+        lambda _, failure: over_vmem(failure.call, failure.chip),
+    ),
     (r"Used [\d.]+\w? of [\d.]+\w? smem|would exceed memory.*?space=smem", _over_smem),
     (r"\(([\d.]+\w)\) exceeds available HBM \(([\d.]+\w)\)", _over_hbm),
     (r"cannot statically prove that index in dimension (\d+) is a multiple of (\d+)", _unaligned),
@@ -574,16 +490,35 @@ _REASONS: list[tuple[str, _Sentence]] = [
     (r"window params for (\w+) (\d+): Couldn't prove that tiling \((\d+)\).*? dimension (\d+)", _unaligned_window),
     (r"last dim size is not 128|Stride on last dim is not 1|Strided (?:store|load) with", _strided),
     (r"unsupported shape cast", _reshape),
-    (r"tiled dimensions remain unchanged", _reshaped_ref),
-    (r"Multiple source vregs along gather", _gather),
+    (
+        r"tiled dimensions remain unchanged",
+        "{ref} is reshaped, and a ref keeps its last dimension: reshape the value, {ref}[...].reshape(...), or the "
+        "array outside of the kernel.",
+    ),
+    (
+        r"Multiple source vregs along gather",
+        "jnp.take_along_axis picks from one register in a TPU kernel, 8 rows or 128 columns: take from slices of that "
+        "size, or multiply by a one-hot matrix.",
+    ),
     (
         r"Unsupported 1D shape",
         "pltpu.roll takes no values of one dimension: write pltpu.roll(x.reshape(1, -1), shift, 1)[0].",
     ),
     (r"Bad lhs|Bad rhs|acc with int lhs|as matmul/accumulator inputs|Unsupported type for matmul", _product),
-    (r"Invalid vector type for load", _load),
-    (r"Only 32-bit scalar vector.extracts", _single_number),
-    (r"Core-parallel dimension (\d+) has iteration bound: (\d+).*? cores: (\d+)", _core_parallel),
+    (
+        r"Invalid vector type for load",
+        "{ref} is {dtype}, which a {chip} cannot load: cast the array outside of the kernel, to bfloat16 or float32.",
+    ),
+    (
+        r"Only 32-bit scalar vector.extracts",
+        "A single {dtype} is read from {ref}, and only 32-bit numbers leave a vector: cast first, "
+        "{ref}[...].astype(jnp.float32)[i, j], or to jnp.int32.",
+    ),
+    (
+        r"Core-parallel dimension (\d+) has iteration bound: (\d+).*? cores: (\d+)",
+        'Dimension {0} of the grid is "core_parallel", one step for each core. It has {1} steps, and a {chip} has {2}: '
+        'write "parallel".',
+    ),
     (
         r"Only vector<i16> and vector<i32>|Unsupported element type|Unsupported data type|Unsupported type '|"
         r"Target does not support this comparison|different bitwidths|i1 transpose|Invalid vector register cast|"
@@ -591,5 +526,8 @@ _REASONS: list[tuple[str, _Sentence]] = [
         _narrow_type,
     ),
     (r"failed to legalize operation '([\w.]+)'", _not_legal),
-    (r"^(?:KeyError: )?dtype\((\w+)\)$", _no_way_there),
+    (
+        r"^(?:KeyError: )?dtype\((\w+)\)$",
+        "jax.export cannot write {0} down, so that this kernel does not reach the compiler: try it with a wider type.",
+    ),
 ]
