@@ -19,7 +19,7 @@ def puzzle_2(nb: Any) -> Question:
         normal((1280,)),
         variants=[
             case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288)),
-            case(normal((1056,)), normal((1056,)), b=32, about="many small blocks"),
+            case(normal((16512,)), normal((16512,)), b=128, about="129 blocks"),
         ],
         budget=Budget(vmem_bytes=6_144),
     )

@@ -324,9 +324,14 @@ def puzzle_10(nb: Any) -> Question:
             ),
             case(
                 *grads_case(1, 1, 160, 288, 128, "bfloat16"),
+                bq=48,
+                budget=Budget(hbm_bytes=1_897_984, flops=150_000_000, mxu_bits=16, calls=4),
+            ),
+            case(
+                *grads_case(1, 1, 160, 288, 64),
                 bq=128,
                 bkv=256,
-                budget=Budget(hbm_bytes=962_304, flops=245_000_000, mxu_bits=16, calls=4, grid_steps=14),
+                budget=Budget(grid_steps=14, calls=4),
                 about="large blocks",
             ),
         ],
