@@ -172,5 +172,15 @@ def test_any_two_functions_can_be_compared():
         one, other = rng.sample(functions, 2)
         answer, right = {one.name: straightened(one)}, {one.name: straightened(other)}
         found = differences(answer, right)
-        ast.unparse(applied(answer, found)[one.name])
+        undone = applied(answer, found)[one.name]
+        ast.unparse(undone)
+        compile(ast.Module([undone], type_ignores=[]), "undone", "exec", dont_inherit=True)
         corrections(answer, found, {}, {})
+
+
+def test_an_expression_of_several_lines_is_replaced_by_one_that_compiles():
+    answer = parsed("def f(x):\n    return x * g(x) + jnp.where(\n        x > 0, h(x), 0\n    ).sum(axis=1)\n")
+    right = parsed("def f(x):\n    return x * g(x) + h(x).sum(axis=1)\n")
+    undone = applied(answer, differences(answer, right))["f"]
+    compile(ast.Module([undone], type_ignores=[]), "undone", "exec", dont_inherit=True)
+    assert ast.unparse(undone) == ast.unparse(right["f"])

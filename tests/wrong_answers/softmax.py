@@ -185,6 +185,7 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
 
 
 # %% softmax/4: three sweeps
+# elsewhere: it is right, and one sweep longer than need be: no line of it is wrong by itself
 # wide_softmax_kernel:
 # -        x = x_ref[...]
 # -        m_old = m_ref[...]

@@ -175,7 +175,7 @@ class _Answer:
         from .told import told
 
         assert self.known
-        if verdict.findings and verdict.findings[0].kind != "forbidden":
+        if verdict.findings:
             with guard.explaining():
                 found = self._isolated(verdict, asked)
                 # "the mistake is in your one function" is no news
@@ -200,7 +200,9 @@ class _Answer:
         assert self.known
         used = names_used(self.fn, getattr(inspect.unwrap(self.fn), "__globals__", {}), set())
         smallest = briefly(self.fn, asked, None)  # the first of the cases, from the smallest on, that is wrong
-        here = functools.partial(right, only=verdict.draw if smallest else smallest.draw)
+        if smallest:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
+            return []
+        here = functools.partial(right, only=smallest.draw)
         return isolated(self.known, self.names, used, here, functools.partial(right, only=None))
 
     def _lookout(

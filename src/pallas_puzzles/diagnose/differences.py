@@ -441,6 +441,7 @@ def _put(tree: ast.FunctionDef, difference: Difference) -> None:
     for each in ast.walk(new) if new is not None else ():
         if hasattr(each, "lineno"):
             each.lineno = each.end_lineno = difference.line  # type: ignore[attr-defined]
+            each.col_offset = each.end_col_offset = 0  # type: ignore[attr-defined]
     if n is None:
         setattr(node, field, new)
     elif new is None:
