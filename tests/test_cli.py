@@ -218,12 +218,24 @@ def test_check_judges_the_readers_file_and_names_it(place, puzzles):
     assert "demo/2a" in puzzles("check")[1]
 
 
-def test_the_command_itself_imports_little(place, puzzles):
+BRINGS_IN_STEP = """
+import sys
+from pallas_puzzles.app import cli, pairing
+def sync(folder, name):
+    print("imported:", *{"jax", "numpy", "rich.console", "jupytext", "nbformat"} & set(sys.modules))
+    return pairing.Pair(pairing.current(folder, name))
+pairing.sync = sync
+cli.main(["check", "demo/1"])
+"""
+
+
+@pytest.mark.parametrize("suffix", ["py", "ipynb"])
+def test_until_it_has_told_the_command_imports_little(place, puzzles, suffix):
+    """The other half of the notebook, for which jupytext is needed, follows after the verdict."""
     puzzles("init")
-    (place / "workspace" / "demo.py").write_text(solved().replace("x_ref[...] + 1.0", "(x_ref[...] + 1.0", 1))
-    code = "import sys; from pallas_puzzles.app.cli import main\ntry: main(['check', 'demo/1'])\nexcept SystemExit: "
-    code += "print('imported:', *{'jax', 'numpy', 'rich.console'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    mine = place / "workspace" / f"demo.{suffix}"
+    mine.write_text(mine.read_text().replace("pass  # YOUR CODE HERE", "o_ref[...] = (x_ref[...]", 1))
+    done = subprocess.run([sys.executable, "-c", BRINGS_IN_STEP], capture_output=True, text=True)
     assert "'(' was never closed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "imported:"
 
@@ -376,6 +388,9 @@ def test_list_needs_no_jax():
 def test_hint(place, puzzles):
     assert "hint 1 of 3" in puzzles("hint", "demo/1")[1]
     assert "hint 2 of 3" in puzzles("hint", "demo/1")[1]
+    assert puzzles("hint", "demo/1")[1] == (
+        "You have seen every hint of demo/1. `puzzles solution demo/1` shows the solution.\n"
+    )
     assert recorded(place)["demo/1"]["hints"] == 2
 
 

@@ -121,6 +121,8 @@ def test_the_keys(place, start):
     verdict(child, "hint 1 of 3")
     child.send("h")
     verdict(child, "hint 2 of 3")
+    child.send("h")
+    assert "o_ref" not in verdict(child, "You have seen every hint of demo/1")
     child.send("l")
     shown = verdict(child, r"demo +\.+ +0/2 +2 hints")
     assert re.search(r"1 +next +\?\? +Add one", shown)

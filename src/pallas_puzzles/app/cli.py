@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -20,6 +21,7 @@ from ..course.progress import (
     Progress,
     forget,
     hint_text,
+    hints_left,
     load,
     next_hint,
     record,
@@ -27,7 +29,7 @@ from ..course.progress import (
     record_solution_seen,
 )
 from ..text import cut, plural
-from . import terminal, workspace
+from . import pairing, terminal, workspace
 from .worker import Judge, Message, judged
 
 SOLVED, NOT_SOLVED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -171,11 +173,10 @@ def check(
     name = ids[0].partition("/")[0]
     if overlay is None and what != name:
         _open_puzzle(ids[0], any_order)
-    source = _source(name, overlay)
     verdicts, newly = [], False
-    if not as_json:
-        print(f"{what or ids[0]}: {source}", flush=True)
-    with Judge() as judge:
+    with _source(name, overlay) as source, Judge() as judge:
+        if not as_json:
+            print(f"{what or ids[0]}: {source}", flush=True)
         for puzzle_id in ids:
             answer = judged(puzzle_id, judge.ask("check", puzzle_id, source, overlay))
             verdict = answer["verdict"]
@@ -187,13 +188,13 @@ def check(
                 _say_printed(answer["printed"], sys.stderr)
             if not as_json:
                 _say_verdict(answer, short=what == name, traceback=traceback)
-    passed = all(each["passed"] for each in verdicts)
-    if as_json:
-        print(json.dumps({"version": 1, "source": str(source), "verdicts": verdicts}))
-    elif passed and overlay is None:
-        terminal.say_laid_out(f"\n{terminal.standing_line(curriculum.puzzle(ids[0]))}")
-        if newly or what == name:
-            terminal.say_finale(ids[0])
+        passed = all(each["passed"] for each in verdicts)
+        if as_json:
+            print(json.dumps({"version": 1, "source": str(source), "verdicts": verdicts}))
+        elif passed and overlay is None:
+            terminal.say_laid_out(f"\n{terminal.standing_line(curriculum.puzzle(ids[0]))}")
+            if newly or what == name:
+                terminal.say_finale(ids[0])
     raise typer.Exit(SOLVED if passed else NOT_SOLVED)
 
 
@@ -211,7 +212,8 @@ def watch(what: Anything = "", any_order: AnyOrder = False) -> None:
         puzzle = _open_puzzle(puzzle.id, any_order)
     else:
         puzzle = _open_puzzle(what, any_order)
-    _readers_file(puzzle.notebook)
+    curriculum.read_cells(workspace.current_file(folder, puzzle.notebook))
+    _in_step(folder, puzzle.notebook)
     Watch(folder, puzzle, only=what if what in names else "", any_order=any_order).run()
     sys.stdout.flush()
     os._exit(SOLVED)  # Python would take up to a second to put everything away, and whoever quits would wait
@@ -226,7 +228,7 @@ def hint(
     """Show the next hint of a puzzle."""
     puzzle = _open_puzzle(puzzle_id, any_order)
     if not seen:
-        return terminal.say_markdown(next_hint(puzzle.id))
+        return terminal.say_markdown(next_hint(puzzle, f"puzzles solution {puzzle.id}"))
     number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
     text = "\n\n".join(hint_text(puzzle, n + 1) for n in range(number))
     return terminal.say_markdown(text or f"You have seen no hint of {puzzle.id}.")
@@ -236,11 +238,10 @@ def hint(
 def solution(puzzle_id: WhichPuzzle = "", yes: Yes = False, any_order: AnyOrder = False) -> None:
     """Show the solution of a puzzle. Asks first, unless it is solved or its hints are used up."""
     puzzle = _open_puzzle(puzzle_id, any_order)
-    state = load()
-    if not state.solved(puzzle.id):
-        left = len(puzzle.hints) - 1 - state.entry(puzzle.id)["hints"]  # the last hint is the solution
+    if not load().solved(puzzle.id):
+        left = hints_left(puzzle)
         first = f"{plural(left, 'hint')} would come first (`puzzles hint {puzzle.id}`)"
-        if left > 0 and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show it?", yes):
+        if left and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show it?", yes):
             raise typer.Exit(NOT_SOLVED)
         record_solution_seen(puzzle)
     terminal.say_markdown(f"```python\n{puzzle.solution}```")
@@ -254,8 +255,7 @@ def show(
 ) -> None:
     """Draw what your kernel does: blocks, copies, traffic. In the terminal, or as a page. Exits with 1 if unwritten."""
     puzzle = _puzzle_or_next(puzzle_id)
-    source = _source(puzzle.notebook, overlay)
-    with Judge() as judge:
+    with _source(puzzle.notebook, overlay) as source, Judge() as judge:
         answer = judge.ask("show", puzzle.id, source, overlay)
     if "picture" not in answer:
         _say_verdict(judged(puzzle.id, answer))
@@ -315,10 +315,9 @@ def tpu(
         targets = chips(names)
     except ValueError as error:
         raise curriculum.CurriculumError(str(error)) from None
-    source = _source(curriculum.puzzle(puzzle_id).notebook, overlay)
-    print(f"{puzzle_id}: {source}", flush=True)
     code = SOLVED
-    with Judge() as judge:
+    with _source(curriculum.puzzle(puzzle_id).notebook, overlay) as source, Judge() as judge:
+        print(f"{puzzle_id}: {source}", flush=True)
         for target in targets:
             answer = judged(puzzle_id, judge.ask("tpu", puzzle_id, source, overlay, tpu=target.name))
             _say_verdict(answer)
@@ -405,13 +404,6 @@ def _open_puzzle(puzzle_id: str, any_order: bool) -> curriculum.Puzzle:
     return puzzle
 
 
-def _readers_file(name: str) -> Path:
-    """The reader's file. Raises CurriculumError if the half that was saved last cannot be read: they mean no other."""
-    folder = workspace.find()
-    curriculum.read_cells(workspace.current_file(folder, name))
-    return _in_step(folder, name)
-
-
 def _in_step(folder: Path, name: str) -> Path:
     """Brings a notebook's pair in step, with a warning where it cannot; the file of the two to read."""
     pair = workspace.synced_file(folder, name)
@@ -420,11 +412,27 @@ def _in_step(folder: Path, name: str) -> Path:
     return pair.current
 
 
-def _source(name: str, overlay: Path | None) -> Path:
-    """Whose functions are asked about: those of the file of --with, else the reader's own."""
-    if overlay is not None and not overlay.is_file():
-        raise curriculum.CurriculumError(f"there is no file {overlay}")
-    return overlay or _readers_file(name)
+@contextlib.contextmanager
+def _source(name: str, overlay: Path | None) -> Iterator[Path]:
+    """Whose functions are asked about: those of the file of --with, else the reader's own.
+
+    The other half of the reader's notebook follows after the answer, which should not wait for it. Raises
+    CurriculumError if the half that was saved last cannot be read: the reader means no other.
+    """
+    if overlay is not None:
+        if not overlay.is_file():
+            raise curriculum.CurriculumError(f"there is no file {overlay}")
+        yield overlay
+        return
+    folder = workspace.find()
+    known = pairing.known(folder, name)
+    curriculum.read_cells(known or workspace.current_file(folder, name))
+    try:
+        yield known or _in_step(folder, name)
+    finally:
+        if known:
+            sys.stdout.flush()
+            _in_step(folder, name)
 
 
 def _say_verdict(answer: Message, short: bool = False, traceback: bool = False) -> None:

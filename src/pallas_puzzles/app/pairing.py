@@ -58,6 +58,15 @@ def current(folder: Path, name: str) -> Path | None:
     return max(there, key=lambda each: each.stat().st_mtime_ns, default=None)  # max keeps the first of equals
 
 
+def known(folder: Path, name: str) -> Path | None:
+    """The half to read, where that shows without reading: one at the most was written since they were in step."""
+    before, now = record(folder).get(name, {}).get("files", {}), _looks(folder, name)
+    written = [each for each in halves(folder, name) if before.get(each.suffix) != now.get(each.suffix)]
+    if len(now) < 2 or len(written) > 1:
+        return None
+    return written[0] if written else current(folder, name)
+
+
 def sync(folder: Path, name: str) -> Pair | None:
     """Brings the halves of a notebook in step where only one has changed, and says which one is current.
 

@@ -144,6 +144,8 @@ def _be_where(here: Message) -> None:
 def _import_everything() -> None:
     """Imports what a check may import: also so that nothing of ours comes in after somebody has looked at it."""
     import jax
+    import rich.console
+    import rich.text  # noqa: F401
     from jax.experimental import pallas  # noqa: F401
     from jax.experimental.pallas import tpu  # noqa: F401
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _began: list[float] = []  # when this module began to look, once it has
 _ran: dict[int, float] = {}  # number of a cell -> when it ran, since then
+_checked: dict[str, dict[str, CodeType]] = {}  # puzzle -> what was in its holes at its last check
 
 
 def file() -> Path | None:
@@ -73,6 +74,12 @@ def edited_since_run(holes: Mapping[str, CodeType]) -> str:
             if mine[0].execution_count == number and _definition(mine[0].source, name) != executed:
                 return name
     return ""
+
+
+def unchanged_since_check(puzzle: Puzzle, holes: Mapping[str, CodeType]) -> bool:
+    """Whether no function in the holes of a puzzle was defined again since it was last asked about here."""
+    before, _checked[puzzle.id] = _checked.get(puzzle.id), dict(holes)
+    return before is not None and bool(holes) and all(before.get(name) is code for name, code in holes.items())
 
 
 def _watch_cells() -> None:
