@@ -240,6 +240,13 @@ def test_until_it_has_told_the_command_imports_little(place, puzzles, suffix):
     assert done.stdout.splitlines()[-1] == "imported:"
 
 
+def test_what_only_a_server_needs_is_not_imported_with_jupytext():
+    code = "import sys; from pallas_puzzles.app import formats; print(*formats.NOT_NEEDED & sys.modules.keys())\n"
+    code += "import jupyter_server, jupytext; print(formats.jupytext is jupytext)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["", "True"]
+
+
 def test_the_newer_of_a_pair_is_checked(place, puzzles):
     puzzles("init")
     paired = place / "workspace" / "demo.ipynb"
@@ -394,7 +401,7 @@ def test_hint(place, puzzles):
     assert recorded(place)["demo/1"]["hints"] == 2
 
 
-COMMANDS = [each.name or each.callback.__name__ for each in cli.app.registered_commands]
+COMMANDS = [name for name, each in cli.app.commands.items() if not each.hidden]
 
 
 def test_every_command_that_the_design_lists_is_there():
@@ -424,10 +431,10 @@ def test_help_fits_on_a_screen(puzzles, monkeypatch):
 def complete(line: str) -> list[str]:
     """What a shell would offer after `line`, as bash asks for it."""
     words = line.split(" ")
-    asked = {"_PUZZLES_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    asked = {"_PUZZLES_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     command = [sys.executable, "-m", "pallas_puzzles"]
     done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60)
-    return done.stdout.split()
+    return [each.removeprefix("plain,") for each in done.stdout.split()]
 
 
 def test_completion(place):

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REGISTRIES = [first + second for first, second in [("pypi.", "org"), ("pythonhosted.", "org"), ("anaconda.", "org")]]
 
 # Imported by nobody before it is needed: each costs a reader's first cell some tenths of a second.
-EXPENSIVE = ["jax.experimental.pallas", "rich", "jupytext", "nbformat", "typer", "ipywidgets", "IPython"]
+EXPENSIVE = ["jax.experimental.pallas", "rich", "jupytext", "nbformat", "click", "ipywidgets", "IPython"]
 
 
 def texts() -> dict[str, str]:
@@ -107,9 +107,7 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 
 
 def test_every_command_in_readme_and_docs_is_taken() -> None:
-    import typer
-
-    command = typer.main.get_command(cli.app)
+    command = cli.app
     seen = set()
     for page in PAGES:
         for line in code_lines(page.read_text("utf-8")):

@@ -11,9 +11,10 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
-import typer
+import click
+from click.exceptions import Exit
 
 from .. import installation
 from ..course import curriculum
@@ -41,41 +42,40 @@ WORDS = {
     "unrecorded": "not recorded",
 }
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Puzzles that teach JAX Pallas. No command: what is solved, and what is next.",
-    epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
-)
+
+class _InOrder(click.Group):
+    """Lists its commands as they stand here."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands]
 
 
-def _complete_puzzle(incomplete: str) -> list[str]:
+def _complete_puzzle(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     return [each.id for each in curriculum.all_puzzles() if each.id.startswith(incomplete)]
 
 
-def _complete_any(incomplete: str) -> list[str]:
+def _complete_any(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     names = [book.name for book in curriculum.notebooks() if book.name.startswith(incomplete)]
-    return [*names, *_complete_puzzle(incomplete)]
+    return [*names, *_complete_puzzle(ctx, param, incomplete)]
 
 
-def _complete_chip(incomplete: str) -> list[str]:
+def _complete_chip(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from ..targets.tpu.chips import CHIPS
 
     return [name for name in CHIPS if name.startswith(incomplete)]
 
 
-Overlay = Annotated[
-    Path | None, typer.Option("--with", metavar="FILE", help="Functions to lay over the holes; not recorded.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-AnyOrder = Annotated[bool, typer.Option("--any", help="Open a puzzle before its turn.")]
-WhichPuzzle = Annotated[
-    str, typer.Argument(metavar="[ID]", help="Default: the next unsolved puzzle", autocompletion=_complete_puzzle)
-]
-Anything = Annotated[
-    str, typer.Argument(metavar="basics[/9]", help="Default: the next unsolved puzzle", autocompletion=_complete_any)
-]
+FILE = click.Path(path_type=Path)
+AND_NEXT = "Without a name it is about the next unsolved puzzle."
+
+with_overlay = click.option(
+    "--with", "overlay", type=FILE, metavar="FILE", help="Functions to lay over the holes; not recorded."
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+any_order = click.option("--any", "any_order", is_flag=True, help="Open a puzzle before its turn.")
+which_puzzle = click.argument("puzzle_id", metavar="[ID]", default="", shell_complete=_complete_puzzle)
+anything = click.argument("what", metavar="[basics[/9]]", default="", shell_complete=_complete_any)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -84,9 +84,13 @@ def main(argv: list[str] | None = None) -> None:
     try:
         installation.require_versions()
         try:
-            app(args=words, prog_name="puzzles")
+            code = app(args=words, prog_name="puzzles", standalone_mode=False)
         finally:
             sys.stdout.flush()
+        sys.exit(code or SOLVED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(WRONG_USE)
     except (
         installation.WrongVersion,
         curriculum.CurriculumError,
@@ -97,15 +101,21 @@ def main(argv: list[str] | None = None) -> None:
             print(json.dumps({"version": 1, "error": str(error)}))
         terminal.warn(str(error))
         sys.exit(WRONG_USE)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # `puzzles list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(NOT_SOLVED)  # nobody has read a verdict
 
 
-@app.callback(invoke_without_command=True)
-def overview(ctx: typer.Context) -> None:
+@click.group(
+    cls=_InOrder,
+    invoke_without_command=True,
+    epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
+)
+@click.pass_context
+def app(ctx: click.Context) -> None:
+    """Puzzles that teach JAX Pallas. No command: what is solved, and what is next."""
     if ctx.invoked_subcommand is None:
         terminal.say_map(load())
         try:
@@ -115,10 +125,12 @@ def overview(ctx: typer.Context) -> None:
 
 
 @app.command(epilog="Example: puzzles init ~/pallas")
-def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Default: ./workspace")] = None) -> None:
-    """Make a workspace: your own copies of the notebooks. Never overwrites a file, never merges into one.
+@click.argument("folder", metavar="[DIR]", type=FILE, default=None)
+def init(folder: Path | None) -> None:
+    """Make a workspace: your own copies of the notebooks.
 
-    After an upgrade: adds what is new, and says which puzzles in your files have another text.
+    Without a DIR, in ./workspace. Never overwrites a file, never merges into one. After an upgrade: adds what is new,
+    and says which puzzles in your files have another text.
     """
     _init(folder or workspace.default_folder())
     print("next: `puzzles lab`, or `puzzles watch` and a file there in your editor")
@@ -128,7 +140,8 @@ def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Defa
     epilog="Example: puzzles lab --port 8889 --no-browser -- --ServerApp.token=secret",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
-def lab(ctx: typer.Context) -> None:
+@click.pass_context
+def lab(ctx: click.Context) -> None:
     """Open JupyterLab on the workspace, at the next puzzle. Options, and what follows --, go to JupyterLab."""
     from . import lab as jupyter
 
@@ -136,8 +149,11 @@ def lab(ctx: typer.Context) -> None:
     jupyter.launch(_workspace_for_lab(), load(), ctx.args)
 
 
-@app.command(epilog="Example: puzzles start basics/3")
-def start(puzzle_id: WhichPuzzle = "", any_order: AnyOrder = False, as_json: Json = False) -> None:
+@app.command(epilog=f"Example: puzzles start basics/3. {AND_NEXT}")
+@which_puzzle
+@any_order
+@as_json
+def start(puzzle_id: str, any_order: bool, as_json: bool) -> None:
     """Read what a puzzle asks, and where to edit."""
     from .watch import hole_line
 
@@ -157,19 +173,18 @@ def start(puzzle_id: WhichPuzzle = "", any_order: AnyOrder = False, as_json: Jso
     print(f"then: `puzzles check {puzzle.id}`, or `puzzles watch` at every save")
 
 
-@app.command(epilog="Example: puzzles check basics/9")
-def check(
-    what: Anything = "",
-    overlay: Overlay = None,
-    traceback: Annotated[bool, typer.Option("--traceback", help="With the full traceback of an error.")] = False,
-    any_order: AnyOrder = False,
-    as_json: Json = False,
-) -> None:
+@app.command(epilog=f"Example: puzzles check basics/9. {AND_NEXT}")
+@anything
+@with_overlay
+@click.option("--traceback", is_flag=True, help="With the full traceback of an error.")
+@any_order
+@as_json
+def check(what: str, overlay: Path | None, traceback: bool, any_order: bool, as_json: bool) -> None:
     """Check your file: one puzzle, or every puzzle of a notebook. Exits with 0 if solved, 1 if not, 2 on wrong use."""
     ids = _puzzle_ids(what)
     if not ids:
         print(json.dumps({"version": 1, "source": None, "verdicts": []}) if as_json else "every puzzle is solved")
-        raise typer.Exit(SOLVED)
+        raise Exit(SOLVED)
     name = ids[0].partition("/")[0]
     if overlay is None and what != name:
         _open_puzzle(ids[0], any_order)
@@ -195,11 +210,13 @@ def check(
             terminal.say_laid_out(f"\n{terminal.standing_line(curriculum.puzzle(ids[0]))}")
             if newly or what == name:
                 terminal.say_finale(ids[0])
-    raise typer.Exit(SOLVED if passed else NOT_SOLVED)
+    raise Exit(SOLVED if passed else NOT_SOLVED)
 
 
-@app.command(epilog="Example: puzzles watch basics")
-def watch(what: Anything = "", any_order: AnyOrder = False) -> None:
+@app.command(epilog=f"Example: puzzles watch basics. {AND_NEXT}")
+@anything
+@any_order
+def watch(what: str, any_order: bool) -> None:
     """Check the puzzle you are editing at every save. Keys: next, hint, show, list, reset, quit."""
     from .watch import Watch
 
@@ -219,12 +236,11 @@ def watch(what: Anything = "", any_order: AnyOrder = False) -> None:
     os._exit(SOLVED)  # Python would take up to a second to put everything away, and whoever quits would wait
 
 
-@app.command(epilog="Example: puzzles hint basics/9")
-def hint(
-    puzzle_id: WhichPuzzle = "",
-    seen: Annotated[bool, typer.Option("--seen", help="Show the hints that you have seen, and no other.")] = False,
-    any_order: AnyOrder = False,
-) -> None:
+@app.command(epilog=f"Example: puzzles hint basics/9. {AND_NEXT}")
+@which_puzzle
+@click.option("--seen", is_flag=True, help="Show the hints that you have seen, and no other.")
+@any_order
+def hint(puzzle_id: str, seen: bool, any_order: bool) -> None:
     """Show the next hint of a puzzle."""
     puzzle = _open_puzzle(puzzle_id, any_order)
     if not seen:
@@ -234,32 +250,34 @@ def hint(
     return terminal.say_markdown(text or f"You have seen no hint of {puzzle.id}.")
 
 
-@app.command(epilog="Example: puzzles solution basics/9")
-def solution(puzzle_id: WhichPuzzle = "", yes: Yes = False, any_order: AnyOrder = False) -> None:
+@app.command(epilog=f"Example: puzzles solution basics/9. {AND_NEXT}")
+@which_puzzle
+@yes
+@any_order
+def solution(puzzle_id: str, yes: bool, any_order: bool) -> None:
     """Show the solution of a puzzle. Asks first, unless it is solved or its hints are used up."""
     puzzle = _open_puzzle(puzzle_id, any_order)
     if not load().solved(puzzle.id):
         left = hints_left(puzzle)
         first = f"{plural(left, 'hint')} would come first (`puzzles hint {puzzle.id}`)"
         if left and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show it?", yes):
-            raise typer.Exit(NOT_SOLVED)
+            raise Exit(NOT_SOLVED)
         record_solution_seen(puzzle)
     terminal.say_markdown(f"```python\n{puzzle.solution}```")
 
 
-@app.command(epilog="Example: puzzles show basics/9 --browser")
-def show(
-    puzzle_id: WhichPuzzle = "",
-    browser: Annotated[bool, typer.Option("--browser", help="As a page in the browser.")] = False,
-    overlay: Overlay = None,
-) -> None:
+@app.command(epilog=f"Example: puzzles show basics/9 --browser. {AND_NEXT}")
+@which_puzzle
+@click.option("--browser", is_flag=True, help="As a page in the browser.")
+@with_overlay
+def show(puzzle_id: str, browser: bool, overlay: Path | None) -> None:
     """Draw what your kernel does: blocks, copies, traffic. In the terminal, or as a page. Exits with 1 if unwritten."""
     puzzle = _puzzle_or_next(puzzle_id)
     with _source(puzzle.notebook, overlay) as source, Judge() as judge:
         answer = judge.ask("show", puzzle.id, source, overlay)
     if "picture" not in answer:
         _say_verdict(judged(puzzle.id, answer))
-        raise typer.Exit(NOT_SOLVED)
+        raise Exit(NOT_SOLVED)
     if not browser:
         return terminal.say(answer["picture"])
     page = Path(tempfile.mkdtemp(prefix="puzzles-")) / f"{puzzle.notebook}-{puzzle.number}.html"
@@ -269,13 +287,10 @@ def show(
         terminal.warn("there is no browser here: open that file in one")
 
 
-@app.command(epilog="Example: puzzles reset basics/3")
-def reset(
-    what: Annotated[
-        str, typer.Argument(metavar="[basics[/3]]", help="Default: everything", autocompletion=_complete_any)
-    ] = "",
-    yes: Yes = False,
-) -> None:
+@app.command(epilog="Example: puzzles reset basics/3. Without a name it is about everything.")
+@anything
+@yes
+def reset(what: str, yes: bool) -> None:
     """Take a puzzle, a notebook or everything back to the start. Says what will be lost, asks, keeps the old file."""
     folder = workspace.find()
     books = [book for book in curriculum.notebooks() if what in ("", book.name)]
@@ -284,7 +299,7 @@ def reset(
         print(line)
     if not terminal.agreed(f"Reset {what or 'everything'}?", yes):
         print("nothing is reset")
-        raise typer.Exit(NOT_SOLVED)
+        raise Exit(NOT_SOLVED)
     kept = []
     if books:
         for book in books:
@@ -298,16 +313,18 @@ def reset(
 
 
 @app.command(epilog="Example: puzzles tpu basics/10 --tpu v5e,v6e")
-def tpu(
-    puzzle_id: Annotated[str, typer.Argument(metavar="ID", autocompletion=_complete_puzzle)],
-    names: Annotated[
-        str,
-        typer.Option(
-            "--tpu", metavar="NAMES", help="Of v5e, v6e, tpu7x; commas between.", autocompletion=_complete_chip
-        ),
-    ] = "v5e",
-    overlay: Overlay = None,
-) -> None:
+@click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
+@click.option(
+    "--tpu",
+    "names",
+    metavar="NAMES",
+    default="v5e",
+    show_default=True,
+    help="Of v5e, v6e, tpu7x; commas between.",
+    shell_complete=_complete_chip,
+)
+@with_overlay
+def tpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
     """Compile your kernel for a TPU, without one: VMEM, bundles, time. Exits with 0 if it compiles, 1 if not."""
     from ..targets.tpu.chips import chips
 
@@ -323,14 +340,15 @@ def tpu(
             _say_verdict(answer)
             code = max(code, SOLVED if answer.get("compiles") else NOT_SOLVED)
             if answer.get("unavailable"):
-                raise typer.Exit(WRONG_USE)
+                raise Exit(WRONG_USE)
             if "verdict" in answer:
                 break  # the next would say the same
-    raise typer.Exit(code)
+    raise Exit(code)
 
 
-dev = typer.Typer(no_args_is_help=True, hidden=True, help="For authors of puzzles, in a clone of the project.")
-app.add_typer(dev, name="dev")
+@app.group(hidden=True)
+def dev() -> None:
+    """For authors of puzzles, in a clone of the project."""
 
 
 @dev.command(
@@ -338,16 +356,18 @@ app.add_typer(dev, name="dev")
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,
 )
-def mutants(ctx: typer.Context) -> None:
+@click.pass_context
+def mutants(ctx: click.Context) -> None:
     """Make small mistakes in the solutions by program, and show which of them the checks accept."""
     script = installation.ROOT / "tests" / "mutants.py"
     if not script.is_file():
         raise curriculum.CurriculumError("mutants are for authors, and made in a clone of the project")
-    raise typer.Exit(subprocess.call([sys.executable, str(script), *ctx.args]))
+    raise Exit(subprocess.call([sys.executable, str(script), *ctx.args]))
 
 
 @app.command("list", epilog="Example: puzzles list --json")
-def list_puzzles(as_json: Json = False) -> None:
+@as_json
+def list_puzzles(as_json: bool) -> None:
     """Name every puzzle."""
     state = load()
     everything = curriculum.all_puzzles()

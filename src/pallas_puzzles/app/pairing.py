@@ -133,9 +133,8 @@ def _conflict(a: _Half, b: _Half, newest: Path, unknown: bool) -> str:
 
 def complete(folder: Path, name: str) -> None:
     """Makes the half that is missing of the half that is there, never newer than it. Raises OSError."""
-    import jupytext
-
     from . import notebooks
+    from .formats import jupytext
 
     script, paired = halves(folder, name)
     if paired.exists():
@@ -164,15 +163,14 @@ def _follow(source: _Half, target: _Half) -> None:
 
 
 def _as_script(source: _Half, target: _Half) -> bytes:
-    import jupytext
+    from .formats import jupytext
 
     node = jupytext.reads(source.content.decode("utf-8-sig"), fmt="ipynb")
     return encoded_as(target.content, jupytext.writes(node, fmt="py:percent"))
 
 
 def _as_notebook(source: _Half, target: _Half) -> bytes:
-    import jupytext
-    from jupytext.combine import combine_inputs_with_outputs
+    from .formats import combine_inputs_with_outputs, jupytext
 
     inputs = jupytext.reads(decoded(source.content), fmt="py:percent")
     outputs = jupytext.reads(target.content.decode("utf-8-sig"), fmt="ipynb")
@@ -196,7 +194,7 @@ def _read(path: Path) -> _Half:
 
 def _cells(content: bytes, suffix: str) -> Cells:
     """Kind and source of every cell, as the script would have them: there, magics are comments."""
-    import jupytext
+    from .formats import jupytext
 
     try:
         if suffix == ".ipynb":
