@@ -152,6 +152,7 @@ def test_printed_output_is_capped(place, puzzles):
     assert len(out) < 10_000
     assert out.index("solved.") < out.index("printed by your code:") < out.index("line 99999")
     assert "(the end of 1,088,890 characters)" in out
+    assert len(out.splitlines()) < 40, "the verdict stays on the screen"
 
 
 def test_a_traceback_is_asked_for_in_the_command(place, puzzles):

@@ -33,7 +33,8 @@ from typing import IO, Any, NoReturn
 from .worker import Message, last_line
 
 LIMIT_S = 600.0  # nobody waits for that long
-MOST_PRINTED = 4000  # characters of what the reader's code prints
+MOST_PRINTED = 4000  # characters of what the reader's code prints; of more, the last SHOWN_LINES
+SHOWN_LINES = 20
 IDLE_S = 600.0  # how long to wait for the next one who connects
 LOOK_S = 5.0  # how often to look whether the socket is still ours
 
@@ -122,8 +123,8 @@ class Tail(io.TextIOBase):
     def text(self) -> str:
         if self._all <= MOST_PRINTED:
             return self._kept
-        kept = self._kept.partition("\n")[2] or self._kept
-        return f"(the end of {self._all:,} characters)\n{kept}"
+        kept = (self._kept.partition("\n")[2] or self._kept).splitlines()[-SHOWN_LINES:]
+        return "\n".join([f"(the end of {self._all:,} characters)", *kept])
 
 
 def _settle(output: int) -> None:
