@@ -117,6 +117,7 @@ def test_a_session(place, start):
 
 def test_the_keys(place, start):
     child = start()
+    assert child.before.endswith("demo/1  n:next h:hint s:show l:list r:reset "), "a letter and its name, and no more"
     child.send("h")
     verdict(child, "hint 1 of 3")
     child.send("h")
