@@ -9,6 +9,8 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import cases, curriculum
 from .arrays import ArrayJudge, Wanted
 from .collecting import collecting, current, is_brief
@@ -23,13 +25,14 @@ from .holes import (
     untouched,
     why_apart,
 )
-from .inputs import Budget, Case, Question, Subject, question
-from .judge import CLAIMS, Judge, claimed, judge_arrays, judge_kernel, tolerance_of
+from .inputs import Budget, Case, Question, Subject, draw, question
+from .judge import CLAIMS, Judge, claimed, draws, judge_arrays, judge_kernel, tolerance_of
 from .reference import course_of
 
 if TYPE_CHECKING:
     from ..diagnose.corrections import Correction
     from ..diagnose.lookout import Lookout
+    from ..ir.capture import SourceLine
     from ..view.verdict import Verdict
 
 
@@ -193,15 +196,33 @@ class _Answer:
         assert self.known
         if verdict.findings and verdict.findings[0].kind != "time-limit":  # trying takes as long, again and again
             with guard.explaining():
-                found = self._isolated(verdict, asked)
+                found, only = self._isolated(verdict, asked)
                 # "the mistake is in your one function" is no news
-                if len(self.known.holes) > 1 or not all(c.whole and c.function in self.known.holes for c in found):
-                    files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
-                    verdict.findings = told(verdict.findings, found, files)
+                if len(self.known.holes) == 1 and all(c.whole and c.function in self.known.holes for c in found):
+                    found = []
+                files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
+                apart = (
+                    self._apart(asked, only) if only not in (None, CLAIMS) and not any(c.told for c in found) else None
+                )
+                verdict.findings = told(verdict.findings, found, files, apart)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
-    def _isolated(self, verdict: "Verdict", asked: Question) -> "list[Correction]":
-        """What would have to change in an answer, found by trying."""
+    def _apart(self, asked: Question, only: tuple[int, int] | None) -> "SourceLine | None":
+        """The line in one of the holes where the values of one draw part from those of the course."""
+        from ..diagnose.apart import first_apart
+        from ..lens.machine import trace
+
+        assert self.known
+        official = cases.official(self.known.id)
+        case, seed = next(
+            (case, seed) for n, case, i, seed in draws(self.puzzle, asked.cases, asked.seed) if (n, i) == only
+        )
+        args = draw(case.inputs, np.random.default_rng(seed))
+        both = (functools.partial(trace, fn, *args, detail=False, **case.blocks) for fn in (official.fn, self.fn))
+        return next((line for line in first_apart(*both) if function_at(line, self.holes)), None)
+
+    def _isolated(self, verdict: "Verdict", asked: Question) -> "tuple[list[Correction], tuple[int, int] | None]":
+        """What would have to change in an answer, found by trying, and on which of the draws it has been tried."""
         from .isolate import isolated
 
         wanted, rounding = Wanted(), "rounding" in {f.kind for f in verdict.findings}
@@ -219,9 +240,10 @@ class _Answer:
         used = names_used(self.fn, getattr(inspect.unwrap(self.fn), "__globals__", {}), set())
         smallest = briefly(self.fn, asked, None)  # the first of the cases, from the smallest on, that is wrong
         if smallest:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
-            return []
+            return [], None
         here = functools.partial(right, only=smallest.draw)
-        return isolated(self.known, self.names, used, here, functools.partial(right, only=None))
+        found = isolated(self.known, self.names, used, here, functools.partial(right, only=None))
+        return found, smallest.draw
 
     def _lookout(
         self, spec: Callable[..., Any], barred: Mapping[str, str], helpers: Sequence[types.CodeType]

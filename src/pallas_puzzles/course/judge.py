@@ -40,8 +40,8 @@ OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised me
 
 def judge_kernel(puzzle: str, judge: "Judge", asked: Question, only: tuple[int, int] | None = None) -> "Verdict":
     """The verdict of the lens on every case. JAX is yet to be asked about what passes: see Judge.confirmed."""
-    draws = _draws(puzzle, asked.cases, asked.seed)
-    for number, case, i, draw_seed in sorted(draws, key=_size) if is_brief() else draws:
+    drawn = draws(puzzle, asked.cases, asked.seed)
+    for number, case, i, draw_seed in sorted(drawn, key=_size) if is_brief() else drawn:
         if only is not None and (number, i) != only:
             continue
         args = draw(case.inputs, np.random.default_rng(draw_seed))
@@ -59,7 +59,7 @@ def judge_kernel(puzzle: str, judge: "Judge", asked: Question, only: tuple[int, 
 
 
 def judge_arrays(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[int, int] | None = None) -> "Verdict":
-    for number, case, i, draw_seed in _draws(puzzle, asked.cases, asked.seed):
+    for number, case, i, draw_seed in draws(puzzle, asked.cases, asked.seed):
         if only is not None and (number, i) != only:
             continue
         args = draw(case.inputs, np.random.default_rng(draw_seed))
@@ -72,7 +72,7 @@ def judge_arrays(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[in
     return judge.passed()
 
 
-def _draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case, int, int]]:
+def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case, int, int]]:
     """(number of the case, the case, number of the draw, its seed): several draws of the first case, one of others."""
     for number, case in enumerate(cases):
         drawn = any(isinstance(x, Input) for x in case.inputs)

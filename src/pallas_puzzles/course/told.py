@@ -8,19 +8,30 @@ from ..diagnose.corrections import Correction
 
 if TYPE_CHECKING:
     from ..diagnose.findings import Finding
+    from ..ir.capture import SourceLine
 
 
-def told(findings: "Sequence[Finding]", found: Sequence[Correction], files: Mapping[str, str]) -> "list[Finding]":
+def told(
+    findings: "Sequence[Finding]",
+    found: Sequence[Correction],
+    files: Mapping[str, str],
+    apart: "SourceLine | None" = None,
+) -> "list[Finding]":
     """The findings of a verdict with corrections: the first with what was seen of it, each further one on its own.
 
-    files: the file that each of the functions is in.
+    files: the file that each of the functions is in. apart: where no correction is told, the line at which the values
+    part from those of a right answer; it is told where nothing else says more than which function.
     """
     from ..diagnose.findings import Finding
     from ..ir.capture import source_line
 
+    seen = findings[0]
+    if apart is not None and seen.kind in _SAYS_LITTLE and all(c.whole for c in found):
+        swapped = [_sentence(c, len(found)) for c in found]
+        head = _head(seen) if seen.kind == "explained" else seen.cause
+        return [seen.but(cause=_APART, evidence=(*swapped, head, *seen.evidence), line=apart, near=()), *findings[1:]]
     if not found:
         return list(findings)
-    seen = findings[0]
     first, *others = (
         Finding("correction", _sentence(c, len(found)), (), source_line(files[c.function], c.line), function=c.function)
         for c in found
@@ -43,6 +54,9 @@ def told(findings: "Sequence[Finding]", found: Sequence[Correction], files: Mapp
 # Kinds that see that something is wrong, and not how it came about.
 _SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
 
+_APART = (
+    "Up to this line, every value is one that a right answer has, too. What this line makes is the first that is not."
+)
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
 
 

@@ -441,8 +441,31 @@ def run_while(eqn: Any, values: Sequence[Any], run: Callable[[Any, list[Any]], l
     return state
 
 
+_observer: contextvars.ContextVar[Callable[[Any, list[Any], list[Any]], None] | None] = contextvars.ContextVar(
+    "observer", default=None
+)
+
+
+@contextlib.contextmanager
+def observed(by: Callable[[Any, list[Any], list[Any]], None]) -> Iterator[None]:
+    """While active, by(equation, operands, results) is told of every array equation that is evaluated."""
+    token = _observer.set(by)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
 def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
     """One array equation on NumPy values. Returns an array, or a list where the primitive has several results."""
+    out = _evaluate(eqn, values)
+    observer = _observer.get()
+    if observer is not None:
+        observer(eqn, list(values), out if eqn.primitive.multiple_results else [out])
+    return out
+
+
+def _evaluate(eqn: Any, values: Sequence[Any]) -> Any:
     name, params = eqn.primitive.name, eqn.params
     if name == "split":
         return _split(values[0], **params)

@@ -1,0 +1,131 @@
+"""Where the values of an answer part from those of a right one, however differently the two are written.
+
+Both run on the same data. A value of the answer that the right one has as well, at whatever step and under whatever
+name, is right. What is computed from such values alone and is none of them is where the answer leaves the way, unless
+a later value that depends on it is right again: then it was another way to the same place.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..ir.capture import SourceLine, callers_of
+from ..ir.ops import is_floating, observed
+
+_CLOSE = {2: 2e-2, 1: 2e-2}  # by bytes of a float: how much two ways to round one value may differ
+_LARGE = 1e30  # stands for minus infinity in many a mask
+_LEVEL = 1e-3  # a value whose elements differ by less than this, in units of its size, says nothing: zeros, ones
+_MOST = 200_000  # values that are remembered
+
+Shape = tuple[int, ...]
+
+
+def first_apart(right: Callable[[], Any], answer: Callable[[], Any]) -> list[SourceLine]:
+    """The reader's lines on the way to the first value of answer() that is none of right()'s, the innermost first.
+
+    [] where the two part nowhere.
+    """
+    known = _Known()
+    with observed(known.add):
+        right()
+    known.close()
+    way = _Way(known)
+    with observed(way.follow):
+        answer()
+    return next((callers_of(way.roots[n]) for n in sorted(way.roots.keys() - way.right_again)), [])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mark:
+    """What two equal values have in common, whatever the order of their sums: their size, projections, infinities."""
+
+    shape: Shape
+    numbers: tuple[float, ...]
+
+
+def _mark(value: Any) -> _Mark | None:
+    """None for what is no array of floats, or has one element: such values say little."""
+    if not isinstance(value, np.ndarray) or not is_floating(value.dtype) or value.size < 2:
+        return None
+    x = np.squeeze(value).astype(np.float64)
+    real = np.isfinite(x) & (np.abs(x) < _LARGE)
+    x = np.where(real, x, 0)
+    weights = np.cos(np.arange(x.size) * 12.9898 + 1.7).reshape(x.shape)
+    norm = np.sqrt(x.size)
+    sums = np.sqrt(np.mean(x * x)), np.sum(weights * x) / norm, np.mean(x), np.sum(weights * ~real) / norm
+    return _Mark(x.shape, tuple(map(float, sums)))
+
+
+class _Known:
+    """The values of the right answer."""
+
+    def __init__(self) -> None:
+        self.found: dict[Shape, list[tuple[float, ...]]] = collections.defaultdict(list)
+        self.arrays: dict[Shape, np.ndarray] = {}
+        self.count = 0
+
+    def add(self, eqn: Any, operands: list[Any], results: list[Any]) -> None:
+        for value in (*operands, *results):
+            mark = _mark(value) if self.count < _MOST else None
+            if mark is None:
+                continue
+            self.count += 1
+            self.found[mark.shape].append(mark.numbers)
+            if len(mark.shape) == 2:
+                turned = _mark(np.squeeze(value).T)
+                assert turned is not None, "the transpose of an array of floats"
+                self.found[turned.shape].append(turned.numbers)
+
+    def close(self) -> None:
+        self.arrays = {shape: np.unique(np.array(numbers), axis=0) for shape, numbers in self.found.items()}
+
+    def has(self, mark: _Mark, itemsize: int) -> bool:
+        there = self.arrays.get(mark.shape)
+        if there is None:
+            return False
+        mine = np.array(mark.numbers)
+        size = (there[:, :1] + mine[0]) / 2
+        close = np.abs(there[:, :3] - mine[:3]) <= _CLOSE.get(itemsize, 1e-4) * size + 1e-9
+        return bool((close.all(1) & (np.abs(there[:, 3] - mine[3]) < 1e-9)).any())
+
+
+class _Way:
+    """Follows an answer. roots: the equations at which it may have left the way, by number, in their order."""
+
+    def __init__(self, known: _Known) -> None:
+        self.known = known
+        self.roots: dict[int, Any] = {}
+        self.right_again: set[int] = set()
+        self.from_roots: dict[_Mark, frozenset[int]] = {}
+        self.numbers: dict[int, int] = {}  # of the equations that are roots: a loop makes one of them often
+
+    def follow(self, eqn: Any, operands: list[Any], results: list[Any]) -> None:
+        origins: frozenset[int] = frozenset()
+        for unknown in self._unknown(operands):
+            origins |= self.from_roots.get(unknown) or frozenset({self._root(eqn)})
+        for value in results:
+            mark = _mark(value)
+            if mark is not None and not self.known.has(mark, value.dtype.itemsize):
+                self.from_roots[mark] = origins or frozenset({self._root(eqn)})
+            elif mark is not None and origins and _varies(value):
+                self.right_again |= origins
+
+    def _unknown(self, values: list[Any]) -> Iterator[_Mark]:
+        for value in values:
+            mark = _mark(value)
+            if mark is not None and not self.known.has(mark, value.dtype.itemsize):
+                yield mark
+
+    def _root(self, eqn: Any) -> int:
+        number = self.numbers.setdefault(id(eqn), len(self.numbers))
+        self.roots.setdefault(number, eqn)
+        return number
+
+
+def _varies(value: np.ndarray) -> bool:
+    x = value.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return bool(np.nanstd(x) > _LEVEL * np.sqrt(np.nanmean(x * x)))
