@@ -5,6 +5,7 @@ here was seen on jax 0.11.2 and 0.12.0.1.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import inspect
 import itertools
@@ -12,6 +13,7 @@ import linecache
 import math
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -112,6 +114,8 @@ class Operand:
     space: str
     index_map: Any
     buffer_count: int = 2
+    index_consts: Sequence[Any] | None = None  # what the index map of a pipeline inside of a kernel refers to
+    copied: bool = True  # False: a pipeline's operand that is in VMEM already
 
     @property
     def block(self) -> tuple[int, ...]:
@@ -182,6 +186,8 @@ class Call:
     scalars: list[np.ndarray] = dataclasses.field(default_factory=list)
     inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     callers: list[SourceLine] = dataclasses.field(default_factory=list)  # the innermost first
+    consts: Sequence[Any] | None = None  # what the body of a pipeline inside of a kernel refers to
+    bounds_known: bool = True  # of a pipeline inside of a kernel; else they count as 1
 
     @property
     def ins(self) -> list[Operand]:
@@ -271,17 +277,7 @@ def describe(eqn: Any, values: Sequence[Any] | None = None) -> Call:
     grid = tuple(g if isinstance(g, int) else int(np.asarray(next(bounds))) for g in mapping.grid)
     n_scalars, n_in, n_out = mapping.num_index_operands, mapping.num_inputs, mapping.num_outputs
     operands = [
-        Operand(
-            names[n_scalars + i],
-            "in" if i < n_in else "out",
-            tuple(bm.array_aval.shape),
-            np_dtype(bm.array_aval),
-            tuple(_dim(d) for d in bm.block_shape),
-            space_of(bm.transformed_block_aval),
-            bm.index_map_jaxpr,
-            _buffer_count(bm),
-        )
-        for i, bm in enumerate(mapping.block_mappings)
+        _operand(names[n_scalars + i], "in" if i < n_in else "out", bm) for i, bm in enumerate(mapping.block_mappings)
     ]
     first = n_scalars + n_in + n_out
     return Call(
@@ -300,6 +296,70 @@ def describe(eqn: Any, values: Sequence[Any] | None = None) -> Call:
         dynamic_bounds=mapping.num_dynamic_grid_bounds,
         dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
     )
+
+
+def _operand(name: str, role: str, mapping: Any, **more: Any) -> Operand:
+    return Operand(
+        name,
+        role,
+        tuple(mapping.array_aval.shape),
+        np_dtype(mapping.array_aval),
+        tuple(_dim(d) for d in mapping.block_shape),
+        space_of(mapping.transformed_block_aval),
+        mapping.index_map_jaxpr,
+        _buffer_count(mapping),
+        **more,
+    )
+
+
+UNKNOWN = object()  # in place of a value that nobody knows yet
+
+
+def describe_pipeline(eqn: Any, values: Sequence[Any]) -> tuple[Call, list[Any]]:
+    """(an emit_pipeline equation as a Call, the Refs that it is given, which may be seen through `.at[...]`).
+
+    values: its operands; a bound of the grid that is UNKNOWN counts as 1. Raises Beyond for what is no plain pipeline.
+    """
+    p, given = eqn.params, eqn.params["args_tree"].unflatten(values)
+    mapping, body = p["grid_mapping"], p["body_jaxpr"]
+    if given.allocations is not None or p["_explicit_indices"] or (p["num_cores"] or 1) != 1:
+        raise Beyond("a pipeline with buffers of its own, or over several cores")
+    bounds = iter(given.dynamic_grid_spec)
+    grid = [g if isinstance(g, int) else next(bounds) for g in mapping.grid]
+    refs = jax.tree.leaves(p["refs_tree"].unflatten(given.refs_flat), is_leaf=_is_ref)
+    names, consts = arg_names(body), iter(given.all_index_map_consts)
+    operands = []
+    for i, (bm, ref) in enumerate(zip(mapping.block_mappings, refs, strict=True)):
+        role = "in" if i < mapping.num_inputs else "out"
+        its = tuple(itertools.islice(consts, len(bm.index_map_jaxpr.consts)))
+        operand = _operand(names[i], role, bm, index_consts=its)
+        if operand.in_hbm and (getattr(ref, "transforms", None) or operand.block != operand.shape):
+            raise Beyond("a pipeline whose blocks stay in HBM")
+        operands.append(operand)
+    call = Call(
+        name=str(body.debug_info.func_name or "the pipeline"),
+        where=where_defined(body),
+        grid=tuple(1 if g is UNKNOWN else int(np.asarray(g)) for g in grid),
+        grid_names=(),
+        vmapped=tuple(mapping.vmapped_dims),
+        operands=operands,
+        scalar_names=[],
+        scratch=[],
+        semantics=tuple(str(getattr(s, "name", s)).lower() for s in p["dimension_semantics"]),
+        kernel=body,
+        aliases={},
+        vmem_limit_bytes=None,
+        dynamic_bounds=len(given.dynamic_grid_spec),
+        dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
+        callers=callers_of(eqn),
+        consts=given.body_consts,
+        bounds_known=all(g is not UNKNOWN for g in grid),
+    )
+    return call, refs
+
+
+def _is_ref(x: Any) -> bool:
+    return hasattr(x, "transforms")
 
 
 def _scratch(name: str, aval: Any) -> Scratch:
@@ -337,10 +397,23 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
     )
 
 
+_chip: contextvars.ContextVar[str] = contextvars.ContextVar("chip", default="TPU v5e")
+
+
 @contextlib.contextmanager
-def tracing(chip: str = "TPU v5e") -> Iterator[None]:
+def on_chip(kind: str) -> Iterator[None]:
+    """While active, functions are traced for this chip, by the name that JAX has for it."""
+    token = _chip.set(kind)
+    try:
+        yield
+    finally:
+        _chip.reset(token)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
     """Trace kernels as if a TPU were there: every pallas_call interpretable, emit_pipeline and get_tpu_info at home."""
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(chip, 1, "tpu"))
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(_chip.get(), 1, "tpu"))
     with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(True):  # type: ignore[arg-type]
         yield
 
@@ -390,6 +463,18 @@ def everywhere(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
 def named(jaxpr: Any, *primitives: str) -> Iterator[Any]:
     """The equations with one of these primitives, anywhere inside of a program."""
     return (eqn for _, eqn in everywhere(jaxpr) if eqn.primitive.name in primitives)
+
+
+def depends_on(jaxpr: Any, number: int) -> list[int]:
+    """Which of its first arguments the results of a program can depend on."""
+    reached: dict[Any, set[int]] = {v: {i} for i, v in enumerate(jaxpr.invars[:number])}
+
+    def of(atoms: Sequence[Any]) -> set[int]:
+        return set().union(*(reached.get(a, set()) for a in atoms if not is_literal(a)))
+
+    for eqn in jaxpr.eqns:
+        reached.update(dict.fromkeys(eqn.outvars, of(eqn.invars)))
+    return sorted(of(jaxpr.outvars))
 
 
 def holds_call(jaxpr: Any) -> bool:
@@ -499,6 +584,30 @@ class Evaluator:
                 work.flops += 2 * sizes[0] * math.prod(np.shape(values[0])[d] for d in summed)
 
 
+def _traced(fn: Callable[..., Any], leaves: list[Any]) -> Any:
+    """make_jaxpr's (program, shape of its results), in which a plain emit_pipeline is one equation."""
+    # The flag, and the parameters of the equation: seen on jax 0.11.2 and 0.12.0.1
+    from jax._src import config
+
+    trace = jax.make_jaxpr(fn, return_shape=True)
+    try:
+        with config.use_emit_pipeline_primitive(True):
+            closed, shape = for_the_reader(trace, *leaves)
+        for pipeline in named(closed, "emit_pipeline"):
+            describe_pipeline(pipeline, [UNKNOWN] * len(pipeline.invars))
+    except Exception as error:
+        if not isinstance(error, Beyond) and not _in_pipeline(error):
+            raise
+        closed, shape = for_the_reader(jax.make_jaxpr(fn, return_shape=True), *leaves)  # spelt out, as loops and copies
+    return closed, shape
+
+
+def _in_pipeline(error: BaseException) -> bool:
+    """Whether an exception came while emit_pipeline was traced."""
+    files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return any(file.endswith(os.path.join("pallas", "mosaic", "pipeline.py")) for file in files)
+
+
 def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) -> Capture:
     """Traces `fn(*args, **kwargs)` and runs it eagerly; every pallas_call that is reached goes to `on_call`.
 
@@ -515,7 +624,7 @@ def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) 
     leaves = [x if isinstance(x, jax.Array) and not _is_plain(x) else np.asarray(x) for x in leaves]
     with tracing():
         with _own_lines():
-            closed, out_shape = for_the_reader(jax.make_jaxpr(flat_fn, return_shape=True), *leaves)
+            closed, out_shape = _traced(flat_fn, leaves)
         evaluator = Evaluator(on_call)
         flat_out = evaluator.run(closed, leaves)
     from_kernel = [id(y) in evaluator.made for y in flat_out]

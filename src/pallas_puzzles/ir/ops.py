@@ -221,6 +221,29 @@ def _pad(x: np.ndarray, value: Any, *, padding_config: Any) -> np.ndarray:
     return np.pad(x, [(lo, hi) for lo, hi, _ in padding_config], constant_values=value)
 
 
+_SHARED_OUT = 1 << 31  # FLOPs of a product from which several threads are worth waiting for
+
+
+@functools.cache
+def _blas() -> list[Any]:
+    from threadpoolctl import ThreadpoolController
+
+    return [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
+
+
+@contextlib.contextmanager
+def _one_thread(flops: int) -> Iterator[None]:
+    """Small matrix products in one thread: on busy cores, threads that wait for one another cost a hundred times it."""
+    before = [(library, library.num_threads) for library in _blas()] if flops < _SHARED_OUT else []
+    for library, _ in before:
+        library.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for library, number in before:
+            library.set_num_threads(number)
+
+
 def _dot_general(
     x: np.ndarray, y: np.ndarray, *, dimension_numbers: Any, preferred_element_type: Any, **_: Any
 ) -> np.ndarray:
@@ -236,7 +259,9 @@ def _dot_general(
     depth = math.prod(x.shape[d] for d in xc)
     left = np.transpose(x, (*xb, *xf, *xc)).reshape(*batch, -1, depth)
     right = np.transpose(y, (*yb, *yc, *yf)).reshape(*batch, depth, -1)
-    return np.matmul(left, right).reshape(*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf))
+    with _one_thread(2 * math.prod(left.shape) * right.shape[-1]):
+        product = np.matmul(left, right)
+    return product.reshape(*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf))
 
 
 def _bitcast(x: np.ndarray, *, ty: Any, dim: int = -2) -> np.ndarray:

@@ -15,12 +15,14 @@ import jax
 import numpy as np
 
 from ..ir.capture import (
+    UNKNOWN,
     Call,
     Operand,
     Outside,
     SourceLine,
     arg_names,
     capture,
+    describe_pipeline,
     everywhere,
     line_of,
     space_of,
@@ -38,39 +40,11 @@ from ..ir.ops import (
     run_scan,
     run_while,
 )
+from .memory import WHOLE, Buffer, Marks, Place
 
 MAX_STEPS = 16384
+PLANNED_STEPS = 1 << 20
 NOT_VISITED, NOT_STORED, STALE, WRITTEN = range(4)
-
-
-class Buffer:
-    """A Ref: its values, which elements hold something (None: all of them), and the last step that stored each."""
-
-    __slots__ = ("left_at", "name", "role", "space", "values", "writer", "written")
-
-    def __init__(self, name: str, values: np.ndarray, space: str, role: str, written: bool):
-        self.name, self.space, self.role = name, space, role
-        self.written: np.ndarray | None
-        self.writer: np.ndarray | None
-        self.values = np.ascontiguousarray(values).reshape(np.shape(values))
-        self.written = None if written else np.zeros(self.values.shape, bool)
-        self.writer = np.full(self.values.shape, -1, np.int32) if role in ("out", "scratch") else None
-        self.left_at = -1  # outputs: the last step of the visit before this one
-
-    @classmethod
-    def empty(cls, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str) -> "Buffer":
-        return cls(name, poison(shape, dtype), space, role, written=False)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    def arrive(self, left_at: int) -> None:
-        """A new visit of an output block: what the buffer held belongs to another block."""
-        self.values = poison(self.values.shape, self.values.dtype)
-        self.written = np.zeros(self.values.shape, bool)
-        self.writer = np.full(self.values.shape, -1, np.int32)
-        self.left_at = left_at
 
 
 @dataclasses.dataclass(slots=True)
@@ -128,6 +102,9 @@ class Trace:
     flops: list[int] = dataclasses.field(default_factory=list)
     transcendentals: list[int] = dataclasses.field(default_factory=list)
     dma_bytes: list[int] = dataclasses.field(default_factory=list)
+    pipelines: "list[Pipeline]" = dataclasses.field(default_factory=list)
+    first: int = 0  # the number of the first step that is here, in a grid of which only a part is
+    total: "Figures | None" = None  # what the whole grid costs, where only a part of it is here
 
     @property
     def n(self) -> int:
@@ -160,6 +137,7 @@ class Figures:
     flops: int
     transcendentals: int
     steps: int
+    computed: bool  # whether the arithmetic is known
 
     @property
     def intensity(self) -> float | None:
@@ -169,73 +147,80 @@ class Figures:
 
 def figures(trace: Trace) -> Figures:
     """The costs of a traced call; blocks that hang over the edge count only their part inside the array."""
+    if trace.total is not None:
+        return trace.total
+    held = max((c.vmem_bytes for p in trace.pipelines for c in p.costs), default=0)  # they follow one another
     rows = [_operand_figures(trace, k) for k in range(len(trace.call.operands))]
-    scratch = sum(s.nbytes for s in trace.call.scratch if s.space == "vmem")
-    dma = sum(trace.dma_bytes)
-    return Figures(
-        name=trace.call.name,
-        operands=rows,
-        scratch_bytes=scratch,
-        vmem_bytes=scratch + sum(r.vmem_bytes for r in rows),
-        dma_bytes=dma,
-        hbm_bytes=dma + sum(r.hbm_bytes for r in rows),
-        once_bytes=sum(r.once_bytes for r in rows),
+    return dataclasses.replace(
+        figures_of(trace.call, rows, sum(trace.dma_bytes), held),
         flops=sum(trace.flops),
         transcendentals=sum(trace.transcendentals),
         steps=trace.n,
+        computed=len(trace.flops) == trace.n,
+    )
+
+
+def figures_of(call: Call, rows: list[OperandFigures], dma_bytes: int, held_bytes: int) -> Figures:
+    """What a call moves and holds. held_bytes: what pipelines inside of it hold of VMEM."""
+    scratch = sum(s.nbytes for s in call.scratch if s.space == "vmem")
+    return Figures(
+        name=call.name,
+        operands=rows,
+        scratch_bytes=scratch,
+        vmem_bytes=scratch + sum(r.vmem_bytes for r in rows) + held_bytes,
+        dma_bytes=dma_bytes,
+        hbm_bytes=dma_bytes + sum(r.hbm_bytes for r in rows),
+        once_bytes=sum(r.once_bytes for r in rows),
+        flops=0,
+        transcendentals=0,
+        steps=0,
+        computed=False,
     )
 
 
 def _operand_figures(trace: Trace, k: int) -> OperandFigures:
     o = trace.call.operands[k]
-    if o.in_hbm:
-        return OperandFigures(o, 0, 0, 0, 0, o.array_bytes)
     moved = trace.fetched[k] if o.role == "in" else trace.flushed[k]
-    nbytes = 0
+    elements = 0
     for start, moves in zip(trace.starts[k], moved, strict=True):
         if moves and start is not None:
             inside = (max(0, min(s + b, d) - max(s, 0)) for s, b, d in zip(start, o.block, o.shape, strict=True))
-            nbytes += o.itemsize * math.prod(inside)
+            elements += math.prod(inside)
+    return operand_figures(o, sum(moved), elements * o.itemsize)
+
+
+def operand_figures(o: Operand, moves: int, nbytes: int) -> OperandFigures:
+    """What an operand costs whose blocks are copied so often, and are so many bytes together."""
+    if o.in_hbm or not o.copied:
+        return OperandFigures(o, 0, 0, 0, 0, o.array_bytes if o.in_hbm else 0)
     buffers = 1 if o.stays_whole else o.buffer_count
     vmem = buffers * o.block_bytes if o.space == "vmem" else 0
-    return OperandFigures(o, buffers, vmem, sum(moved), nbytes, o.array_bytes)
+    return OperandFigures(o, buffers, vmem, moves, nbytes, o.array_bytes)
 
+
+@dataclasses.dataclass
+class Pipeline:
+    """An emit_pipeline inside of a kernel: its first run, those with incidents, and the costs of all of them.
+
+    at: the steps of the outer grid that run it.
+    """
+
+    traces: list[Trace] = dataclasses.field(default_factory=list)
+    costs: list[Figures] = dataclasses.field(default_factory=list)
+    at: list[int] = dataclasses.field(default_factory=list)
+
+    def add(self, trace: Trace, costs: Figures, step: int) -> None:
+        if not self.traces or (trace.incidents and len(self.traces) < _KEPT_RUNS):
+            self.traces.append(trace)
+        self.costs.append(costs)
+        self.at.append(step)
+
+
+_KEPT_RUNS = 16
 
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(slots=True)
-class _Place:
-    """Where in a buffer: a chain of NumPy keys, or (where keys cannot chain) a flat index array."""
-
-    keys: list[Any]
-    flat: np.ndarray | None = None
-
-    def get(self, array: np.ndarray) -> Any:
-        if self.flat is not None:
-            return array.reshape(-1)[self.flat]
-        view, key = self._last(array)
-        return view[key]
-
-    def set(self, array: np.ndarray, value: Any) -> None:
-        if self.flat is not None:
-            array.reshape(-1)[self.flat] = value
-        else:
-            view, key = self._last(array)
-            view[key] = value
-
-    def _last(self, array: np.ndarray) -> tuple[np.ndarray, Any]:
-        for key in self.keys[:-1]:
-            array = array[key]
-        return array, self.keys[-1] if self.keys else ...
-
-    def box(self) -> tuple[Any, ...]:
-        key = self.keys[-1] if self.keys else ()
-        key = key if isinstance(key, tuple) else (key,)
-        return tuple((k.start, k.stop, k.step) if isinstance(k, slice) else k for k in key if k is not Ellipsis)
-
-
-_WHOLE = _Place([])
 _SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value"])
 
 
@@ -273,22 +258,31 @@ def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, in
     return ("inf - inf is NaN" if name == "sub" else "0 times infinity is NaN"), int(np.count_nonzero(bad))
 
 
+def _wanted(eqn: Any) -> bool:
+    """Whether somebody looks at a result of an equation."""
+    return any(type(v).__name__ != "DropVar" for v in eqn.outvars)
+
+
 class Machine:
-    def __init__(self, call: Call, detail: bool):
-        self.call, self.detail = call, detail
+    """Runs the programs of one grid: a call's, or that of a pipeline inside of a kernel, whose machine is `outer`."""
+
+    def __init__(self, call: Call, detail: bool, outer: "Machine | None" = None):
+        self.call, self.detail, self.outer = call, detail, outer
         self.step = 0
         self.index: tuple[int, ...] = ()
         self.visit_start = 0
         self.events: list[Event] = []
         self.incidents: list[Incident] = []
-        self.unsure: list[tuple[np.ndarray, np.ndarray, Incident]] = []  # reads of garbage that a select may leave out
+        # reads of garbage that a select may leave out, and where they are noted
+        self.unsure: list[tuple[np.ndarray, np.ndarray, Incident, list[Incident]]] = []
         self.flops = self.transcendentals = self.dma_bytes = 0
-        self.pending: dict[Any, list[tuple[Any, Any, Any]]] = {}
-        self.counts: dict[Any, int] = {}
+        self.pipelines: dict[int, Pipeline] = {}
+        self.pending: dict[Any, list[tuple[Any, Any, Any]]] = outer.pending if outer is not None else {}
+        self.counts: dict[Any, int] = outer.counts if outer is not None else {}
         self.costs: dict[int, tuple[int, int]] = {}
         self.static: dict[int, Any] = {}
+        self.places: dict[int, tuple[Place, bool]] = {}
         self.quiet = False
-        self.by_step = False  # index maps, too, are run one step at a time
         self.grid_axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.rules: dict[str, Callable[[Any, list[Any]], Any]] = {
             name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_do_")
@@ -328,7 +322,7 @@ class Machine:
         if name == "select_n" and self.unsure:
             self._withdraw(values[0], values[1:])
         if name == "convert_element_type" and self.unsure:
-            self.unsure += [(out, garbage, incident) for v, garbage, incident in self.unsure if v is values[0]]
+            self.unsure += [(out, *rest) for v, *rest in self.unsure if v is values[0]]
         if name in _WATCHED:
             self._watch(name, eqn, values, out)
         return out
@@ -365,10 +359,26 @@ class Machine:
         jaxpr = eqn.params["jaxpr"]
         names = arg_names(jaxpr)
         buffers = [
-            Buffer.empty(n, tuple(getattr(v.aval, "shape", ())), np_dtype(v.aval), space_of(v.aval), "scratch")
+            Buffer.empty(n, tuple(getattr(v.aval, "shape", ())), np_dtype(v.aval), space_of(v.aval), "scratch", self)
             for n, v in zip(names, jaxpr.invars, strict=True)
         ]
         return self.run(jaxpr, buffers, values)
+
+    def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> list[Any]:
+        call, refs = describe_pipeline(eqn, values)
+        places = []
+        for o, ref in zip(call.operands, refs, strict=True):
+            buffer, transforms = _plain_ref(ref)
+            places.append((buffer, self.locate(buffer, transforms, "blocks", eqn)))
+            o.copied = buffer.space in ("any", "hbm")
+        inner = Machine(call, self.detail, self)
+        trace = run_grid(inner, [], places)
+        costs = figures(trace)
+        self.flops += costs.flops
+        self.transcendentals += costs.transcendentals
+        self.dma_bytes += costs.hbm_bytes
+        self.pipelines.setdefault(id(eqn), Pipeline()).add(trace, costs, self.step)
+        return []
 
     def _do_program_id(self, eqn: Any, values: list[Any]) -> Any:
         return np.int32(self.index[self.grid_axes[eqn.params["axis"]]])
@@ -378,6 +388,8 @@ class Machine:
 
     def _do_axis_index(self, eqn: Any, values: list[Any]) -> Any:
         name = eqn.params["axis_name"]
+        if name not in self.call.grid_names and self.outer is not None:
+            return self.outer._do_axis_index(eqn, values)
         if name not in self.call.grid_names:
             raise Beyond(f"the position on the mesh axis {name!r}: several devices")
         return np.int32(self.index[self.call.grid_names.index(name)])
@@ -434,46 +446,49 @@ class Machine:
         return found
 
     def load(self, ref: Buffer, transforms: Any, eqn: Any, mask: Any = None) -> np.ndarray:
+        home: Machine = ref.clock
         if ref.space in ("any", "hbm"):
-            self.incident("hbm-load", ref.name, eqn)
-        place = self.locate(ref, transforms, "reads", eqn)
-        value = np.array(place.get(ref.values))
+            home.incident("hbm-load", ref.name, eqn)
+        place, whole = self._where(ref, transforms, "reads", eqn)
+        value = ref.load(place, whole)
         if ref.written is not None:
             self._note_load(ref, place, value, mask, eqn)
         if self.detail and ref.role != "scalar":
-            whole = value.size == ref.values.size
-            self.events.append(Event(self.step, "load", ref.name, whole, value.size, eqn))
+            everything = value.size == ref.values.size
+            home.events.append(Event(home.step, "load", ref.name, everything, value.size, eqn))
         return value
 
-    def _note_load(self, ref: Buffer, place: _Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
-        known = place.get(np.asarray(ref.written))
-        if mask is not None:
+    def _note_load(self, ref: Buffer, place: Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
+        assert ref.written is not None, "only what may be garbage is looked at"
+        known = ref.written.at(place)
+        if known is not True and mask is not None:
             known = known | ~np.asarray(mask, bool)
-        missing = int(value.size - np.count_nonzero(known))
+        home: Machine = ref.clock
+        missing = 0 if known is True else int(np.count_nonzero(np.broadcast_to(~np.asarray(known), value.shape)))
         if missing:
             kind = "padding" if ref.role == "in" else "stale" if ref.left_at >= 0 else "unwritten"
-            self.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
-            self._doubt(value, ~known, eqn)
-        elif ref.role == "scratch" and value.size and ref.space != "semaphore":
-            newest = int(np.max(place.get(np.asarray(ref.writer))))
-            if 0 <= newest < self.visit_start:
-                self.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
-                self._doubt(value, np.ones(value.shape, bool), eqn)
+            home.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
+            self._doubt(value, ~np.asarray(known), eqn, home)
+        elif ref.writer is not None and ref.role == "scratch" and value.size and ref.space != "semaphore":
+            newest = int(np.max(ref.writer.at(place)))
+            if 0 <= newest < home.visit_start:
+                home.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
+                self._doubt(value, np.True_, eqn, home)
 
     # -- what is read in vain: jnp.where(first step, 0, acc_ref[...]) reads garbage and lets none of it through
 
-    def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any) -> None:
+    def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any, home: "Machine") -> None:
         """Remembers what has just been read, for as long as nothing but a select can look at it."""
         known = self.only_selected.get(id(eqn))
-        if not self.quiet and (known == "at once" or (known and self.incidents[-1].kind != "padding")):
-            self.unsure.append((value, np.broadcast_to(garbage, value.shape), self.incidents[-1]))
+        if not home.quiet and (known == "at once" or (known and home.incidents[-1].kind != "padding")):
+            self.unsure.append((value, np.broadcast_to(garbage, value.shape), home.incidents[-1], home.incidents))
 
     def _withdraw(self, which: Any, cases: Sequence[Any]) -> None:
         """Takes back the incidents of reads that a select has just left out, where they were garbage."""
         for n, case in enumerate(cases):
-            for _, garbage, incident in [u for u in self.unsure if u[0] is case]:
+            for _, garbage, incident, noted in [u for u in self.unsure if u[0] is case]:
                 if not (garbage & (np.asarray(which).astype(int) == n)).any():
-                    self.incidents[:] = [i for i in self.incidents if i is not incident]
+                    noted[:] = [i for i in noted if i is not incident]
 
     @functools.cached_property
     def only_selected(self) -> dict[int, str]:
@@ -486,40 +501,50 @@ class Machine:
         return found
 
     def store(self, ref: Buffer, transforms: Any, value: Any, eqn: Any, mask: Any = None) -> np.ndarray:
+        home: Machine = ref.clock
         if ref.space in ("any", "hbm"):
-            self.incident("hbm-store", ref.name, eqn)
+            home.incident("hbm-store", ref.name, eqn)
         if ref.role == "in":
-            self.incident("input-store", ref.name, eqn)
-        place = self.locate(ref, transforms, "writes", eqn)
-        old = np.array(place.get(ref.values))
+            home.incident("input-store", ref.name, eqn)
+        place, whole = self._where(ref, transforms, "writes", eqn)
         value = np.asarray(value).astype(ref.values.dtype, copy=False)
+        old = ref.load(place, whole) if whole or mask is not None or _wanted(eqn) else value
         if mask is None:
             self._put(ref, place, value)
         else:
             mask = np.broadcast_to(np.asarray(mask, bool), old.shape)
-            place.set(ref.values, np.where(mask, value, old))
+            ref.store(place, np.where(mask, value, old), whole)
             if ref.written is not None:
-                place.set(ref.written, place.get(ref.written) | mask)
+                ref.written.put(place, ref.written.at(place) | mask, whole)
             if ref.writer is not None:
-                place.set(ref.writer, np.where(mask, self.step, place.get(ref.writer)))
+                ref.writer.put(place, np.where(mask, home.step, ref.writer.at(place)), whole)
         if self.detail:
             whole = old.size == ref.values.size and mask is None
-            self.events.append(Event(self.step, "store", ref.name, whole, old.size, eqn, place.box()))
+            home.events.append(Event(home.step, "store", ref.name, whole, old.size, eqn, place.box()))
         return old
 
-    def _put(self, ref: Buffer, place: _Place, value: np.ndarray, written: Any = True) -> None:
-        place.set(ref.values, value)
-        if ref.written is not None:
-            place.set(ref.written, written)
-        if ref.writer is not None:
-            place.set(ref.writer, self.step)
+    def _put(self, ref: Buffer, place: Place, value: np.ndarray, written: Any = True) -> None:
+        whole = place.covers(ref.shape)
+        ref.store(place, value, whole)
+        ref.mark(place, written, ref.clock.step, whole)
 
     # -- addresses
 
-    def locate(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> _Place:
+    def _where(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> tuple[Place, bool]:
+        """(place, is it all of the Ref). Remembered where no index of it is known only at run time."""
+        found = self.places.get(id(transforms))
+        if found is None:
+            before = len(self.incidents)
+            place = self.locate(ref, transforms, verb, eqn)
+            found = place, place.covers(ref.shape)
+            if transforms is self.static.get(id(eqn)) and len(self.incidents) == before and not self.quiet:
+                self.places[id(transforms)] = found
+        return found
+
+    def locate(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> Place:
         """Transforms of a Ref as NumPy keys; an index outside the Ref is noted and clamped, as interpret mode does."""
         if not transforms:
-            return _WHOLE
+            return WHOLE
         keys: list[Any] = []
         shape, chainable = ref.shape, True
         for t in transforms:
@@ -540,11 +565,11 @@ class Machine:
             else:
                 raise Beyond(f"a Ref seen through {kind}")
         if chainable:
-            return _Place(keys)
+            return Place(keys)
         flat = np.arange(ref.values.size).reshape(ref.shape)
         for key in keys:
             flat = key(flat) if callable(key) else flat[key]
-        return _Place(keys=[], flat=flat)
+        return Place(keys=[], flat=flat)
 
     def _key(self, ref: Buffer, indexer: Any, shape: tuple[int, ...], verb: str, eqn: Any) -> tuple[Any, bool]:
         key: list[Any] = []
@@ -612,11 +637,11 @@ class Machine:
         here = self.locate(source, source_transforms, "copies from", eqn)
         there = self.locate(target, target_transforms, "copies to", eqn)
         value = np.array(here.get(source.values))
-        known: Any = True if source.written is None else np.array(here.get(source.written))
+        known: Any = True if source.written is None else source.written.at(here)
         shape = np.shape(there.get(target.values))
         value = value.reshape(shape)
-        if known is not True:
-            known = known.reshape(shape)
+        if np.ndim(known):
+            known = np.array(known).reshape(shape)
         if eqn.params.get("add"):
             value = np.asarray(there.get(target.values)) + value
         self._put(target, there, value, known)
@@ -624,7 +649,8 @@ class Machine:
             self.dma_bytes += value.nbytes
         if self.detail:
             whole = value.size == target.values.size
-            self.events.append(Event(self.step, "dma", target.name, whole, value.size, eqn, there.box()))
+            home: Machine = target.clock
+            home.events.append(Event(home.step, "dma", target.name, whole, value.size, eqn, there.box()))
         return value.nbytes
 
     def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -674,28 +700,34 @@ def _is_elementwise(jaxpr: Any) -> bool:
         if inner is not None:
             if not _is_elementwise(inner):
                 return False
+        elif eqn.primitive.name == "get":
+            if len(eqn.invars) - 1 != len(eqn.invars[0].aval.shape):  # a number of a table, not a part of it
+                return False
         elif eqn.primitive.name not in ELEMENTWISE and eqn.primitive.name not in ("num_programs", "multiple_of"):
             return False
     return True
 
 
-def _block_indices(machine: Machine, o: Operand, steps: list[Any], scalars: list[Buffer]) -> list[tuple[int, ...]]:
-    """The block index of operand `o` at every step, all at once where its index map is plain arithmetic."""
-    if steps and not machine.by_step and _is_elementwise(o.index_map):
-        columns = np.asarray(steps, np.int32).reshape(len(steps), -1).T
-        out = machine.run(o.index_map, [*columns, *scalars])
-        return list(zip(*(np.broadcast_to(np.asarray(x), len(steps)).tolist() for x in out), strict=True)) or [
-            () for _ in steps
-        ]
-    found = []
-    for s, index in enumerate(steps):
-        machine.step, machine.index = s, index
-        out = machine.run(o.index_map, [*[np.int32(i) for i in index], *scalars])
-        found.append(tuple(int(np.asarray(x)) for x in out))
+def block_rows(machine: Machine, o: Operand, columns: np.ndarray, scalars: list[Buffer]) -> np.ndarray:
+    """The block index of operand `o` at steps whose grid indices are the columns, one row a step.
+
+    All at once where its index map is plain arithmetic, also with numbers that it looks up.
+    """
+    count, rank = columns.shape[1], len(o.dims)
+    if count and _is_elementwise(o.index_map):
+        before = len(machine.incidents)
+        out = machine.run(o.index_map, [*columns, *scalars], o.index_consts)
+        if len(machine.incidents) == before:
+            return np.stack([np.broadcast_to(np.asarray(x), count) for x in out], axis=1).reshape(count, rank)
+        del machine.incidents[before:]  # noted again, with their steps
+    found = np.zeros((count, rank), np.int64)
+    for s, index in enumerate(columns.T):
+        machine.step, machine.index = s, tuple(index.tolist())
+        found[s] = [int(np.asarray(x)) for x in machine.run(o.index_map, [*index, *scalars], o.index_consts)]
     return found
 
 
-def _start(o: Operand, block: tuple[int, ...]) -> tuple[int, ...]:
+def start_of(o: Operand, block: tuple[int, ...]) -> tuple[int, ...]:
     """Element offset of a block in its array."""
     return tuple(i - d.padding[0] if d.kind == "element" else i * d.size for i, d in zip(block, o.dims, strict=True))
 
@@ -706,7 +738,7 @@ def _outside(o: Operand, start: tuple[int, ...]) -> bool:
     )
 
 
-def _changes(blocks: list[Any]) -> list[bool]:
+def changes(blocks: list[Any]) -> list[bool]:
     return [s == 0 or blocks[s] != blocks[s - 1] for s in range(len(blocks))]
 
 
@@ -735,15 +767,16 @@ def plan(machine: Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool
     n = len(steps)
     blocks: list[list[Any]] = []
     starts: list[list[Any]] = []
+    columns = np.array(steps, np.int32).reshape(n, len(call.grid)).T
     for o in call.operands:
         if o.in_hbm or o.index_map is None:
             blocks.append([None] * n)
             starts.append([None] * n)
             continue
-        indices = _block_indices(machine, o, steps, scalars)
+        indices = list(map(tuple, block_rows(machine, o, columns, scalars).tolist()))
         blocks.append(list(indices))
-        starts.append([_start(o, b) for b in indices])
-    changed = [_changes(b) for b in blocks]
+        starts.append([start_of(o, b) for b in indices])
+    changed = [changes(b) for b in blocks]
     fetched, flushed = [], []
     for k, o in enumerate(call.operands):
         nothing = [False] * n
@@ -778,6 +811,23 @@ def run_call(
         raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
 
 
+def plan_pipeline(call: Call) -> Trace:
+    """Which block of a pipeline inside of a kernel is where at each step, without running it. Raises Beyond."""
+    try:
+        for o in call.operands:  # what an index map reads: numbers, and tables of them
+            consts = o.index_consts or ()
+            if any(c is UNKNOWN for c in consts):
+                raise Beyond(f"an index map of {call.name} that depends on the outer grid")
+            machine = Machine(call, detail=False)
+            o.index_consts = [
+                Buffer("", np.asarray(c), "smem", "scalar", written=True, clock=machine) if np.ndim(c) else c
+                for c in consts
+            ]
+        return run_grid(Machine(call, detail=False), [], None, plan_only=True, max_steps=PLANNED_STEPS)
+    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
+        raise Beyond(f"{call.name} ({type(e).__name__})") from e
+
+
 class TooManySteps(Beyond):
     """A grid that nobody waits for."""
 
@@ -793,18 +843,31 @@ class TooManySteps(Beyond):
 
 
 def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
-    steps = math.prod(call.grid)
-    if steps > max_steps:
-        raise TooManySteps(call, steps, max_steps)
     machine = Machine(call, detail)
-    scalars = [  # copies: a kernel may store into them
-        Buffer(n, np.array(v), "smem", "scalar", written=True)
-        for n, v in zip(call.scalar_names, call.scalars, strict=True)
-    ]
+    return run_grid(machine, scalars_of(machine), None, plan_only, max_steps)
+
+
+def scalars_of(machine: Machine) -> list[Buffer]:
+    """The prefetched scalars of a call."""
+    named = zip(machine.call.scalar_names, machine.call.scalars, strict=True)
+    return [Buffer(n, np.asarray(v), "smem", "scalar", written=True, clock=machine) for n, v in named]
+
+
+def run_grid(
+    machine: Machine,
+    scalars: list[Buffer],
+    places: Sequence[tuple[Buffer, Place]] | None,
+    plan_only: bool = False,
+    max_steps: int = MAX_STEPS,
+) -> Trace:
+    """Runs a machine's grid. places: what the operands of a pipeline are; those of a call are its own arrays."""
+    steps = math.prod(machine.call.grid)
+    if steps > max_steps:
+        raise TooManySteps(machine.call, steps, max_steps)
     trace, changed = plan(machine, scalars)
     trace.incidents = machine.incidents
     if not plan_only:
-        Execution(machine, trace, changed, scalars).run()
+        Execution(machine, trace, changed, scalars, places).run()
     return trace
 
 
@@ -817,39 +880,41 @@ class Execution:
         trace: Trace,
         changed: list[list[bool]],
         scalars: list[Buffer],
+        places: Sequence[tuple[Buffer, Place]] | None,
     ):
-        self.m, self.t, self.changed, self.scalars = machine, trace, changed, scalars
+        self.m, self.t, self.changed, self.scalars, self.inner = machine, trace, changed, scalars, places is not None
         call = trace.call
-        source = iter(call.inputs)
-        self.hbm: list[Buffer] = []
-        for o in call.operands:
-            if o.role == "in":
-                value = np.array(next(source)) if o.in_hbm or call.aliases else next(source)
-                self.hbm.append(Buffer(o.name, value, "hbm", "in", written=True))
-            else:
-                j = len(trace.visits)
-                trace.visits.append({})
-                aliased = [i for i, out in call.aliases.items() if out == j]
-                self.hbm.append(self._output(o, aliased))
+        self.hbm = [buffer for buffer, _ in places] if places is not None else self._arrays()
+        self.views = [place for _, place in places] if places is not None else [WHOLE] * len(self.hbm)
         self.local = [
-            h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role)
+            h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role, machine)
             for h, o in zip(self.hbm, call.operands, strict=True)
         ]
-        self.scratch = [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch") for s in call.scratch]
+        self.scratch = [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch", machine) for s in call.scratch]
         self.outs = [k for k, o in enumerate(call.operands) if o.role == "out"]
+        trace.visits = [{} for _ in self.outs]
+        if self.inner:
+            return
         trace.state = [np.zeros(o.shape, np.int8) for o in call.outs]
         trace.writer = [np.full(o.shape, -1, np.int32) for o in call.outs]
         for j, k in enumerate(self.outs):
             if self.hbm[k].written is None:
                 trace.state[j][...] = WRITTEN  # what the aliased input held counts as written
 
-    def _output(self, o: Operand, aliased: list[int]) -> Buffer:
-        if not aliased:
-            return Buffer.empty(o.name, o.shape, o.dtype, "hbm", "out")
-        shared = self.hbm[aliased[0]]
-        shared.role = "out"
-        shared.writer = np.full(shared.shape, -1, np.int32)
-        return shared
+    def _arrays(self) -> list[Buffer]:
+        """The arrays in HBM that a call works on; an output may be one of its inputs."""
+        call = self.t.call
+        inputs = [
+            Buffer(o.name, x, "hbm", "in", written=True, clock=self.m)
+            for o, x in zip(call.ins, call.inputs, strict=True)
+        ]
+        outputs = []
+        for j, o in enumerate(call.outs):
+            aliased = [inputs[i] for i, out in call.aliases.items() if out == j]
+            for shared in aliased[:1]:
+                shared.role, shared.writer = "out", Marks(shared.shape, np.int32, -1)
+            outputs += aliased[:1] or [Buffer.empty(o.name, o.shape, o.dtype, "hbm", "out", self.m)]
+        return [*inputs, *outputs]
 
     def run(self, after: Callable[[int], bool] | None = None) -> None:
         """Runs every step. after(step) is asked behind each body, and ends the run by True."""
@@ -864,7 +929,7 @@ class Execution:
             for k, o in enumerate(t.call.operands):
                 if not o.in_hbm:
                     self._arrive(k, o, s)
-            m.run(t.call.kernel, refs)
+            m.run(t.call.kernel, refs, t.call.consts)
             if after is not None and after(s):
                 return
             for j, k in enumerate(self.outs):
@@ -886,7 +951,7 @@ class Execution:
         if o.role == "out":
             visits = t.visits[self.outs.index(k)].setdefault(block, [])
             if self.changed[k][s]:
-                if visits:
+                if visits and not self.inner:
                     self.m.incident("revisit", o.name, None, block=block, left_at=visits[-1][-1])
                 visits.append([])
                 self.local[k].arrive(left_at=s - 1)
@@ -894,32 +959,45 @@ class Execution:
 
     def _fetch(self, k: int, o: Operand, start: tuple[int, ...]) -> None:
         full, local, inside = region(o, start)
-        source, target = self.hbm[k], self.local[k]
-        if inside and source.written is None:
-            target.values = np.array(source.values[full]).reshape(o.ref_shape)
-            target.written = None
+        source, target, here = self.hbm[k], self.local[k], self.views[k].part(full)
+        known = True if source.written is None else source.written.at(here)
+        if inside and known is True:
+            target.filled(np.array(here.get(source.values)).reshape(o.ref_shape), None)
             return
         values, written = poison(o.block, o.dtype), np.zeros(o.block, bool)
-        values[local] = source.values[full]
-        written[local] = True if source.written is None else source.written[full]
-        target.values, target.written = values.reshape(o.ref_shape), written.reshape(o.ref_shape)
+        values[local] = here.get(source.values)
+        written[local] = known
+        target.filled(values.reshape(o.ref_shape), written.reshape(o.ref_shape))
 
     def _flush(self, j: int, k: int, s: int) -> None:
         o = self.t.call.operands[k]
         full, local, _ = region(o, self.t.starts[k][s])
-        block, target = self.local[k], self.hbm[k]
+        block, target, there = self.local[k], self.hbm[k], self.views[k].part(full)
         assert block.written is not None, "an output block arrives unwritten"
         assert block.writer is not None, "an output block has writers"
-        written = block.written.reshape(o.block)[local]
-        target.values[full] = block.values.reshape(o.block)[local]
+
+        def part(marks: Marks) -> Any:
+            return marks.one if marks.each is None else marks.each.reshape(o.block)[local]
+
+        written, whole = part(block.written), there.covers(target.shape)
+        target.store(there, block.values.reshape(o.block)[local], whole)
+        if self.inner:
+            target.mark(there, written, target.clock.step, whole)
+            return
         if target.written is not None:
-            target.written[full] = written
-        missing = NOT_STORED if block.written.any() or block.left_at < 0 else STALE
-        self.t.state[j][full] = np.where(written, WRITTEN, missing)
-        self.t.writer[j][full] = block.writer.reshape(o.block)[local]
+            target.written.put(there, written, whole)
+        stored = block.written.one if block.written.each is None else block.written.each.any()
+        missing = NOT_STORED if stored or block.left_at < 0 else STALE
+        self.t.state[j][full] = (
+            np.where(written, WRITTEN, missing) if np.ndim(written) else WRITTEN if written else missing
+        )
+        self.t.writer[j][full] = part(block.writer)
 
     def _finish(self) -> None:
         t = self.t
+        t.events, t.pipelines = self.m.events, list(self.m.pipelines.values())
+        if self.inner:
+            return
         for queue in self.m.pending.values():
             if queue:
                 self.m.incident("unwaited", _plain_ref(queue[0][1])[0].name, queue[0][2], count=len(queue))
@@ -928,10 +1006,10 @@ class Execution:
                 written = self.hbm[k].written
                 t.state[j] = np.full(self.hbm[k].shape, WRITTEN, np.int8)
                 if written is not None:
-                    t.state[j] = np.where(written, WRITTEN, NOT_VISITED).astype(np.int8)
-                t.writer[j] = np.asarray(self.hbm[k].writer)
+                    t.state[j] = np.where(written.array(), WRITTEN, NOT_VISITED).astype(np.int8)
+                writer = self.hbm[k].writer
+                t.writer[j] = writer.array() if writer is not None else t.writer[j]
         t.outputs = [self.hbm[k].values for k in self.outs]
-        t.events = self.m.events
 
 
 # --- a whole function ------------------------------------------------------------------------------------------------

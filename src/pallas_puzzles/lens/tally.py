@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ir.capture import Call, SourceLine, line_of, subprograms
-from ..ir.ops import ELEMENTWISE, cost, evaluate, in_dtypes, inlined, interpret, is_literal, scan_groups
+from ..ir.capture import UNKNOWN, Call, SourceLine, describe_pipeline, line_of, subprograms
+from ..ir.ops import ELEMENTWISE, Beyond, cost, evaluate, in_dtypes, inlined, interpret, is_literal, scan_groups
+from .machine import Figures, figures, plan_pipeline
 
 _UNROLLED = 64  # iterations of an inner loop that are followed one by one
 
@@ -33,13 +34,27 @@ class Branch:
 
 
 @dataclasses.dataclass
+class PipelineRuns:
+    """An emit_pipeline, what one run of it costs (None: unknown), and how often it runs."""
+
+    call: Call
+    costs: Figures | None
+    runs: float
+
+    @property
+    def steps(self) -> float:
+        return math.prod(self.call.grid) * self.runs
+
+
+@dataclasses.dataclass
 class Tally:
     """What a call does, summed over its grid.
 
     mxu_flops: type of the operands -> FLOPs in matrix products. trips: iterations of each inner loop, in program order,
     None where unknown. exact: nothing was unknown; where it is False, everything unknown is counted as happening.
     selected: line -> elements of what jnp.where returns there. copies: the kernel starts copies of its own, whose bytes
-    are not counted here. lines: the reader's line -> its FLOPs in products, its other FLOPs, and at how many steps.
+    are not counted here; those of an emit_pipeline in it are among `pipelines`. lines: the reader's line -> its FLOPs
+    in products, its other FLOPs, and at how many steps.
     """
 
     flops: float = 0.0
@@ -50,6 +65,7 @@ class Tally:
     trips: list[float | None] = dataclasses.field(default_factory=list)
     exact: bool = True
     copies: bool = False
+    pipelines: list[PipelineRuns] = dataclasses.field(default_factory=list)
     lines: dict[SourceLine, tuple[float, float, int]] = dataclasses.field(default_factory=dict)
 
 
@@ -93,7 +109,8 @@ class _Counter:
         consts: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Counts a program. weight: how often it runs at each step; possible: how often, were every branch taken."""
-        return interpret(jaxpr, values, lambda eqn, given: self.apply(eqn, given, weight, possible), consts)
+        given = [None if isinstance(c, jax.core.Tracer) else c for c in (jaxpr.consts if consts is None else consts)]
+        return interpret(jaxpr, values, lambda eqn, operands: self.apply(eqn, operands, weight, possible), given)
 
     def apply(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
@@ -107,6 +124,8 @@ class _Counter:
             return self._scan(eqn, values, weight, possible)
         if name == "while":
             return self._while(eqn, values, weight, possible)
+        if name == "emit_pipeline":
+            return self._pipeline(eqn, values, weight)
         if name == "get":
             return [self._get(eqn, values)]
         if name == "dma_start":
@@ -205,6 +224,39 @@ class _Counter:
         low, high = (np.asarray(v.val) if is_literal(v) else ends.get(v) for v in test.eqns[0].invars)
         return None if low is None or high is None else np.maximum(high - low, 0)
 
+    def _pipeline(self, eqn: Any, values: list[Any], weight: np.ndarray) -> list[Any]:
+        """A grid inside of this one. What differs from step to step of the outer one is not known in it."""
+        once = [v if v is None or var.aval.shape else _same(v) for v, var in zip(values, eqn.invars, strict=True)]
+        given = [UNKNOWN if v is None else v for v in once]
+        call, _ = describe_pipeline(eqn, given)
+        inner, times = _Counter(call), float(weight.sum())
+        inner.site = self.site
+        consts = [None if c is UNKNOWN else c for c in call.consts or ()]
+        every = np.ones(inner.steps)
+        inner.run(call.kernel, [None] * len(call.kernel.invars), every, every, consts)
+        mine, total = inner.result(), self.total
+        total.flops += mine.flops * times
+        total.transcendentals += mine.transcendentals * times
+        for place, elements in mine.selected.items():
+            total.selected[place] = total.selected.get(place, 0.0) + elements * times
+        for dtype, flops in mine.mxu_flops.items():
+            total.mxu_flops[dtype] = total.mxu_flops.get(dtype, 0.0) + flops * times
+        for line, (mxu, others, steps) in mine.lines.items():
+            before = total.lines.get(line, (0.0, 0.0, 0))
+            total.lines[line] = (before[0] + mxu * times, before[1] + others * times, max(before[2], steps))
+        for number, branch in enumerate(mine.branches):
+            share = np.full(self.steps, 1.0 if branch.taken is None else float(np.mean(branch.taken)))
+            chance = [branch.line, branch.elements, weight * share, weight, branch.taken is not None]
+            self.chances.setdefault((id(eqn), number), chance)
+        self.loops.setdefault(id(eqn), []).append(float(inner.steps))
+        for loop, trips in inner.loops.items():
+            self.loops.setdefault(loop, []).extend(trips)
+        total.exact &= mine.exact and call.bounds_known
+        total.copies |= mine.copies
+        total.pipelines += [dataclasses.replace(p, runs=p.runs * times) for p in mine.pipelines]
+        total.pipelines.append(PipelineRuns(call, _planned(call), times))
+        return []
+
     def _get(self, eqn: Any, values: list[Any]) -> Known:
         """A prefetched scalar, where its index is known."""
         table = values[0]
@@ -219,6 +271,19 @@ class _Counter:
         except TypeError:
             return None  # a slice
         return table[places]
+
+
+def _same(values: Any) -> Any:
+    """A value that is the same at every step, else None."""
+    flat = np.asarray(values).reshape(-1)
+    return flat[0] if flat.size and (flat == flat[0]).all() else None
+
+
+def _planned(call: Call) -> Figures | None:
+    try:
+        return figures(plan_pipeline(call)) if call.bounds_known else None
+    except Beyond:
+        return None
 
 
 def _elements(jaxpr: Any) -> int:
