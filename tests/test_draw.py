@@ -284,8 +284,9 @@ def test_long_kernels_are_cut_and_say_so() -> None:
     source = picture._repr_html_()
     assert len(source) < 78_000
     image = svg_in(Page(source).images[0])
-    assert "the first 512 of 1,024 steps" in "".join(image.itertext())
-    assert "the first 512 steps" in Page(source).images[0]["alt"]
+    assert "steps 0 to 511 of 1,024" in "".join(image.itertext())
+    assert "Drawn are steps 0 to 511 of 1,024." in Page(source).images[0]["alt"]
+    assert "show(..., first_step=n)" in Page(source).text
     assert script_data(source)["n"] == 512
     assert "of 1,024" in str(picture)
     assert "1,024" in Page(source).rows[1][5], "the figures are those of all steps"

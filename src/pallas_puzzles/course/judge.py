@@ -264,7 +264,7 @@ class Judge:
         from ..ir.ops import garbage
         from ..lens.watchdog import TimeLimit
 
-        if not any(i.kind in GARBAGE_READS for t in run.traces for i in t.incidents):
+        if not any(i.kind in GARBAGE_READS for t in run.traces for each in t.with_pipelines() for i in each.incidents):
             return []
         found = None
         with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(OTHER_GARBAGE):

@@ -188,6 +188,7 @@ class Call:
     callers: list[SourceLine] = dataclasses.field(default_factory=list)  # the innermost first
     consts: Sequence[Any] | None = None  # what the body of a pipeline inside of a kernel refers to
     bounds_known: bool = True  # of a pipeline inside of a kernel; else they count as 1
+    inside: str = ""  # the kernel that a pipeline is in
 
     @property
     def ins(self) -> list[Operand]:
@@ -315,10 +316,11 @@ def _operand(name: str, role: str, mapping: Any, **more: Any) -> Operand:
 UNKNOWN = object()  # in place of a value that nobody knows yet
 
 
-def describe_pipeline(eqn: Any, values: Sequence[Any]) -> tuple[Call, list[Any]]:
+def describe_pipeline(eqn: Any, values: Sequence[Any], inside: str = "") -> tuple[Call, list[Any]]:
     """(an emit_pipeline equation as a Call, the Refs that it is given, which may be seen through `.at[...]`).
 
-    values: its operands; a bound of the grid that is UNKNOWN counts as 1. Raises Beyond for what is no plain pipeline.
+    values: its operands; a bound of the grid that is UNKNOWN counts as 1. inside: the kernel around it. Raises Beyond
+    for what is no plain pipeline.
     """
     p, given = eqn.params, eqn.params["args_tree"].unflatten(values)
     mapping, body = p["grid_mapping"], p["body_jaxpr"]
@@ -354,6 +356,7 @@ def describe_pipeline(eqn: Any, values: Sequence[Any]) -> tuple[Call, list[Any]]
         callers=callers_of(eqn),
         consts=given.body_consts,
         bounds_known=all(g is not UNKNOWN for g in grid),
+        inside=inside,
     )
     return call, refs
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -110,6 +110,13 @@ class Trace:
     def n(self) -> int:
         return len(self.steps)
 
+    def with_pipelines(self) -> "Iterator[Trace]":
+        """This trace, and those of the pipelines inside of the kernel."""
+        yield self
+        for pipeline in self.pipelines:
+            for inner in pipeline.traces:
+                yield from inner.with_pipelines()
+
 
 @dataclasses.dataclass(frozen=True)
 class OperandFigures:
@@ -149,7 +156,7 @@ def figures(trace: Trace) -> Figures:
     """The costs of a traced call; blocks that hang over the edge count only their part inside the array."""
     if trace.total is not None:
         return trace.total
-    held = max((c.vmem_bytes for p in trace.pipelines for c in p.costs), default=0)  # they follow one another
+    held = max((p.vmem_bytes for p in trace.pipelines), default=0)  # they follow one another
     rows = [_operand_figures(trace, k) for k in range(len(trace.call.operands))]
     return dataclasses.replace(
         figures_of(trace.call, rows, sum(trace.dma_bytes), held),
@@ -200,20 +207,22 @@ def operand_figures(o: Operand, moves: int, nbytes: int) -> OperandFigures:
 
 @dataclasses.dataclass
 class Pipeline:
-    """An emit_pipeline inside of a kernel: its first run, those with incidents, and the costs of all of them.
+    """An emit_pipeline inside of a kernel: its first run, those with incidents, how often it runs, what all runs cost.
 
-    at: the steps of the outer grid that run it.
+    hbm_bytes: between HBM and VMEM, over all runs. vmem_bytes: what it holds.
     """
 
     traces: list[Trace] = dataclasses.field(default_factory=list)
-    costs: list[Figures] = dataclasses.field(default_factory=list)
-    at: list[int] = dataclasses.field(default_factory=list)
+    runs: float = 0
+    hbm_bytes: int = 0
+    vmem_bytes: int = 0
 
-    def add(self, trace: Trace, costs: Figures, step: int) -> None:
+    def add(self, trace: Trace, costs: Figures) -> None:
         if not self.traces or (trace.incidents and len(self.traces) < _KEPT_RUNS):
             self.traces.append(trace)
-        self.costs.append(costs)
-        self.at.append(step)
+        self.runs += 1
+        self.hbm_bytes += costs.hbm_bytes
+        self.vmem_bytes = max(self.vmem_bytes, costs.vmem_bytes)
 
 
 _KEPT_RUNS = 16
@@ -365,7 +374,7 @@ class Machine:
         return self.run(jaxpr, buffers, values)
 
     def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> list[Any]:
-        call, refs = describe_pipeline(eqn, values)
+        call, refs = describe_pipeline(eqn, values, self.call.name)
         places = []
         for o, ref in zip(call.operands, refs, strict=True):
             buffer, transforms = _plain_ref(ref)
@@ -377,7 +386,7 @@ class Machine:
         self.flops += costs.flops
         self.transcendentals += costs.transcendentals
         self.dma_bytes += costs.hbm_bytes
-        self.pipelines.setdefault(id(eqn), Pipeline()).add(trace, costs, self.step)
+        self.pipelines.setdefault(id(eqn), Pipeline()).add(trace, costs)
         return []
 
     def _do_program_id(self, eqn: Any, values: list[Any]) -> Any:
@@ -714,7 +723,7 @@ def block_rows(machine: Machine, o: Operand, columns: np.ndarray, scalars: list[
     All at once where its index map is plain arithmetic, also with numbers that it looks up.
     """
     count, rank = columns.shape[1], len(o.dims)
-    if count and _is_elementwise(o.index_map):
+    if count and rank and _is_elementwise(o.index_map):
         before = len(machine.incidents)
         out = machine.run(o.index_map, [*columns, *scalars], o.index_consts)
         if len(machine.incidents) == before:

@@ -13,31 +13,34 @@ import numpy as np
 
 from ..ir.capture import Call, Operand, depends_on
 from ..ir.ops import Beyond
-from ..ir.program import count_operations
 from .machine import (
+    PLANNED_STEPS,
     Figures,
     Machine,
     OperandFigures,
+    Pipeline,
     Trace,
     block_rows,
     changes,
+    figures,
     figures_of,
     operand_figures,
+    plan_pipeline,
     scalars_of,
     start_of,
 )
 from .memory import Buffer
-from .tally import Tally, tally
+from .tally import PipelineRuns, Tally
 
 _CHUNK = 1 << 18
 _MOST = 1 << 24  # block indices that are looked at for one operand: some seconds
 
 
-def survey(call: Call, first: int, count: int) -> Trace:
+def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
     """The trace of `count` steps from `first` on, as far as there are, whose figures are those of the whole grid.
 
-    Its blocks are exact, and nothing is run: no outputs, no events. Raises Beyond where the blocks are data that cannot
-    be known, or too many to be counted.
+    counted: what `tally` says of the call. The blocks are exact, and nothing is run: no outputs, no events. Raises
+    Beyond where the blocks cannot be known, or are too many to be counted.
     """
     n = math.prod(call.grid)
     first = max(0, min(first, n - count))
@@ -49,7 +52,6 @@ def survey(call: Call, first: int, count: int) -> Trace:
     steps = list(map(tuple, columns.T.tolist()))
     trace = Trace(call, steps[lead : lead + shown], [], [], [], [], first=first)
     rows = []
-    counted = tally(call) if n * (1 + count_operations(call.kernel)) <= _MOST else None
     for o in call.operands:
         nothing = [False] * shown
         if o.in_hbm or o.index_map is None:
@@ -69,22 +71,27 @@ def survey(call: Call, first: int, count: int) -> Trace:
         trace.starts.append(starts)
         trace.fetched.append(into if o.role == "in" else nothing)
         trace.flushed.append(out if o.role == "out" else nothing)
+    trace.pipelines = [pipeline for p in counted.pipelines for pipeline in _pipeline(p)]
     trace.total = _figures(trace, rows, counted)
     return trace
 
 
-def _figures(trace: Trace, rows: list[OperandFigures], counted: Tally | None) -> Figures:
-    piped = [(p.costs, p.runs) for p in counted.pipelines if p.costs is not None] if counted else []
-    dma = round(sum(costs.hbm_bytes * runs for costs, runs in piped))
-    held = max((costs.vmem_bytes for costs, _ in piped), default=0)
-    exact = counted is not None and counted.exact
+def _figures(trace: Trace, rows: list[OperandFigures], counted: Tally) -> Figures:
+    held = max((p.vmem_bytes for p in trace.pipelines), default=0)
     return dataclasses.replace(
-        figures_of(trace.call, rows, dma, held),
-        flops=round(counted.flops) if counted is not None and exact else 0,
-        transcendentals=round(counted.transcendentals) if counted is not None and exact else 0,
+        figures_of(trace.call, rows, sum(p.hbm_bytes for p in trace.pipelines), held),
+        flops=round(counted.flops) if counted.exact else 0,
+        transcendentals=round(counted.transcendentals) if counted.exact else 0,
         steps=math.prod(trace.call.grid),
-        computed=exact,
+        computed=counted.exact,
     )
+
+
+def _pipeline(p: PipelineRuns) -> Iterator[Pipeline]:
+    """The first run of a pipeline inside of a kernel, where its blocks are known."""
+    if p.costs is not None:
+        traces = [plan_pipeline(p.call)] if math.prod(p.call.grid) <= PLANNED_STEPS else []
+        yield Pipeline(traces, p.runs, round(p.costs.hbm_bytes * p.runs), p.costs.vmem_bytes)
 
 
 def _costs(machine: Machine, o: Operand, scalars: list[Buffer]) -> OperandFigures:
@@ -134,3 +141,20 @@ def _visits(machine: Machine, o: Operand, scalars: list[Buffer]) -> Iterator[tup
             old[behind] = np.array([[grid[e] - 1] for e in behind], np.int32).reshape(-1, 1)
             here, there = (block_rows(machine, o, x, scalars) for x in (old, new))
             yield there[(here != there).any(axis=1)], times
+
+
+def clip(trace: Trace, first: int, count: int) -> Trace:
+    """`count` steps of a trace from `first` on, with the figures of all of them."""
+    n = trace.n
+    if n <= count or trace.total is not None:
+        return trace
+    first = max(0, min(first, n - count))
+    part = slice(first, first + count)
+    columns: dict[str, Any] = {name: [column[part] for column in getattr(trace, name)] for name in _BY_OPERAND}
+    steps: dict[str, Any] = {
+        name: getattr(trace, name)[part] for name in ("steps", "flops", "transcendentals", "dma_bytes")
+    }
+    return dataclasses.replace(trace, first=first, total=figures(trace), **columns, **steps)
+
+
+_BY_OPERAND = ("blocks", "starts", "fetched", "flushed")

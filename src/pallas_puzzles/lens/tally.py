@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ir.capture import UNKNOWN, Call, SourceLine, describe_pipeline, line_of, subprograms
+from ..ir.capture import UNKNOWN, Call, SourceLine, describe_pipeline, everywhere, line_of, subprograms
 from ..ir.ops import ELEMENTWISE, Beyond, cost, evaluate, in_dtypes, inlined, interpret, is_literal, scan_groups
 from .machine import Figures, figures, plan_pipeline
 
+_FOLLOWED = 1 << 21  # grid steps that are told apart
 _UNROLLED = 64  # iterations of an inner loop that are followed one by one
 
 Known = np.ndarray | None  # one value per grid step (or one for all of them); None: not followed
@@ -76,13 +77,28 @@ def tally(call: Call, *, scalars_known: bool = True) -> Tally:
     scalars += [None] * (len(call.scalar_names) - len(scalars))
     refs = [*scalars, *[None] * (len(call.kernel.invars) - len(scalars))]
     counter.run(call.kernel, refs, np.ones(counter.steps), np.ones(counter.steps))
-    return counter.result()
+    return counter.result() if counter.followed else _times(counter.result(), math.prod(call.grid))
+
+
+def _times(once: Tally, number: float) -> Tally:
+    """What a step does, as often as all steps do it."""
+    return dataclasses.replace(
+        once,
+        flops=once.flops * number,
+        transcendentals=once.transcendentals * number,
+        selected={line: elements * number for line, elements in once.selected.items()},
+        mxu_flops={dtype: flops * number for dtype, flops in once.mxu_flops.items()},
+        pipelines=[dataclasses.replace(p, runs=p.runs * number) for p in once.pipelines],
+        lines={line: (mxu * number, others * number, steps) for line, (mxu, others, steps) in once.lines.items()},
+    )
 
 
 class _Counter:
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.index = np.indices(call.grid).reshape(len(call.grid), -1) if call.grid else np.zeros((0, 1), int)
+        self.followed = math.prod(call.grid) <= _FOLLOWED  # else one step is counted, which may be any
+        grid = call.grid if self.followed else (1,)
+        self.index = np.indices(grid).reshape(len(grid), -1) if grid else np.zeros((0, 1), int)
         self.steps = self.index.shape[1]
         self.axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.total = Tally()
@@ -115,7 +131,7 @@ class _Counter:
     def apply(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
         if name == "program_id":
-            return [self.index[self.axes[params["axis"]]]]
+            return [self.index[self.axes[params["axis"]]] if self.followed else None]
         if name == "num_programs":
             return [np.asarray(self.call.grid[self.axes[params["axis"]]])]
         if name == "cond":
@@ -184,7 +200,7 @@ class _Counter:
                 chance[2] = chance[2] + taken
                 chance[3] = chance[3] + possible
                 chance[4] = chance[4] and known
-                self.total.exact &= known
+                self.total.exact &= known or (not self.followed and _is_free(bodies[number]))
             results.append(self.run(bodies[number], operands, taken, possible))
         if which is None or any(v is None for result in results for v in result):
             return [None] * len(eqn.outvars)
@@ -228,13 +244,14 @@ class _Counter:
         """A grid inside of this one. What differs from step to step of the outer one is not known in it."""
         once = [v if v is None or var.aval.shape else _same(v) for v, var in zip(values, eqn.invars, strict=True)]
         given = [UNKNOWN if v is None else v for v in once]
-        call, _ = describe_pipeline(eqn, given)
+        call, _ = describe_pipeline(eqn, given, self.call.name)
         inner, times = _Counter(call), float(weight.sum())
         inner.site = self.site
         consts = [None if c is UNKNOWN else c for c in call.consts or ()]
         every = np.ones(inner.steps)
         inner.run(call.kernel, [None] * len(call.kernel.invars), every, every, consts)
-        mine, total = inner.result(), self.total
+        mine = inner.result() if inner.followed else _times(inner.result(), math.prod(call.grid))
+        total = self.total
         total.flops += mine.flops * times
         total.transcendentals += mine.transcendentals * times
         for place, elements in mine.selected.items():
@@ -248,7 +265,7 @@ class _Counter:
             share = np.full(self.steps, 1.0 if branch.taken is None else float(np.mean(branch.taken)))
             chance = [branch.line, branch.elements, weight * share, weight, branch.taken is not None]
             self.chances.setdefault((id(eqn), number), chance)
-        self.loops.setdefault(id(eqn), []).append(float(inner.steps))
+        self.loops.setdefault(id(eqn), []).append(float(math.prod(call.grid)))
         for loop, trips in inner.loops.items():
             self.loops.setdefault(loop, []).extend(trips)
         total.exact &= mine.exact and call.bounds_known
@@ -271,6 +288,11 @@ class _Counter:
         except TypeError:
             return None  # a slice
         return table[places]
+
+
+def _is_free(body: Any) -> bool:
+    """Whether a program does no arithmetic with floats."""
+    return not any(any(cost(eqn)) or eqn.primitive.name == "emit_pipeline" for _, eqn in everywhere(body))
 
 
 def _same(values: Any) -> Any:
