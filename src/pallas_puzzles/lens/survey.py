@@ -48,7 +48,7 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
     scalars = scalars_of(machine)
     shown, lead = min(count, n - first), int(first > 0)
     around = np.arange(first - lead, min(first + count + 1, n))  # with a neighbour on each side: what has changed?
-    columns = np.array(np.unravel_index(around, call.grid), np.int32)
+    columns = np.array(np.unravel_index(around, call.grid or (1,)), np.int32)[: len(call.grid)]
     steps = list(map(tuple, columns.T.tolist()))
     trace = Trace(call, steps[lead : lead + shown], [], [], [], [], first=first)
     rows = []

@@ -247,7 +247,10 @@ def _values(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 @dataclasses.dataclass
 class _Work:
-    """One pallas_call equation: what it costs, how often it runs. known: its scalars and bounds are the real ones."""
+    """One pallas_call equation: what it costs, how often it runs. known: its scalars and bounds are the real ones.
+
+    twin: the same call with other values in place of those that nobody gave.
+    """
 
     call: Call
     costs: Figures
@@ -257,6 +260,7 @@ class _Work:
     results: tuple[str, ...]
     operands: tuple[str, ...]
     runs: int
+    twin: Call
 
 
 def _works(
@@ -265,10 +269,10 @@ def _works(
     """(the pallas_calls that the function reaches, what is left out of them, in words)."""
     with contextlib.suppress(Exception):  # whatever a kernel has that nobody has seen before
         seen = _seen(fn, values)
-        steered = any(call.scalar_names or call.dynamic_bounds for call, _, _ in seen)
+        steered = any(call.scalar_names or call.dynamic_bounds or _steers_itself(call) for call, _, _ in seen)
         other = _seen(fn, twins) if steered else seen
         works = [
-            _work(call, eqn, _steered_alike(call, twin), runs)
+            _work(call, eqn, _steered_alike(call, twin), runs, twin)
             for (call, eqn, runs), (twin, _, _) in zip(seen, other, strict=True)
         ]
         if works:
@@ -298,13 +302,18 @@ def _seen(fn: Callable[..., Any], values: Sequence[Any]) -> list[tuple[Call, Any
     return [(call, eqn, runs) for call, eqn, runs in found.values()]
 
 
+def _steers_itself(call: Call) -> bool:
+    """Whether numbers in memory may say which blocks a kernel copies by itself."""
+    return any(o.in_hbm for o in call.operands) and any(o.space == "smem" for o in call.ins)
+
+
 def _steered_alike(call: Call, twin: Call) -> bool:
     """Do grid and prefetched scalars stay the same whatever the inputs hold?"""
     same = all(np.array_equal(a, b) for a, b in zip(call.scalars, twin.scalars, strict=True))
     return same and call.grid == twin.grid
 
 
-def _work(call: Call, eqn: Any, known: bool, runs: int = 1) -> _Work:
+def _work(call: Call, eqn: Any, known: bool, runs: int = 1, twin: Call | None = None) -> _Work:
     trace = run_call(call, plan_only=True, max_steps=_MAX_STEPS)
     return _Work(
         call=call,
@@ -315,6 +324,7 @@ def _work(call: Call, eqn: Any, known: bool, runs: int = 1) -> _Work:
         results=tuple(map(_hlo_type, out_avals(eqn))),
         operands=tuple(map(_hlo_type, in_avals(eqn))),
         runs=runs,
+        twin=twin or call,
     )
 
 
@@ -534,7 +544,9 @@ def _followed(work: _Work) -> int | None:
     if len(work.call.inputs) != len(work.call.ins) or work.tally.flops > _FOLLOWED_FLOPS or work.costs.steps > 4096:
         return None
     with contextlib.suppress(Beyond):
-        return figures(run_call(work.call, detail=False)).hbm_bytes
+        found = figures(run_call(work.call, detail=False)).hbm_bytes
+        if not _steers_itself(work.call) or figures(run_call(work.twin, detail=False)).hbm_bytes == found:
+            return found
     return None
 
 
