@@ -481,8 +481,11 @@ def depends_on(jaxpr: Any, number: int) -> list[int]:
 
 
 def holds_call(jaxpr: Any) -> bool:
-    """True when a pallas_call is anywhere inside of a program."""
-    return any(is_call(eqn) for _, eqn in everywhere(jaxpr))
+    """True when a kernel is anywhere inside of a program."""
+    return any(is_call(eqn) or eqn.primitive.name in _KERNELS for _, eqn in everywhere(jaxpr))
+
+
+_KERNELS = frozenset(["core_map"])  # kernels that are no call
 
 
 # Moves that do no arithmetic: allowed outside of a kernel. A broadcast counts as one only when it starts from a scalar.
@@ -531,6 +534,10 @@ class Evaluator:
             return self._mark(run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs)))
         if name == "while":
             return self._mark(run_while(eqn, values, self.run))
+        if name in _KERNELS or any(holds_call(inner) for inner in subprograms(eqn)):
+            raise Beyond(f"a kernel inside of {name}")
+        if any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars)):
+            raise Beyond(f"a Ref outside of a kernel ({name})")
         out = evaluate(eqn, values)
         outputs = list(out) if eqn.primitive.multiple_results else [out]
         self._note_work(eqn, values, outputs)

@@ -671,6 +671,8 @@ def _reason(error: BaseException, name: str, nothing: bool) -> str:
     finding = explain_error(error) if isinstance(error, Exception) else None
     where = f" ({finding.line})" if finding is not None and finding.line is not None else ""
     start = "Nothing to show yet" if nothing else "There is more, which cannot be shown yet"
+    if isinstance(error, Beyond):
+        return f"{start}: the lens cannot follow {error}"
     if finding is not None and finding.kind != "error":
         return f"{start}: {name} stopped{where}. {finding.cause}"
     return f"{start}: {name} stopped with {type(error).__name__}{f': {cut(first, 200)}' if first else ''}{where}"
