@@ -117,6 +117,15 @@ def _convert(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
     return np.clip(np.where(np.isnan(whole), 0, whole), limits.min, limits.max).astype(dtype)
 
 
+def _integer_pow(x: np.ndarray, y: int) -> np.ndarray:
+    """By multiplications, as XLA does: np.power costs thirty times as much."""
+    if y < 2:
+        return x if y else np.ones_like(x)
+    x = _wide(x)
+    half = _integer_pow(x * x, y // 2)
+    return half * x if y % 2 else half
+
+
 def _logistic(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-_wide(np.asarray(x))))
 
@@ -292,7 +301,7 @@ ELEMENTWISE: dict[str, Op] = {
     "ceil": np.ceil,
     "round": _round,
     "square": np.square,
-    "integer_pow": lambda x, *, y: np.asarray(x) ** y if y >= 0 else 1 / np.asarray(x) ** -y,
+    "integer_pow": lambda x, *, y: _integer_pow(np.asarray(x), y) if y >= 0 else 1 / _integer_pow(np.asarray(x), -y),
     "pow": np.power,
     "exp": lambda x, **_: np.exp(x),
     "exp2": lambda x, **_: np.exp2(x),

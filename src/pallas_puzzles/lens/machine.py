@@ -993,8 +993,6 @@ class Execution:
         if self.inner:
             target.mark(there, written, target.clock.step, whole)
             return
-        if target.written is not None:
-            target.written.put(there, written, whole)
         stored = block.written.one if block.written.each is None else block.written.each.any()
         missing = NOT_STORED if stored or block.left_at < 0 else STALE
         self.t.state[j][full] = (
