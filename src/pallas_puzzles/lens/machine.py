@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from ..ir.capture import (
+    CHIP,
     Call,
     Operand,
     Outside,
@@ -30,16 +31,25 @@ from ..ir.ops import (
     Beyond,
     cost,
     evaluate,
+    holds_keys,
     inlined,
     interpret,
     is_floating,
+    nbytes_of,
     np_dtype,
     poison,
     run_scan,
     run_while,
+    to_keys,
+    to_numpy,
 )
+from ..ir.places import Place, locate
+from ..ir.program import temporaries
+from ..text import human_bytes
+from .copies import Copies, Semaphore, known_in, plain_ref
 
 MAX_STEPS = 16384
+MOST_VMEM = 128 << 20  # bytes: what TPU v5e and v6e have, and no other has more
 NOT_VISITED, NOT_STORED, STALE, WRITTEN = range(4)
 
 
@@ -195,7 +205,7 @@ def _operand_figures(trace: Trace, k: int) -> OperandFigures:
     for start, moves in zip(trace.starts[k], moved, strict=True):
         if moves and start is not None:
             inside = (max(0, min(s + b, d) - max(s, 0)) for s, b, d in zip(start, o.block, o.shape, strict=True))
-            nbytes += o.itemsize * math.prod(inside)
+            nbytes += nbytes_of([*inside], o.dtype)
     buffers = 1 if o.stays_whole else o.buffer_count
     vmem = buffers * o.block_bytes if o.space == "vmem" else 0
     return OperandFigures(o, buffers, vmem, sum(moved), nbytes, o.array_bytes)
@@ -204,39 +214,7 @@ def _operand_figures(trace: Trace, k: int) -> OperandFigures:
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(slots=True)
-class _Place:
-    """Where in a buffer: a chain of NumPy keys, or (where keys cannot chain) a flat index array."""
-
-    keys: list[Any]
-    flat: np.ndarray | None = None
-
-    def get(self, array: np.ndarray) -> Any:
-        if self.flat is not None:
-            return array.reshape(-1)[self.flat]
-        view, key = self._last(array)
-        return view[key]
-
-    def set(self, array: np.ndarray, value: Any) -> None:
-        if self.flat is not None:
-            array.reshape(-1)[self.flat] = value
-        else:
-            view, key = self._last(array)
-            view[key] = value
-
-    def _last(self, array: np.ndarray) -> tuple[np.ndarray, Any]:
-        for key in self.keys[:-1]:
-            array = array[key]
-        return array, self.keys[-1] if self.keys else ...
-
-    def box(self) -> tuple[Any, ...]:
-        key = self.keys[-1] if self.keys else ()
-        key = key if isinstance(key, tuple) else (key,)
-        return tuple((k.start, k.stop, k.step) if isinstance(k, slice) else k for k in key if k is not Ellipsis)
-
-
-_WHOLE = _Place([])
-_SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value"])
+_SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value", "prng_seed"])
 
 
 def _selected_once(jaxpr: Any, v: Any) -> bool:
@@ -273,7 +251,7 @@ def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, in
     return ("inf - inf is NaN" if name == "sub" else "0 times infinity is NaN"), int(np.count_nonzero(bad))
 
 
-class Machine:
+class Machine(Copies):
     def __init__(self, call: Call, detail: bool):
         self.call, self.detail = call, detail
         self.step = 0
@@ -283,11 +261,10 @@ class Machine:
         self.incidents: list[Incident] = []
         self.unsure: list[tuple[np.ndarray, np.ndarray, Incident]] = []  # reads of garbage that a select may leave out
         self.flops = self.transcendentals = self.dma_bytes = 0
-        self.pending: dict[Any, list[tuple[Any, Any, Any]]] = {}
-        self.counts: dict[Any, int] = {}
+        self.semaphores: dict[tuple[Buffer, int], Semaphore] = {}
+        self.dma_semaphores: dict[tuple[int, int], bool] = {}
         self.costs: dict[int, tuple[int, int]] = {}
         self.static: dict[int, Any] = {}
-        self.quiet = False
         self.by_step = False  # index maps, too, are run one step at a time
         self.grid_axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.rules: dict[str, Callable[[Any, list[Any]], Any]] = {
@@ -295,10 +272,9 @@ class Machine:
         }
 
     def incident(self, kind: str, ref: str, eqn: Any, **more: Any) -> None:
-        if not self.quiet:
-            count, total, block = more.pop("count", 0), more.pop("total", 0), more.pop("block", None)
-            at = tuple(int(i) for i in self.index)
-            self.incidents.append(Incident(kind, self.step, at, ref, eqn, count, total, block, more))
+        count, total, block = more.pop("count", 0), more.pop("total", 0), more.pop("block", None)
+        at = tuple(int(i) for i in self.index)
+        self.incidents.append(Incident(kind, self.step, at, ref, eqn, count, total, block, more))
 
     # -- programs
 
@@ -412,7 +388,7 @@ class Machine:
 
     def _do_masked_load(self, eqn: Any, values: list[Any]) -> Any:
         ref, transforms, mask, other = jax.tree.unflatten(eqn.params["args_tree"], values)
-        ref, transforms = _plain_ref(ref, transforms)
+        ref, transforms = plain_ref(ref, transforms)
         loaded = self.load(ref, transforms, eqn, mask)
         if mask is None:
             return loaded
@@ -421,7 +397,7 @@ class Machine:
 
     def _do_masked_swap(self, eqn: Any, values: list[Any]) -> Any:
         ref, transforms, value, mask = jax.tree.unflatten(eqn.params["args_tree"], values)
-        ref, transforms = _plain_ref(ref, transforms)
+        ref, transforms = plain_ref(ref, transforms)
         return self.store(ref, transforms, value, eqn, mask)
 
     def _transforms(self, eqn: Any, leaves: list[Any]) -> Any:
@@ -437,16 +413,16 @@ class Machine:
         if ref.space in ("any", "hbm"):
             self.incident("hbm-load", ref.name, eqn)
         place = self.locate(ref, transforms, "reads", eqn)
-        value = np.array(place.get(ref.values))
-        if ref.written is not None:
+        value = place.read(ref.values)
+        if ref.written is not None or place.clipped:
             self._note_load(ref, place, value, mask, eqn)
         if self.detail and ref.role != "scalar":
-            whole = value.size == ref.values.size
+            whole = value.nbytes == ref.values.nbytes
             self.events.append(Event(self.step, "load", ref.name, whole, value.size, eqn))
-        return value
+        return to_keys(value, eqn.outvars[0].aval) if holds_keys(value.dtype) else value
 
-    def _note_load(self, ref: Buffer, place: _Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
-        known = place.get(np.asarray(ref.written))
+    def _note_load(self, ref: Buffer, place: Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
+        known = known_in(ref, place)
         if mask is not None:
             known = known | ~np.asarray(mask, bool)
         missing = int(value.size - np.count_nonzero(known))
@@ -455,7 +431,7 @@ class Machine:
             self.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
             self._doubt(value, ~known, eqn)
         elif ref.role == "scratch" and value.size and ref.space != "semaphore":
-            newest = int(np.max(place.get(np.asarray(ref.writer))))
+            newest = int(np.max(place.marked(np.asarray(ref.writer))))
             if 0 <= newest < self.visit_start:
                 self.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
                 self._doubt(value, np.ones(value.shape, bool), eqn)
@@ -465,7 +441,7 @@ class Machine:
     def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any) -> None:
         """Remembers what has just been read, for as long as nothing but a select can look at it."""
         known = self.only_selected.get(id(eqn))
-        if not self.quiet and (known == "at once" or (known and self.incidents[-1].kind != "padding")):
+        if known == "at once" or (known and self.incidents[-1].kind != "padding"):
             self.unsure.append((value, np.broadcast_to(garbage, value.shape), self.incidents[-1]))
 
     def _withdraw(self, which: Any, cases: Sequence[Any]) -> None:
@@ -491,178 +467,74 @@ class Machine:
         if ref.role == "in":
             self.incident("input-store", ref.name, eqn)
         place = self.locate(ref, transforms, "writes", eqn)
-        old = np.array(place.get(ref.values))
-        value = np.asarray(value).astype(ref.values.dtype, copy=False)
+        old = place.read(ref.values)
+        value = to_numpy(value).astype(place.dtype, copy=False)
         if mask is None:
             self._put(ref, place, value)
         else:
             mask = np.broadcast_to(np.asarray(mask, bool), old.shape)
             place.set(ref.values, np.where(mask, value, old))
             if ref.written is not None:
-                place.set(ref.written, place.get(ref.written) | mask)
+                place.set(ref.written, place.marked(ref.written) | mask, marks=True)
             if ref.writer is not None:
-                place.set(ref.writer, np.where(mask, self.step, place.get(ref.writer)))
+                place.set(ref.writer, np.where(mask, self.step, place.marked(ref.writer)), marks=True)
         if self.detail:
-            whole = old.size == ref.values.size and mask is None
+            whole = old.nbytes == ref.values.nbytes and mask is None
             self.events.append(Event(self.step, "store", ref.name, whole, old.size, eqn, place.box()))
         return old
 
-    def _put(self, ref: Buffer, place: _Place, value: np.ndarray, written: Any = True) -> None:
+    def note_copy(self, ref: Buffer, place: Place, count: int, eqn: Any) -> None:
+        whole = place.nbytes == nbytes_of(ref.shape, ref.values.dtype)
+        self.events.append(Event(self.step, "dma", ref.name, whole, count, eqn, place.box()))
+
+    def _put(self, ref: Buffer, place: Place, value: np.ndarray, written: Any = True) -> None:
         place.set(ref.values, value)
         if ref.written is not None:
-            place.set(ref.written, written)
+            place.set(ref.written, written, marks=True)
         if ref.writer is not None:
-            place.set(ref.writer, self.step)
+            place.set(ref.writer, self.step, marks=True)
 
     # -- addresses
 
-    def locate(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> _Place:
-        """Transforms of a Ref as NumPy keys; an index outside the Ref is noted and clamped, as interpret mode does."""
-        if not transforms:
-            return _WHOLE
-        keys: list[Any] = []
-        shape, chainable = ref.shape, True
-        for t in transforms:
-            kind = type(t).__name__
-            if kind == "MemorySpaceCastTransform":
-                continue
-            if kind == "NDIndexer":
-                key, gathers = self._key(ref, t, shape, verb, eqn)
-                keys.append(key)
-                shape = tuple(t.get_indexer_shape_static())
-                chainable &= not gathers or t is transforms[-1]
-            elif kind in ("ReshapeTransform", "RefReshaper"):
-                keys.append(lambda a, s=tuple(t.shape): a.reshape(s))
-                shape, chainable = tuple(t.shape), False
-            elif kind in ("TransposeTransform", "RefTransposer"):
-                keys.append(lambda a, p=tuple(t.permutation): a.transpose(p))
-                shape, chainable = tuple(shape[i] for i in t.permutation), False
-            else:
-                raise Beyond(f"a Ref seen through {kind}")
-        if chainable:
-            return _Place(keys)
-        flat = np.arange(ref.values.size).reshape(ref.shape)
-        for key in keys:
-            flat = key(flat) if callable(key) else flat[key]
-        return _Place(keys=[], flat=flat)
+    def locate(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> Place:
+        """Where a Ref's transforms point to. An index outside of the Ref is noted, unless nothing is done there."""
 
-    def _key(self, ref: Buffer, indexer: Any, shape: tuple[int, ...], verb: str, eqn: Any) -> tuple[Any, bool]:
-        key: list[Any] = []
-        gathers = False
-        for index, dim in zip(indexer.indices, shape, strict=True):
-            if hasattr(index, "start") and hasattr(index, "size") and hasattr(index, "stride"):
-                start, size, stride = int(index.start), int(index.size), int(index.stride or 1)
-                last = start + (size - 1) * stride
-                if size and (start < 0 or last >= dim):
-                    self.incident("ref-bounds", ref.name, eqn, verb=verb, first=start, last=last, dim=dim)
-                    start = max(0, min(start, dim - 1 - (size - 1) * stride))
-                key.append(slice(start, start + (size - 1) * stride + 1 if size else start, stride))
-                continue
-            positions = np.asarray(index)
-            if positions.size and ((positions < 0).any() or (positions >= dim).any()):
-                lo, hi = int(positions.min()), int(positions.max())
-                self.incident("ref-bounds", ref.name, eqn, verb=verb, first=lo, last=hi, dim=dim)
-                positions = np.clip(positions, 0, dim - 1)
-            gathers |= positions.ndim > 0
-            key.append(positions if positions.ndim else int(positions))
-        return tuple(key) if gathers else (*key, ...), gathers
+        def out_of_bounds(first: int, last: int, dim: int) -> None:
+            if verb:
+                self.incident("ref-bounds", ref.name, eqn, verb=verb, first=first, last=last, dim=dim)
 
-    # -- copies and semaphores
+        tiled = ref.space in ("any", "hbm") and verb not in ("reads", "writes")
+        return locate(ref.shape, ref.values.dtype, transforms, out_of_bounds, value_of=self._index, tiled=tiled)
 
-    def _semaphore(self, sem: Any, transforms: Any = ()) -> tuple[Any, str]:
-        ref, transforms = _plain_ref(sem, transforms)
-        at = tuple(int(np.asarray(i)) for t in transforms for i in t.indices if not hasattr(i, "stride"))
-        return (id(ref), at), ref.name + (str(list(at)) if at else "")
+    def _index(self, index: Any) -> Any:
+        """The indices of a gather, which may be in a Ref."""
+        if isinstance(index, Buffer) or hasattr(index, "transforms"):
+            ref, transforms = plain_ref(index)
+            return self.locate(ref, transforms, "", None).get(ref.values)
+        return index
 
-    def _do_dma_start(self, eqn: Any, values: list[Any]) -> list[Any]:
-        src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
-        if device is not None or src_sem is not None:
-            raise Beyond("a copy to another device (remote DMA)")
-        key, _ = self._semaphore(dst_sem)
-        self.pending.setdefault(key, []).append((src, dst, eqn))
-        return []
+    # -- random numbers
 
-    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
-        _, dst, dst_sem, _, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
-        if device is not None:
-            raise Beyond("a copy to another device (remote DMA)")
-        key, name = self._semaphore(dst_sem)
-        queue = self.pending.get(key, [])
-        needed = self._view_bytes(dst, eqn)
-        got = 0
-        while queue and got < needed:
-            got += self._deliver(*queue.pop(0))
-        if got < needed:
-            self.incident("hang", name, eqn, needed=needed, got=got, dma=True)
-        return []
+    def _do_prng_random_bits(self, eqn: Any, values: list[Any]) -> Any:
+        """Zeros, as in JAX's simulator: what a TPU's own generator makes is known to that TPU alone."""
+        self.incident("hardware-random", "", eqn)
+        return np.zeros(eqn.outvars[0].aval.shape, np_dtype(eqn.outvars[0].aval))
 
-    def _view_bytes(self, view: Any, eqn: Any) -> int:
-        ref, transforms = _plain_ref(view)
-        before, self.quiet = self.quiet, True
-        try:
-            place = self.locate(ref, transforms, "waits for", eqn)
-        finally:
-            self.quiet = before
-        return np.asarray(place.get(ref.values)).nbytes
+    def _do_random_bits(self, eqn: Any, values: list[Any]) -> Any:
+        return self._do_prng_random_bits(eqn, values) if _of_a_tpu(eqn) else evaluate(eqn, values)
 
-    def _deliver(self, src: Any, dst: Any, eqn: Any) -> int:
-        """A copy happens when it is waited for: until then the old content is read, as in JAX's simulator."""
-        source, source_transforms = _plain_ref(src)
-        target, target_transforms = _plain_ref(dst)
-        here = self.locate(source, source_transforms, "copies from", eqn)
-        there = self.locate(target, target_transforms, "copies to", eqn)
-        value = np.array(here.get(source.values))
-        known: Any = True if source.written is None else np.array(here.get(source.written))
-        shape = np.shape(there.get(target.values))
-        value = value.reshape(shape)
-        if known is not True:
-            known = known.reshape(shape)
-        if eqn.params.get("add"):
-            value = np.asarray(there.get(target.values)) + value
-        self._put(target, there, value, known)
-        if "hbm" in (source.space, target.space) or "any" in (source.space, target.space):
-            self.dma_bytes += value.nbytes
-        if self.detail:
-            whole = value.size == target.values.size
-            self.events.append(Event(self.step, "dma", target.name, whole, value.size, eqn, there.box()))
-        return value.nbytes
-
-    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
-        ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]
-        if device is not None or core is not None:
-            raise Beyond("a signal to another device or core")
-        key, _ = self._semaphore(ref, transforms)
-        self.counts[key] = self.counts.get(key, 0) + int(np.asarray(amount))
-        return []
-
-    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
-        ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
-        key, name = self._semaphore(ref, transforms)
-        needed, got = int(np.asarray(amount)), self.counts.get(key, 0)
-        if got < needed:
-            self.incident("hang", name, eqn, needed=needed, got=got, dma=False)
-        elif decrement is None or np.asarray(decrement).all():
-            self.counts[key] = got - needed
-        return []
-
-    def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
-        ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
-        return np.int32(self.counts.get(self._semaphore(ref, transforms)[0], 0))
+    def _do_random_fold_in(self, eqn: Any, values: list[Any]) -> Any:
+        return values[0] if _of_a_tpu(eqn) else evaluate(eqn, values)
 
     def _beyond_rule(self, eqn: Any, values: list[Any]) -> Any:
         raise Beyond(f"{eqn.primitive.name}: its result differs from backend to backend")
 
-    _do_prng_seed = _do_prng_random_bits = _do_stochastic_round = _beyond_rule
+    _do_stochastic_round = _beyond_rule
 
 
-def _plain_ref(ref: Any, transforms: Any = ()) -> tuple[Buffer, tuple[Any, ...]]:
-    """(buffer, transforms) of a Ref or of a Ref seen through `.at[...]`."""
-    if isinstance(ref, Buffer):
-        return ref, tuple(transforms or ())
-    inner = getattr(ref, "ref", None)
-    if not isinstance(inner, Buffer):
-        raise Beyond("several Refs seen as one")
-    return inner, (*ref.transforms, *(transforms or ()))
+def _of_a_tpu(eqn: Any) -> bool:
+    """Whether an equation's PRNG key is for the generator that a TPU has."""
+    return "pallas" in str(eqn.invars[0].aval.dtype._impl.name)
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------
@@ -736,11 +608,12 @@ def plan(machine: Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool
     blocks: list[list[Any]] = []
     starts: list[list[Any]] = []
     for o in call.operands:
-        if o.in_hbm or o.index_map is None:
+        if o.in_hbm:
             blocks.append([None] * n)
             starts.append([None] * n)
             continue
-        indices = _block_indices(machine, o, steps, scalars)
+        whole = o.index_map is None
+        indices = [(0,) * len(o.shape)] * n if whole else _block_indices(machine, o, steps, scalars)
         blocks.append(list(indices))
         starts.append([_start(o, b) for b in indices])
     changed = [_changes(b) for b in blocks]
@@ -778,8 +651,18 @@ def run_call(
         raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
 
 
-class TooManySteps(Beyond):
+class Refused(Beyond):
+    """What no TPU can do, or nobody waits for. kind: of a finding; cause: why, for the reader; lines: the reader's."""
+
+    kind: str
+    cause: str
+    lines: list[SourceLine]
+
+
+class TooManySteps(Refused):
     """A grid that nobody waits for."""
+
+    kind = "grid-steps"
 
     def __init__(self, call: Call, steps: int, most: int):
         advice = "use smaller arrays or larger blocks"
@@ -792,10 +675,38 @@ class TooManySteps(Beyond):
         self.lines = [line for line in (*call.callers, call.where) if line is not None]
 
 
+class TooLarge(Refused):
+    """An array in a kernel that no TPU has the memory for."""
+
+    kind = "vmem"
+
+    def __init__(self, call: Call, what: str, nbytes: int, line: SourceLine | None):
+        self.cause = (
+            f"{what} takes {human_bytes(nbytes)}, and no TPU has more than {human_bytes(MOST_VMEM)} of VMEM. What a "
+            "kernel makes lies in VMEM, as its blocks do: work on one block of it at a time."
+        )
+        self.lines = [x for x in (line, *call.callers, call.where) if x is not None]
+        super().__init__(f"{call.name}: {self.cause}")
+
+
+def _check_sizes(call: Call) -> None:
+    """Raises TooLarge for an array that cannot be in VMEM, before memory is allocated for it."""
+    held = [(f"the block of {o.name}", nbytes_of(o.block, o.dtype)) for o in call.operands if not o.in_hbm]
+    held += [(f"the scratch buffer {s.name}", s.nbytes) for s in call.scratch if s.space == "vmem"]
+    for what, nbytes in held:
+        if nbytes > MOST_VMEM:
+            raise TooLarge(call, what, nbytes, call.where)
+    for shape, dtype, line in temporaries(call.kernel):
+        if (nbytes := nbytes_of(shape, dtype)) > MOST_VMEM:
+            raise TooLarge(call, f"a temporary {dtype} array of shape {shape}", nbytes, line)
+
+
 def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
     steps = math.prod(call.grid)
     if steps > max_steps:
         raise TooManySteps(call, steps, max_steps)
+    if not plan_only:
+        _check_sizes(call)
     machine = Machine(call, detail)
     scalars = [  # copies: a kernel may store into them
         Buffer(n, np.array(v), "smem", "scalar", written=True)
@@ -835,13 +746,16 @@ class Execution:
             h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role)
             for h, o in zip(self.hbm, call.operands, strict=True)
         ]
-        self.scratch = [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch") for s in call.scratch]
+        self.scratch = self._new_scratch()
         self.outs = [k for k, o in enumerate(call.operands) if o.role == "out"]
         trace.state = [np.zeros(o.shape, np.int8) for o in call.outs]
         trace.writer = [np.full(o.shape, -1, np.int32) for o in call.outs]
         for j, k in enumerate(self.outs):
             if self.hbm[k].written is None:
                 trace.state[j][...] = WRITTEN  # what the aliased input held counts as written
+
+    def _new_scratch(self) -> list[Buffer]:
+        return [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch") for s in self.t.call.scratch]
 
     def _output(self, o: Operand, aliased: list[int]) -> Buffer:
         if not aliased:
@@ -857,6 +771,8 @@ class Execution:
         refs = [*self.scalars, *self.local, *self.scratch]
         for s, index in enumerate(t.steps):
             m.step, m.index = s, index
+            if t.call.on_cores and s:  # each core has scratch memory of its own
+                refs = [*self.scalars, *self.local, *self._new_scratch()]
             m.flops = m.transcendentals = m.dma_bytes = 0
             m.unsure.clear()
             if any(self.changed[k][s] for k in self.outs if not t.call.operands[k].in_hbm):
@@ -920,9 +836,10 @@ class Execution:
 
     def _finish(self) -> None:
         t = self.t
-        for queue in self.m.pending.values():
-            if queue:
-                self.m.incident("unwaited", _plain_ref(queue[0][1])[0].name, queue[0][2], count=len(queue))
+        for semaphore in self.m.semaphores.values():
+            if semaphore.due:
+                _, copy, _ = semaphore.due[0]
+                self.m.incident("unwaited", plain_ref(copy.dst)[0].name, copy.eqn, count=len(semaphore.due))
         for j, k in enumerate(self.outs):
             if t.call.operands[k].in_hbm:
                 written = self.hbm[k].written
@@ -946,6 +863,7 @@ class Run:
     outside: list[Outside]
     from_kernel: list[bool]
     calls: list[Call]
+    chip: str = CHIP  # that the function was traced for
 
 
 def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: int = MAX_STEPS, **kwargs: Any) -> Run:
@@ -961,7 +879,7 @@ def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: in
         return list(traces[-1].outputs)
 
     seen = capture(fn, *args, on_call=on_call, **kwargs)
-    return Run(traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls)
+    return Run(traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls, seen.chip)
 
 
 def spans(numbers: Sequence[int]) -> str:
