@@ -378,6 +378,8 @@ class Machine(Copies):
         return self.load(values[0], self._transforms(eqn, values[1:]), eqn)
 
     def _do_swap(self, eqn: Any, values: list[Any]) -> Any:
+        if "compress" in eqn.params:  # another primitive of this name
+            raise Beyond("the SparseCore's own stores")
         return self.store(values[0], self._transforms(eqn, values[2:]), values[1], eqn)
 
     def _do_addupdate(self, eqn: Any, values: list[Any]) -> list[Any]:
