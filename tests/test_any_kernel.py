@@ -551,3 +551,90 @@ def test_a_shard_map_over_several_devices_is_told_as_what_it_is() -> None:
     verdict = check_call(sharded, (x,), 2 * x)
     assert verdict.status == "unjudged"
     assert "a shard_map over 4 devices" in str(verdict)
+
+
+# --- SparseCores -----------------------------------------------------------------------------------------------------
+
+
+def histogram(x: Any) -> Any:
+    """How often each of 64 numbers comes, counted by the 16 subcores of one SparseCore, 128 elements each."""
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    mesh = plsc.VectorSubcoreMesh(core_axis_name="c", subcore_axis_name="s", num_cores=1)
+    lanes = plsc.get_sparse_core_info().num_lanes
+
+    def body(x_hbm, o_hbm, x_ref, counts_ref):
+        number = lax.axis_index("s")
+        pltpu.sync_copy(x_hbm.at[pl.ds(128 * number, 128)], x_ref)
+        for start in range(0, 64, lanes):
+            counts_ref[pl.ds(start, lanes)] = jnp.zeros(lanes, I32)
+
+        @plsc.parallel_loop(0, 128, lanes)
+        def _(start):
+            found = x_ref[pl.ds(start, lanes)]
+            times, last = plsc.scan_count(found)
+            plsc.addupdate_scatter(counts_ref, [found], times, mask=last)
+
+        pltpu.sync_copy(counts_ref, o_hbm.at[number])
+
+    scratch = [pltpu.VMEM((128,), I32), pltpu.VMEM((64,), I32)]
+    shape = jax.ShapeDtypeStruct((16, 64), I32)
+    params = pltpu.CompilerParams(needs_layout_passes=False)
+    return pl.kernel(body, out_type=shape, mesh=mesh, scratch_types=scratch, compiler_params=params)(x)
+
+
+def test_a_sparse_core_is_traced_on_a_chip_that_has_one() -> None:
+    x = integers(0, 64, 16 * 128)
+    want = np.stack([np.bincount(part, minlength=64) for part in x.reshape(16, 128)]).astype(np.int32)
+    run = assert_runs(histogram, (x,), want, simulator=False)
+    assert (run.chip, run.traces[0].call.grid) == ("TPU7x", (1, 16))
+    assert check_call(histogram, (x,), want).status in ("passed", "unjudged")
+    assert check_call(histogram, (x,), want + 1).status == "failed"
+
+
+def compact(x: Any, *, expand: bool) -> Any:
+    """Positive elements one behind the other; or what was so put together, in its places again."""
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    mesh = plsc.VectorSubcoreMesh(core_axis_name="c", subcore_axis_name="s", num_cores=1, num_subcores=1)
+    lanes = plsc.get_sparse_core_info().num_lanes
+
+    def body(x_hbm, o_hbm, x_ref, o_ref):
+        pltpu.sync_copy(x_hbm, x_ref)
+        o_ref[...] = jnp.zeros(lanes, I32)
+        positive = x_ref[...] > 0
+        plsc.store_compressed(o_ref.at[...], x_ref[...], mask=positive)
+        if expand:
+            again = plsc.load_expanded(o_ref.at[...], mask=positive)
+            order = lanes - 1 - lax.broadcasted_iota(I32, (lanes,), 0)
+            count = plsc.all_reduce_population_count(positive)
+            plsc.store_scatter(o_ref, [order], jnp.where(positive, again, 0) * count)
+        pltpu.sync_copy(o_ref, o_hbm)
+
+    scratch = [pltpu.VMEM((lanes,), I32), pltpu.VMEM((lanes,), I32)]
+    params = pltpu.CompilerParams(needs_layout_passes=False)
+    return pl.kernel(body, out_type=like(x), mesh=mesh, scratch_types=scratch, compiler_params=params)(x)
+
+
+def test_vectors_are_compressed_expanded_and_scattered() -> None:
+    x = integers(-9, 9, 16)
+    positive = x[x > 0]
+    assert_runs(partial(compact, expand=False), (x,), np.pad(positive, (0, 16 - positive.size)), simulator=False)
+    again = np.where(x > 0, x, 0)[::-1] * positive.size
+    assert_runs(partial(compact, expand=True), (x,), again, simulator=False)
+
+
+def test_cores_that_wait_for_one_another_are_not_followed() -> None:
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    def waits(x):
+        mesh = plsc.VectorSubcoreMesh(core_axis_name="c", subcore_axis_name="s", num_cores=1)
+
+        def body(x_hbm, o_hbm):
+            plsc.subcore_barrier()
+            pltpu.sync_copy(x_hbm, o_hbm)
+
+        return pl.kernel(body, out_type=like(x), mesh=mesh)(x)
+
+    with pytest.raises(lens.Beyond, match="barrier"):
+        lens.trace(waits, integers(0, 9, 128))

@@ -47,6 +47,7 @@ from ..ir.places import Place, locate
 from ..ir.program import temporaries
 from ..text import human_bytes
 from .copies import Copies, Semaphore, known_in, plain_ref
+from .sparse import SparseCore
 
 MAX_STEPS = 16384
 MOST_VMEM = 128 << 20  # bytes: what TPU v5e and v6e have, and no other has more
@@ -251,7 +252,7 @@ def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, in
     return ("inf - inf is NaN" if name == "sub" else "0 times infinity is NaN"), int(np.count_nonzero(bad))
 
 
-class Machine(Copies):
+class Machine(Copies, SparseCore):
     def __init__(self, call: Call, detail: bool):
         self.call, self.detail = call, detail
         self.step = 0
@@ -378,8 +379,8 @@ class Machine(Copies):
         return self.load(values[0], self._transforms(eqn, values[1:]), eqn)
 
     def _do_swap(self, eqn: Any, values: list[Any]) -> Any:
-        if "compress" in eqn.params:  # another primitive of this name
-            raise Beyond("the SparseCore's own stores")
+        if "has_mask" in eqn.params:  # the SparseCore has a primitive of this name, too
+            return self.store_vector(eqn, values)
         return self.store(values[0], self._transforms(eqn, values[2:]), values[1], eqn)
 
     def _do_addupdate(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -414,14 +415,17 @@ class Machine(Copies):
     def load(self, ref: Buffer, transforms: Any, eqn: Any, mask: Any = None) -> np.ndarray:
         if ref.space in ("any", "hbm"):
             self.incident("hbm-load", ref.name, eqn)
-        place = self.locate(ref, transforms, "reads", eqn)
+        value = self.load_from(ref, self.locate(ref, transforms, "reads", eqn), eqn, mask)
+        return to_keys(value, eqn.outvars[0].aval) if holds_keys(value.dtype) else value
+
+    def load_from(self, ref: Buffer, place: Place, eqn: Any, mask: Any = None) -> np.ndarray:
         value = place.read(ref.values)
         if ref.written is not None or place.clipped:
             self._note_load(ref, place, value, mask, eqn)
         if self.detail and ref.role != "scalar":
             whole = value.nbytes == ref.values.nbytes
             self.events.append(Event(self.step, "load", ref.name, whole, value.size, eqn))
-        return to_keys(value, eqn.outvars[0].aval) if holds_keys(value.dtype) else value
+        return value
 
     def _note_load(self, ref: Buffer, place: Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
         known = known_in(ref, place)
@@ -480,10 +484,12 @@ class Machine(Copies):
                 place.set(ref.written, place.marked(ref.written) | mask, marks=True)
             if ref.writer is not None:
                 place.set(ref.writer, np.where(mask, self.step, place.marked(ref.writer)), marks=True)
-        if self.detail:
-            whole = old.nbytes == ref.values.nbytes and mask is None
-            self.events.append(Event(self.step, "store", ref.name, whole, old.size, eqn, place.box()))
+        self.note_store(ref, place, old.size, eqn, whole=old.nbytes == ref.values.nbytes and mask is None)
         return old
+
+    def note_store(self, ref: Buffer, place: Place, count: int, eqn: Any, whole: bool = False) -> None:
+        if self.detail:
+            self.events.append(Event(self.step, "store", ref.name, whole, count, eqn, place.box()))
 
     def note_copy(self, ref: Buffer, place: Place, count: int, eqn: Any) -> None:
         whole = place.nbytes == nbytes_of(ref.shape, ref.values.dtype)

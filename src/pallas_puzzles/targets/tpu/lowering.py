@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import re
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ def refusal_on(mesh: jax.sharding.AbstractMesh, fn: Callable[..., Any], args: Se
         if (absent := _absent_type(kernels)) is not None:
             return absent
         try:
-            traced.lower(lowering_platforms=("tpu",))
+            with warnings.catch_warnings(action="ignore"):  # a warning is no refusal, whatever the reader makes of it
+                traced.lower(lowering_platforms=("tpu",))
         except Exception as error:
             return _explain(error, kernels)
     return None
