@@ -454,6 +454,29 @@ def test_what_a_tpus_own_generator_decides_cannot_be_judged() -> None:
     assert check_call(partial(drawn, drop=False), (seed, x), x)
 
 
+def drawn_by_state() -> Any:
+    def kernel(o_ref):
+        pltpu.prng_seed(0)
+        o_ref[...] = pltpu.stateful_uniform(shape=o_ref.shape, minval=0.0, maxval=1.0)
+
+    return pl.pallas_call(kernel, out_shape=ROWS)()
+
+
+def drawn_by_a_key_of_a_tpu() -> Any:
+    def kernel(key_ref, o_ref):
+        o_ref[...] = jax.random.uniform(jax.random.fold_in(key_ref[...], 1), o_ref.shape)
+
+    key = pltpu.to_pallas_key(jax.random.key(0))
+    return pl.pallas_call(kernel, out_shape=ROWS, in_specs=[SMEM])(key)
+
+
+@pytest.mark.parametrize("fn", [drawn_by_state, drawn_by_a_key_of_a_tpu])
+def test_every_way_to_ask_a_tpu_for_random_numbers_gives_zeros(fn: Any) -> None:
+    run = lens.trace(fn)
+    assert kinds(run) == {"hardware-random"}
+    assert not np.asarray(run.outputs).any()
+
+
 # --- kernels that are built before they are judged -------------------------------------------------------------------
 
 
@@ -551,6 +574,95 @@ def test_a_shard_map_over_several_devices_is_told_as_what_it_is() -> None:
     verdict = check_call(sharded, (x,), 2 * x)
     assert verdict.status == "unjudged"
     assert "a shard_map over 4 devices" in str(verdict)
+
+
+# --- kernels on several cores ----------------------------------------------------------------------------------------
+
+
+def halves(x: Any, *, by_pipeline: bool) -> Any:
+    """Each of two cores doubles half of the rows."""
+
+    def body(x_hbm, o_hbm, buf, sem):
+        def inner(x_ref, o_ref):
+            o_ref[...] = 2 * x_ref[...]
+
+        if by_pipeline:
+            spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+            parallel = (pltpu.PARALLEL, pltpu.ARBITRARY)
+            blocks = {"grid": (x.shape[0] // 8, 2), "in_specs": [spec], "out_specs": [spec]}
+            pltpu.emit_pipeline(inner, **blocks, core_axis_name="core", dimension_semantics=parallel)(x_hbm, o_hbm)
+        else:
+            mine = pl.ds(lax.axis_index("core") * x.shape[0] // 2, x.shape[0] // 2)
+            pltpu.async_copy(x_hbm.at[mine], buf, sem).wait()
+            buf[...] *= 2
+            pltpu.async_copy(buf, o_hbm.at[mine], sem).wait()
+
+    mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=2)
+    scratch = [pltpu.VMEM((x.shape[0] // 2, x.shape[1]), F32), DMA]
+    return pl.kernel(body, out_type=like(x), mesh=mesh, scratch_types=scratch)(x)
+
+
+@pytest.mark.parametrize("by_pipeline", [True, False])
+def test_each_core_does_its_share(by_pipeline: bool) -> None:
+    x = normal(32, 256)
+    run = assert_runs(partial(halves, by_pipeline=by_pipeline), (x,), 2 * x, simulator=False)
+    assert run.traces[0].call.grid == (2,)
+
+
+def read_before_written(x: Any) -> Any:
+    """What the first core leaves in its scratch memory, the second does not have."""
+
+    def body(x_hbm, o_hbm, buf):
+        @pl.when(lax.axis_index("core") == 0)
+        def _():
+            pltpu.sync_copy(x_hbm.at[pl.ds(0, 8)], buf)
+
+        pltpu.sync_copy(buf, o_hbm.at[pl.ds(8 * lax.axis_index("core"), 8)])
+
+    mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=2)
+    return pl.kernel(body, out_type=like(x), mesh=mesh, scratch_types=[pltpu.VMEM((8, 128), F32)])(x)
+
+
+def test_each_core_has_scratch_memory_of_its_own() -> None:
+    x = normal(16, 128)
+    out = np.asarray(lens.trace(read_before_written, x).outputs)
+    np.testing.assert_array_equal(out[:8], x[:8])
+    assert np.isnan(out[8:]).all()
+
+
+def across_kernels(x: Any) -> Any:
+    """A copy that one kernel starts and another waits for."""
+    semaphore = pl.BlockSpec(memory_space=pltpu.SEMAPHORE)
+
+    def start(x_ref, o_ref, sem):
+        pltpu.make_async_copy(x_ref, o_ref, sem).start()
+
+    def done(x_ref, _, sem, o_ref):
+        pltpu.make_async_copy(x_ref, o_ref, sem).wait()
+
+    shapes, specs = (like(x), DMA(())), (HBM, semaphore)
+    out, sem = pl.pallas_call(start, in_specs=[HBM], out_specs=specs, out_shape=shapes)(x)
+    specs = {"in_specs": [HBM, HBM, semaphore], "out_specs": HBM, "input_output_aliases": {1: 0}}
+    return pl.pallas_call(done, out_shape=like(x), **specs)(x, out, sem)
+
+
+def test_a_semaphore_that_goes_from_kernel_to_kernel_is_not_called_a_hang() -> None:
+    x = normal(16, 128)
+    with pytest.raises(lens.Beyond, match="one kernel hands to another"):
+        lens.trace(across_kernels, x)
+
+
+def chosen(number: Any, x: Any, y: Any) -> Any:
+    def kernel(number_ref, x_ref, y_ref, o_ref, sem):
+        pltpu.async_copy(pl.select_ref(number_ref[0], x_ref, y_ref), o_ref, sem).wait()
+
+    return pl.pallas_call(kernel, out_shape=like(x), in_specs=[SMEM, HBM, HBM], scratch_shapes=[DMA])(number, x, y)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_of_several_refs_is_chosen_by_a_value(number: int) -> None:
+    x, y = normal(16, 128), normal(16, 128)
+    assert_runs(chosen, (np.array([number], np.int32), x, y), [x, y][number], simulator=False)
 
 
 # --- SparseCores -----------------------------------------------------------------------------------------------------

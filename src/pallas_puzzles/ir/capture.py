@@ -493,6 +493,8 @@ class Evaluator:
         if len(self.calls) >= self.limit:
             raise Beyond(f"more than {self.limit} pallas_calls in one run")
         call = describe(eqn, values)
+        if handed := [o.name for o in call.operands if o.space == "semaphore"]:
+            raise Beyond(f"{handed[0]}, a semaphore that one kernel hands to another")
         operands = values[call.dynamic_bounds :]
         n_scalars = len(call.scalar_names)
         call.scalars = [to_numpy(v) for v in operands[:n_scalars]]

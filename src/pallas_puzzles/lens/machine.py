@@ -529,10 +529,13 @@ class Machine(Copies, SparseCore):
         return np.zeros(eqn.outvars[0].aval.shape, np_dtype(eqn.outvars[0].aval))
 
     def _do_random_bits(self, eqn: Any, values: list[Any]) -> Any:
-        return self._do_prng_random_bits(eqn, values) if _of_a_tpu(eqn) else evaluate(eqn, values)
+        return self._do_prng_random_bits(eqn, values) if _of_a_tpu(eqn.invars[0]) else evaluate(eqn, values)
 
-    def _do_random_fold_in(self, eqn: Any, values: list[Any]) -> Any:
-        return values[0] if _of_a_tpu(eqn) else evaluate(eqn, values)
+    def _key(self, eqn: Any, values: list[Any]) -> Any:
+        """A key for a TPU's own generator is as good as any other."""
+        return values[0] if _of_a_tpu(eqn.outvars[0]) else evaluate(eqn, values)
+
+    _do_random_fold_in = _do_random_wrap = _do_random_seed = _key
 
     def _beyond_rule(self, eqn: Any, values: list[Any]) -> Any:
         raise Beyond(f"{eqn.primitive.name}: its result differs from backend to backend")
@@ -540,9 +543,9 @@ class Machine(Copies, SparseCore):
     _do_stochastic_round = _beyond_rule
 
 
-def _of_a_tpu(eqn: Any) -> bool:
-    """Whether an equation's PRNG key is for the generator that a TPU has."""
-    return "pallas" in str(eqn.invars[0].aval.dtype._impl.name)
+def _of_a_tpu(key: Any) -> bool:
+    """Whether a PRNG key is for the generator that a TPU has."""
+    return "pallas" in str(key.aval.dtype._impl.name)
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------
