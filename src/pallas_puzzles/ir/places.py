@@ -130,9 +130,8 @@ def locate(
         if _is_indexer(t):
             room = _whole_tiles(there, place.dtype) if tiled else there
             noted = out_of_bounds if n == last else None
-            key, there = _key(t, there, room, noted, value_of)
+            key, place.shape, there = _key(t, there, room, noted, value_of)
             place.steps.append(key)
-            place.shape = tuple(int(np.asarray(d)) for d in t.get_indexer_shape())
             place.clipped = there != place.shape
             continue
         if place.clipped:
@@ -171,14 +170,16 @@ def _key(
     room: tuple[int, ...],
     out_of_bounds: OutOfBounds | None,
     value_of: Callable[[Any], Any],
-) -> tuple[Any, tuple[int, ...]]:
-    """(a NumPy key, the shape of what there is under it). room: how far an index may reach; out_of_bounds=None: any."""
+) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    """(a NumPy key, its shape, the shape of what there is under it). room: how far an index may reach;
+    out_of_bounds=None: as far as it likes."""
     key: list[Any] = []
+    asked: list[int] = []
     sizes: list[int] = []
-    gathered: list[np.ndarray] = []
+    gathers = False
     for index, dim, most in zip(indexer.indices, shape, room, strict=True):
         if hasattr(index, "start") and hasattr(index, "size") and hasattr(index, "stride"):
-            start, size, stride = (int(np.asarray(i)) for i in (index.start, index.size, index.stride or 1))
+            start, size, stride = int(index.start), int(index.size), int(index.stride or 1)
             last = start + (size - 1) * stride
             if size and (start < 0 or (last >= most and out_of_bounds is not None)):
                 if out_of_bounds is not None:
@@ -186,7 +187,8 @@ def _key(
                 start = max(0, min(start, dim - 1 - (size - 1) * stride))
             stop = start + (size - 1) * stride + 1 if size else start
             key.append(slice(start, stop, stride))
-            sizes.append(len(range(*key[-1].indices(dim))))
+            asked.append(size)
+            sizes.append(size if stop <= dim else len(range(start, dim, stride)))
             continue
         positions = np.asarray(value_of(index))
         if positions.size and ((positions < 0).any() or (positions >= dim).any()):
@@ -194,11 +196,11 @@ def _key(
                 out_of_bounds(int(positions.min()), int(positions.max()), dim)
             positions = np.clip(positions, 0, dim - 1)
         key.append(positions if positions.ndim else int(positions))
-        if positions.ndim:
-            gathered.append(positions)
-    if not gathered:
-        return (*key, ...), tuple(sizes)
-    return tuple(key), np.broadcast_to(np.zeros((), bool), shape)[tuple(key)].shape
+        gathers |= positions.ndim > 0
+    if not gathers:
+        return (*key, ...), tuple(asked), tuple(sizes)
+    there = np.broadcast_to(np.zeros((), bool), shape)[tuple(key)].shape
+    return tuple(key), tuple(int(np.asarray(d)) for d in indexer.get_indexer_shape()), there
 
 
 def _reshaped(before: tuple[int, ...], after: tuple[int, ...]) -> _View:
