@@ -24,7 +24,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..installation import PACKAGE
-from .ops import Beyond, evaluate, inlined, interpret, is_literal, np_dtype, run_scan, run_while
+from .ops import (
+    Beyond,
+    evaluate,
+    inlined,
+    interpret,
+    is_literal,
+    nbytes_of,
+    np_dtype,
+    run_scan,
+    run_while,
+    to_numpy,
+)
 from .readers import for_the_reader
 
 _JAX_DIR = os.path.dirname(jax.__file__) + os.sep
@@ -135,11 +146,11 @@ class Operand:
 
     @property
     def block_bytes(self) -> int:
-        return math.prod(self.block) * self.itemsize
+        return nbytes_of(self.block, self.dtype)
 
     @property
     def array_bytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
+        return nbytes_of(self.shape, self.dtype)
 
     @property
     def stays_whole(self) -> bool:
@@ -162,7 +173,7 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return nbytes_of(self.shape, self.dtype)
 
 
 @dataclasses.dataclass
@@ -183,6 +194,7 @@ class Call:
     vmem_limit_bytes: int | None
     dynamic_bounds: int = 0  # dimensions of the grid that are known only at run time
     dynamic_axes: tuple[int, ...] = ()  # which they are
+    on_cores: bool = False  # its grid are the cores of a mesh, each of which has scratch memory of its own
     scalars: list[np.ndarray] = dataclasses.field(default_factory=list)
     inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     callers: list[SourceLine] = dataclasses.field(default_factory=list)  # the innermost first
@@ -224,6 +236,7 @@ class Capture:
     outputs: Any
     outside: list[Outside]
     from_kernel: list[bool]  # per flat output: does it come out of a pallas_call?
+    chip: str  # that it was traced for
 
 
 def space_of(aval: Any) -> str:
@@ -370,7 +383,7 @@ def _scratch(name: str, aval: Any) -> Scratch:
 
 
 def _describe_whole_array_kernel(eqn: Any) -> Call:
-    """pl.kernel: one program per core, every operand a whole array in HBM."""
+    """pl.kernel and pl.core_map: one program per core, every operand a whole array, most of them in HBM."""
     p = eqn.params
     if len(p["jaxprs"]) != 1:
         raise Beyond("several programs in one kernel (mpmd)")
@@ -380,10 +393,16 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
     for i, var in enumerate(kernel.invars[: n_in + n_out]):
         shape = tuple(var.aval.shape)
         dims = tuple(Dim("blocked", s) for s in shape)
-        operands.append(Operand(names[i], "in" if i < n_in else "out", shape, np_dtype(var.aval), dims, "hbm", None, 1))
-    cores = dict(mesh.shape)
-    if math.prod(cores.values()) != 1:
-        raise Beyond(f"a kernel over several cores {cores}")
+        space = space_of(var.aval) if var.aval.memory_space is not None else "hbm"
+        space = "hbm" if space == "any" else space
+        role = "in" if i < n_in else "out"
+        operands.append(Operand(names[i], role, shape, np_dtype(var.aval), dims, space, None, 1))
+    cores = {str(name): size for name, size in mesh.shape.items()}
+    if math.prod(cores.values()) > 1:
+        if (shared := next(named(kernel, *_TOGETHER), None)) is not None:
+            raise Beyond(f"{shared.primitive.name}, with which the cores {cores} of a kernel wait for one another")
+        if any("shared" in str(v.aval.memory_space).lower() for v in kernel.invars):
+            raise Beyond(f"memory that the cores {cores} of a kernel share")
     return Call(
         name=str(p.get("name") or kernel.debug_info.func_name),
         where=where_defined(kernel),
@@ -396,11 +415,17 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
         semantics=("parallel",) * len(cores),
         kernel=kernel,
         aliases=dict(p.get("input_output_aliases") or {}),
-        vmem_limit_bytes=None,
+        vmem_limit_bytes=getattr(p.get("compiler_params"), "vmem_limit_bytes", None),
+        on_cores=True,
     )
 
 
-_chip: contextvars.ContextVar[str] = contextvars.ContextVar("chip", default="TPU v5e")
+# What the cores of one kernel do together: here they run one after the other.
+_TOGETHER = ("barrier", "sc_fetch_and_add", "get_barrier_semaphore")
+
+
+CHIP, SPARSE_CHIP = "TPU v5e", "TPU7x"  # what kernels are traced for; the second has SparseCores
+_chip: contextvars.ContextVar[str] = contextvars.ContextVar("chip", default=CHIP)
 
 
 @contextlib.contextmanager
@@ -534,8 +559,8 @@ class Evaluator:
             return self._mark(run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs)))
         if name == "while":
             return self._mark(run_while(eqn, values, self.run))
-        if name in _KERNELS or any(holds_call(inner) for inner in subprograms(eqn)):
-            raise Beyond(f"a kernel inside of {name}")
+        if any(holds_call(inner) for inner in subprograms(eqn)):
+            raise Beyond(_around(eqn))
         if any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars)):
             raise Beyond(f"a Ref outside of a kernel ({name})")
         out = evaluate(eqn, values)
@@ -559,10 +584,12 @@ class Evaluator:
         if len(self.calls) >= self.limit:
             raise Beyond(f"more than {self.limit} pallas_calls in one run")
         call = describe(eqn, values)
+        if handed := [o.name for o in call.operands if o.space == "semaphore"]:
+            raise Beyond(f"{handed[0]}, a semaphore that one kernel hands to another")
         operands = values[call.dynamic_bounds :]
         n_scalars = len(call.scalar_names)
-        call.scalars = [np.asarray(v) for v in operands[:n_scalars]]
-        call.inputs = [np.asarray(v) for v in operands[n_scalars:]]
+        call.scalars = [to_numpy(v) for v in operands[:n_scalars]]
+        call.inputs = [to_numpy(v) for v in operands[n_scalars:]]
         call.callers = callers_of(eqn)
         self.calls.append(call)
         return self.on_call(call, eqn, values)
@@ -618,6 +645,35 @@ def _in_pipeline(error: BaseException) -> bool:
     return any(file.endswith(os.path.join("pallas", "mosaic", "pipeline.py")) for file in files)
 
 
+def _around(eqn: Any) -> str:
+    """What a kernel is inside of that is not followed."""
+    if eqn.primitive.name == "shard_map":
+        shape = dict(eqn.params["mesh"].shape)
+        return f"a shard_map over {math.prod(shape.values())} devices, {shape}"
+    return f"a kernel inside of {eqn.primitive.name}"
+
+
+def _discharged(program: Any) -> Any:
+    """A program without the Refs that it makes outside of kernels (jax.new_ref): each is a value that is handed on."""
+    if not any(eqn.primitive.name in ("new_ref", "empty_ref") for eqn in _outside_of_kernels(program)):
+        return program
+    from jax._src.state.discharge import discharge_state  # seen on jax 0.11.2 and 0.12.0.1
+
+    return discharge_state(program)
+
+
+def _outside_of_kernels(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        if not is_call(eqn):
+            for inner in subprograms(eqn):
+                yield from _outside_of_kernels(inner)
+
+
+def _asks_for_sparse_cores(error: Exception) -> bool:
+    return "SparseCore" in str(error)
+
+
 def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) -> Capture:
     """Traces `fn(*args, **kwargs)` and runs it eagerly; every pallas_call that is reached goes to `on_call`.
 
@@ -632,14 +688,23 @@ def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) 
 
     flat_fn.__name__ = getattr(fn, "__name__", "fn")
     leaves = [x if isinstance(x, jax.Array) and not _is_plain(x) else np.asarray(x) for x in leaves]
-    with tracing():
-        with _own_lines():
-            closed, out_shape = _traced(flat_fn, leaves)
-        evaluator = Evaluator(on_call)
-        flat_out = evaluator.run(closed, leaves)
-    from_kernel = [id(y) in evaluator.made for y in flat_out]
-    outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)
-    return Capture(evaluator.calls, outputs, list(evaluator.outside.values()), from_kernel)
+
+    def on(chip: str) -> Capture:
+        with on_chip(chip), tracing():
+            with _own_lines():
+                closed, out_shape = _traced(flat_fn, leaves)
+            evaluator = Evaluator(on_call)
+            flat_out = evaluator.run(_discharged(closed), leaves)
+        from_kernel = [id(y) in evaluator.made for y in flat_out]
+        outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)
+        return Capture(evaluator.calls, outputs, list(evaluator.outside.values()), from_kernel, chip)
+
+    try:
+        return on(_chip.get())
+    except Exception as error:
+        if not _asks_for_sparse_cores(error) or _chip.get() == SPARSE_CHIP:
+            raise
+    return on(SPARSE_CHIP)
 
 
 def _is_plain(x: jax.Array) -> bool:

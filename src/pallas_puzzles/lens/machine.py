@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from ..ir.capture import (
+    CHIP,
     UNKNOWN,
     Call,
     Operand,
@@ -32,18 +33,28 @@ from ..ir.ops import (
     Beyond,
     cost,
     evaluate,
+    holds_keys,
     inlined,
     interpret,
     is_floating,
+    nbytes_of,
     np_dtype,
     poison,
     run_scan,
     run_while,
+    to_keys,
+    to_numpy,
 )
-from .memory import WHOLE, Buffer, Marks, Place
+from ..ir.places import Place, locate
+from ..ir.program import temporaries
+from ..text import human_bytes
+from .copies import Copies, Semaphore, known_in, plain_ref
+from .memory import Buffer, Marks
+from .sparse import SparseCore
 
 MAX_STEPS = 16384
 PLANNED_STEPS = 1 << 20
+MOST_VMEM = 128 << 20  # bytes: what TPU v5e and v6e have, and no other has more
 NOT_VISITED, NOT_STORED, STALE, WRITTEN = range(4)
 
 
@@ -193,7 +204,7 @@ def _operand_figures(trace: Trace, k: int) -> OperandFigures:
         if moves and start is not None:
             inside = (max(0, min(s + b, d) - max(s, 0)) for s, b, d in zip(start, o.block, o.shape, strict=True))
             elements += math.prod(inside)
-    return operand_figures(o, sum(moved), elements * o.itemsize)
+    return operand_figures(o, sum(moved), nbytes_of((elements,), o.dtype))
 
 
 def operand_figures(o: Operand, moves: int, nbytes: int) -> OperandFigures:
@@ -230,7 +241,7 @@ _KEPT_RUNS = 16
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-_SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value"])
+_SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value", "prng_seed"])
 
 
 def _selected_once(jaxpr: Any, v: Any) -> bool:
@@ -272,7 +283,7 @@ def _wanted(eqn: Any) -> bool:
     return any(type(v).__name__ != "DropVar" for v in eqn.outvars)
 
 
-class Machine:
+class Machine(Copies, SparseCore):
     """Runs the programs of one grid: a call's, or that of a pipeline inside of a kernel, whose machine is `outer`."""
 
     def __init__(self, call: Call, detail: bool, outer: "Machine | None" = None):
@@ -286,22 +297,20 @@ class Machine:
         self.unsure: list[tuple[np.ndarray, np.ndarray, Incident, list[Incident]]] = []
         self.flops = self.transcendentals = self.dma_bytes = 0
         self.pipelines: dict[int, Pipeline] = {}
-        self.pending: dict[Any, list[tuple[Any, Any, Any]]] = outer.pending if outer is not None else {}
-        self.counts: dict[Any, int] = outer.counts if outer is not None else {}
+        self.semaphores: dict[tuple[Buffer, int], Semaphore] = outer.semaphores if outer is not None else {}
+        self.dma_semaphores: dict[tuple[int, int], bool] = {}
         self.costs: dict[int, tuple[int, int]] = {}
         self.static: dict[int, Any] = {}
         self.places: dict[int, tuple[Place, bool]] = {}
-        self.quiet = False
         self.grid_axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.rules: dict[str, Callable[[Any, list[Any]], Any]] = {
             name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_do_")
         }
 
     def incident(self, kind: str, ref: str, eqn: Any, **more: Any) -> None:
-        if not self.quiet:
-            count, total, block = more.pop("count", 0), more.pop("total", 0), more.pop("block", None)
-            at = tuple(int(i) for i in self.index)
-            self.incidents.append(Incident(kind, self.step, at, ref, eqn, count, total, block, more))
+        count, total, block = more.pop("count", 0), more.pop("total", 0), more.pop("block", None)
+        at = tuple(int(i) for i in self.index)
+        self.incidents.append(Incident(kind, self.step, at, ref, eqn, count, total, block, more))
 
     # -- programs
 
@@ -377,7 +386,7 @@ class Machine:
         call, refs = describe_pipeline(eqn, values, self.call.name)
         places = []
         for o, ref in zip(call.operands, refs, strict=True):
-            buffer, transforms = _plain_ref(ref)
+            buffer, transforms = plain_ref(ref)
             places.append((buffer, self.locate(buffer, transforms, "blocks", eqn)))
             o.copied = buffer.space in ("any", "hbm")
         inner = Machine(call, self.detail, self)
@@ -423,6 +432,8 @@ class Machine:
         return self.load(values[0], self._transforms(eqn, values[1:]), eqn)
 
     def _do_swap(self, eqn: Any, values: list[Any]) -> Any:
+        if "has_mask" in eqn.params:  # the SparseCore has a primitive of this name, too
+            return self.store_vector(eqn, values)
         return self.store(values[0], self._transforms(eqn, values[2:]), values[1], eqn)
 
     def _do_addupdate(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -433,7 +444,7 @@ class Machine:
 
     def _do_masked_load(self, eqn: Any, values: list[Any]) -> Any:
         ref, transforms, mask, other = jax.tree.unflatten(eqn.params["args_tree"], values)
-        ref, transforms = _plain_ref(ref, transforms)
+        ref, transforms = plain_ref(ref, transforms)
         loaded = self.load(ref, transforms, eqn, mask)
         if mask is None:
             return loaded
@@ -442,7 +453,7 @@ class Machine:
 
     def _do_masked_swap(self, eqn: Any, values: list[Any]) -> Any:
         ref, transforms, value, mask = jax.tree.unflatten(eqn.params["args_tree"], values)
-        ref, transforms = _plain_ref(ref, transforms)
+        ref, transforms = plain_ref(ref, transforms)
         return self.store(ref, transforms, value, eqn, mask)
 
     def _transforms(self, eqn: Any, leaves: list[Any]) -> Any:
@@ -459,17 +470,20 @@ class Machine:
         if ref.space in ("any", "hbm"):
             home.incident("hbm-load", ref.name, eqn)
         place, whole = self._where(ref, transforms, "reads", eqn)
+        value = self.load_from(ref, place, eqn, mask, whole)
+        return to_keys(value, eqn.outvars[0].aval) if holds_keys(value.dtype) else value
+
+    def load_from(self, ref: Buffer, place: Place, eqn: Any, mask: Any = None, whole: bool = False) -> np.ndarray:
         value = ref.load(place, whole)
-        if ref.written is not None:
+        if ref.written is not None or place.clipped:
             self._note_load(ref, place, value, mask, eqn)
         if self.detail and ref.role != "scalar":
-            everything = value.size == ref.values.size
+            home, everything = ref.clock, value.nbytes == ref.values.nbytes
             home.events.append(Event(home.step, "load", ref.name, everything, value.size, eqn))
         return value
 
     def _note_load(self, ref: Buffer, place: Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
-        assert ref.written is not None, "only what may be garbage is looked at"
-        known = ref.written.at(place)
+        known = known_in(ref, place)
         if known is not True and mask is not None:
             known = known | ~np.asarray(mask, bool)
         home: Machine = ref.clock
@@ -489,7 +503,7 @@ class Machine:
     def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any, home: "Machine") -> None:
         """Remembers what has just been read, for as long as nothing but a select can look at it."""
         known = self.only_selected.get(id(eqn))
-        if not home.quiet and (known == "at once" or (known and home.incidents[-1].kind != "padding")):
+        if known == "at once" or (known and home.incidents[-1].kind != "padding"):
             self.unsure.append((value, np.broadcast_to(garbage, value.shape), home.incidents[-1], home.incidents))
 
     def _withdraw(self, which: Any, cases: Sequence[Any]) -> None:
@@ -516,7 +530,7 @@ class Machine:
         if ref.role == "in":
             home.incident("input-store", ref.name, eqn)
         place, whole = self._where(ref, transforms, "writes", eqn)
-        value = np.asarray(value).astype(ref.values.dtype, copy=False)
+        value = to_numpy(value).astype(place.dtype, copy=False)
         old = ref.load(place, whole) if whole or mask is not None or _wanted(eqn) else value
         if mask is None:
             self._put(ref, place, value)
@@ -527,10 +541,18 @@ class Machine:
                 ref.written.put(place, ref.written.at(place) | mask, whole)
             if ref.writer is not None:
                 ref.writer.put(place, np.where(mask, home.step, ref.writer.at(place)), whole)
-        if self.detail:
-            whole = old.size == ref.values.size and mask is None
-            home.events.append(Event(home.step, "store", ref.name, whole, old.size, eqn, place.box()))
+        self.note_store(ref, place, old.size, eqn, whole=old.nbytes == ref.values.nbytes and mask is None)
         return old
+
+    def note_store(self, ref: Buffer, place: Place, count: int, eqn: Any, whole: bool = False) -> None:
+        if self.detail:
+            home: Machine = ref.clock
+            home.events.append(Event(home.step, "store", ref.name, whole, count, eqn, place.box()))
+
+    def note_copy(self, ref: Buffer, place: Place, count: int, eqn: Any) -> None:
+        whole = place.nbytes == nbytes_of(ref.shape, ref.values.dtype)
+        home: Machine = ref.clock
+        home.events.append(Event(home.step, "dma", ref.name, whole, count, eqn, place.box()))
 
     def _put(self, ref: Buffer, place: Place, value: np.ndarray, written: Any = True) -> None:
         whole = place.covers(ref.shape)
@@ -541,163 +563,57 @@ class Machine:
 
     def _where(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> tuple[Place, bool]:
         """(place, is it all of the Ref). Remembered where no index of it is known only at run time."""
-        found = self.places.get(id(transforms))
+        found = self.places.get(id(transforms)) if transforms else None
         if found is None:
             before = len(self.incidents)
             place = self.locate(ref, transforms, verb, eqn)
             found = place, place.covers(ref.shape)
-            if transforms is self.static.get(id(eqn)) and len(self.incidents) == before and not self.quiet:
+            if transforms is self.static.get(id(eqn)) and len(self.incidents) == before:
                 self.places[id(transforms)] = found
         return found
 
     def locate(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> Place:
-        """Transforms of a Ref as NumPy keys; an index outside the Ref is noted and clamped, as interpret mode does."""
-        if not transforms:
-            return WHOLE
-        keys: list[Any] = []
-        shape, chainable = ref.shape, True
-        for t in transforms:
-            kind = type(t).__name__
-            if kind == "MemorySpaceCastTransform":
-                continue
-            if kind == "NDIndexer":
-                key, gathers = self._key(ref, t, shape, verb, eqn)
-                keys.append(key)
-                shape = tuple(t.get_indexer_shape_static())
-                chainable &= not gathers or t is transforms[-1]
-            elif kind in ("ReshapeTransform", "RefReshaper"):
-                keys.append(lambda a, s=tuple(t.shape): a.reshape(s))
-                shape, chainable = tuple(t.shape), False
-            elif kind in ("TransposeTransform", "RefTransposer"):
-                keys.append(lambda a, p=tuple(t.permutation): a.transpose(p))
-                shape, chainable = tuple(shape[i] for i in t.permutation), False
-            else:
-                raise Beyond(f"a Ref seen through {kind}")
-        if chainable:
-            return Place(keys)
-        flat = np.arange(ref.values.size).reshape(ref.shape)
-        for key in keys:
-            flat = key(flat) if callable(key) else flat[key]
-        return Place(keys=[], flat=flat)
+        """Where a Ref's transforms point to. An index outside of the Ref is noted, unless nothing is done there."""
 
-    def _key(self, ref: Buffer, indexer: Any, shape: tuple[int, ...], verb: str, eqn: Any) -> tuple[Any, bool]:
-        key: list[Any] = []
-        gathers = False
-        for index, dim in zip(indexer.indices, shape, strict=True):
-            if hasattr(index, "start") and hasattr(index, "size") and hasattr(index, "stride"):
-                start, size, stride = int(index.start), int(index.size), int(index.stride or 1)
-                last = start + (size - 1) * stride
-                if size and (start < 0 or last >= dim):
-                    self.incident("ref-bounds", ref.name, eqn, verb=verb, first=start, last=last, dim=dim)
-                    start = max(0, min(start, dim - 1 - (size - 1) * stride))
-                key.append(slice(start, start + (size - 1) * stride + 1 if size else start, stride))
-                continue
-            positions = np.asarray(index)
-            if positions.size and ((positions < 0).any() or (positions >= dim).any()):
-                lo, hi = int(positions.min()), int(positions.max())
-                self.incident("ref-bounds", ref.name, eqn, verb=verb, first=lo, last=hi, dim=dim)
-                positions = np.clip(positions, 0, dim - 1)
-            gathers |= positions.ndim > 0
-            key.append(positions if positions.ndim else int(positions))
-        return tuple(key) if gathers else (*key, ...), gathers
+        def out_of_bounds(first: int, last: int, dim: int) -> None:
+            if verb:
+                self.incident("ref-bounds", ref.name, eqn, verb=verb, first=first, last=last, dim=dim)
 
-    # -- copies and semaphores
+        tiled = ref.space in ("any", "hbm") and verb not in ("reads", "writes")
+        return locate(ref.shape, ref.values.dtype, transforms, out_of_bounds, value_of=self._index, tiled=tiled)
 
-    def _semaphore(self, sem: Any, transforms: Any = ()) -> tuple[Any, str]:
-        ref, transforms = _plain_ref(sem, transforms)
-        at = tuple(int(np.asarray(i)) for t in transforms for i in t.indices if not hasattr(i, "stride"))
-        return (id(ref), at), ref.name + (str(list(at)) if at else "")
+    def _index(self, index: Any) -> Any:
+        """The indices of a gather, which may be in a Ref."""
+        if isinstance(index, Buffer) or hasattr(index, "transforms"):
+            ref, transforms = plain_ref(index)
+            return self.locate(ref, transforms, "", None).get(ref.values)
+        return index
 
-    def _do_dma_start(self, eqn: Any, values: list[Any]) -> list[Any]:
-        src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
-        if device is not None or src_sem is not None:
-            raise Beyond("a copy to another device (remote DMA)")
-        key, _ = self._semaphore(dst_sem)
-        self.pending.setdefault(key, []).append((src, dst, eqn))
-        return []
+    # -- random numbers
 
-    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
-        _, dst, dst_sem, _, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
-        if device is not None:
-            raise Beyond("a copy to another device (remote DMA)")
-        key, name = self._semaphore(dst_sem)
-        queue = self.pending.get(key, [])
-        needed = self._view_bytes(dst, eqn)
-        got = 0
-        while queue and got < needed:
-            got += self._deliver(*queue.pop(0))
-        if got < needed:
-            self.incident("hang", name, eqn, needed=needed, got=got, dma=True)
-        return []
+    def _do_prng_random_bits(self, eqn: Any, values: list[Any]) -> Any:
+        """Zeros, as in JAX's simulator: what a TPU's own generator makes is known to that TPU alone."""
+        self.incident("hardware-random", "", eqn)
+        return np.zeros(eqn.outvars[0].aval.shape, np_dtype(eqn.outvars[0].aval))
 
-    def _view_bytes(self, view: Any, eqn: Any) -> int:
-        ref, transforms = _plain_ref(view)
-        before, self.quiet = self.quiet, True
-        try:
-            place = self.locate(ref, transforms, "waits for", eqn)
-        finally:
-            self.quiet = before
-        return np.asarray(place.get(ref.values)).nbytes
+    def _do_random_bits(self, eqn: Any, values: list[Any]) -> Any:
+        return self._do_prng_random_bits(eqn, values) if _of_a_tpu(eqn.invars[0]) else evaluate(eqn, values)
 
-    def _deliver(self, src: Any, dst: Any, eqn: Any) -> int:
-        """A copy happens when it is waited for: until then the old content is read, as in JAX's simulator."""
-        source, source_transforms = _plain_ref(src)
-        target, target_transforms = _plain_ref(dst)
-        here = self.locate(source, source_transforms, "copies from", eqn)
-        there = self.locate(target, target_transforms, "copies to", eqn)
-        value = np.array(here.get(source.values))
-        known: Any = True if source.written is None else source.written.at(here)
-        shape = np.shape(there.get(target.values))
-        value = value.reshape(shape)
-        if np.ndim(known):
-            known = np.array(known).reshape(shape)
-        if eqn.params.get("add"):
-            value = np.asarray(there.get(target.values)) + value
-        self._put(target, there, value, known)
-        if "hbm" in (source.space, target.space) or "any" in (source.space, target.space):
-            self.dma_bytes += value.nbytes
-        if self.detail:
-            whole = value.size == target.values.size
-            home: Machine = target.clock
-            home.events.append(Event(home.step, "dma", target.name, whole, value.size, eqn, there.box()))
-        return value.nbytes
+    def _key(self, eqn: Any, values: list[Any]) -> Any:
+        """A key for a TPU's own generator is as good as any other."""
+        return values[0] if _of_a_tpu(eqn.outvars[0]) else evaluate(eqn, values)
 
-    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
-        ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]
-        if device is not None or core is not None:
-            raise Beyond("a signal to another device or core")
-        key, _ = self._semaphore(ref, transforms)
-        self.counts[key] = self.counts.get(key, 0) + int(np.asarray(amount))
-        return []
-
-    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
-        ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
-        key, name = self._semaphore(ref, transforms)
-        needed, got = int(np.asarray(amount)), self.counts.get(key, 0)
-        if got < needed:
-            self.incident("hang", name, eqn, needed=needed, got=got, dma=False)
-        elif decrement is None or np.asarray(decrement).all():
-            self.counts[key] = got - needed
-        return []
-
-    def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
-        ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
-        return np.int32(self.counts.get(self._semaphore(ref, transforms)[0], 0))
+    _do_random_fold_in = _do_random_wrap = _do_random_seed = _key
 
     def _beyond_rule(self, eqn: Any, values: list[Any]) -> Any:
         raise Beyond(f"{eqn.primitive.name}: its result differs from backend to backend")
 
-    _do_prng_seed = _do_prng_random_bits = _do_stochastic_round = _beyond_rule
+    _do_stochastic_round = _beyond_rule
 
 
-def _plain_ref(ref: Any, transforms: Any = ()) -> tuple[Buffer, tuple[Any, ...]]:
-    """(buffer, transforms) of a Ref or of a Ref seen through `.at[...]`."""
-    if isinstance(ref, Buffer):
-        return ref, tuple(transforms or ())
-    inner = getattr(ref, "ref", None)
-    if not isinstance(inner, Buffer):
-        raise Beyond("several Refs seen as one")
-    return inner, (*ref.transforms, *(transforms or ()))
+def _of_a_tpu(key: Any) -> bool:
+    """Whether a PRNG key is for the generator that a TPU has."""
+    return "pallas" in str(key.aval.dtype._impl.name)
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------
@@ -778,11 +694,13 @@ def plan(machine: Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool
     starts: list[list[Any]] = []
     columns = np.array(steps, np.int32).reshape(n, len(call.grid)).T
     for o in call.operands:
-        if o.in_hbm or o.index_map is None:
+        if o.in_hbm:
             blocks.append([None] * n)
             starts.append([None] * n)
             continue
-        indices = list(map(tuple, block_rows(machine, o, columns, scalars).tolist()))
+        whole = o.index_map is None
+        rows = None if whole else block_rows(machine, o, columns, scalars).tolist()
+        indices = [(0,) * len(o.shape)] * n if rows is None else list(map(tuple, rows))
         blocks.append(list(indices))
         starts.append([start_of(o, b) for b in indices])
     changed = [changes(b) for b in blocks]
@@ -837,8 +755,18 @@ def plan_pipeline(call: Call) -> Trace:
         raise Beyond(f"{call.name} ({type(e).__name__})") from e
 
 
-class TooManySteps(Beyond):
+class Refused(Beyond):
+    """What no TPU can do, or nobody waits for. kind: of a finding; cause: why, for the reader; lines: the reader's."""
+
+    kind: str
+    cause: str
+    lines: list[SourceLine]
+
+
+class TooManySteps(Refused):
     """A grid that nobody waits for."""
+
+    kind = "grid-steps"
 
     def __init__(self, call: Call, steps: int, most: int):
         advice = "use smaller arrays or larger blocks"
@@ -851,7 +779,35 @@ class TooManySteps(Beyond):
         self.lines = [line for line in (*call.callers, call.where) if line is not None]
 
 
+class TooLarge(Refused):
+    """An array in a kernel that no TPU has the memory for."""
+
+    kind = "vmem"
+
+    def __init__(self, call: Call, what: str, nbytes: int, line: SourceLine | None):
+        self.cause = (
+            f"{what} takes {human_bytes(nbytes)}, and no TPU has more than {human_bytes(MOST_VMEM)} of VMEM. What a "
+            "kernel makes lies in VMEM, as its blocks do: work on one block of it at a time."
+        )
+        self.lines = [x for x in (line, *call.callers, call.where) if x is not None]
+        super().__init__(f"{call.name}: {self.cause}")
+
+
+def _check_sizes(call: Call) -> None:
+    """Raises TooLarge for an array that cannot be in VMEM, before memory is allocated for it."""
+    held = [(f"the block of {o.name}", nbytes_of(o.block, o.dtype)) for o in call.operands if not o.in_hbm]
+    held += [(f"the scratch buffer {s.name}", s.nbytes) for s in call.scratch if s.space == "vmem"]
+    for what, nbytes in held:
+        if nbytes > MOST_VMEM:
+            raise TooLarge(call, what, nbytes, call.where)
+    for shape, dtype, line in temporaries(call.kernel):
+        if (nbytes := nbytes_of(shape, dtype)) > MOST_VMEM:
+            raise TooLarge(call, f"a temporary {dtype} array of shape {shape}", nbytes, line)
+
+
 def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
+    if not plan_only:
+        _check_sizes(call)
     machine = Machine(call, detail)
     return run_grid(machine, scalars_of(machine), None, plan_only, max_steps)
 
@@ -894,12 +850,14 @@ class Execution:
         self.m, self.t, self.changed, self.scalars, self.inner = machine, trace, changed, scalars, places is not None
         call = trace.call
         self.hbm = [buffer for buffer, _ in places] if places is not None else self._arrays()
-        self.views = [place for _, place in places] if places is not None else [WHOLE] * len(self.hbm)
+        self.views = (
+            [place for _, place in places] if places is not None else [Place(h.shape, h.values.dtype) for h in self.hbm]
+        )
         self.local = [
             h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role, machine)
             for h, o in zip(self.hbm, call.operands, strict=True)
         ]
-        self.scratch = [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch", machine) for s in call.scratch]
+        self.scratch = self._new_scratch()
         self.outs = [k for k, o in enumerate(call.operands) if o.role == "out"]
         trace.visits = [{} for _ in self.outs]
         if self.inner:
@@ -909,6 +867,9 @@ class Execution:
         for j, k in enumerate(self.outs):
             if self.hbm[k].written is None:
                 trace.state[j][...] = WRITTEN  # what the aliased input held counts as written
+
+    def _new_scratch(self) -> list[Buffer]:
+        return [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch", self.m) for s in self.t.call.scratch]
 
     def _arrays(self) -> list[Buffer]:
         """The arrays in HBM that a call works on; an output may be one of its inputs."""
@@ -931,6 +892,8 @@ class Execution:
         refs = [*self.scalars, *self.local, *self.scratch]
         for s, index in enumerate(t.steps):
             m.step, m.index = s, index
+            if t.call.on_cores and s:  # each core has scratch memory of its own
+                refs = [*self.scalars, *self.local, *self._new_scratch()]
             m.flops = m.transcendentals = m.dma_bytes = 0
             m.unsure.clear()
             if any(self.changed[k][s] for k in self.outs if not t.call.operands[k].in_hbm):
@@ -1005,9 +968,10 @@ class Execution:
         t.events, t.pipelines = self.m.events, list(self.m.pipelines.values())
         if self.inner:
             return
-        for queue in self.m.pending.values():
-            if queue:
-                self.m.incident("unwaited", _plain_ref(queue[0][1])[0].name, queue[0][2], count=len(queue))
+        for semaphore in self.m.semaphores.values():
+            if semaphore.due:
+                _, copy, _ = semaphore.due[0]
+                self.m.incident("unwaited", plain_ref(copy.dst)[0].name, copy.eqn, count=len(semaphore.due))
         for j, k in enumerate(self.outs):
             if t.call.operands[k].in_hbm:
                 written = self.hbm[k].written
@@ -1031,6 +995,7 @@ class Run:
     outside: list[Outside]
     from_kernel: list[bool]
     calls: list[Call]
+    chip: str = CHIP  # that the function was traced for
 
 
 def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: int = MAX_STEPS, **kwargs: Any) -> Run:
@@ -1046,7 +1011,7 @@ def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: in
         return list(traces[-1].outputs)
 
     seen = capture(fn, *args, on_call=on_call, **kwargs)
-    return Run(traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls)
+    return Run(traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls, seen.chip)
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -4,65 +4,12 @@ Both are one value for a whole buffer as long as its elements agree, so a large 
 small one. Values are shared, not copied, until somebody stores into a part of them.
 """
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from ..ir.ops import poison
-
-
-@dataclasses.dataclass(slots=True)
-class Place:
-    """Where in a buffer: a chain of NumPy keys, or (where keys cannot chain) a flat index array."""
-
-    keys: list[Any]
-    flat: np.ndarray | None = None
-
-    def get(self, array: np.ndarray) -> Any:
-        if self.flat is not None:
-            return array.reshape(-1)[self.flat]
-        view, key = self._last(array)
-        return view[key]
-
-    def set(self, array: np.ndarray, value: Any) -> None:
-        if self.flat is not None:
-            array.reshape(-1)[self.flat] = value
-        else:
-            view, key = self._last(array)
-            view[key] = value
-
-    def _last(self, array: np.ndarray) -> tuple[np.ndarray, Any]:
-        for key in self.keys[:-1]:
-            array = array[key]
-        return array, self.keys[-1] if self.keys else ...
-
-    def part(self, key: tuple[Any, ...]) -> "Place":
-        """A part of this place."""
-        if self.flat is not None:
-            return Place([], self.flat[key])
-        return Place([*self.keys, key])
-
-    def box(self) -> tuple[Any, ...]:
-        key = self.keys[-1] if self.keys else ()
-        key = key if isinstance(key, tuple) else (key,)
-        return tuple((k.start, k.stop, k.step) if isinstance(k, slice) else k for k in key if k is not Ellipsis)
-
-    def covers(self, shape: tuple[int, ...]) -> bool:
-        """Whether it is all of an array of this shape, each element in its own place."""
-        if self.flat is not None or len(self.keys) > 1:
-            return False
-        key = self.keys[0] if self.keys else ()
-        if not isinstance(key, tuple):
-            return False
-        parts = [k for k in key if k is not Ellipsis]
-        return all(
-            k.start == 0 and k.stop == n and k.step == 1 if isinstance(k, slice) else n == 1 and isinstance(k, int)
-            for k, n in zip(parts, shape, strict=False)
-        )
-
-
-WHOLE = Place([])
+from ..ir.places import Place
 
 
 class Marks:
@@ -76,7 +23,9 @@ class Marks:
 
     def at(self, place: Place) -> Any:
         """The marks of a part: one for all of it where all agree, else an array of its shape."""
-        return self.one if self.each is None else place.get(self.each)
+        if self.each is None and not place.clipped:
+            return self.one
+        return place.marked(self.array())
 
     def put(self, place: Place, marks: Any, whole: bool) -> None:
         if whole and np.ndim(marks) == 0:
@@ -84,10 +33,10 @@ class Marks:
         elif whole:
             self.each = np.array(marks, self.dtype).reshape(self.shape)
         elif self.each is not None:
-            place.set(self.each, marks)
+            place.set(self.each, marks, marks=True)
         elif np.ndim(marks) or marks != self.one:
             self.each = self.array()
-            place.set(self.each, marks)
+            place.set(self.each, marks, marks=True)
 
     def array(self) -> np.ndarray:
         return np.full(self.shape, self.one, self.dtype) if self.each is None else self.each
@@ -138,14 +87,14 @@ class Buffer:
         self.written = None
         if written is not None:
             self.written = Marks(self.shape, bool, False)
-            self.written.put(WHOLE, written, whole=True)
+            self.written.each = written
 
     def load(self, place: Place, whole: bool) -> np.ndarray:
         """What is there now, whatever is stored later."""
         if whole:
             self._shared = True
             return place.get(self.values)
-        return np.array(place.get(self.values))
+        return place.read(self.values)
 
     def store(self, place: Place, values: Any, whole: bool) -> None:
         if whole:
