@@ -365,13 +365,6 @@ def page_ids() -> Job:
     return lambda *args: kernel(*args, 4), args
 
 
-@job("tokamax", "ragged gather, on the SparseCore")
-def ragged_gather() -> Job:
-    kernel = tokamax("ragged_gather.pallas_mosaic_tpu_kernel").ragged_gather_pallas
-    args = normal(512, 512), integers(0, 512, 400), np.array([0], np.int32), np.array([400], np.int32)
-    return lambda *args: kernel(*args), args
-
-
 @job("tokamax", "batched ragged paged attention")
 def batched_rpa() -> Job:
     kernel = tokamax("batched_rpa.kernel.wrapper").ragged_paged_attention
@@ -473,7 +466,13 @@ def row(make: Callable[[], Job], report: bool) -> list[str]:
     if run is not None:
         found = diagnose(run, outputs if outputs is not None else run.outputs).findings
         findings = ", ".join(f.kind for f in found) or "none"
-    agrees = f"cannot run it: {short(simulator)}" if outputs is None else difference(run.outputs, outputs) if run is not None else ""
+    agrees = (
+        f"cannot run it: {short(simulator)}"
+        if outputs is None
+        else difference(run.outputs, outputs)
+        if run is not None
+        else ""
+    )
     said = told(fn, args) if report else ""
     return [ran, findings, agrees, said, f"{lens_s:.2f}", f"{simulator_s:.2f}" if outputs is not None else ""]
 
