@@ -365,13 +365,6 @@ def page_ids() -> Job:
     return lambda *args: kernel(*args, 4), args
 
 
-@job("tokamax", "ragged gather, on the SparseCore")
-def ragged_gather() -> Job:
-    kernel = tokamax("ragged_gather.pallas_mosaic_tpu_kernel").ragged_gather_pallas
-    args = normal(512, 512), integers(0, 512, 400), np.array([0], np.int32), np.array([400], np.int32)
-    return lambda *args: kernel(*args), args
-
-
 @job("tokamax", "batched ragged paged attention")
 def batched_rpa() -> Job:
     kernel = tokamax("batched_rpa.kernel.wrapper").ragged_paged_attention
@@ -397,6 +390,64 @@ def mla() -> Job:
     return functools.partial(kernel, num_kv_pages_per_block=2, num_queries_per_block=2, vmem_limit_bytes=64 << 20), args
 
 
+def tokamax_splash(mask: str = "CausalMask", **options: Any) -> Job:
+    kernel = tokamax("experimental.tpu.splash_attention.splash_attention_kernel")
+    masks = tokamax("experimental.tpu.splash_attention.splash_attention_mask")
+    names = "block_q block_kv block_kv_compute block_q_dkv block_kv_dkv block_kv_dkv_compute"
+    config = kernel.SplashConfig(**dict.fromkeys(names.split(), 128), **options)
+    fn = kernel.make_splash_mha_single_device(getattr(masks, mask)((256, 256)), config=config)
+    return fn, tuple(normal(2, 256, 128, seed=n) for n in range(3))
+
+
+job("tokamax", "splash attention, causal")(tokamax_splash)
+job("tokamax", "splash attention, full")(functools.partial(tokamax_splash, "FullMask"))
+job("tokamax", "splash attention, soft cap")(functools.partial(tokamax_splash, attn_logits_soft_cap=30.0))
+
+
+@job("tokamax", "splash attention, gradient")
+def tokamax_splash_gradient() -> Job:
+    fn, args = tokamax_splash()
+    return jax.grad(lambda q, k, v: fn(q, k, v).sum(), argnums=(0, 1, 2)), args
+
+
+@job("tokamax", "gather of two caches, on the SparseCore")
+def csa_gather() -> Job:
+    kernel = tokamax("csa_gather.pallas_mosaic_tpu_kernel").csa_gather
+    caches = integers(-999, 999, 8, 256, 128), integers(-999, 999, 8, 64, 128)
+    return functools.partial(kernel, top_k=256), (*caches, integers(0, 2048, 512))
+
+
+@job("tokamax", "kda, inside of chunks")
+def kda() -> Job:
+    kernel = tokamax("kda.pallas_mosaic_tpu_fwd_kernel").pallas_kda_fwd_intra_fused
+    fn = functools.partial(kernel, scale=0.1, chunk_size=64)
+    return fn, (*(normal(2, 1, 128, 128, seed=n) for n in range(3)), -(normal(2, 1, 128, 128) ** 2), normal(2, 1, 128))
+
+
+@job("tokamax", "fp8 matmul, gradient")
+def fp8_gradient() -> Job:
+    kernel = tokamax("experimental.fused_fp8_matmul.pallas_mosaic_tpu_dlhs_kernel").fused_fp8_dlhs_pallas
+    args = normal(256, 256, dtype=BF16), normal(256, 256).astype(jnp.float8_e4m3fn), normal(256) ** 2
+    return functools.partial(kernel, bm=128, bk=128, bn=128), args
+
+
+@job("tokamax", "convolution and gated delta rule")
+def gdn() -> Job:
+    kernel = tokamax("causal_conv1d_gated_delta_rule.wrapper").fused_conv1d_gdn
+    sizes = {"n_kq": 2, "n_v": 4, "d_k": 128, "d_v": 128, "kernel_size": 4}
+    names = (
+        "qkv b a conv_state recurrent_state conv_weight conv_bias a_log dt_bias query_start_loc state_indices "
+        "distribution seq_lens"
+    ).split()
+    arrays = (
+        normal(16, 1024, dtype=BF16), normal(16, 4, dtype=BF16), normal(16, 4, dtype=BF16, seed=1),
+        normal(5, 3, 1024, dtype=BF16), normal(5, 4, 128, 128), normal(1024, 1, 4, dtype=BF16), None, normal(4),
+        normal(4, seed=1), np.array([0, 1, 2, 16, 16], np.int32), np.array([1, 2, 3, 4], np.int32),
+        np.array([2, 2, 3], np.int32), np.array([5, 7, 14, 0], np.int32),
+    )  # fmt: skip
+    return lambda *args: kernel(**dict(zip(names, args, strict=True)), **sizes), arrays
+
+
 # --- one row ---------------------------------------------------------------------------------------------------------
 
 
@@ -415,7 +466,13 @@ def row(make: Callable[[], Job], report: bool) -> list[str]:
     if run is not None:
         found = diagnose(run, outputs if outputs is not None else run.outputs).findings
         findings = ", ".join(f.kind for f in found) or "none"
-    agrees = short(simulator) if outputs is None else difference(run.outputs, outputs) if run is not None else ""
+    agrees = (
+        f"cannot run it: {short(simulator)}"
+        if outputs is None
+        else difference(run.outputs, outputs)
+        if run is not None
+        else ""
+    )
     said = told(fn, args) if report else ""
     return [ran, findings, agrees, said, f"{lens_s:.2f}", f"{simulator_s:.2f}" if outputs is not None else ""]
 

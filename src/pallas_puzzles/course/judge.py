@@ -147,9 +147,9 @@ class Judge:
         self.notes: list[str] = []
         self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
         self.course: CourseOf | None = None  # makes the course's result of the same data
+        self.chip = CHIP  # that the answer asks for
         self.wanted = Wanted()
         self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first case, once it has passed
-        self.chip = CHIP  # that the answer asks for
         self.beyond = False  # whether JAX's simulator has run what the lens could not
 
     def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> "Verdict | None":
@@ -284,7 +284,8 @@ class Judge:
         from ..ir.ops import garbage
         from ..lens.watchdog import TimeLimit
 
-        if not any(i.kind in GARBAGE_READS for t in run.traces for each in t.with_pipelines() for i in each.incidents):
+        traces = (each for t in run.traces for each in t.with_pipelines())
+        if not any(i.kind in GARBAGE_READS for t in traces for i in t.incidents):
             return []
         found = None
         with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(OTHER_GARBAGE):
