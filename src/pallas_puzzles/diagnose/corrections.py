@@ -76,7 +76,8 @@ def corrections(
         else:
             words, told = _words(answer, group, named.get(name, {}), untold)
             edit = _edit(answer, group, named.get(name, {}))
-            found.append(Correction(name, group.line, group.last_line, f"in {called}, {words}", told, edit=edit))
+            line, last = group.lines(answer[name])
+            found.append(Correction(name, line, last, f"in {called}, {words}", told, edit=edit))
     return sorted(found, key=lambda c: (not c.told, c.line))
 
 
@@ -106,15 +107,14 @@ class _Group:
         short, long = sorted((self.path, other.path), key=len)
         return long[: len(short)] == short
 
-    @property
-    def line(self) -> int:
+    def lines(self, tree: ast.FunctionDef) -> tuple[int, int]:
+        """First and last line. A value that stands elsewhere, under a name, counts where it is used."""
         there = [d.line for d in self.differences if d.was is not None]
-        return min(there or [d.line for d in self.differences])
-
-    @property
-    def last_line(self) -> int:
-        ends = [getattr(d.was, "end_lineno", None) or d.line for d in self.differences]
-        return max(self.line, *ends)
+        first = min(there or [d.line for d in self.differences])
+        last = max(first, *(getattr(d.was, "end_lineno", None) or d.line for d in self.differences))
+        node = _at(tree, self.path)
+        start, end = getattr(node, "lineno", first), getattr(node, "end_lineno", last)
+        return (first, last) if not there or start <= first <= end else (start, end)
 
 
 def _together(

@@ -87,6 +87,9 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Pytree for `in_specs` and `inputs` do not match", "in-specs",
      "there is not one BlockSpec in in_specs for each operand of the call: the first num_scalar_prefetch operands have "
      "none, every other one has its own"),
+    (r"parallel semantics must form a prefix", "parallel-first",
+     "the axes of the grid that are marked 'parallel' come first: mark the others 'arbitrary' in dimension_semantics, or "
+     "change their order"),
     (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
      "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
      "all)"),
