@@ -338,18 +338,17 @@ def test_arithmetic_is_that_of_jax(table: dict[str, Any], dtype: Any, arity: int
 # --- what the lens must leave to the simulator -----------------------------------------------------------------------
 
 
-def random_bits(seed: np.ndarray) -> Any:
-    def kernel(seed_ref, o_ref):
-        pltpu.prng_seed(seed_ref[0])
-        o_ref[...] = pltpu.prng_random_bits(o_ref.shape)
+def rounded_at_random(x: np.ndarray) -> Any:
+    def kernel(x_ref, o_ref):
+        bits = pltpu.bitcast(x_ref[...], jnp.uint32)
+        o_ref[...] = pltpu.stochastic_round(x_ref[...], bits, target_dtype=jnp.bfloat16)
 
-    shape = jax.ShapeDtypeStruct((8, 128), jnp.int32)
-    return pl.pallas_call(kernel, in_specs=[zoo.SMEM], out_shape=shape)(seed)
+    return pl.pallas_call(kernel, out_shape=zoo.like(x, None, jnp.bfloat16))(x)
 
 
 def test_what_the_lens_cannot_follow_is_said() -> None:
-    with pytest.raises(lens.Beyond, match="prng"):
-        lens.trace(random_bits, np.array([3], np.int32))
+    with pytest.raises(lens.Beyond, match="stochastic_round"):
+        lens.trace(rounded_at_random, np.zeros((8, 128), np.float32))
 
 
 def a_hundred_thousand_steps(x: np.ndarray) -> Any:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 import zoo
 from mistakes import MISTAKES
@@ -278,14 +279,35 @@ def test_sizes() -> None:
     assert len(large._repr_html_()) < 65_000
 
 
+def hidden_in_run_state(x: Any) -> Any:
+    def body(refs: Any) -> None:
+        x_ref, o_ref = refs
+
+        @pl.core_map(pltpu.TensorCoreMesh(axis_name="core", num_cores=1))
+        def _() -> None:
+            pltpu.sync_copy(x_ref, o_ref)
+
+    return pl.run_state(body)((x, jnp.zeros_like(x)))[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*core_map is deprecated:DeprecationWarning")
+def test_a_kernel_that_cannot_be_followed_is_not_said_to_be_absent() -> None:
+    picture = show(hidden_in_run_state, np.ones((8, 128), np.float32))
+    assert not picture.traces
+    assert "the lens cannot follow a kernel inside of run_state" in picture.note
+    assert "reaches no pallas_call" not in picture.note
+    assert "reaches no pallas_call" in show(lambda x: x + 1, np.ones(8, np.float32)).note
+
+
 def test_long_kernels_are_cut_and_say_so() -> None:
     picture = show(zoo.matmul, normal((256, 256)), normal((256, 1024)), bm=16, bn=128, bk=32)
     assert picture.traces[0].n == 1024
     source = picture._repr_html_()
     assert len(source) < 78_000
     image = svg_in(Page(source).images[0])
-    assert "the first 512 of 1,024 steps" in "".join(image.itertext())
-    assert "the first 512 steps" in Page(source).images[0]["alt"]
+    assert "steps 0 to 511 of 1,024" in "".join(image.itertext())
+    assert "Drawn are steps 0 to 511 of 1,024." in Page(source).images[0]["alt"]
+    assert "show(..., first_step=n)" in Page(source).text
     assert script_data(source)["n"] == 512
     assert "of 1,024" in str(picture)
     assert "1,024" in Page(source).rows[1][5], "the figures are those of all steps"

@@ -11,6 +11,7 @@ from jax._src import source_info_util
 from jax._src.interpreters import partial_eval
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc  # noqa: F401 # its primitives are compared, too
 
 from pallas_puzzles.ir import capture as ir
 from pallas_puzzles.ir import ops, program

@@ -26,7 +26,9 @@ def test_counts_what_the_machine_counts(name):
             assert counted.transcendentals == run.transcendentals
         else:  # what is unknown is counted as happening, a loop of unknown length once
             assert counted.branches or counted.trips
-        assert counted.copies == bool(run.dma_bytes)
+        assert bool(counted.copies or counted.pipelines) == bool(run.dma_bytes)
+        if counted.pipelines and not counted.copies:
+            assert sum(p.costs.hbm_bytes * p.runs for p in counted.pipelines) == run.dma_bytes
 
 
 def test_most_of_them_are_counted_exactly():

@@ -16,6 +16,7 @@ from pallas_puzzles import normal
 from pallas_puzzles.lens import machine as lens
 from pallas_puzzles.targets.tpu import compiler
 from pallas_puzzles.targets.tpu.chips import CHIPS
+from pallas_puzzles.view import tpu_report as report_module
 from pallas_puzzles.view.tpu_report import STEP_OVERHEAD_S, tpu_report
 from production_kernels import PRODUCTION
 from tpu_kernels import double, matmul, needs_compiler, remembered, shape
@@ -155,9 +156,63 @@ TWICE = np.array([0, 0, 1, 1, 2, 2, 3, 3], np.int32)
 
 
 @pytest.mark.parametrize("tpu", CHIPS)
-@pytest.mark.parametrize("fn", [copies_by_hand, pipelined_inside])
-def test_copies_of_its_own(fn, tpu):
-    kernel = only_kernel(tpu_report(fn, X, tpu=tpu))
+def test_a_pipeline_inside_is_timed(tpu):
+    kernel = only_kernel(tpu_report(pipelined_inside, X, tpu=tpu))
+    assert (kernel.hbm_bytes, kernel.hbm_exact) == (2 * X.nbytes, True)
+    assert kernel.times["HBM"] == kernel.hbm_bytes / CHIPS[tpu].hbm_bytes_per_s
+    assert kernel.times["steps"] == 9 * STEP_OVERHEAD_S  # the kernel's one, and the pipeline's eight
+    assert kernel.time_s > max(kernel.times.values())
+    assert kernel.bound == "steps"
+    assert not any("copies" in note for note in kernel.notes)
+    assert kernel.cycles
+
+
+def pipelined_by_numbers(n, x):
+    def kernel(n_ref, x_hbm, o_hbm):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * 2
+
+        spec = pl.BlockSpec((8, 256), lambda i: (i, 0))
+        pltpu.emit_pipeline(body, grid=(n_ref[0],), in_specs=[spec], out_specs=[spec])(x_hbm, o_hbm)
+
+    hbm, smem = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec(memory_space=pltpu.SMEM)
+    return pl.pallas_call(kernel, out_shape=x, in_specs=[smem, hbm], out_specs=hbm)(n, x)
+
+
+def test_a_pipeline_as_long_as_a_value_says():
+    kernel = only_kernel(tpu_report(pipelined_by_numbers, np.array([8], np.int32), X, simulate=False))
+    assert (kernel.hbm_bytes, kernel.hbm_exact) == (2 * X.nbytes + 4, True)
+    unknown = only_kernel(tpu_report(pipelined_by_numbers, shape(1, dtype=jnp.int32), X, simulate=False))
+    assert (unknown.hbm_bytes, unknown.time_s) == (None, None)
+
+
+def for_its_chip(x):
+    assert pltpu.get_tpu_info().generation == 7, "this kernel is for a TPU7x"
+    return pipelined_inside(x)
+
+
+def test_every_chip_traces_as_itself():
+    assert only_kernel(tpu_report(for_its_chip, X, tpu="tpu7x", simulate=False)).hbm_bytes == 2 * X.nbytes
+    refused = tpu_report(for_its_chip, X, tpu="v5e")
+    assert refused.refusal is not None
+    assert "this kernel is for a TPU7x" in str(refused)
+
+
+@pytest.mark.parametrize("broken", ["tally", "figures", "run_call"])
+def test_what_cannot_be_counted_is_said_and_does_not_raise(broken, monkeypatch):
+    def fails(*_, **__):
+        raise AssertionError("nobody has seen this before")
+
+    monkeypatch.setattr(report_module, broken, fails)
+    report = tpu_report(pipelined_inside, X, simulate=False)
+    assert report
+    assert "kernel could not be followed" in " ".join(report.notes)
+    assert "reaches no pallas_call" not in str(report)
+
+
+@pytest.mark.parametrize("tpu", CHIPS)
+def test_copies_of_its_own(tpu):
+    kernel = only_kernel(tpu_report(copies_by_hand, X, tpu=tpu))
     assert kernel.hbm_bytes == 2 * X.nbytes
     assert kernel.time_s is None
     assert kernel.bound is None

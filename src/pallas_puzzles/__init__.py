@@ -78,6 +78,7 @@ def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
     """A picture of every pallas_call in `fn(*args, **blocks)`: grid, blocks, traffic, VMEM. See lens/draw.py.
 
     args: arrays, or Inputs such as normal((24, 512)). live=True: sliders that change the block sizes and re-run.
+    first_step: which 512 steps of a longer grid are drawn; the table counts all of them.
     """
     from .course.holes import unwritten
     from .lens.machine import listed

@@ -5,6 +5,7 @@ import math
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,6 +139,7 @@ class Judge:
         lookout: "Lookout | None" = None,
     ):
         from ..diagnose.lookout import Lookout
+        from ..ir.capture import CHIP
 
         self.fn, self.tolerance, self.allow = fn, tolerance, allow
         self.explain, self.barred = explain, barred
@@ -145,6 +147,7 @@ class Judge:
         self.notes: list[str] = []
         self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
         self.course: CourseOf | None = None  # makes the course's result of the same data
+        self.chip = CHIP  # that the answer asks for
         self.wanted = Wanted()
         self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first case, once it has passed
         self.beyond = False  # whether JAX's simulator has run what the lens could not
@@ -154,15 +157,18 @@ class Judge:
         import jax
 
         from ..diagnose.budgets import dropped
+        from ..diagnose.diagnose import SEEN_IN_VALUES
         from ..diagnose.findings import Finding
-        from ..lens.machine import TooManySteps, figures
+        from ..lens.machine import Refused, figures
         from ..lens.watchdog import TimeLimit
 
         try:
             run = self._run(args, case.blocks)
-        except TooManySteps as error:
+        except Refused as error:
             line = next(iter(error.lines), None)
-            return self._failed([Finding("grid-steps", error.cause, [], line, near=error.lines)])
+            return self._failed([Finding(error.kind, error.cause, [], line, near=error.lines)])
+        except CannotJudge as error:
+            return self._unjudged(str(error))
         except (Exception, TimeLimit) as error:
             if self.lookout.found is None:
                 return self._error(error)
@@ -177,6 +183,10 @@ class Judge:
         if first:
             self.figures = costs
         diagnosis = self._diagnosis(run, want)
+        if any(i.kind == "hardware-random" for t in run.traces for i in t.incidents):
+            if diagnosis.findings and {f.kind for f in diagnosis.findings} <= SEEN_IN_VALUES:
+                return self._unjudged(_RANDOM)
+            self._note(_RANDOM)
         if diagnosis.findings and {f.kind for f in diagnosis.findings} <= _NEARLY_RIGHT:
             diagnosis = self._rounded(run, args, case.blocks, want) or diagnosis
         findings = [*self._around(run), *diagnosis.findings]
@@ -274,7 +284,8 @@ class Judge:
         from ..ir.ops import garbage
         from ..lens.watchdog import TimeLimit
 
-        if not any(i.kind in GARBAGE_READS for t in run.traces for i in t.incidents):
+        traces = (each for t in run.traces for each in t.with_pipelines())
+        if not any(i.kind in GARBAGE_READS for t in traces for i in t.incidents):
             return []
         found = None
         with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(OTHER_GARBAGE):
@@ -282,28 +293,43 @@ class Judge:
         return [found] if found else []
 
     def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
-        from ..lens.machine import Beyond, Run, TooManySteps, trace
+        from ..lens.machine import Beyond, Refused, Run, trace
         from ..lens.watchdog import time_limit
-        from ..targets.simulate import simulate
+        from ..targets.simulate import SimulatorError, SimulatorUnable, simulate
 
+        why = "it has a bug"
         try:
             with time_limit(TIME_LIMIT_S, "your kernel"), self.lookout.watching():
-                return trace(self.fn, *args, **blocks)
-        except TooManySteps:
+                run = trace(self.fn, *args, **blocks)
+                self.chip = run.chip
+                return run
+        except Refused:
             raise
         except Beyond as e:
-            note = f"The lens cannot follow this: {e}. JAX's simulator judges instead."
+            why = str(e)
             if isinstance(e.__cause__, Exception) and not isinstance(e.__cause__, NotImplementedError):
                 self.guard.keep(e.__cause__)
-            elif note not in self.notes:
-                self.notes.append(note)
         except Exception as e:
             if not is_ours(e):
                 raise
             self.guard.keep(e)
         self.beyond = True
-        outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
+        told = bool(self.guard.errors)  # of a bug, by the guard
+        instead = "" if told else f"The lens cannot follow this: {why}. JAX's simulator judges instead."
+        try:
+            outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
+        except SimulatorError as e:
+            if e.running and not isinstance(e, SimulatorUnable):
+                self._note(instead)
+                raise
+            why, because = (shorten(text, _LONGEST_REASON, placeholder=" ...") for text in (why, str(e)))
+            raise CannotJudge(f"Neither the lens can run this ({why}) nor JAX's simulator ({because}).") from e
+        self._note(instead)
         return Run([], outputs, [], [], [])
+
+    def _note(self, note: str) -> None:
+        if note and note not in self.notes:
+            self.notes.append(note)
 
     def confirmed(self, passed: "Verdict", spec: Callable[..., Any]) -> "Verdict":
         """The verdict after JAX has been asked about the first case, too."""
@@ -318,12 +344,12 @@ class Judge:
         from ..diagnose.findings import Finding
         from ..lens.machine import Run
         from ..lens.watchdog import TimeLimit
-        from ..targets.simulate import SimulatorTimeout, simulate
+        from ..targets.simulate import SimulatorTimeout, SimulatorUnable, simulate
         from ..targets.tpu.lowering import refusal
 
         refused = None
         with self.guard.explaining():
-            refused = refusal(self.fn, *args, **blocks)
+            refused = refusal(self.fn, *args, chip=self.chip, **blocks)
         if refused is not None:
             return self._failed(
                 [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
@@ -331,7 +357,9 @@ class Judge:
         if is_brief():
             return None
         try:
-            outputs = simulate(self.fn, *args, timeout_s=CONFIRM_LIMIT_S, **blocks)
+            outputs = simulate(self.fn, *args, timeout_s=CONFIRM_LIMIT_S, chip=self.chip, **blocks)
+        except SimulatorUnable as error:
+            return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
         except (Exception, TimeLimit) as error:
             verdict = self._error(error)
             late = isinstance(error, SimulatorTimeout | TimeLimit)
@@ -378,6 +406,12 @@ class Judge:
             tiles = TileMap(diagnosis.operand, diagnosis.tiles)
         return self._verdict("failed", [*findings], tiles=tiles)
 
+    def _unjudged(self, why: str, headline: str = "Cannot judge.") -> "Verdict":
+        verdict = self._verdict("unjudged", [])
+        verdict.headline = headline
+        verdict.notes = [why, *(note for note in verdict.notes if note != why)]
+        return verdict
+
     def passed(self) -> "Verdict":
         from ..view.verdict import gained
 
@@ -386,8 +420,25 @@ class Judge:
     def _verdict(self, status: str, findings: "list[Finding]", **more: Any) -> "Verdict":
         from ..view.verdict import Verdict
 
-        headline = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet."}[status]
+        headline = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet.", "unjudged": ""}[status]
         return Verdict("", status, findings, headline, notes=list(self.notes), figures=self.figures, **more)
+
+
+class CannotJudge(Exception):
+    """Nobody here can run an answer. The message says why, for the reader."""
+
+
+_RANDOM = (
+    "This kernel draws random numbers from the TPU's own generator. Only a TPU has them: the lens and JAX's simulator "
+    "take 0 for each, and what you expect has to be made of zeros, too."
+)
+
+
+_LONGEST_REASON = 90  # a note has three lines
+_UNCONFIRMED = (
+    "The lens passed this, and nobody has confirmed it, for JAX's simulator cannot run it. check_call(..., "
+    "confirm=False) takes the lens's word. JAX says: {0}"
+)
 
 
 _TOO_LATE = (

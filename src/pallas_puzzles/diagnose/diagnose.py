@@ -68,7 +68,7 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     maps = [m for t in run.traces for m in index_maps(t)]
     findings = [f.but(maps=f.maps or maps) for f in findings]
     for trace in run.traces:
-        seen = list(incidents_of(trace, bool(wrong), about.steps))
+        seen = [f for each in trace.with_pipelines() for f in incidents_of(each, bool(wrong), about.steps)]
         poisoned = _has_nan(trace.outputs) or not any(_has_nan(t.outputs) for t in run.traces)
         findings += [f for f in seen if poisoned or f.kind not in GARBAGE_READS]  # its own result is clean
         lost = any(f.kind == "map-bounds" for f in seen)  # blocks that go astray meet each other
@@ -97,7 +97,7 @@ def rounded(run: Run, want: Any, course: Course) -> Diagnosis | None:
 def explain_garbage(run: Run, run_again: Run, want: Any, tolerance: Tolerance | None = None) -> Finding | None:
     """A result that is right when uninitialised memory is NaN, and wrong in `run_again`, where it is something else."""
     again = diagnose(run_again, want, tolerance)
-    for trace in run.traces if again.findings else ():
+    for trace in (t for outer in run.traces for t in outer.with_pipelines()) if again.findings else ():
         reads = [i for i in trace.incidents if i.kind in GARBAGE_READS]
         for i in [i for i in reads if i.step in again.steps] or reads:
             advice = (

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 
 from ..ir.capture import Operand, SourceLine
@@ -67,9 +68,12 @@ def _rms(x: np.ndarray) -> float:
 
 
 def default_tolerance(dtype: np.dtype) -> Tolerance:
-    """A few units in the last place after a long sum: 3e-5 for float32, 2e-2 for bfloat16, 4e-3 for float16, 0 else."""
+    """A few units in the last place after a long sum: 3e-5 for float32, 2e-2 for bfloat16, 4e-3 for float16; one unit
+    of a float of 8 bits or fewer; 0 for what is no float."""
     if not is_floating(dtype):
         return Tolerance(0.0)
+    if dtype.itemsize == 1:
+        return Tolerance(float(ml_dtypes.finfo(dtype).eps))
     return Tolerance({8: 1e-9, 4: 3e-5}.get(dtype.itemsize, 4e-3 if dtype == np.float16 else 2e-2))
 
 

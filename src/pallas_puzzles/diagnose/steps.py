@@ -6,7 +6,8 @@ from ..lens.machine import Trace
 def at(trace: Trace, step: int) -> str:
     """'step 4, grid index (1, 0)'."""
     index = tuple(int(i) for i in trace.steps[step]) if trace.n else ()
-    return f"step {step}, grid index {index}" if index else "the only step"
+    inside = f" of the pipeline in {trace.call.inside}" if trace.call.inside else ""
+    return f"step {step}{inside}, grid index {index}" if index else f"the only step{inside}"
 
 
 def still_axes(trace: Trace, k: int) -> list[int]:

@@ -5,6 +5,7 @@ here was seen on jax 0.11.2 and 0.12.0.1.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import inspect
 import itertools
@@ -12,6 +13,7 @@ import linecache
 import math
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +24,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..installation import PACKAGE
-from .ops import Beyond, evaluate, inlined, interpret, is_literal, np_dtype, run_scan, run_while
+from .ops import (
+    Beyond,
+    evaluate,
+    inlined,
+    interpret,
+    is_literal,
+    nbytes_of,
+    np_dtype,
+    run_scan,
+    run_while,
+    to_numpy,
+)
 from .readers import for_the_reader
 
 _JAX_DIR = os.path.dirname(jax.__file__) + os.sep
@@ -112,6 +125,8 @@ class Operand:
     space: str
     index_map: Any
     buffer_count: int = 2
+    index_consts: Sequence[Any] | None = None  # what the index map of a pipeline inside of a kernel refers to
+    copied: bool = True  # False: a pipeline's operand that is in VMEM already
 
     @property
     def block(self) -> tuple[int, ...]:
@@ -131,11 +146,11 @@ class Operand:
 
     @property
     def block_bytes(self) -> int:
-        return math.prod(self.block) * self.itemsize
+        return nbytes_of(self.block, self.dtype)
 
     @property
     def array_bytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
+        return nbytes_of(self.shape, self.dtype)
 
     @property
     def stays_whole(self) -> bool:
@@ -158,7 +173,7 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return nbytes_of(self.shape, self.dtype)
 
 
 @dataclasses.dataclass
@@ -179,9 +194,13 @@ class Call:
     vmem_limit_bytes: int | None
     dynamic_bounds: int = 0  # dimensions of the grid that are known only at run time
     dynamic_axes: tuple[int, ...] = ()  # which they are
+    on_cores: bool = False  # its grid are the cores of a mesh, each of which has scratch memory of its own
     scalars: list[np.ndarray] = dataclasses.field(default_factory=list)
     inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     callers: list[SourceLine] = dataclasses.field(default_factory=list)  # the innermost first
+    consts: Sequence[Any] | None = None  # what the body of a pipeline inside of a kernel refers to
+    bounds_known: bool = True  # of a pipeline inside of a kernel; else they count as 1
+    inside: str = ""  # the kernel that a pipeline is in
 
     @property
     def ins(self) -> list[Operand]:
@@ -217,6 +236,7 @@ class Capture:
     outputs: Any
     outside: list[Outside]
     from_kernel: list[bool]  # per flat output: does it come out of a pallas_call?
+    chip: str  # that it was traced for
 
 
 def space_of(aval: Any) -> str:
@@ -271,17 +291,7 @@ def describe(eqn: Any, values: Sequence[Any] | None = None) -> Call:
     grid = tuple(g if isinstance(g, int) else int(np.asarray(next(bounds))) for g in mapping.grid)
     n_scalars, n_in, n_out = mapping.num_index_operands, mapping.num_inputs, mapping.num_outputs
     operands = [
-        Operand(
-            names[n_scalars + i],
-            "in" if i < n_in else "out",
-            tuple(bm.array_aval.shape),
-            np_dtype(bm.array_aval),
-            tuple(_dim(d) for d in bm.block_shape),
-            space_of(bm.transformed_block_aval),
-            bm.index_map_jaxpr,
-            _buffer_count(bm),
-        )
-        for i, bm in enumerate(mapping.block_mappings)
+        _operand(names[n_scalars + i], "in" if i < n_in else "out", bm) for i, bm in enumerate(mapping.block_mappings)
     ]
     first = n_scalars + n_in + n_out
     return Call(
@@ -302,12 +312,78 @@ def describe(eqn: Any, values: Sequence[Any] | None = None) -> Call:
     )
 
 
+def _operand(name: str, role: str, mapping: Any, **more: Any) -> Operand:
+    return Operand(
+        name,
+        role,
+        tuple(mapping.array_aval.shape),
+        np_dtype(mapping.array_aval),
+        tuple(_dim(d) for d in mapping.block_shape),
+        space_of(mapping.transformed_block_aval),
+        mapping.index_map_jaxpr,
+        _buffer_count(mapping),
+        **more,
+    )
+
+
+UNKNOWN = object()  # in place of a value that nobody knows yet
+
+
+def describe_pipeline(eqn: Any, values: Sequence[Any], inside: str = "") -> tuple[Call, list[Any]]:
+    """(an emit_pipeline equation as a Call, the Refs that it is given, which may be seen through `.at[...]`).
+
+    values: its operands; a bound of the grid that is UNKNOWN counts as 1. inside: the kernel around it. Raises Beyond
+    for what is no plain pipeline.
+    """
+    p, given = eqn.params, eqn.params["args_tree"].unflatten(values)
+    mapping, body = p["grid_mapping"], p["body_jaxpr"]
+    if given.allocations is not None or p["_explicit_indices"] or (p["num_cores"] or 1) != 1:
+        raise Beyond("a pipeline with buffers of its own, or over several cores")
+    bounds = iter(given.dynamic_grid_spec)
+    grid = [g if isinstance(g, int) else next(bounds) for g in mapping.grid]
+    refs = jax.tree.leaves(p["refs_tree"].unflatten(given.refs_flat), is_leaf=_is_ref)
+    names, consts = arg_names(body), iter(given.all_index_map_consts)
+    operands = []
+    for i, (bm, ref) in enumerate(zip(mapping.block_mappings, refs, strict=True)):
+        role = "in" if i < mapping.num_inputs else "out"
+        its = tuple(itertools.islice(consts, len(bm.index_map_jaxpr.consts)))
+        operand = _operand(names[i], role, bm, index_consts=its)
+        if operand.in_hbm and (getattr(ref, "transforms", None) or operand.block != operand.shape):
+            raise Beyond("a pipeline whose blocks stay in HBM")
+        operands.append(operand)
+    call = Call(
+        name=str(body.debug_info.func_name or "the pipeline"),
+        where=where_defined(body),
+        grid=tuple(1 if g is UNKNOWN else int(np.asarray(g)) for g in grid),
+        grid_names=(),
+        vmapped=tuple(mapping.vmapped_dims),
+        operands=operands,
+        scalar_names=[],
+        scratch=[],
+        semantics=tuple(str(getattr(s, "name", s)).lower() for s in p["dimension_semantics"]),
+        kernel=body,
+        aliases={},
+        vmem_limit_bytes=None,
+        dynamic_bounds=len(given.dynamic_grid_spec),
+        dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
+        callers=callers_of(eqn),
+        consts=given.body_consts,
+        bounds_known=all(g is not UNKNOWN for g in grid),
+        inside=inside,
+    )
+    return call, refs
+
+
+def _is_ref(x: Any) -> bool:
+    return hasattr(x, "transforms")
+
+
 def _scratch(name: str, aval: Any) -> Scratch:
     return Scratch(name, tuple(getattr(aval, "shape", ())), np_dtype(aval), space_of(aval))
 
 
 def _describe_whole_array_kernel(eqn: Any) -> Call:
-    """pl.kernel: one program per core, every operand a whole array in HBM."""
+    """pl.kernel and pl.core_map: one program per core, every operand a whole array, most of them in HBM."""
     p = eqn.params
     if len(p["jaxprs"]) != 1:
         raise Beyond("several programs in one kernel (mpmd)")
@@ -317,10 +393,16 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
     for i, var in enumerate(kernel.invars[: n_in + n_out]):
         shape = tuple(var.aval.shape)
         dims = tuple(Dim("blocked", s) for s in shape)
-        operands.append(Operand(names[i], "in" if i < n_in else "out", shape, np_dtype(var.aval), dims, "hbm", None, 1))
-    cores = dict(mesh.shape)
-    if math.prod(cores.values()) != 1:
-        raise Beyond(f"a kernel over several cores {cores}")
+        space = space_of(var.aval) if var.aval.memory_space is not None else "hbm"
+        space = "hbm" if space == "any" else space
+        role = "in" if i < n_in else "out"
+        operands.append(Operand(names[i], role, shape, np_dtype(var.aval), dims, space, None, 1))
+    cores = {str(name): size for name, size in mesh.shape.items()}
+    if math.prod(cores.values()) > 1:
+        if (shared := next(named(kernel, *_TOGETHER), None)) is not None:
+            raise Beyond(f"{shared.primitive.name}, with which the cores {cores} of a kernel wait for one another")
+        if any("shared" in str(v.aval.memory_space).lower() for v in kernel.invars):
+            raise Beyond(f"memory that the cores {cores} of a kernel share")
     return Call(
         name=str(p.get("name") or kernel.debug_info.func_name),
         where=where_defined(kernel),
@@ -333,14 +415,33 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
         semantics=("parallel",) * len(cores),
         kernel=kernel,
         aliases=dict(p.get("input_output_aliases") or {}),
-        vmem_limit_bytes=None,
+        vmem_limit_bytes=getattr(p.get("compiler_params"), "vmem_limit_bytes", None),
+        on_cores=True,
     )
 
 
+# What the cores of one kernel do together: here they run one after the other.
+_TOGETHER = ("barrier", "sc_fetch_and_add", "get_barrier_semaphore")
+
+
+CHIP, SPARSE_CHIP = "TPU v5e", "TPU7x"  # what kernels are traced for; the second has SparseCores
+_chip: contextvars.ContextVar[str] = contextvars.ContextVar("chip", default=CHIP)
+
+
 @contextlib.contextmanager
-def tracing(chip: str = "TPU v5e") -> Iterator[None]:
+def on_chip(kind: str) -> Iterator[None]:
+    """While active, functions are traced for this chip, by the name that JAX has for it."""
+    token = _chip.set(kind)
+    try:
+        yield
+    finally:
+        _chip.reset(token)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
     """Trace kernels as if a TPU were there: every pallas_call interpretable, emit_pipeline and get_tpu_info at home."""
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(chip, 1, "tpu"))
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(_chip.get(), 1, "tpu"))
     with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(True):  # type: ignore[arg-type]
         yield
 
@@ -392,9 +493,24 @@ def named(jaxpr: Any, *primitives: str) -> Iterator[Any]:
     return (eqn for _, eqn in everywhere(jaxpr) if eqn.primitive.name in primitives)
 
 
+def depends_on(jaxpr: Any, number: int) -> list[int]:
+    """Which of its first arguments the results of a program can depend on."""
+    reached: dict[Any, set[int]] = {v: {i} for i, v in enumerate(jaxpr.invars[:number])}
+
+    def of(atoms: Sequence[Any]) -> set[int]:
+        return set().union(*(reached.get(a, set()) for a in atoms if not is_literal(a)))
+
+    for eqn in jaxpr.eqns:
+        reached.update(dict.fromkeys(eqn.outvars, of(eqn.invars)))
+    return sorted(of(jaxpr.outvars))
+
+
 def holds_call(jaxpr: Any) -> bool:
-    """True when a pallas_call is anywhere inside of a program."""
-    return any(is_call(eqn) for _, eqn in everywhere(jaxpr))
+    """True when a kernel is anywhere inside of a program."""
+    return any(is_call(eqn) or eqn.primitive.name in _KERNELS for _, eqn in everywhere(jaxpr))
+
+
+_KERNELS = frozenset(["core_map"])  # kernels that are no call
 
 
 # Moves that do no arithmetic: allowed outside of a kernel. A broadcast counts as one only when it starts from a scalar.
@@ -443,6 +559,10 @@ class Evaluator:
             return self._mark(run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs)))
         if name == "while":
             return self._mark(run_while(eqn, values, self.run))
+        if any(holds_call(inner) for inner in subprograms(eqn)):
+            raise Beyond(_around(eqn))
+        if any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars)):
+            raise Beyond(f"a Ref outside of a kernel ({name})")
         out = evaluate(eqn, values)
         outputs = list(out) if eqn.primitive.multiple_results else [out]
         self._note_work(eqn, values, outputs)
@@ -464,10 +584,12 @@ class Evaluator:
         if len(self.calls) >= self.limit:
             raise Beyond(f"more than {self.limit} pallas_calls in one run")
         call = describe(eqn, values)
+        if handed := [o.name for o in call.operands if o.space == "semaphore"]:
+            raise Beyond(f"{handed[0]}, a semaphore that one kernel hands to another")
         operands = values[call.dynamic_bounds :]
         n_scalars = len(call.scalar_names)
-        call.scalars = [np.asarray(v) for v in operands[:n_scalars]]
-        call.inputs = [np.asarray(v) for v in operands[n_scalars:]]
+        call.scalars = [to_numpy(v) for v in operands[:n_scalars]]
+        call.inputs = [to_numpy(v) for v in operands[n_scalars:]]
         call.callers = callers_of(eqn)
         self.calls.append(call)
         return self.on_call(call, eqn, values)
@@ -499,6 +621,59 @@ class Evaluator:
                 work.flops += 2 * sizes[0] * math.prod(np.shape(values[0])[d] for d in summed)
 
 
+def _traced(fn: Callable[..., Any], leaves: list[Any]) -> Any:
+    """make_jaxpr's (program, shape of its results), in which a plain emit_pipeline is one equation."""
+    # The flag, and the parameters of the equation: seen on jax 0.11.2 and 0.12.0.1
+    from jax._src import config
+
+    trace = jax.make_jaxpr(fn, return_shape=True)
+    try:
+        with config.use_emit_pipeline_primitive(True):
+            closed, shape = for_the_reader(trace, *leaves)
+        for pipeline in named(closed, "emit_pipeline"):
+            describe_pipeline(pipeline, [UNKNOWN] * len(pipeline.invars))
+    except Exception as error:
+        if not isinstance(error, Beyond) and not _in_pipeline(error):
+            raise
+        closed, shape = for_the_reader(jax.make_jaxpr(fn, return_shape=True), *leaves)  # spelt out, as loops and copies
+    return closed, shape
+
+
+def _in_pipeline(error: BaseException) -> bool:
+    """Whether an exception came while emit_pipeline was traced."""
+    files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return any(file.endswith(os.path.join("pallas", "mosaic", "pipeline.py")) for file in files)
+
+
+def _around(eqn: Any) -> str:
+    """What a kernel is inside of that is not followed."""
+    if eqn.primitive.name == "shard_map":
+        shape = dict(eqn.params["mesh"].shape)
+        return f"a shard_map over {math.prod(shape.values())} devices, {shape}"
+    return f"a kernel inside of {eqn.primitive.name}"
+
+
+def _discharged(program: Any) -> Any:
+    """A program without the Refs that it makes outside of kernels (jax.new_ref): each is a value that is handed on."""
+    if not any(eqn.primitive.name in ("new_ref", "empty_ref") for eqn in _outside_of_kernels(program)):
+        return program
+    from jax._src.state.discharge import discharge_state  # seen on jax 0.11.2 and 0.12.0.1
+
+    return discharge_state(program)
+
+
+def _outside_of_kernels(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        if not is_call(eqn):
+            for inner in subprograms(eqn):
+                yield from _outside_of_kernels(inner)
+
+
+def _asks_for_sparse_cores(error: Exception) -> bool:
+    return "SparseCore" in str(error)
+
+
 def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) -> Capture:
     """Traces `fn(*args, **kwargs)` and runs it eagerly; every pallas_call that is reached goes to `on_call`.
 
@@ -513,14 +688,23 @@ def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) 
 
     flat_fn.__name__ = getattr(fn, "__name__", "fn")
     leaves = [x if isinstance(x, jax.Array) and not _is_plain(x) else np.asarray(x) for x in leaves]
-    with tracing():
-        with _own_lines():
-            closed, out_shape = for_the_reader(jax.make_jaxpr(flat_fn, return_shape=True), *leaves)
-        evaluator = Evaluator(on_call)
-        flat_out = evaluator.run(closed, leaves)
-    from_kernel = [id(y) in evaluator.made for y in flat_out]
-    outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)
-    return Capture(evaluator.calls, outputs, list(evaluator.outside.values()), from_kernel)
+
+    def on(chip: str) -> Capture:
+        with on_chip(chip), tracing():
+            with _own_lines():
+                closed, out_shape = _traced(flat_fn, leaves)
+            evaluator = Evaluator(on_call)
+            flat_out = evaluator.run(_discharged(closed), leaves)
+        from_kernel = [id(y) in evaluator.made for y in flat_out]
+        outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)
+        return Capture(evaluator.calls, outputs, list(evaluator.outside.values()), from_kernel, chip)
+
+    try:
+        return on(_chip.get())
+    except Exception as error:
+        if not _asks_for_sparse_cores(error) or _chip.get() == SPARSE_CHIP:
+            raise
+    return on(SPARSE_CHIP)
 
 
 def _is_plain(x: jax.Array) -> bool:

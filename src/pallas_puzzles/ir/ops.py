@@ -23,11 +23,59 @@ class Beyond(Exception):
 
 
 def np_dtype(aval: Any) -> np.dtype:
-    """The NumPy dtype that stands for `aval`'s; semaphores and keys, which have none, become int32."""
+    """The NumPy dtype that stands for `aval`'s. PRNG keys become records of their words, semaphores int32."""
     try:
         return np.dtype(aval.dtype)
     except TypeError:
-        return np.dtype(np.int32)
+        if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            return np.dtype(np.int32)
+        # the key's type has _impl.key_shape: seen on jax 0.11.2 and 0.12.0.1
+        return np.dtype([(_KEY, np.uint32, aval.dtype._impl.key_shape)])
+
+
+_KEY = "key"
+
+
+def holds_keys(dtype: Any) -> bool:
+    return bool(getattr(dtype, "names", None))
+
+
+def holds_dma_semaphore(aval: Any) -> bool:
+    """Whether a Ref is to semaphores that copies signal."""
+    return "dma" in str(getattr(aval, "dtype", ""))
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """An array of NumPy's; PRNG keys as records of their words."""
+    if not jax.dtypes.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key):
+        return np.asarray(x)
+    words = np.ascontiguousarray(jax.random.key_data(x))
+    return words.view(np_dtype(x)).reshape(x.shape)
+
+
+def to_keys(records: np.ndarray, aval: Any) -> Any:
+    """PRNG keys, of the type of `aval`, from records of their words."""
+    with jax.default_device(_cpu()):
+        return jax.random.wrap_key_data(jax.numpy.asarray(records[_KEY]), impl=aval.dtype._impl)
+
+
+_NARROW = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}  # NumPy gives each of them a whole byte
+
+
+def bits_of(dtype: Any) -> int:
+    """How many bits of memory one element takes."""
+    dtype = np.dtype(dtype)
+    return _NARROW.get(dtype.name, 8 * dtype.itemsize)
+
+
+def nbytes_of(shape: Sequence[int], dtype: Any) -> int:
+    """How many bytes of memory an array takes."""
+    return -(-math.prod(shape) * bits_of(dtype) // 8)
+
+
+def is_integer(dtype: Any) -> bool:
+    """Whether these are integers, those of four bits among them."""
+    return np.dtype(dtype).kind in "iu" or np.dtype(dtype).name.startswith(("int", "uint"))
 
 
 def in_avals(eqn: Any) -> list[Any]:
@@ -72,6 +120,8 @@ def garbage(value: float) -> Iterator[None]:
 def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Uninitialised memory, made visible: NaN for floats, the largest value for integers, True for bools."""
     dtype, value = np.dtype(dtype), _garbage.get()
+    if holds_keys(dtype):
+        return np.zeros(shape, dtype)
     if is_floating(dtype):
         return np.full(shape, np.nan if value is None else value, dtype)
     if dtype == np.bool_:
@@ -110,11 +160,20 @@ def _rem(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _convert(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
     """A cast. From float to integer XLA saturates and makes NaN 0, where NumPy's result is undefined."""
     x, dtype = np.asarray(x), np.dtype(new_dtype)
-    if not is_floating(x.dtype) or dtype.kind not in "iu":
+    if not is_floating(x.dtype) or not is_integer(dtype):
         return x  # the result is cast to the equation's dtype in any case
-    limits = np.iinfo(dtype)
+    limits = jax.numpy.iinfo(dtype)
     whole = np.trunc(x.astype(np.float64))
-    return np.clip(np.where(np.isnan(whole), 0, whole), limits.min, limits.max).astype(dtype)
+    return np.clip(np.where(np.isnan(whole), 0, whole), int(limits.min), int(limits.max)).astype(dtype)
+
+
+def _integer_pow(x: np.ndarray, y: int) -> np.ndarray:
+    """By multiplications, as XLA does: np.power costs thirty times as much."""
+    if y < 2:
+        return x if y else np.ones_like(x)
+    x = _wide(x)
+    half = _integer_pow(x * x, y // 2)
+    return half * x if y % 2 else half
 
 
 def _logistic(x: np.ndarray) -> np.ndarray:
@@ -221,6 +280,29 @@ def _pad(x: np.ndarray, value: Any, *, padding_config: Any) -> np.ndarray:
     return np.pad(x, [(lo, hi) for lo, hi, _ in padding_config], constant_values=value)
 
 
+_SHARED_OUT = 1 << 31  # FLOPs of a product from which several threads are worth waiting for
+
+
+@functools.cache
+def _blas() -> list[Any]:
+    from threadpoolctl import ThreadpoolController
+
+    return [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
+
+
+@contextlib.contextmanager
+def _one_thread(flops: int) -> Iterator[None]:
+    """Small matrix products in one thread: on busy cores, threads that wait for one another cost a hundred times it."""
+    before = [(library, library.num_threads) for library in _blas()] if flops < _SHARED_OUT else []
+    for library, _ in before:
+        library.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for library, number in before:
+            library.set_num_threads(number)
+
+
 def _dot_general(
     x: np.ndarray, y: np.ndarray, *, dimension_numbers: Any, preferred_element_type: Any, **_: Any
 ) -> np.ndarray:
@@ -236,15 +318,43 @@ def _dot_general(
     depth = math.prod(x.shape[d] for d in xc)
     left = np.transpose(x, (*xb, *xf, *xc)).reshape(*batch, -1, depth)
     right = np.transpose(y, (*yb, *yc, *yf)).reshape(*batch, depth, -1)
-    return np.matmul(left, right).reshape(*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf))
+    with _one_thread(2 * math.prod(left.shape) * right.shape[-1]):
+        product = np.matmul(left, right)
+    return product.reshape(*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf))
+
+
+def bitcast(x: np.ndarray, dtype: Any, dim: int = -2) -> np.ndarray:
+    """The same bits as another type: `dim` grows or shrinks by the ratio of the widths."""
+    x, dtype = np.asarray(x), np.dtype(dtype)
+    if bits_of(x.dtype) == bits_of(dtype) >= 8:
+        return np.ascontiguousarray(x).view(dtype)
+    octets = np.ascontiguousarray(np.moveaxis(x, dim, -1)).view(np.uint8)
+    if bits_of(x.dtype) < 8:
+        octets = _packed(octets, bits_of(x.dtype))
+    out = _unpacked(octets, dtype) if bits_of(dtype) < 8 else np.ascontiguousarray(octets).view(dtype)
+    return np.moveaxis(out, -1, dim)
+
+
+def _packed(x: np.ndarray, bits: int) -> np.ndarray:
+    """Several elements of a few bits in one byte, the first one in its lowest bits."""
+    each = 8 // bits
+    parts = (x & (2**bits - 1)).reshape(*x.shape[:-1], -1, each)
+    return np.bitwise_or.reduce(parts << (bits * np.arange(each, dtype=np.uint8)), -1)
+
+
+def _unpacked(octets: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    bits = bits_of(dtype)
+    parts = (octets[..., None] >> (bits * np.arange(8 // bits, dtype=np.uint8))) & (2**bits - 1)
+    parts = parts.reshape(*octets.shape[:-1], -1)
+    if is_floating(dtype):
+        return parts.view(dtype)
+    signed = dtype.name.startswith("int")
+    return ((parts.astype(np.int8) ^ 2 ** (bits - 1)) - 2 ** (bits - 1) if signed else parts).astype(dtype)
 
 
 def _bitcast(x: np.ndarray, *, ty: Any, dim: int = -2) -> np.ndarray:
-    """pltpu.bitcast: `dim` grows or shrinks by the ratio of the widths (0.11 has no `dim`: the second minor)."""
-    x, dtype = np.asarray(x), np.dtype(ty)
-    if x.itemsize == dtype.itemsize:
-        return np.ascontiguousarray(x).view(dtype)
-    return np.moveaxis(np.ascontiguousarray(np.moveaxis(x, dim, -1)).view(dtype), -1, dim)
+    """pltpu.bitcast; 0.11 has no `dim`: the second minor."""
+    return bitcast(x, ty, dim)
 
 
 def _split(x: np.ndarray, *, sizes: Any, axis: int) -> list[np.ndarray]:
@@ -267,7 +377,7 @@ ELEMENTWISE: dict[str, Op] = {
     "ceil": np.ceil,
     "round": _round,
     "square": np.square,
-    "integer_pow": lambda x, *, y: np.asarray(x) ** y if y >= 0 else 1 / np.asarray(x) ** -y,
+    "integer_pow": lambda x, *, y: _integer_pow(np.asarray(x), y) if y >= 0 else 1 / _integer_pow(np.asarray(x), -y),
     "pow": np.power,
     "exp": lambda x, **_: np.exp(x),
     "exp2": lambda x, **_: np.exp2(x),

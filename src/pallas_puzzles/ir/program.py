@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from .capture import SourceLine, everywhere, is_call, line_of, named, subprograms
-from .ops import in_dtypes, is_floating, is_literal, out_avals, out_dtype
+from .capture import SourceLine, everywhere, is_call, line_of, named, space_of, subprograms
+from .ops import in_dtypes, is_floating, is_literal, np_dtype, out_avals, out_dtype
 
 
 def calls_in(jaxpr: Any) -> Iterator[Any]:
@@ -41,6 +41,15 @@ def arrays_made(jaxpr: Any) -> Iterator[tuple[tuple[int, ...], SourceLine | None
     """(shape, line) of every array that a program makes; in a library's jit, the line that calls it."""
     for eqn, line in equations(jaxpr):
         yield from ((tuple(aval.shape), line) for aval in out_avals(eqn) if hasattr(aval, "shape"))
+
+
+def temporaries(jaxpr: Any) -> Iterator[tuple[tuple[int, ...], Any, SourceLine | None]]:
+    """(shape, dtype, line) of every array that a kernel makes on its way; Refs that it allocates in VMEM, too."""
+    for eqn, line in equations(jaxpr):
+        own = [v.aval for v in eqn.params["jaxpr"].invars] if eqn.primitive.name == "run_scoped" else []
+        for aval in [*out_avals(eqn), *(ref for ref in own if space_of(ref) == "vmem")]:
+            if hasattr(aval, "shape"):
+                yield tuple(aval.shape), np_dtype(aval), line
 
 
 # --- arithmetic in 16 bits -------------------------------------------------------------------------------------------

@@ -8,19 +8,22 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from ..ir.capture import (
+    CHIP,
+    UNKNOWN,
     Call,
     Operand,
     Outside,
     SourceLine,
     arg_names,
     capture,
+    describe_pipeline,
     everywhere,
     line_of,
     space_of,
@@ -30,47 +33,29 @@ from ..ir.ops import (
     Beyond,
     cost,
     evaluate,
+    holds_keys,
     inlined,
     interpret,
     is_floating,
+    nbytes_of,
     np_dtype,
     poison,
     run_scan,
     run_while,
+    to_keys,
+    to_numpy,
 )
+from ..ir.places import Place, locate
+from ..ir.program import temporaries
+from ..text import human_bytes
+from .copies import Copies, Semaphore, known_in, plain_ref
+from .memory import Buffer, Marks
+from .sparse import SparseCore
 
 MAX_STEPS = 16384
+PLANNED_STEPS = 1 << 20
+MOST_VMEM = 128 << 20  # bytes: what TPU v5e and v6e have, and no other has more
 NOT_VISITED, NOT_STORED, STALE, WRITTEN = range(4)
-
-
-class Buffer:
-    """A Ref: its values, which elements hold something (None: all of them), and the last step that stored each."""
-
-    __slots__ = ("left_at", "name", "role", "space", "values", "writer", "written")
-
-    def __init__(self, name: str, values: np.ndarray, space: str, role: str, written: bool):
-        self.name, self.space, self.role = name, space, role
-        self.written: np.ndarray | None
-        self.writer: np.ndarray | None
-        self.values = np.ascontiguousarray(values).reshape(np.shape(values))
-        self.written = None if written else np.zeros(self.values.shape, bool)
-        self.writer = np.full(self.values.shape, -1, np.int32) if role in ("out", "scratch") else None
-        self.left_at = -1  # outputs: the last step of the visit before this one
-
-    @classmethod
-    def empty(cls, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str) -> "Buffer":
-        return cls(name, poison(shape, dtype), space, role, written=False)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    def arrive(self, left_at: int) -> None:
-        """A new visit of an output block: what the buffer held belongs to another block."""
-        self.values = poison(self.values.shape, self.values.dtype)
-        self.written = np.zeros(self.values.shape, bool)
-        self.writer = np.full(self.values.shape, -1, np.int32)
-        self.left_at = left_at
 
 
 @dataclasses.dataclass(slots=True)
@@ -128,10 +113,20 @@ class Trace:
     flops: list[int] = dataclasses.field(default_factory=list)
     transcendentals: list[int] = dataclasses.field(default_factory=list)
     dma_bytes: list[int] = dataclasses.field(default_factory=list)
+    pipelines: "list[Pipeline]" = dataclasses.field(default_factory=list)
+    first: int = 0  # the number of the first step that is here, in a grid of which only a part is
+    total: "Figures | None" = None  # what the whole grid costs, where only a part of it is here
 
     @property
     def n(self) -> int:
         return len(self.steps)
+
+    def with_pipelines(self) -> "Iterator[Trace]":
+        """This trace, and those of the pipelines inside of the kernel."""
+        yield self
+        for pipeline in self.pipelines:
+            for inner in pipeline.traces:
+                yield from inner.with_pipelines()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +155,7 @@ class Figures:
     flops: int
     transcendentals: int
     steps: int
+    computed: bool  # whether the arithmetic is known
 
     @property
     def intensity(self) -> float | None:
@@ -169,74 +165,83 @@ class Figures:
 
 def figures(trace: Trace) -> Figures:
     """The costs of a traced call; blocks that hang over the edge count only their part inside the array."""
+    if trace.total is not None:
+        return trace.total
+    held = max((p.vmem_bytes for p in trace.pipelines), default=0)  # they follow one another
     rows = [_operand_figures(trace, k) for k in range(len(trace.call.operands))]
-    scratch = sum(s.nbytes for s in trace.call.scratch if s.space == "vmem")
-    dma = sum(trace.dma_bytes)
-    return Figures(
-        name=trace.call.name,
-        operands=rows,
-        scratch_bytes=scratch,
-        vmem_bytes=scratch + sum(r.vmem_bytes for r in rows),
-        dma_bytes=dma,
-        hbm_bytes=dma + sum(r.hbm_bytes for r in rows),
-        once_bytes=sum(r.once_bytes for r in rows),
+    return dataclasses.replace(
+        figures_of(trace.call, rows, sum(trace.dma_bytes), held),
         flops=sum(trace.flops),
         transcendentals=sum(trace.transcendentals),
         steps=trace.n,
+        computed=len(trace.flops) == trace.n,
+    )
+
+
+def figures_of(call: Call, rows: list[OperandFigures], dma_bytes: int, held_bytes: int) -> Figures:
+    """What a call moves and holds. held_bytes: what pipelines inside of it hold of VMEM."""
+    scratch = sum(s.nbytes for s in call.scratch if s.space == "vmem")
+    return Figures(
+        name=call.name,
+        operands=rows,
+        scratch_bytes=scratch,
+        vmem_bytes=scratch + sum(r.vmem_bytes for r in rows) + held_bytes,
+        dma_bytes=dma_bytes,
+        hbm_bytes=dma_bytes + sum(r.hbm_bytes for r in rows),
+        once_bytes=sum(r.once_bytes for r in rows),
+        flops=0,
+        transcendentals=0,
+        steps=0,
+        computed=False,
     )
 
 
 def _operand_figures(trace: Trace, k: int) -> OperandFigures:
     o = trace.call.operands[k]
-    if o.in_hbm:
-        return OperandFigures(o, 0, 0, 0, 0, o.array_bytes)
     moved = trace.fetched[k] if o.role == "in" else trace.flushed[k]
-    nbytes = 0
+    elements = 0
     for start, moves in zip(trace.starts[k], moved, strict=True):
         if moves and start is not None:
             inside = (max(0, min(s + b, d) - max(s, 0)) for s, b, d in zip(start, o.block, o.shape, strict=True))
-            nbytes += o.itemsize * math.prod(inside)
+            elements += math.prod(inside)
+    return operand_figures(o, sum(moved), nbytes_of((elements,), o.dtype))
+
+
+def operand_figures(o: Operand, moves: int, nbytes: int) -> OperandFigures:
+    """What an operand costs whose blocks are copied so often, and are so many bytes together."""
+    if o.in_hbm or not o.copied:
+        return OperandFigures(o, 0, 0, 0, 0, o.array_bytes if o.in_hbm else 0)
     buffers = 1 if o.stays_whole else o.buffer_count
     vmem = buffers * o.block_bytes if o.space == "vmem" else 0
-    return OperandFigures(o, buffers, vmem, sum(moved), nbytes, o.array_bytes)
+    return OperandFigures(o, buffers, vmem, moves, nbytes, o.array_bytes)
 
+
+@dataclasses.dataclass
+class Pipeline:
+    """An emit_pipeline inside of a kernel: its first run, those with incidents, how often it runs, what all runs cost.
+
+    hbm_bytes: between HBM and VMEM, over all runs. vmem_bytes: what it holds.
+    """
+
+    traces: list[Trace] = dataclasses.field(default_factory=list)
+    runs: float = 0
+    hbm_bytes: int = 0
+    vmem_bytes: int = 0
+
+    def add(self, trace: Trace, costs: Figures) -> None:
+        if not self.traces or (trace.incidents and len(self.traces) < _KEPT_RUNS):
+            self.traces.append(trace)
+        self.runs += 1
+        self.hbm_bytes += costs.hbm_bytes
+        self.vmem_bytes = max(self.vmem_bytes, costs.vmem_bytes)
+
+
+_KEPT_RUNS = 16
 
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(slots=True)
-class _Place:
-    """Where in a buffer: a chain of NumPy keys, or (where keys cannot chain) a flat index array."""
-
-    keys: list[Any]
-    flat: np.ndarray | None = None
-
-    def get(self, array: np.ndarray) -> Any:
-        if self.flat is not None:
-            return array.reshape(-1)[self.flat]
-        view, key = self._last(array)
-        return view[key]
-
-    def set(self, array: np.ndarray, value: Any) -> None:
-        if self.flat is not None:
-            array.reshape(-1)[self.flat] = value
-        else:
-            view, key = self._last(array)
-            view[key] = value
-
-    def _last(self, array: np.ndarray) -> tuple[np.ndarray, Any]:
-        for key in self.keys[:-1]:
-            array = array[key]
-        return array, self.keys[-1] if self.keys else ...
-
-    def box(self) -> tuple[Any, ...]:
-        key = self.keys[-1] if self.keys else ()
-        key = key if isinstance(key, tuple) else (key,)
-        return tuple((k.start, k.stop, k.step) if isinstance(k, slice) else k for k in key if k is not Ellipsis)
-
-
-_WHOLE = _Place([])
-_SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value"])
+_SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_value", "prng_seed"])
 
 
 def _selected_once(jaxpr: Any, v: Any) -> bool:
@@ -273,32 +278,39 @@ def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, in
     return ("inf - inf is NaN" if name == "sub" else "0 times infinity is NaN"), int(np.count_nonzero(bad))
 
 
-class Machine:
-    def __init__(self, call: Call, detail: bool):
-        self.call, self.detail = call, detail
+def _wanted(eqn: Any) -> bool:
+    """Whether somebody looks at a result of an equation."""
+    return any(type(v).__name__ != "DropVar" for v in eqn.outvars)
+
+
+class Machine(Copies, SparseCore):
+    """Runs the programs of one grid: a call's, or that of a pipeline inside of a kernel, whose machine is `outer`."""
+
+    def __init__(self, call: Call, detail: bool, outer: "Machine | None" = None):
+        self.call, self.detail, self.outer = call, detail, outer
         self.step = 0
         self.index: tuple[int, ...] = ()
         self.visit_start = 0
         self.events: list[Event] = []
         self.incidents: list[Incident] = []
-        self.unsure: list[tuple[np.ndarray, np.ndarray, Incident]] = []  # reads of garbage that a select may leave out
+        # reads of garbage that a select may leave out, and where they are noted
+        self.unsure: list[tuple[np.ndarray, np.ndarray, Incident, list[Incident]]] = []
         self.flops = self.transcendentals = self.dma_bytes = 0
-        self.pending: dict[Any, list[tuple[Any, Any, Any]]] = {}
-        self.counts: dict[Any, int] = {}
+        self.pipelines: dict[int, Pipeline] = {}
+        self.semaphores: dict[tuple[Buffer, int], Semaphore] = outer.semaphores if outer is not None else {}
+        self.dma_semaphores: dict[tuple[int, int], bool] = {}
         self.costs: dict[int, tuple[int, int]] = {}
         self.static: dict[int, Any] = {}
-        self.quiet = False
-        self.by_step = False  # index maps, too, are run one step at a time
+        self.places: dict[int, tuple[Place, bool]] = {}
         self.grid_axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.rules: dict[str, Callable[[Any, list[Any]], Any]] = {
             name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_do_")
         }
 
     def incident(self, kind: str, ref: str, eqn: Any, **more: Any) -> None:
-        if not self.quiet:
-            count, total, block = more.pop("count", 0), more.pop("total", 0), more.pop("block", None)
-            at = tuple(int(i) for i in self.index)
-            self.incidents.append(Incident(kind, self.step, at, ref, eqn, count, total, block, more))
+        count, total, block = more.pop("count", 0), more.pop("total", 0), more.pop("block", None)
+        at = tuple(int(i) for i in self.index)
+        self.incidents.append(Incident(kind, self.step, at, ref, eqn, count, total, block, more))
 
     # -- programs
 
@@ -328,7 +340,7 @@ class Machine:
         if name == "select_n" and self.unsure:
             self._withdraw(values[0], values[1:])
         if name == "convert_element_type" and self.unsure:
-            self.unsure += [(out, garbage, incident) for v, garbage, incident in self.unsure if v is values[0]]
+            self.unsure += [(out, *rest) for v, *rest in self.unsure if v is values[0]]
         if name in _WATCHED:
             self._watch(name, eqn, values, out)
         return out
@@ -365,10 +377,26 @@ class Machine:
         jaxpr = eqn.params["jaxpr"]
         names = arg_names(jaxpr)
         buffers = [
-            Buffer.empty(n, tuple(getattr(v.aval, "shape", ())), np_dtype(v.aval), space_of(v.aval), "scratch")
+            Buffer.empty(n, tuple(getattr(v.aval, "shape", ())), np_dtype(v.aval), space_of(v.aval), "scratch", self)
             for n, v in zip(names, jaxpr.invars, strict=True)
         ]
         return self.run(jaxpr, buffers, values)
+
+    def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> list[Any]:
+        call, refs = describe_pipeline(eqn, values, self.call.name)
+        places = []
+        for o, ref in zip(call.operands, refs, strict=True):
+            buffer, transforms = plain_ref(ref)
+            places.append((buffer, self.locate(buffer, transforms, "blocks", eqn)))
+            o.copied = buffer.space in ("any", "hbm")
+        inner = Machine(call, self.detail, self)
+        trace = run_grid(inner, [], places)
+        costs = figures(trace)
+        self.flops += costs.flops
+        self.transcendentals += costs.transcendentals
+        self.dma_bytes += costs.hbm_bytes
+        self.pipelines.setdefault(id(eqn), Pipeline()).add(trace, costs)
+        return []
 
     def _do_program_id(self, eqn: Any, values: list[Any]) -> Any:
         return np.int32(self.index[self.grid_axes[eqn.params["axis"]]])
@@ -378,6 +406,8 @@ class Machine:
 
     def _do_axis_index(self, eqn: Any, values: list[Any]) -> Any:
         name = eqn.params["axis_name"]
+        if name not in self.call.grid_names and self.outer is not None:
+            return self.outer._do_axis_index(eqn, values)
         if name not in self.call.grid_names:
             raise Beyond(f"the position on the mesh axis {name!r}: several devices")
         return np.int32(self.index[self.call.grid_names.index(name)])
@@ -402,6 +432,8 @@ class Machine:
         return self.load(values[0], self._transforms(eqn, values[1:]), eqn)
 
     def _do_swap(self, eqn: Any, values: list[Any]) -> Any:
+        if "has_mask" in eqn.params:  # the SparseCore has a primitive of this name, too
+            return self.store_vector(eqn, values)
         return self.store(values[0], self._transforms(eqn, values[2:]), values[1], eqn)
 
     def _do_addupdate(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -412,7 +444,7 @@ class Machine:
 
     def _do_masked_load(self, eqn: Any, values: list[Any]) -> Any:
         ref, transforms, mask, other = jax.tree.unflatten(eqn.params["args_tree"], values)
-        ref, transforms = _plain_ref(ref, transforms)
+        ref, transforms = plain_ref(ref, transforms)
         loaded = self.load(ref, transforms, eqn, mask)
         if mask is None:
             return loaded
@@ -421,7 +453,7 @@ class Machine:
 
     def _do_masked_swap(self, eqn: Any, values: list[Any]) -> Any:
         ref, transforms, value, mask = jax.tree.unflatten(eqn.params["args_tree"], values)
-        ref, transforms = _plain_ref(ref, transforms)
+        ref, transforms = plain_ref(ref, transforms)
         return self.store(ref, transforms, value, eqn, mask)
 
     def _transforms(self, eqn: Any, leaves: list[Any]) -> Any:
@@ -434,46 +466,52 @@ class Machine:
         return found
 
     def load(self, ref: Buffer, transforms: Any, eqn: Any, mask: Any = None) -> np.ndarray:
+        home: Machine = ref.clock
         if ref.space in ("any", "hbm"):
-            self.incident("hbm-load", ref.name, eqn)
-        place = self.locate(ref, transforms, "reads", eqn)
-        value = np.array(place.get(ref.values))
-        if ref.written is not None:
+            home.incident("hbm-load", ref.name, eqn)
+        place, whole = self._where(ref, transforms, "reads", eqn)
+        value = self.load_from(ref, place, eqn, mask, whole)
+        return to_keys(value, eqn.outvars[0].aval) if holds_keys(value.dtype) else value
+
+    def load_from(self, ref: Buffer, place: Place, eqn: Any, mask: Any = None, whole: bool = False) -> np.ndarray:
+        value = ref.load(place, whole)
+        if ref.written is not None or place.clipped:
             self._note_load(ref, place, value, mask, eqn)
         if self.detail and ref.role != "scalar":
-            whole = value.size == ref.values.size
-            self.events.append(Event(self.step, "load", ref.name, whole, value.size, eqn))
+            home, everything = ref.clock, value.nbytes == ref.values.nbytes
+            home.events.append(Event(home.step, "load", ref.name, everything, value.size, eqn))
         return value
 
-    def _note_load(self, ref: Buffer, place: _Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
-        known = place.get(np.asarray(ref.written))
-        if mask is not None:
+    def _note_load(self, ref: Buffer, place: Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
+        known = known_in(ref, place)
+        if known is not True and mask is not None:
             known = known | ~np.asarray(mask, bool)
-        missing = int(value.size - np.count_nonzero(known))
+        home: Machine = ref.clock
+        missing = 0 if known is True else int(np.count_nonzero(np.broadcast_to(~np.asarray(known), value.shape)))
         if missing:
             kind = "padding" if ref.role == "in" else "stale" if ref.left_at >= 0 else "unwritten"
-            self.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
-            self._doubt(value, ~known, eqn)
-        elif ref.role == "scratch" and value.size and ref.space != "semaphore":
-            newest = int(np.max(place.get(np.asarray(ref.writer))))
-            if 0 <= newest < self.visit_start:
-                self.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
-                self._doubt(value, np.ones(value.shape, bool), eqn)
+            home.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
+            self._doubt(value, ~np.asarray(known), eqn, home)
+        elif ref.writer is not None and ref.role == "scratch" and value.size and ref.space != "semaphore":
+            newest = int(np.max(ref.writer.at(place)))
+            if 0 <= newest < home.visit_start:
+                home.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
+                self._doubt(value, np.True_, eqn, home)
 
     # -- what is read in vain: jnp.where(first step, 0, acc_ref[...]) reads garbage and lets none of it through
 
-    def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any) -> None:
+    def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any, home: "Machine") -> None:
         """Remembers what has just been read, for as long as nothing but a select can look at it."""
         known = self.only_selected.get(id(eqn))
-        if not self.quiet and (known == "at once" or (known and self.incidents[-1].kind != "padding")):
-            self.unsure.append((value, np.broadcast_to(garbage, value.shape), self.incidents[-1]))
+        if known == "at once" or (known and home.incidents[-1].kind != "padding"):
+            self.unsure.append((value, np.broadcast_to(garbage, value.shape), home.incidents[-1], home.incidents))
 
     def _withdraw(self, which: Any, cases: Sequence[Any]) -> None:
         """Takes back the incidents of reads that a select has just left out, where they were garbage."""
         for n, case in enumerate(cases):
-            for _, garbage, incident in [u for u in self.unsure if u[0] is case]:
+            for _, garbage, incident, noted in [u for u in self.unsure if u[0] is case]:
                 if not (garbage & (np.asarray(which).astype(int) == n)).any():
-                    self.incidents[:] = [i for i in self.incidents if i is not incident]
+                    noted[:] = [i for i in noted if i is not incident]
 
     @functools.cached_property
     def only_selected(self) -> dict[int, str]:
@@ -486,183 +524,96 @@ class Machine:
         return found
 
     def store(self, ref: Buffer, transforms: Any, value: Any, eqn: Any, mask: Any = None) -> np.ndarray:
+        home: Machine = ref.clock
         if ref.space in ("any", "hbm"):
-            self.incident("hbm-store", ref.name, eqn)
+            home.incident("hbm-store", ref.name, eqn)
         if ref.role == "in":
-            self.incident("input-store", ref.name, eqn)
-        place = self.locate(ref, transforms, "writes", eqn)
-        old = np.array(place.get(ref.values))
-        value = np.asarray(value).astype(ref.values.dtype, copy=False)
+            home.incident("input-store", ref.name, eqn)
+        place, whole = self._where(ref, transforms, "writes", eqn)
+        value = to_numpy(value).astype(place.dtype, copy=False)
+        old = ref.load(place, whole) if whole or mask is not None or _wanted(eqn) else value
         if mask is None:
             self._put(ref, place, value)
         else:
             mask = np.broadcast_to(np.asarray(mask, bool), old.shape)
-            place.set(ref.values, np.where(mask, value, old))
+            ref.store(place, np.where(mask, value, old), whole)
             if ref.written is not None:
-                place.set(ref.written, place.get(ref.written) | mask)
+                ref.written.put(place, ref.written.at(place) | mask, whole)
             if ref.writer is not None:
-                place.set(ref.writer, np.where(mask, self.step, place.get(ref.writer)))
-        if self.detail:
-            whole = old.size == ref.values.size and mask is None
-            self.events.append(Event(self.step, "store", ref.name, whole, old.size, eqn, place.box()))
+                ref.writer.put(place, np.where(mask, home.step, ref.writer.at(place)), whole)
+        self.note_store(ref, place, old.size, eqn, whole=old.nbytes == ref.values.nbytes and mask is None)
         return old
 
-    def _put(self, ref: Buffer, place: _Place, value: np.ndarray, written: Any = True) -> None:
-        place.set(ref.values, value)
-        if ref.written is not None:
-            place.set(ref.written, written)
-        if ref.writer is not None:
-            place.set(ref.writer, self.step)
+    def note_store(self, ref: Buffer, place: Place, count: int, eqn: Any, whole: bool = False) -> None:
+        if self.detail:
+            home: Machine = ref.clock
+            home.events.append(Event(home.step, "store", ref.name, whole, count, eqn, place.box()))
+
+    def note_copy(self, ref: Buffer, place: Place, count: int, eqn: Any) -> None:
+        whole = place.nbytes == nbytes_of(ref.shape, ref.values.dtype)
+        home: Machine = ref.clock
+        home.events.append(Event(home.step, "dma", ref.name, whole, count, eqn, place.box()))
+
+    def _put(self, ref: Buffer, place: Place, value: np.ndarray, written: Any = True) -> None:
+        whole = place.covers(ref.shape)
+        ref.store(place, value, whole)
+        ref.mark(place, written, ref.clock.step, whole)
 
     # -- addresses
 
-    def locate(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> _Place:
-        """Transforms of a Ref as NumPy keys; an index outside the Ref is noted and clamped, as interpret mode does."""
-        if not transforms:
-            return _WHOLE
-        keys: list[Any] = []
-        shape, chainable = ref.shape, True
-        for t in transforms:
-            kind = type(t).__name__
-            if kind == "MemorySpaceCastTransform":
-                continue
-            if kind == "NDIndexer":
-                key, gathers = self._key(ref, t, shape, verb, eqn)
-                keys.append(key)
-                shape = tuple(t.get_indexer_shape_static())
-                chainable &= not gathers or t is transforms[-1]
-            elif kind in ("ReshapeTransform", "RefReshaper"):
-                keys.append(lambda a, s=tuple(t.shape): a.reshape(s))
-                shape, chainable = tuple(t.shape), False
-            elif kind in ("TransposeTransform", "RefTransposer"):
-                keys.append(lambda a, p=tuple(t.permutation): a.transpose(p))
-                shape, chainable = tuple(shape[i] for i in t.permutation), False
-            else:
-                raise Beyond(f"a Ref seen through {kind}")
-        if chainable:
-            return _Place(keys)
-        flat = np.arange(ref.values.size).reshape(ref.shape)
-        for key in keys:
-            flat = key(flat) if callable(key) else flat[key]
-        return _Place(keys=[], flat=flat)
+    def _where(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> tuple[Place, bool]:
+        """(place, is it all of the Ref). Remembered where no index of it is known only at run time."""
+        found = self.places.get(id(transforms)) if transforms else None
+        if found is None:
+            before = len(self.incidents)
+            place = self.locate(ref, transforms, verb, eqn)
+            found = place, place.covers(ref.shape)
+            if transforms is self.static.get(id(eqn)) and len(self.incidents) == before:
+                self.places[id(transforms)] = found
+        return found
 
-    def _key(self, ref: Buffer, indexer: Any, shape: tuple[int, ...], verb: str, eqn: Any) -> tuple[Any, bool]:
-        key: list[Any] = []
-        gathers = False
-        for index, dim in zip(indexer.indices, shape, strict=True):
-            if hasattr(index, "start") and hasattr(index, "size") and hasattr(index, "stride"):
-                start, size, stride = int(index.start), int(index.size), int(index.stride or 1)
-                last = start + (size - 1) * stride
-                if size and (start < 0 or last >= dim):
-                    self.incident("ref-bounds", ref.name, eqn, verb=verb, first=start, last=last, dim=dim)
-                    start = max(0, min(start, dim - 1 - (size - 1) * stride))
-                key.append(slice(start, start + (size - 1) * stride + 1 if size else start, stride))
-                continue
-            positions = np.asarray(index)
-            if positions.size and ((positions < 0).any() or (positions >= dim).any()):
-                lo, hi = int(positions.min()), int(positions.max())
-                self.incident("ref-bounds", ref.name, eqn, verb=verb, first=lo, last=hi, dim=dim)
-                positions = np.clip(positions, 0, dim - 1)
-            gathers |= positions.ndim > 0
-            key.append(positions if positions.ndim else int(positions))
-        return tuple(key) if gathers else (*key, ...), gathers
+    def locate(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> Place:
+        """Where a Ref's transforms point to. An index outside of the Ref is noted, unless nothing is done there."""
 
-    # -- copies and semaphores
+        def out_of_bounds(first: int, last: int, dim: int) -> None:
+            if verb:
+                self.incident("ref-bounds", ref.name, eqn, verb=verb, first=first, last=last, dim=dim)
 
-    def _semaphore(self, sem: Any, transforms: Any = ()) -> tuple[Any, str]:
-        ref, transforms = _plain_ref(sem, transforms)
-        at = tuple(int(np.asarray(i)) for t in transforms for i in t.indices if not hasattr(i, "stride"))
-        return (id(ref), at), ref.name + (str(list(at)) if at else "")
+        tiled = ref.space in ("any", "hbm") and verb not in ("reads", "writes")
+        return locate(ref.shape, ref.values.dtype, transforms, out_of_bounds, value_of=self._index, tiled=tiled)
 
-    def _do_dma_start(self, eqn: Any, values: list[Any]) -> list[Any]:
-        src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
-        if device is not None or src_sem is not None:
-            raise Beyond("a copy to another device (remote DMA)")
-        key, _ = self._semaphore(dst_sem)
-        self.pending.setdefault(key, []).append((src, dst, eqn))
-        return []
+    def _index(self, index: Any) -> Any:
+        """The indices of a gather, which may be in a Ref."""
+        if isinstance(index, Buffer) or hasattr(index, "transforms"):
+            ref, transforms = plain_ref(index)
+            return self.locate(ref, transforms, "", None).get(ref.values)
+        return index
 
-    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
-        _, dst, dst_sem, _, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
-        if device is not None:
-            raise Beyond("a copy to another device (remote DMA)")
-        key, name = self._semaphore(dst_sem)
-        queue = self.pending.get(key, [])
-        needed = self._view_bytes(dst, eqn)
-        got = 0
-        while queue and got < needed:
-            got += self._deliver(*queue.pop(0))
-        if got < needed:
-            self.incident("hang", name, eqn, needed=needed, got=got, dma=True)
-        return []
+    # -- random numbers
 
-    def _view_bytes(self, view: Any, eqn: Any) -> int:
-        ref, transforms = _plain_ref(view)
-        before, self.quiet = self.quiet, True
-        try:
-            place = self.locate(ref, transforms, "waits for", eqn)
-        finally:
-            self.quiet = before
-        return np.asarray(place.get(ref.values)).nbytes
+    def _do_prng_random_bits(self, eqn: Any, values: list[Any]) -> Any:
+        """Zeros, as in JAX's simulator: what a TPU's own generator makes is known to that TPU alone."""
+        self.incident("hardware-random", "", eqn)
+        return np.zeros(eqn.outvars[0].aval.shape, np_dtype(eqn.outvars[0].aval))
 
-    def _deliver(self, src: Any, dst: Any, eqn: Any) -> int:
-        """A copy happens when it is waited for: until then the old content is read, as in JAX's simulator."""
-        source, source_transforms = _plain_ref(src)
-        target, target_transforms = _plain_ref(dst)
-        here = self.locate(source, source_transforms, "copies from", eqn)
-        there = self.locate(target, target_transforms, "copies to", eqn)
-        value = np.array(here.get(source.values))
-        known: Any = True if source.written is None else np.array(here.get(source.written))
-        shape = np.shape(there.get(target.values))
-        value = value.reshape(shape)
-        if known is not True:
-            known = known.reshape(shape)
-        if eqn.params.get("add"):
-            value = np.asarray(there.get(target.values)) + value
-        self._put(target, there, value, known)
-        if "hbm" in (source.space, target.space) or "any" in (source.space, target.space):
-            self.dma_bytes += value.nbytes
-        if self.detail:
-            whole = value.size == target.values.size
-            self.events.append(Event(self.step, "dma", target.name, whole, value.size, eqn, there.box()))
-        return value.nbytes
+    def _do_random_bits(self, eqn: Any, values: list[Any]) -> Any:
+        return self._do_prng_random_bits(eqn, values) if _of_a_tpu(eqn.invars[0]) else evaluate(eqn, values)
 
-    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
-        ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]
-        if device is not None or core is not None:
-            raise Beyond("a signal to another device or core")
-        key, _ = self._semaphore(ref, transforms)
-        self.counts[key] = self.counts.get(key, 0) + int(np.asarray(amount))
-        return []
+    def _key(self, eqn: Any, values: list[Any]) -> Any:
+        """A key for a TPU's own generator is as good as any other."""
+        return values[0] if _of_a_tpu(eqn.outvars[0]) else evaluate(eqn, values)
 
-    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
-        ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
-        key, name = self._semaphore(ref, transforms)
-        needed, got = int(np.asarray(amount)), self.counts.get(key, 0)
-        if got < needed:
-            self.incident("hang", name, eqn, needed=needed, got=got, dma=False)
-        elif decrement is None or np.asarray(decrement).all():
-            self.counts[key] = got - needed
-        return []
-
-    def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
-        ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
-        return np.int32(self.counts.get(self._semaphore(ref, transforms)[0], 0))
+    _do_random_fold_in = _do_random_wrap = _do_random_seed = _key
 
     def _beyond_rule(self, eqn: Any, values: list[Any]) -> Any:
         raise Beyond(f"{eqn.primitive.name}: its result differs from backend to backend")
 
-    _do_prng_seed = _do_prng_random_bits = _do_stochastic_round = _beyond_rule
+    _do_stochastic_round = _beyond_rule
 
 
-def _plain_ref(ref: Any, transforms: Any = ()) -> tuple[Buffer, tuple[Any, ...]]:
-    """(buffer, transforms) of a Ref or of a Ref seen through `.at[...]`."""
-    if isinstance(ref, Buffer):
-        return ref, tuple(transforms or ())
-    inner = getattr(ref, "ref", None)
-    if not isinstance(inner, Buffer):
-        raise Beyond("several Refs seen as one")
-    return inner, (*ref.transforms, *(transforms or ()))
+def _of_a_tpu(key: Any) -> bool:
+    """Whether a PRNG key is for the generator that a TPU has."""
+    return "pallas" in str(key.aval.dtype._impl.name)
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------
@@ -674,28 +625,34 @@ def _is_elementwise(jaxpr: Any) -> bool:
         if inner is not None:
             if not _is_elementwise(inner):
                 return False
+        elif eqn.primitive.name == "get":
+            if len(eqn.invars) - 1 != len(eqn.invars[0].aval.shape):  # a number of a table, not a part of it
+                return False
         elif eqn.primitive.name not in ELEMENTWISE and eqn.primitive.name not in ("num_programs", "multiple_of"):
             return False
     return True
 
 
-def _block_indices(machine: Machine, o: Operand, steps: list[Any], scalars: list[Buffer]) -> list[tuple[int, ...]]:
-    """The block index of operand `o` at every step, all at once where its index map is plain arithmetic."""
-    if steps and not machine.by_step and _is_elementwise(o.index_map):
-        columns = np.asarray(steps, np.int32).reshape(len(steps), -1).T
-        out = machine.run(o.index_map, [*columns, *scalars])
-        return list(zip(*(np.broadcast_to(np.asarray(x), len(steps)).tolist() for x in out), strict=True)) or [
-            () for _ in steps
-        ]
-    found = []
-    for s, index in enumerate(steps):
-        machine.step, machine.index = s, index
-        out = machine.run(o.index_map, [*[np.int32(i) for i in index], *scalars])
-        found.append(tuple(int(np.asarray(x)) for x in out))
+def block_rows(machine: Machine, o: Operand, columns: np.ndarray, scalars: list[Buffer]) -> np.ndarray:
+    """The block index of operand `o` at steps whose grid indices are the columns, one row a step.
+
+    All at once where its index map is plain arithmetic, also with numbers that it looks up.
+    """
+    count, rank = columns.shape[1], len(o.dims)
+    if count and rank and _is_elementwise(o.index_map):
+        before = len(machine.incidents)
+        out = machine.run(o.index_map, [*columns, *scalars], o.index_consts)
+        if len(machine.incidents) == before:
+            return np.stack([np.broadcast_to(np.asarray(x), count) for x in out], axis=1).reshape(count, rank)
+        del machine.incidents[before:]  # noted again, with their steps
+    found = np.zeros((count, rank), np.int64)
+    for s, index in enumerate(columns.T):
+        machine.step, machine.index = s, tuple(index.tolist())
+        found[s] = [int(np.asarray(x)) for x in machine.run(o.index_map, [*index, *scalars], o.index_consts)]
     return found
 
 
-def _start(o: Operand, block: tuple[int, ...]) -> tuple[int, ...]:
+def start_of(o: Operand, block: tuple[int, ...]) -> tuple[int, ...]:
     """Element offset of a block in its array."""
     return tuple(i - d.padding[0] if d.kind == "element" else i * d.size for i, d in zip(block, o.dims, strict=True))
 
@@ -706,7 +663,7 @@ def _outside(o: Operand, start: tuple[int, ...]) -> bool:
     )
 
 
-def _changes(blocks: list[Any]) -> list[bool]:
+def changes(blocks: list[Any]) -> list[bool]:
     return [s == 0 or blocks[s] != blocks[s - 1] for s in range(len(blocks))]
 
 
@@ -735,15 +692,18 @@ def plan(machine: Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool
     n = len(steps)
     blocks: list[list[Any]] = []
     starts: list[list[Any]] = []
+    columns = np.array(steps, np.int32).reshape(n, len(call.grid)).T
     for o in call.operands:
-        if o.in_hbm or o.index_map is None:
+        if o.in_hbm:
             blocks.append([None] * n)
             starts.append([None] * n)
             continue
-        indices = _block_indices(machine, o, steps, scalars)
+        whole = o.index_map is None
+        rows = None if whole else block_rows(machine, o, columns, scalars).tolist()
+        indices = [(0,) * len(o.shape)] * n if rows is None else list(map(tuple, rows))
         blocks.append(list(indices))
-        starts.append([_start(o, b) for b in indices])
-    changed = [_changes(b) for b in blocks]
+        starts.append([start_of(o, b) for b in indices])
+    changed = [changes(b) for b in blocks]
     fetched, flushed = [], []
     for k, o in enumerate(call.operands):
         nothing = [False] * n
@@ -778,8 +738,35 @@ def run_call(
         raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
 
 
-class TooManySteps(Beyond):
+def plan_pipeline(call: Call) -> Trace:
+    """Which block of a pipeline inside of a kernel is where at each step, without running it. Raises Beyond."""
+    try:
+        for o in call.operands:  # what an index map reads: numbers, and tables of them
+            consts = o.index_consts or ()
+            if any(c is UNKNOWN for c in consts):
+                raise Beyond(f"an index map of {call.name} that depends on the outer grid")
+            machine = Machine(call, detail=False)
+            o.index_consts = [
+                Buffer("", np.asarray(c), "smem", "scalar", written=True, clock=machine) if np.ndim(c) else c
+                for c in consts
+            ]
+        return run_grid(Machine(call, detail=False), [], None, plan_only=True, max_steps=PLANNED_STEPS)
+    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
+        raise Beyond(f"{call.name} ({type(e).__name__})") from e
+
+
+class Refused(Beyond):
+    """What no TPU can do, or nobody waits for. kind: of a finding; cause: why, for the reader; lines: the reader's."""
+
+    kind: str
+    cause: str
+    lines: list[SourceLine]
+
+
+class TooManySteps(Refused):
     """A grid that nobody waits for."""
+
+    kind = "grid-steps"
 
     def __init__(self, call: Call, steps: int, most: int):
         advice = "use smaller arrays or larger blocks"
@@ -792,19 +779,60 @@ class TooManySteps(Beyond):
         self.lines = [line for line in (*call.callers, call.where) if line is not None]
 
 
+class TooLarge(Refused):
+    """An array in a kernel that no TPU has the memory for."""
+
+    kind = "vmem"
+
+    def __init__(self, call: Call, what: str, nbytes: int, line: SourceLine | None):
+        self.cause = (
+            f"{what} takes {human_bytes(nbytes)}, and no TPU has more than {human_bytes(MOST_VMEM)} of VMEM. What a "
+            "kernel makes lies in VMEM, as its blocks do: work on one block of it at a time."
+        )
+        self.lines = [x for x in (line, *call.callers, call.where) if x is not None]
+        super().__init__(f"{call.name}: {self.cause}")
+
+
+def _check_sizes(call: Call) -> None:
+    """Raises TooLarge for an array that cannot be in VMEM, before memory is allocated for it."""
+    held = [(f"the block of {o.name}", nbytes_of(o.block, o.dtype)) for o in call.operands if not o.in_hbm]
+    held += [(f"the scratch buffer {s.name}", s.nbytes) for s in call.scratch if s.space == "vmem"]
+    for what, nbytes in held:
+        if nbytes > MOST_VMEM:
+            raise TooLarge(call, what, nbytes, call.where)
+    for shape, dtype, line in temporaries(call.kernel):
+        if (nbytes := nbytes_of(shape, dtype)) > MOST_VMEM:
+            raise TooLarge(call, f"a temporary {dtype} array of shape {shape}", nbytes, line)
+
+
 def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
-    steps = math.prod(call.grid)
-    if steps > max_steps:
-        raise TooManySteps(call, steps, max_steps)
+    if not plan_only:
+        _check_sizes(call)
     machine = Machine(call, detail)
-    scalars = [  # copies: a kernel may store into them
-        Buffer(n, np.array(v), "smem", "scalar", written=True)
-        for n, v in zip(call.scalar_names, call.scalars, strict=True)
-    ]
+    return run_grid(machine, scalars_of(machine), None, plan_only, max_steps)
+
+
+def scalars_of(machine: Machine) -> list[Buffer]:
+    """The prefetched scalars of a call."""
+    named = zip(machine.call.scalar_names, machine.call.scalars, strict=True)
+    return [Buffer(n, np.asarray(v), "smem", "scalar", written=True, clock=machine) for n, v in named]
+
+
+def run_grid(
+    machine: Machine,
+    scalars: list[Buffer],
+    places: Sequence[tuple[Buffer, Place]] | None,
+    plan_only: bool = False,
+    max_steps: int = MAX_STEPS,
+) -> Trace:
+    """Runs a machine's grid. places: what the operands of a pipeline are; those of a call are its own arrays."""
+    steps = math.prod(machine.call.grid)
+    if steps > max_steps:
+        raise TooManySteps(machine.call, steps, max_steps)
     trace, changed = plan(machine, scalars)
     trace.incidents = machine.incidents
     if not plan_only:
-        Execution(machine, trace, changed, scalars).run()
+        Execution(machine, trace, changed, scalars, places).run()
     return trace
 
 
@@ -817,39 +845,46 @@ class Execution:
         trace: Trace,
         changed: list[list[bool]],
         scalars: list[Buffer],
+        places: Sequence[tuple[Buffer, Place]] | None,
     ):
-        self.m, self.t, self.changed, self.scalars = machine, trace, changed, scalars
+        self.m, self.t, self.changed, self.scalars, self.inner = machine, trace, changed, scalars, places is not None
         call = trace.call
-        source = iter(call.inputs)
-        self.hbm: list[Buffer] = []
-        for o in call.operands:
-            if o.role == "in":
-                value = np.array(next(source)) if o.in_hbm or call.aliases else next(source)
-                self.hbm.append(Buffer(o.name, value, "hbm", "in", written=True))
-            else:
-                j = len(trace.visits)
-                trace.visits.append({})
-                aliased = [i for i, out in call.aliases.items() if out == j]
-                self.hbm.append(self._output(o, aliased))
+        self.hbm = [buffer for buffer, _ in places] if places is not None else self._arrays()
+        self.views = (
+            [place for _, place in places] if places is not None else [Place(h.shape, h.values.dtype) for h in self.hbm]
+        )
         self.local = [
-            h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role)
+            h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role, machine)
             for h, o in zip(self.hbm, call.operands, strict=True)
         ]
-        self.scratch = [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch") for s in call.scratch]
+        self.scratch = self._new_scratch()
         self.outs = [k for k, o in enumerate(call.operands) if o.role == "out"]
+        trace.visits = [{} for _ in self.outs]
+        if self.inner:
+            return
         trace.state = [np.zeros(o.shape, np.int8) for o in call.outs]
         trace.writer = [np.full(o.shape, -1, np.int32) for o in call.outs]
         for j, k in enumerate(self.outs):
             if self.hbm[k].written is None:
                 trace.state[j][...] = WRITTEN  # what the aliased input held counts as written
 
-    def _output(self, o: Operand, aliased: list[int]) -> Buffer:
-        if not aliased:
-            return Buffer.empty(o.name, o.shape, o.dtype, "hbm", "out")
-        shared = self.hbm[aliased[0]]
-        shared.role = "out"
-        shared.writer = np.full(shared.shape, -1, np.int32)
-        return shared
+    def _new_scratch(self) -> list[Buffer]:
+        return [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch", self.m) for s in self.t.call.scratch]
+
+    def _arrays(self) -> list[Buffer]:
+        """The arrays in HBM that a call works on; an output may be one of its inputs."""
+        call = self.t.call
+        inputs = [
+            Buffer(o.name, x, "hbm", "in", written=True, clock=self.m)
+            for o, x in zip(call.ins, call.inputs, strict=True)
+        ]
+        outputs = []
+        for j, o in enumerate(call.outs):
+            aliased = [inputs[i] for i, out in call.aliases.items() if out == j]
+            for shared in aliased[:1]:
+                shared.role, shared.writer = "out", Marks(shared.shape, np.int32, -1)
+            outputs += aliased[:1] or [Buffer.empty(o.name, o.shape, o.dtype, "hbm", "out", self.m)]
+        return [*inputs, *outputs]
 
     def run(self, after: Callable[[int], bool] | None = None) -> None:
         """Runs every step. after(step) is asked behind each body, and ends the run by True."""
@@ -857,6 +892,8 @@ class Execution:
         refs = [*self.scalars, *self.local, *self.scratch]
         for s, index in enumerate(t.steps):
             m.step, m.index = s, index
+            if t.call.on_cores and s:  # each core has scratch memory of its own
+                refs = [*self.scalars, *self.local, *self._new_scratch()]
             m.flops = m.transcendentals = m.dma_bytes = 0
             m.unsure.clear()
             if any(self.changed[k][s] for k in self.outs if not t.call.operands[k].in_hbm):
@@ -864,7 +901,7 @@ class Execution:
             for k, o in enumerate(t.call.operands):
                 if not o.in_hbm:
                     self._arrive(k, o, s)
-            m.run(t.call.kernel, refs)
+            m.run(t.call.kernel, refs, t.call.consts)
             if after is not None and after(s):
                 return
             for j, k in enumerate(self.outs):
@@ -886,7 +923,7 @@ class Execution:
         if o.role == "out":
             visits = t.visits[self.outs.index(k)].setdefault(block, [])
             if self.changed[k][s]:
-                if visits:
+                if visits and not self.inner:
                     self.m.incident("revisit", o.name, None, block=block, left_at=visits[-1][-1])
                 visits.append([])
                 self.local[k].arrive(left_at=s - 1)
@@ -894,44 +931,56 @@ class Execution:
 
     def _fetch(self, k: int, o: Operand, start: tuple[int, ...]) -> None:
         full, local, inside = region(o, start)
-        source, target = self.hbm[k], self.local[k]
-        if inside and source.written is None:
-            target.values = np.array(source.values[full]).reshape(o.ref_shape)
-            target.written = None
+        source, target, here = self.hbm[k], self.local[k], self.views[k].part(full)
+        known = True if source.written is None else source.written.at(here)
+        if inside and known is True:
+            target.filled(np.array(here.get(source.values)).reshape(o.ref_shape), None)
             return
         values, written = poison(o.block, o.dtype), np.zeros(o.block, bool)
-        values[local] = source.values[full]
-        written[local] = True if source.written is None else source.written[full]
-        target.values, target.written = values.reshape(o.ref_shape), written.reshape(o.ref_shape)
+        values[local] = here.get(source.values)
+        written[local] = known
+        target.filled(values.reshape(o.ref_shape), written.reshape(o.ref_shape))
 
     def _flush(self, j: int, k: int, s: int) -> None:
         o = self.t.call.operands[k]
         full, local, _ = region(o, self.t.starts[k][s])
-        block, target = self.local[k], self.hbm[k]
+        block, target, there = self.local[k], self.hbm[k], self.views[k].part(full)
         assert block.written is not None, "an output block arrives unwritten"
         assert block.writer is not None, "an output block has writers"
-        written = block.written.reshape(o.block)[local]
-        target.values[full] = block.values.reshape(o.block)[local]
-        if target.written is not None:
-            target.written[full] = written
-        missing = NOT_STORED if block.written.any() or block.left_at < 0 else STALE
-        self.t.state[j][full] = np.where(written, WRITTEN, missing)
-        self.t.writer[j][full] = block.writer.reshape(o.block)[local]
+
+        def part(marks: Marks) -> Any:
+            return marks.one if marks.each is None else marks.each.reshape(o.block)[local]
+
+        written, whole = part(block.written), there.covers(target.shape)
+        target.store(there, block.values.reshape(o.block)[local], whole)
+        if self.inner:
+            target.mark(there, written, target.clock.step, whole)
+            return
+        stored = block.written.one if block.written.each is None else block.written.each.any()
+        missing = NOT_STORED if stored or block.left_at < 0 else STALE
+        self.t.state[j][full] = (
+            np.where(written, WRITTEN, missing) if np.ndim(written) else WRITTEN if written else missing
+        )
+        self.t.writer[j][full] = part(block.writer)
 
     def _finish(self) -> None:
         t = self.t
-        for queue in self.m.pending.values():
-            if queue:
-                self.m.incident("unwaited", _plain_ref(queue[0][1])[0].name, queue[0][2], count=len(queue))
+        t.events, t.pipelines = self.m.events, list(self.m.pipelines.values())
+        if self.inner:
+            return
+        for semaphore in self.m.semaphores.values():
+            if semaphore.due:
+                _, copy, _ = semaphore.due[0]
+                self.m.incident("unwaited", plain_ref(copy.dst)[0].name, copy.eqn, count=len(semaphore.due))
         for j, k in enumerate(self.outs):
             if t.call.operands[k].in_hbm:
                 written = self.hbm[k].written
                 t.state[j] = np.full(self.hbm[k].shape, WRITTEN, np.int8)
                 if written is not None:
-                    t.state[j] = np.where(written, WRITTEN, NOT_VISITED).astype(np.int8)
-                t.writer[j] = np.asarray(self.hbm[k].writer)
+                    t.state[j] = np.where(written.array(), WRITTEN, NOT_VISITED).astype(np.int8)
+                writer = self.hbm[k].writer
+                t.writer[j] = writer.array() if writer is not None else t.writer[j]
         t.outputs = [self.hbm[k].values for k in self.outs]
-        t.events = self.m.events
 
 
 # --- a whole function ------------------------------------------------------------------------------------------------
@@ -946,6 +995,7 @@ class Run:
     outside: list[Outside]
     from_kernel: list[bool]
     calls: list[Call]
+    chip: str = CHIP  # that the function was traced for
 
 
 def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: int = MAX_STEPS, **kwargs: Any) -> Run:
@@ -961,7 +1011,7 @@ def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: in
         return list(traces[-1].outputs)
 
     seen = capture(fn, *args, on_call=on_call, **kwargs)
-    return Run(traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls)
+    return Run(traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls, seen.chip)
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ir.capture import Call, SourceLine, line_of, subprograms
-from ..ir.ops import ELEMENTWISE, cost, evaluate, in_dtypes, inlined, interpret, is_literal, scan_groups
+from ..ir.capture import UNKNOWN, Call, SourceLine, describe_pipeline, everywhere, line_of, subprograms
+from ..ir.ops import ELEMENTWISE, Beyond, cost, evaluate, in_dtypes, inlined, interpret, is_literal, scan_groups
+from .machine import Figures, figures, plan_pipeline
 
+_FOLLOWED = 1 << 21  # grid steps that are told apart
 _UNROLLED = 64  # iterations of an inner loop that are followed one by one
 
 Known = np.ndarray | None  # one value per grid step (or one for all of them); None: not followed
@@ -33,13 +35,27 @@ class Branch:
 
 
 @dataclasses.dataclass
+class PipelineRuns:
+    """An emit_pipeline, what one run of it costs (None: unknown), and how often it runs."""
+
+    call: Call
+    costs: Figures | None
+    runs: float
+
+    @property
+    def steps(self) -> float:
+        return math.prod(self.call.grid) * self.runs
+
+
+@dataclasses.dataclass
 class Tally:
     """What a call does, summed over its grid.
 
     mxu_flops: type of the operands -> FLOPs in matrix products. trips: iterations of each inner loop, in program order,
     None where unknown. exact: nothing was unknown; where it is False, everything unknown is counted as happening.
     selected: line -> elements of what jnp.where returns there. copies: the kernel starts copies of its own, whose bytes
-    are not counted here. lines: the reader's line -> its FLOPs in products, its other FLOPs, and at how many steps.
+    are not counted here; those of an emit_pipeline in it are among `pipelines`. lines: the reader's line -> its FLOPs
+    in products, its other FLOPs, and at how many steps.
     """
 
     flops: float = 0.0
@@ -50,6 +66,7 @@ class Tally:
     trips: list[float | None] = dataclasses.field(default_factory=list)
     exact: bool = True
     copies: bool = False
+    pipelines: list[PipelineRuns] = dataclasses.field(default_factory=list)
     lines: dict[SourceLine, tuple[float, float, int]] = dataclasses.field(default_factory=dict)
 
 
@@ -60,13 +77,28 @@ def tally(call: Call, *, scalars_known: bool = True) -> Tally:
     scalars += [None] * (len(call.scalar_names) - len(scalars))
     refs = [*scalars, *[None] * (len(call.kernel.invars) - len(scalars))]
     counter.run(call.kernel, refs, np.ones(counter.steps), np.ones(counter.steps))
-    return counter.result()
+    return counter.result() if counter.followed else _times(counter.result(), math.prod(call.grid))
+
+
+def _times(once: Tally, number: float) -> Tally:
+    """What a step does, as often as all steps do it."""
+    return dataclasses.replace(
+        once,
+        flops=once.flops * number,
+        transcendentals=once.transcendentals * number,
+        selected={line: elements * number for line, elements in once.selected.items()},
+        mxu_flops={dtype: flops * number for dtype, flops in once.mxu_flops.items()},
+        pipelines=[dataclasses.replace(p, runs=p.runs * number) for p in once.pipelines],
+        lines={line: (mxu * number, others * number, steps) for line, (mxu, others, steps) in once.lines.items()},
+    )
 
 
 class _Counter:
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.index = np.indices(call.grid).reshape(len(call.grid), -1) if call.grid else np.zeros((0, 1), int)
+        self.followed = math.prod(call.grid) <= _FOLLOWED  # else one step is counted, which may be any
+        grid = call.grid if self.followed else (1,)
+        self.index = np.indices(grid).reshape(len(grid), -1) if grid else np.zeros((0, 1), int)
         self.steps = self.index.shape[1]
         self.axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.total = Tally()
@@ -93,12 +125,13 @@ class _Counter:
         consts: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Counts a program. weight: how often it runs at each step; possible: how often, were every branch taken."""
-        return interpret(jaxpr, values, lambda eqn, given: self.apply(eqn, given, weight, possible), consts)
+        given = [None if isinstance(c, jax.core.Tracer) else c for c in (jaxpr.consts if consts is None else consts)]
+        return interpret(jaxpr, values, lambda eqn, operands: self.apply(eqn, operands, weight, possible), given)
 
     def apply(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
         if name == "program_id":
-            return [self.index[self.axes[params["axis"]]]]
+            return [self.index[self.axes[params["axis"]]] if self.followed else None]
         if name == "num_programs":
             return [np.asarray(self.call.grid[self.axes[params["axis"]]])]
         if name == "cond":
@@ -107,6 +140,8 @@ class _Counter:
             return self._scan(eqn, values, weight, possible)
         if name == "while":
             return self._while(eqn, values, weight, possible)
+        if name == "emit_pipeline":
+            return self._pipeline(eqn, values, weight)
         if name == "get":
             return [self._get(eqn, values)]
         if name == "dma_start":
@@ -165,7 +200,7 @@ class _Counter:
                 chance[2] = chance[2] + taken
                 chance[3] = chance[3] + possible
                 chance[4] = chance[4] and known
-                self.total.exact &= known
+                self.total.exact &= known or (not self.followed and _is_free(bodies[number]))
             results.append(self.run(bodies[number], operands, taken, possible))
         if which is None or any(v is None for result in results for v in result):
             return [None] * len(eqn.outvars)
@@ -205,6 +240,40 @@ class _Counter:
         low, high = (np.asarray(v.val) if is_literal(v) else ends.get(v) for v in test.eqns[0].invars)
         return None if low is None or high is None else np.maximum(high - low, 0)
 
+    def _pipeline(self, eqn: Any, values: list[Any], weight: np.ndarray) -> list[Any]:
+        """A grid inside of this one. What differs from step to step of the outer one is not known in it."""
+        once = [v if v is None or var.aval.shape else _same(v) for v, var in zip(values, eqn.invars, strict=True)]
+        given = [UNKNOWN if v is None else v for v in once]
+        call, _ = describe_pipeline(eqn, given, self.call.name)
+        inner, times = _Counter(call), float(weight.sum())
+        inner.site = self.site
+        consts = [None if c is UNKNOWN else c for c in call.consts or ()]
+        every = np.ones(inner.steps)
+        inner.run(call.kernel, [None] * len(call.kernel.invars), every, every, consts)
+        mine = inner.result() if inner.followed else _times(inner.result(), math.prod(call.grid))
+        total = self.total
+        total.flops += mine.flops * times
+        total.transcendentals += mine.transcendentals * times
+        for place, elements in mine.selected.items():
+            total.selected[place] = total.selected.get(place, 0.0) + elements * times
+        for dtype, flops in mine.mxu_flops.items():
+            total.mxu_flops[dtype] = total.mxu_flops.get(dtype, 0.0) + flops * times
+        for line, (mxu, others, steps) in mine.lines.items():
+            before = total.lines.get(line, (0.0, 0.0, 0))
+            total.lines[line] = (before[0] + mxu * times, before[1] + others * times, max(before[2], steps))
+        for number, branch in enumerate(mine.branches):
+            share = np.full(self.steps, 1.0 if branch.taken is None else float(np.mean(branch.taken)))
+            chance = [branch.line, branch.elements, weight * share, weight, branch.taken is not None]
+            self.chances.setdefault((id(eqn), number), chance)
+        self.loops.setdefault(id(eqn), []).append(float(math.prod(call.grid)))
+        for loop, trips in inner.loops.items():
+            self.loops.setdefault(loop, []).extend(trips)
+        total.exact &= mine.exact and call.bounds_known
+        total.copies |= mine.copies
+        total.pipelines += [dataclasses.replace(p, runs=p.runs * times) for p in mine.pipelines]
+        total.pipelines.append(PipelineRuns(call, _planned(call), times))
+        return []
+
     def _get(self, eqn: Any, values: list[Any]) -> Known:
         """A prefetched scalar, where its index is known."""
         table = values[0]
@@ -219,6 +288,24 @@ class _Counter:
         except TypeError:
             return None  # a slice
         return table[places]
+
+
+def _is_free(body: Any) -> bool:
+    """Whether a program does no arithmetic with floats."""
+    return not any(any(cost(eqn)) or eqn.primitive.name == "emit_pipeline" for _, eqn in everywhere(body))
+
+
+def _same(values: Any) -> Any:
+    """A value that is the same at every step, else None."""
+    flat = np.asarray(values).reshape(-1)
+    return flat[0] if flat.size and (flat == flat[0]).all() else None
+
+
+def _planned(call: Call) -> Figures | None:
+    try:
+        return figures(plan_pipeline(call)) if call.bounds_known else None
+    except Beyond:
+        return None
 
 
 def _elements(jaxpr: Any) -> int:

@@ -1,11 +1,13 @@
 """JAX's own TPU simulator behind one call, which always comes back."""
 
 import contextlib
+import functools
 import logging
 import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..ir.modes import built_for
 from ..lens.watchdog import TimeLimit, plant, reader_line, time_limit
 from .tpu.mesh import CHIP, tpu_mesh
 
@@ -26,11 +29,18 @@ _SIMULATOR_ALONE = threading.Lock()  # the simulated memory is one global of JAX
 
 
 class SimulatorError(Exception):
-    """What JAX's simulator objects to, in one line; `line` is the reader's, where known; `__cause__` the original."""
+    """What JAX's simulator objects to, in one line; `line` is the reader's, where known; `__cause__` the original.
 
-    def __init__(self, message: str, line: "SourceLine | None" = None) -> None:
+    running: the kernel ran, and this was seen in it; else it did not come to that.
+    """
+
+    def __init__(self, message: str, line: "SourceLine | None" = None, running: bool = True) -> None:
         super().__init__(message)
-        self.line = line
+        self.line, self.running = line, running
+
+
+class SimulatorUnable(SimulatorError):
+    """JAX's simulator cannot run the kernel, which says nothing about the kernel."""
 
 
 class SimulatorTimeout(SimulatorError):
@@ -73,8 +83,9 @@ def _warm() -> None:
 
 
 @contextlib.contextmanager
-def tpu_simulation(chip: str = CHIP, **params: Any) -> Iterator[None]:
-    """Every pallas_call in the block runs in JAX's TPU simulator, on the CPU. params: of pltpu.InterpretParams."""
+def tpu_simulation(chip: str = CHIP, **params: Any) -> Iterator[Any]:
+    """Every pallas_call that is built in the block runs in JAX's TPU simulator, on the CPU. Yields the mode of it.
+    params: of pltpu.InterpretParams."""
     from jax.experimental.pallas import tpu as pltpu
 
     strict = pltpu.InterpretParams(uninitialized_memory="nan", **params)
@@ -83,7 +94,7 @@ def tpu_simulation(chip: str = CHIP, **params: Any) -> Iterator[None]:
             stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
         stack.enter_context(jax.sharding.use_abstract_mesh(tpu_mesh(chip)))
         stack.enter_context(pltpu.force_tpu_interpret_mode(strict))
-        yield
+        yield strict
 
 
 def simulate(
@@ -104,8 +115,15 @@ def simulate(
     from jax.experimental.pallas import tpu as pltpu
 
     def work() -> Any:
-        with tpu_simulation(chip, detect_races=detect_races):
-            outputs = fn(*jax.tree.map(jnp.asarray, args), **kwargs)
+        with tpu_simulation(chip, detect_races=detect_races) as mode:
+            arrays = jax.tree.map(jnp.asarray, args)
+            try:
+                outputs = fn(*arrays, **kwargs)
+            except ValueError as error:
+                if "Only interpret mode is supported" not in str(error):
+                    raise
+                # it was built before there was a simulator
+                outputs = built_for(functools.partial(fn, **kwargs), mode)(*arrays)
             outputs = jax.tree.map(np.asarray, outputs)
             jax.effects_barrier()
             return outputs
@@ -117,12 +135,24 @@ def simulate(
             raise
         except Exception as error:
             cause = heard.errors[0] if heard.errors else error
-            raise SimulatorError(_one_line(cause), _line_of(cause)) from error
+            kind = SimulatorUnable if _is_inability(cause) else SimulatorError
+            raise kind(_one_line(cause), _line_of(cause), running=bool(heard.errors)) from error
         finally:
             pltpu.reset_tpu_interpret_mode_state()
     if heard.words:
         raise SimulatorError(_one_line(RuntimeError(heard.words[0])))
     return outputs
+
+
+def _is_inability(error: BaseException) -> bool:
+    """Whether JAX's simulator has met something that it does not know, rather than a mistake in the kernel."""
+    if isinstance(error, NotImplementedError) or re.search(
+        r"NotImplementedError|XLA CPU\S* backend does not", str(error)
+    ):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    within = bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("jax.")
+    return within and isinstance(error, AssertionError | AttributeError | KeyError | TypeError | UnboundLocalError)
 
 
 class _Released(BaseException):

@@ -9,16 +9,20 @@ import dataclasses
 import html
 import itertools
 import json
+import math
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..ir.capture import Call, Operand, capture, wrapped
+from ..ir.program import count_operations
 from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
+from ..lens.survey import clip, survey
+from ..lens.tally import Tally, tally
 from ..text import LINES, cut, plain, plural
 from . import words
 from .paper import BOLD, END, MONO, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
@@ -73,8 +77,9 @@ def _panels(trace: Trace) -> list[_Panel]:
     call = trace.call
     grid = Map(even_axes(call.grid, (1,) * len(call.grid)))
     grid.scale(min(grid.fit(*_GRID_BOX), 18.0 if len(call.grid) != 1 else 26.0))
-    last = len(f"step {trace.n - 1}{tuple(n - 1 for n in call.grid)}")
-    panels = [_Panel(None, grid, "grid", [str(call.grid), plural(trace.n, "step")], last)]
+    total = math.prod(call.grid)
+    last = len(f"step {total - 1:,}{tuple(n - 1 for n in call.grid)}")
+    panels = [_Panel(None, grid, "grid", [str(call.grid), plural(total, "step")], last)]
     for k, o in enumerate(call.operands):
         axes = even_axes(o.shape, o.shape) if o.in_hbm else axes_of(o.shape, o.dims)
         block = "the whole array" if not o.in_hbm and o.block == o.shape else f"block {block_words(o)}"
@@ -121,7 +126,7 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
     if k is None:
         block: Block | None = tuple(int(i) for i in trace.steps[step]) if trace.n else None
         visited: Iterable[Any] = trace.steps[:step]
-        state, colour = f"step {step}", "var(--ink)"
+        state, colour = f"step {trace.first + step:,}", "var(--ink)"
     else:
         block = trace.blocks[k][step] if trace.n else None
         visited = [b for b in trace.blocks[k][:step] if b is not None]
@@ -193,7 +198,7 @@ def _strip_svg(strip: _Strip, trace: Trace, step: int) -> str:
         f'<rect data-k="c" x="{px(x0 + step * cell - 1)}" y="-1" width="{px(max(cell - gap, 2.0) + 2)}" '
         f'height="{px(bottom + 2)}" fill="none" stroke="var(--ink)" stroke-width="1.5" rx="2"/>'
     )
-    return "".join(marks) + _ticks(strip, bottom + 13)
+    return "".join(marks) + _ticks(strip, bottom + 13, trace.first)
 
 
 def _lane_svg(states: list[str], x0: float, y: float, cell: float, gap: float) -> str:
@@ -218,16 +223,18 @@ def _separators(strip: _Strip, trace: Trace, bottom: float) -> str:
     inner = grid[-1] if len(grid) > 1 else 0
     if inner < 2 or inner * strip.cell < 10:
         return ""
-    xs = [strip.label_w + s * strip.cell - 0.75 for s in range(inner, strip.n, inner)]
+    again = range(inner - trace.first % inner if trace.first % inner else inner, strip.n, inner)
+    xs = [strip.label_w + s * strip.cell - 0.75 for s in again]
     path = "".join(f"M{px(x)} 0v{px(bottom)}" for x in xs)
     return f'<path d="{path}" stroke="var(--line)"/>' if path else ""
 
 
-def _ticks(strip: _Strip, y: float) -> str:
-    room = len(str(strip.n - 1)) * 10 * MONO_EM + 8
+def _ticks(strip: _Strip, y: float, first: int) -> str:
+    room = len(str(first + strip.n - 1)) * 10 * MONO_EM + 8
     every = next((e for e in (1, 2, 4, 8, 16, 32, 64, 128, 256) if e * strip.cell >= room), 512)
     middles = ((s, strip.label_w + (s + 0.5) * strip.cell) for s in range(0, strip.n, every))
-    ticks = "".join(f'<text x="{px(x)}" y="{px(y)}">{s}</text>' for s, x in middles)
+    free = room / 2 + len("step") * 10 * MONO_EM  # the label's own place
+    ticks = "".join(f'<text x="{px(x)}" y="{px(y)}">{first + s}</text>' for s, x in middles if x > free)
     label = svg_text(0, y, "step", 10, "muted")
     return f'{label}<g font-size="10" fill="var(--muted)" text-anchor="middle">{ticks}</g>'
 
@@ -258,16 +265,16 @@ _MARGIN = 16.0
 
 
 def _drawing(trace: Trace, step: int) -> tuple[str, list[_Panel], _Strip]:
-    n = min(trace.n, MAX_DRAWN_STEPS)
+    n = trace.n
     panels = _panels(trace)
     width, y = _flow(panels, 50)
     strip = _strip(trace, n)
-    name, about = trace.call.name, words.title_words(trace.call)
-    width = max(width, strip.w, len(name) * 15 * MONO_EM + 12, len(about) * 12 * SANS_EM, 420.0)
+    name, about, window = trace.call.name, words.title_words(trace.call), words.window_words(trace)
+    beside = len(window) * 12 * SANS_EM
+    width = max(width, strip.w, len(name) * 15 * MONO_EM + 12 + beside, len(about) * 12 * SANS_EM, 420.0)
     body = [svg_text(0, 15, name, 15, "ink", "", BOLD), svg_text(0, 34, about, 12, "muted", SANS)]
-    if trace.n > n:
-        more = f"the first {n} of {trace.n:,} steps"
-        body.append(svg_text(width, 15, more, 12, "warning", SANS, END + BOLD))
+    if window:
+        body.append(svg_text(width, 15, window, 12, "warning", SANS, END + BOLD))
     body += [_panel_svg(trace, p, step, i) for i, p in enumerate(panels)]
     y += 20
     if n and strip.lanes:
@@ -283,15 +290,15 @@ def _drawing(trace: Trace, step: int) -> tuple[str, list[_Panel], _Strip]:
 def alt_words(trace: Trace, step: int = 0) -> str:
     """The picture in words."""
     call = trace.call
-    parts = [f"Kernel {call.name}, {words.title_words(call)}."]
-    if trace.n > MAX_DRAWN_STEPS:
-        parts.append(f"Drawn are the first {MAX_DRAWN_STEPS} steps.")
+    parts = [f"{'Pipeline' if call.inside else 'Kernel'} {call.name}, {words.title_words(call)}."]
+    if window := words.window_words(trace):
+        parts.append(f"Drawn are {window}.")
     if trace.n:
         parts.append(f"{words.step_words(trace, step)[0].upper()}{words.step_words(trace, step)[1:]}.")
-    counts = []
+    counts, moves = [], [row.moves for row in figures(trace).operands]
     for k, o in enumerate(call.operands):
         if not o.in_hbm:
-            count = plural(sum(moved(trace, k)), "time")
+            count = plural(moves[k], "time")
             counts.append(f"{o.name} {o.shape} in blocks {block_words(o)} is {moved_word(o)} {count}")
     return " ".join([*parts, "; ".join(counts) + "." if counts else ""]).strip()
 
@@ -354,7 +361,7 @@ def source_html(place: str, text: str) -> str:
 
 def _html_of(trace: Trace) -> str:
     """The image shows the step half way through, where there is most to see; the script starts at the first."""
-    half = min(trace.n, MAX_DRAWN_STEPS) // 2
+    half = trace.n // 2
     svg, panels, strip = _drawing(trace, half)
     uid = f"pp{secrets.token_hex(5)}"
     script = _script(trace, panels, strip, uid) if trace.n > 1 else ""
@@ -383,7 +390,7 @@ def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
 
 def _script(trace: Trace, panels: list[_Panel], strip: _Strip, uid: str) -> str:
     told = [_script_panel(trace, p, strip.n) for p in panels]
-    data = {"n": strip.n, "c": round(strip.cell, 3), "x": round(strip.label_w - 1, 2), "p": told}
+    data = {"n": strip.n, "f": trace.first, "c": round(strip.cell, 3), "x": round(strip.label_w - 1, 2), "p": told}
     sent = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     filled = _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", sent)
     return f"<script>{filled}</script>"
@@ -432,7 +439,7 @@ function start(root) {
       if (q) say += q == 1 ? ": " : "; ";
       if (!p.s) { say += p.n + " stays in HBM"; return }
       const e = panels[q], [x, y, ...b] = p.u[p.s[k]], out = x === null;
-      const word = !q ? "step " + k : out ? "out of range" : p.m[k] == "0" ? "kept" : p.v;
+      const word = !q ? "step " + (D.f + k).toLocaleString("en") : out ? "out of range" : p.m[k] == "0" ? "kept" : p.v;
       const ink = q ? C[word] : "var(--ink)", name = "(" + b.join(", ") + (b.length == 1 ? ",)" : ")");
       if (!out) { e.r.setAttribute("x", x); e.r.setAttribute("y", y) }
       e.r.setAttribute("visibility", out ? "hidden" : "visible");
@@ -549,21 +556,36 @@ class Picture(Displayed):
 
     traces: list[Trace]
     note: str = ""
+    first_step: int = dataclasses.field(
+        default=0, kw_only=True
+    )  # of the steps that are drawn, where they are more than MAX_DRAWN_STEPS
+
+    def _drawn(self, traces: Iterable[Trace]) -> Iterator[Trace]:
+        """What is drawn: the steps that there is room for, and the pipelines inside of each kernel after it."""
+        for trace in traces:
+            yield clip(trace, self.first_step, MAX_DRAWN_STEPS)
+            yield from self._drawn(p.traces[0] for p in trace.pipelines if p.traces)
 
     def svg(self, step: int = 0, call: int = 0) -> str:
-        """One call at one step as a standalone SVG file."""
-        return _drawing(self.traces[call], step)[0]
+        """One call, or one pipeline inside of a call, at one of the drawn steps as a standalone SVG file."""
+        return _drawing(list(self._drawn(self.traces))[call], step)[0]
 
     def text(self) -> str:
         """The picture in characters: tables, tile maps half way through, strips."""
         parts = [self.note] if self.note else []
-        for t in self.traces[:MAX_DRAWN_CALLS]:
+        for t in self._drawn(self.traces[:MAX_DRAWN_CALLS]):
             parts.append("\n".join(words.text_lines(t, LINES - (2 if self.note else 0))))
         return "\n\n".join([*parts, *([self._left_out()] if self._left_out() else [])])
 
     def _left_out(self) -> str:
-        more = len(self.traces) - MAX_DRAWN_CALLS
-        return f"and {plural(more, 'more call')} that {'is' if more == 1 else 'are'} not drawn" if more > 0 else ""
+        """What is not in the drawings."""
+        more, parts = len(self.traces) - MAX_DRAWN_CALLS, []
+        if any(math.prod(t.call.grid) > MAX_DRAWN_STEPS for t in self.traces):
+            steps = f"{MAX_DRAWN_STEPS} steps are drawn, the table counts all of them"
+            parts.append(f"{steps}: show(..., first_step=n) draws those from step n on")
+        if more > 0:
+            parts.append(f"and {plural(more, 'more call')} that {'is' if more == 1 else 'are'} not drawn")
+        return "; ".join(parts)
 
     def __str__(self) -> str:
         return plain(self.text(), getattr(sys.stdout, "encoding", None))
@@ -571,11 +593,17 @@ class Picture(Displayed):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        drawn = "".join(_html_of(t) for t in self.traces[:MAX_DRAWN_CALLS])
+        drawn = "".join(map(_html_of, self._drawn(self.traces[:MAX_DRAWN_CALLS])))
         return drawn + sentence_html(self.note) + sentence_html(self._left_out())
 
 
-def look(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], plan_only: bool = False) -> Picture:
+def look(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plan_only: bool = False,
+    first_step: int = 0,
+) -> Picture:
     """Runs the function in the lens; whatever goes wrong becomes the picture's note."""
     from ..lens.watchdog import TimeLimit, time_limit
 
@@ -583,7 +611,11 @@ def look(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], 
     notes: list[str] = []
 
     def on_call(call: Call, eqn: Any, values: list[Any]) -> list[Any]:
-        trace = _run(call, plan_only, notes)
+        trace = _run(call, plan_only, first_step, notes)
+        if call.scalar_names and any(t.total is not None for t in traces):
+            notes.append(
+                f"The scalars that steer {call.name} may come from a kernel that was not run: zeros are taken."
+            )
         traces.append(trace)
         return list(trace.outputs) or [np.zeros(o.shape, o.dtype) for o in call.outs]
 
@@ -597,18 +629,38 @@ def look(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], 
         if not traces:
             notes.append(f"Nothing to show yet: {name} reaches no pallas_call.")
     notes += _silent_outputs(traces)
-    return Picture(traces, " ".join(dict.fromkeys(notes)))
+    return Picture(traces, " ".join(dict.fromkeys(notes)), first_step=first_step)
 
 
-def _run(call: Call, plan_only: bool, notes: list[str]) -> Trace:
+def _run(call: Call, plan_only: bool, first_step: int, notes: list[str]) -> Trace:
+    if plan_only:
+        return run_call(call, detail=False, plan_only=True)
+    counted = tally(call)
+    if _quick(call, counted):
+        try:
+            return run_call(call, detail=False)
+        except Beyond as error:
+            notes.append(f"The lens cannot follow {error}: the blocks are drawn, the arithmetic is not counted.")
+            return run_call(call, plan_only=True)
     try:
-        return run_call(call, detail=False, plan_only=plan_only)
+        trace = survey(call, counted, first_step, MAX_DRAWN_STEPS)
     except Beyond as error:
-        if plan_only:
-            raise
-        trace = run_call(call, plan_only=True)
-        notes.append(f"The lens cannot follow {error}: the blocks are drawn, the arithmetic is not counted.")
-        return trace
+        raise Beyond(f"{error}: a grid of {math.prod(call.grid):,} steps") from error
+    if counted.copies:
+        notes.append(f"{call.name} is too long to be run here: the copies that it makes itself are not counted.")
+    return trace
+
+
+_RUN_S = 1.0  # so long may a kernel take to be run for its picture, by this estimate:
+_OPERATION_S, _FLOP_S, _MXU_FLOP_S = 15e-6, 1e-9, 3e-11
+
+
+def _quick(call: Call, counted: Tally) -> bool:
+    """Whether a kernel can be run while somebody waits for its picture."""
+    operations = count_operations(call.kernel) + 3 * len(call.operands)
+    products = sum(counted.mxu_flops.values())
+    work_s = products * _MXU_FLOP_S + (counted.flops - products + counted.transcendentals) * _FLOP_S
+    return math.prod(call.grid) * operations * _OPERATION_S + work_s <= _RUN_S
 
 
 def _reason(error: BaseException, name: str, nothing: bool) -> str:
@@ -619,6 +671,8 @@ def _reason(error: BaseException, name: str, nothing: bool) -> str:
     finding = explain_error(error) if isinstance(error, Exception) else None
     where = f" ({finding.line})" if finding is not None and finding.line is not None else ""
     start = "Nothing to show yet" if nothing else "There is more, which cannot be shown yet"
+    if isinstance(error, Beyond):
+        return f"{start}: the lens cannot follow {error}"
     if finding is not None and finding.kind != "error":
         return f"{start}: {name} stopped{where}. {finding.cause}"
     return f"{start}: {name} stopped with {type(error).__name__}{f': {cut(first, 200)}' if first else ''}{where}"

@@ -94,6 +94,7 @@ def even_axes(shape: Sequence[int], block: Sequence[int]) -> list[Axis]:
 
 
 _POINT = Axis(1, 1, 1, 1, 0, 1)
+_MOST_GROUPS = 256
 _STRIP_PX, _LABEL_PX, _LABEL_SIZE, _SMEAR_PX = 22.0, 12.0, 9.0, 2.5
 
 
@@ -109,8 +110,14 @@ class Map:
         self.rows = self.axes[-2] if len(axes) > 1 else _POINT
         self.cols = self.axes[-1] if axes else _POINT
         self.flat = len(axes) < 2
+        self.folded: tuple[Axis, ...] = ()
         self.group_counts = [max(1, -(-a.extent // a.block)) for a in self.lead]
         self.groups = math.prod(self.group_counts)
+        if self.groups > _MOST_GROUPS:  # one tall matrix, all of them below one another
+            tall, n = self.rows, self.groups
+            extent = n * tall.extent
+            self.rows = Axis(n * tall.count, tall.block, tall.pitch, extent, 0, extent)
+            self.lead, self.folded, self.groups, self.group_counts = (), (*self.lead, tall), 1, []
         self.gap, self.labelled, self.across = 0.0, False, 1
 
     # -- sizes
@@ -211,6 +218,11 @@ class Map:
         """Top left corner of a block, None if there is no such block."""
         if not all(0 <= i < a.count for i, a in zip(block, self.axes, strict=True)):
             return None
+        if self.folded:
+            row = 0
+            for i, a in zip(block, self.folded, strict=False):
+                row = row * a.count + i
+            block = (row, block[-1])
         group = 0
         for i, a, n in zip(block, self.lead, self.group_counts, strict=False):
             group = group * n + min(n - 1, i * a.pitch // a.block)

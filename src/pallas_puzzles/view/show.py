@@ -10,19 +10,20 @@ from .draw import Picture, look
 from .live import LivePicture, why_not_live
 
 
-def show(fn: Callable[..., Any], *args: Any, live: bool = False, **kwargs: Any) -> Picture:
+def show(fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int = 0, **kwargs: Any) -> Picture:
     """A picture of every pallas_call that `fn(*args, **kwargs)` reaches. Never raises for a broken or unsolved kernel.
 
     args: arrays, or objects with `.draw(rng)` such as normal((24, 512)); kwargs: static, such as block sizes.
     live: in a notebook, sliders that change the block sizes, run the kernel again, and step through it.
+    first_step: from which step on a long grid is drawn; its table has the totals of all steps.
     """
     rng = np.random.default_rng(0)  # as a check's first draw
     args = jax.tree.map(lambda x: x.draw(rng) if hasattr(x, "draw") else x, args)
-    picture = look(fn, args, kwargs)
+    picture = look(fn, args, kwargs, first_step=first_step)
     if not live:
         return picture
     reason = why_not_live()
     if reason:
         picture.note = f"{picture.note} {reason}".strip()
         return picture
-    return LivePicture(picture.traces, picture.note, fn, args, kwargs)
+    return LivePicture(picture.traces, picture.note, fn, args, kwargs, first_step=first_step)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ir.capture import Beyond, Call, SourceLine, capture, describe
+from ..ir.capture import Beyond, Call, SourceLine, capture, describe, on_chip
 from ..ir.ops import in_avals, out_avals
 from ..ir.program import calls_in
 from ..lens.machine import Figures, Trace, figures, listed, run_call
@@ -162,14 +162,17 @@ def tpu_report(
     if report.refusal is not None:
         report.refusal = _about_the_mesh(report.refusal)
         return report
-    works = _works(call, values, twins, shapes, target_mesh)
+    with on_chip(target.kind):
+        works, missed = _works(call, values, twins, shapes, target_mesh)
+    if missed:
+        report.notes.append(f"{missed} could not be followed: nothing is known of it but what the compiler says")
     report.refusal = _too_large(works, target)
     if report.refusal is not None:
         return report
     report.unavailable = compiler.missing() or ""
     if report.unavailable:
         return report
-    _compile(report, call, shapes, works, axes, simulate, timeout_s)
+    _compile(report, call, shapes, works, missed, axes, simulate, timeout_s)
     return report
 
 
@@ -244,7 +247,10 @@ def _values(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 @dataclasses.dataclass
 class _Work:
-    """One pallas_call equation: what it costs, how often it runs. known: its scalars and bounds are the real ones."""
+    """One pallas_call equation: what it costs, how often it runs. known: its scalars and bounds are the real ones.
+
+    twin: the same call with other values in place of those that nobody gave.
+    """
 
     call: Call
     costs: Figures
@@ -254,28 +260,34 @@ class _Work:
     results: tuple[str, ...]
     operands: tuple[str, ...]
     runs: int
+    twin: Call
 
 
 def _works(
     fn: Callable[..., Any], values: Sequence[Any], twins: Sequence[Any], shapes: Sequence[Any], mesh: Any
-) -> list[_Work]:
-    with contextlib.suppress(Beyond, NotImplementedError, KeyError, TypeError, ValueError, IndexError):
+) -> tuple[list[_Work], str]:
+    """(the pallas_calls that the function reaches, what is left out of them, in words)."""
+    with contextlib.suppress(Exception):  # whatever a kernel has that nobody has seen before
         seen = _seen(fn, values)
-        steered = any(call.scalar_names or call.dynamic_bounds for call, _, _ in seen)
+        steered = any(call.scalar_names or call.dynamic_bounds or _steers_itself(call) for call, _, _ in seen)
         other = _seen(fn, twins) if steered else seen
-        return [
-            _work(call, eqn, _steered_alike(call, twin), runs)
+        works = [
+            _work(call, eqn, _steered_alike(call, twin), runs, twin)
             for (call, eqn, runs), (twin, _, _) in zip(seen, other, strict=True)
         ]
+        if works:
+            return works, ""
     with for_tpu(mesh):  # what cannot be followed with values, such as several devices, is read as it stands
         traced = jax.jit(lambda *a: fn(*a)).trace(*shapes)
-    works = []
+    works, missed = [], []
     for eqn in calls_in(traced.jaxpr):
-        with contextlib.suppress(Beyond):
+        try:
             call = describe(eqn)
             call.scalars = [np.zeros(aval.shape, aval.dtype) for aval in call.scalar_avals]
             works.append(_work(call, eqn, known=not call.dynamic_bounds and not call.scalars))
-    return works
+        except Exception:
+            missed.append(str(eqn.params.get("name") or "a kernel"))
+    return works, listed(list(dict.fromkeys(missed)))
 
 
 def _seen(fn: Callable[..., Any], values: Sequence[Any]) -> list[tuple[Call, Any, int]]:
@@ -290,13 +302,18 @@ def _seen(fn: Callable[..., Any], values: Sequence[Any]) -> list[tuple[Call, Any
     return [(call, eqn, runs) for call, eqn, runs in found.values()]
 
 
+def _steers_itself(call: Call) -> bool:
+    """Whether numbers in memory may say which blocks a kernel copies by itself."""
+    return any(o.in_hbm for o in call.operands) and any(o.space == "smem" for o in call.ins)
+
+
 def _steered_alike(call: Call, twin: Call) -> bool:
     """Do grid and prefetched scalars stay the same whatever the inputs hold?"""
     same = all(np.array_equal(a, b) for a, b in zip(call.scalars, twin.scalars, strict=True))
     return same and call.grid == twin.grid
 
 
-def _work(call: Call, eqn: Any, known: bool, runs: int = 1) -> _Work:
+def _work(call: Call, eqn: Any, known: bool, runs: int = 1, twin: Call | None = None) -> _Work:
     trace = run_call(call, plan_only=True, max_steps=_MAX_STEPS)
     return _Work(
         call=call,
@@ -307,6 +324,7 @@ def _work(call: Call, eqn: Any, known: bool, runs: int = 1) -> _Work:
         results=tuple(map(_hlo_type, out_avals(eqn))),
         operands=tuple(map(_hlo_type, in_avals(eqn))),
         runs=runs,
+        twin=twin or call,
     )
 
 
@@ -332,6 +350,7 @@ def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
         asked = work.call.vmem_limit_bytes
         limit = min(asked or target.scoped_vmem_bytes, target.vmem_bytes)
         needed = sum(s.nbytes for s in work.call.scratch if s.space == "vmem")
+        needed += max((p.costs.vmem_bytes for p in work.tally.pipelines if p.costs is not None), default=0)
         needed += sum(
             row.vmem_bytes // (1 if work.costs.steps != 1 else row.buffers or 1) for row in work.costs.operands
         )
@@ -350,6 +369,7 @@ def _compile(
     fn: Callable[..., Any],
     shapes: Sequence[Any],
     works: list[_Work],
+    missed: str,
     axes: Mapping[str, int],
     simulate: bool,
     timeout_s: float,
@@ -382,12 +402,12 @@ def _compile(
             report.unavailable = f"{error}; the next report starts it afresh"
         return
     report.copies = compiled.copies
-    if not works:
+    if not works and not missed:
         report.notes.append("the function reaches no pallas_call")
     for kernel, work in _matched(compiled.kernels, works):
         try:
             report.kernels.append(_kernel_report(compiled, kernel, work, target))
-        except ValueError as error:
+        except Exception as error:
             report.notes.append(f"{work.call.name} compiles, but its report cannot be read: {error}")
     if len(report.kernels) < len(works):
         missing = len(works) - len(report.kernels)
@@ -457,15 +477,17 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         notes=notes,
     )
     if steps is not None:
-        found.times = {"MXU": mxu_s, "bundles": steps * mean / target.clock_hz, "steps": steps * STEP_OVERHEAD_S}
+        overhead_s = (steps + sum(p.steps for p in counts.pipelines)) * STEP_OVERHEAD_S
+        found.times = {"MXU": mxu_s, "bundles": steps * mean / target.clock_hz, "steps": overhead_s}
         if hbm_bytes is not None:
             found.times["HBM"] = hbm_bytes / target.hbm_bytes_per_s
         if counts.copies:
             notes.append("the kernel starts copies of its own; how far they overlap is not known: no time is estimated")
         elif hbm_bytes is not None:
             # the first blocks in and the last blocks out, which nothing overlaps with
-            fill_bytes = sum(min(row.operand.block_bytes, row.hbm_bytes) for row in work.costs.operands)
-            found.time_s = _estimate(found.times, fill_bytes / target.hbm_bytes_per_s)
+            ends: list[float] = [min(row.operand.block_bytes, row.hbm_bytes) for row in work.costs.operands]
+            ends += [p.runs * o.block_bytes for p in counts.pipelines for o in p.call.operands if not o.in_hbm]
+            found.time_s = _estimate(found.times, min(sum(ends), hbm_bytes) / target.hbm_bytes_per_s)
     return found
 
 
@@ -498,6 +520,9 @@ def _step_bundles(plan: schedule.Schedule, counts: Tally, steps: int | None) -> 
 def _hbm_bytes(work: _Work, notes: list[str]) -> tuple[int | None, bool]:
     """(bytes between HBM and VMEM, is that exact)."""
     call = work.call
+    pipelines = work.tally.pipelines
+    if pipelines and work.known and not work.tally.copies and all(p.costs is not None for p in pipelines):
+        return work.costs.hbm_bytes + round(sum(p.costs.hbm_bytes * p.runs for p in pipelines if p.costs)), True
     if work.tally.copies or any(o.in_hbm for o in call.operands):
         dma = _followed(work) if work.known else None
         if dma is None:
@@ -519,7 +544,9 @@ def _followed(work: _Work) -> int | None:
     if len(work.call.inputs) != len(work.call.ins) or work.tally.flops > _FOLLOWED_FLOPS or work.costs.steps > 4096:
         return None
     with contextlib.suppress(Beyond):
-        return figures(run_call(work.call, detail=False)).hbm_bytes
+        found = figures(run_call(work.call, detail=False)).hbm_bytes
+        if not _steers_itself(work.call) or figures(run_call(work.twin, detail=False)).hbm_bytes == found:
+            return found
     return None
 
 

@@ -55,7 +55,15 @@ def step_words(trace: Trace, step: int) -> str:
         where = "" if block is None else f" block {block}"
         parts.append(f"{operand.name}{where} {state_words(trace, k, step)}")
     index = tuple(int(i) for i in trace.steps[step])
-    return f"step {step}, grid index {index}: {'; '.join(parts)}"
+    return f"step {trace.first + step:,}, grid index {index}: {'; '.join(parts)}"
+
+
+def window_words(trace: Trace) -> str:
+    """'steps 512 to 1,023 of 4,096' where that is not all of them."""
+    total = math.prod(trace.call.grid)
+    if trace.n == total:
+        return ""
+    return f"steps {trace.first:,} to {trace.first + trace.n - 1:,} of {total:,}"
 
 
 def title_words(call: Call) -> str:
@@ -63,14 +71,15 @@ def title_words(call: Call) -> str:
     told = any(s != "arbitrary" for s in call.semantics)  # the default goes without saying
     semantics = f" ({', '.join(call.semantics)})" if told else ""
     where = f", {call.where}" if call.where else ""
-    return f"grid {call.grid} = {plural(math.prod(call.grid), 'step')}{semantics}{where}"
+    inside = f"pipeline in {call.inside}, " if call.inside else ""
+    return f"{inside}grid {call.grid} = {plural(math.prod(call.grid), 'step')}{semantics}{where}"
 
 
 def totals_words(trace: Trace, costs: Figures) -> str:
     """VMEM, HBM traffic and, where the kernel was run, arithmetic and intensity, in one line."""
     ratio = f" ({times(costs.hbm_bytes / costs.once_bytes)} the arrays)" if costs.once_bytes else ""
     parts = [f"VMEM {human_bytes(costs.vmem_bytes)}", f"HBM traffic {human_bytes(costs.hbm_bytes)}{ratio}"]
-    if len(trace.flops) == trace.n:
+    if costs.computed:
         parts.append(f"{plural(costs.flops, 'FLOP')}")
         if costs.transcendentals:
             parts.append(f"{costs.transcendentals:,} transcendental")
@@ -110,10 +119,14 @@ def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
         if s.space == "semaphore":
             kind, size = "semaphore", "–"
         rows.append((s.name, str(s.shape), kind, "scratch", size, "–", "–", "–"))
-    if costs.dma_bytes:
+    for p in trace.pipelines:
+        name = p.traces[0].call.name if p.traces else "pipeline"
+        runs = plural(round(p.runs), "run")
+        rows.append((name, "–", "–", "pipeline", human_bytes(p.vmem_bytes), runs, human_bytes(p.hbm_bytes), "–"))
+    if own := costs.dma_bytes - sum(p.hbm_bytes for p in trace.pipelines):
         steps = sum(b > 0 for b in trace.dma_bytes)
-        own = (f"in {plural(steps, 'step')}", human_bytes(costs.dma_bytes), "–")
-        rows.append(("own copies", "–", "–", "–", "–", *own))
+        where = f"in {plural(steps, 'step')}" if trace.total is None else "–"
+        rows.append(("own copies", "–", "–", "–", "–", where, human_bytes(own), "–"))
     return rows
 
 
@@ -131,7 +144,7 @@ def text_lines(trace: Trace, lines_left: int = LINES) -> list[str]:
     lines += table
     lines += textwrap.wrap(totals_words(trace, costs), COLUMNS)
     spare = lines_left - len(lines)
-    if not trace.n or spare < 3:
+    if not trace.n or spare < 3 or not lanes:
         return lines
     strip = _text_strip(trace, lanes[: spare - 2])
     maps = _text_maps(trace, spare - len(strip) - 1)
@@ -155,7 +168,9 @@ def _text_strip(trace: Trace, operands: list[int]) -> list[str]:
         return []
     name_w = min(24, max(len(trace.call.operands[k].name) for k in operands))
     n = min(trace.n, COLUMNS - name_w - 4)
-    which = f"steps 0 to {n - 1} of {trace.n:,}" if n < trace.n else f"steps 0 to {n - 1}" if n > 1 else "the only step"
+    first, total = trace.first, math.prod(trace.call.grid)
+    which = f"steps {first:,} to {first + n - 1:,}" + (f" of {total:,}" if n < total else "")
+    which = which if total > 1 else "the only step"
     lines = [f"{which}: █ moved between HBM and VMEM, ─ kept in VMEM"]
     for k in operands:
         cells = "".join("█" if on else "─" for on in moved(trace, k)[:n])
@@ -184,7 +199,7 @@ def _text_maps(trace: Trace, lines_left: int) -> list[str]:
     height = max(len(c) for c in shown)
     padded = [c + [" " * len(c[0])] * (height - len(c)) for c in shown]
     index = tuple(int(i) for i in trace.steps[step])
-    head = f"at step {step}, grid index {index}: █ now, ▒ before, · not yet"
+    head = f"at step {trace.first + step:,}, grid index {index}: █ now, ▒ before, · not yet"
     return [head, *("  " + "   ".join(row).rstrip() for row in zip(*padded, strict=True))]
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import re
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,10 +28,11 @@ from ...ir.capture import (
     line_of,
     subprograms,
 )
+from ...ir.modes import built_for, is_built_for
 from ...ir.ops import in_avals, out_avals
 from ...ir.program import calls_in, equations
 from ...lens.watchdog import reader_line
-from .mesh import tpu_mesh
+from .mesh import CHIP, tpu_mesh
 
 _SUBLANES, _LANES = 8, 128
 
@@ -44,12 +46,12 @@ class Refusal:
     line: SourceLine | None
 
 
-def refusal(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Refusal | None:
+def refusal(fn: Callable[..., Any], *args: Any, chip: str = CHIP, **kwargs: Any) -> Refusal | None:
     """None when the front end takes every kernel of `fn(*args, **kwargs)`, else why not. Compiles and runs nothing.
 
     args: arrays, or pytrees of arrays; kwargs: static (block sizes and the like).
     """
-    return refusal_on(tpu_mesh(), functools.partial(fn, **kwargs) if kwargs else fn, args)
+    return refusal_on(tpu_mesh(chip), functools.partial(fn, **kwargs) if kwargs else fn, args)
 
 
 def refusal_on(mesh: jax.sharding.AbstractMesh, fn: Callable[..., Any], args: Sequence[Any]) -> Refusal | None:
@@ -61,10 +63,14 @@ def refusal_on(mesh: jax.sharding.AbstractMesh, fn: Callable[..., Any], args: Se
             finding = explain_error(error)
             return Refusal(finding.cause, "; ".join(finding.evidence), finding.line)
         kernels = list(calls_in(traced.jaxpr))
+        if not all(is_built_for(kernel, False) for kernel in kernels):  # before this, for a simulator
+            traced = jax.jit(built_for(fn, False)).trace(*args)
+            kernels = list(calls_in(traced.jaxpr))
         if (absent := _absent_type(kernels)) is not None:
             return absent
         try:
-            traced.lower(lowering_platforms=("tpu",))
+            with warnings.catch_warnings(action="ignore"):  # a warning is no refusal, whatever the reader makes of it
+                traced.lower(lowering_platforms=("tpu",))
         except Exception as error:
             return _explain(error, kernels)
     return None

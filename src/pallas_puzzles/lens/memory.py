@@ -1,0 +1,114 @@
+"""What the Refs of a kernel hold, and what is known of each element: does it hold something, and who stored it last.
+
+Both are one value for a whole buffer as long as its elements agree, so a large block costs no more bookkeeping than a
+small one. Values are shared, not copied, until somebody stores into a part of them.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..ir.ops import poison
+from ..ir.places import Place
+
+
+class Marks:
+    """One mark for each element of a buffer: `one` for all of them, or `each` its own."""
+
+    __slots__ = ("dtype", "each", "one", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, one: Any):
+        self.shape, self.dtype, self.one = shape, dtype, one
+        self.each: np.ndarray | None = None
+
+    def at(self, place: Place) -> Any:
+        """The marks of a part: one for all of it where all agree, else an array of its shape."""
+        if self.each is None and not place.clipped:
+            return self.one
+        return place.marked(self.array())
+
+    def put(self, place: Place, marks: Any, whole: bool) -> None:
+        if whole and np.ndim(marks) == 0:
+            self.one, self.each = marks, None
+        elif whole:
+            self.each = np.array(marks, self.dtype).reshape(self.shape)
+        elif self.each is not None:
+            place.set(self.each, marks, marks=True)
+        elif np.ndim(marks) or marks != self.one:
+            self.each = self.array()
+            place.set(self.each, marks, marks=True)
+
+    def array(self) -> np.ndarray:
+        return np.full(self.shape, self.one, self.dtype) if self.each is None else self.each
+
+
+class Buffer:
+    """A Ref: its values, which elements hold something (None: all of them), and the last step that stored each.
+
+    clock: the machine whose steps are counted here, that of the grid that this memory belongs to.
+    """
+
+    __slots__ = ("_blank", "_shared", "clock", "left_at", "name", "role", "space", "values", "writer", "written")
+
+    def __init__(self, name: str, values: np.ndarray, space: str, role: str, written: bool, clock: Any = None):
+        self.name, self.space, self.role, self.clock = name, space, role, clock
+        self.values = np.ascontiguousarray(values).reshape(np.shape(values))
+        self._shared = True
+        self._blank: np.ndarray | None = None
+        shape = self.values.shape
+        self.written = None if written else Marks(shape, bool, False)
+        self.writer = Marks(shape, np.int32, -1) if role in ("out", "scratch") else None
+        self.left_at = -1  # outputs: the last step of the visit before this one
+
+    @classmethod
+    def empty(
+        cls, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str, clock: Any = None
+    ) -> "Buffer":
+        made = cls(name, poison(shape, dtype), space, role, written=False, clock=clock)
+        made._shared = False
+        return made
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def arrive(self, left_at: int) -> None:
+        """A new visit of an output block: what the buffer held belongs to another block."""
+        if self._blank is None:
+            self._blank = poison(self.values.shape, self.values.dtype)
+        self.values, self._shared = self._blank, True
+        self.written = Marks(self.shape, bool, False)
+        self.writer = Marks(self.shape, np.int32, -1)
+        self.left_at = left_at
+
+    def filled(self, values: np.ndarray, written: np.ndarray | None) -> None:
+        """A new block has come in. written: which of its elements hold something, None: all."""
+        self.values, self._shared = values, True
+        self.written = None
+        if written is not None:
+            self.written = Marks(self.shape, bool, False)
+            self.written.each = written
+
+    def load(self, place: Place, whole: bool) -> np.ndarray:
+        """What is there now, whatever is stored later."""
+        if whole:
+            self._shared = True
+            return place.get(self.values)
+        return place.read(self.values)
+
+    def store(self, place: Place, values: Any, whole: bool) -> None:
+        if whole:
+            values = np.broadcast_to(values, self.shape) if np.ndim(values) == 0 else values
+            self.values = np.ascontiguousarray(values, self.values.dtype).reshape(self.shape)
+            self._shared = True
+            return
+        if self._shared:
+            self.values, self._shared = np.array(self.values), False
+        place.set(self.values, values)
+
+    def mark(self, place: Place, written: Any, step: int, whole: bool) -> None:
+        """Notes a store: which elements now hold something, and the step that they are from."""
+        if self.written is not None:
+            self.written.put(place, written, whole)
+        if self.writer is not None:
+            self.writer.put(place, step, whole)

@@ -1,0 +1,160 @@
+"""A grid of any size: some of its steps in a row, and what all of them cost, without running any.
+
+A block changes where a grid axis moves on and those behind it start again. So it is enough to look at the axes that an
+index map depends on, and at one axis moving on at a time.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..ir.capture import Call, Operand, depends_on
+from ..ir.ops import Beyond
+from .machine import (
+    PLANNED_STEPS,
+    Figures,
+    Machine,
+    OperandFigures,
+    Pipeline,
+    Trace,
+    block_rows,
+    changes,
+    figures,
+    figures_of,
+    operand_figures,
+    plan_pipeline,
+    scalars_of,
+    start_of,
+)
+from .memory import Buffer
+from .tally import PipelineRuns, Tally
+
+_CHUNK = 1 << 18
+_MOST = 1 << 24  # block indices that are looked at for one operand: some seconds
+
+
+def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
+    """The trace of `count` steps from `first` on, as far as there are, whose figures are those of the whole grid.
+
+    counted: what `tally` says of the call. The blocks are exact, and nothing is run: no outputs, no events. Raises
+    Beyond where the blocks cannot be known, or are too many to be counted.
+    """
+    n = math.prod(call.grid)
+    first = max(0, min(first, n - count))
+    machine = Machine(call, detail=False)
+    scalars = scalars_of(machine)
+    shown, lead = min(count, n - first), int(first > 0)
+    around = np.arange(first - lead, min(first + count + 1, n))  # with a neighbour on each side: what has changed?
+    columns = np.array(np.unravel_index(around, call.grid or (1,)), np.int32)[: len(call.grid)]
+    steps = list(map(tuple, columns.T.tolist()))
+    trace = Trace(call, steps[lead : lead + shown], [], [], [], [], first=first)
+    rows = []
+    for o in call.operands:
+        nothing = [False] * shown
+        if o.in_hbm or o.index_map is None:
+            blocks: list[Any] = [None] * shown
+            starts: list[Any] = [None] * shown
+            into, out = nothing, nothing
+            rows.append(OperandFigures(o, 0, 0, 0, 0, o.array_bytes))
+        else:
+            found = list(map(tuple, block_rows(machine, o, columns, scalars).tolist()))
+            moved = changes(found)
+            moved = [*moved, True] if first + shown == n else moved
+            blocks = found[lead : lead + shown]
+            starts = [start_of(o, b) for b in blocks]
+            into, out = moved[lead : lead + shown], moved[lead + 1 : lead + shown + 1]
+            rows.append(_costs(machine, o, scalars))
+        trace.blocks.append(blocks)
+        trace.starts.append(starts)
+        trace.fetched.append(into if o.role == "in" else nothing)
+        trace.flushed.append(out if o.role == "out" else nothing)
+    trace.pipelines = [pipeline for p in counted.pipelines for pipeline in _pipeline(p)]
+    trace.total = _figures(trace, rows, counted)
+    return trace
+
+
+def _figures(trace: Trace, rows: list[OperandFigures], counted: Tally) -> Figures:
+    held = max((p.vmem_bytes for p in trace.pipelines), default=0)
+    return dataclasses.replace(
+        figures_of(trace.call, rows, sum(p.hbm_bytes for p in trace.pipelines), held),
+        flops=round(counted.flops) if counted.exact else 0,
+        transcendentals=round(counted.transcendentals) if counted.exact else 0,
+        steps=math.prod(trace.call.grid),
+        computed=counted.exact,
+    )
+
+
+def _pipeline(p: PipelineRuns) -> Iterator[Pipeline]:
+    """The first run of a pipeline inside of a kernel, where its blocks are known."""
+    if p.costs is not None:
+        traces = [plan_pipeline(p.call)] if math.prod(p.call.grid) <= PLANNED_STEPS else []
+        yield Pipeline(traces, p.runs, round(p.costs.hbm_bytes * p.runs), p.costs.vmem_bytes)
+
+
+def _costs(machine: Machine, o: Operand, scalars: list[Buffer]) -> OperandFigures:
+    """What an operand costs over the whole grid."""
+    moves = elements = 0
+    for blocks, times in _visits(machine, o, scalars):
+        moves += times * len(blocks)
+        elements += times * _elements(o, blocks)
+    return operand_figures(o, moves, elements * o.itemsize)
+
+
+def _elements(o: Operand, blocks: np.ndarray) -> int:
+    """How many elements of the array are in these blocks, one a row."""
+    inside = np.ones(len(blocks), np.int64)
+    for place, d, size in zip(blocks.T.astype(np.int64), o.dims, o.shape, strict=True):
+        start = place - d.padding[0] if d.kind == "element" else place * d.size
+        inside *= np.maximum(np.minimum(start + d.size, size) - np.maximum(start, 0), 0)
+    return int(inside.sum())
+
+
+def _visits(machine: Machine, o: Operand, scalars: list[Buffer]) -> Iterator[tuple[np.ndarray, int]]:
+    """(blocks that come into VMEM, one a row; how often that happens) over the whole grid."""
+    grid = machine.call.grid
+    axes = depends_on(o.index_map, len(grid))
+    yield block_rows(machine, o, np.zeros((len(grid), 1), np.int32), scalars), 1
+    for d, size in enumerate(grid):
+        behind = [e for e in axes if e > d and grid[e] > 1]
+        if size < 2 or not (behind or d in axes):
+            continue
+        before = [e for e in axes if e < d]
+        free, sizes = [*before, *([d] if d in axes else [])], [grid[e] for e in before]
+        times = math.prod(grid[:d]) // math.prod(sizes)
+        if d in axes:
+            sizes.append(size - 1)
+        else:
+            times *= size - 1
+        points = math.prod(sizes)
+        if points > _MOST:
+            raise Beyond(f"{o.name}: more than {_MOST:,} places of its block")
+        for low in range(0, points, _CHUNK):
+            flat = np.arange(low, min(low + _CHUNK, points))
+            old = np.zeros((len(grid), len(flat)), np.int32)
+            if free:
+                old[free] = np.unravel_index(flat, sizes)
+            new = old.copy()
+            new[d] += 1
+            old[behind] = np.array([[grid[e] - 1] for e in behind], np.int32).reshape(-1, 1)
+            here, there = (block_rows(machine, o, x, scalars) for x in (old, new))
+            yield there[(here != there).any(axis=1)], times
+
+
+def clip(trace: Trace, first: int, count: int) -> Trace:
+    """`count` steps of a trace from `first` on, with the figures of all of them."""
+    n = trace.n
+    if n <= count or trace.total is not None:
+        return trace
+    first = max(0, min(first, n - count))
+    part = slice(first, first + count)
+    columns: dict[str, Any] = {name: [column[part] for column in getattr(trace, name)] for name in _BY_OPERAND}
+    steps: dict[str, Any] = {
+        name: getattr(trace, name)[part] for name in ("steps", "flops", "transcendentals", "dma_bytes")
+    }
+    return dataclasses.replace(trace, first=first, total=figures(trace), **columns, **steps)
+
+
+_BY_OPERAND = ("blocks", "starts", "fetched", "flushed")
