@@ -541,13 +541,14 @@ def tile_of_a_visit(at: Groups, n: int, mine: int, right: int) -> str:
 
 def of_a_visit(what: str, visits: list[Visit], count: int, at: Groups, n: int, mine: int, right: int) -> str:
     """visits: those that are for a group, or for a tile. count: how many groups, or tiles, there are."""
-    tile, group = visits[n] if n < len(visits) else (0, None)
-    which = at.shown(tile, group) if n < len(visits) else f"behind the last visit to a {what}"
+    if n >= len(visits):
+        return f"Place {n} comes after the last visit for a {what}: repeat {what} {right} there."
+    tile, group = visits[n]
     lost = "these rows" if group is not None and at.sizes[group] else "these zeros"
-    effect = f"{lost} would be missing from the result" if n < len(visits) else f"the list does not repeat {right}"
+    effect = f"{lost} would be missing from the result"
     if not 0 <= mine < count:
-        effect = f"an index map would leave the array, as there are {count} {what}s"
-    return f"Visit {n} is {which}. With {what} {mine}, {effect}."
+        effect = f"the index map would leave the array: there are {plural(count, what)}"
+    return f"Visit {n} is {at.shown(tile, group)}. With {what} {mine}, {effect}."
 
 
 def number_of_visits(at: Groups, _: int, mine: int, right: int) -> str:
@@ -600,7 +601,10 @@ def owners(group_sizes: Any, num_rows: int) -> np.ndarray:
 
 
 def wrong_rows(whose: list[str], bm: int, got: Any, want: Any, values: dict[str, np.ndarray], tol: float) -> str:
-    """The first run of wrong rows that hold something known. values: what a row may hold, by its name."""
+    """The first run of wrong rows that hold something known. whose: the owner of each row, "" where there is none.
+
+    values: what a row may hold, by its name.
+    """
     got, want = floats(got, want)
     wrong = ~close(got, want, tol)
     known = {"0": np.zeros_like(want), "NaN": np.full_like(want, np.nan), **values}
@@ -613,15 +617,16 @@ def wrong_rows(whose: list[str], bm: int, got: Any, want: Any, values: dict[str,
     for (name, owner, tile), run in itertools.groupby(range(len(labels)), labels.__getitem__):
         rows = [*run]
         if name:
-            are, hold = ("is", "holds") if len(rows) == 1 else ("are", "hold")
-            return f"{span('Row', rows[0], rows[-1] + 1)}, in tile {tile}, {are} {owner} and {hold} {name}."
+            are, belong, hold = ("is", "belongs", "holds") if len(rows) == 1 else ("are", "belong", "hold")
+            owned = f"{belong} to {owner}" if owner else f"{are} unowned"
+            return f"{span('Row', rows[0], rows[-1] + 1)}, in tile {tile}, {owned} and {hold} {name}."
     return ""
 
 
 def rows_of_groups(
     got: Any, want: Any, group_sizes: Any, bm: int, values: dict[str, np.ndarray], tol: float
 ) -> Explained:
-    whose = [f"group {group}'s" if group >= 0 else "unowned" for group in owners(group_sizes, len(want))]
+    whose = [f"group {group}" if group >= 0 else "" for group in owners(group_sizes, len(want))]
     return wrong_rows(whose, bm, got, want, values, tol), draw_groups(group_sizes, num_rows=len(want), bm=bm)
 
 
@@ -632,7 +637,7 @@ def products(x: Any, w: Any) -> dict[str, np.ndarray]:
 
 def explain_tiles(experts: Any, x: Any, w: Any, *, got: Any, want: Any, **_: Any) -> Explained:
     bm = len(x) // len(experts)
-    whose = [f"expert {expert}'s" for expert in np.repeat(experts, bm)]
+    whose = [f"expert {expert}" for expert in np.repeat(experts, bm)]
     return wrong_rows(whose, bm, got, want, products(x, w), tol=2e-2), ""
 
 
@@ -654,11 +659,11 @@ def explain_grads(x: Any, w: Any, group_sizes: Any, g: Any, *, got: Any, want: A
     want = floats(*want)
     for name, mine, right in zip(("y", "dx"), got, want, strict=False):
         if first_wrong(mine, right, 2e-2):
-            return f"{name} is wrong. Your kernel of Puzzle 6 makes it.", picture
+            return f"{name} comes from your kernel of Puzzle 6, and is wrong.", picture
     for e in first_wrong(got[2], want[2], 2e-2):
         owner = owners(group_sizes, len(x))
-        right = over(owner == e) or f"0, as group {e} has no rows"
-        return f"dw[{e}] should be {right}{summed(got[2][e], x, g, owner, bm)}.", picture
+        right = over(owner == e) or f"0, because group {e} has no rows"
+        return f"dw[{e}] should be {right}.{summed(got[2][e], x, g, owner, bm)}", picture
     return "", picture
 
 
@@ -675,7 +680,7 @@ def summed(dw: np.ndarray, x: np.ndarray, g: np.ndarray, owner: np.ndarray, bm: 
     shares = np.linalg.lstsq(sums, dw.ravel())[0].round(1) if np.isfinite(dw).all() else np.full(len(parts), np.nan)
     if not np.isin(shares, (0, 1)).all() or not close(sums @ shares, dw.ravel(), 2e-2).all():
         return ""
-    return f", and is {over(np.repeat(shares, [len(rows) for rows in parts])) or 0}"
+    return f" Yours is {over(np.repeat(shares, [len(rows) for rows in parts])) or 0}."
 
 
 def shown(numbers: Any) -> list[float]:
@@ -685,11 +690,11 @@ def shown(numbers: Any) -> list[float]:
 def explain_gate(logits: Any, *, got: Any, want: Any, **_: Any) -> Explained:
     for t in first_wrong(got.experts, want.experts):
         best = [f"{logits[t, e]:.3g} of expert {e}" for e in want.experts[t]]
-        return f"Token {t}'s largest logits are {listed(best)}. Your experts are {got.experts[t].tolist()}.", ""
+        return f"The largest logits of token {t} are {listed(best)}. Your experts are {got.experts[t].tolist()}.", ""
     for t in first_wrong(got.weights, want.weights, 1e-4):
         mine, right = shown(got.weights[t]), shown(want.weights[t])
-        logits_of = f"Token {t}'s largest logits are {shown(logits[t, want.experts[t]])}"
-        return f"{logits_of}. Its weights should be {right}, and are {mine}.", ""
+        logits_of = f"The largest logits of token {t} are {shown(logits[t, want.experts[t]])}"
+        return f"{logits_of}. Its weights should be {right}. Yours are {mine}.", ""
     return "", ""
 
 
@@ -698,14 +703,14 @@ def explain_permuted(x: Any, experts: Any, weights: Any, *, got: Any, want: Any,
     for p in first_wrong(got.order, want.order):
         mine, right = int(got.order[p]), int(want.order[p])
         whose = f"of expert {slots[mine]}" if 0 <= mine < len(slots) else "which does not exist"
-        return f"Position {p} is for slot {right}, of expert {slots[right]}. Yours has slot {mine}, {whose}.", ""
+        return f"Position {p} should hold slot {right}, of expert {slots[right]}. Yours holds slot {mine}, {whose}.", ""
     for e in first_wrong(got.group_sizes, want.group_sizes):
-        chosen = plural(int(want.group_sizes[e]), "slot")
-        effect = "rows of later experts would meet the wrong weights"
-        return f"Expert {e} is chosen in {chosen}. With {got.group_sizes[e]}, {effect}.", ""
+        size = plural(int(want.group_sizes[e]), "slot")
+        effect = "rows of later experts would get the wrong weights"
+        return f"Expert {e} has {size}. With {got.group_sizes[e]}, {effect}.", ""
     for t in first_wrong(got.result, want.result, 1e-4):
         places = np.argsort(want.order)[t * k : (t + 1) * k].tolist()
-        should = f"the sum of the sorted rows {places}, times the weights {shown(weights[t])}"
+        should = f"the sum of the sorted rows {places}, each times its weight, {shown(weights[t])}"
         return f"The result of token {t} should be {should}.", ""
     return "", ""
 
@@ -720,11 +725,11 @@ def explain_moe(nb: Any) -> Callable[..., Explained]:
             t = int(np.argmax(np.abs(np.subtract(*results["y"])).max(axis=1)))
             weights, experts = nb.gate_spec(np.dot(*floats(x[t : t + 1], router)), k=k)
             goes = f"experts {experts[0].tolist()}, with weights {shown(weights[0])}"
-            return f"In moe_layer, the result of token {t} is furthest off, which should go to {goes}.", ""
+            return f"In moe_layer, the result of token {t} is furthest off. The token should go to {goes}.", ""
         if "spread" in wrong:
             rows = np.argsort(nb.any_order(k * len(x)))[:k].tolist()
-            return f"expand_grad should return the sum of rows {rows} of g for token 0, and does not.", ""
-        words = [f"y is right, and {name} is not: something in moe_layer changes a gradient." for name in wrong]
+            return f"For token 0, expand_grad should return the sum of rows {rows} of g. Yours does not.", ""
+        words = [f"y is right, but {name} is not. Something in moe_layer changes a gradient." for name in wrong]
         return next(iter(words), ""), ""
 
     return explain

@@ -101,7 +101,7 @@ def put(place, value):
     ("puzzle_id", "place", "value", "says"),
     [
         ("2b", 3, 1, "Visit 3 is for tile 1 and group 2, rows 200 to 255. With group 1, these rows would be missing"),
-        ("2b", 3, 3, "With group 3, an index map would leave the array, as there are 3 groups."),
+        ("2b", 3, 3, "With group 3, the index map would leave the array: there are 3 groups."),
     ],
 )
 def test_a_wrong_list_is_explained_by_the_rows_of_its_first_wrong_entry(puzzle_id, place, value, says):
@@ -114,14 +114,35 @@ def test_a_wrong_list_is_explained_by_the_rows_of_its_first_wrong_entry(puzzle_i
 @pytest.mark.parametrize(
     ("puzzle_id", "sizes", "field", "place", "value", "says"),
     [
-        ("2a", FIXED[0], "offsets", 2, 210, "Group 1 ends at row 200, the sum of 100 and 100. With 210 it would have 110"),
+        (
+            "2a",
+            FIXED[0],
+            "offsets",
+            2,
+            210,
+            "Group 1 ends at row 200, the sum of 100 and 100. With 210 it would have 110",
+        ),
         ("2a", FIXED[0], "offsets", 0, 5, "Group 0 begins at row 0. With 5, the rows before it would be left out."),
         ("2a", FIXED[0], "tiles_per_group", 1, 1, "in tiles 0 and 1. With 1, rows 128 to 199 would be left out."),
         ("2a", FIXED[0], "tiles_per_group", 2, 9, "in tiles 1 to 7. With 9, 256 more rows would be multiplied"),
         ("2c", FIXED[0], "m_tile_ids", 3, 2, "Visit 3 is for tile 1 and group 2, rows 200 to 255. With tile 2, these"),
         ("2c", FIXED[0], "num_tiles", (), 8, "There are 10 visits. With 8, the kernel would stop before visit 8, for"),
-        ("2c", [200, 28, 100], "m_tile_ids", 5, 4, "is for tile 3, where all rows are unowned. With tile 4, these zeros"),
-        ("2c", [200, 28, 100], "group_ids", 7, 1, "Visit 7 is behind the last visit to a group. With group 1, the list"),
+        (
+            "2c",
+            [200, 28, 100],
+            "m_tile_ids",
+            5,
+            4,
+            "is for tile 3, where all rows are unowned. With tile 4, these zeros",
+        ),
+        (
+            "2c",
+            [200, 28, 100],
+            "group_ids",
+            7,
+            1,
+            "Place 7 comes after the last visit for a group: repeat group 2 there.",
+        ),
     ],
 )
 def test_of_several_lists_the_first_wrong_one_is_explained(puzzle_id, sizes, field, place, value, says):
@@ -136,7 +157,7 @@ def test_of_several_lists_the_first_wrong_one_is_explained(puzzle_id, sizes, fie
 @pytest.mark.parametrize(
     ("rows", "group", "says"),
     [
-        (slice(200, 256), 1, "Rows 200 to 255, in tile 1, are group 2's and hold the product with w[1]."),
+        (slice(200, 256), 1, "Rows 200 to 255, in tile 1, belong to group 2 and hold the product with w[1]."),
         (slice(320, 321), 2, "Row 320, in tile 2, is unowned and holds the product with w[2]."),
     ],
 )
@@ -152,8 +173,8 @@ def test_wrong_rows_of_a_product_are_explained_by_whose_they_are_and_what_they_h
 @pytest.mark.parametrize(
     ("held", "says"),
     [
-        (slice(64, 128), "dw[1] should be the sum over rows 100 to 127, and is the sum over rows 64 to 127."),
-        (slice(0, 0), "dw[1] should be the sum over rows 100 to 127, and is 0."),
+        (slice(64, 128), "dw[1] should be the sum over rows 100 to 127. Yours is the sum over rows 64 to 127."),
+        (slice(0, 0), "dw[1] should be the sum over rows 100 to 127. Yours is 0."),
     ],
 )
 def test_a_wrong_gradient_of_weights_is_explained_by_the_rows_in_it(held, says):
