@@ -40,9 +40,9 @@ setup()
 #
 # ### Theory
 #
-# Suppose that all rows of tile i go to one expert, `experts[i]`. In jnp you would write `w[experts]`, one matrix for
-# each tile, and a batched product. But `w[experts]` is a new array. For eight tiles and weights of 4096 x 14336 in
-# bfloat16, 0.9 GiB are read and 0.9 GiB written, before anything is multiplied: 2.3 ms on a v5e.
+# Suppose that all rows of tile i go to one expert, `experts[i]`. In jnp you would multiply in a batch by `w[experts]`,
+# one matrix for each tile. But that is a new array. For eight tiles and weights of 4096 x 14336 in bfloat16, 0.9 GiB
+# are read and 0.9 GiB written, before anything is multiplied: 2.3 ms on a v5e.
 #
 # An index map copies no weights. It points at them, and it may look up where: with **`num_scalar_prefetch=1`**, the
 # first operand of the call is in SMEM, a small memory for single numbers, before the first step. Index maps get it as a
@@ -180,7 +180,7 @@ show(
 # Two groups have rows in tile 0, so the kernel **visits** it twice: once with the weights of expert 0, once with those
 # of expert 1. Every visit multiplies the whole tile, even for 28 rows.
 #
-# You need two int32 arrays. Both are computed under `jit`: shapes are known, values are not.
+# Compute two int32 arrays, under `jit`:
 #
 # - **offsets**, [0, 100, 200, 1024]: group g has the rows from `offsets[g]` up to, but without, `offsets[g + 1]`.
 # - **tiles per group**, [1, 2, 7]: in how many tiles each group has rows.
@@ -320,16 +320,16 @@ show(by_visit, TILES_BY_HAND, GROUPS_BY_HAND, normal((1024, 128), "bfloat16"), n
 #
 # ### Theory
 #
-# With [1, 2, 7] tiles there are ten visits. Each group's number is in the list once for each of its tiles:
+# With [1, 2, 7] tiles there are ten visits. Each group's number appears once for each of its tiles:
 #
 # ```text
 #     visit       0  1  2  3  4  5  6  7  8  9
 #     group_ids   0  1  1  2  2  2  2  2  2  2
 # ```
 #
-# NumPy has `np.repeat` for this. Under `jit` there is a catch: an array's length must be known before its values are,
-# and the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. What is too long is cut
-# off. What is missing is filled with the last number.
+# NumPy has `np.repeat` for this. Under `jit` there is a catch: an array's length must be known before its values, and
+# the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. What is too long is cut off.
+# What is missing is filled with the last number.
 #
 # Which length is enough, whatever the sizes? Each tile is visited at least once. A group that begins in the *middle* of
 # a tile adds one visit. The first group begins at row 0. At worst, all others begin in the middle: 128 tiles and 64
@@ -424,9 +424,9 @@ show(
 #     m_tile_ids   0  0  1  1  2  3  4  5  6  7
 # ```
 #
-# A tile has one visit in any case, and one more for every group that begins **inside** it, after its first row. So let
-# each group add 1 to the tile in which it begins. **`x.at[i].add(v)`** returns a copy of x in which v[g] is added at
-# index i[g], for every g. If an index occurs twice, both are added. Indices beyond the end are ignored.
+# Each tile has one visit, and one more for every group that begins **inside** it, after its first row. So let each
+# group add 1 to the tile in which it begins. **`x.at[i].add(v)`** returns a copy of x in which v[g] is added at index
+# i[g], for every g. If an index occurs twice, both are added. Indices beyond the end are ignored.
 #
 # The rest is `jnp.repeat` again. The two lists fit, because from visit to visit the tile moves on, or the group, or
 # both, and neither goes back. So the visits to one tile are neighbours, as an output block needs (basics.py Puzzle 9).
@@ -558,9 +558,8 @@ show(
 # At visit 2 the tile is still in VMEM, with what visit 1 stored there. So **mask** the store: read the tile, replace
 # the rows of the visit's own group, and store it again. Each visit can tell its own rows by the offsets.
 #
-# Unowned rows should be zero. At the first visit to a tile, `o_ref` holds garbage, and nothing in it is worth keeping.
-# So write 0 to all rows that are not your own. At a later visit, keep them: they belong to another group, or they are 0
-# already.
+# Unowned rows should be zero. At the first visit to a tile, `o_ref` holds garbage, so write 0 to all rows that are not
+# your own. At a later visit, keep them: they belong to another group, or they are 0 already.
 
 
 # %%
@@ -682,8 +681,8 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 # Puzzle 3 takes `tiles + G - 1` steps, whatever the sizes. For 64 experts and 1024 rows in tiles of 128 that is 71. If
 # all tokens choose one expert, 8 visits would do.
 #
-# An entry of a grid may also be a value, an int32 of shape (): then **the data decide how long the grid is**. (Such an
-# axis stays "arbitrary". JAX's simulator cannot run it in parallel.)
+# An entry of a grid may also be a value, an int32 of shape (): then **the data decide how long the grid is**. (Leave
+# such an axis "arbitrary": JAX's simulator cannot run it in parallel.)
 #
 # ```text
 #     grid=(4, num_tiles, 2)        num_tiles: known when the call starts
@@ -834,7 +833,7 @@ show(
 # again. What is new is its price:
 #
 # ```text
-#     visit                0            1            2           one expert, three tiles
+#     visit                0            1            2           one expert, three tiles, one j
 #     K in one block       w            .            .           w comes in once
 #     K in two blocks      w0  w1       w0  w1       w0  w1      w comes in three times
 # ```
@@ -963,8 +962,8 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 # ### Theory
 #
 # Take groups of 100, 100 and 824 rows, in tiles of 128. To pad them, you copy 1024 rows into 1152, and back. Your ten
-# visits copy none, and multiply 1280. Each multiplies a whole tile by the weights of one group, and keeps only the rows
-# of that group:
+# visits copy none, and multiply 1280. Each visit multiplies a whole tile by the weights of one group, and keeps only
+# that group's rows:
 #
 # ```text
 #     tile 2, rows 256 to 383                visit         product           stored
@@ -980,7 +979,7 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 # visit: it starts anew, although the tile stays. `o_ref` belongs to the tile: it stays from visit to visit.
 #
 # Below the edge of x there is garbage. And if the weights of one expert have become infinite, its visits make the whole
-# product infinite, also in the rows of others. Is that a problem? Not if you choose rows after the product.
+# product infinite, also in the rows of others. Neither matters if you choose rows after the product.
 
 
 # %%
@@ -1078,9 +1077,9 @@ show(
 
 # %% [markdown]
 # How good is it? JAX ships a grouped matrix product for TPUs, `gmm`, in a library of kernels called megablox. The next
-# cell has the TPU compiler schedule both, without a TPU, and prints the bundles of a step. The course's solution takes
-# 500, `gmm` 522 on a v5e; on a v6e they take 334 and 339. Yours may differ. With a draft at every k, the same kernel
-# takes 478 on a v5e and 374 on a v6e: what is faster on one chip is slower on the next.
+# cell has the TPU compiler schedule both, without a TPU, and prints the bundles of a step. On a v5e the course's
+# solution takes 500 and `gmm` 522. On a v6e it is 334 against 339. Yours may differ. With a draft at every k, the same
+# kernel takes 478 on a v5e and 374 on a v6e: faster on one chip, slower on the next.
 
 
 # %%
@@ -1347,9 +1346,9 @@ check("ragged_dot/7b", ragged_and_grads)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two functions of Puzzle 3 tell you about visit v. Which list do you give the second one, if the sum is that of a
-# group? Both x and g hold rows of the neighbour. In a sum over rows, a factor of 0 on one side removes a neighbour.
-# Does it also remove garbage? (0 times NaN is NaN.)
+# Two functions of Puzzle 3 tell you about visit v. Which list do you give `first_visit`, if the sum belongs to a group?
+# Both x and g hold rows of the neighbour. In a sum over rows, a factor of 0 on one side removes a neighbour. Does it
+# also remove garbage? (0 times NaN is NaN.)
 #
 # </details>
 #
@@ -1479,8 +1478,8 @@ check("ragged_dot/8a", gate)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Choose first, then compare the chosen. With k = 1 the weight is always 1, so no gradient tells the
-# router how it did. That is why models with one expert for each token keep the softmax over all.
+# **Takeaway.** Choose first, then compare the chosen. With k = 1 the weight is always 1, and no gradient tells the
+# router how it did. So with one expert for each token, keep the softmax over all.
 
 # %% [markdown]
 # ## Puzzle 8b: There and back
@@ -1619,13 +1618,13 @@ check("ragged_dot/8b", permuted)
 # Each token is multiplied by k experts, not by all E: for 8 experts and k = 2, a quarter of the FLOPs.
 #
 # **How tall is a tile?** E experts share S = T k rows. There are at most S / bm + E - 1 visits, with S / bm rounded up.
-# Each is a grid step, and multiplies bm rows. Tall tiles multiply rows for nothing, low tiles take more steps. Which bm
-# at most doubles both, from S rows and E visits?
+# Each is a grid step, and multiplies bm rows. Tall tiles multiply rows for nothing. Low tiles take more steps. S rows
+# and E visits would be ideal. Which bm takes at most about twice as many of both?
 #
 # **Whose gradient?** Going backward, JAX turns a gather into a **scatter-add**: every row of the gradient is added
 # where it came from. The layer has two gathers, `x[order // k]` and the one in your `combine`. In one of them, several
-# rows are added in the same place. There, `expand_grad` should fetch those rows and sum them. JAX does not know where
-# they are. You have the inverse of `order`.
+# rows meet in one place. There, let `expand_grad` fetch those rows and sum them. JAX does not know where they are, but
+# you have the inverse of `order`.
 
 
 # %%
