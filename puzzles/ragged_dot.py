@@ -1290,6 +1290,7 @@ def weight_grads(x, g, group_sizes, *, bm, bn, bk):
     )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, g)
 
 
+# %%
 def row_grads(g, w, group_sizes, *, bm, bn, bk):
     (M, N), (_, K, _) = g.shape, w.shape
     meta = metadata(group_sizes, num_rows=M, bm=bm)
