@@ -497,5 +497,6 @@ def puzzle_13(nb: Any) -> Question:
             case(*paged_case([50, 9], 3, H=4, Hkv=1, page=24, D=64, low=True), about="scores around -500"),
         ],
         budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
+        allow=["int32", "bool"],
         forbid=("softmax",),
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import cases, curriculum
-from .arrays import ArrayJudge
+from .arrays import ArrayJudge, Wanted
 from .collecting import collecting, current, is_brief
 from .guard import Guard, is_ours
 from .holes import (
@@ -24,7 +24,7 @@ from .holes import (
     why_apart,
 )
 from .inputs import Budget, Case, Question, Subject, question
-from .judge import Judge, claimed, judge_arrays, judge_kernel, tolerance_of
+from .judge import CLAIMS, Judge, claimed, judge_arrays, judge_kernel, tolerance_of
 from .reference import course_of
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class _Answer:
     fn: Callable[..., Any]
     names: Mapping[str, Any]
     holes: dict[str, types.CodeType]
+    wanted: Wanted = dataclasses.field(default_factory=Wanted)
+    rounding: bool = True  # whether results must be rounded as well as the course's
 
     @property
     def title(self) -> str:
@@ -151,18 +153,16 @@ class _Answer:
         helpers = helpers_of(self.known, self.holes, self.names) if self.known else []
         lookout = self._lookout(asked.spec, barred, helpers)
         tolerance = tolerance_of(asked.tol)
-        course = functools.partial(course_of, self.known.id, asked.spec, tolerance) if self.known else None
+        course = (
+            functools.partial(course_of, self.known.id, asked.spec, tolerance) if self.known and self.rounding else None
+        )
         if asked.kernel:
             judge = Judge(self.fn, tolerance, asked.allow, asked.explain, barred, guard, lookout)
-            judge.course = course
-            untrue = None if only else claimed([c for c in asked.claims if not c.last], judge)
-            verdict = judge_kernel(self.puzzle, judge, asked, only) if untrue is None else untrue
-            costly = not is_brief() and {f.kind for f in verdict.findings} == {"budget"}  # a poor choice says why
-            poor = claimed([c for c in asked.claims if c.last], judge) if (verdict or costly) and not only else None
-            if poor is not None and (verdict or poor.status == "failed"):
-                poor.draw, verdict = verdict.draw, poor
+            judge.course, judge.wanted = course, self.wanted
+            verdict = self._judged_kernel(asked, judge, only)
         else:
             arrays = ArrayJudge(self.fn, asked.spec, tolerance, asked.explain, guard, lookout, course)
+            arrays.wanted = self.wanted
             verdict = judge_arrays(self.puzzle, arrays, asked, only)
         if self.known and not is_brief():
             with guard.explaining():
@@ -171,11 +171,27 @@ class _Answer:
                     verdict.findings = pointed_into_holes(verdict.findings, self.holes, helpers)
         return verdict
 
+    def _judged_kernel(self, asked: Question, judge: Judge, only: tuple[int, int] | None) -> "Verdict":
+        first, last = ([c for c in asked.claims if c.last == late] for late in (False, True))
+        if only == CLAIMS:
+            untrue = claimed([*first, *last], judge)
+            return judge.passed() if untrue is None else untrue
+        if only is not None:
+            return judge_kernel(self.puzzle, judge, asked, only)
+        untrue = claimed(first, judge)
+        verdict = judge_kernel(self.puzzle, judge, asked) if untrue is None else untrue
+        costly = not is_brief() and {f.kind for f in verdict.findings} == {"budget"}  # a poor choice says why
+        poor = claimed(last, judge) if verdict or costly else None
+        if poor is not None and (verdict or poor.status == "failed"):
+            poor.draw = CLAIMS if verdict else verdict.draw
+            return poor
+        return judge.confirmed(verdict, asked.spec) if verdict else verdict
+
     def _explain(self, verdict: "Verdict", asked: Question, guard: Guard) -> None:
         from .told import told
 
         assert self.known
-        if verdict.findings:
+        if verdict.findings and verdict.findings[0].kind != "time-limit":  # trying takes as long, again and again
             with guard.explaining():
                 found = self._isolated(verdict, asked)
                 # "the mistake is in your one function" is no news
@@ -188,10 +204,12 @@ class _Answer:
         """What would have to change in an answer, found by trying."""
         from .isolate import isolated
 
+        wanted, rounding = Wanted(), "rounding" in {f.kind for f in verdict.findings}
+
         def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> "Verdict":
             with collecting(brief=True):
                 guard = Guard()
-                tried = _Answer(self.puzzle, self.known, fn, self.names, {})
+                tried = _Answer(self.puzzle, self.known, fn, self.names, {}, wanted, rounding or only is None)
                 return _guarded(lambda: tried.judged(asked, guard, only), guard)
 
         def right(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> bool:

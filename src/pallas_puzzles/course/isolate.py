@@ -1,13 +1,14 @@
 """Which part of an answer is wrong: it runs again, with ever fewer of its differences from the course's undone."""
 
 import ast
+import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..diagnose.corrections import Correction, corrections
+from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import (
     Difference,
     Functions,
@@ -61,12 +62,24 @@ def isolated(
     if chosen and not tried(applied(answer, chosen), works_everywhere):
         chosen = that_do(works, works_everywhere) or chosen
     values = {name: values_with_names(node) for name, node in written.items()}
-    said = corrections(answer, chosen, _called(puzzle), values)
-    if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
-        names_of = dict.fromkeys(c.function for c in said)
-        whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
-        said = corrections(answer, whole, _called(puzzle), values) if len(whole) < len(answer) else []
-    return said
+    say = functools.partial(corrections, answer, names=_called(puzzle))
+    for statements in (False, True):  # what is said is tried as well: a reader who follows it has to get there
+        said = say(chosen, named={} if statements else values, statements=statements)
+        if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
+            names_of = dict.fromkeys(c.function for c in said)
+            whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
+            return say(whole, named=values) if len(whole) < len(answer) else []
+        swapped = {c.function: right[c.function] for c in said if c.whole}
+        if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works):
+            return said
+    return say(chosen, named=values, untold=True)
+
+
+def _followed(written: Functions, said: Sequence[Correction]) -> dict[str, ast.FunctionDef]:
+    """The reader's functions, after they have done what they were told; without those where it can't be done."""
+    edits = {name: [c.edit for c in said if c.edit is not None and c.function == name] for name in written}
+    changed = {name: followed(node, edits[name]) for name, node in written.items()}
+    return {name: node for name, node in changed.items() if node is not None}
 
 
 def _answer(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> dict[str, ast.FunctionDef]:

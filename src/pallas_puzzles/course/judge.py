@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays import ArrayJudge, CourseOf, Explain, compare, expected, keyword_only, keywords_of, quickly_expected
+from .arrays import (
+    ArrayJudge,
+    CourseOf,
+    Explain,
+    Wanted,
+    compare,
+    expected,
+    keyword_only,
+    keywords_of,
+    quickly_expected,
+)
 from .collecting import is_brief
 from .guard import Guard, is_ours
 from .inputs import Case, Input, Question, draw, seed_of
@@ -24,30 +34,28 @@ if TYPE_CHECKING:
 TIME_LIMIT_S = 20.0
 CONFIRM_LIMIT_S = 90.0  # what the lens has passed does end: JAX's simulator may take its time on a busy machine
 DRAWS = 3
+CLAIMS = (-1, 0)  # in the place of a case and draw: what functions of the reader's say, and not what a kernel returns
 OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised memory: a value like any other
 
 
 def judge_kernel(puzzle: str, judge: "Judge", asked: Question, only: tuple[int, int] | None = None) -> "Verdict":
-    example: tuple[Any, dict[str, Any]] | None = None
+    """The verdict of the lens on every case. JAX is yet to be asked about what passes: see Judge.confirmed."""
     draws = _draws(puzzle, asked.cases, asked.seed)
     for number, case, i, draw_seed in sorted(draws, key=_size) if is_brief() else draws:
         if only is not None and (number, i) != only:
             continue
         args = draw(case.inputs, np.random.default_rng(draw_seed))
         first = number == 0 and i == 0
-        want = quickly_expected(asked.spec, args, keywords_of(asked.spec, case.blocks))
+        keywords = keywords_of(asked.spec, case.blocks)
+        want = judge.wanted.of(number, i, quickly_expected, asked.spec, args, keywords)
         verdict = judge.run_case(args, want, case, first=first)
         if verdict is not None:
             verdict.draw = number, i
             if not first:
                 verdict.notes.append(_which(args, case, number, draw_seed))
             return verdict
-        example = (args, case.blocks) if first else example
-    refused = None
-    if example is not None and only is None:
-        args, blocks = example
-        refused = judge.confirm(args, blocks, expected(asked.spec, args, keywords_of(asked.spec, blocks)))
-    return judge.passed() if refused is None else refused
+        judge.example = (args, case.blocks) if first else judge.example
+    return judge.passed()
 
 
 def judge_arrays(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[int, int] | None = None) -> "Verdict":
@@ -55,7 +63,7 @@ def judge_arrays(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[in
         if only is not None and (number, i) != only:
             continue
         args = draw(case.inputs, np.random.default_rng(draw_seed))
-        verdict = judge.run_case(args, case)
+        verdict = judge.run_case(args, case, number, i)
         if verdict is not None:
             verdict.draw = number, i
             if number or i:
@@ -103,7 +111,7 @@ def claimed(claims: "Sequence[Claim | Choice | Helper]", judge: "Judge") -> "Ver
         except (Exception, TimeLimit) as error:
             return judge._error(error)
         if finding is not None:
-            return Verdict("", "failed", [finding], "Not yet.")
+            return Verdict("", "failed", [finding], "Not yet.", draw=CLAIMS)
     return None
 
 
@@ -137,6 +145,8 @@ class Judge:
         self.notes: list[str] = []
         self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
         self.course: CourseOf | None = None  # makes the course's result of the same data
+        self.wanted = Wanted()
+        self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first case, once it has passed
         self.beyond = False  # whether JAX's simulator has run what the lens could not
 
     def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> "Verdict | None":
@@ -295,6 +305,14 @@ class Judge:
         outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
         return Run([], outputs, [], [], [])
 
+    def confirmed(self, passed: "Verdict", spec: Callable[..., Any]) -> "Verdict":
+        """The verdict after JAX has been asked about the first case, too."""
+        if self.example is None:
+            return passed
+        args, blocks = self.example
+        refused = self.confirm(args, blocks, expected(spec, args, keywords_of(spec, blocks)))
+        return passed if refused is None else refused
+
     def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Verdict | None":
         """The TPU front end and JAX's own simulator: None when both agree with a pass."""
         from ..diagnose.findings import Finding
@@ -317,7 +335,7 @@ class Judge:
         except (Exception, TimeLimit) as error:
             verdict = self._error(error)
             late = isinstance(error, SimulatorTimeout | TimeLimit)
-            verdict.notes.append(_TOO_LATE if late else _DISAGREE)
+            verdict.notes.append(_TOO_LATE if late else _REFUSED)
             return verdict
         findings = self._diagnosis(Run([], outputs, [], [], []), want).findings
         if not findings:
@@ -377,6 +395,11 @@ _TOO_LATE = (
     "says nothing about your kernel: check again when there is less to do."
 )
 
+
+_REFUSED = (
+    "The lens passed this. JAX's TPU simulator refuses it, and its word counts. If your kernel is right, please report "
+    "it."
+)
 
 _DISAGREE = (
     "The lens passed this, JAX's TPU simulator did not. One of the two has a bug, most likely the lens: the "

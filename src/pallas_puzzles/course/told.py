@@ -29,19 +29,21 @@ def told(findings: "Sequence[Finding]", found: Sequence[Correction], files: Mapp
     if seen.kind == "budget":
         head, _, advice = seen.cause.partition(". ")
         first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
-        first = first.but(evidence=(advice,)) if advice and found[0].whole else first
+        first = first.but(evidence=(advice,)) if advice and not found[0].told else first
     elif covered and (found[0].whole or (seen.kind not in _SAYS_LITTLE and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about
-    elif covered and seen.kind not in _SAYS_LITTLE:
+    elif covered and seen.kind not in _SAYS_LITTLE | _GUESSED:
         at_def = seen.line is not None and seen.line.text.startswith("def ")
         first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
     else:
-        first = first.but(evidence=(_head(seen),))
+        first = first.but(evidence=(_head(seen) if found[0].told else seen.cause,))
     return [first, *others]
 
 
 # Kinds that see that something is wrong, and not how it came about.
 _SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
+
+_GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
 
 
 def _sentence(correction: Correction, places: int) -> str:

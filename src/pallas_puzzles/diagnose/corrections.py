@@ -4,7 +4,7 @@ import ast
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .differences import Difference, Functions, Path, applied
@@ -30,9 +30,23 @@ class Correction:
     words: str
     told: bool = True
     whole: bool = False
+    edit: "Edit | None" = None
 
     def covers(self, line: int) -> bool:
         return self.line <= line <= self.last_line
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """What a reader who follows a correction does: `new` in the place of `old`, a node of the answer ("": it goes).
+
+    behind, before: where nothing stands that is replaced, the statement that the new one comes next to.
+    """
+
+    new: str
+    old: ast.AST | None = None
+    behind: ast.AST | None = None
+    before: ast.AST | None = None
 
 
 def corrections(
@@ -40,14 +54,19 @@ def corrections(
     chosen: Sequence[Difference],
     names: Mapping[str, str],
     named: Mapping[str, Mapping[str, str]],
+    *,
+    statements: bool = False,
+    untold: bool = False,
 ) -> list[Correction]:
     """What to say of differences that matter, those close together as one: first those that say what should be there.
 
     names: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
-    names that the reader has given to values, by the text of the value.
+    names that the reader has given to values, by the text of the value. statements: say it of whole statements, and
+    leave nothing out. untold: only where it is, not what should be there.
     """
     found = []
-    for group in _together(answer, _used_by_none(chosen), named):
+    chosen = chosen if statements else _used_by_none(chosen)
+    for group in _together(answer, chosen, named, statements):
         name = group.differences[0].function
         called = names.get(name, f"`{name}`")
         if group.differences[0].whole:
@@ -55,8 +74,9 @@ def corrections(
             words = f"the mistake is in {called}: with the course's in its place, everything is right"
             found.append(Correction(name, node.lineno, node.end_lineno or node.lineno, words, told=False, whole=True))
         else:
-            words, told = _words(answer, group, named.get(name, {}))
-            found.append(Correction(name, group.line, group.last_line, f"in {called}, {words}", told))
+            words, told = _words(answer, group, named.get(name, {}), untold)
+            edit = _edit(answer, group, named.get(name, {}))
+            found.append(Correction(name, group.line, group.last_line, f"in {called}, {words}", told, edit=edit))
     return sorted(found, key=lambda c: (not c.told, c.line))
 
 
@@ -78,6 +98,14 @@ class _Group:
     path: Path
     differences: list[Difference]
 
+    def overlaps(self, other: "_Group") -> bool:
+        """Whether one is inside of the other; a statement that is missing is inside of none."""
+        both = [(g.path, g.differences[0]) for g in (self, other)]
+        if any(d.was is None and path == d.path and isinstance(d.should, ast.stmt) for path, d in both):
+            return False
+        short, long = sorted((self.path, other.path), key=len)
+        return long[: len(short)] == short
+
     @property
     def line(self) -> int:
         there = [d.line for d in self.differences if d.was is not None]
@@ -89,21 +117,47 @@ class _Group:
         return max(self.line, *ends)
 
 
-def _together(answer: Functions, chosen: Sequence[Difference], named: Mapping[str, Mapping[str, str]]) -> list[_Group]:
-    groups: dict[tuple[str, Path], _Group] = {}
+def _together(
+    answer: Functions, chosen: Sequence[Difference], named: Mapping[str, Mapping[str, str]], statements: bool
+) -> list[_Group]:
+    groups: list[_Group] = []
     for each in chosen:
-        path = each.path if each.whole else _around(answer[each.function], each, named.get(each.function, {}))
-        key = next((k for k in groups if k[0] == each.function and path[: len(k[1])] == k[1]), (each.function, path))
-        groups.setdefault(key, _Group(path, [])).differences.append(each)
-    return list(groups.values())
+        tree, path = answer[each.function], each.path
+        if statements:
+            path = _statement(tree, path)
+        elif not each.whole:
+            path = _around(tree, each, named.get(each.function, {}))
+        mine = _Group(path, [each])
+        for other in [g for g in groups if g.differences[0].function == each.function and g.overlaps(mine)]:
+            groups.remove(other)
+            path = min(other.path, mine.path, key=len)
+            path = path[:-1] if isinstance(_at(tree, path), ast.keyword | None) else path
+            mine = _Group(path, [*other.differences, *mine.differences])
+        groups.append(mine)
+    return groups
+
+
+def _statement(tree: ast.FunctionDef, path: Path) -> Path:
+    """The path to the statement around a node; a statement that is missing is there as well."""
+    while len(path) > 1 and not (path[-1][0] in _BODIES or isinstance(_at(tree, path), ast.stmt)):
+        path = path[:-1]
+    return path
+
+
+_BODIES = frozenset("body orelse finalbody decorator_list".split())
 
 
 def _around(tree: ast.FunctionDef, difference: Difference, named: Mapping[str, str]) -> Path:
     """The path to the largest expression around a difference that is still short, and on its line."""
-    best, path = difference.path, difference.path
+    path = difference.path
+    if isinstance(difference.was or difference.should, ast.stmt):
+        return path
+    if isinstance(difference.was or difference.should, ast.keyword) and None in (difference.was, difference.should):
+        return path
     if difference.was is None or difference.should is None:
-        return best
-    while path and not isinstance(difference.was or difference.should, ast.stmt):
+        path = path[:-1]  # an argument, an element: it says little alone
+    best = path
+    while path:
         path = path[:-1]
         node = _at(tree, path)
         if isinstance(node, ast.stmt) or node is None:
@@ -127,7 +181,55 @@ def _at(tree: ast.AST, path: Path) -> Any:
     return node
 
 
-def _words(answer: Functions, group: _Group, named: Mapping[str, str]) -> tuple[str, bool]:
+def _edit(answer: Functions, group: _Group, named: Mapping[str, str]) -> Edit:
+    """What to do in one place; where there is no text of its own, in the expression or statement around it."""
+    first = group.differences[0]
+    tree, path = answer[first.function], group.path
+    if first.was is None and path == first.path:
+        field, n = path[-1]
+        body = getattr(_at(tree, path[:-1]), field)
+        there = {"behind": body[n - 1]} if n else {"before": body[0]} if body else {}
+        return Edit(_program(first.should, named), **there)
+    while not (isinstance(was := _at(tree, path), ast.stmt) or (isinstance(was, ast.expr) and _stands_alone(was))):
+        path = path[:-1]
+    gone = path == first.path and first.should is None
+    should = None if gone else _at(applied(answer, group.differences)[first.function], path)
+    return Edit(_program(should, named), was)
+
+
+def _stands_alone(node: ast.expr) -> bool:
+    return not isinstance(node, ast.Slice | ast.Starred) and not isinstance(getattr(node, "ctx", None), ast.Store)
+
+
+def followed(function: ast.FunctionDef, edits: Iterable[Edit]) -> ast.FunctionDef | None:
+    """A function as it is after these edits; None where there is no place for one of them."""
+    changes: dict[Any, Edit] = {_where(e.old or e.behind or e.before): e for e in edits}
+    tree = _Followed(changes).visit(copy.deepcopy(function))
+    return None if changes else ast.fix_missing_locations(tree)
+
+
+def _where(node: Any) -> Any:
+    ends = ("lineno", "col_offset", "end_lineno", "end_col_offset")
+    return (type(node).__name__, *(getattr(node, end, None) for end in ends))
+
+
+class _Followed(ast.NodeTransformer):
+    """Makes the changes, and takes each out of the list."""
+
+    def __init__(self, changes: dict[Any, Edit]) -> None:
+        self.changes = changes
+
+    def visit(self, node: ast.AST) -> Any:
+        edit = self.changes.pop(_where(node), None) if isinstance(node, ast.expr | ast.stmt) else None
+        if edit is None:
+            return self.generic_visit(node)
+        new = ast.parse(edit.new or "pass").body
+        if isinstance(node, ast.expr):
+            return new[0].value  # type: ignore[attr-defined]
+        return new if edit.old is not None else [node, *new] if edit.behind is not None else [*new, node]
+
+
+def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: bool) -> tuple[str, bool]:
     """What is wrong in one place, and whether that says what should be there."""
     tree = answer[group.differences[0].function]
     first = group.differences[0]
@@ -137,14 +239,16 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str]) -> tuple[
     old, new = _stores(was, should) or (_text(was, named), _text(should, named))
     small = max(d.size for d in group.differences) <= _SMALL
     short_old, short_new = (0 < len(x) <= (_SHOWN_SMALL if small else _SHOWN) and "\n" not in x for x in (old, new))
-    if should is None:
+    if should is None and not untold:
         return f"`{old}` does not belong here" if short_old else "this does not belong here", True
-    if was is None:
+    if was is None and not untold:
         return f"`{new if short_new else _opening(should, named)}` is missing here", short_new
-    if short_new:
+    if short_new and not untold:
         return f"`{old}` should be `{new}`" if short_old else f"this should be `{new}`", True
+    if was is None:
+        return "something is missing here", False
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
-    return wrong + _used(was, should), False
+    return wrong + (_used(was, should) if should is not None else ""), False
 
 
 def _opening(node: Any, named: Mapping[str, str]) -> str:
@@ -201,6 +305,11 @@ def _text(node: ast.AST | None, named: Mapping[str, str]) -> str:
     if isinstance(node, ast.FunctionDef) and node.decorator_list:  # a body under pl.when
         return "\n".join([*(f"@{ast.unparse(d)}" for d in node.decorator_list), *map(ast.unparse, node.body)])
     return ast.unparse(node)
+
+
+def _program(node: ast.AST | None, named: Mapping[str, str]) -> str:
+    """The program of a node as a reader would write it down, "" for none."""
+    return "" if node is None else ast.unparse(_Named(named).generic_visit(copy.deepcopy(node)))
 
 
 def _sign(operator: ast.AST) -> str:

@@ -41,7 +41,7 @@ class Difference:
 
     @property
     def size(self) -> int:
-        """How much there is to change, in nodes."""
+        """How much there is to read, in nodes."""
         return max(_size(node) for node in (self.was, self.should) if node is not None)
 
 
@@ -158,7 +158,7 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
     theirs = _with_names_of(mine, theirs)
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     found = [Difference(mine.name, p, a, b, line) for p, a, b, line in _between(mine, theirs, (), mine.lineno)]
-    alike = sum(d.size for d in found) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
+    alike = sum(_change(d.was, d.should) for d in found) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
     yield from found if alike or len(found) <= _FEW else [whole]
 
 
@@ -182,11 +182,21 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[tuple[Pa
         elif x != y:
             inner = [(path, a, b, line)]
             break
-    changed = sum(max(_size(n) for n in (x, y) if n is not None) for _, x, y, _ in inner)
+    changed = sum(_change(x, y) for _, x, y, _ in inner)
     if isinstance(a, ast.expr) and changed > (1 - _SHARED) * max(_size(a), _size(b)) and path:
         yield path, a, b, line  # an expression that has little in common with the other is replaced as a whole
     else:
         yield from inner
+
+
+def _change(x: ast.AST | None, y: ast.AST | None) -> int:
+    """How many nodes change; what one program has around all of the other does not count as a change of the other."""
+    large, small = sorted((_size(n) if n is not None else 0 for n in (x, y)), reverse=True)
+    if x is None or y is None:
+        return large
+    outer, inner = (x, y) if _size(x) >= _size(y) else (y, x)
+    around = any(_key(n) == _key(inner) for n in ast.walk(outer) if type(n) is type(inner))
+    return large - small if around else large
 
 
 def _straighten(body: list[ast.stmt], whole: ast.FunctionDef) -> None:

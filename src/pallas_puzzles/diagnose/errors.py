@@ -4,6 +4,7 @@ import re
 import traceback as tb
 
 from ..ir.capture import SourceLine, is_readers_file, source_line
+from ..lens.watchdog import TimeLimit
 from .findings import Finding
 
 _ERRORS: list[tuple[str, str, str]] = [
@@ -171,6 +172,8 @@ def explain_error(error: BaseException) -> Finding:
     text = str(error)
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     name = type(error).__name__
+    if isinstance(error, TimeLimit):
+        return _too_late(error)
     haystack = f"{name}: {text}"
     line = readers_frame(error)
     named = re.search(r" at (/[^\s:]+|<\w+>|\S+\.py):(\d+)\b", first)  # "kernel at file.py:12": JAX names the function
@@ -233,9 +236,8 @@ def explain_error(error: BaseException) -> Finding:
     slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
     if "TracerBoolConversion" in name and slices:
         return Finding("dynamic-slice", _DYNAMIC_SLICE, [_shorten(f"{name}: {first}")], line)
-    in_kernel = any("pallas_call" in frame.filename for frame in tb.extract_tb(error.__traceback__))
     for pattern, kind, advice in _ERRORS:
-        if kind == "kernel-arity" and not in_kernel:
+        if kind == "kernel-arity" and not _as_a_kernel(error):
             continue
         if re.search(pattern, haystack, re.S):
             return Finding(
@@ -245,6 +247,20 @@ def explain_error(error: BaseException) -> Finding:
                 line,
             )
     return Finding("error", f"{name}: {_shorten(first)}", [], line)
+
+
+def _too_late(error: TimeLimit) -> Finding:
+    words = str(error)
+    return Finding(
+        "time-limit", f"{words[:1].upper()}{words[1:]}. Does a loop in it never end?", [], readers_frame(error)
+    )
+
+
+def _as_a_kernel(error: BaseException) -> bool:
+    """Whether an exception comes of the call of a kernel by JAX, and of no call inside of it."""
+    files = [frame.filename for frame in tb.extract_tb(error.__traceback__)]
+    last = max((n for n, file in enumerate(files) if "pallas_call" in file), default=None)
+    return last is not None and not any(map(is_readers_file, files[last + 1 :]))
 
 
 _ARRAY_ERRORS: list[tuple[str, str, str]] = [
@@ -281,6 +297,8 @@ def explain_array_error(error: BaseException) -> Finding:
     """An exception raised by array code under jit, in one sentence, with the reader's own line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name, line = type(error).__name__, readers_frame(error)
+    if isinstance(error, TimeLimit):
+        return _too_late(error)
     code = f" {line.text}" if line else ""
     joined = re.search(r"\b(and|or)\b", code)
     if joined and re.search("truth value of an array|TracerBoolConversion", f"{name}: {error}"):

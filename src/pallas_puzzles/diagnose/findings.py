@@ -1,6 +1,7 @@
 """What a diagnosis is made of: findings, tolerances, and the verdict on each block."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,8 +58,12 @@ _BESIDE_ZERO = 1e-12  # where every expected value is 0: what is left when numbe
 
 
 def _rms(x: np.ndarray) -> float:
-    finite = x[np.isfinite(x)].astype(np.float64)
-    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+    flat = np.ravel(x).astype(np.float64)
+    squares = float(np.dot(flat, flat))
+    if not math.isfinite(squares):
+        flat = flat[np.isfinite(flat)]
+        squares = float(np.dot(flat, flat))
+    return math.sqrt(squares / flat.size) if flat.size else 0.0
 
 
 def default_tolerance(dtype: np.dtype) -> Tolerance:

@@ -195,6 +195,14 @@ def races(trace: Trace) -> Iterator[Finding]:
     """Output blocks that steps along a parallel axis share."""
     call = trace.call
     parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s and d not in call.vmapped]
+    late = [d for d in parallel if any(before not in parallel for before in range(d) if before not in call.vmapped)]
+    if late:
+        cause = (
+            f"grid axis {late[0]} is marked 'parallel', and one before it is not: JAX wants the parallel axes first. "
+            f"Mark axis {late[0]} 'arbitrary' in dimension_semantics, or change the order of the axes."
+        )
+        yield Finding("race", cause, [], call.where, near=call.callers)
+        return
     for d in sorted(set(parallel) & set(call.dynamic_axes)):
         cause = (
             f"grid axis {d} is as long as a value says, and marked 'parallel': which of its steps share a block is "
