@@ -437,8 +437,8 @@ def puzzle_9(nb: Any) -> Question:
         variants=[
             layer(64, 128, 256, 6, unloved=0, k=1, bn=256, about="no token chooses expert 0"),
             layer(40, 256, 128, 3, bk=256),
-            layer(160, 128, 128, 2, about="many tokens, two experts"),
-            layer(8, 128, 128, 8, about="8 tokens, 8 experts"),
+            layer(160, 128, 256, 2, bn=256, about="many tokens, two experts"),
+            layer(8, 128, 256, 8, bn=256, about="8 tokens, 8 experts"),
         ],
         budget=moe_budget(48, 128, 256, 5, mxu_bits=16, outside_flops=184_320),
         allow=MOE_OUTSIDE,
