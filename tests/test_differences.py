@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pallas_puzzles.diagnose.corrections import corrections
+from edits import edits
+from pallas_puzzles.diagnose.corrections import corrections, followed
 from pallas_puzzles.diagnose.differences import applied, differences, straightened, that_matter
 
 RIGHT = """
@@ -158,15 +159,15 @@ def test_lines_are_those_of_the_answer(changed):
     assert (function, line) == ("kernel", 103)
 
 
+def solved():
+    sources = Path(__file__).resolve().parents[1] / "solutions"
+    trees = [ast.parse(file.read_text()) for file in sorted(sources.glob("*.py"))]
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
 def test_any_two_functions_can_be_compared():
     """Of whatever a reader writes, the differences can be found, undone and put into words."""
-    sources = Path(__file__).resolve().parents[1] / "solutions"
-    functions = [
-        node
-        for file in sorted(sources.glob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef)
-    ]
+    functions = solved()
     rng = random.Random(0)
     for _ in range(400):
         one, other = rng.sample(functions, 2)
@@ -176,6 +177,73 @@ def test_any_two_functions_can_be_compared():
         ast.unparse(undone)
         compile(ast.Module([undone], type_ignores=[]), "undone", "exec", dont_inherit=True)
         corrections(answer, found, {}, {})
+
+
+def test_who_does_what_is_said_of_a_slip_has_the_right_program():
+    rng, kept = random.Random(0), []
+    for right in rng.sample([each for each in solved() if not each.decorator_list], 60):
+        slips = list(edits(ast.unparse(right), {}))
+        for slip in rng.sample(slips, min(5, len(slips))):
+            (written,) = ast.parse(slip.code).body
+            answer, wanted = {right.name: straightened(written)}, {right.name: straightened(right)}
+            found = differences(answer, wanted)
+            said = corrections(answer, found, {}, {})
+            if found and not any(c.whole for c in said):
+                after = followed(written, [c.edit for c in said])
+                kept.append(after is not None and not differences({right.name: straightened(after)}, wanted))
+    # the others are right as well, but values that had names stand in several places
+    assert sum(kept) > 0.8 * len(kept) > 200
+
+
+WRITTEN = """
+def kernel(x_ref, m_ref, o_ref):
+    m_old = m_ref[...]
+    m_new = x_ref[...].max(axis=1, keepdims=True)
+    m_ref[...] = m_new
+    o_ref[...] = (x_ref[...] - m_old) * m_new
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        (  # two changes, one around the other, are one
+            WRITTEN.replace("(x_ref[...] - m_old) * m_new", "x_ref[...] * m_new - m_old"),
+            "`(x_ref[...] - m_old) * m_new` should be `x_ref[...] * m_new - m_old`",
+        ),
+        (  # two arguments are missing in one call
+            WRITTEN.replace(
+                ".max(axis=1, keepdims=True)", ".max(axis=1, keepdims=True, initial=0, where=x_ref[...] > 0)"
+            ),
+            "`x_ref[...].max(axis=1, keepdims=True)` should be "
+            "`x_ref[...].max(axis=1, keepdims=True, initial=0, where=x_ref[...] > 0)`",
+        ),
+        (  # what is too much around a value is told, and not the whole that it is a part of
+            WRITTEN.replace("x_ref[...].max(", "jnp.abs(x_ref[...]).max("),
+            "`x_ref[...].max(axis=1, keepdims=True)` should be `jnp.abs(x_ref[...]).max(axis=1, keepdims=True)`",
+        ),
+    ],
+)
+def test_what_is_said_can_be_done(right, words):
+    (node,), answer, wanted = ast.parse(WRITTEN).body, parsed(WRITTEN), parsed(right)
+    (told,) = corrections(answer, differences(answer, wanted), {}, {})
+    assert told.words == f"in `kernel`, {words}"
+    assert not differences({"kernel": straightened(followed(node, [told.edit]))}, wanted)
+
+
+def test_a_name_that_is_not_bound_yet_is_no_advice():
+    """With the reader's name for the value the words are short, and wrong: who follows them has another program."""
+    (node,), answer = ast.parse(WRITTEN).body, parsed(WRITTEN)
+    wanted = parsed(
+        WRITTEN.replace(
+            "x_ref[...].max(axis=1, keepdims=True)", "jnp.maximum(m_old, x_ref[...].max(axis=1, keepdims=True))"
+        )
+    )
+    found = differences(answer, wanted)
+    (short,) = corrections(answer, found, {}, {"kernel": {"x_ref[...].max(axis=1, keepdims=True)": "m_new"}})
+    (whole,) = corrections(answer, found, {}, {}, statements=True)
+    assert differences({"kernel": straightened(followed(node, [short.edit]))}, wanted)
+    assert not differences({"kernel": straightened(followed(node, [whole.edit]))}, wanted)
 
 
 def test_an_expression_of_several_lines_is_replaced_by_one_that_compiles():

@@ -185,7 +185,7 @@ def _edit(answer: Functions, group: _Group, named: Mapping[str, str]) -> Edit:
     """What to do in one place; where there is no text of its own, in the expression or statement around it."""
     first = group.differences[0]
     tree, path = answer[first.function], group.path
-    if first.was is None and path == first.path:
+    if first.was is None and path == first.path and isinstance(first.should, ast.stmt):
         field, n = path[-1]
         body = getattr(_at(tree, path[:-1]), field)
         there = {"behind": body[n - 1]} if n else {"before": body[0]} if body else {}
@@ -203,7 +203,9 @@ def _stands_alone(node: ast.expr) -> bool:
 
 def followed(function: ast.FunctionDef, edits: Iterable[Edit]) -> ast.FunctionDef | None:
     """A function as it is after these edits; None where there is no place for one of them."""
-    changes: dict[Any, Edit] = {_where(e.old or e.behind or e.before): e for e in edits}
+    changes: dict[Any, list[Edit]] = {}
+    for each in edits:
+        changes.setdefault(_where(each.old or each.behind or each.before), []).append(each)
     tree = _Followed(changes).visit(copy.deepcopy(function))
     return None if changes else ast.fix_missing_locations(tree)
 
@@ -216,17 +218,20 @@ def _where(node: Any) -> Any:
 class _Followed(ast.NodeTransformer):
     """Makes the changes, and takes each out of the list."""
 
-    def __init__(self, changes: dict[Any, Edit]) -> None:
+    def __init__(self, changes: dict[Any, list[Edit]]) -> None:
         self.changes = changes
 
     def visit(self, node: ast.AST) -> Any:
-        edit = self.changes.pop(_where(node), None) if isinstance(node, ast.expr | ast.stmt) else None
-        if edit is None:
+        edits = self.changes.pop(_where(node), []) if isinstance(node, ast.expr | ast.stmt) else []
+        if not edits:
             return self.generic_visit(node)
-        new = ast.parse(edit.new or "pass").body
+        new = [ast.parse(e.new or "pass").body for e in edits]
         if isinstance(node, ast.expr):
-            return new[0].value  # type: ignore[attr-defined]
-        return new if edit.old is not None else [node, *new] if edit.behind is not None else [*new, node]
+            return new[0][0].value  # type: ignore[attr-defined]
+        kept = [] if any(e.old is not None for e in edits) else [self.generic_visit(node)]
+        ahead = [each for e, body in zip(edits, new, strict=True) if e.before is not None for each in body]
+        behind = [each for e, body in zip(edits, new, strict=True) if e.before is None for each in body]
+        return [*ahead, *kept, *behind]
 
 
 def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: bool) -> tuple[str, bool]:

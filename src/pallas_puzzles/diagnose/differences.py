@@ -85,9 +85,8 @@ def applied(answer: Functions, chosen: Sequence[Difference]) -> dict[str, ast.Fu
             changed[name] = mine[0].should
             continue
         tree = copy.deepcopy(answer[name])
-        for each in sorted(
-            mine, key=lambda d: _place(d.path), reverse=True
-        ):  # from the end: positions stay as they are
+        # from the end: positions stay as they are
+        for _, each in sorted(enumerate(mine), key=lambda pair: (_place(pair[1].path), pair[0]), reverse=True):
             _put(tree, each)
         changed[name] = ast.fix_missing_locations(tree)
     return changed
