@@ -195,15 +195,18 @@ def puzzle_4(nb: Any) -> Question:
     )
 
 
-def equal_product(nb: Any, experts: int, rows: int, K: int, N: int, bm: int, bn: int, bk: int) -> tuple[Any, Any]:
-    """The reader's wiring around Puzzle 5's kernel: (function, arguments). Claims are compared with a run of it."""
+def equal_product(nb: Any) -> Callable[..., tuple[Any, Any]]:
+    """(experts, rows, K, N, bm, bn, bk) -> the reader's wiring around Puzzle 5's kernel: (function, arguments)."""
 
-    def product(group_sizes: Any, x: Any, w: Any) -> Any:
-        meta = nb.metadata(group_sizes, num_rows=experts * rows, bm=bm)
-        return nb.grouped(nb.sum_kernel, meta, x, w, bm=bm, bn=bn, bk=bk)
+    @functools.cache
+    def meta(experts: int, rows: int, bm: int) -> Any:
+        return nb.metadata(sizes(*[rows] * experts), num_rows=experts * rows, bm=bm)
 
-    x, w = jnp.zeros((experts * rows, K), jnp.bfloat16), jnp.zeros((experts, K, N), jnp.bfloat16)
-    return product, (sizes(*[rows] * experts), x, w)
+    def product(experts: int, rows: int, K: int, N: int, bm: int, bn: int, bk: int) -> tuple[Any, Any]:
+        x, w = jnp.zeros((experts * rows, K), jnp.bfloat16), jnp.zeros((experts, K, N), jnp.bfloat16)
+        return functools.partial(nb.grouped, nb.sum_kernel, bm=bm, bn=bn, bk=bk), (meta(experts, rows, bm), x, w)
+
+    return product
 
 
 def equal_plans(nb: Any, experts: int, rows: int, K: int, N: int) -> list[tuple[int, int, int]]:
@@ -217,7 +220,7 @@ def any_experts(rng: np.random.Generator) -> tuple[int, ...]:
 
 
 def puzzle_5(nb: Any) -> Question:
-    product = functools.partial(equal_product, nb)
+    product = equal_product(nb)
     return question(  # the budgets are those of the best plan
         nb.equal_spec,
         normal((768, 512), "bfloat16"),
