@@ -5,8 +5,8 @@
 Each row is measured in processes of its own; verdicts after the imports and the `setup()` of a notebook's first cell.
 The goals are those of the project: a failing verdict within 0.15 s, a passing one (with JAX's simulator) within 1.2 s,
 the lens at least 5 times faster than JAX's TPU simulator on the same kernel in the same run, at most 0.3 s on top of
-`import jax`, 4096 grid steps within 1.5 s, a second `tpu_report` within a second, and, in `puzzles watch`, a second
-from a save to the verdict on a puzzle of basics.
+`import jax`, 4096 grid steps within 1.5 s, a second `tpu_report` within a second, in `puzzles watch` a second from a
+save to the verdict on a puzzle of basics, and, in `puzzles check`, half a second to a syntax error.
 """
 
 import argparse
@@ -183,6 +183,25 @@ watch.communicate("q")
 print(json.dumps({{"right": statistics.median(right), "worst": max(right), "wrong": statistics.median(wrong)}}))
 """
 
+# From Enter to the verdict on a file that was just saved, when a process waits for it already.
+SYNTAX_ERROR = """
+import json, os, statistics, subprocess, sys, tempfile, time
+from pathlib import Path
+folder = Path(tempfile.mkdtemp())
+os.environ["PALLAS_PUZZLES_HOME"] = str(folder / "home")
+puzzles = [sys.executable, "-m", "pallas_puzzles"]
+subprocess.run([*puzzles, "init", folder / "mine"], check=True, capture_output=True)
+mine, seconds = folder / "mine" / "basics.py", []
+text = mine.read_text().replace("pass  # YOUR CODE HERE", "o_ref[...] = (x_ref[...]", 1)
+for number in range(4):
+    mine.write_text(text + "# " + str(number))
+    start = time.perf_counter()
+    with subprocess.Popen([*puzzles, "check", "basics/1"], stdout=subprocess.PIPE, text=True) as check:
+        assert any("was never closed" in line for line in check.stdout)
+        seconds.append(time.perf_counter() - start)
+print(json.dumps({"seconds": statistics.median(seconds[1:])}))
+"""
+
 
 def measure(code: str, runs: int) -> dict[str, float]:
     """Medians of what `code` reports, over `runs` fresh processes."""
@@ -220,6 +239,7 @@ def main() -> None:
     row("watch, from save to a wrong verdict", watch["wrong"], 1)
     row("watch, from save to a right one", watch["right"], 1)
     row("watch, the slowest puzzle of basics", watch["worst"], 1)
+    row("puzzles check, a syntax error, warm", seconds(SYNTAX_ERROR), 0.5)
     if missing() is None:
         reports = measure(PRELUDE + TPU_REPORTS, runs)
         row("tpu_report, the first in a session", reports["first"], 10)

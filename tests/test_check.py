@@ -529,6 +529,14 @@ def test_a_spec_that_was_changed_is_mentioned(tmp_path: Path) -> None:
     assert verdict.status == "failed", "it is right for the spec that was changed, and wrong for the course's"
 
 
+def test_the_commonest_first_mistake_is_said_as_it_is() -> None:
+    """One block is there: nothing is said of others."""
+    verdict = session.run("basics/1", overlay="def add_ten_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 1\n")
+    assert verdict.findings[0].cause.startswith("In `add_ten_kernel`, `x_ref[...] + 1` should be `x_ref[...] + 10`")
+    assert "off by the constant -9" in str(verdict)
+    assert "other block" not in str(verdict)
+
+
 def test_a_finding_names_a_line_of_the_readers(tmp_path: Path) -> None:
     answer = tmp_path / "answer.py"
     answer.write_text("def reverse_map(i, num_pages):\n    return (num_pages - i,)\n", "utf-8")

@@ -218,14 +218,33 @@ def test_check_judges_the_readers_file_and_names_it(place, puzzles):
     assert "demo/2a" in puzzles("check")[1]
 
 
-def test_the_command_itself_imports_little(place, puzzles):
+BRINGS_IN_STEP = """
+import sys
+from pallas_puzzles.app import cli, pairing
+def sync(folder, name):
+    print("imported:", *{"jax", "numpy", "rich.console", "jupytext", "nbformat"} & set(sys.modules))
+    return pairing.Pair(pairing.current(folder, name))
+pairing.sync = sync
+cli.main(["check", "demo/1"])
+"""
+
+
+@pytest.mark.parametrize("suffix", ["py", "ipynb"])
+def test_until_it_has_told_the_command_imports_little(place, puzzles, suffix):
+    """The other half of the notebook, for which jupytext is needed, follows after the verdict."""
     puzzles("init")
-    (place / "workspace" / "demo.py").write_text(solved().replace("x_ref[...] + 1.0", "(x_ref[...] + 1.0", 1))
-    code = "import sys; from pallas_puzzles.app.cli import main\ntry: main(['check', 'demo/1'])\nexcept SystemExit: "
-    code += "print('imported:', *{'jax', 'numpy', 'rich.console'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    mine = place / "workspace" / f"demo.{suffix}"
+    mine.write_text(mine.read_text().replace("pass  # YOUR CODE HERE", "o_ref[...] = (x_ref[...]", 1))
+    done = subprocess.run([sys.executable, "-c", BRINGS_IN_STEP], capture_output=True, text=True)
     assert "'(' was never closed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "imported:"
+
+
+def test_what_only_a_server_needs_is_not_imported_with_jupytext():
+    code = "import sys; from pallas_puzzles.app import formats; print(*formats.NOT_NEEDED & sys.modules.keys())\n"
+    code += "import jupyter_server, jupytext; print(formats.jupytext is jupytext)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["", "True"]
 
 
 def test_the_newer_of_a_pair_is_checked(place, puzzles):
@@ -376,10 +395,13 @@ def test_list_needs_no_jax():
 def test_hint(place, puzzles):
     assert "hint 1 of 3" in puzzles("hint", "demo/1")[1]
     assert "hint 2 of 3" in puzzles("hint", "demo/1")[1]
+    assert puzzles("hint", "demo/1")[1] == (
+        "You have seen every hint of demo/1. `puzzles solution demo/1` shows the solution.\n"
+    )
     assert recorded(place)["demo/1"]["hints"] == 2
 
 
-COMMANDS = [each.name or each.callback.__name__ for each in cli.app.registered_commands]
+COMMANDS = [name for name, each in cli.app.commands.items() if not each.hidden]
 
 
 def test_every_command_that_the_design_lists_is_there():
@@ -409,10 +431,10 @@ def test_help_fits_on_a_screen(puzzles, monkeypatch):
 def complete(line: str) -> list[str]:
     """What a shell would offer after `line`, as bash asks for it."""
     words = line.split(" ")
-    asked = {"_PUZZLES_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    asked = {"_PUZZLES_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     command = [sys.executable, "-m", "pallas_puzzles"]
     done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60)
-    return done.stdout.split()
+    return [each.removeprefix("plain,") for each in done.stdout.split()]
 
 
 def test_completion(place):

@@ -37,6 +37,7 @@ def shell(monkeypatch) -> Any:
         monkeypatch.setattr(module, "running_shell", lambda: fake)
     monkeypatch.setattr(page, "_began", [])
     monkeypatch.setattr(page, "_ran", {})
+    monkeypatch.setattr(page, "_checked", {})
     return fake
 
 
@@ -130,6 +131,28 @@ def test_in_a_notebook_a_verdict_says_what_to_run_and_offers_hints(shell):
     assert "hint(" in verdict.help
     assert ":has(.pallas-below)" in verdict._repr_html_(), "no error in its place when the kernel is gone"
     assert around("failed").next == "Write it."
+
+
+def test_a_function_that_was_not_run_again_is_named(shell):
+    def checked(status: str, *holes: Any) -> list[str]:
+        verdict = Verdict("demo/1", status, [], "demo/1 Add one.")
+        finale.around(verdict, curriculum.puzzle("demo/1"), {each.__name__: each.__code__ for each in holes})
+        return verdict.notes
+
+    def defined() -> Any:  # what running its cell does
+        names: dict[str, Any] = {}
+        exec(OLD, names)
+        return names["kernel"]
+
+    first, second = defined(), defined()
+    assert checked("failed", first) == []
+    assert checked("failed", first) == [
+        "kernel is the same as at your last check. If you have made an edit, run its cell, then check again."
+    ]
+    assert checked("passed", first) == []
+    assert checked("failed", second) == []
+    assert checked("error", second, seen) == [], "one of two was run"
+    assert "kernel and seen are the same as at your last check." in checked("error", second, seen)[0]
 
 
 def test_in_colab_a_pass_says_where_the_link_is(shell, monkeypatch):

@@ -128,3 +128,4 @@ def test_the_install_line_in_a_checkout() -> None:
 def test_the_install_line_elsewhere_names_the_repository() -> None:
     repository = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
     assert installation.install_line("lab") == f'pip install "pallas-puzzles[lab] @ git+{repository}"'
+    assert installation.upgrade_line() == f'pip install --upgrade "pallas-puzzles @ git+{repository}"'

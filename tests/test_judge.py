@@ -49,6 +49,10 @@ def solved_ones(place: Path) -> list[str]:
     return [name for name, entry in entries.items() if entry["solved"]]
 
 
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
 def after_setup(code: str) -> str:
     return solved().replace("setup()\n", f"setup()\n{code}\n", 1)
 
@@ -92,7 +96,7 @@ def test_no_verdict_is_not_a_pass(place, puzzles, code):
     exit_code, out, err = puzzles("check", "demo/1")
     assert exit_code == 1
     assert "demo/1 Add one: no verdict." in out
-    assert SPOILED[code][1] in " ".join(out.split())
+    assert SPOILED[code][1] in squeezed(out)
     assert "solved." not in out
     assert "Traceback" not in out + err
     assert solved_ones(place) == []
@@ -104,6 +108,7 @@ def test_a_check_that_is_not_ours(place, puzzles):
     code, out, _ = puzzles("check", "demo/1")
     assert code == 1
     assert "off by the constant +2" in out
+    assert "demo.py is not that of pallas_puzzles. This verdict is that of the course's own check." in squeezed(out)
     assert solved_ones(place) == []
 
 
@@ -147,6 +152,7 @@ def test_printed_output_is_capped(place, puzzles):
     assert len(out) < 10_000
     assert out.index("solved.") < out.index("printed by your code:") < out.index("line 99999")
     assert "(the end of 1,088,890 characters)" in out
+    assert len(out.splitlines()) < 40, "the verdict stays on the screen"
 
 
 def test_a_traceback_is_asked_for_in_the_command(place, puzzles):
@@ -166,14 +172,14 @@ def test_leaving_the_program(place, puzzles):
     kernel = solved().replace("    o_ref[...] = x", "    import sys\n    sys.exit(0)\n    o_ref[...] = x", 1)
     (place / "mine" / "demo.py").write_text(kernel)
     code, out, _ = puzzles("check", "demo/1")
-    words = " ".join(out.split())
+    words = squeezed(out)
     line = kernel.splitlines().index("    sys.exit(0)") + 1
     assert code == 1
     assert f"demo.py:{line} ends the check of demo/1" in words
     assert f"as sys.exit(0) does. It stands at demo.py:{line}, after the check had begun." in words
     assert "before the check is reached" not in words
     (place / "mine" / "demo.py").write_text(after_setup("import sys\nsys.exit('enough')"))
-    words = " ".join(puzzles("check", "demo/1")[1].split())
+    words = squeezed(puzzles("check", "demo/1")[1])
     assert "as sys.exit('enough') does" in words
     assert "before the check is reached" in words
 

@@ -98,6 +98,20 @@ def test_outputs_stay_when_the_script_changes(mine):
     assert "both mine" in node.cells[-1].source
 
 
+def test_which_half_to_read_often_shows_without_reading(mine):
+    script, notebook = pairing.halves(mine, "demo")
+    assert pairing.known(mine, "demo") == script, "in step"
+    notebook.write_text("it could be anything")
+    os.utime(notebook, (1, 1))
+    assert pairing.known(mine, "demo") == notebook, "written last, whatever its date"
+    script.write_text(script.read_text() + "# mine")
+    assert pairing.known(mine, "demo") is None, "which one counts takes a comparison"
+    notebook.unlink()
+    assert pairing.known(mine, "demo") is None, "the other one has to be made"
+    (mine / pairing.RECORD).unlink()
+    assert pairing.known(mine, "demo") is None
+
+
 def test_a_conflict_is_reported_and_nothing_is_written(mine):
     solve_script(mine, "o_ref[...] = x_ref[...] + 2.0")
     newer = solve_notebook(mine)

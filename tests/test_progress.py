@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import demo_course
+from pallas_puzzles.course import curriculum
 
 store = importlib.import_module("pallas_puzzles.course.progress")  # the package's own `progress` is the function
 
@@ -139,7 +140,8 @@ def test_a_newer_version_is_not_touched(home, capsys):
     assert list(home.glob("*.damaged-*")) == []
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert "newer" in said[0]
+    assert "was written by a newer pallas-puzzles and is left alone" in said[0]
+    assert said[0].endswith("`git pull` brings it back")
 
 
 def test_unknown_keys_survive(home):
@@ -217,6 +219,17 @@ def test_next_stays_in_the_notebook_one_works_in(home, tmp_path, monkeypatch):
     monkeypatch.setenv("PALLAS_PUZZLES_COURSE", str(course))
     store.record("a_second/1", True)
     assert store.progress().next().id == "a_second/2"
+
+
+def test_no_title_of_the_course_is_cut_at_80_columns(home, monkeypatch):
+    monkeypatch.delenv("PALLAS_PUZZLES_COURSE")
+    store.record_hint("basics/1")
+    for book in curriculum.notebooks():
+        lines = [line for _, line in store.load().lines(80, here=book.name)]
+        assert max(map(len, lines)) <= 80
+        assert not [line for line in lines if line.endswith("...")]
+        for each in book.puzzles:
+            assert any(line.endswith(f"  {each.title}") for line in lines), each.id
 
 
 def test_a_bar_is_full_only_when_all_is_solved():

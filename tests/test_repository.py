@@ -1,5 +1,6 @@
 """What holds for the repository as a whole: one address, no registry, a small public API that is cheap to import."""
 
+import ast
 import json
 import re
 import subprocess
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REGISTRIES = [first + second for first, second in [("pypi.", "org"), ("pythonhosted.", "org"), ("anaconda.", "org")]]
 
 # Imported by nobody before it is needed: each costs a reader's first cell some tenths of a second.
-EXPENSIVE = ["jax.experimental.pallas", "rich", "jupytext", "nbformat", "typer", "ipywidgets", "IPython"]
+EXPENSIVE = ["jax.experimental.pallas", "rich", "jupytext", "nbformat", "click", "ipywidgets", "IPython"]
 
 
 def texts() -> dict[str, str]:
@@ -59,6 +60,25 @@ def test_the_address_is_written_once() -> None:
     assert not elsewhere, f"{address} belongs into pyproject.toml alone"
 
 
+def test_no_message_names_the_package_on_an_index() -> None:
+    """It is on none: whoever installs it names the repository."""
+    name = "pallas-" + "puzzles"
+    install = re.compile(rf"""\b(?:pip3?|pipx|uvx?) [^`\n]*[\s"']{name}(?:\[[^]]*\])?["'`\s](?! *@ git\+)""")
+    assert install.search(f'pip install --upgrade "{name}"')
+    assert install.search(f"uvx --from {name}[lab] puzzles")
+    assert not install.search(f'pip install "{name}[lab] @ git+https://example.org"')
+    assert not [f"{file}: {found[0]}" for file, text in texts().items() for found in install.finditer(text)]
+
+
+def test_no_text_leaves_the_plural_to_the_reader() -> None:
+    """ "1 step", "2 steps", as text.plural writes them: never "1 step(s)"."""
+    for source in sorted((ROOT / "src").rglob("*.py")):
+        strings = (
+            each.value for each in ast.walk(ast.parse(source.read_text("utf-8"))) if isinstance(each, ast.Constant)
+        )
+        assert not [each for each in strings if isinstance(each, str) and re.search(r"\w\(s\)", each)], source
+
+
 def test_the_readme_repeats_the_address_faithfully() -> None:
     slug = notebooks.repository().removeprefix("https://github.com/")
     readme = (ROOT / "README.md").read_text("utf-8")
@@ -87,9 +107,7 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 
 
 def test_every_command_in_readme_and_docs_is_taken() -> None:
-    import typer
-
-    command = typer.main.get_command(cli.app)
+    command = cli.app
     seen = set()
     for page in PAGES:
         for line in code_lines(page.read_text("utf-8")):
@@ -109,8 +127,10 @@ def test_every_command_in_readme_and_docs_is_taken() -> None:
 def test_readme_and_ci_give_the_two_commands() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     lines = code_lines((ROOT / "README.md").read_text("utf-8"))
-    assert lines[:3] == [f"git clone {notebooks.repository()}", "cd pallas-puzzles", "uv run puzzles lab"]
-    assert lines.count("uv run --all-groups pytest") == 2
+    start, test = "uv run puzzles lab", "uv run --all-groups pytest"
+    assert lines[:3] == [f"git clone {notebooks.repository()}", "cd pallas-puzzles", start]
+    without_uv = ["pip install uv", start, "sudo apt install -y pipx", f"pipx run {start}"]
+    assert lines[3:] == [*without_uv, test, "pip install uv", test], "all other commands are in docs/"
     assert "uv run --all-groups pytest" in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1]
     assert "bash .ci/run" in (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     assert project["tool"]["uv"]["default-groups"] == ["lab"], "what `uv run puzzles lab` fetches"

@@ -80,7 +80,7 @@ def test_every_kind_of_finding_is_explained(generator):
 def test_the_commands_that_it_names_exist():
     text = "".join(path.read_text("utf-8") for path in TUTOR.rglob("*.md"))
     named = set(re.findall(r"`puzzles (\w+)", text))
-    known = {each.name or each.callback.__name__ for each in cli.app.registered_commands}
+    known = set(cli.app.commands)
     assert {"check", "start", "hint"} <= named <= known
     assert "puzzles check ID --json" in text
 

@@ -129,7 +129,7 @@ def test_the_traceback_is_kept_and_the_text_says_how_to_get_it() -> None:
     verdict = failed(traceback="Traceback:\n  boom")
     assert str(verdict.traceback) == repr(verdict.traceback) == "Traceback:\n  boom"
     assert "boom" not in str(verdict)
-    assert "print(verdict.traceback)" in str(verdict)
+    assert "`verdict = check(...)`, then `print(verdict.traceback)`" in str(verdict)
     assert "verdict.traceback" not in verdict.text(traceback="puzzles check --traceback"), "a terminal has no variable"
     assert "traceback" not in str(failed()).lower()
     assert "boom" in Tree(verdict._repr_html_()).folded

@@ -117,10 +117,13 @@ def test_a_session(place, start):
 
 def test_the_keys(place, start):
     child = start()
+    assert child.before.endswith("demo/1  n:next h:hint s:show l:list r:reset "), "a letter and its name, and no more"
     child.send("h")
     verdict(child, "hint 1 of 3")
     child.send("h")
     verdict(child, "hint 2 of 3")
+    child.send("h")
+    assert "o_ref" not in verdict(child, "You have seen every hint of demo/1")
     child.send("l")
     shown = verdict(child, r"demo +\.+ +0/2 +2 hints")
     assert re.search(r"1 +next +\?\? +Add one", shown)

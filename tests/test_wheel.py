@@ -227,6 +227,18 @@ def test_a_jax_that_stays_too_old(python: Path, old_jax: Path, outside: dict[str
     assert done.stderr.count("\n") == 1
 
 
+def test_a_jax_that_is_newer_than_tested(python: Path, outside: dict[str, str], tmp_path: Path) -> None:
+    early = "from pallas_puzzles import installation; installation.NEWEST_TESTED = '0.11.1'"
+    _, first, imports, after = run_all(beginning(NOWHERE, before=early, after="print(1)"), python, outside, tmp_path)
+    new = installation.importlib.metadata.version("jax")
+    said, simulator, *_ = imports.outputs[0].text.splitlines()
+    assert not first.outputs
+    assert said.startswith(f"JAX {new} is newer than 0.11.1, the newest that Pallas Puzzles was tested with.")
+    assert said.endswith('pip install "jax==0.11.1"')
+    assert simulator.startswith("No TPU here")
+    assert after.outputs[0].text == "1\n"
+
+
 def test_no_message_names_a_package_on_an_index(python: Path, outside: dict[str, str], tmp_path: Path) -> None:
     code = "from pallas_puzzles.targets.tpu.compiler import HOW_TO_GET_IT; print(HOW_TO_GET_IT)"
     said = run([python, "-c", code], tmp_path, outside)

@@ -67,6 +67,11 @@ def install_line(extra: str) -> str:
     return f'pip install "pallas-puzzles[{extra}] @ git+{repository()}"'
 
 
+def upgrade_line() -> str:
+    """The command that brings the newest version."""
+    return "git pull" if _in_checkout() else f'pip install --upgrade "pallas-puzzles @ git+{repository()}"'
+
+
 def repository() -> str:
     """The project's address, written once, in pyproject.toml; an installed wheel carries it in its metadata."""
     if _in_checkout():

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
-import typer
+import click
+from click.exceptions import Exit
 
 from .. import installation
 from ..course import curriculum
@@ -20,6 +22,7 @@ from ..course.progress import (
     Progress,
     forget,
     hint_text,
+    hints_left,
     load,
     next_hint,
     record,
@@ -27,7 +30,7 @@ from ..course.progress import (
     record_solution_seen,
 )
 from ..text import cut, plural
-from . import terminal, workspace
+from . import pairing, terminal, workspace
 from .worker import Judge, Message, judged
 
 SOLVED, NOT_SOLVED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -39,41 +42,40 @@ WORDS = {
     "unrecorded": "not recorded",
 }
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Puzzles that teach JAX Pallas. No command: what is solved, and what is next.",
-    epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
-)
+
+class _InOrder(click.Group):
+    """Lists its commands as they stand here."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands]
 
 
-def _complete_puzzle(incomplete: str) -> list[str]:
+def _complete_puzzle(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     return [each.id for each in curriculum.all_puzzles() if each.id.startswith(incomplete)]
 
 
-def _complete_any(incomplete: str) -> list[str]:
+def _complete_any(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     names = [book.name for book in curriculum.notebooks() if book.name.startswith(incomplete)]
-    return [*names, *_complete_puzzle(incomplete)]
+    return [*names, *_complete_puzzle(ctx, param, incomplete)]
 
 
-def _complete_chip(incomplete: str) -> list[str]:
+def _complete_chip(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from ..targets.tpu.chips import CHIPS
 
     return [name for name in CHIPS if name.startswith(incomplete)]
 
 
-Overlay = Annotated[
-    Path | None, typer.Option("--with", metavar="FILE", help="Functions to lay over the holes; not recorded.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-AnyOrder = Annotated[bool, typer.Option("--any", help="Open a puzzle before its turn.")]
-WhichPuzzle = Annotated[
-    str, typer.Argument(metavar="[ID]", help="Default: the next unsolved puzzle", autocompletion=_complete_puzzle)
-]
-Anything = Annotated[
-    str, typer.Argument(metavar="basics[/9]", help="Default: the next unsolved puzzle", autocompletion=_complete_any)
-]
+FILE = click.Path(path_type=Path)
+AND_NEXT = "Without a name it is about the next unsolved puzzle."
+
+with_overlay = click.option(
+    "--with", "overlay", type=FILE, metavar="FILE", help="Functions to lay over the holes; not recorded."
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+any_order = click.option("--any", "any_order", is_flag=True, help="Open a puzzle before its turn.")
+which_puzzle = click.argument("puzzle_id", metavar="[ID]", default="", shell_complete=_complete_puzzle)
+anything = click.argument("what", metavar="[basics[/9]]", default="", shell_complete=_complete_any)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -82,9 +84,13 @@ def main(argv: list[str] | None = None) -> None:
     try:
         installation.require_versions()
         try:
-            app(args=words, prog_name="puzzles")
+            code = app(args=words, prog_name="puzzles", standalone_mode=False)
         finally:
             sys.stdout.flush()
+        sys.exit(code or SOLVED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(WRONG_USE)
     except (
         installation.WrongVersion,
         curriculum.CurriculumError,
@@ -95,15 +101,21 @@ def main(argv: list[str] | None = None) -> None:
             print(json.dumps({"version": 1, "error": str(error)}))
         terminal.warn(str(error))
         sys.exit(WRONG_USE)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # `puzzles list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(NOT_SOLVED)  # nobody has read a verdict
 
 
-@app.callback(invoke_without_command=True)
-def overview(ctx: typer.Context) -> None:
+@click.group(
+    cls=_InOrder,
+    invoke_without_command=True,
+    epilog="Example: puzzles init && puzzles watch. Exits: 0 solved, 1 not, 2 wrong use",
+)
+@click.pass_context
+def app(ctx: click.Context) -> None:
+    """Puzzles that teach JAX Pallas. No command: what is solved, and what is next."""
     if ctx.invoked_subcommand is None:
         terminal.say_map(load())
         try:
@@ -113,10 +125,12 @@ def overview(ctx: typer.Context) -> None:
 
 
 @app.command(epilog="Example: puzzles init ~/pallas")
-def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Default: ./workspace")] = None) -> None:
-    """Make a workspace: your own copies of the notebooks. Never overwrites a file, never merges into one.
+@click.argument("folder", metavar="[DIR]", type=FILE, default=None)
+def init(folder: Path | None) -> None:
+    """Make a workspace: your own copies of the notebooks.
 
-    After an upgrade: adds what is new, and says which puzzles in your files have another text.
+    Without a DIR, in ./workspace. Never overwrites a file, never merges into one. After an upgrade: adds what is new,
+    and says which puzzles in your files have another text.
     """
     _init(folder or workspace.default_folder())
     print("next: `puzzles lab`, or `puzzles watch` and a file there in your editor")
@@ -126,7 +140,8 @@ def init(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Defa
     epilog="Example: puzzles lab --port 8889 --no-browser -- --ServerApp.token=secret",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
-def lab(ctx: typer.Context) -> None:
+@click.pass_context
+def lab(ctx: click.Context) -> None:
     """Open JupyterLab on the workspace, at the next puzzle. Options, and what follows --, go to JupyterLab."""
     from . import lab as jupyter
 
@@ -134,8 +149,11 @@ def lab(ctx: typer.Context) -> None:
     jupyter.launch(_workspace_for_lab(), load(), ctx.args)
 
 
-@app.command(epilog="Example: puzzles start basics/3")
-def start(puzzle_id: WhichPuzzle = "", any_order: AnyOrder = False, as_json: Json = False) -> None:
+@app.command(epilog=f"Example: puzzles start basics/3. {AND_NEXT}")
+@which_puzzle
+@any_order
+@as_json
+def start(puzzle_id: str, any_order: bool, as_json: bool) -> None:
     """Read what a puzzle asks, and where to edit."""
     from .watch import hole_line
 
@@ -155,27 +173,25 @@ def start(puzzle_id: WhichPuzzle = "", any_order: AnyOrder = False, as_json: Jso
     print(f"then: `puzzles check {puzzle.id}`, or `puzzles watch` at every save")
 
 
-@app.command(epilog="Example: puzzles check basics/9")
-def check(
-    what: Anything = "",
-    overlay: Overlay = None,
-    traceback: Annotated[bool, typer.Option("--traceback", help="With the full traceback of an error.")] = False,
-    any_order: AnyOrder = False,
-    as_json: Json = False,
-) -> None:
+@app.command(epilog=f"Example: puzzles check basics/9. {AND_NEXT}")
+@anything
+@with_overlay
+@click.option("--traceback", is_flag=True, help="With the full traceback of an error.")
+@any_order
+@as_json
+def check(what: str, overlay: Path | None, traceback: bool, any_order: bool, as_json: bool) -> None:
     """Check your file: one puzzle, or every puzzle of a notebook. Exits with 0 if solved, 1 if not, 2 on wrong use."""
     ids = _puzzle_ids(what)
     if not ids:
         print(json.dumps({"version": 1, "source": None, "verdicts": []}) if as_json else "every puzzle is solved")
-        raise typer.Exit(SOLVED)
+        raise Exit(SOLVED)
     name = ids[0].partition("/")[0]
     if overlay is None and what != name:
         _open_puzzle(ids[0], any_order)
-    source = _source(name, overlay)
     verdicts, newly = [], False
-    if not as_json:
-        print(f"{what or ids[0]}: {source}", flush=True)
-    with Judge() as judge:
+    with _source(name, overlay) as source, Judge() as judge:
+        if not as_json:
+            print(f"{what or ids[0]}: {source}", flush=True)
         for puzzle_id in ids:
             answer = judged(puzzle_id, judge.ask("check", puzzle_id, source, overlay))
             verdict = answer["verdict"]
@@ -187,18 +203,20 @@ def check(
                 _say_printed(answer["printed"], sys.stderr)
             if not as_json:
                 _say_verdict(answer, short=what == name, traceback=traceback)
-    passed = all(each["passed"] for each in verdicts)
-    if as_json:
-        print(json.dumps({"version": 1, "source": str(source), "verdicts": verdicts}))
-    elif passed and overlay is None:
-        terminal.say_laid_out(f"\n{terminal.standing_line(curriculum.puzzle(ids[0]))}")
-        if newly or what == name:
-            terminal.say_finale(ids[0])
-    raise typer.Exit(SOLVED if passed else NOT_SOLVED)
+        passed = all(each["passed"] for each in verdicts)
+        if as_json:
+            print(json.dumps({"version": 1, "source": str(source), "verdicts": verdicts}))
+        elif passed and overlay is None:
+            terminal.say_laid_out(f"\n{terminal.standing_line(curriculum.puzzle(ids[0]))}")
+            if newly or what == name:
+                terminal.say_finale(ids[0])
+    raise Exit(SOLVED if passed else NOT_SOLVED)
 
 
-@app.command(epilog="Example: puzzles watch basics")
-def watch(what: Anything = "", any_order: AnyOrder = False) -> None:
+@app.command(epilog=f"Example: puzzles watch basics. {AND_NEXT}")
+@anything
+@any_order
+def watch(what: str, any_order: bool) -> None:
     """Check the puzzle you are editing at every save. Keys: next, hint, show, list, reset, quit."""
     from .watch import Watch
 
@@ -211,55 +229,55 @@ def watch(what: Anything = "", any_order: AnyOrder = False) -> None:
         puzzle = _open_puzzle(puzzle.id, any_order)
     else:
         puzzle = _open_puzzle(what, any_order)
-    _readers_file(puzzle.notebook)
+    curriculum.read_cells(workspace.current_file(folder, puzzle.notebook))
+    _in_step(folder, puzzle.notebook)
     Watch(folder, puzzle, only=what if what in names else "", any_order=any_order).run()
     sys.stdout.flush()
     os._exit(SOLVED)  # Python would take up to a second to put everything away, and whoever quits would wait
 
 
-@app.command(epilog="Example: puzzles hint basics/9")
-def hint(
-    puzzle_id: WhichPuzzle = "",
-    seen: Annotated[bool, typer.Option("--seen", help="Show the hints that you have seen, and no other.")] = False,
-    any_order: AnyOrder = False,
-) -> None:
+@app.command(epilog=f"Example: puzzles hint basics/9. {AND_NEXT}")
+@which_puzzle
+@click.option("--seen", is_flag=True, help="Show the hints that you have seen, and no other.")
+@any_order
+def hint(puzzle_id: str, seen: bool, any_order: bool) -> None:
     """Show the next hint of a puzzle."""
     puzzle = _open_puzzle(puzzle_id, any_order)
     if not seen:
-        return terminal.say_markdown(next_hint(puzzle.id))
+        return terminal.say_markdown(next_hint(puzzle, f"puzzles solution {puzzle.id}"))
     number = min(load().entry(puzzle.id)["hints"], len(puzzle.hints))
     text = "\n\n".join(hint_text(puzzle, n + 1) for n in range(number))
     return terminal.say_markdown(text or f"You have seen no hint of {puzzle.id}.")
 
 
-@app.command(epilog="Example: puzzles solution basics/9")
-def solution(puzzle_id: WhichPuzzle = "", yes: Yes = False, any_order: AnyOrder = False) -> None:
+@app.command(epilog=f"Example: puzzles solution basics/9. {AND_NEXT}")
+@which_puzzle
+@yes
+@any_order
+def solution(puzzle_id: str, yes: bool, any_order: bool) -> None:
     """Show the solution of a puzzle. Asks first, unless it is solved or its hints are used up."""
     puzzle = _open_puzzle(puzzle_id, any_order)
-    state = load()
-    if not state.solved(puzzle.id):
-        left = len(puzzle.hints) - 1 - state.entry(puzzle.id)["hints"]  # the last hint is the solution
+    if not load().solved(puzzle.id):
+        left = hints_left(puzzle)
         first = f"{plural(left, 'hint')} would come first (`puzzles hint {puzzle.id}`)"
-        if left > 0 and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show it?", yes):
-            raise typer.Exit(NOT_SOLVED)
+        if left and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show it?", yes):
+            raise Exit(NOT_SOLVED)
         record_solution_seen(puzzle)
     terminal.say_markdown(f"```python\n{puzzle.solution}```")
 
 
-@app.command(epilog="Example: puzzles show basics/9 --browser")
-def show(
-    puzzle_id: WhichPuzzle = "",
-    browser: Annotated[bool, typer.Option("--browser", help="As a page in the browser.")] = False,
-    overlay: Overlay = None,
-) -> None:
+@app.command(epilog=f"Example: puzzles show basics/9 --browser. {AND_NEXT}")
+@which_puzzle
+@click.option("--browser", is_flag=True, help="As a page in the browser.")
+@with_overlay
+def show(puzzle_id: str, browser: bool, overlay: Path | None) -> None:
     """Draw what your kernel does: blocks, copies, traffic. In the terminal, or as a page. Exits with 1 if unwritten."""
     puzzle = _puzzle_or_next(puzzle_id)
-    source = _source(puzzle.notebook, overlay)
-    with Judge() as judge:
+    with _source(puzzle.notebook, overlay) as source, Judge() as judge:
         answer = judge.ask("show", puzzle.id, source, overlay)
     if "picture" not in answer:
         _say_verdict(judged(puzzle.id, answer))
-        raise typer.Exit(NOT_SOLVED)
+        raise Exit(NOT_SOLVED)
     if not browser:
         return terminal.say(answer["picture"])
     page = Path(tempfile.mkdtemp(prefix="puzzles-")) / f"{puzzle.notebook}-{puzzle.number}.html"
@@ -269,13 +287,10 @@ def show(
         terminal.warn("there is no browser here: open that file in one")
 
 
-@app.command(epilog="Example: puzzles reset basics/3")
-def reset(
-    what: Annotated[
-        str, typer.Argument(metavar="[basics[/3]]", help="Default: everything", autocompletion=_complete_any)
-    ] = "",
-    yes: Yes = False,
-) -> None:
+@app.command(epilog="Example: puzzles reset basics/3. Without a name it is about everything.")
+@anything
+@yes
+def reset(what: str, yes: bool) -> None:
     """Take a puzzle, a notebook or everything back to the start. Says what will be lost, asks, keeps the old file."""
     folder = workspace.find()
     books = [book for book in curriculum.notebooks() if what in ("", book.name)]
@@ -284,7 +299,7 @@ def reset(
         print(line)
     if not terminal.agreed(f"Reset {what or 'everything'}?", yes):
         print("nothing is reset")
-        raise typer.Exit(NOT_SOLVED)
+        raise Exit(NOT_SOLVED)
     kept = []
     if books:
         for book in books:
@@ -298,16 +313,18 @@ def reset(
 
 
 @app.command(epilog="Example: puzzles tpu basics/10 --tpu v5e,v6e")
-def tpu(
-    puzzle_id: Annotated[str, typer.Argument(metavar="ID", autocompletion=_complete_puzzle)],
-    names: Annotated[
-        str,
-        typer.Option(
-            "--tpu", metavar="NAMES", help="Of v5e, v6e, tpu7x; commas between.", autocompletion=_complete_chip
-        ),
-    ] = "v5e",
-    overlay: Overlay = None,
-) -> None:
+@click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
+@click.option(
+    "--tpu",
+    "names",
+    metavar="NAMES",
+    default="v5e",
+    show_default=True,
+    help="Of v5e, v6e, tpu7x; commas between.",
+    shell_complete=_complete_chip,
+)
+@with_overlay
+def tpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
     """Compile your kernel for a TPU, without one: VMEM, bundles, time. Exits with 0 if it compiles, 1 if not."""
     from ..targets.tpu.chips import chips
 
@@ -315,23 +332,23 @@ def tpu(
         targets = chips(names)
     except ValueError as error:
         raise curriculum.CurriculumError(str(error)) from None
-    source = _source(curriculum.puzzle(puzzle_id).notebook, overlay)
-    print(f"{puzzle_id}: {source}", flush=True)
     code = SOLVED
-    with Judge() as judge:
+    with _source(curriculum.puzzle(puzzle_id).notebook, overlay) as source, Judge() as judge:
+        print(f"{puzzle_id}: {source}", flush=True)
         for target in targets:
             answer = judged(puzzle_id, judge.ask("tpu", puzzle_id, source, overlay, tpu=target.name))
             _say_verdict(answer)
             code = max(code, SOLVED if answer.get("compiles") else NOT_SOLVED)
             if answer.get("unavailable"):
-                raise typer.Exit(WRONG_USE)
+                raise Exit(WRONG_USE)
             if "verdict" in answer:
                 break  # the next would say the same
-    raise typer.Exit(code)
+    raise Exit(code)
 
 
-dev = typer.Typer(no_args_is_help=True, hidden=True, help="For authors of puzzles, in a clone of the project.")
-app.add_typer(dev, name="dev")
+@app.group(hidden=True)
+def dev() -> None:
+    """For authors of puzzles, in a clone of the project."""
 
 
 @dev.command(
@@ -339,16 +356,18 @@ app.add_typer(dev, name="dev")
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,
 )
-def mutants(ctx: typer.Context) -> None:
+@click.pass_context
+def mutants(ctx: click.Context) -> None:
     """Make small mistakes in the solutions by program, and show which of them the checks accept."""
     script = installation.ROOT / "tests" / "mutants.py"
     if not script.is_file():
         raise curriculum.CurriculumError("mutants are for authors, and made in a clone of the project")
-    raise typer.Exit(subprocess.call([sys.executable, str(script), *ctx.args]))
+    raise Exit(subprocess.call([sys.executable, str(script), *ctx.args]))
 
 
 @app.command("list", epilog="Example: puzzles list --json")
-def list_puzzles(as_json: Json = False) -> None:
+@as_json
+def list_puzzles(as_json: bool) -> None:
     """Name every puzzle."""
     state = load()
     everything = curriculum.all_puzzles()
@@ -405,13 +424,6 @@ def _open_puzzle(puzzle_id: str, any_order: bool) -> curriculum.Puzzle:
     return puzzle
 
 
-def _readers_file(name: str) -> Path:
-    """The reader's file. Raises CurriculumError if the half that was saved last cannot be read: they mean no other."""
-    folder = workspace.find()
-    curriculum.read_cells(workspace.current_file(folder, name))
-    return _in_step(folder, name)
-
-
 def _in_step(folder: Path, name: str) -> Path:
     """Brings a notebook's pair in step, with a warning where it cannot; the file of the two to read."""
     pair = workspace.synced_file(folder, name)
@@ -420,11 +432,27 @@ def _in_step(folder: Path, name: str) -> Path:
     return pair.current
 
 
-def _source(name: str, overlay: Path | None) -> Path:
-    """Whose functions are asked about: those of the file of --with, else the reader's own."""
-    if overlay is not None and not overlay.is_file():
-        raise curriculum.CurriculumError(f"there is no file {overlay}")
-    return overlay or _readers_file(name)
+@contextlib.contextmanager
+def _source(name: str, overlay: Path | None) -> Iterator[Path]:
+    """Whose functions are asked about: those of the file of --with, else the reader's own.
+
+    The other half of the reader's notebook follows after the answer, which should not wait for it. Raises
+    CurriculumError if the half that was saved last cannot be read: the reader means no other.
+    """
+    if overlay is not None:
+        if not overlay.is_file():
+            raise curriculum.CurriculumError(f"there is no file {overlay}")
+        yield overlay
+        return
+    folder = workspace.find()
+    known = pairing.known(folder, name)
+    curriculum.read_cells(known or workspace.current_file(folder, name))
+    try:
+        yield known or _in_step(folder, name)
+    finally:
+        if known:
+            sys.stdout.flush()
+            _in_step(folder, name)
 
 
 def _say_verdict(answer: Message, short: bool = False, traceback: bool = False) -> None:

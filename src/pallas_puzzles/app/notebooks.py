@@ -12,12 +12,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import jupytext
-import nbformat
-from nbformat import NotebookNode
-
 from ..course.curriculum import ORDER, PUZZLE_HEADING, Cell, find_check
 from ..installation import ROOT, repository
+from .formats import NotebookNode, jupytext, nbformat
 
 BADGE_IMAGE = "https://colab.research.google.com/assets/colab-badge.svg"
 COLAB = "https://colab.research.google.com/github"

@@ -58,6 +58,15 @@ def current(folder: Path, name: str) -> Path | None:
     return max(there, key=lambda each: each.stat().st_mtime_ns, default=None)  # max keeps the first of equals
 
 
+def known(folder: Path, name: str) -> Path | None:
+    """The half to read, where that shows without reading: one at the most was written since they were in step."""
+    before, now = record(folder).get(name, {}).get("files", {}), _looks(folder, name)
+    written = [each for each in halves(folder, name) if before.get(each.suffix) != now.get(each.suffix)]
+    if len(now) < 2 or len(written) > 1:
+        return None
+    return written[0] if written else current(folder, name)
+
+
 def sync(folder: Path, name: str) -> Pair | None:
     """Brings the halves of a notebook in step where only one has changed, and says which one is current.
 
@@ -124,9 +133,8 @@ def _conflict(a: _Half, b: _Half, newest: Path, unknown: bool) -> str:
 
 def complete(folder: Path, name: str) -> None:
     """Makes the half that is missing of the half that is there, never newer than it. Raises OSError."""
-    import jupytext
-
     from . import notebooks
+    from .formats import jupytext
 
     script, paired = halves(folder, name)
     if paired.exists():
@@ -155,15 +163,14 @@ def _follow(source: _Half, target: _Half) -> None:
 
 
 def _as_script(source: _Half, target: _Half) -> bytes:
-    import jupytext
+    from .formats import jupytext
 
     node = jupytext.reads(source.content.decode("utf-8-sig"), fmt="ipynb")
     return encoded_as(target.content, jupytext.writes(node, fmt="py:percent"))
 
 
 def _as_notebook(source: _Half, target: _Half) -> bytes:
-    import jupytext
-    from jupytext.combine import combine_inputs_with_outputs
+    from .formats import combine_inputs_with_outputs, jupytext
 
     inputs = jupytext.reads(decoded(source.content), fmt="py:percent")
     outputs = jupytext.reads(target.content.decode("utf-8-sig"), fmt="ipynb")
@@ -187,7 +194,7 @@ def _read(path: Path) -> _Half:
 
 def _cells(content: bytes, suffix: str) -> Cells:
     """Kind and source of every cell, as the script would have them: there, magics are comments."""
-    import jupytext
+    from .formats import jupytext
 
     try:
         if suffix == ".ipynb":

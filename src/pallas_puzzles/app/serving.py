@@ -33,13 +33,14 @@ from typing import IO, Any, NoReturn
 from .worker import Message, last_line
 
 LIMIT_S = 600.0  # nobody waits for that long
-MOST_PRINTED = 4000  # characters of what the reader's code prints
+MOST_PRINTED = 4000  # characters of what the reader's code prints; of more, the last SHOWN_LINES
+SHOWN_LINES = 20
 IDLE_S = 600.0  # how long to wait for the next one who connects
 LOOK_S = 5.0  # how often to look whether the socket is still ours
 
 # Parts of the package that no check needs, and that do not belong into a process that waits for one.
 PACKAGE_NAME = (__package__ or "").partition(".")[0]  # the whole of it: what the checker consists of
-APART = {"__main__", "cli", "lab", "watch", "notebooks", "serving", "child"}
+APART = {"__main__", "cli", "lab", "watch", "formats", "notebooks", "serving", "child"}
 # What the checker stands on, beside its own modules: an answer that replaces a function here gets no verdict.
 STANDS_ON = (
     "builtins json json.decoder json.encoder numpy numpy.random numpy.testing jax jax.numpy jax.lax jax.random "
@@ -122,8 +123,8 @@ class Tail(io.TextIOBase):
     def text(self) -> str:
         if self._all <= MOST_PRINTED:
             return self._kept
-        kept = self._kept.partition("\n")[2] or self._kept
-        return f"(the end of {self._all:,} characters)\n{kept}"
+        kept = (self._kept.partition("\n")[2] or self._kept).splitlines()[-SHOWN_LINES:]
+        return "\n".join([f"(the end of {self._all:,} characters)", *kept])
 
 
 def _settle(output: int) -> None:
@@ -144,6 +145,8 @@ def _be_where(here: Message) -> None:
 def _import_everything() -> None:
     """Imports what a check may import: also so that nothing of ours comes in after somebody has looked at it."""
     import jax
+    import rich.console
+    import rich.text  # noqa: F401
     from jax.experimental import pallas  # noqa: F401
     from jax.experimental.pallas import tpu  # noqa: F401
 

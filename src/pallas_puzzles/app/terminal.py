@@ -76,9 +76,9 @@ def agreed(question: str, yes: bool) -> bool:
         return True
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise NobodyToAsk(f"{question} There is nobody to ask here: pass --yes")
-    import typer
+    import click
 
-    return typer.confirm(question)
+    return click.confirm(question)
 
 
 def say_map(state: Progress, here: str = "") -> None:

@@ -282,7 +282,7 @@ class Watch:
         return self.check()
 
     def _hint(self) -> None:
-        say_markdown(next_hint(self.puzzle.id))
+        say_markdown(next_hint(self.puzzle, f"puzzles solution {self.puzzle.id}"))
         self._prompt()
 
     def _show(self) -> None:

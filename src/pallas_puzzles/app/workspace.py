@@ -86,9 +86,8 @@ def _init_one(folder: Path, book: curriculum.Notebook, made: Made) -> None:
 
 def _lay(folder: Path, book: curriculum.Notebook) -> None:
     """Writes both halves of a notebook in which nothing is solved."""
-    import jupytext
-
     from . import notebooks
+    from .formats import jupytext
 
     node = notebooks.for_workspace(book.path)
     script, _ = pairing.halves(folder, book.name)
@@ -213,9 +212,8 @@ def reset_notebook(folder: Path, book: curriculum.Notebook) -> list[Path]:
 
 def _replaced(script: Path, puzzle: curriculum.Puzzle) -> bytes:
     """The reader's script with one puzzle as the course has it, in the reader's line endings."""
-    import jupytext
-
     from . import notebooks
+    from .formats import jupytext
 
     content = script.read_bytes()
     mine = pairing.decoded(content)

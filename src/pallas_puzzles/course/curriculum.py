@@ -6,11 +6,11 @@ import ast
 import difflib
 import functools
 import itertools
+import json
 import linecache
 import os
 import re
 import types
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -333,21 +333,20 @@ def _header_length(lines: list[str]) -> int:
 
 
 def _ipynb_cells(path: Path) -> Iterator[Cell]:
-    import nbformat
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a missing cell id does not matter here
-        try:
-            node = nbformat.reads(path.read_text("utf-8-sig"), as_version=4)
-        except nbformat.reader.NotJSONError:
-            raise ValueError("it is not JSON") from None
-        except (nbformat.ValidationError, AttributeError, KeyError) as error:
-            raise ValueError(f"it has no {error}") from None
-    for number, each in enumerate(node.cells, start=1):
+    text = path.read_text("utf-8-sig")
+    try:
+        cells = [(each["cell_type"], "".join(each["source"])) for each in json.loads(text)["cells"]]
+    except json.JSONDecodeError:
+        raise ValueError("it is not JSON") from None
+    except KeyError as error:
+        raise ValueError(f"it has no {error}") from None
+    except TypeError:
+        raise ValueError("its JSON is not that of a notebook") from None
+    for number, (kind, written) in enumerate(cells, start=1):
         file = f"{path.name}[cell {number}]"
-        source = "\n".join(each.source.splitlines())
+        source = "\n".join(written.splitlines())
         remember(file, source)
-        yield Cell(each.cell_type, source, 1, file)
+        yield Cell(kind, source, 1, file)
 
 
 def sections(cells: Iterator[Cell]) -> list[Cell]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType
 
+from ..lens.machine import listed
 from ..text import human_bytes, plural, times
 from ..view.draw import Displayed, running_shell
 from ..view.paper import GOOD
@@ -89,11 +90,14 @@ def around(verdict: Verdict, puzzle: curriculum.Puzzle, holes: Mapping[str, Code
         return
     if verdict and verdict.next and page.in_colab():
         verdict.next += ": the link is below this cell."
-    stale = page.edited_since_run(holes)
+    stale, again = page.edited_since_run(holes), page.unchanged_since_check(puzzle, holes)
     if stale:
         verdict.notes[:0] = [f"The cell of {stale} was edited after it was run: run it, then check again."]
     elif verdict.status == "unsolved":
         verdict.next += " Then run that cell, and check again."
+    elif verdict.status in ("failed", "error") and again:
+        same = f"{listed([*holes])} {'is' if len(holes) == 1 else 'are'} the same as at your last check."
+        verdict.notes[:0] = [f"{same} If you have made an edit, run its cell, then check again."]
     if verdict.status in ("unsolved", "failed", "error"):
         verdict.help, verdict.below = hints.offered(puzzle)
 

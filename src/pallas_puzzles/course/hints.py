@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..text import plural
 from ..view.draw import running_shell
 from . import curriculum
-from .progress import hint_text, load, next_hint, record_solution_seen
+from .progress import hint_text, hints_left, load, next_hint, record_solution_seen
 
 if TYPE_CHECKING:
     from .curriculum import Puzzle
@@ -26,7 +26,7 @@ def hint(puzzle_id: str, solution: bool = False) -> None:
 
 def next_words(puzzle: Puzzle, solution: bool = False) -> str:
     """What `hint` shows, as markdown."""
-    unseen = left(puzzle)
+    unseen = hints_left(puzzle)
     if solution and unseen and not load().solved(puzzle.id):
         verb = "comes" if unseen == 1 else "come"
         return (
@@ -36,14 +36,7 @@ def next_words(puzzle: Puzzle, solution: bool = False) -> str:
         if not load().solved(puzzle.id):
             record_solution_seen(puzzle)
         return hint_text(puzzle, len(puzzle.hints))
-    if unseen or not puzzle.hints:
-        return next_hint(puzzle.id)
-    return f'You have seen every hint of {puzzle.id}. `hint("{puzzle.id}", solution=True)` shows the solution.'
-
-
-def left(puzzle: Puzzle) -> int:
-    """How many hints the reader has not seen; the last of a puzzle's hints is its solution, and does not count."""
-    return max(len(puzzle.hints) - 1 - load().entry(puzzle.id)["hints"], 0)
+    return next_hint(puzzle, f'hint("{puzzle.id}", solution=True)')
 
 
 def offered(puzzle: Puzzle) -> tuple[str, Any]:
@@ -56,7 +49,7 @@ def offered(puzzle: Puzzle) -> tuple[str, Any]:
     if not puzzle.hints:
         return "", None
     first = "" if "hint" in running_shell().user_ns else "from pallas_puzzles import hint; "
-    last, what = ("", "the next hint") if left(puzzle) else (", solution=True", "the solution")
+    last, what = ("", "the next hint") if hints_left(puzzle) else (", solution=True", "the solution")
     words = f'Stuck? {first}hint("{puzzle.id}"{last}) shows {what}.'
     works = not why_not_live() and load().waits_for(puzzle) is None
     return words, button(puzzle) if works else None
@@ -70,12 +63,12 @@ def button(puzzle: Puzzle) -> Any:
     press, shown = ipywidgets.Button(layout={"width": "auto"}), ipywidgets.HTML()
 
     def label() -> None:
-        unseen = left(puzzle)
+        unseen = hints_left(puzzle)
         press.description = f"Next hint ({unseen} left)" if unseen else "Show the solution"
         press.tooltip = f"{press.description}: {puzzle.id} {puzzle.title}"
 
     def show(_: Any) -> None:
-        last = not left(puzzle)
+        last = not hints_left(puzzle)
         text = MarkdownIt().render(next_words(puzzle, solution=last))
         shown.value += f'<div style="line-height:1.45;max-width:60em">{text}</div>'
         press.layout.display = "none" if last else None

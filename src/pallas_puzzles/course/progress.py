@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import LOCK_TIMEOUT_S, locked, write_whole
+from ..installation import upgrade_line
 from ..text import cut, plural
 
 if TYPE_CHECKING:
@@ -253,15 +254,18 @@ def forget(puzzle_ids: Iterable[str]) -> None:
         _say(str(reason))
 
 
-def next_hint(puzzle_id: str) -> str:
-    """The next hint as markdown; counts it. Raises CurriculumError for an unknown puzzle."""
-    from . import curriculum
+def hints_left(puzzle: Puzzle) -> int:
+    """How many hints the reader has not seen; the last of a puzzle's hints is its solution, and does not count."""
+    return max(len(puzzle.hints) - 1 - load().entry(puzzle.id)["hints"], 0)
 
-    puzzle = curriculum.puzzle(puzzle_id)
-    total = len(puzzle.hints)
-    if not total:
+
+def next_hint(puzzle: Puzzle, solution: str) -> str:
+    """The next hint as markdown, which counts; after the last one, that `solution`, a command, shows the solution."""
+    if not puzzle.hints:
         return f"{puzzle.id} has no hints."
-    return hint_text(puzzle, min(max(record_hint(puzzle.id, most=total), 1), total))
+    if not hints_left(puzzle):
+        return f"You have seen every hint of {puzzle.id}. `{solution}` shows the solution."
+    return hint_text(puzzle, record_hint(puzzle.id, most=len(puzzle.hints) - 1))
 
 
 def hint_text(puzzle: Puzzle, number: int) -> str:
@@ -319,7 +323,7 @@ def _read() -> dict[str, Entry]:
     if content["version"] > VERSION:
         raise _Unusable(
             f"{path} was written by a newer pallas-puzzles and is left alone: progress is not recorded; "
-            f'`pip install --upgrade "pallas-puzzles"` brings it back'
+            f"`{upgrade_line()}` brings it back"
         )
     return content["puzzles"]
 

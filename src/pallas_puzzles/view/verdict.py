@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..ir.capture import Operand
     from ..lens.machine import Figures
 
-SHOW_TRACEBACK = "print(verdict.traceback)"  # for who has the verdict at hand
+SHOW_TRACEBACK = "`verdict = check(...)`, then `print(verdict.traceback)`"
 _BADGES = {  # word and colour
     "passed": ("Solved", GOOD),
     "failed": ("Not yet", BAD),
