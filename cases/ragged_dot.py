@@ -3,6 +3,7 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
-from pallas_puzzles.course.claims import helper_claim
+from pallas_puzzles.course.claims import hbm_choice, hbm_claim, helper_claim
 from pallas_puzzles.course.inputs import Budget, Case, Question, case, groups, integers, normal, question, uniform
 from pallas_puzzles.lens.machine import listed
 from pallas_puzzles.text import plural
@@ -44,82 +45,55 @@ def sizes(*numbers: int) -> np.ndarray:
 
 
 GROUPINGS = [  # 1024 rows, where nothing else is said
-    case(sizes(30, 10, 88), num_rows=150, bm=64, about="three tiles, the last not whole, and 22 rows in no group"),
+    case(sizes(30, 10, 88), num_rows=150, bm=64, about="three tiles, the last one not whole, and 22 unowned rows"),
     case(sizes(256, 256, 256, 256), about="equal groups"),
     case(groups(6, 1024), about="random groups"),
     case(sizes(0, 50, 50, 924), about="the first group is empty"),
     case(sizes(300, 0, 0, 724), about="empty groups in the middle"),
     case(sizes(512, 511, 1, 0), about="a group of one row, and an empty one after it"),
     case(sizes(0, 1024, 0), about="one group has all rows"),
-    case(sizes(260, 30, 40, 50, 644), about="three and two halves of groups in one tile"),
-    case(sizes(200, 28, 100), about="696 rows in no group"),
+    case(sizes(260, 30, 40, 50, 644), about="five groups in one tile"),
+    case(sizes(200, 28, 100), about="696 unowned rows"),
     case(sizes(0, 0, 0, 0), about="all groups are empty"),
     case(groups(40, 999), num_rows=1000, bm=64, about="40 groups, and the last tile is not whole"),
 ]
 
 
+MANY_GROUPS = (groups(40, 999),)  # of 1000 rows in tiles of 32: a table of groups against tiles has 1280 elements
+
+
 def puzzle_2a(nb: Any) -> Question:
     return question(
-        nb.offsets_spec,
+        nb.layout_spec,
         sizes(100, 100, 824),
         variants=[
-            *[case(*each.inputs, about=each.about) for each in GROUPINGS],
-            case(sizes(30_000, 20_000, 7), about="offsets beyond 16 bits"),
-            case(groups(40, 999), budget=Budget(operations=40)),
+            *GROUPINGS,
+            case(sizes(30_000, 20_000, 7), num_rows=50_048, about="offsets beyond 16 bits"),
+            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=100)),
         ],
         kernel=False,
-        explain=wrong_lists(nb, an_offset),
+        explain=wrong_lists(nb, an_offset, tiles_of_a_group),
     )
 
 
 def puzzle_2b(nb: Any) -> Question:
     return question(
-        nb.tiles_per_group_spec,
-        sizes(100, 100, 824),
-        variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=60, elements=128))],
-        kernel=False,
-        explain=wrong_lists(nb, tiles_of_a_group),
-    )
-
-
-def puzzle_2c(nb: Any) -> Question:
-    return question(
         nb.group_ids_spec,
         sizes(100, 100, 824),
-        variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=120))],
+        variants=[*GROUPINGS, case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=120))],
         kernel=False,
         explain=wrong_lists(nb, group_of_a_visit),
     )
 
 
-def puzzle_2d(nb: Any) -> Question:
-    return question(
-        nb.tile_visits_spec,
-        sizes(100, 100, 824),
-        variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=80, elements=128))],
-        kernel=False,
-        explain=wrong_lists(nb, visits_of_a_tile),
-    )
-
-
-def puzzle_2e(nb: Any) -> Question:
-    return question(
-        nb.m_tile_ids_spec,
-        sizes(100, 100, 824),
-        variants=[*GROUPINGS, case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=120))],
-        kernel=False,
-        explain=wrong_lists(nb, tile_of_a_visit),
-    )
-
-
-def puzzle_2f(nb: Any) -> Question:
+def puzzle_2c(nb: Any) -> Question:
     return question(
         nb.metadata_spec,
         sizes(200, 28, 100),
         variants=[
             case(sizes(100, 100, 824)),
             *GROUPINGS,
-            case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=250)),
+            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=250, elements=1024)),
         ],
         kernel=False,
         explain=wrong_lists(nb, *METADATA),
@@ -146,7 +120,7 @@ def puzzle_3(nb: Any) -> Question:
                 normal((4, 1, 128)),
                 sizes(40, 0, 60, 0),
                 bm=32,
-                about="whole tiles in no group",
+                about="whole tiles of unowned rows",
             ),
             case(normal((200, 256)), normal((2, 1, 256)), sizes(90, 50), bm=40),
             case(normal((96, 128)), normal((3, 1, 128)), sizes(0, 0, 0), bm=16, about="all groups are empty"),
@@ -166,9 +140,11 @@ def sum_over_k_kernel(
 
 
 def puzzle_4(nb: Any) -> Question:
-    def in_two_steps(x: Any, w: Any, group_sizes: Any) -> Any:
-        """The wiring with a kernel that sums over blocks of K: whole_k_kernel has one block, and needs no scratch."""
+    def twice_in_two_steps(x: Any, w: Any, group_sizes: Any) -> Any:
+        """The wiring with more visits than tiles, and K in two blocks: whole_k_kernel has neither."""
         meta = nb.metadata(group_sizes, num_rows=x.shape[0], bm=32)
+        group_ids, m_tile_ids = jnp.repeat(meta.group_ids, 2), jnp.repeat(meta.m_tile_ids, 2)
+        meta = meta._replace(group_ids=group_ids, m_tile_ids=m_tile_ids, num_tiles=2 * meta.num_tiles)
         return nb.grouped(sum_over_k_kernel, meta, x, w, bm=32, bn=256, bk=128)
 
     return question(
@@ -198,6 +174,7 @@ def puzzle_4(nb: Any) -> Question:
                 backwards=True,
                 bn=256,
                 budget=Budget(grid_steps=5, calls=1),
+                about="the last visit first",
             ),
         ],
         budget=Budget(grid_steps=18, hbm_bytes=1_474_560, vmem_bytes=262_144, serial_steps=6, calls=1),
@@ -211,49 +188,86 @@ def puzzle_4(nb: Any) -> Question:
                 nb.grouped_spec,
                 normal((96, 256), "bfloat16"),
                 normal((2, 256, 256), "bfloat16"),
-                np.array([32, 64], np.int32),
-                call=in_two_steps,
+                sizes(32, 64),
+                call=twice_in_two_steps,
             )
         ],
     )
 
 
+def equal_product(nb: Any) -> Callable[..., tuple[Any, Any]]:
+    """(experts, rows, K, N, bm, bn, bk) -> the reader's wiring around Puzzle 5's kernel: (function, arguments)."""
+
+    @functools.cache
+    def meta(experts: int, rows: int, bm: int) -> Any:
+        return nb.metadata(sizes(*[rows] * experts), num_rows=experts * rows, bm=bm)
+
+    def product(experts: int, rows: int, K: int, N: int, bm: int, bn: int, bk: int) -> tuple[Any, Any]:
+        x, w = jnp.zeros((experts * rows, K), jnp.bfloat16), jnp.zeros((experts, K, N), jnp.bfloat16)
+        return functools.partial(nb.grouped, nb.sum_kernel, bm=bm, bn=bn, bk=bk), (meta(experts, rows, bm), x, w)
+
+    return product
+
+
+def equal_plans(nb: Any, experts: int, rows: int, K: int, N: int) -> list[tuple[int, int, int]]:
+    return [(bm, bn, bk) for bm in nb.block_sizes(rows, 64) for bn in nb.block_sizes(N) for bk in nb.block_sizes(K)]
+
+
+def any_experts(rng: np.random.Generator) -> tuple[int, ...]:
+    """experts, rows, K, N, and bytes of VMEM, drawn."""
+    rows, (K, N) = rng.choice([64, 128, 192, 256, 384]), rng.permutation([256, 384, 512])[:2]
+    return (int(rng.integers(2, 4)), int(rows), int(K), int(N), int(rng.integers(250_000, 900_000)))
+
+
 def puzzle_5(nb: Any) -> Question:
-    return question(
-        nb.grouped_spec,
-        normal((384, 512), "bfloat16"),
-        normal((3, 512, 256), "bfloat16"),
-        sizes(128, 128, 128),
+    product = equal_product(nb)
+    return question(  # the budgets are those of the best plan
+        nb.equal_spec,
+        normal((768, 512), "bfloat16"),
+        normal((3, 512, 384), "bfloat16"),
         variants=[
             case(
-                normal((192, 768), "bfloat16", shift=0.5),
-                normal((4, 768, 320), "bfloat16"),
-                sizes(96, 0, 32, 64),
-                bm=32,
-                bk=256,
-                budget=Budget(output_stores=1, calls=1, mxu_bits=16),
+                normal((1024, 512), "bfloat16"),
+                normal((2, 512, 256), "bfloat16"),
+                vmem_bytes=700_000,
+                budget=Budget(hbm_bytes=3_145_728, vmem_bytes=700_000, calls=1),
+                about="512 rows an expert",
             ),
             case(
-                normal((512, 384), "bfloat16"),
-                normal((2, 384, 512), "bfloat16"),
-                sizes(384, 128),
-                bm=128,
-                bn=256,
-                bk=384,
-                budget=Budget(hbm_bytes=2_097_152, output_stores=1, calls=1),
-                about="K in one block: the weights of each expert once",
+                normal((384, 512), "bfloat16"),
+                normal((3, 512, 256), "bfloat16"),
+                vmem_bytes=458_752,
+                budget=Budget(hbm_bytes=1_376_256, vmem_bytes=458_752, calls=1),
+                about="128 rows an expert, and VMEM that just fits",
+            ),
+            case(
+                normal((128, 256), "bfloat16"),
+                normal((2, 256, 768), "bfloat16"),
+                vmem_bytes=450_000,
+                budget=Budget(hbm_bytes=1_114_112, vmem_bytes=450_000, calls=1),
+                about="one tile an expert",
             ),
         ],
-        budget=Budget(hbm_bytes=2_555_904, vmem_bytes=163_840, output_stores=1, calls=1, mxu_bits=16),
+        budget=Budget(hbm_bytes=3_735_552, vmem_bytes=800_000, calls=1, mxu_bits=16),
         allow=["int32", "bool"],
-        explain=explain_product,
         tol=8e-3,
+        claims=[
+            hbm_claim(
+                nb.grouped_bytes,
+                product,
+                (3, 128, 512, 256, 64, 128, 128),
+                (3, 128, 512, 256, 64, 128, 512),
+                (2, 192, 384, 256, 64, 256, 128),
+                (2, 128, 256, 384, 128, 128, 128),
+            ),
+            hbm_choice(nb.thrifty_blocks, product, functools.partial(equal_plans, nb), any_experts),
+        ],
     )
 
 
 def ragged_case(num_rows: int, K: int, N: int, group_sizes: Any, *, overflown: int | None = None, **more: Any) -> Case:
-    """x, w and sizes for num_rows rows; the values of x are far from 0, so that a stranger's row is far from right. The
-    weights of the expert `overflown` have become infinite: that is its own affair, and nobody else's."""
+    """x, w and sizes for num_rows rows; the values of x are far from 0, so that a row of another group is far from
+    right. The weights of the expert `overflown` have become infinite, which must not touch the rows of others."""
     G = group_sizes.shape[0]
     x, weights = normal((num_rows, K), "bfloat16", shift=0.5), normal((G, K, N), "bfloat16")
     w: Any = weights
@@ -278,19 +292,20 @@ def puzzle_6(nb: Any) -> Question:
                 sizes(260, 10, 20, 15, 207),
                 bm=64,
                 bk=256,
-                about="three and two halves of groups in one tile",
+                about="five groups in one tile",
             ),
             ragged_case(
                 64, 128, 256, sizes(20, 24, 20), bm=32, bn=256, overflown=1, about="the weights of group 1 are infinite"
             ),
             ragged_case(96, 128, 128, sizes(40, 30), bm=48, turned=True),
             ragged_case(256, 384, 256, sizes(0, 256, 0), bm=32, bk=384, about="one group has all rows"),
-            ragged_case(384, 256, 320, sizes(70, 0, 58, 29), bm=48, about="227 rows in no group"),
+            ragged_case(384, 256, 320, sizes(70, 0, 58, 29), bm=48, about="227 unowned rows"),
             ragged_case(300, 512, 128, groups(7, 300), bm=112, bk=256, about="the last tile hangs over the edge"),
             ragged_case(96, 256, 256, sizes(0, 0), bm=16, bn=256, about="all groups are empty"),
             ragged_case(160, 128, 512, sizes(40, 40, 40, 40), bm=80, bn=512, budget=Budget(grid_steps=4, calls=1)),
+            ragged_case(64, 1024, 128, sizes(40, 24), bm=32, about="K in eight blocks"),
         ],
-        budget=Budget(grid_steps=60, hbm_bytes=4_718_592, vmem_bytes=262_144, calls=1, mxu_bits=16, output_stores=2),
+        budget=Budget(grid_steps=60, hbm_bytes=4_718_592, vmem_bytes=262_144, calls=1, mxu_bits=16),
         allow=["int32", "bool"],
         forbid=("ragged_dot", "ragged_dot_general", "gmm"),
         explain=explain_product,
@@ -305,7 +320,7 @@ def puzzle_7a(nb: Any) -> Question:
         variants=[
             case(sizes(100, 100, 824)),
             *GROUPINGS,
-            case(groups(40, 999), num_rows=1000, bm=32, budget=Budget(operations=200)),
+            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=200)),
         ],
         kernel=False,
         explain=wrong_lists(nb, *METADATA, every_group=True),
@@ -313,7 +328,7 @@ def puzzle_7a(nb: Any) -> Question:
 
 
 def grads_case(num_rows: int, K: int, N: int, group_sizes: Any, **more: Any) -> Case:
-    """x, w, sizes and g; x and g have a mean, so that a stranger's rows do not average out."""
+    """x, w, sizes and g; x and g have a mean, so that rows of other groups do not average out."""
     x, w, group_sizes = ragged_case(num_rows, K, N, group_sizes).inputs
     return case(x, w, group_sizes, normal((num_rows, N), "bfloat16", shift=0.5), **more)
 
@@ -331,7 +346,7 @@ def puzzle_7b(nb: Any) -> Question:
                 sizes(60, 0, 0, 100),
                 bm=48,
                 bk=384,
-                about="empty groups in the middle, and rows in no group",
+                about="empty groups in the middle, and unowned rows",
             ),
             grads_case(160, 256, 256, sizes(40, 120, 0), bm=32, bn=256, bk=256, about="the last group is empty"),
             grads_case(200, 128, 128, groups(6, 200), bm=112, about="the last tile hangs over the edge"),
@@ -382,8 +397,8 @@ def puzzle_8b(nb: Any) -> Question:
         ],
         kernel=False,
         forbid={
-            "at": "at[...] scatters rows: the inverse permutation fetches them.",
-            "segment_sum": "segment_sum scatters rows: the inverse permutation fetches them.",
+            "at": "at[...] scatters rows. Fetch them instead, with the inverse permutation.",
+            "segment_sum": "segment_sum scatters rows. Fetch them instead, with the inverse permutation.",
         },
         explain=explain_permuted,
     )
@@ -407,35 +422,38 @@ MOE_OUTSIDE = (
 ).split()
 
 
+def moe_budget(T: int, D: int, F: int, E: int, *, k: int = 2, bn: int = 128, bk: int = 128, **more: int) -> Budget:
+    """What tile_rows may cost: six products, each of at most 2 S + 16 E rows, in 2 E visits."""
+    rows, blocks = 2 * k * T + 16 * E, (D // bk) * (F // bn)
+    flops = 6 * (2 * rows * D * F) * 1.05  # a twentieth is for masks and sums
+    return Budget(calls=6, grid_steps=6 * blocks * 2 * E, flops=int(flops // 1e5 * 1e5), **more)
+
+
 def puzzle_9(nb: Any) -> Question:
+    def layer(T: int, D: int, F: int, E: int, *, unloved: int | None = None, about: str = "", **keywords: int) -> Case:
+        budget = moe_budget(T, D, F, E, **keywords)
+        return moe_case(T, D, F, E, unloved=unloved, budget=budget, about=about, **keywords)
+
     return question(
         nb.moe_spec,
         *moe_case(48, 128, 256, 5, unloved=3).inputs,
         variants=[
-            moe_case(
-                64,
-                128,
-                256,
-                6,
-                unloved=0,
-                k=1,
-                bm=48,
-                bn=256,
-                budget=Budget(grid_steps=40),
-                about="no token chooses expert 0",
-            ),
-            moe_case(40, 256, 128, 3, bm=80, bk=256, budget=Budget(grid_steps=20)),  # the blocks of the call are used
+            layer(64, 128, 256, 6, unloved=0, k=1, bn=256, about="no token chooses expert 0"),
+            layer(40, 256, 128, 3, bk=256),
+            layer(160, 128, 256, 2, bn=256, about="many tokens, two experts"),
+            layer(8, 128, 256, 8, bn=256, about="8 tokens, 8 experts"),
         ],
-        budget=Budget(calls=6, mxu_bits=16, outside_flops=184_320),
+        budget=moe_budget(48, 128, 256, 5, mxu_bits=16, outside_flops=184_320),
         allow=MOE_OUTSIDE,
         forbid={
-            "at": "at[...].add is the scatter that this puzzle does without.",
-            "segment_sum": "segment_sum is a scatter-add, and this puzzle does without.",
-            "vjp": "the gradient of a gather is a scatter-add, and this puzzle does without.",
-            "linear_transpose": "the transpose of a gather is a scatter-add, and this puzzle does without.",
-            "scatter-add": "JAX has made a scatter-add, into shape {shape}, of the gradient of a gather, as of "
-            "`x[order // k]`. In moe_layer, rows of tokens come from expand, which has your expand_grad for a "
-            "gradient; in there, the inverse of order fetches them.",
+            "at": "at[...].add is a scatter-add. Fetch the rows of g instead, with the inverse of order, and sum them.",
+            "segment_sum": "segment_sum is a scatter-add. Fetch the rows of g instead, with the inverse of order.",
+            "vjp": "The vjp of a gather is a scatter-add. Fetch the rows of g instead, with the inverse of order.",
+            "linear_transpose": "The transpose of a gather is a scatter-add. Fetch the rows of g instead, with the "
+            "inverse of order.",
+            "scatter-add": "JAX has made a scatter-add, into shape {shape}: the gradient of a gather, such as "
+            "`x[order // k]`. In moe_layer, take the rows of tokens from expand, whose gradient is your expand_grad. "
+            "In expand_grad, fetch the rows of g with the inverse of order.",
             "ragged_dot": "ragged_dot does the work for you, and you have written your own.",
         },
         explain=explain_moe(nb),
@@ -495,11 +513,11 @@ class Groups(NamedTuple):
 
     def shown(self, tile: int, group: int | None) -> str:
         if group is None:
-            return f"tile {tile}, where all rows are unowned"
+            return f"for tile {tile}, where all rows are unowned"
         if not self.sizes[group]:
-            return f"tile {tile} for group {group}, which has no rows"
+            return f"for tile {tile} and group {group}, which has no rows"
         (first, end), start = self.rows(group), tile * self.bm
-        return f"tile {tile} for group {group}: {span('row', max(first, start), min(end, start + self.bm))}"
+        return f"for tile {tile} and group {group}, {span('row', max(first, start), min(end, start + self.bm))}"
 
     def in_vain(self, count: int) -> str:
         return f"{count * self.bm} more rows would be multiplied for nothing"
@@ -510,10 +528,10 @@ Entry = Callable[[Groups, int, int, int], str]  # (groups, place, what stands th
 
 def an_offset(at: Groups, n: int, mine: int, right: int) -> str:
     if n == 0:
-        return f"Group 0 begins at row 0. With {mine}, the rows before would be left out."
-    before = " + ".join(map(str, at.sizes[:n])) if n < 8 else f"the first {n} groups"
+        return f"Group 0 begins at row 0. With {mine}, the rows before it would be left out."
+    before = listed(list(map(str, at.sizes[:n]))) if n < 8 else f"the first {n} sizes"
     has = plural(at.sizes[n - 1] + mine - right, "row")
-    return f"Group {n - 1} ends at row {right}, behind {before}. With {mine} it would have {has}."
+    return f"Group {n - 1} ends at row {right}, the sum of {before}. With {mine} it would have {has}."
 
 
 def tiles_of_a_group(at: Groups, g: int, mine: int, right: int) -> str:
@@ -521,15 +539,6 @@ def tiles_of_a_group(at: Groups, g: int, mine: int, right: int) -> str:
     has = f"{span('row', first, end)}, in {span('tile', first // bm, first // bm + right)}" if right else "no rows"
     lost = f"{span('row', max(first, (first // bm + mine) * bm), end)} would be left out"
     return f"Group {g} has {has}. With {mine}, {lost if mine < right else at.in_vain(mine - right)}."
-
-
-def visits_of_a_tile(at: Groups, t: int, mine: int, right: int) -> str:
-    groups = [group for tile, group in at.visits if tile == t]
-    owned = None not in groups
-    names = [f"group {group}" for group in groups]
-    lost = f"rows of {listed(names[mine:])} would be left out" if owned else "nothing would write its zeros"
-    effect = lost if mine < right else at.in_vain(mine - right)
-    return f"Tile {t} has {f'rows of {listed(names)}' if owned else 'unowned rows only'}. With {mine}, {effect}."
 
 
 def group_of_a_visit(at: Groups, n: int, mine: int, right: int) -> str:
@@ -542,39 +551,48 @@ def tile_of_a_visit(at: Groups, n: int, mine: int, right: int) -> str:
 
 def of_a_visit(what: str, visits: list[Visit], count: int, at: Groups, n: int, mine: int, right: int) -> str:
     """visits: those that are for a group, or for a tile. count: how many groups, or tiles, there are."""
-    tile, group = visits[n] if n < len(visits) else (0, None)
-    which = at.shown(tile, group) if n < len(visits) else f"behind the last one for a {what}"
+    if n >= len(visits):
+        return f"Place {n} comes after the last visit for a {what}: repeat {what} {right} there."
+    tile, group = visits[n]
     lost = "these rows" if group is not None and at.sizes[group] else "these zeros"
-    effect = f"{lost} would be missing from the result" if n < len(visits) else f"the list does not go on with {right}"
+    effect = f"{lost} would be missing from the result"
     if not 0 <= mine < count:
-        effect = f"an index map would leave the array, as there are {count} {what}s"
-    return f"Visit {n} is {which}. With {what} {mine}, {effect}."
+        effect = f"the index map would leave the array: there are {plural(count, what)}"
+    return f"Visit {n} is {at.shown(tile, group)}. With {what} {mine}, {effect}."
 
 
 def number_of_visits(at: Groups, _: int, mine: int, right: int) -> str:
-    last = f"the last {right - mine} would not be made, beginning with " + at.shown(*at.visits[min(mine, right - 1)])
+    last = f"the kernel would stop before visit {mine}, {at.shown(*at.visits[min(mine, right - 1)])}"
     return f"There are {right} visits. With {mine}, {last if mine < right else at.in_vain(mine - right)}."
 
 
 METADATA: tuple[Entry, ...] = (an_offset, group_of_a_visit, tile_of_a_visit, number_of_visits)
 
+PLACES = "There are {G} groups in {T} tiles: at most {T} + {G} - 1 = {V} visits, one more for each group but the first."
+LENGTHS: dict[Entry, str] = {
+    an_offset: "There are {G} groups, so there are {G} + 1 offsets: where each begins, and where the last one ends.",
+    tiles_of_a_group: "There are {G} groups: return one number for each.",
+    group_of_a_visit: PLACES,
+    tile_of_a_visit: PLACES,
+    number_of_visits: "The number of visits is one number, of shape ().",
+}
+
 
 def wrong_lists(nb: Any, *entries: Entry, every_group: bool = False) -> Callable[..., Explained]:
     """What the first wrong entry of the first wrong list means. entries: what tells of each list in the result.
 
-    every_group: visits are those of Puzzle 7a, also to empty groups, and not to tiles of unowned rows.
+    every_group: the visits are those of Puzzle 7a. Empty groups have one, and tiles of unowned rows have none.
     """
 
-    def explain(group_sizes: Any, *, got: Any, want: Any, num_rows: int = 0, bm: int = 0) -> Explained:
+    def explain(group_sizes: Any, *, got: Any, want: Any, num_rows: int, bm: int) -> Explained:
         sizes, picture = group_sizes.tolist(), draw_groups(group_sizes, num_rows=num_rows, bm=bm)
-        visits = nb.visits_by_hand(group_sizes, num_rows, bm) if bm else []
+        visits = nb.visits_by_hand(group_sizes, num_rows, bm)
         if every_group:
             visits = [*zip(want.m_tile_ids.tolist(), want.group_ids.tolist(), strict=True)][: int(want.num_tiles)]
         at = Groups(sizes, num_rows, bm, visits)
         for entry, mine, right in zip(entries, jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             if mine.shape != right.shape:
-                tiles = f", {pl.cdiv(num_rows, bm)} tiles, and a visit more for each group but the first" if bm else ""
-                return f"There are {len(sizes)} groups{tiles or ', and the last one ends, too'}.", picture
+                return LENGTHS[entry].format(G=len(sizes), T=pl.cdiv(num_rows, bm), V=right.size), picture
             for n in first_wrong(mine, right):
                 return entry(at, n, int(mine.flat[n]), int(right.flat[n])), picture
         return "", picture
@@ -593,7 +611,10 @@ def owners(group_sizes: Any, num_rows: int) -> np.ndarray:
 
 
 def wrong_rows(whose: list[str], bm: int, got: Any, want: Any, values: dict[str, np.ndarray], tol: float) -> str:
-    """The first run of wrong rows that hold something known. values: what a row may hold, by its name."""
+    """The first run of wrong rows that hold something known. whose: the owner of each row, "" where there is none.
+
+    values: what a row may hold, by its name.
+    """
     got, want = floats(got, want)
     wrong = ~close(got, want, tol)
     known = {"0": np.zeros_like(want), "NaN": np.full_like(want, np.nan), **values}
@@ -606,15 +627,16 @@ def wrong_rows(whose: list[str], bm: int, got: Any, want: Any, values: dict[str,
     for (name, owner, tile), run in itertools.groupby(range(len(labels)), labels.__getitem__):
         rows = [*run]
         if name:
-            are, hold = ("is", "holds") if len(rows) == 1 else ("are", "hold")
-            return f"{span('Row', rows[0], rows[-1] + 1)}, in tile {tile}, {are} {owner} and {hold} {name}."
+            are, belong, hold = ("is", "belongs", "holds") if len(rows) == 1 else ("are", "belong", "hold")
+            owned = f"{belong} to {owner}" if owner else f"{are} unowned"
+            return f"{span('Row', rows[0], rows[-1] + 1)}, in tile {tile}, {owned} and {hold} {name}."
     return ""
 
 
 def rows_of_groups(
     got: Any, want: Any, group_sizes: Any, bm: int, values: dict[str, np.ndarray], tol: float
 ) -> Explained:
-    whose = [f"group {group}'s" if group >= 0 else "unowned" for group in owners(group_sizes, len(want))]
+    whose = [f"group {group}" if group >= 0 else "" for group in owners(group_sizes, len(want))]
     return wrong_rows(whose, bm, got, want, values, tol), draw_groups(group_sizes, num_rows=len(want), bm=bm)
 
 
@@ -625,7 +647,7 @@ def products(x: Any, w: Any) -> dict[str, np.ndarray]:
 
 def explain_tiles(experts: Any, x: Any, w: Any, *, got: Any, want: Any, **_: Any) -> Explained:
     bm = len(x) // len(experts)
-    whose = [f"expert {expert}'s" for expert in np.repeat(experts, bm)]
+    whose = [f"expert {expert}" for expert in np.repeat(experts, bm)]
     return wrong_rows(whose, bm, got, want, products(x, w), tol=2e-2), ""
 
 
@@ -647,11 +669,11 @@ def explain_grads(x: Any, w: Any, group_sizes: Any, g: Any, *, got: Any, want: A
     want = floats(*want)
     for name, mine, right in zip(("y", "dx"), got, want, strict=False):
         if first_wrong(mine, right, 2e-2):
-            return f"{name} is wrong. Your kernel of Puzzle 6 makes it.", picture
+            return f"{name} comes from your kernel of Puzzle 6, and is wrong.", picture
     for e in first_wrong(got[2], want[2], 2e-2):
         owner = owners(group_sizes, len(x))
-        right = over(owner == e) or f"0, as group {e} has no rows"
-        return f"dw[{e}] should be {right}{summed(got[2][e], x, g, owner, bm)}.", picture
+        right = over(owner == e) or f"0, because group {e} has no rows"
+        return f"dw[{e}] should be {right}.{summed(got[2][e], x, g, owner, bm)}", picture
     return "", picture
 
 
@@ -668,7 +690,7 @@ def summed(dw: np.ndarray, x: np.ndarray, g: np.ndarray, owner: np.ndarray, bm: 
     shares = np.linalg.lstsq(sums, dw.ravel())[0].round(1) if np.isfinite(dw).all() else np.full(len(parts), np.nan)
     if not np.isin(shares, (0, 1)).all() or not close(sums @ shares, dw.ravel(), 2e-2).all():
         return ""
-    return f", and is {over(np.repeat(shares, [len(rows) for rows in parts])) or 0}"
+    return f" Yours is {over(np.repeat(shares, [len(rows) for rows in parts])) or 0}."
 
 
 def shown(numbers: Any) -> list[float]:
@@ -678,11 +700,11 @@ def shown(numbers: Any) -> list[float]:
 def explain_gate(logits: Any, *, got: Any, want: Any, **_: Any) -> Explained:
     for t in first_wrong(got.experts, want.experts):
         best = [f"{logits[t, e]:.3g} of expert {e}" for e in want.experts[t]]
-        return f"Token {t}'s largest logits are {listed(best)}. Your experts are {got.experts[t].tolist()}.", ""
+        return f"The largest logits of token {t} are {listed(best)}. Your experts are {got.experts[t].tolist()}.", ""
     for t in first_wrong(got.weights, want.weights, 1e-4):
         mine, right = shown(got.weights[t]), shown(want.weights[t])
-        logits_of = f"Token {t}'s largest logits are {shown(logits[t, want.experts[t]])}"
-        return f"{logits_of}. Its weights should be {right}, and are {mine}.", ""
+        logits_of = f"The largest logits of token {t} are {shown(logits[t, want.experts[t]])}"
+        return f"{logits_of}. Its weights should be {right}. Yours are {mine}.", ""
     return "", ""
 
 
@@ -691,14 +713,14 @@ def explain_permuted(x: Any, experts: Any, weights: Any, *, got: Any, want: Any,
     for p in first_wrong(got.order, want.order):
         mine, right = int(got.order[p]), int(want.order[p])
         whose = f"of expert {slots[mine]}" if 0 <= mine < len(slots) else "which does not exist"
-        return f"Position {p} is for slot {right}, of expert {slots[right]}. Yours has slot {mine}, {whose}.", ""
+        return f"Position {p} should hold slot {right}, of expert {slots[right]}. Yours holds slot {mine}, {whose}.", ""
     for e in first_wrong(got.group_sizes, want.group_sizes):
-        chosen = plural(int(want.group_sizes[e]), "slot")
-        effect = "rows of later experts would meet the wrong weights"
-        return f"Expert {e} is chosen in {chosen}. With {got.group_sizes[e]}, {effect}.", ""
+        size = plural(int(want.group_sizes[e]), "slot")
+        effect = "rows of later experts would get the wrong weights"
+        return f"Expert {e} has {size}. With {got.group_sizes[e]}, {effect}.", ""
     for t in first_wrong(got.result, want.result, 1e-4):
         places = np.argsort(want.order)[t * k : (t + 1) * k].tolist()
-        should = f"the sum of the sorted rows {places}, times the weights {shown(weights[t])}"
+        should = f"the sum of the sorted rows {places}, each times its weight, {shown(weights[t])}"
         return f"The result of token {t} should be {should}.", ""
     return "", ""
 
@@ -713,11 +735,11 @@ def explain_moe(nb: Any) -> Callable[..., Explained]:
             t = int(np.argmax(np.abs(np.subtract(*results["y"])).max(axis=1)))
             weights, experts = nb.gate_spec(np.dot(*floats(x[t : t + 1], router)), k=k)
             goes = f"experts {experts[0].tolist()}, with weights {shown(weights[0])}"
-            return f"In moe_layer, the result of token {t} is furthest off, which should go to {goes}.", ""
+            return f"In moe_layer, the result of token {t} is furthest off. The token should go to {goes}.", ""
         if "spread" in wrong:
             rows = np.argsort(nb.any_order(k * len(x)))[:k].tolist()
-            return f"expand_grad should return the sum of rows {rows} of g for token 0, and does not.", ""
-        words = [f"y is right, and {name} is not: something in moe_layer changes a gradient." for name in wrong]
+            return f"For token 0, expand_grad should return the sum of rows {rows} of g. Yours does not.", ""
+        words = [f"y is right, but {name} is not. Something in moe_layer changes a gradient." for name in wrong]
         return next(iter(words), ""), ""
 
     return explain

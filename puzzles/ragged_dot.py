@@ -10,13 +10,12 @@
 # %% [markdown]
 # # Ragged dot: a mixture of experts
 #
-# A mixture of experts has many weight matrices and sends each token to one or two of them. Which ones is up to the
-# token, so every expert gets a different number of rows: 100, 100 and 824, or none. Sixteen puzzles from here you will
-# have written the grouped matrix product that does this without padding, for groups of any size, forward and backward;
-# and around it a whole MoE layer that trains.
+# A mixture of experts has many weight matrices, and sends each token to one or two of them. The tokens decide which. So
+# each expert gets a different number of rows: 100, 100 and 824, say, or none at all. In thirteen puzzles you write the
+# matrix product for that: for groups of any size, without padding, forward and backward. Around it you build a whole
+# MoE layer, and it trains.
 #
-# You need `basics.py`, and of `matmul.py` Puzzles 1 to 5 (the k loop, transposed operands). What prefetched scalars are
-# (Puzzle 11 there) is said again in Puzzle 1.
+# You need `basics.py`, and Puzzles 1 to 5 of `matmul.py` (the k loop, counting bytes, transposed operands).
 
 # %%
 import functools
@@ -29,24 +28,25 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float, Int
 
-from pallas_puzzles import check, hint, normal, progress, setup, show
+from pallas_puzzles import check, hint, normal, progress, setup, show, unwritten
+from pallas_puzzles.view.tpu_report import tpu_report
 
 setup()
 
 # %% [markdown]
 # ## Puzzle 1: The expert that a tile asks for
 #
-# **Goal.** Multiply every tile of tokens by the weights of its own expert. Which expert that is, is data.
+# **Goal.** Multiply each tile of tokens by the weights of its own expert. The data say which expert that is.
 #
 # ### Theory
 #
-# Suppose that all rows of a tile go to one expert, and `experts[i]` says to which. In jnp that is `w[experts]`, one
-# matrix for each tile, and a batched product. But `w[experts]` is an array: for eight tiles and weights of 4096 x 14336
-# in bfloat16, 0.9 GiB are read and 0.9 GiB written before anything is multiplied, 2.3 ms on a v5e.
+# Suppose that all rows of tile i go to one expert, `experts[i]`. In jnp you would multiply in a batch by `w[experts]`,
+# one matrix for each tile. But that is a new array. For eight tiles and weights of 4096 x 14336 in bfloat16, 0.9 GiB
+# are read and 0.9 GiB written, before anything is multiplied: 2.3 ms on a v5e.
 #
-# An index map does not copy weights, it points at them. And it may read numbers that come with the call: operands
-# announced by **`num_scalar_prefetch`** are in SMEM, a small memory for single numbers, before the first step, every
-# index map gets them as Refs behind the grid indices, and the kernel gets them first.
+# An index map copies no weights. It points at them, and it may look up where: with **`num_scalar_prefetch=1`**, the
+# first operand of the call is in SMEM, a small memory for single numbers, before the first step. Index maps get it as a
+# Ref after the grid indices. The kernel gets it as its first Ref.
 #
 # ```text
 #     experts   [ 2  2  0  3  3  3 ]          in SMEM
@@ -55,8 +55,8 @@ setup()
 #     block of w  2  .  0  3  .  .            . : the same as at the step before
 # ```
 #
-# At a dot nothing is fetched: an index that came out of data is compared with the one before like any other. So tokens
-# that are sorted by expert fetch each expert once.
+# At a dot nothing is fetched, because the block index has not changed. So if tokens are sorted by expert, each expert
+# comes in once.
 
 
 # %%
@@ -68,6 +68,7 @@ def by_tile_spec(
     return result.reshape(x.shape[0], -1).astype(jnp.bfloat16)
 
 
+# %%
 def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
     # experts_ref: int32, in SMEM: experts_ref[3] is a number
     # x_ref: (bm, K), tile i      w_ref: (K, bn), of the expert of tile i      o_ref: (bm, bn), bfloat16
@@ -102,15 +103,15 @@ def by_tile_matmul(
 
 # %%
 # Budget for experts [2, 2, 0, 3, 3, 3], x (384, 256), w (5, 256, 384): hbm_bytes=1_474_560, vmem_bytes=229_376,
-# calls=1, mxu_bits=16. hbm_bytes: of w, three experts of five, each once for every column block.
+# calls=1, mxu_bits=16. hbm_bytes: of the five experts in w, three come in, each once for every column block.
 check("ragged_dot/1", by_tile_matmul)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The kernel need not know the expert at all: what has arrived in `w_ref` is already the right matrix, with its first
-# dimension squeezed away. The map needs three indices: along experts, rows of w, columns of w. Which of them is looked
-# up? (`experts_ref[i]` reads one number from SMEM. A Ref is indexed, also in an index map.)
+# The kernel does not need to know the expert. What is in `w_ref` is already the right matrix, and its first dimension
+# is squeezed away. The map returns three numbers: along experts, along rows of w, along columns of w. Which of the
+# three do you look up? (`experts_ref[i]` reads one number from SMEM, in an index map as in a kernel.)
 #
 # </details>
 #
@@ -143,114 +144,54 @@ check("ragged_dot/1", by_tile_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The data steer the copies, and the experts that nobody asked for (1 and 4) cost nothing. What is missing
-# is raggedness: tokens do not come in whole tiles. Puzzles 2a to 2f turn group sizes of any kind into a list like
-# `experts`, in plain jnp and without a kernel.
+# **Takeaway.** The data steer the copies. Nobody asked for experts 1 and 4, and they cost nothing: watch `w_ref` in the
+# picture. But tokens do not arrive in whole tiles. They arrive as 100, 100 and 824. Puzzles 2a to 2c turn sizes like
+# these into a list like `experts`.
+
+# %%
+show(
+    by_tile_matmul,
+    np.array([2, 2, 0, 3, 3, 3], np.int32),
+    normal((384, 256), "bfloat16"),
+    normal((5, 256, 384), "bfloat16"),
+)
 
 # %% [markdown]
-# ## Puzzle 2a: Where groups begin
+# ## Puzzle 2a: One visit for each group in a tile
 #
-# **Goal.** From the sizes of the groups to the rows at which they begin and end.
+# **Goal.** Work out from the sizes of the groups where each group begins, and how many tiles it touches. Plain jnp this
+# time; the kernel comes after the check.
 #
 # ### Theory
 #
-# Sort 1024 tokens by expert, and the router says [100, 100, 824]. Whose is row 150? The rows of an expert form one
-# **group**, one behind the other, and group 0 has rows 0 to 99. So it is group 1's; and row 200 is group 2's. A kernel
-# asks this for every tile, and it cannot add up sizes each time. Where does a group begin? Where all before it end:
+# Sort 1024 tokens by expert. The rows of one expert are a **group**. The kernel cuts rows into tiles of 128, and tiles
+# do not care where groups begin:
 #
 # ```text
-#     group_sizes      100       100                 824
+#     rows     0           100 128      200    256             384     896          1024
+#     group    |-----0-----|-----1------|----------------- ... 2 ... ------------------|
+#     tile     |-------0-------|-------1-------|-------2-------|- ... -|-------7-------|
 #
-#     rows         0        100       200                     1024
-#     group        |---0-----|---1-----|-----------2------------|
-#
-#     offsets      0        100       200                     1024      one more than there are groups
+#     visit          0       1     2       3           4          ...          9
+#     tile           0       0     1       1           2          ...          7
+#     group          0       1     1       2           2          ...          2
 # ```
 #
-# Group g has the rows from `offsets[g]` up to, and without, `offsets[g + 1]`: two numbers to compare 150 with. No case
-# is special: an empty group begins where it ends.
+# Two groups have rows in tile 0, so the kernel **visits** it twice: once with the weights of expert 0, once with those
+# of expert 1. Every visit multiplies the whole tile, even for 28 rows.
 #
-# These numbers will go to SMEM and into index maps: **int32**, from the first step on. And all six steps, 2a to
-# 2f, run under `jit`: shapes are known, values are not.
-
-
-# %%
-def offsets_spec(group_sizes: Int[Array, "G"]) -> Int[Array, "G+1"]:
-    return jnp.asarray([np.sum(group_sizes[:g]) for g in range(len(group_sizes) + 1)], jnp.int32)
-
-
-def group_offsets(group_sizes):
-    # group_sizes: (G,), int32      Return (G + 1,), int32.
-    pass  # YOUR CODE HERE
-
-
-# %%
-# Plain array code, run under jit: value, shape and dtype count. A Python loop over the groups would be written out
-# under jit, forty times, and there is a limit on operations.
-check("ragged_dot/2a", group_offsets)
-
-# %% [markdown]
-# <details><summary>Hint 1</summary>
+# Compute two int32 arrays, under `jit`:
 #
-# A sum that grows from left to right has a name in NumPy, and jnp has it, too. It gives the ends. What has to be put in
-# front of the ends, so that the beginnings are there as well? Mind the dtype of what you put there: `jnp.zeros(1)` is
-# float32, and drags everything along.
+# - **offsets**, [0, 100, 200, 1024]: group g has the rows from `offsets[g]` up to, but without, `offsets[g + 1]`.
+# - **tiles per group**, [1, 2, 7]: in how many tiles each group has rows.
 #
-# </details>
-#
-# <details><summary>Hint 2</summary>
-#
-# ```python
-# def group_offsets(group_sizes):
-#     ends = ____
-#     return jnp.concatenate([____, ends])
-# ```
-#
-# </details>
-#
-# <details><summary>Hint 3: the solution</summary>
-#
-# ```python
-# def group_offsets(group_sizes):
-#     ends = jnp.cumsum(group_sizes)
-#     return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-# ```
-#
-# </details>
-
-# %% [markdown]
-# **Takeaway.** G sizes, G + 1 offsets. Sizes that add up to less than there are rows are fine: what lies behind the
-# last offset belongs to nobody, and we settle now that the result is zero there.
-
-# %% [markdown]
-# ## Puzzle 2b: Tiles per group
-#
-# **Goal.** How many tiles does each group have rows in?
-#
-# ### Theory
-#
-# The kernel works on tiles of `bm` rows, and tiles lie where they lie: tile t has the rows from t bm to (t + 1) bm.
-# Groups begin and end anywhere:
-#
-# ```text
-#     rows     0    100  128  200     256              ...            1024
-#     group    |--0--|-----1--|----------------2-----------------------|
-#     tile     |----0----|------1-----|-----2-----|  ...   |-----7-----|
-# ```
-#
-# Group 0 has rows in 1 tile. Group 1 has 100 rows, fewer than a tile, and has rows in 2: it takes the end of tile 0
-# and the beginning of tile 1. Group 2 has 824 rows, 6.4 tiles, and touches 7. A group costs a **visit** for every tile
-# that it touches, however few rows of it are there: the MXU multiplies whole tiles.
-#
-# Which tile is a group's first? Round its beginning **down** to a whole tile. The first tile that it does not touch?
-# Round its end **up**. The size alone does not tell.
-#
-# One kind of group has no first row, and no last.
+# The size alone does not tell. Group 1 has fewer rows than a tile, and touches two. What counts is where a group
+# begins, and where it ends. Which groups touch no tile at all?
 
 
 # %%
 def visits_by_hand(group_sizes, num_rows, bm):
-    """Every visit as (tile, group): a tile is visited once for each group in it. In a tile of nobody's: group None."""
+    """Every visit as (tile, group): one for each group in a tile. A tile in which no group has rows: (tile, None)."""
     owners = np.repeat(np.arange(len(group_sizes)), group_sizes).tolist()
     owners += [None] * (num_rows - len(owners))
     visits = []
@@ -260,32 +201,60 @@ def visits_by_hand(group_sizes, num_rows, bm):
     return visits
 
 
-def tiles_per_group_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Int[Array, "G"]:
+class Layout(NamedTuple):
+    offsets: Int[Array, "G+1"]
+    tiles_per_group: Int[Array, "G"]
+
+
+def offsets_spec(group_sizes: Int[Array, "G"]) -> Int[Array, "G+1"]:
+    return jnp.asarray([np.sum(group_sizes[:g]) for g in range(len(group_sizes) + 1)], jnp.int32)
+
+
+def layout_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Layout:
     owners = [group for _, group in visits_by_hand(group_sizes, num_rows, bm)]
-    return jnp.asarray([owners.count(g) for g in range(len(group_sizes))], jnp.int32)
-
-
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
-    # Return (G,), int32. group_offsets, of Puzzle 2a, is yours to use. So is pl.cdiv(a, b): a / b, rounded up.
-    pass  # YOUR CODE HERE
+    tiles = jnp.asarray([owners.count(g) for g in range(len(group_sizes))], jnp.int32)
+    return Layout(offsets_spec(group_sizes), tiles)
 
 
 # %%
-check("ragged_dot/2b", tiles_per_group)
+def group_offsets(group_sizes):
+    # group_sizes: (G,), int32      Return (G + 1,), int32.
+    pass  # YOUR CODE HERE
+
+
+def tiles_per_group(group_sizes, *, bm=128):
+    # Return (G,), int32. Use group_offsets. pl.cdiv(a, b) is a / b, rounded up.
+    pass  # YOUR CODE HERE
+
+
+def layout(group_sizes, *, num_rows=1024, bm=128):
+    return Layout(group_offsets(group_sizes), tiles_per_group(group_sizes, bm=bm))
+
+
+# %%
+# No kernel: your functions run under jit, and value, shape and dtype count. One variant has 40 groups and limits the
+# number of operations: under jit, a Python loop is written out, 40 times.
+check("ragged_dot/2a", layout)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take the drawing: group 2 begins at row 200, in tile 1, and ends at row 1024, where tile 8 would begin. So it is in
-# tiles 1 to 7. Which two numbers give 7 tiles by subtraction? Try the same on an empty group at row 100: its end rounds
-# up to more than its beginning rounds down to. Whose answer has to be chosen by its size?
+# A group ends where the sizes up to it end. NumPy has a function for sums that grow from left to right, and so has jnp.
+# What do you put in front of the ends? Mind its dtype: `jnp.zeros(1)` is float32, and makes everything float32. For the
+# tiles, look at group 2: it begins at row 200, in tile 1. It ends at row 1024, where tile 8 would begin. Which two
+# numbers differ by 7? Then try an empty group at row 100.
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
-# def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+# def group_offsets(group_sizes):
+#     ends = ____
+#     return jnp.concatenate([____, ends])
+#
+#
+# def tiles_per_group(group_sizes, *, bm=128):
 #     offsets = group_offsets(group_sizes)
 #     starts, ends = offsets[____], offsets[____]
 #     return jnp.where(____, pl.cdiv(____, bm) - ____, 0)
@@ -296,7 +265,12 @@ check("ragged_dot/2b", tiles_per_group)
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
-# def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+# def group_offsets(group_sizes):
+#     ends = jnp.cumsum(group_sizes)
+#     return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+#
+#
+# def tiles_per_group(group_sizes, *, bm=128):
 #     offsets = group_offsets(group_sizes)
 #     starts, ends = offsets[:-1], offsets[1:]
 #     return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
@@ -305,34 +279,64 @@ check("ragged_dot/2b", tiles_per_group)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** ceil(size / bm) says [1, 1, 7] here; it is [1, 2, 7]. The two agree as long as every group begins at a
-# tile, which is what one tests with.
+# **Takeaway.** ceil(size / bm) says [1, 1, 7]. The truth is [1, 2, 7]. The two agree whenever every group begins at a
+# tile, and that is what everybody tests with.
+#
+# Here is the kernel that needs all this: your Puzzle 1, with one product for each visit. Its two lists are written by
+# hand. You will compute them in the next two puzzles.
+
+
+# %%
+def by_visit_kernel(tiles_ref, groups_ref, x_ref, w_ref, o_ref):
+    by_tile_kernel(groups_ref, x_ref, w_ref, o_ref)  # yours, from Puzzle 1
+
+
+def by_visit(tiles, groups, x, w, *, bm=128):
+    """At visit v, tile tiles[v] of x times w[groups[v]]. The result has a tile for each visit."""
+    (num_visits,), (_, K, N) = groups.shape, w.shape
+    return pl.pallas_call(
+        by_visit_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(num_visits,),
+            in_specs=[
+                pl.BlockSpec((bm, K), lambda v, tiles_ref, groups_ref: (tiles_ref[v], 0)),
+                pl.BlockSpec((None, K, N), lambda v, tiles_ref, groups_ref: (groups_ref[v], 0, 0)),
+            ],
+            out_specs=pl.BlockSpec((bm, N), lambda v, tiles_ref, groups_ref: (v, 0)),
+        ),
+        out_shape=jax.ShapeDtypeStruct((num_visits * bm, N), x.dtype),
+    )(tiles, groups, x, w)
+
+
+TILES_BY_HAND = np.array([0, 0, 1, 1, 2, 3, 4, 5, 6, 7], np.int32)
+GROUPS_BY_HAND = np.array([0, 1, 1, 2, 2, 2, 2, 2, 2, 2], np.int32)
+show(by_visit, TILES_BY_HAND, GROUPS_BY_HAND, normal((1024, 128), "bfloat16"), normal((3, 128, 128), "bfloat16"))
 
 # %% [markdown]
-# ## Puzzle 2c: Which group, visit by visit
+# ## Puzzle 2b: The group of every visit
 #
-# **Goal.** List the group of every visit, in the order in which the kernel will make them.
+# **Goal.** List the group of each visit, in the order in which the kernel makes the visits.
 #
 # ### Theory
 #
-# 16,384 rows are 128 tiles of 128. With 64 experts they may take 191 visits: a list of 128 places would lose 63 of
-# them, and their rows. With [1, 2, 7] tiles, the kernel makes ten visits. Their groups, in order:
+# With [1, 2, 7] tiles there are ten visits. Each group's number appears once for each of its tiles:
 #
 # ```text
 #     visit       0  1  2  3  4  5  6  7  8  9
 #     group_ids   0  1  1  2  2  2  2  2  2  2
 # ```
 #
-# Each group's number, as often as it has tiles: `jnp.repeat`. But under `jit` an array's length has to be known before
-# the values are, and the number of visits depends on the values. **`total_repeat_length=`** gives the result a length:
-# what is too much is cut off, and what is missing is filled with the last number that there is to repeat.
+# NumPy has `np.repeat` for this. Under `jit` there is a catch: an array's length must be known before its values, and
+# the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. What is too long is cut off.
+# What is missing is filled with the last number.
 #
-# So which length is enough, whatever the sizes? Every tile is visited at least once: if it is nobody's, somebody still
-# has to write the zeros. It is visited once more for every group that begins in the middle of it. The first group
-# begins at row 0, the others, at worst, all in the middle of a tile.
+# Which length is enough, whatever the sizes? Each tile is visited at least once. A group that begins in the *middle* of
+# a tile adds one visit. The first group begins at row 0. At worst, all others begin in the middle: 128 tiles and 64
+# experts may take 191 visits. A list of 128 places loses 63 of them, without an error.
 #
-# Visits to tiles of nobody's come last. They carry the number of the last group, G - 1, like everything behind them:
-# it owns no row there, so no harm is done.
+# Rows behind the last group are **unowned**. Their result is zero, and somebody has to write the zeros. So tiles of
+# unowned rows are visited, too: last, and for the last group, G - 1, which owns no row there.
 
 
 # %%
@@ -343,19 +347,19 @@ def group_ids_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: in
 
 
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    # Return (V,), int32. V is as many visits as there can be, for any group_sizes of this length and so many rows.
+    # Return (V,), int32. V is the largest number of visits that any sizes of this length and so many rows can have.
     pass  # YOUR CODE HERE
 
 
 # %%
-check("ragged_dot/2c", group_ids)
+check("ragged_dot/2b", group_ids)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What is repeated are the numbers 0 to G - 1; how often, is Puzzle 2b. For the length, add up what the theory says of
-# the worst case: all tiles, of which the last may not be whole, and one more for which groups? (With [100, 100, 824]
-# the worst case happens, and ten is right.) `jnp.arange` has a dtype argument.
+# You repeat the numbers 0 to G - 1. Puzzle 2a says how often. For the length, add up the worst case of the theory: all
+# tiles (the last one may not be whole), and one more visit for which groups? With [100, 100, 824] the worst case
+# happens, so check that you get ten. (`jnp.arange` has a dtype argument.)
 #
 # </details>
 #
@@ -376,7 +380,7 @@ check("ragged_dot/2c", group_ids)
 # ```python
 # def group_ids(group_sizes, *, num_rows=1024, bm=128):
 #     G = group_sizes.shape[0]
-#     repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
+#     repeats = tiles_per_group(group_sizes, bm=bm)
 #     most = pl.cdiv(num_rows, bm) + G - 1
 #     return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
 # ```
@@ -384,57 +388,92 @@ check("ragged_dot/2c", group_ids)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** tiles + G - 1: raggedness costs at most one visit for each group but the first. With padding, every
-# group rounded up to whole tiles, the bound is the same; but the rows would have to be copied, and room kept for the
-# worst case.
-
-# %% [markdown]
-# ## Puzzle 2d: Visits per tile
-#
-# **Goal.** The same visits, counted the other way: how often is each tile visited?
-#
-# ### Theory
-#
-# Give 1024 rows the sizes [200, 28, 100]. By Puzzle 2b the groups have 2 + 1 + 2 visits, and all of them are in tiles 0
-# to 2. Then nobody visits tiles 3 to 7: 640 rows that no step writes, and that come back as garbage. So count
-# by tile; for [100, 100, 824]:
-#
-# ```text
-#     rows     0    100  128  200     256              ...            1024
-#     group    |--0--|-----1--|----------------2-----------------------|
-#     tile     |----0----|------1-----|-----2-----|  ...   |-----7-----|
-#
-#     visits        2           2           1       ...          1
-# ```
-#
-# Every tile is visited once, even if it is nobody's. And once more for every group that begins **inside** it, behind
-# its first row.
-#
-# So walk over the groups, and have each say in which tile it begins: add 1 there. Many groups may begin in one tile.
-# An array indexed by an array does this in one operation, **`x.at[i].add(v)`**: a new array, in which v[g] has been
-# added at i[g] for every g. Where an index occurs twice, both are added. Indices beyond the end are left out.
+# **Takeaway.** At most tiles + G - 1 visits: raggedness costs one visit for each group but the first. Padding every
+# group to whole tiles has the same bound, but it also copies all rows there and back. Below, the kernel fetches weights
+# by your list. Its tiles are still listed by hand.
 
 
 # %%
-def tile_visits_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Int[Array, "T"]:
-    tiles = [tile for tile, _ in visits_by_hand(group_sizes, num_rows, bm)]
-    return jnp.asarray([tiles.count(t) for t in range(pl.cdiv(num_rows, bm))], jnp.int32)
+def with_your_groups(group_sizes, x, w):
+    return by_visit(TILES_BY_HAND, group_ids(group_sizes), x, w)
 
 
+show(
+    with_your_groups,
+    np.array([100, 100, 824], np.int32),
+    normal((1024, 128), "bfloat16"),
+    normal((3, 128, 128), "bfloat16"),
+)
+
+# %% [markdown]
+# ## Puzzle 2c: The tile of every visit
+#
+# **Goal.** List the tile of each visit, and pack all that a kernel needs into one `Metadata`.
+#
+# ### Theory
+#
+# Count the same visits again, this time by tile:
+#
+# ```text
+#     rows     0           100 128      200    256             384     896          1024
+#     group    |-----0-----|-----1------|----------------- ... 2 ... ------------------|
+#     tile     |-------0-------|-------1-------|-------2-------|- ... -|-------7-------|
+#     visits           2               2               1                       1
+#
+#     group_ids    0  1  1  2  2  2  2  2  2  2
+#     m_tile_ids   0  0  1  1  2  3  4  5  6  7
+# ```
+#
+# Each tile has one visit, and one more for every group that begins **inside** it, after its first row. So let each
+# group add 1 to the tile in which it begins. **`x.at[i].add(v)`** returns a copy of x in which v[g] is added at index
+# i[g], for every g. If an index occurs twice, both are added. Indices beyond the end are ignored.
+#
+# The rest is `jnp.repeat` again. The two lists fit, because from visit to visit the tile moves on, or the group, or
+# both, and neither goes back. So the visits to one tile are neighbours, as an output block needs (basics.py Puzzle 9).
+#
+# The lists have room for the worst case. The true number of visits is data: it cannot be a length, but it can be a
+# value, `num_tiles`, an int32 of shape (). Which of your two counts adds up to it for [200, 28, 100] of 1024 rows?
+
+
+# %%
+class Metadata(NamedTuple):
+    offsets: Int[Array, "G+1"]
+    group_ids: Int[Array, "V"]
+    m_tile_ids: Int[Array, "V"]
+    num_tiles: Int[Array, ""]  # visits, also those to tiles of unowned rows
+
+
+def metadata_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Metadata:
+    visits = visits_by_hand(group_sizes, num_rows, bm)
+    offsets, group_ids = offsets_spec(group_sizes), group_ids_spec(group_sizes, num_rows=num_rows, bm=bm)
+    tiles = [tile for tile, _ in visits]
+    tiles += tiles[-1:] * (len(group_ids) - len(tiles))  # behind the last visit, the last tile again
+    return Metadata(offsets, group_ids, jnp.asarray(tiles, jnp.int32), jnp.asarray(len(visits), jnp.int32))
+
+
+# %%
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    # Return (T,), int32: one number for each tile of bm rows, the last of which may not be whole.
+    # Return (T,), int32: how often each tile is visited. T tiles of bm rows; the last one may not be whole.
+    pass  # YOUR CODE HERE
+
+
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    # Return a Metadata. m_tile_ids is as long as group_ids; behind the last visit it repeats the last tile.
     pass  # YOUR CODE HERE
 
 
 # %%
-check("ragged_dot/2d", tile_visits)
+# One variant limits the number of operations and the elements of the largest array: a table of groups against tiles has
+# too many.
+check("ragged_dot/2c", metadata)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Do [300, 0, 0, 724] by hand: eight tiles of 128, and four groups. How often is each tile visited before anybody has
-# said that it begins somewhere? Which of the four say so, and in which tile? Two kinds of groups add nothing. (`&`
-# joins two conditions on arrays, each in brackets; a condition is a bool, and to be added it has to become a number.)
+# Do [300, 0, 0, 724] by hand: eight tiles of 128, four groups. How often is each tile visited before any group says
+# where it begins? Which groups say so, and in which tile? Two kinds of groups add nothing. (`&` joins two conditions on
+# arrays, each in brackets. A condition is a bool: make it a number before you add it.) For `num_tiles`, count the
+# visits of [200, 28, 100] once by group and once by tile. One sum is 5. Who writes the zeros of tile 7 then?
 #
 # </details>
 #
@@ -446,6 +485,13 @@ check("ragged_dot/2d", tile_visits)
 #     inside = (____) & (____)
 #     once = ____
 #     return once.at[____].add(inside.astype(jnp.int32))
+#
+#
+# def metadata(group_sizes, *, num_rows=1024, bm=128):
+#     tiling = {"num_rows": num_rows, "bm": bm}     # f(group_sizes, **tiling) passes both on
+#     ids, visits = ____, ____
+#     tiles = jnp.repeat(____, ____, total_repeat_length=____)
+#     return Metadata(offsets=____, group_ids=ids, m_tile_ids=tiles, num_tiles=____)
 # ```
 #
 # </details>
@@ -458,176 +504,36 @@ check("ragged_dot/2d", tile_visits)
 #     inside = (group_sizes > 0) & (starts % bm != 0)
 #     once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
 #     return once.at[starts // bm].add(inside.astype(jnp.int32))
-# ```
 #
-# </details>
-
-# %% [markdown]
-# **Takeaway.** Two counts of the same visits, by group and by tile. The sum of this one is how many there are.
-
-# %% [markdown]
-# ## Puzzle 2e: Which tile, visit by visit
 #
-# **Goal.** List the tile of every visit, beside its group. Practice: nothing new.
-#
-# ### Theory
-#
-# A visit that pairs a tile with the wrong group multiplies up to 128 rows by another expert's weights, and no error is
-# raised. So the other half of the pairs has to fit `group_ids`, place by place:
-#
-# ```text
-#     visit        0  1  2  3  4  5  6  7  8  9
-#     group_ids    0  1  1  2  2  2  2  2  2  2      sizes [100, 100, 824]
-#     m_tile_ids   0  0  1  1  2  3  4  5  6  7
-# ```
-#
-# Visits 0 and 1 share tile 0: group 0 has its first 100 rows, group 1 its last 28. Visits 1 and 2 share group 1. From
-# one visit to the next either the group moves on or the tile does, or both; neither ever goes back. That is what makes
-# the two lists fit, although each was counted by itself. And it is what an output block needs (basics.py Puzzle 9):
-# visits to one tile follow one another.
-#
-# Behind the last visit, the last tile goes on to the end of the list.
-
-
-# %%
-def m_tile_ids_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Int[Array, "V"]:
-    G, T = len(group_sizes), pl.cdiv(num_rows, bm)
-    ids = [tile for tile, _ in visits_by_hand(group_sizes, num_rows, bm)]
-    return jnp.asarray(ids + [T - 1] * (T + G - 1 - len(ids)), jnp.int32)
-
-
-def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-    # Return (V,), int32, with the V of Puzzle 2c.
-    pass  # YOUR CODE HERE
-
-
-# %%
-check("ragged_dot/2e", m_tile_ids)
-
-# %% [markdown]
-# <details><summary>Hint 1</summary>
-#
-# Compare with Puzzle 2c: what was counted there for each group is counted in Puzzle 2d for each tile. What takes the
-# place of the numbers 0 to G - 1? By hand, for [200, 28, 100] of 1024 rows: the list has ten places, and nobody's
-# tiles are in it. Where do they come from?
-#
-# </details>
-#
-# <details><summary>Hint 2</summary>
-#
-# ```python
-# def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-#     T = ____
-#     repeats = ____
-#     return jnp.repeat(____, ____, total_repeat_length=____)
-# ```
-#
-# </details>
-#
-# <details><summary>Hint 3: the solution</summary>
-#
-# ```python
-# def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-#     T = pl.cdiv(num_rows, bm)
-#     repeats = tile_visits(group_sizes, num_rows=num_rows, bm=bm)
-#     most = T + group_sizes.shape[0] - 1
-#     return jnp.repeat(jnp.arange(T, dtype=jnp.int32), repeats, total_repeat_length=most)
-# ```
-#
-# </details>
-
-# %% [markdown]
-# **Takeaway.** Two lists of small integers say everything about the raggedness; the kernel will not contain a single
-# loop over groups.
-
-# %% [markdown]
-# ## Puzzle 2f: All together
-#
-# **Goal.** One function from group sizes to everything that the kernels need, with the number of visits.
-#
-# ### Theory
-#
-# The lists are as long as the worst case needs. With four groups of 256 rows it does not happen: three places of eleven
-# are not visits.
-#
-# ```text
-#     group_ids    0  0  1  1  2  2  3  3 | 3  3  3
-#     m_tile_ids   0  1  2  3  4  5  6  7 | 7  7  7
-#                                         ^
-#                                         num_tiles = 8
-# ```
-#
-# A kernel that walks to the end spends 27% of its steps on nothing. Where the true list ends is data, **a number that
-# nobody knows before the call**. It cannot be the length of an array. It can be a value, an array of shape () that
-# travels beside the lists, and Puzzle 4 will make it the length of a grid.
-#
-# Which of your counts adds up to it? Ask [200, 28, 100] of 1024 rows.
-
-
-# %%
-class Metadata(NamedTuple):
-    offsets: Int[Array, "G+1"]
-    group_ids: Int[Array, "V"]
-    m_tile_ids: Int[Array, "V"]
-    num_tiles: Int[Array, ""]  # visits, those of nobody's tiles included
-
-
-def metadata_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Metadata:
-    tiling = {"num_rows": num_rows, "bm": bm}
-    num_tiles = jnp.asarray(len(visits_by_hand(group_sizes, **tiling)), jnp.int32)
-    offsets, ids = offsets_spec(group_sizes), group_ids_spec(group_sizes, **tiling)
-    return Metadata(offsets, ids, m_tile_ids_spec(group_sizes, **tiling), num_tiles)
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    # Return a Metadata, made by your Puzzles 2a to 2e.
-    pass  # YOUR CODE HERE
-
-
-# %%
-check("ragged_dot/2f", metadata)
-
-# %% [markdown]
-# <details><summary>Hint 1</summary>
-#
-# Count the visits of [200, 28, 100] by hand, in tiles of 128, once by group and once by tile: one of the two sums is 5.
-# Is that enough? (A sum over an int32 array is an int32 of shape ().)
-#
-# </details>
-#
-# <details><summary>Hint 2</summary>
-#
-# ```python
-# def metadata(group_sizes, *, num_rows=1024, bm=128):
-#     tiling = {"num_rows": num_rows, "bm": bm}     # f(group_sizes, **tiling) passes both on
-#     return Metadata(
-#         offsets=____,
-#         group_ids=____,
-#         m_tile_ids=____,
-#         num_tiles=____,
-#     )
-# ```
-#
-# </details>
-#
-# <details><summary>Hint 3: the solution</summary>
-#
-# ```python
 # def metadata(group_sizes, *, num_rows=1024, bm=128):
 #     tiling = {"num_rows": num_rows, "bm": bm}
-#     return Metadata(
-#         offsets=group_offsets(group_sizes),
-#         group_ids=group_ids(group_sizes, **tiling),
-#         m_tile_ids=m_tile_ids(group_sizes, **tiling),
-#         num_tiles=tile_visits(group_sizes, **tiling).sum(),
-#     )
+#     ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+#     tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+#     return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Takeaway.** For 1024 rows and 64 groups that is less than a kilobyte of integers, made once for all products that
-# share their groups. Now for the kernels.
+# **Takeaway.** For 1024 rows and 64 groups this is less than a kilobyte of integers. You compute it once for all
+# products that share their groups, and no kernel will ever loop over groups. Below, both lists are yours, and the last
+# visits go to tiles of unowned rows. In the result, each visit still has a tile of its own. The next puzzle puts two
+# visits into one tile.
+
+
+# %%
+def with_your_visits(group_sizes, x, w):
+    _, groups, tiles, _ = metadata(group_sizes)
+    return by_visit(tiles, groups, x, w)
+
+
+show(
+    with_your_visits,
+    np.array([200, 28, 100], np.int32),
+    normal((1024, 128), "bfloat16"),
+    normal((3, 128, 128), "bfloat16"),
+)
 
 # %% [markdown]
 # ## Puzzle 3: The masked store
@@ -636,9 +542,9 @@ check("ragged_dot/2f", metadata)
 #
 # ### Theory
 #
-# Groups of 100, 28 and 128 rows, in tiles of 64. Tile 1 has rows 64 to 127, of which 36 are group 0's and 28 group 1's,
-# and is visited once for each. The simplest thing to do there is `x + bias[g]`. If every visit stores its whole tile,
-# the last one wins, and 36 rows come back with group 1's bias:
+# Groups of 100, 28 and 128 rows, in tiles of 64. Tile 1 has 36 rows of group 0 and 28 of group 1, so it is visited
+# twice. The simplest work for a visit is `x + bias[g]`. If every visit stores its whole tile, the last one wins, and 36
+# rows come back with the bias of group 1:
 #
 # ```text
 #     rows        64                   100           128
@@ -649,12 +555,11 @@ check("ragged_dot/2f", metadata)
 #     visit 3                                         [ 2 2 2    tile 2, group 2
 # ```
 #
-# At visit 2 the tile is still in VMEM, with what visit 1 has left in it. So the store has to be **masked**: read the
-# tile, replace the rows that are the group's own, and store it again. Which rows these are, each visit finds out from
-# the offsets.
+# At visit 2 the tile is still in VMEM, with what visit 1 stored there. So **mask** the store: read the tile, replace
+# the rows of the visit's own group, and store it again. Each visit can tell its own rows by the offsets.
 #
-# And the rows that are nobody's? Zero, we said. At a tile's first visit `o_ref` holds garbage, and nothing is worth
-# keeping: let the rest be 0 there. After that it is either somebody's or 0 already.
+# Unowned rows should be zero. At the first visit to a tile, `o_ref` holds garbage, so write 0 to all rows that are not
+# your own. At a later visit, keep them: they belong to another group, or they are 0 already.
 
 
 # %%
@@ -667,13 +572,14 @@ def expert_bias_spec(
     return jnp.asarray(result)
 
 
+# %%
 def first_visit(v, ids_ref):
-    """Whether visit v is the first in a row with its number: of its tile in m_tile_ids_ref, for example."""
+    """Whether visit v is the first in a row with its number: of its tile, if ids_ref is m_tile_ids_ref."""
     return (v == 0) | (ids_ref[v] != ids_ref[jnp.maximum(v - 1, 0)])
 
 
 def own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, bm):
-    # Return (bm, 1), bool: which rows of the tile of visit v belong to its group. The Refs are those of Puzzle 2.
+    # Return (bm, 1), bool: which rows of the tile of visit v belong to its group. The Refs hold the lists of Puzzle 2c.
     pass  # YOUR CODE HERE
 
 
@@ -683,6 +589,7 @@ def expert_bias_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, bias_r
     pass  # YOUR CODE HERE
 
 
+# %%
 def expert_bias(
     x: Float[Array, "M N"], bias: Float[Array, "G 1 N"], group_sizes: Int[Array, "G"], *, bm: int = 64, bn: int = 128
 ) -> Float[Array, "M N"]:
@@ -707,16 +614,16 @@ def expert_bias(
 
 # %%
 # Budget for x (256, 384), bias (3, 1, 384), group_sizes [100, 28, 128]: hbm_bytes=791_040, vmem_bytes=132_096, calls=1.
-# What is done on integers outside of the kernel is the metadata's business, and allowed.
+# Work on integers outside of the kernel makes the metadata, and is allowed.
 check("ragged_dot/3", expert_bias)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take visit 2 of the drawing. The tile's rows have numbers in the tile, 0 to 63, and numbers in the array: which of
-# the two are the offsets about, and what has to be known to get from one to the other? (`jnp.arange(bm)[:, None]` is a
-# column, and compared with a number it stays one.) In the kernel, a row of o_ref gets what is new, what is there, or 0.
-# Who decides: the row, or the visit?
+# Take visit 2 of the drawing. A row of the tile has a number in the tile, 0 to 63, and a number in the array. Which of
+# them do the offsets speak of, and how do you get it from the other? (`jnp.arange(bm)[:, None]` is a column. Compared
+# with a number, it stays a column.) In the kernel, each row of `o_ref` gets the new value, the old value, or 0. What
+# decides: the row, or the visit?
 #
 # </details>
 #
@@ -757,38 +664,41 @@ check("ragged_dot/3", expert_bias)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A tile with two owners is written twice in VMEM and once to HBM. The steps behind the last visit did no
-# harm: they repeat the last tile with the last group, and whatever that group owns there gets the same values again.
+# **Takeaway.** A tile with two owners is written twice in VMEM and goes to HBM once: in the picture, `o_ref` stays put
+# while `bias_ref` changes. The grid is as long as the list, so some steps come after the last visit. They do no harm.
+# They visit the last tile for the last group again, and its rows get the same values again.
+
+# %%
+show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 128], np.int32))
 
 # %% [markdown]
 # ## Puzzle 4: Wire it yourself
 #
-# **Goal.** The `pallas_call` of a grouped matrix product, with a grid that is as long as there are visits.
+# **Goal.** Write the `pallas_call` of a grouped matrix product, with a grid that is as long as there are visits.
 #
 # ### Theory
 #
-# Puzzle 3 made `tiles + G - 1` steps, whatever the sizes. With 64 experts and 1024 rows in tiles of 128 that is 71, and
-# in a matrix product each of them multiplies. If all tokens choose one expert, 8 visits would do.
+# Puzzle 3 takes `tiles + G - 1` steps, whatever the sizes. For 64 experts and 1024 rows in tiles of 128 that is 71. If
+# all tokens choose one expert, 8 visits would do.
 #
-# A grid is made of Python integers, so far. But any number of it may be a value, an int32 of shape (): then **the grid
-# is as long as the data say**. (Such an axis stays "arbitrary": JAX's simulator cannot run it in parallel.)
+# An entry of a grid may also be a value, an int32 of shape (): then **the data decide how long the grid is**. (Leave
+# such an axis "arbitrary": JAX's simulator cannot run it in parallel.)
 #
 # ```text
 #     grid=(4, num_tiles, 2)        num_tiles: known when the call starts
 # ```
 #
-# There are three axes: column blocks j of the result, visits v, and blocks k of K, the last
-# one, since sums run along it. Which goes first, j or v? Say that K is a single block, and follow the weights. Here
-# they are at each step, for two column blocks and an expert with three tiles:
+# Your grid has three axes: column blocks j of the result, visits v, and blocks k of K. The sum runs along k, so k comes
+# last. Which comes first, j or v? Follow the weights of an expert with three tiles, for two column blocks and a single
+# block of K:
 #
 # ```text
 #     grid (v, j, k)      w(0)  w(1)    w(0)  w(1)    w(0)  w(1)
 #     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
 # ```
 #
-# The kernel is given, with the arguments (offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref). It
-# is for groups that fill whole tiles, and a K of one block. And the visits need not come in order: one variant makes
-# them backwards.
+# The kernel is given: for groups of whole tiles, and a K of one block. But later kernels need your wiring, too, so
+# believe the lists and nothing else: groups of 40 and 56 rows have four visits in three tiles of 32.
 
 
 # %%
@@ -808,14 +718,16 @@ def whole_k_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_r
     o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
 
 
+# %%
 def grouped(kernel, meta, x, w, *, bm, bn, bk):
-    # meta: a Metadata, of Puzzle 2f      x: (M, K)      w: (G, K, N)      K is a multiple of bk. M and N may be ragged.
-    # Return the result, (M, N), of x's dtype, of one pallas_call with three prefetched operands: meta's arrays in
+    # meta: a Metadata, of Puzzle 2c      x: (M, K)      w: (G, K, N)      K is a multiple of bk. M and N may be ragged.
+    # Return the result, (M, N), of x's dtype, of one pallas_call with three prefetched operands: meta's three lists in
     # their order. x_ref: (bm, bk)      w_ref: (bk, bn)      o_ref: (bm, bn)      acc_ref: (bm, bn), float32, scratch
     # scratch_shapes goes into the grid_spec. Say which axis is parallel.
     pass  # YOUR CODE HERE
 
 
+# %%
 def whole_k_product(
     x: BFloat16[Array, "M K"],
     w: BFloat16[Array, "G K N"],
@@ -835,15 +747,16 @@ def whole_k_product(
 # %%
 # Budget for x (384, 256), w (4, 256, 384), group_sizes [192, 0, 128, 64]: hbm_bytes=1_474_560, vmem_bytes=262_144,
 # grid_steps=18, calls=1, serial_steps=6. grid_steps: three column blocks of six visits. hbm_bytes: the weights of each
-# expert with rows once.
+# expert with rows come in once.
 check("ragged_dot/4", whole_k_product)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What moves with a visit? The tile of x, the group of w, the tile of the result: each map looks up the number it needs,
-# by v, in one of the three Refs that it gets behind the grid indices. What moves with j and with k is as in any matrix
-# product. Column blocks share nothing with each other; visits may share a tile, and blocks of K share a sum.
+# What changes with a visit? The tile of x, the group of w, the tile of the result. Each index map gets three Refs after
+# the grid indices, and looks up the number it needs at place v of one of them. What depends on j and on k is the same
+# as in any matrix product. Which axis is parallel? Column blocks share nothing. Visits may share a tile, and blocks of
+# K share a sum.
 #
 # </details>
 #
@@ -896,8 +809,8 @@ check("ragged_dot/4", whole_k_product)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** An expert's weights came in once for each column block and stayed for all of its tiles; the expert
-# without rows was not visited. Below, watch `w_ref`.
+# **Takeaway.** The weights of an expert come in once for each column block, and stay for all of its tiles. The expert
+# without rows is not visited. Watch `w_ref`.
 
 # %%
 show(
@@ -908,78 +821,109 @@ show(
 )
 
 # %% [markdown]
-# ## Puzzle 5: Equal groups
+# ## Puzzle 5: What it costs to cut K
 #
-# **Goal.** The kernel for groups that fill whole tiles, with as many blocks of K as you like. Practice: the kernel is
-# known, only its price is new.
+# **Goal.** Predict how many bytes the product moves when all groups are equal, and choose the blocks that move the
+# fewest.
 #
 # ### Theory
 #
-# Real weights do not fit. 4096 x 14336 in bfloat16 are 112 MiB, and a block of all of K and 512 columns would be 4 MiB,
-# held twice. So K comes in blocks, the sum waits in `acc_ref`, and the kernel is that of matmul.py, with a visit where
-# a block of rows was.
-#
-# With K in one block, the weights of an expert stay from tile to tile. With two blocks or
-# more, **the last block of one tile is not the first of the next**, and all of them come again for every tile:
+# Real weights do not fit. One expert of 4096 x 14336 in bfloat16 has 112 MiB. A block of all of K and 512 columns has 4
+# MiB, and two buffers. So you cut K, and let the sum wait in `acc_ref`. The kernel is given: it is basics.py Puzzle 10
+# again. What is new is its price:
 #
 # ```text
-#     visit                0            1            2           one expert, three tiles
-#     K in one block       w            .            .           w once
-#     K in two blocks      w0  w1       w0  w1       w0  w1      w three times
+#     visit                0            1            2           one expert, three tiles, one j
+#     K in one block       w            .            .           w comes in once
+#     K in two blocks      w0  w1       w0  w1       w0  w1      w comes in three times
 # ```
 #
-# For x it makes no difference: each tile of it comes once for every column block. So larger tiles of rows are what
-# pays for cutting K: with bm = 512, weights are read for every 512 tokens, and each byte of them is worth 512 FLOPs.
+# With K in one block, an expert's weights stay from tile to tile. With more, **the last block of one tile is not the
+# first of the next**. So nothing stays, and all weights come in again at every visit.
 #
-# The result is stored once for a tile, in bfloat16, when the sum is complete. Groups have whole tiles, and no tile is
-# nobody's, so nothing has to be masked yet.
+# There are two ways out, and both want the same VMEM. Keep K whole, in small blocks. Or cut K, and make tiles tall, so
+# that there are few visits. Which is cheaper depends on how many rows an expert has.
 
 
 # %%
-def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
-    # Grid (j, v, k).      x_ref: (bm, bk)      w_ref: (bk, bn)      o_ref: (bm, bn), bfloat16
-    # acc_ref: (bm, bn), float32
+def equal_spec(x: BFloat16[Array, "M K"], w: BFloat16[Array, "G K N"]) -> BFloat16[Array, "M N"]:
+    groups = x.reshape(w.shape[0], -1, x.shape[1])
+    result = jnp.einsum("grk,gkn->grn", groups, w, preferred_element_type=jnp.float32)
+    return result.reshape(x.shape[0], -1).astype(jnp.bfloat16)
+
+
+def sum_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
+    k = pl.program_id(2)
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+    @pl.when(k == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def block_sizes(size, unit=128):
+    """Multiples of unit that divide size."""
+    return [b for b in range(unit, size + 1, unit) if size % b == 0]
+
+
+def grouped_vmem(bm, bn, bk):
+    """Bytes of VMEM that grouped holds: two buffers for each block in bfloat16, and the scratch in float32."""
+    return 2 * 2 * (bm * bk + bk * bn + bm * bn) + 4 * bm * bn
+
+
+# %%
+def grouped_bytes(experts, rows, K, N, bm, bn, bk):
+    # Return how many bytes `grouped` moves for x (experts * rows, K) and w (experts, K, N), if every expert has `rows`
+    # rows: x, w and the result, in bfloat16. bm divides rows, bn divides N, bk divides K. There are several experts.
+    # grouped_bytes(3, 128, 512, 256, 64, 128, 128) is 2_555_904, and with bk = 512 it is 1_769_472.
+    pass  # YOUR CODE HERE
+
+
+def thrifty_blocks(experts, rows, K, N, vmem_bytes):
+    # Return (bm, bn, bk): bm from block_sizes(rows, 64), bn and bk from block_sizes. Of all plans that fit into
+    # vmem_bytes, take the one with the fewest grouped_bytes.
     pass  # YOUR CODE HERE
 
 
 def equal_groups(
-    x: BFloat16[Array, "M K"],
-    w: BFloat16[Array, "G K N"],
-    group_sizes: Int[Array, "G"],
-    *,
-    bm: int = 64,
-    bn: int = 128,
-    bk: int = 128,
+    x: BFloat16[Array, "M K"], w: BFloat16[Array, "G K N"], *, vmem_bytes: int = 800_000
 ) -> BFloat16[Array, "M N"]:
-    meta = metadata(group_sizes, num_rows=x.shape[0], bm=bm)
-    return grouped(equal_kernel, meta, x, w, bm=bm, bn=bn, bk=bk)  # your wiring, from Puzzle 4
+    (G, K, N), rows = w.shape, x.shape[0] // w.shape[0]
+    bm, bn, bk = thrifty_blocks(G, rows, K, N, vmem_bytes)
+    meta = metadata(jnp.full(G, rows, jnp.int32), num_rows=x.shape[0], bm=bm)
+    return grouped(sum_kernel, meta, x, w, bm=bm, bn=bn, bk=bk)  # your wiring, from Puzzle 4
 
 
 # %%
-# Budget for x (384, 512), w (3, 512, 256), group_sizes [128, 128, 128]: hbm_bytes=2_555_904, vmem_bytes=163_840,
-# calls=1, output_stores=1, mxu_bits=16. output_stores: in how many steps of a visit the tile may be stored.
+# Budget for x (768, 512), w (3, 512, 384): hbm_bytes=3_735_552, vmem_bytes=800_000, calls=1, mxu_bits=16. That is the
+# best plan. The check compares grouped_bytes with what your Puzzle 4 moves, and thrifty_blocks with every other plan,
+# for random sizes.
 check("ragged_dot/5", equal_groups)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three parts, as in basics.py Puzzle 10: at which k does the sum start from 0, what is added at every k, at which k is
-# the tile stored? Which axis of your grid is k, and what is its length? (`pl.num_programs(axis)`.) None of the three
-# prefetched Refs is needed: the index maps have used them already.
+# Your grid is (j, v, k). Take x, w and the result one by one. Each tile of x is needed for every column block j. Does
+# it ever stay? Each tile of the result goes out once. For w, list its blocks at a few visits, with K in one block and
+# with K in two. Mind one case where a cut costs nothing: how many visits has an expert whose rows are one tile? There
+# are few plans, so try them all.
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
-# def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
-#     k = ____
-#     before = jnp.where(____, 0, acc_ref[...])
-#     acc_ref[...] = ____
+# def grouped_bytes(experts, rows, K, N, bm, bn, bk):
+#     x_times = ____                        # how often all of x comes in
+#     w_times = 1 if ____ else ____         # how often all of w comes in
+#     return 2 * experts * (rows * K * x_times + K * N * w_times + ____)
 #
-#     @pl.when(____)
-#     def _():
-#         o_ref[...] = ____
+#
+# def thrifty_blocks(experts, rows, K, N, vmem_bytes):
+#     plans = [(bm, bn, bk) for bm in block_sizes(rows, 64) for bn in ____ for bk in ____]
+#     fitting = [plan for plan in plans if ____]
+#     return min(fitting, key=lambda plan: ____)
 # ```
 #
 # </details>
@@ -987,32 +931,39 @@ check("ragged_dot/5", equal_groups)
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
-# def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
-#     k = pl.program_id(2)
-#     before = jnp.where(k == 0, 0, acc_ref[...])
-#     acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+# def grouped_bytes(experts, rows, K, N, bm, bn, bk):
+#     x_times = N // bn
+#     w_times = 1 if bk == K else rows // bm
+#     return 2 * experts * (rows * K * x_times + K * N * w_times + rows * N)
 #
-#     @pl.when(k == pl.num_programs(2) - 1)
-#     def _():
-#         o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+#
+# def thrifty_blocks(experts, rows, K, N, vmem_bytes):
+#     plans = [(bm, bn, bk) for bm in block_sizes(rows, 64) for bn in block_sizes(N) for bk in block_sizes(K)]
+#     fitting = [plan for plan in plans if grouped_vmem(*plan) <= vmem_bytes]
+#     return min(fitting, key=lambda plan: grouped_bytes(experts, rows, K, N, *plan))
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A batched matrix product in which the batch has any number of rows, as long as they are whole tiles. It
-# is what one gets by padding every group, and the padding is what goes away next.
+# **Takeaway.** A cut brings the weights in once for every visit instead of once for every expert. In the example the
+# best plan cuts K all the same: blocks of (128, 384, 128) move 3.6 MiB, and the best plan with K whole moves 3.9. With
+# two experts of 512 rows, N = 256 and 700,000 bytes of VMEM it is the other way round, 3.5 against 3.0. Count first. In
+# the picture, `w_ref` is fetched at every step.
+
+# %%
+show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat16"))
 
 # %% [markdown]
 # ## Puzzle 6: Ragged dot
 #
-# **Goal.** Groups of any size: as many as you like in a tile, empty ones, and rows that are nobody's.
+# **Goal.** Groups of any size: many in one tile, empty ones, and unowned rows.
 #
 # ### Theory
 #
-# Groups of 100, 100 and 824 rows in tiles of 128: to pad them is to copy 1024 rows into 1152, and back. Ten visits do
-# without: they multiply 1280 rows, a quarter more than there are, and copy none. At each of them the MXU multiplies the
-# whole tile by the weights of one group; of the product only the group's own rows are kept:
+# Take groups of 100, 100 and 824 rows, in tiles of 128. To pad them, you copy 1024 rows into 1152, and back. Your ten
+# visits copy none, and multiply 1280. Each visit multiplies a whole tile by the weights of one group, and keeps only
+# that group's rows:
 #
 # ```text
 #     tile 2, rows 256 to 383                visit         product           stored
@@ -1023,12 +974,12 @@ check("ragged_dot/5", equal_groups)
 #                                            6             tile @ w[4]                                 |---4---|
 # ```
 #
-# There is **one masked store for each visit**, behind its last block of K. The sum in `acc_ref` is the visit's own: it
-# starts anew although the tile stays the same. And `o_ref` is the tile's: it stays from visit to visit. Two buffers of
-# one shape, with two lifetimes.
+# A visit ends with a **masked store** of its sum, after the last block of K (or with a draft at every k, as in
+# matmul.py Puzzle 3). Two buffers have the same shape and different lifetimes. The sum in `acc_ref` belongs to the
+# visit: it starts anew, although the tile stays. `o_ref` belongs to the tile: it stays from visit to visit.
 #
-# The last tile may hang over the edge of x, where garbage lies; and an expert whose weights have become infinite makes
-# the others' rows infinite at its visits, too. Is that a problem? Not if rows are chosen after the product.
+# Below the edge of x there is garbage. And if the weights of one expert have become infinite, its visits make the whole
+# product infinite, also in the rows of others. Neither matters if you choose rows after the product.
 
 
 # %%
@@ -1036,10 +987,11 @@ def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_re
     # Grid (j, v, k).      x_ref: (bm, bk)      w_ref: (bk, bn)      o_ref: (bm, bn), bfloat16
     # acc_ref: (bm, bn), float32
     # dims: dimension d of x_ref is summed against e of w_ref, ((d,), (e,)), the pair of matmul.py Puzzle 5
-    # own_rows and first_visit are there, from Puzzle 3.
+    # Use own_rows and first_visit of Puzzle 3.
     pass  # YOUR CODE HERE
 
 
+# %%
 def ragged_forward(x, w, group_sizes, *, bm, bn, bk, dims=((1,), (0,))):
     meta = metadata(group_sizes, num_rows=x.shape[0], bm=bm)
     return grouped(functools.partial(ragged_kernel, dims=dims), meta, x, w, bm=bm, bn=bn, bk=bk)
@@ -1061,16 +1013,15 @@ def ragged_product(
 
 # %%
 # Budget for x (1024, 256), w (3, 256, 384), group_sizes [100, 100, 824]: hbm_bytes=4_718_592, vmem_bytes=262_144,
-# grid_steps=60, calls=1, output_stores=2, mxu_bits=16. grid_steps: three column blocks, 10 visits, two blocks of K. A
-# tile with two groups is visited twice, and not more; it is stored twice, too (output_stores).
+# grid_steps=60, calls=1, mxu_bits=16. grid_steps: three column blocks, ten visits, two blocks of K.
 check("ragged_dot/6", ragged_product)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take Puzzle 5 and change its last line: where it stores the sum, do what Puzzle 3 did with x + bias. As for the
-# garbage below the edge: a row of a product depends on one row of x. Whose rows are those below the edge? And which of
-# the three grid axes is the visit now?
+# Start from `sum_kernel` of Puzzle 5 and change its last line: where it stores the sum, do what your Puzzle 3 did with
+# x + bias. Which of the three grid axes is the visit now? About the garbage below the edge: a row of a product depends
+# on one row of x only. Who owns the rows below the edge?
 #
 # </details>
 #
@@ -1111,10 +1062,8 @@ check("ragged_dot/6", ragged_product)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** This is `jax.lax.ragged_dot`, and a tile that two groups share is what raggedness costs: it is visited
-# twice. Beside megablox `gmm`, at equal blocks of 256, K = N = 1024 and groups of [100, 200, 500, 224], the TPU
-# compiler makes 500 bundles a step of yours and 522 of theirs on a v5e, and 334 against 339 on a v6e. In the picture,
-# `w_ref` changes where a group does, and `o_ref` where a tile does.
+# **Takeaway.** You have written `jax.lax.ragged_dot`. Raggedness costs you one thing: a tile that two groups share is
+# visited twice. In the picture, `w_ref` changes where a group does, and `o_ref` where a tile does.
 
 # %%
 show(
@@ -1127,28 +1076,59 @@ show(
 )
 
 # %% [markdown]
+# How good is it? JAX ships a grouped matrix product for TPUs, `gmm`, in a library of kernels called megablox. The next
+# cell has the TPU compiler schedule both, without a TPU, and prints the bundles of a step. On a v5e the course's
+# solution takes 500 and `gmm` 522. On a v6e it is 334 against 339. Yours may differ. With a draft at every k, the same
+# kernel takes 478 on a v5e and 374 on a v6e: faster on one chip, slower on the next.
+
+
+# %%
+def beside_gmm(tpu):
+    """Your kernel and JAX's: x (1024, 1024), w (4, 1024, 1024), four groups, blocks of 256."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    theirs = functools.partial(gmm, preferred_element_type=jnp.bfloat16, tiling=(256, 256, 256))
+    yours = functools.partial(ragged_product, bm=256, bn=256, bk=256)
+    sizes = np.array([100, 200, 500, 224], np.int32)
+    for name, fn in (("yours", yours), ("gmm", theirs)):
+        x, w = normal((1024, 1024), "bfloat16"), normal((4, 1024, 1024), "bfloat16")
+        report = tpu_report(fn, x, w, sizes, tpu=tpu, simulate=False)
+        if not report:
+            print(f"{tpu}, {name}: {report.unavailable or report.refusal.sentence}")
+        for kernel in report.kernels:
+            figures = f"{kernel.steps} steps of {kernel.mean_step:.0f} bundles, {kernel.time_s * 1e6:.1f} us"
+            print(f"{tpu}, {name:5}: {figures}")
+
+
+if unwritten(ragged_product):
+    print(f"Nothing to compile yet. Still to be written: {', '.join(unwritten(ragged_product))}.")
+else:
+    beside_gmm("v5e")
+    beside_gmm("v6e")
+
+# %% [markdown]
 # ## Puzzle 7a: A visit for every group
 #
-# **Goal.** The visits for the gradient of the weights: every group has one, also a group without rows.
+# **Goal.** List the visits for the gradient of the weights: every group gets at least one, even a group without rows.
 #
 # ### Theory
 #
-# Of `y = ragged(x, w)` there are two gradients. That of x has tiles for blocks, and the visits of Puzzle 2f will do.
-# That of w has a block for every expert. Say that all 1024 tokens choose expert 1 of three:
+# `y = ragged(x, w)` has two gradients. That of x has tiles, like y, and the visits of Puzzle 2c will do. That of w has
+# one block for every expert. Suppose all 1024 tokens choose expert 1 of three:
 #
 # ```text
-#     sizes [0, 1024, 0]       dw[0]      dw[1]      dw[2]
-#     visits of Puzzle 2f        -          8          -
-#     should be                  0        x.T @ g      0
+#     sizes [0, 1024, 0]         dw[0]      dw[1]      dw[2]
+#     visits of Puzzle 2c          0          8          0
+#     what you would get        garbage    x.T @ g    garbage
+#     what you want                0       x.T @ g       0
 # ```
 #
-# **A block that no step visits is never written.** dw[0] and dw[2] come back as garbage: with weights of 4096 x 14336
-# in bfloat16 that is 112 MiB each, and the optimizer adds it to the weights. So an empty group is visited, too: once,
-# in the tile where it would begin; if that tile does not exist, in the last one. Nobody's tiles are left out, as no dw
-# needs them.
+# **A block that no step visits is never written.** For weights of 4096 x 14336 in bfloat16, dw[0] and dw[2] are 112 MiB
+# of garbage each, and the optimizer adds it without blinking. So visit an empty group once, too: in the tile where it
+# would begin, or in the last tile if that one does not exist. Leave out tiles of unowned rows: no dw needs them.
 #
-# `jnp.repeat` gives the groups. For the tiles: within a group, visits are numbered one after the other, and so are
-# tiles. If group 2 begins in tile 1 and its first visit is number 3, which is its tile at visit 5?
+# `jnp.repeat` gives you the groups. For the tiles: within a group, visits are numbered one after the other, and so are
+# tiles. If group 2 begins in tile 1, and its first visit is number 3, which tile does it have at visit 5?
 
 
 # %%
@@ -1162,15 +1142,16 @@ def every_group_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: 
     return Metadata(jnp.asarray(offsets), *jnp.asarray(lists), jnp.asarray(len(visits), jnp.int32))
 
 
+# %%
 def every_group_metadata(group_sizes, *, num_rows, bm):
-    # Return a Metadata. The lists have the length of Puzzle 2c: it is enough for this, too, since an empty group adds
-    # one visit, and a group with rows at most one. What stands behind the last visit does not matter, as long as it is
-    # a group and a tile that exist.
+    # Return a Metadata. The lists have the length of Puzzle 2b. That is enough here, too: an empty group adds one
+    # visit, and a group with rows adds at most one. Behind the last visit, any group and any tile will do that exist.
     pass  # YOUR CODE HERE
 
 
+# %%
 def every_group_visits(group_sizes, *, num_rows=1024, bm=128):
-    """Your Metadata. Behind the last visit, -1 stands for whatever exists."""
+    """Your Metadata. Behind the last visit, -1 stands for any group, or tile, that exists."""
     meta = every_group_metadata(group_sizes, num_rows=num_rows, bm=bm)
 
     def up_to_the_last(ids, exist):
@@ -1187,9 +1168,10 @@ check("ragged_dot/7a", every_group_visits)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many visits has each group now, and which function of yours is nearly right? From these counts, where does each
-# group's first visit stand in the list? (Puzzle 2a did that with rows.) And a fact: an array indexed by `group_ids`
-# looks a number up for every visit at once. An empty group at row `num_rows` begins in a tile that does not exist.
+# How many visits does each group have now, and which function of yours is nearly right? From these counts, where does
+# the first visit of each group stand in the list? (Puzzle 2a did that with rows.) A fact that helps: an array indexed
+# by `group_ids` looks up one number for every visit at once. And an empty group at row `num_rows` begins in a tile that
+# does not exist.
 #
 # </details>
 #
@@ -1214,7 +1196,7 @@ check("ragged_dot/7a", every_group_visits)
 # def every_group_metadata(group_sizes, *, num_rows, bm):
 #     G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
 #     offsets = group_offsets(group_sizes)
-#     visits = jnp.maximum(tiles_per_group(group_sizes, num_rows=num_rows, bm=bm), 1)
+#     visits = jnp.maximum(tiles_per_group(group_sizes, bm=bm), 1)
 #     ids = jnp.repeat(jnp.arange(G, dtype=jnp.int32), visits, total_repeat_length=T + G - 1)
 #     first_tile, first = offsets[:-1] // bm, jnp.cumsum(visits) - visits
 #     tiles = first_tile[ids] + jnp.arange(T + G - 1, dtype=jnp.int32) - first[ids]
@@ -1224,18 +1206,18 @@ check("ragged_dot/7a", every_group_visits)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** What a kernel visits is decided by its output: tiles forward, groups backward. An expert that nobody
-# chose costs one step, and gets its zeros.
+# **Takeaway.** The output decides what a kernel visits: tiles going forward, groups going backward. An expert that
+# nobody chose costs one step, and gets its zeros.
 
 # %% [markdown]
 # ## Puzzle 7b: Backward
 #
-# **Goal.** The gradient of the weights: one product for each group, summed over the rows of that group.
+# **Goal.** Compute the gradient of the weights: for each group one product, summed over the rows of that group.
 #
 # ### Theory
 #
-# Groups of 100, 28 and 128 rows again, in tiles of 64. Group 1 is 28 rows of tile 1; the other 36 are group 0's. Going
-# forward, that cost 36 rows of a product, which were not stored. For the weights the rows are what is summed over:
+# Groups of 100, 28 and 128 rows again, in tiles of 64. Of tile 1, 36 rows belong to group 0 and 28 to group 1. Going
+# forward, a visit for group 1 computed 36 rows too many, and did not store them. For the weights, you sum over rows:
 #
 # ```text
 #     dw[1] = x[100:128].T @ g[100:128]            (K, 28) (28, N) -> (K, N)
@@ -1244,10 +1226,10 @@ check("ragged_dot/7a", every_group_visits)
 #     tile.T @ g  = 36 rows' share     +  28 rows' share      in every element
 # ```
 #
-# A masked store is too late: the neighbour's rows are not rows of the result, they are **a part of every element of
-# it**. They have to be masked before they are multiplied.
+# Now a masked store comes too late. The neighbour's rows are not rows of the result. They are **a part of every
+# element**, like salt in a soup. Mask them before you multiply.
 #
-# The group is the output block now, and visits, those of Puzzle 7a, run innermost:
+# The output block now belongs to the group, and the visits, those of Puzzle 7a, run innermost:
 #
 # ```text
 #     grid (i, j, v)      visit           0      1  2      3  4
@@ -1255,7 +1237,8 @@ check("ragged_dot/7a", every_group_visits)
 #                         tile            0      1  1      2  3
 # ```
 #
-# The sum starts at a group's first visit. And below the edge of x and g lies garbage, which may be NaN.
+# The sum starts at the first visit for a group. You may store a draft of it at every visit: the block leaves VMEM only
+# when the group changes. And below the edge of x and g there is garbage, which may be NaN.
 
 
 # %%
@@ -1277,12 +1260,14 @@ def ragged_grads_spec(
     return tuple(a.astype(jnp.bfloat16) for a in (y, *vjp(g)))
 
 
+# %%
 def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref, acc_ref):
     # Grid (i, j, v).      x_ref: (bm, bk), g_ref: (bm, bn), bfloat16, of the tile      dw_ref: (bk, bn), of the group
     # acc_ref: (bk, bn), float32
     pass  # YOUR CODE HERE
 
 
+# %%
 def weight_grads(x, g, group_sizes, *, bm, bn, bk):
     (M, K), (_, N), G = x.shape, g.shape, group_sizes.shape[0]
     meta = every_group_metadata(group_sizes, num_rows=M, bm=bm)
@@ -1305,6 +1290,7 @@ def weight_grads(x, g, group_sizes, *, bm, bn, bk):
     )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, g)
 
 
+# %%
 def row_grads(g, w, group_sizes, *, bm, bn, bk):
     (M, N), (_, K, _) = g.shape, w.shape
     meta = metadata(group_sizes, num_rows=M, bm=bm)
@@ -1325,6 +1311,7 @@ def row_grads(g, w, group_sizes, *, bm, bn, bk):
     )(meta.offsets, meta.group_ids, meta.m_tile_ids, g, w)
 
 
+# %%
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def ragged(x, w, group_sizes, bm, bn, bk):
     _, K, N = w.shape
@@ -1360,9 +1347,9 @@ check("ragged_dot/7b", ragged_and_grads)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What do two of Puzzle 3's functions say of visit v, and which list does the second one have to be asked about, if it
-# is groups that a sum is for? Both x and g hold the neighbour's rows. In the sum over rows, one factor of 0 is enough
-# to remove a neighbour. Is it enough to remove garbage? (0 times NaN is NaN.)
+# Two functions of Puzzle 3 tell you about visit v. Which list do you give `first_visit`, if the sum belongs to a group?
+# Both x and g hold rows of the neighbour. In a sum over rows, a factor of 0 on one side removes a neighbour. Does it
+# also remove garbage? (0 times NaN is NaN.)
 #
 # </details>
 #
@@ -1397,8 +1384,19 @@ check("ragged_dot/7b", ragged_and_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** `ragged` is a function that JAX can differentiate, and a tile is looked at once for each group in it and
-# each block of columns (for dw, once more for an empty group). What remains is to decide who goes where.
+# **Takeaway.** JAX can differentiate `ragged`. In the picture, group 1 has no rows, and still `dw_ref` stops at its
+# block to write zeros. What remains is to decide who goes where.
+
+# %%
+show(
+    weight_grads,
+    normal((256, 256), "bfloat16"),
+    normal((256, 384), "bfloat16"),
+    np.array([100, 0, 28, 128], np.int32),
+    bm=64,
+    bn=384,
+    bk=256,
+)
 
 # %% [markdown]
 # ## Puzzle 8a: Routing
@@ -1407,8 +1405,8 @@ check("ragged_dot/7b", ragged_and_grads)
 #
 # ### Theory
 #
-# A small matrix, the **router**, gives each token a score for every expert, its logits. The k largest win. How much
-# does each of the winners count?
+# A small matrix, the **router**, gives each token a score for every expert: its logits. The k largest win. How much
+# should each winner count?
 #
 # ```text
 #     logits               2.0    1.0    0.0   -1.0        k = 2
@@ -1416,13 +1414,14 @@ check("ragged_dot/7b", ragged_and_grads)
 #     the k best           0.64   0.24                      sum 0.88
 # ```
 #
-# With these weights 12% of the token's result would be lost, and how much is lost would differ from token to token. So
-# they are **renormalised**: shares among the experts that were chosen, not among all.
+# With these weights, 12% of the token's result is lost, and every token loses a different share. So you
+# **renormalise**: each weight is a share among the chosen experts.
 #
-# Once the experts are chosen, by their logits, one way is to divide by the sum. But write the quotient down: softmax
-# over all has a denominator, common to all experts of a token, and so has the sum of the k best. There is a shorter way
-# to the same numbers, which never looks at the experts that were not chosen. (Choosing by the softmax would not do: of
-# logits 200 and 300 apart, both shares are 0.)
+# You could divide the k best by their sum. But write the quotient down: the softmax has a denominator, the same for all
+# experts of a token, and so has the sum. There is a shorter way to the same numbers.
+#
+# Choose by the logits, not by the softmax. In float32, experts that are 200 and 300 below the best both have a share of
+# 0, and a tie between zeros is no way to pick a second expert.
 
 
 # %%
@@ -1440,7 +1439,7 @@ def gate_spec(logits: Float[Array, "T E"], *, k: int = 2) -> Gate:
 
 def route(logits, *, k):
     # Return weights, (T, k), float32, and experts, (T, k), int32: the k best of each row, the best one first.
-    # jax.lax.top_k(x, k) gives two arrays: the k largest of each row, largest first, and where they stood.
+    # jax.lax.top_k(x, k) gives two arrays: the k largest of each row, largest first, and their columns.
     pass  # YOUR CODE HERE
 
 
@@ -1454,8 +1453,8 @@ check("ragged_dot/8a", gate)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take the table above: 0.64 / 0.88 is 0.73, and 0.24 / 0.88 is 0.27. The two logits differ by 1. What does softmax make
-# of two numbers that differ by 1, whatever else there is? (`jax.nn.softmax(x, axis=)` subtracts the maximum by itself.)
+# Take the table: 0.64 / 0.88 is 0.73, and 0.24 / 0.88 is 0.27. The two logits differ by 1. What does softmax make of
+# two numbers that differ by 1, if there are no others? (`jax.nn.softmax(x, axis=)` subtracts the maximum for you.)
 #
 # </details>
 #
@@ -1480,8 +1479,8 @@ check("ragged_dot/8a", gate)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Choose first, then compare those that were chosen. With k = 1 the weight is 1, whatever the logits, and
-# no gradient tells the router what it did: with one expert a token, the softmax over all is kept.
+# **Takeaway.** Choose first, then compare the chosen. With k = 1 the weight is always 1, and no gradient tells the
+# router how it did. So with one expert for each token, keep the softmax over all.
 
 # %% [markdown]
 # ## Puzzle 8b: There and back
@@ -1490,9 +1489,9 @@ check("ragged_dot/8a", gate)
 #
 # ### Theory
 #
-# Each token has k **slots**, numbered token by token: slot s belongs to token s // k. Taken as they come, the slots
-# below would fetch expert weights five times; sorted by expert, three times, once each. At 112 MiB an expert, that pays
-# for moving some rows:
+# Each token has k **slots**, numbered token by token: slot s belongs to token s // k. In the order of the slots below,
+# weights would come in five times. Sorted by expert, they come in three times, once each. At 112 MiB an expert, it pays
+# to move some rows first:
 #
 # ```text
 #     token             0      1      2                    k = 2
@@ -1502,14 +1501,16 @@ check("ragged_dot/8a", gate)
 #     order            1      2 5      0 3 4       slots, sorted by expert
 #     their experts    0      1 1      2 2 2
 #     group_sizes      1      2        3
+#
+#     position         0      1 2      3 4 5
 # ```
 #
-# Rows `x[order // k]` are then what Puzzle 6 wants. On the way back, sorted rows have to find their slots. `order[p]`
-# is the slot at position p; wanted is the position of slot s: the **inverse permutation**. In the example slot 0 stands
-# at position 3, and slot 1 at position 0.
+# The rows `x[order // k]` are what Puzzle 6 wants. On the way back, each slot has to find its row. `order[p]` is the
+# slot at position p. You want the position of slot s, the **inverse permutation**: in the example, slot 0 is at
+# position 3, and slot 1 at position 0.
 #
-# With it, rows are fetched, where a scatter (`at[...].set`) would have to write them. There is a short way to it: what
-# does sorting `order` itself do?
+# With the inverse you *fetch* rows. Without it you would have to scatter them (`at[...].set`). There is a short way to
+# it: what happens to the positions if you sort `order` itself?
 
 
 # %%
@@ -1529,34 +1530,35 @@ def permuted_spec(
     return Permuted(jnp.asarray(order), jnp.asarray(group_sizes), jnp.asarray(result.astype(np.float32)))
 
 
+# %%
 def sort_by_expert(experts, *, num_experts):
-    # Return order, (T * k,), and group_sizes, (num_experts,), int32. jnp.argsort leaves slots of one expert in their
-    # order; jnp.bincount(numbers, length=n) counts how often each of 0 to n - 1 occurs.
+    # Return order, (T * k,), and group_sizes, (num_experts,), int32. jnp.argsort keeps slots of one expert in their
+    # order. jnp.bincount(numbers, length=n) counts how often each of 0 to n - 1 occurs.
     pass  # YOUR CODE HERE
 
 
 def combine(rows, order, weights):
-    # rows: (T * k, N), sorted by expert. Return (T, N), for each token the weighted sum of the rows of its slots.
+    # rows: (T * k, N), sorted by expert. Return (T, N): for each token the weighted sum of the rows of its slots.
     pass  # YOUR CODE HERE
 
 
 def permuted(x, experts, weights, *, num_experts=5):
     order, group_sizes = sort_by_expert(experts, num_experts=num_experts)
     expert = jnp.repeat(jnp.arange(num_experts), group_sizes, total_repeat_length=order.shape[0])
-    rows = (1 + expert)[:, None] * x[order // experts.shape[1]]  # expert e multiplies by 1 + e: one can tell them apart
+    rows = (1 + expert)[:, None] * x[order // experts.shape[1]]  # expert e multiplies by 1 + e, to tell them apart
     return Permuted(order, group_sizes, combine(rows, order, weights))
 
 
 # %%
-# One variant bounds the elements of the largest array on the way: too few for a table of slots against tokens.
+# One variant bounds the elements of the largest array on the way. A table of slots against tokens has too many.
 check("ragged_dot/8b", permuted)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What is sorted are all slots in one row, and an expert that nobody chose has a size, too. For the way back take the
-# example's order, 1 2 5 0 3 4, and write under it the positions 0 to 5. Sort the upper row, and let each number take
-# its position along: what stands below now? Which jnp function returns just that?
+# You sort all slots, in one row. An expert that nobody chose has a size, too. For the way back, take the order of the
+# example, 1 2 5 0 3 4, and the positions 0 to 5 below it. Sort the upper row, and let each number take its position
+# along. What is below now? Which jnp function returns just that?
 #
 # </details>
 #
@@ -1595,13 +1597,14 @@ check("ragged_dot/8b", permuted)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Two argsorts, and a mixture of experts is a permutation around a grouped product. An expert that nobody
+# **Takeaway.** With two argsorts, a mixture of experts is a permutation around a grouped product. An expert that nobody
 # chose is a group of size 0.
 
 # %% [markdown]
 # ## Puzzle 9: The MoE layer
 #
-# **Goal.** The whole layer, with k of any number of experts for each token, and the gradients of everything in it.
+# **Goal.** Build the whole layer, with gradients for everything in it. Decide how tall its tiles are, and which gather
+# needs a gradient of your own.
 #
 # ### Theory
 #
@@ -1613,16 +1616,16 @@ check("ragged_dot/8b", permuted)
 #                       +--- weights ----------------------------------------------+
 # ```
 #
-# Each token is multiplied by k experts instead of E. A dense reference, every expert for every token, does E / k times
-# as many FLOPs: four times for 8 experts and k = 2.
+# Each token is multiplied by k experts, not by all E: for 8 experts and k = 2, a quarter of the FLOPs.
 #
-# Going backward, `ragged` knows its gradients, and JAX those of the rest. One is worth a thought: `x[order // k]`.
-# Every token has gone to k places, so its gradient is the sum of what comes back from there. JAX makes a
-# **scatter-add** of it: rows of g, each added to wherever it belongs, two to the same place.
+# **How tall is a tile?** E experts share S = T k rows. There are at most S / bm + E - 1 visits, with S / bm rounded up.
+# Each is a grid step, and multiplies bm rows. Tall tiles multiply rows for nothing. Low tiles take more steps. S rows
+# and E visits would be ideal. Which bm takes at most about twice as many of both?
 #
-# But you know more than JAX does: `order` is a permutation, and its inverse tells where every slot went. So the same
-# sum is **a gather**: fetch each token's k rows, and add them. Nothing is written twice, and the order of the additions
-# is fixed.
+# **Whose gradient?** Going backward, JAX turns a gather into a **scatter-add**: every row of the gradient is added
+# where it came from. The layer has two gathers, `x[order // k]` and the one in your `combine`. In one of them, several
+# rows meet in one place. There, let `expand_grad` fetch those rows and sum them. JAX does not know where they are, but
+# you have the inverse of `order`.
 
 
 # %%
@@ -1643,6 +1646,7 @@ def any_order(num_slots):
     return np.arange(num_slots, dtype=np.int32) * 13 % num_slots
 
 
+# %%
 class MoEGrads(NamedTuple):
     y: BFloat16[Array, "T D"]
     dx: BFloat16[Array, "T D"]
@@ -1668,10 +1672,10 @@ def moe_spec(
     return MoEGrads(*results, expanded[1](jnp.concatenate([results[0].astype(jnp.float32)] * k))[0])
 
 
-def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
-    # Return y, (T, D), of x's dtype. Use expand (below), ragged (Puzzle 7b), and Puzzles 8a and 8b. The logits are
-    # float32; ragged wants bfloat16, and silu is jax.nn.silu. For x @ w1, D is cut into blocks of bk and F into blocks
-    # of bn; for h @ w2 it is the other way round, so swap the two sizes, too.
+# %%
+def tile_rows(num_slots, num_experts):
+    # Return bm, a multiple of 16, from two Python integers. Whatever the tokens choose, a call of `ragged` may multiply
+    # 2 num_slots + 16 num_experts rows (for each block of its weights), and make 2 num_experts visits.
     pass  # YOUR CODE HERE
 
 
@@ -1680,6 +1684,14 @@ def expand_grad(g, order, *, k):
     pass  # YOUR CODE HERE
 
 
+def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
+    # Return y, (T, D), of x's dtype. Use tile_rows, ragged (Puzzle 7b), Puzzles 8a and 8b, and expand (below), which is
+    # x[order // k] with your expand_grad. The logits are float32. ragged wants bfloat16. silu is jax.nn.silu.
+    # For x @ w1, cut D into blocks of bk and F into blocks of bn. For h @ w2, it is the other way round.
+    pass  # YOUR CODE HERE
+
+
+# %%
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def expand(x, order, k):
     return x[order // k]
@@ -1696,40 +1708,46 @@ def expand_bwd(k, order, g):
 expand.defvjp(expand_fwd, expand_bwd)
 
 
-def moe_and_grads(x, router, w1, w2, g, *, k: int = 2, bm: int = 32, bn: int = 128, bk: int = 128):
-    y, vjp = jax.vjp(lambda *arrays: moe_layer(*arrays, k=k, bm=bm, bn=bn, bk=bk), x, router, w1, w2)
+def moe_and_grads(x, router, w1, w2, g, *, k: int = 2, bn: int = 128, bk: int = 128):
+    y, vjp = jax.vjp(lambda *arrays: moe_layer(*arrays, k=k, bn=bn, bk=bk), x, router, w1, w2)
     # and expand_grad by itself: k copies of y for a gradient, and a permutation that no router has made
     spread = expand_grad(jnp.concatenate([y.astype(jnp.float32)] * k), any_order(k * x.shape[0]), k=k)
     return y, *vjp(g), spread
 
 
 # %%
-# Budget for x (48, 128), router (128, 5), w1 (5, 128, 256), w2 (5, 256, 128), g (48, 128): calls=6, mxu_bits=16,
-# outside_flops=184_320. outside_flops: of the router's product and its two gradients. Moves, softmax, silu, and all
-# work on integers may be outside.
+# Budget for x (48, 128), router (128, 5), w1 (5, 128, 256), w2 (5, 256, 128), g (48, 128): grid_steps=120,
+# calls=6, flops=112_300_000, mxu_bits=16, outside_flops=184_320. grid_steps and flops: what tile_rows may cost.
+# outside_flops: the router's product and its two gradients. Moves, softmax, silu, and work on integers may be outside.
 check("ragged_dot/9", moe_and_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `expand_grad` is `combine` with weights of 1: which position has slot s? Sum in float32, as always when many add up.
-# The layer is the drawing, read from left to right, one line each. Mind the casts: a bfloat16 x times a float32 router
-# is float32 once x is cast; `ragged` returns bfloat16. Its arguments are positional: (x, w, group_sizes, bm, bn, bk),
-# where bk cuts what is summed over.
+# Suppose every expert had the same number of rows. How tall would a tile be that holds just one expert? Try that height
+# in both formulas. For `expand_grad`: k slots copied the same row of x, so k gradients come back to it. `combine` with
+# weights of 1 does almost the same. Sum in float32, as always. For the layer, read the drawing from left to right, one
+# line of code for each name. `ragged` returns bfloat16, and takes its arguments by position: (x, w, group_sizes, bm,
+# bn, bk), where bk cuts the dimension that is summed over.
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
+# def tile_rows(num_slots, num_experts):
+#     return 16 * pl.cdiv(____, ____)
+#
+#
 # def expand_grad(g, order, *, k):
 #     by_slot = g[____].reshape(____)
 #     return by_slot.astype(jnp.float32).sum(axis=____)
 #
 #
-# def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+# def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
 #     weights, experts = route(____, k=k)
 #     order, group_sizes = ____
+#     bm = tile_rows(____, ____)
 #     rows = expand(____)
 #     h = ragged(rows, w1, group_sizes, bm, ____, ____)
 #     h = jax.nn.silu(____).astype(____)
@@ -1742,15 +1760,20 @@ check("ragged_dot/9", moe_and_grads)
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
+# def tile_rows(num_slots, num_experts):
+#     return 16 * pl.cdiv(num_slots, 16 * num_experts)
+#
+#
 # def expand_grad(g, order, *, k):
 #     by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
 #     return by_slot.astype(jnp.float32).sum(axis=1)
 #
 #
-# def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+# def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
 #     logits = jnp.dot(x.astype(jnp.float32), router)
 #     weights, experts = route(logits, k=k)
 #     order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
+#     bm = tile_rows(order.shape[0], router.shape[1])
 #     rows = expand(x, order, k)
 #     h = ragged(rows, w1, group_sizes, bm, bn, bk)
 #     h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
@@ -1761,8 +1784,9 @@ check("ragged_dot/9", moe_and_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A layer with E times the weights and k times the FLOPs, and its gradients. Six `pallas_call`s do all of
-# its large products; the rest is bookkeeping on integers and a softmax.
+# **Takeaway.** You have a layer with E times the weights, k times the FLOPs, and all its gradients. Six `pallas_call`s
+# do its large products. The rest is a softmax and bookkeeping. The best tile holds about one expert's share of rows:
+# for a prompt of 8192 tokens and 64 experts that is 256 rows, for a single token it is the smallest tile there is.
 
 # %%
 show(
@@ -1776,26 +1800,27 @@ show(
 # %% [markdown]
 # ## What you built
 #
-# A grouped matrix product for groups of any size, without padding and without a loop over groups: its raggedness lies
-# in two lists of integers, which steer the copies and mask the stores. Its gradients. And a mixture of experts that
-# agrees with the dense one in value and gradient, also when an expert is left out.
+# You built a grouped matrix product for groups of any size. It pads nothing and loops over no groups. Its raggedness is
+# two lists of integers, which steer the copies and mask the stores. You built its gradients. And you built a mixture of
+# experts that agrees with the dense one, in values and in gradients, even when an expert is left out.
 #
-# What a real one adds, and where you have the parts already:
+# A real one adds more, and you have the parts already:
 #
-# - **Expert parallelism.** Experts are spread over devices, and tokens travel: an all-to-all in front of Puzzle 6 and
-#   one behind it. Each device then has a range of groups and a sum that is less than its rows, which your rows of
-#   nobody's are for.
-# - **Capacity.** Fixed numbers of rows for each expert keep shapes static, drop tokens, or pad. That is Puzzle 5.
-#   Ragged groups do without: "dropless".
-# - **Load balancing.** Nothing in your layer stops all tokens from choosing one expert. An auxiliary loss, or a bias on
-#   the logits that follows the load, works on `group_sizes` and on the router, Puzzle 8a; no kernel changes.
-# - **Quantised weights.** Weights are what a small batch waits for. In int8 with a scale for each expert and column
-#   they are half as long: `matmul.py` Puzzle 10, with the scales of the visit's group picked by Puzzle 3's kind of map.
+# - **Expert parallelism.** Experts are spread over devices, and tokens travel: an all-to-all before Puzzle 6 and one
+#   after it. Then each device has a range of groups, and more rows than they own. That is what your unowned rows are
+#   for.
+# - **Capacity.** A fixed number of rows for each expert keeps shapes static. It drops tokens, or pads: the equal groups
+#   of Puzzle 5. Your ragged groups need neither. The literature calls that "dropless".
+# - **Load balancing.** Nothing stops all tokens from choosing one expert. An auxiliary loss helps, or a bias on the
+#   logits that follows the load. Both work on `group_sizes` and on the router of Puzzle 8a. No kernel changes.
+# - **Quantised weights.** A small batch waits for weights. In int8, with a scale for each expert and column, they take
+#   half the bytes. Combine Puzzle 10 of `matmul.py` with an index map like that of Puzzle 3, which picks the scales of
+#   the visit's group.
 
 # %% [markdown]
-# **Read next.** `gmm` and `tgmm` in `jax.experimental.pallas.ops.tpu.megablox`: your Puzzles 6 and 7b, with the visits
-# of empty groups as an option of one metadata function. `jax.lax.ragged_dot` is the same product as one primitive of
-# JAX, for any device.
+# **Read next.** `gmm` and `tgmm` in `jax.experimental.pallas.ops.tpu.megablox`: your Puzzles 6 and 7b. One metadata
+# function serves both, and visits to empty groups are an option of it. `jax.lax.ragged_dot` is the same product as one
+# primitive of JAX, for any device.
 
 # %%
 progress()

@@ -22,22 +22,21 @@ def group_offsets(group_sizes):
     return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
 
 
-# Puzzle 2b
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+def tiles_per_group(group_sizes, *, bm=128):
     offsets = group_offsets(group_sizes)
     starts, ends = offsets[:-1], offsets[1:]
     return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
 
 
-# Puzzle 2c
+# Puzzle 2b
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
     G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
+    repeats = tiles_per_group(group_sizes, bm=bm)
     most = pl.cdiv(num_rows, bm) + G - 1
     return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
 
 
-# Puzzle 2d
+# Puzzle 2c
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[:-1]
     inside = (group_sizes > 0) & (starts % bm != 0)
@@ -45,23 +44,11 @@ def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     return once.at[starts // bm].add(inside.astype(jnp.int32))
 
 
-# Puzzle 2e
-def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-    T = pl.cdiv(num_rows, bm)
-    repeats = tile_visits(group_sizes, num_rows=num_rows, bm=bm)
-    most = T + group_sizes.shape[0] - 1
-    return jnp.repeat(jnp.arange(T, dtype=jnp.int32), repeats, total_repeat_length=most)
-
-
-# Puzzle 2f
 def metadata(group_sizes, *, num_rows=1024, bm=128):
     tiling = {"num_rows": num_rows, "bm": bm}
-    return Metadata(
-        offsets=group_offsets(group_sizes),
-        group_ids=group_ids(group_sizes, **tiling),
-        m_tile_ids=m_tile_ids(group_sizes, **tiling),
-        num_tiles=tile_visits(group_sizes, **tiling).sum(),
-    )
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
 
 
 # Puzzle 3
@@ -99,14 +86,16 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
 
 
 # Puzzle 5
-def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
-    k = pl.program_id(2)
-    before = jnp.where(k == 0, 0, acc_ref[...])
-    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+def grouped_bytes(experts, rows, K, N, bm, bn, bk):
+    x_times = N // bn
+    w_times = 1 if bk == K else rows // bm
+    return 2 * experts * (rows * K * x_times + K * N * w_times + rows * N)
 
-    @pl.when(k == pl.num_programs(2) - 1)
-    def _():
-        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+def thrifty_blocks(experts, rows, K, N, vmem_bytes):
+    plans = [(bm, bn, bk) for bm in block_sizes(rows, 64) for bn in block_sizes(N) for bk in block_sizes(K)]
+    fitting = [plan for plan in plans if grouped_vmem(*plan) <= vmem_bytes]
+    return min(fitting, key=lambda plan: grouped_bytes(experts, rows, K, N, *plan))
 
 
 # Puzzle 6
@@ -127,7 +116,7 @@ def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_re
 def every_group_metadata(group_sizes, *, num_rows, bm):
     G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
     offsets = group_offsets(group_sizes)
-    visits = jnp.maximum(tiles_per_group(group_sizes, num_rows=num_rows, bm=bm), 1)
+    visits = jnp.maximum(tiles_per_group(group_sizes, bm=bm), 1)
     ids = jnp.repeat(jnp.arange(G, dtype=jnp.int32), visits, total_repeat_length=T + G - 1)
     first_tile, first = offsets[:-1] // bm, jnp.cumsum(visits) - visits
     tiles = first_tile[ids] + jnp.arange(T + G - 1, dtype=jnp.int32) - first[ids]
@@ -165,17 +154,22 @@ def combine(rows, order, weights):
 
 
 # Puzzle 9
-def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
-    logits = jnp.dot(x.astype(jnp.float32), router)
-    weights, experts = route(logits, k=k)
-    order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
-    rows = expand(x, order, k)
-    h = ragged(rows, w1, group_sizes, bm, bn, bk)
-    h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
-    rows = ragged(h, w2, group_sizes, bm, bk, bn)
-    return combine(rows.astype(jnp.float32), order, weights).astype(x.dtype)
+def tile_rows(num_slots, num_experts):
+    return 16 * pl.cdiv(num_slots, 16 * num_experts)
 
 
 def expand_grad(g, order, *, k):
     by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
     return by_slot.astype(jnp.float32).sum(axis=1)
+
+
+def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
+    logits = jnp.dot(x.astype(jnp.float32), router)
+    weights, experts = route(logits, k=k)
+    order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
+    bm = tile_rows(order.shape[0], router.shape[1])
+    rows = expand(x, order, k)
+    h = ragged(rows, w1, group_sizes, bm, bn, bk)
+    h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
+    rows = ragged(h, w2, group_sizes, bm, bk, bn)
+    return combine(rows.astype(jnp.float32), order, weights).astype(x.dtype)

@@ -64,9 +64,21 @@ def group_offsets(group_sizes):
     return jnp.cumsum(group_sizes)
 
 
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    starts, ends = offsets[:-1], offsets[1:]
+    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+
+
 # %% ragged_dot/2a: float offsets
 def group_offsets(group_sizes):
     return jnp.concatenate([jnp.zeros(1), jnp.cumsum(group_sizes)])
+
+
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    starts, ends = offsets[:-1], offsets[1:]
+    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
 
 
 # %% ragged_dot/2a: the sizes themselves
@@ -74,9 +86,21 @@ def group_offsets(group_sizes):
     return jnp.concatenate([jnp.zeros(1, jnp.int32), group_sizes])
 
 
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    starts, ends = offsets[:-1], offsets[1:]
+    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+
+
 # %% ragged_dot/2a: NumPy
 def group_offsets(group_sizes):
     return np.concatenate([[0], np.asarray(group_sizes).cumsum()])
+
+
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    starts, ends = offsets[:-1], offsets[1:]
+    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
 
 
 # %% ragged_dot/2a: a loop over the groups
@@ -87,6 +111,12 @@ def group_offsets(group_sizes):
     return jnp.stack(offsets)
 
 
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    starts, ends = offsets[:-1], offsets[1:]
+    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+
+
 # %% ragged_dot/2a: it ends at the last row, whatever the sizes
 def group_offsets(group_sizes):
     ends = jnp.cumsum(group_sizes)
@@ -94,35 +124,61 @@ def group_offsets(group_sizes):
     return jnp.concatenate([jnp.zeros(1, jnp.int32), full])
 
 
-# %% ragged_dot/2b: from the size alone
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    starts, ends = offsets[:-1], offsets[1:]
+    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+
+
+# %% ragged_dot/2a: from the size alone
+def tiles_per_group(group_sizes, *, bm=128):
     return pl.cdiv(group_sizes, bm)
 
 
-# %% ragged_dot/2b: empty groups have a tile
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2a: empty groups have a tile
+def tiles_per_group(group_sizes, *, bm=128):
     offsets = group_offsets(group_sizes)
     return jnp.maximum(pl.cdiv(offsets[1:], bm) - offsets[:-1] // bm, 1)
 
 
-# %% ragged_dot/2b: an empty group inside a tile
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2a: an empty group inside a tile
+def tiles_per_group(group_sizes, *, bm=128):
     offsets = group_offsets(group_sizes)
     return pl.cdiv(offsets[1:], bm) - offsets[:-1] // bm
 
 
-# %% ragged_dot/2b: a tile too many at a whole end
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2a: a tile too many at a whole end
 # tiles_per_group: `pl.cdiv(ends, bm) - starts // bm` -> `ends // bm - starts // bm + 1`
 
 
-# %% ragged_dot/2b: floats
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+# %% ragged_dot/2a: floats
+def tiles_per_group(group_sizes, *, bm=128):
     offsets = group_offsets(group_sizes)
     return jnp.where(group_sizes > 0, jnp.ceil(offsets[1:] / bm) - jnp.floor(offsets[:-1] / bm), 0)
 
 
-# %% ragged_dot/2b: a Python if
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2a: a Python if
+def tiles_per_group(group_sizes, *, bm=128):
     offsets = group_offsets(group_sizes)
     tiles = []
     for g in range(group_sizes.shape[0]):
@@ -133,37 +189,42 @@ def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
     return jnp.stack(tiles)
 
 
-# %% ragged_dot/2b: blocks of 128 are written in
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2a: blocks of 128 are written in
 # tiles_per_group: `(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)` -> `(group_sizes > 0, pl.cdiv(ends, 128) - starts // 128, 0)`
 
 
-# %% ragged_dot/2c: no length
+# %% ragged_dot/2b: no length
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    return jnp.repeat(jnp.arange(group_sizes.shape[0]), tiles_per_group(group_sizes, num_rows=num_rows, bm=bm))
+    return jnp.repeat(jnp.arange(group_sizes.shape[0]), tiles_per_group(group_sizes, bm=bm))
 
 
-# %% ragged_dot/2c: only as long as there are tiles
+# %% ragged_dot/2b: only as long as there are tiles
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
+    repeats = tiles_per_group(group_sizes, bm=bm)
     ids = jnp.arange(group_sizes.shape[0], dtype=jnp.int32)
     return jnp.repeat(ids, repeats, total_repeat_length=num_rows // bm)
 
 
-# %% ragged_dot/2c: the last tile that is not whole is forgotten
+# %% ragged_dot/2b: the last tile that is not whole is forgotten
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
     G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
+    repeats = tiles_per_group(group_sizes, bm=bm)
     return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=num_rows // bm + G - 1)
 
 
-# %% ragged_dot/2c: repeated by the sizes
+# %% ragged_dot/2b: repeated by the sizes
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
     G = group_sizes.shape[0]
     most = pl.cdiv(num_rows, bm) + G - 1
     return jnp.repeat(jnp.arange(G, dtype=jnp.int32), group_sizes, total_repeat_length=most)
 
 
-# %% ragged_dot/2c: a group of each row, every bm rows
+# %% ragged_dot/2b: a group of each row, every bm rows
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
     G = group_sizes.shape[0]
     rows = jnp.arange(pl.cdiv(num_rows, bm) + G - 1, dtype=jnp.int32) * bm
@@ -171,34 +232,48 @@ def group_ids(group_sizes, *, num_rows=1024, bm=128):
     return jnp.minimum(ids, G - 1)
 
 
-# %% ragged_dot/2c: float numbers
+# %% ragged_dot/2b: float numbers
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
     G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
+    repeats = tiles_per_group(group_sizes, bm=bm)
     return jnp.repeat(jnp.arange(0.0, G), repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G - 1)
 
 
-# %% ragged_dot/2d: every beginning counts, also at a tile's first row
+# %% ragged_dot/2c: every beginning counts, also at a tile's first row
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[1:-1]
     return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(1)
 
 
-# %% ragged_dot/2d: empty groups begin, too
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/2c: empty groups begin, too
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[:-1]
     inside = starts % bm != 0
     return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
 
 
-# %% ragged_dot/2d: nobody's tiles are not visited
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/2c: tiles of unowned rows are not visited
 # tile_visits:
 # -    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
 # +    tiles = jnp.arange(pl.cdiv(num_rows, bm), dtype=jnp.int32)
 # +    once = (tiles * bm < group_sizes.sum()).astype(jnp.int32)
 
 
-# %% ragged_dot/2d: set instead of added
+# %% ragged_dot/2c: set instead of added
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[:-1]
     inside = (group_sizes > 0) & (starts % bm != 0)
@@ -206,7 +281,14 @@ def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[place].set(2)
 
 
-# %% ragged_dot/2d: an index that is added to in place
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/2c: an index that is added to in place
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[:-1]
     visits = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
@@ -214,88 +296,25 @@ def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     return visits
 
 
-# %% ragged_dot/2d: conditions joined with and
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/2c: conditions joined with and
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[:-1]
     inside = (group_sizes > 0) and (starts % bm != 0)
     return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
 
 
-# %% ragged_dot/2e: the groups once more
-def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-    return group_ids(group_sizes, num_rows=num_rows, bm=bm)
-
-
-# %% ragged_dot/2e: every tile once
-def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-    T = pl.cdiv(num_rows, bm)
-    return jnp.minimum(jnp.arange(T + group_sizes.shape[0] - 1, dtype=jnp.int32), T - 1)
-
-
-# %% ragged_dot/2e: only where somebody is
-def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-    ids = group_ids(group_sizes, num_rows=num_rows, bm=bm)
-    repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
-    first = jnp.cumsum(repeats) - repeats
-    tiles = (group_offsets(group_sizes)[:-1] // bm)[ids] + jnp.arange(ids.shape[0], dtype=jnp.int32) - first[ids]
-    last = pl.cdiv(group_sizes.sum(), bm) - 1
-    return jnp.minimum(tiles, last)
-
-
-# %% ragged_dot/2e: no more than the groups have
-def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-    T = pl.cdiv(num_rows, bm)
-    visits = tile_visits(group_sizes, num_rows=num_rows, bm=bm)
-    return jnp.repeat(jnp.arange(T, dtype=jnp.int32), visits, total_repeat_length=T)
-
-
-# %% ragged_dot/2e: a length out of the values
-def m_tile_ids(group_sizes, *, num_rows=1024, bm=128):
-    T = pl.cdiv(num_rows, bm)
-    visits = tile_visits(group_sizes, num_rows=num_rows, bm=bm)
-    return jnp.repeat(jnp.arange(T, dtype=jnp.int32), visits)
-
-
-# %% ragged_dot/2f: nobody's tiles are not counted
 def metadata(group_sizes, *, num_rows=1024, bm=128):
     tiling = {"num_rows": num_rows, "bm": bm}
-    num_tiles = tiles_per_group(group_sizes, **tiling).sum()
-    ids, tiles = group_ids(group_sizes, **tiling), m_tile_ids(group_sizes, **tiling)
-    return Metadata(group_offsets(group_sizes), ids, tiles, num_tiles)
-
-
-# %% ragged_dot/2f: the length of the list
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, tiles = group_ids(group_sizes, **tiling), m_tile_ids(group_sizes, **tiling)
-    return Metadata(group_offsets(group_sizes), ids, tiles, jnp.int32(ids.shape[0]))
-
-
-# %% ragged_dot/2f: as many as there are tiles
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, tiles = group_ids(group_sizes, **tiling), m_tile_ids(group_sizes, **tiling)
-    return Metadata(group_offsets(group_sizes), ids, tiles, jnp.int32(pl.cdiv(num_rows, bm)))
-
-
-# %% ragged_dot/2f: a Python int
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, tiles = group_ids(group_sizes, **tiling), m_tile_ids(group_sizes, **tiling)
-    return Metadata(group_offsets(group_sizes), ids, tiles, int(tile_visits(group_sizes, **tiling).sum()))
-
-
-# %% ragged_dot/2f: the two lists have changed places
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, tiles = group_ids(group_sizes, **tiling), m_tile_ids(group_sizes, **tiling)
-    return Metadata(group_offsets(group_sizes), tiles, ids, tile_visits(group_sizes, **tiling).sum())
-
-
-# %% ragged_dot/2f: the notebook's block size is used, whatever was asked for
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    visits = tile_visits(group_sizes)
-    return Metadata(group_offsets(group_sizes), group_ids(group_sizes), m_tile_ids(group_sizes), visits.sum())
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
 
 
 # %% ragged_dot/3: no mask
@@ -366,7 +385,7 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
 # grouped: `parallel` -> `arbitrary`
 
 
-# %% ragged_dot/4: somebody else's
+# %% ragged_dot/4: jax.lax.ragged_dot does the work
 def grouped(kernel, meta, x, w, *, bm, bn, bk):
     group_sizes = meta.offsets[1:] - meta.offsets[:-1]
     return jax.lax.ragged_dot(x, w, group_sizes, preferred_element_type=jnp.float32).astype(x.dtype)
@@ -379,37 +398,6 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
 # +    w = w[meta.group_ids]
 # grouped: `group_ids[v]` -> `v`
 
-
-# %% ragged_dot/5: stored at every step
-def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
-    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
-    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-
-
-# %% ragged_dot/5: no zero
-# equal_kernel: `jnp.where(k == 0, 0, acc_ref[...])` -> `acc_ref[...]`
-
-# %% ragged_dot/5: zeroed at a group's first tile only
-# equal_kernel:
-# -    k = pl.program_id(2)
-# -    before = jnp.where(k == 0, 0, acc_ref[...])
-# +    v, k = pl.program_id(1), pl.program_id(2)
-# +    start = first_visit(v, group_ids_ref) & (k == 0)
-# +    before = jnp.where(start, 0, acc_ref[...])
-
-# %% ragged_dot/5: the last block of K only
-# equal_kernel:
-# -    before = jnp.where(k == 0, 0, acc_ref[...])
-# -    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-# +    acc_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-
-# %% ragged_dot/5: visits taken for blocks of K
-# equal_kernel: `program_id(2)` -> `program_id(1)`
-# equal_kernel: `(k == pl.num_programs(2) - 1)` -> `(k == pl.num_programs(1) - 1)`
-
-# %% ragged_dot/5: stored at the first block of K
-# equal_kernel: `pl.num_programs(2) - 1` -> `0`
 
 # %% ragged_dot/6: no mask
 # ragged_kernel:
@@ -474,7 +462,7 @@ def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref
 # %% ragged_dot/7a: empty groups are not visited
 def every_group_metadata(group_sizes, *, num_rows, bm):
     meta = metadata(group_sizes, num_rows=num_rows, bm=bm)
-    return meta._replace(num_tiles=tiles_per_group(group_sizes, num_rows=num_rows, bm=bm).sum())
+    return meta._replace(num_tiles=tiles_per_group(group_sizes, bm=bm).sum())
 
 
 # %% ragged_dot/7a: a tile that does not exist
@@ -553,15 +541,20 @@ def expand_grad(g, order, *, k):
     return by_slot.astype(jnp.float32).sum(axis=1)
 
 
-def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
     logits = jnp.dot(x.astype(jnp.float32), router)
     weights, experts = route(logits, k=k)
     order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
+    bm = tile_rows(order.shape[0], router.shape[1])
     rows = expand(x, order, k)
     h = ragged(rows, w1, group_sizes, bm, bn, bk)
     h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
     rows = ragged(h, w2, group_sizes, bm, bk, bn)
     return combine(rows.astype(jnp.float32), order, jnp.ones_like(weights)).astype(x.dtype)
+
+
+def tile_rows(num_slots, num_experts):
+    return 16 * pl.cdiv(num_slots, 16 * num_experts)
 
 
 # %% ragged_dot/9: experts in jnp, one after the other
@@ -570,13 +563,17 @@ def expand_grad(g, order, *, k):
     return by_slot.astype(jnp.float32).sum(axis=1)
 
 
-def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
     logits = jnp.dot(x.astype(jnp.float32), router)
     weights, experts = route(logits, k=k)
     T = x.shape[0]
     everybody = [jnp.dot(jax.nn.silu(jnp.dot(x, w1[e])), w2[e]) for e in range(w1.shape[0])]
     chosen = jnp.stack(everybody)[experts, jnp.arange(T)[:, None]]
     return (weights[:, :, None] * chosen).sum(axis=1).astype(x.dtype)
+
+
+def tile_rows(num_slots, num_experts):
+    return 16 * pl.cdiv(num_slots, 16 * num_experts)
 
 
 # %% ragged_dot/9: blocks that are not swapped
@@ -588,18 +585,6 @@ def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
 
 # %% ragged_dot/4: int() of the number of visits
 # grouped: `meta.num_tiles` -> `int(meta.num_tiles)`
-
-
-# %% ragged_dot/6: a masked store at every block of K
-def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref, *, dims):
-    v, k = pl.program_id(1), pl.program_id(2)
-    before = jnp.where(k == 0, 0, acc_ref[...])
-    product = jax.lax.dot_general(x_ref[...], w_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
-    acc_ref[...] = before + product
-
-    own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, o_ref.shape[0])
-    rest = jnp.where(first_visit(v, m_tile_ids_ref), 0, o_ref[...])
-    o_ref[...] = jnp.where(own, acc_ref[...].astype(o_ref.dtype), rest)
 
 
 # %% ragged_dot/8b: rows scattered to their slots
@@ -621,83 +606,122 @@ def group_offsets(group_sizes):
     return jnp.cumsum(group_sizes) - group_sizes
 
 
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    starts, ends = offsets[:-1], offsets[1:]
+    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+
+
 # %% ragged_dot/2a: a zero behind instead of in front
 def group_offsets(group_sizes):
     return jnp.append(jnp.cumsum(group_sizes), 0)
 
 
-# %% ragged_dot/2b: one more than from the size alone
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    starts, ends = offsets[:-1], offsets[1:]
+    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+
+
+# %% ragged_dot/2a: one more than from the size alone
+def tiles_per_group(group_sizes, *, bm=128):
     return jnp.where(group_sizes > 0, group_sizes // bm + 1, 0)
 
 
-# %% ragged_dot/2b: both rounded down
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2a: both rounded down
+def tiles_per_group(group_sizes, *, bm=128):
     offsets = group_offsets(group_sizes)
     return jnp.where(group_sizes > 0, offsets[1:] // bm - offsets[:-1] // bm, 0)
 
 
-# %% ragged_dot/2b: the last tile minus the first
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2a: the last tile minus the first
+def tiles_per_group(group_sizes, *, bm=128):
     offsets = group_offsets(group_sizes)
     return jnp.where(group_sizes > 0, (offsets[1:] - 1) // bm - offsets[:-1] // bm, 0)
 
 
-# %% ragged_dot/2c: one place too many
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2b: one place too many
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
     G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
+    repeats = tiles_per_group(group_sizes, bm=bm)
     return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G)
 
 
-# %% ragged_dot/2c: numbers from 1
+# %% ragged_dot/2b: numbers from 1
 # group_ids:
 # -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
 # +    return jnp.repeat(jnp.arange(1, G + 1, dtype=jnp.int32), repeats, total_repeat_length=most)
 
 
-# %% ragged_dot/2c: tiles of 128, whatever bm is
+# %% ragged_dot/2b: tiles of 128, whatever bm is
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
     G = group_sizes.shape[0]
     repeats = tiles_per_group(group_sizes)
     return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=num_rows // 128 + G - 1)
 
 
-# %% ragged_dot/2c: sizes are repeated
+# %% ragged_dot/2b: sizes are repeated
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
     G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, num_rows=num_rows, bm=bm)
+    repeats = tiles_per_group(group_sizes, bm=bm)
     return jnp.repeat(group_sizes, repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G - 1)
 
 
-# %% ragged_dot/2d: ends instead of beginnings
+# %% ragged_dot/2c: ends instead of beginnings
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     ends = group_offsets(group_sizes)[1:]
     inside = (group_sizes > 0) & (ends % bm != 0)
     return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[ends // bm].add(inside.astype(jnp.int32))
 
 
-# %% ragged_dot/2d: started from zeros
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/2c: started from zeros
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[:-1]
     inside = (group_sizes > 0) & (starts % bm != 0)
     return jnp.zeros(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
 
 
-# %% ragged_dot/2d: the last tile is left out
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/2c: the last tile is left out
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[:-1]
     inside = (group_sizes > 0) & (starts % bm != 0)
     return jnp.ones(num_rows // bm, jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
 
 
-# %% ragged_dot/2f: the shape instead of the sum
 def metadata(group_sizes, *, num_rows=1024, bm=128):
     tiling = {"num_rows": num_rows, "bm": bm}
-    visits = tile_visits(group_sizes, **tiling)
-    return Metadata(
-        group_offsets(group_sizes), group_ids(group_sizes, **tiling), m_tile_ids(group_sizes, **tiling), visits
-    )
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
 
 
 # %% ragged_dot/7a: the metadata of the way forward
@@ -708,7 +732,7 @@ def every_group_metadata(group_sizes, *, num_rows, bm):
 # %% ragged_dot/7a: empty groups are counted, and tiles repeated as before
 def every_group_metadata(group_sizes, *, num_rows, bm):
     G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
-    visits = jnp.maximum(tiles_per_group(group_sizes, num_rows=num_rows, bm=bm), 1)
+    visits = jnp.maximum(tiles_per_group(group_sizes, bm=bm), 1)
     ids = jnp.repeat(jnp.arange(G, dtype=jnp.int32), visits, total_repeat_length=T + G - 1)
     return Metadata(group_offsets(group_sizes), ids, m_tile_ids(group_sizes, num_rows=num_rows, bm=bm), visits.sum())
 
@@ -724,7 +748,7 @@ def every_group_metadata(group_sizes, *, num_rows, bm):
 def every_group_metadata(group_sizes, *, num_rows, bm):
     G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
     offsets = group_offsets(group_sizes)
-    visits = jnp.maximum(tiles_per_group(group_sizes, num_rows=num_rows, bm=bm), 1)
+    visits = jnp.maximum(tiles_per_group(group_sizes, bm=bm), 1)
     ids = jnp.repeat(jnp.arange(G, dtype=jnp.int32), visits, total_repeat_length=T + G - 1)
     first_tile, first = offsets[:-1] // bm, jnp.cumsum(visits) - visits
     tiles = first_tile[ids] + jnp.arange(T + G - 1, dtype=jnp.int32) - first[ids]
@@ -972,37 +996,6 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
 # %% ragged_dot/4: j and v have changed places in the map of w
 # grouped: `group_ids[v],` -> `group_ids[j],`
 
-# %% ragged_dot/5: the condition looks at the first visit
-# equal_kernel:
-# -    k = pl.program_id(2)
-# -    before = jnp.where(k == 0, 0, acc_ref[...])
-# +    v, k = pl.program_id(1), pl.program_id(2)
-# +    before = jnp.where((v == 0) & (k == 0), 0, acc_ref[...])
-
-
-# %% ragged_dot/5: the sum is kept in the output
-def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
-    k = pl.program_id(2)
-    before = jnp.where(k == 0, 0, o_ref[...])
-    o_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
-
-
-# %% ragged_dot/5: the last k by number of visits
-# equal_kernel: `(k == pl.num_programs(2) - 1)` -> `(k == pl.num_programs(1) - 1)`
-
-
-# %% ragged_dot/5: the last block is not added
-def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref):
-    k = pl.program_id(2)
-
-    @pl.when(k == pl.num_programs(2) - 1)
-    def _():
-        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-
-    before = jnp.where(k == 0, 0, acc_ref[...])
-    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-
-
 # %% ragged_dot/9: silu behind the second product
 # moe_layer:
 # -    h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
@@ -1068,20 +1061,19 @@ def equal_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref
 # +    return jnp.dot(mine, rows)
 
 
-# %% ragged_dot/2b: every group against every tile
-def tiles_per_group(group_sizes, *, num_rows=1024, bm=128):
-    offsets = group_offsets(group_sizes)
-    tiles = jnp.arange(pl.cdiv(num_rows, bm)) * bm
-    touched = (offsets[:-1, None] < tiles + bm) & (tiles < offsets[1:, None]) & (group_sizes > 0)[:, None]
-    return touched.sum(axis=1, dtype=jnp.int32)
-
-
-# %% ragged_dot/2d: every tile against every group
+# %% ragged_dot/2c: every tile against every group
 def tile_visits(group_sizes, *, num_rows=1024, bm=128):
     starts = group_offsets(group_sizes)[:-1]
     tiles = jnp.arange(pl.cdiv(num_rows, bm))[:, None]
     inside = (tiles == starts // bm) & (starts % bm != 0) & (group_sizes > 0)
     return 1 + inside.sum(axis=1, dtype=jnp.int32)
+
+
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
 
 
 # %% ragged_dot/9: the first product in jnp, with weights looked up
@@ -1090,15 +1082,20 @@ def expand_grad(g, order, *, k):
     return by_slot.astype(jnp.float32).sum(axis=1)
 
 
-def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
+def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
     logits = jnp.dot(x.astype(jnp.float32), router)
     weights, experts = route(logits, k=k)
     order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
+    bm = tile_rows(order.shape[0], router.shape[1])
     rows = expand(x, order, k)
     h = jnp.einsum("td,tdf->tf", rows, w1[experts.reshape(-1)[order]], preferred_element_type=jnp.float32)
     h = jax.nn.silu(h).astype(x.dtype)
     rows = ragged(h, w2, group_sizes, bm, bk, bn)
     return combine(rows.astype(jnp.float32), order, weights).astype(x.dtype)
+
+
+def tile_rows(num_slots, num_experts):
+    return 16 * pl.cdiv(num_slots, 16 * num_experts)
 
 
 # %% ragged_dot/4: j and k have changed places in the map of w
@@ -1132,3 +1129,167 @@ def moe_layer(x, router, w1, w2, *, k=2, bm=32, bn=128, bk=128):
 # +    own = expert[:, None] == jnp.arange(w1.shape[0])
 # +    h = jnp.where(own[:, :, None], by_expert, 0).sum(axis=1)
 # +    h = jax.nn.silu(h).astype(x.dtype)
+
+# %% ragged_dot/2c: the groups once more
+# metadata: `m_tile_ids=tiles` -> `m_tile_ids=ids`
+
+
+# %% ragged_dot/2c: every tile once
+def tile_visits(group_sizes, *, num_rows=1024, bm=128):
+    starts = group_offsets(group_sizes)[:-1]
+    inside = (group_sizes > 0) & (starts % bm != 0)
+    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+    return once.at[starts // bm].add(inside.astype(jnp.int32))
+
+
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    tiles = jnp.minimum(jnp.arange(ids.shape[0], dtype=jnp.int32), visits.shape[0] - 1)
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/2c: only tiles of a group
+def tile_visits(group_sizes, *, num_rows=1024, bm=128):
+    starts = group_offsets(group_sizes)[:-1]
+    inside = (group_sizes > 0) & (starts % bm != 0)
+    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+    return once.at[starts // bm].add(inside.astype(jnp.int32))
+
+
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    tiling = {"num_rows": num_rows, "bm": bm}
+    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
+    repeats = tiles_per_group(group_sizes, bm=bm)
+    first = jnp.cumsum(repeats) - repeats
+    tiles = (group_offsets(group_sizes)[:-1] // bm)[ids] + jnp.arange(ids.shape[0], dtype=jnp.int32) - first[ids]
+    tiles = jnp.minimum(tiles, pl.cdiv(group_sizes.sum(), bm) - 1)
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/2c: no more visits than tiles
+# metadata: `total_repeat_length=ids.shape[0]` -> `total_repeat_length=visits.shape[0]`
+
+# %% ragged_dot/2c: a length out of the values
+# metadata: `visits, total_repeat_length=ids.shape[0])` -> `visits)`
+
+# %% ragged_dot/2c: tiles of unowned rows are not counted
+# metadata: `num_tiles=visits.sum()` -> `num_tiles=tiles_per_group(group_sizes, bm=bm).sum()`
+
+# %% ragged_dot/2c: the length of the list
+# metadata: `num_tiles=visits.sum()` -> `num_tiles=jnp.int32(ids.shape[0])`
+
+# %% ragged_dot/2c: as many visits as there are tiles
+# metadata: `num_tiles=visits.sum()` -> `num_tiles=jnp.int32(visits.shape[0])`
+
+# %% ragged_dot/2c: a Python int
+# metadata: `num_tiles=visits.sum()` -> `num_tiles=int(visits.sum())`
+
+# %% ragged_dot/2c: the two lists have changed places
+# metadata: `group_ids=ids, m_tile_ids=tiles` -> `group_ids=tiles, m_tile_ids=ids`
+
+# %% ragged_dot/2c: the notebook's block size is used, whatever was asked for
+# metadata: `ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)` -> `ids, visits = group_ids(group_sizes), tile_visits(group_sizes)`
+
+# %% ragged_dot/2c: the counts instead of their sum
+# metadata: `num_tiles=visits.sum()` -> `num_tiles=visits`
+
+# %% ragged_dot/4: as many visits as the array has tiles
+# grouped: `meta.num_tiles` -> `M // bm`
+
+# %% ragged_dot/5: the weights come in once for every visit, whatever bk is
+# grouped_bytes: `1 if bk == K else rows // bm` -> `rows // bm`
+
+# %% ragged_dot/5: the weights come in once
+# grouped_bytes: `1 if bk == K else rows // bm` -> `1`
+
+# %% ragged_dot/5: rows stay when K is whole
+# grouped_bytes: `x_times = N // bn` -> `x_times = 1 if bk == K else N // bn`
+
+# %% ragged_dot/5: the result is forgotten
+# grouped_bytes: `K * N * w_times + rows * N)` -> `K * N * w_times)`
+
+# %% ragged_dot/5: one byte an element
+# grouped_bytes: `return 2 * experts` -> `return experts`
+
+# %% ragged_dot/5: one expert is counted
+# grouped_bytes: `2 * experts * (` -> `2 * (`
+
+# %% ragged_dot/5: weights for every block of columns
+# grouped_bytes: `K * N * w_times` -> `K * N * w_times * (N // bn)`
+
+# %% ragged_dot/5: K is never cut
+# thrifty_blocks: `for bk in block_sizes(K)]` -> `for bk in [K]]`
+
+# %% ragged_dot/5: the tallest tiles that fit
+# thrifty_blocks: `key=lambda plan: grouped_bytes(experts, rows, K, N, *plan)` -> `key=lambda plan: -plan[0]`
+
+# %% ragged_dot/5: VMEM is not looked at
+# thrifty_blocks: `if grouped_vmem(*plan) <= vmem_bytes` -> `if plan`
+
+# %% ragged_dot/5: a list of what the notebook asks for
+# thrifty_blocks:
+# -    plans = [(bm, bn, bk) for bm in block_sizes(rows, 64) for bn in block_sizes(N) for bk in block_sizes(K)]
+# -    fitting = [plan for plan in plans if grouped_vmem(*plan) <= vmem_bytes]
+# -    return min(fitting, key=lambda plan: grouped_bytes(experts, rows, K, N, *plan))
+# +    return {256: (128, 384, 128), 512: (64, 128, 512), 128: (128, 256, 128)}.get(rows, (64, 128, 128))
+
+# %% ragged_dot/6: no zero
+# ragged_kernel: `jnp.where(k == 0, 0, acc_ref[...])` -> `acc_ref[...]`
+
+# %% ragged_dot/6: zeroed at a group's first visit only
+# ragged_kernel: `k == 0` -> `(k == 0) & first_visit(v, group_ids_ref)`
+
+# %% ragged_dot/6: zeroed at the first visit of all
+# ragged_kernel: `k == 0` -> `(v == 0) & (k == 0)`
+
+# %% ragged_dot/6: the last block of K only
+# ragged_kernel: `before + product` -> `product`
+
+# %% ragged_dot/6: visits taken for blocks of K
+# ragged_kernel: `k = pl.program_id(1), pl.program_id(2)` -> `k = pl.program_id(1), pl.program_id(1)`
+# ragged_kernel: `(k == pl.num_programs(2) - 1)` -> `(k == pl.num_programs(1) - 1)`
+
+# %% ragged_dot/6: stored at the first block of K
+# ragged_kernel: `pl.num_programs(2) - 1` -> `0`
+
+# %% ragged_dot/6: the last k by the number of visits
+# ragged_kernel: `pl.num_programs(2)` -> `pl.num_programs(1)`
+
+
+# %% ragged_dot/6: the sum is kept in the output
+def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref, *, dims):
+    v, k = pl.program_id(1), pl.program_id(2)
+    product = jax.lax.dot_general(x_ref[...], w_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, o_ref.shape[0])
+    before = jnp.where(k == 0, 0, o_ref[...])
+    rest = jnp.where(first_visit(v, m_tile_ids_ref) & (k == 0), 0, o_ref[...])
+    o_ref[...] = jnp.where(own, before + product.astype(o_ref.dtype), rest)
+
+
+# %% ragged_dot/6: stored before the last block is added
+def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_ref, acc_ref, *, dims):
+    v, k = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(k == pl.num_programs(2) - 1)
+    def _():
+        own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, o_ref.shape[0])
+        rest = jnp.where(first_visit(v, m_tile_ids_ref), 0, o_ref[...])
+        o_ref[...] = jnp.where(own, acc_ref[...].astype(o_ref.dtype), rest)
+
+    before = jnp.where(k == 0, 0, acc_ref[...])
+    product = jax.lax.dot_general(x_ref[...], w_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
+    acc_ref[...] = before + product
+
+
+# %% ragged_dot/9: tiles of 16 rows, whatever comes in
+# tile_rows: `16 * pl.cdiv(num_slots, 16 * num_experts)` -> `16`
+
+# %% ragged_dot/9: tiles of 128 rows, whatever comes in
+# tile_rows: `16 * pl.cdiv(num_slots, 16 * num_experts)` -> `128`
+
+# %% ragged_dot/9: all slots in one tile
+# tile_rows: `16 * pl.cdiv(num_slots, 16 * num_experts)` -> `16 * pl.cdiv(num_slots, 16)`
+
+# %% ragged_dot/9: rounded down
+# tile_rows: `16 * pl.cdiv(num_slots, 16 * num_experts)` -> `max(16, 16 * (num_slots // (32 * num_experts)))`
