@@ -35,7 +35,8 @@ def first_apart(right: Callable[[], Any], answer: Callable[[], Any]) -> list[Sou
     way = _Way(known)
     with observed(way.follow):
         answer()
-    return next((callers_of(way.roots[n]) for n in sorted(way.roots.keys() - way.right_again)), [])
+    found = (callers_of(way.roots[n]) for n in sorted(way.latest - way.right_again))
+    return next((lines for lines in found if lines), [])  # inside of a library's function there may be none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +48,12 @@ class _Mark:
 
 
 def _mark(value: Any) -> _Mark | None:
-    """None for what is no array of floats, or has one element: such values say little."""
-    if not isinstance(value, np.ndarray) or not is_floating(value.dtype) or value.size < 2:
+    """None for what has one element, and for conditions: such values say little."""
+    if (
+        not isinstance(value, np.ndarray)
+        or value.size < 2
+        or not (is_floating(value.dtype) or value.dtype.kind in "iu")
+    ):
         return None
     x = np.squeeze(value).astype(np.float64)
     real = np.isfinite(x) & (np.abs(x) < _LARGE)
@@ -93,36 +98,42 @@ class _Known:
 
 
 class _Way:
-    """Follows an answer. roots: the equations at which it may have left the way, by number, in their order."""
+    """Follows an answer. roots: the equations at which it may have left the way, in their order, one each time.
+
+    latest: the roots of the last value that is none of the right answer's. What came to nothing before does not count.
+    """
 
     def __init__(self, known: _Known) -> None:
         self.known = known
-        self.roots: dict[int, Any] = {}
+        self.roots: list[Any] = []
         self.right_again: set[int] = set()
+        self.latest: frozenset[int] = frozenset()
         self.from_roots: dict[_Mark, frozenset[int]] = {}
-        self.numbers: dict[int, int] = {}  # of the equations that are roots: a loop makes one of them often
 
     def follow(self, eqn: Any, operands: list[Any], results: list[Any]) -> None:
         origins: frozenset[int] = frozenset()
-        for unknown in self._unknown(operands):
-            origins |= self.from_roots.get(unknown) or frozenset({self._root(eqn)})
-        for value in results:
-            mark = _mark(value)
-            if mark is not None and not self.known.has(mark, value.dtype.itemsize):
-                self.from_roots[mark] = origins or frozenset({self._root(eqn)})
-            elif mark is not None and origins and _varies(value):
-                self.right_again |= origins
+        for mark, counts in self._unknown(operands):
+            origins |= self.from_roots.get(mark) or (frozenset({self._root(eqn)}) if counts else frozenset())
+        for mark, counts in self._unknown(results):
+            if origins or counts or eqn.primitive.name == "dot_general":
+                self.latest = self.from_roots[mark] = origins or frozenset({self._root(eqn)})
+        if origins and any(map(self._is_right, results)):
+            self.right_again |= origins
 
-    def _unknown(self, values: list[Any]) -> Iterator[_Mark]:
+    def _unknown(self, values: list[Any]) -> Iterator[tuple[_Mark, bool]]:
+        """The values that are none of the right answer's, and whether they count: integers tell positions, mostly."""
         for value in values:
             mark = _mark(value)
             if mark is not None and not self.known.has(mark, value.dtype.itemsize):
-                yield mark
+                yield mark, is_floating(value.dtype)
+
+    def _is_right(self, value: Any) -> bool:
+        mark = _mark(value)
+        return mark is not None and _varies(value) and self.known.has(mark, value.dtype.itemsize)
 
     def _root(self, eqn: Any) -> int:
-        number = self.numbers.setdefault(id(eqn), len(self.numbers))
-        self.roots.setdefault(number, eqn)
-        return number
+        self.roots.append(eqn)
+        return len(self.roots) - 1
 
 
 def _varies(value: np.ndarray) -> bool:
