@@ -191,7 +191,7 @@ class _Answer:
         return judge.confirmed(verdict, asked.spec) if verdict else verdict
 
     def _explain(self, verdict: "Verdict", asked: Question, guard: Guard) -> None:
-        from .told import told
+        from .told import SAYS_LITTLE, told
 
         assert self.known
         if verdict.findings and verdict.findings[0].kind != "time-limit":  # trying takes as long, again and again
@@ -201,9 +201,8 @@ class _Answer:
                 if len(self.known.holes) == 1 and all(c.whole and c.function in self.known.holes for c in found):
                     found = []
                 files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
-                apart = (
-                    self._apart(asked, only) if only not in (None, CLAIMS) and not any(c.told for c in found) else None
-                )
+                little = verdict.status == "failed" and verdict.findings[0].kind in SAYS_LITTLE
+                apart = self._apart(asked, only) if little and not any(c.told for c in found) else None
                 verdict.findings = told(verdict.findings, found, files, apart)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
@@ -213,13 +212,13 @@ class _Answer:
         from ..lens.machine import trace
 
         assert self.known
-        official = cases.official(self.known.id)
-        case, seed = next(
-            (case, seed) for n, case, i, seed in draws(self.puzzle, asked.cases, asked.seed) if (n, i) == only
-        )
-        args = draw(case.inputs, np.random.default_rng(seed))
-        both = (functools.partial(trace, fn, *args, detail=False, **case.blocks) for fn in (official.fn, self.fn))
-        return next((line for line in first_apart(*both) if function_at(line, self.holes)), None)
+        drawn = [each for each in draws(self.puzzle, asked.cases, asked.seed) if (each[0], each[2]) == only]
+        for _, case, _, seed in drawn:
+            args = draw(case.inputs, np.random.default_rng(seed))
+            both = [cases.official(self.known.id).fn, self.fn]
+            runs = [functools.partial(trace, fn, *args, detail=False, **case.blocks) for fn in both]
+            return next((line for line in first_apart(*runs) if function_at(line, self.holes)), None)
+        return None  # what is wrong shows in no draw
 
     def _isolated(self, verdict: "Verdict", asked: Question) -> "tuple[list[Correction], tuple[int, int] | None]":
         """What would have to change in an answer, found by trying, and on which of the draws it has been tried."""

@@ -26,7 +26,7 @@ def told(
     from ..ir.capture import source_line
 
     seen = findings[0]
-    if apart is not None and seen.kind in _SAYS_LITTLE and all(c.whole for c in found):
+    if apart is not None and all(c.whole for c in found):
         swapped = [_sentence(c, len(found)) for c in found]
         head = _head(seen) if seen.kind == "explained" else seen.cause
         return [seen.but(cause=_APART, evidence=(*swapped, head, *seen.evidence), line=apart, near=()), *findings[1:]]
@@ -41,9 +41,9 @@ def told(
         head, _, advice = seen.cause.partition(". ")
         first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
         first = first.but(evidence=(advice,)) if advice and not found[0].told else first
-    elif covered and (found[0].whole or (seen.kind not in _SAYS_LITTLE and not found[0].told)):
+    elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about
-    elif covered and seen.kind not in _SAYS_LITTLE | _GUESSED:
+    elif covered and seen.kind not in SAYS_LITTLE | _GUESSED:
         at_def = seen.line is not None and seen.line.text.startswith("def ")
         first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
     else:
@@ -52,7 +52,7 @@ def told(
 
 
 # Kinds that see that something is wrong, and not how it came about.
-_SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
+SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
 
 _APART = (
     "Up to this line, every value is one that a right answer has, too. What this line makes is the first that is not."
