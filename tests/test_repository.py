@@ -187,6 +187,14 @@ def test_the_code_of_own_kernels_runs(capsys: pytest.CaptureFixture) -> None:
     assert said.rstrip().count("\nRight.\n") == 1
 
 
+def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    exec(compile(code, "readme.py", "exec"), {})
+    said = capsys.readouterr().out
+    assert "grid (2, 2, 4)" in said
+    assert said.rstrip().count("\nRight.\n") == 1
+
+
 def test_the_public_api_is_what_init_says() -> None:
     names = pallas_puzzles.__all__
     assert sorted(names) == sorted(set(names))
