@@ -85,6 +85,13 @@ def test_all_differences_undone_make_the_right_program():
     assert differences(again, parsed(RIGHT)) == []
 
 
+def test_a_statement_that_is_another_one_is_replaced():
+    answer, right = (
+        parsed(f"def f(i, j):\n    {text}\n") for text in ("return j", "first = i // 2\n    g(first)\n    h(i)")
+    )
+    assert differences(applied(answer, differences(answer, right)), right) == []
+
+
 def test_a_difference_that_does_not_matter_is_left():
     def judge(functions):
         return "program_id(2) == 0" in text_of(functions) and "(i, k)" in text_of(functions)

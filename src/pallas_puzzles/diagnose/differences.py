@@ -85,8 +85,9 @@ def applied(answer: Functions, chosen: Sequence[Difference]) -> dict[str, ast.Fu
             changed[name] = mine[0].should
             continue
         tree = copy.deepcopy(answer[name])
-        # from the end: positions stay as they are
-        for _, each in sorted(enumerate(mine), key=lambda pair: (_place(pair[1].path), pair[0]), reverse=True):
+        # from the end: positions stay as they are. In one place, what goes goes before anything comes
+        in_order = sorted(enumerate(mine), key=lambda pair: (_place(pair[1].path), pair[1].was is not None, pair[0]))
+        for _, each in reversed(in_order):
             _put(tree, each)
         changed[name] = ast.fix_missing_locations(tree)
     return changed
