@@ -79,9 +79,9 @@ def puzzle_6(nb: Any) -> Question:
             case(
                 normal((240, 256)),
                 normal((240, 256)),
-                vmem_bytes=245_760,
-                budget=Budget(vmem_bytes=245_760, grid_steps=5, calls=1),
-                about="48 rows need all of it",
+                vmem_bytes=204_800,
+                budget=Budget(vmem_bytes=204_800, grid_steps=6, calls=1),
+                about="40 rows need all of it",
             ),
             case(
                 normal((96, 128)),

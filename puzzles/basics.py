@@ -10,9 +10,8 @@
 # %% [markdown]
 # # Pallas basics: from one line to a fused matmul
 #
-# In thirteen puzzles you write tiled matrix multiplications: with the sum kept on the chip, over a batch, with bias and
-# GELU applied before the result leaves the chip, and within a budget of bytes. Kernels inside real models have the same
-# skeleton.
+# Thirteen puzzles take you from adding ten to a tiled matrix multiplication. You will keep its sum on the chip, run it
+# over a batch, fuse a bias and a GELU into it, and cut its traffic. Kernels inside real models have the same skeleton.
 #
 # You need to know JAX and NumPy. You do not need a TPU: your kernels run here in a simulator, exactly as you would ship
 # them.
@@ -112,8 +111,9 @@ check("basics/1", add_ten)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A kernel fills buffers; `pallas_call` does the copying. Between reading and writing you use `jnp`. (Some
-# of `jnp` does not exist on a TPU. The check tells you.) But all of `x` had to fit into VMEM. What if it does not?
+# **Takeaway.** A kernel fills buffers; `pallas_call` does the copying. Between reading and writing you use `jnp` and
+# `jax.nn`. (Some of it does not exist on a TPU. The check tells you.) But all of `x` had to fit into VMEM. What if it
+# does not?
 
 # %% [markdown]
 # ## Puzzle 2: Add two vectors, block by block
@@ -233,8 +233,9 @@ show(vector_add, normal((1280,)), normal((1280,)))
 #
 # ### Theory
 #
-# A server keeps the keys of its conversations in pages, wherever memory is free. Sorting 1 GiB of pages first would
-# read and write 2 GiB: 2.6 ms at the 820 GB/s of a v5e. It is cheaper to tell the copy where to look.
+# A chat server keeps what attention has to read in pages, wherever memory is free. Putting 1 GiB of pages in order
+# before a kernel uses them takes 2 GiB of traffic, one in and one out: 2.6 ms at the 820 GB/s of a v5e. A kernel that
+# reads them anyway can pick the order for nothing: it tells the copy where to look.
 #
 # The function inside a `BlockSpec` does that. It is called an **index map**. It takes the grid index of the step, one
 # argument per grid axis. It returns the block for this step: a tuple with one block *number* per dimension of the
@@ -340,8 +341,9 @@ check("basics/3", reverse_pages)
 #      the number of the step          which step writes where?
 # ```
 #
-# Tiles have a smallest size. A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the last two sizes of a
-# block must be **multiples of 8 and of 128**, or span the whole array in that dimension. Anything else is refused.
+# Tiles have a smallest size. A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the
+# second-to-last size of a block must be a **multiple of 8**, and its last size a **multiple of 128**. Either may
+# instead span the whole array. Anything else is refused.
 # Tiles of 8 x 128 would suit `x`, but not the result: its tiles would be 128 x 8.
 
 
@@ -431,7 +433,7 @@ check("basics/4", transpose)
 # Every operand has its own BlockSpec, and an index map may ignore a grid axis. Then the block number stays the same
 # from one step to the next. Most of this notebook rests on this rule:
 #
-# **A block is copied only when its number changes from one step to the next.**
+# **A block is copied at the first step, and after that only when a number in its tuple changes.**
 #
 # An input block whose number stays is not fetched again. An output block whose number stays remains in VMEM, with what
 # the kernel wrote there. It goes back to HBM when the number changes, or after the last step. The next output block
@@ -532,7 +534,8 @@ check("basics/5", scale_shift)
 # %% [markdown]
 # **Takeaway.** The four blocks of scales are copied four times: `j` is the inner loop, and while it runs, the scales
 # stay. The three blocks of shifts are copied twelve times, because each step needs the next one. Look at the copies
-# below. Then guess what happens if the two loops swap places. Puzzle 13 makes you rich on it.
+# below. Then guess what happens if the two loops swap places. In Puzzle 13 that swap cuts the
+# traffic of the inputs to a seventh.
 
 # %%
 show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
@@ -549,8 +552,8 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 # from the times in JAX's matmul guide. 8192 rows in blocks of 8 are 1024 steps: 0.26 ms. In blocks of 256 they are 32
 # steps: 8 us. So make blocks large. VMEM sets the limit.
 #
-# VMEM holds more than the blocks of one step. While the kernel works on a step, the blocks of the next step are on
-# their way in, and the results of the last step are on their way out:
+# VMEM holds more than the blocks of one step. While the kernel works on step `i`, the inputs of step `i + 1` are
+# coming in, and the result of step `i - 1` is going out:
 #
 # ```text
 #     time --->
@@ -560,8 +563,8 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 # ```
 #
 # You write no code for this: Pallas runs the copies beside your kernel. But a buffer cannot be filled and read at the
-# same time. So every block has **two buffers**, one in use and one in transit. (A block that is the whole array, with
-# an index map that returns the constant 0, has only one.)
+# same time. So every block has **two buffers**, one in use and one in transit. (One exception, not
+# needed here: a block that is the whole array, with an index map that returns nothing but literal zeros, has one.)
 #
 # ```text
 #     VMEM  =  2 x (bytes of a block of x  +  of a block of g  +  of a block of the result)
@@ -960,7 +963,8 @@ check("basics/9", row_sum)
 # %% [markdown]
 # **Takeaway.** Zero on the first visit, add on every visit: this is how you sum something long. It works because the
 # steps come in order, one output block at a time. (You can declare a grid axis parallel. Then no order is promised
-# along it, and no sum may run along it.) Watch the output below: four visits to a block, one write.
+# along it, and no sum may run along it.) Watch the output below: the kernel visits each block four
+# times, and it is copied to HBM once.
 
 # %%
 show(row_sum, normal((24, 512)))
@@ -992,8 +996,8 @@ show(row_sum, normal((24, 512)))
 # `jnp.bfloat16(256) + 1`.
 #
 # `scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)]` gives the kernel one more Ref: **scratch**, a buffer in VMEM that
-# belongs to no array. Nothing is copied in or out. It starts as garbage. It keeps what you write from step to step, and
-# from tile to tile. Refs arrive in this order: inputs, outputs, scratch.
+# belongs to no array. Nothing is copied in or out, so it has only one buffer. It starts as garbage. It keeps what you
+# write from step to step, and from tile to tile. Refs arrive in this order: inputs, outputs, scratch.
 
 
 # %%
@@ -1101,9 +1105,8 @@ show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
 # But `x` is now (B, M, K), and a block of (1, bm, bk) makes a three-dimensional Ref. `matmul_kernel` wants two
 # dimensions.
 #
-# A **`None` in a block shape** is a dimension of size 1, squeezed away: the block still takes one slice of the array
-# there, but the Ref does not have the dimension. The index map does not change. It still returns one number per
-# dimension of the *array*, the squeezed one too.
+# A **`None` in a block shape** takes one slice along that dimension and drops it from the Ref, as `x[3]` does in NumPy.
+# The index map still returns a number for it: which slice. So it has one number per dimension of the *array*.
 #
 # ```text
 #     array           block shape      Ref
@@ -1307,8 +1310,8 @@ check("basics/12", fused_linear)
 
 # %% [markdown]
 # **Takeaway.** Bias, activation, scaling: work on the finished tile, and you save the result a second trip to HBM. This
-# is what people mean by a fused kernel. One thing is left. The same arithmetic can still read seven times as many bytes
-# as necessary.
+# is what people mean by a fused kernel. One thing is left. The same arithmetic can read seven times as many bytes in
+# one order as in another.
 
 # %% [markdown]
 # ## Puzzle 13: Fewer bytes
@@ -1328,9 +1331,9 @@ check("basics/12", fused_linear)
 # ```
 #
 # That makes two copies of `x` blocks and six of `y` blocks. The operand that belongs to the outer loop comes in once.
-# The other one comes in again for every turn of that loop.
+# The other one, unless it is a single block, comes in again for every turn of that loop.
 #
-# The difference is large. Take 8192 x 1024 times 1024 x 4096 in bfloat16, with tiles of 128 x 1024. With rows outside,
+# The difference is large. Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With rows outside,
 # the inputs cost 16 + 64 x 8 = 528 MiB. With columns outside, they cost 8 + 4 x 16 = 72 MiB. At 820 GB/s that is 0.68
 # ms against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the
 # other does not.

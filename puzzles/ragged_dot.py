@@ -13,7 +13,7 @@
 # A mixture of experts has many weight matrices, and sends each token to one or two of them. The tokens decide which. So
 # each expert gets a different number of rows: 100, 100 and 824, say, or none at all. In thirteen puzzles you write the
 # matrix product for that: for groups of any size, without padding, forward and backward. Around it you build a whole
-# MoE layer, and it trains.
+# MoE layer, with gradients for everything in it.
 #
 # You need `basics.py`, and Puzzles 1 to 5 of `matmul.py` (the k loop, counting bytes, transposed operands).
 
@@ -76,7 +76,7 @@ def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
 
 
 def by_tile_w_map(j, i, experts_ref):
-    # Return the number of the block of w, (None, K, bn), for column block j of tile i: three indices.
+    # Return the three block indices of w, in blocks of (None, K, bn), for tile i and column block j.
     pass  # YOUR CODE HERE
 
 
@@ -103,7 +103,7 @@ def by_tile_matmul(
 
 # %%
 # Budget for experts [2, 2, 0, 3, 3, 3], x (384, 256), w (5, 256, 384): hbm_bytes=1_474_560, vmem_bytes=229_376,
-# calls=1, mxu_bits=16. hbm_bytes: of the five experts in w, three come in, each once for every column block.
+# calls=1, mxu_bits=16. hbm_bytes: of the five experts in w, three come in, each once, one column block at a time.
 check("ragged_dot/1", by_tile_matmul)
 
 # %% [markdown]
@@ -336,7 +336,8 @@ show(by_visit, TILES_BY_HAND, GROUPS_BY_HAND, normal((1024, 128), "bfloat16"), n
 # experts may take 191 visits. A list of 128 places loses 63 of them, without an error.
 #
 # Rows behind the last group are **unowned**. Their result is zero, and somebody has to write the zeros. So tiles of
-# unowned rows are visited, too: last, and for the last group, G - 1, which owns no row there.
+# unowned rows are visited, too, at the end of the list. They are listed under the last group, G - 1. It has no rows
+# there, so its mask is empty, and only zeros are stored.
 
 
 # %%
@@ -347,7 +348,8 @@ def group_ids_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: in
 
 
 def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    # Return (V,), int32. V is the largest number of visits that any sizes of this length and so many rows can have.
+    # Return (V,), int32. V: the most visits that G groups in num_rows rows can need, whatever
+    # their sizes.
     pass  # YOUR CODE HERE
 
 
@@ -431,8 +433,9 @@ show(
 # The rest is `jnp.repeat` again. The two lists fit, because from visit to visit the tile moves on, or the group, or
 # both, and neither goes back. So the visits to one tile are neighbours, as an output block needs (basics.py Puzzle 9).
 #
-# The lists have room for the worst case. The true number of visits is data: it cannot be a length, but it can be a
-# value, `num_tiles`, an int32 of shape (). Which of your two counts adds up to it for [200, 28, 100] of 1024 rows?
+# The lists have room for the worst case. How many of the visits are real depends on the sizes. Under `jit` that
+# cannot be a shape, so return it as a number: `num_tiles`, an int32 of shape (). (It counts visits; the name is
+# megablox's.) Which of your two counts adds up to it for [200, 28, 100] of 1024 rows?
 
 
 # %%
@@ -574,7 +577,7 @@ def expert_bias_spec(
 
 # %%
 def first_visit(v, ids_ref):
-    """Whether visit v is the first in a row with its number: of its tile, if ids_ref is m_tile_ids_ref."""
+    """Whether ids_ref[v] differs from ids_ref[v - 1]. With m_tile_ids_ref: whether v is the first visit to its tile."""
     return (v == 0) | (ids_ref[v] != ids_ref[jnp.maximum(v - 1, 0)])
 
 
@@ -697,8 +700,9 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 #     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
 # ```
 #
-# The kernel is given: for groups of whole tiles, and a K of one block. But later kernels need your wiring, too, so
-# believe the lists and nothing else: groups of 40 and 56 rows have four visits in three tiles of 32.
+# The kernel is given: for groups of whole tiles, and a K of one block. Later kernels use your wiring for ragged
+# groups, where visit v is not tile v: groups of 40 and 56 rows make four visits to three tiles of 32. Look everything
+# up in the lists.
 
 
 # %%
@@ -809,7 +813,7 @@ check("ragged_dot/4", whole_k_product)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The weights of an expert come in once for each column block, and stay for all of its tiles. The expert
+# **Takeaway.** A column block of an expert's weights comes in once, and stays for all of the expert's tiles. The expert
 # without rows is not visited. Watch `w_ref`.
 
 # %%
@@ -828,9 +832,9 @@ show(
 #
 # ### Theory
 #
-# Real weights do not fit. One expert of 4096 x 14336 in bfloat16 has 112 MiB. A block of all of K and 512 columns has 4
-# MiB, and two buffers. So you cut K, and let the sum wait in `acc_ref`. The kernel is given: it is basics.py Puzzle 10
-# again. What is new is its price:
+# Real weights do not fit. One expert of 14336 x 4096 in bfloat16 has 112 MiB. A block of all of K and 512 columns has
+# 14 MiB, and two buffers. So you cut K, and let the sum wait in `acc_ref`. The kernel is given: it is basics.py Puzzle
+# 10 again. What is new is its price, once per visit:
 #
 # ```text
 #     visit                0            1            2           one expert, three tiles, one j
@@ -841,8 +845,8 @@ show(
 # With K in one block, an expert's weights stay from tile to tile. With more, **the last block of one tile is not the
 # first of the next**. So nothing stays, and all weights come in again at every visit.
 #
-# There are two ways out, and both want the same VMEM. Keep K whole, in small blocks. Or cut K, and make tiles tall, so
-# that there are few visits. Which is cheaper depends on how many rows an expert has.
+# There are two ways out, and they compete for VMEM. Keep K whole, and make the blocks narrow. Or cut K, and make tiles
+# tall, so that there are few visits. Which is cheaper depends on how many rows an expert has.
 
 
 # %%
@@ -974,9 +978,10 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 #                                            6             tile @ w[4]                                 |---4---|
 # ```
 #
-# A visit ends with a **masked store** of its sum, after the last block of K (or with a draft at every k, as in
-# matmul.py Puzzle 3). Two buffers have the same shape and different lifetimes. The sum in `acc_ref` belongs to the
-# visit: it starts anew, although the tile stays. `o_ref` belongs to the tile: it stays from visit to visit.
+# After the last block of K, a visit stores its sum with a **masked store**. (It may also store a draft at every k,
+# without a branch, as in matmul.py Puzzle 3.) Two buffers have the same shape and different lifetimes. The sum in
+# `acc_ref` belongs to the visit: it starts anew, although the tile stays. `o_ref` belongs to the tile: it stays from
+# visit to visit.
 #
 # Below the edge of x there is garbage. And if the weights of one expert have become infinite, its visits make the whole
 # product infinite, also in the rows of others. Neither matters if you choose rows after the product.
@@ -1145,7 +1150,8 @@ def every_group_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: 
 # %%
 def every_group_metadata(group_sizes, *, num_rows, bm):
     # Return a Metadata. The lists have the length of Puzzle 2b. That is enough here, too: an empty group adds one
-    # visit, and a group with rows adds at most one. Behind the last visit, any group and any tile will do that exist.
+    # visit, and a group with rows adds at most one, except the first, which begins at row 0.
+    # Behind the last visit, any group and any tile that exist will do.
     pass  # YOUR CODE HERE
 
 
@@ -1206,7 +1212,7 @@ check("ragged_dot/7a", every_group_visits)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The output decides what a kernel visits: tiles going forward, groups going backward. An expert that
+# **Takeaway.** The output decides what a kernel visits: tiles for `y` and `dx`, groups for `dw`. An expert that
 # nobody chose costs one step, and gets its zeros.
 
 # %% [markdown]
@@ -1417,8 +1423,8 @@ show(
 # With these weights, 12% of the token's result is lost, and every token loses a different share. So you
 # **renormalise**: each weight is a share among the chosen experts.
 #
-# You could divide the k best by their sum. But write the quotient down: the softmax has a denominator, the same for all
-# experts of a token, and so has the sum. There is a shorter way to the same numbers.
+# You could divide the k best by their sum. But write out p_e / (p_1 + ... + p_k): each p has the same denominator, over
+# all experts. What happens to it? There is a shorter way to the same numbers.
 #
 # Choose by the logits, not by the softmax. In float32, experts that are 200 and 300 below the best both have a share of
 # 0, and a tie between zeros is no way to pick a second expert.
@@ -1509,7 +1515,8 @@ check("ragged_dot/8a", gate)
 # slot at position p. You want the position of slot s, the **inverse permutation**: in the example, slot 0 is at
 # position 3, and slot 1 at position 0.
 #
-# With the inverse you *fetch* rows. Without it you would have to scatter them (`at[...].set`). There is a short way to
+# With the inverse you *fetch* rows. Without it you would have to scatter them (`at[...].set`), and a
+# scatter has to expect that two rows go to one place. There is a short way to
 # it: what happens to the positions if you sort `order` itself?
 
 
@@ -1619,8 +1626,8 @@ check("ragged_dot/8b", permuted)
 # Each token is multiplied by k experts, not by all E: for 8 experts and k = 2, a quarter of the FLOPs.
 #
 # **How tall is a tile?** E experts share S = T k rows. There are at most S / bm + E - 1 visits, with S / bm rounded up.
-# Each is a grid step, and multiplies bm rows. Tall tiles multiply rows for nothing. Low tiles take more steps. S rows
-# and E visits would be ideal. Which bm takes at most about twice as many of both?
+# Each multiplies bm rows. Tall tiles multiply rows for nothing. Low tiles take more steps. The ideal is
+# S rows multiplied, in E visits. Which bm keeps both below about twice that, whatever the sizes?
 #
 # **Whose gradient?** Going backward, JAX turns a gather into a **scatter-add**: every row of the gradient is added
 # where it came from. The layer has two gathers, `x[order // k]` and the one in your `combine`. In one of them, several
