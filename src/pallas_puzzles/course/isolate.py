@@ -63,8 +63,9 @@ def isolated(
         chosen = that_do(works, works_everywhere) or chosen
     values = {name: values_with_names(node) for name, node in written.items()}
     say = functools.partial(corrections, answer, names=_called(puzzle))
-    for statements in (False, True):  # what is said is tried as well: a reader who follows it has to get there
-        said = say(chosen, named={} if statements else values, statements=statements)
+    ways = [(values, False), ({}, False), ({}, True)]
+    for named, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
+        said = say(chosen, named=named, statements=statements)
         if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
             names_of = dict.fromkeys(c.function for c in said)
             whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]

@@ -1,6 +1,7 @@
 """Runs an answer on one case after the other: the lens, the budget, the TPU front end, and JAX's own simulator."""
 
 import contextlib
+import functools
 import math
 import traceback
 import types
@@ -349,7 +350,7 @@ class Judge:
 
         refused = None
         with self.guard.explaining():
-            refused = refusal(self.fn, *args, chip=self.chip, **blocks)
+            refused = refusal(functools.partial(self.fn, **blocks), *args, chip=self.chip)
         if refused is not None:
             return self._failed(
                 [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
@@ -357,7 +358,8 @@ class Judge:
         if is_brief():
             return None
         try:
-            outputs = simulate(self.fn, *args, timeout_s=CONFIRM_LIMIT_S, chip=self.chip, **blocks)
+            fn = functools.partial(self.fn, **blocks)  # a keyword may have any name
+            outputs = simulate(fn, *args, timeout_s=CONFIRM_LIMIT_S, chip=self.chip)
         except SimulatorUnable as error:
             return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
         except (Exception, TimeLimit) as error:

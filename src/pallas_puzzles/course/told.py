@@ -40,6 +40,7 @@ def told(
     if seen.kind == "budget":
         head, _, advice = seen.cause.partition(". ")
         first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
+        first = first.but(line=seen.line) if covered and found[0].whole else first
         first = first.but(evidence=(advice,)) if advice and not found[0].told else first
     elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.capture import SourceLine, callers_of
+from ..ir.capture import SourceLine, callers_of, is_call
 from ..ir.ops import is_floating, observed
 
 _CLOSE = {2: 2e-2, 1: 2e-2}  # by bytes of a float: how much two ways to round one value may differ
@@ -111,13 +111,13 @@ class _Way:
         self.from_roots: dict[_Mark, frozenset[int]] = {}
 
     def follow(self, eqn: Any, operands: list[Any], results: list[Any]) -> None:
-        origins: frozenset[int] = frozenset()
-        for mark, counts in self._unknown(operands):
+        origins = self.latest if is_call(eqn) else frozenset[int]()  # what a kernel returns, it has made
+        for mark, counts in self._unknown([] if is_call(eqn) else operands):
             origins |= self.from_roots.get(mark) or (frozenset({self._root(eqn)}) if counts else frozenset())
         for mark, counts in self._unknown(results):
             if origins or counts or eqn.primitive.name == "dot_general":
                 self.latest = self.from_roots[mark] = origins or frozenset({self._root(eqn)})
-        if origins and any(map(self._is_right, results)):
+        if origins and not is_call(eqn) and any(map(self._is_right, results)):
             self.right_again |= origins
 
     def _unknown(self, values: list[Any]) -> Iterator[tuple[_Mark, bool]]:

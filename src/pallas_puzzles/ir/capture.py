@@ -31,6 +31,7 @@ from .ops import (
     interpret,
     is_literal,
     nbytes_of,
+    notice,
     np_dtype,
     run_scan,
     run_while,
@@ -547,7 +548,9 @@ class Evaluator:
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
         if is_call(eqn):
-            return self._mark(self._call(eqn, values))
+            outputs = self._mark(self._call(eqn, values))
+            notice(eqn, values, outputs)
+            return outputs
         inner = inlined(eqn)
         if inner is not None:
             return self._inline(eqn, inner, values)

@@ -558,7 +558,7 @@ _observer: contextvars.ContextVar[Callable[[Any, list[Any], list[Any]], None] | 
 
 @contextlib.contextmanager
 def observed(by: Callable[[Any, list[Any], list[Any]], None]) -> Iterator[None]:
-    """While active, by(equation, operands, results) is told of every array equation that is evaluated."""
+    """While active, by(equation, operands, results) is told of each array equation that is run, and each kernel."""
     token = _observer.set(by)
     try:
         yield
@@ -569,10 +569,15 @@ def observed(by: Callable[[Any, list[Any], list[Any]], None]) -> Iterator[None]:
 def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
     """One array equation on NumPy values. Returns an array, or a list where the primitive has several results."""
     out = _evaluate(eqn, values)
+    notice(eqn, values, out if eqn.primitive.multiple_results else [out])
+    return out
+
+
+def notice(eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    """Tells whoever observes."""
     observer = _observer.get()
     if observer is not None:
-        observer(eqn, list(values), out if eqn.primitive.multiple_results else [out])
-    return out
+        observer(eqn, list(operands), list(results))
 
 
 def _evaluate(eqn: Any, values: Sequence[Any]) -> Any:

@@ -121,7 +121,8 @@ def _taken_apart(text: str, calls: Sequence[Call], chip: Chip) -> _Failure:
     call = _call(text, calls)
     line, code = _reader_line(place)
     if line is None and call is not None:
-        line = _line_of_primitive(primitive, call) or call.where
+        # what stands nowhere in the kernel, JAX has made: of the reader's, it is the pipeline
+        line = _line_of_primitive(primitive, call) or _line_of_primitive("emit_pipeline", call) or call.where
     operation = re.search(r"failed to legalize operation '[^']*': (.*)|The MLIR operation involved:\s*(.*)", text)
     mlir = operation[1] or operation[2] if operation else ""
     return _Failure(text, chip, call, primitive, line, code, mlir)
