@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import bank
-from pallas_puzzles import Budget, case, check, integers, normal, uniform
+from pallas_puzzles import Budget, case, check, check_call, integers, normal, uniform
 from pallas_puzzles.course import curriculum, session
 from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.course.progress import load
@@ -101,6 +101,20 @@ def test_a_wait_beyond_the_lens_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     assert "3 s" in str(verdict)
     monkeypatch.undo()
     assert judged(twice, spec, X)
+
+
+def test_a_keyword_of_the_readers_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(x: Any, *, chip: float, timeout_s: float) -> Any:
+        return twice(x) * (chip * timeout_s)
+
+    x = np.ones((8, 128), np.float32)
+    assert check_call(scaled, (x,), 6 * x, chip=3.0, timeout_s=1.0), "also of those of the simulator and the compiler"
+
+    def blind(*args: Any, **kwargs: Any) -> Any:
+        raise machine.Beyond("a kernel in the dark")
+
+    monkeypatch.setattr(machine, "trace", blind)
+    assert check_call(scaled, (x,), 6 * x, chip=3.0, timeout_s=1.0), "also where the simulator judges"
 
 
 @pytest.mark.parametrize("where", ["kernel", "wrapper", "loop in the kernel"])

@@ -318,7 +318,7 @@ class Judge:
         told = bool(self.guard.errors)  # of a bug, by the guard
         instead = "" if told else f"The lens cannot follow this: {why}. JAX's simulator judges instead."
         try:
-            outputs = simulate(self.fn, *args, timeout_s=TIME_LIMIT_S, **blocks)
+            outputs = simulate(_with(self.fn, blocks), *args, timeout_s=TIME_LIMIT_S)
         except SimulatorError as e:
             if e.running and not isinstance(e, SimulatorUnable):
                 self._note(instead)
@@ -350,7 +350,7 @@ class Judge:
 
         refused = None
         with self.guard.explaining():
-            refused = refusal(functools.partial(self.fn, **blocks), *args, chip=self.chip)
+            refused = refusal(_with(self.fn, blocks), *args, chip=self.chip)
         if refused is not None:
             return self._failed(
                 [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
@@ -358,8 +358,7 @@ class Judge:
         if is_brief():
             return None
         try:
-            fn = functools.partial(self.fn, **blocks)  # a keyword may have any name
-            outputs = simulate(fn, *args, timeout_s=CONFIRM_LIMIT_S, chip=self.chip)
+            outputs = simulate(_with(self.fn, blocks), *args, timeout_s=CONFIRM_LIMIT_S, chip=self.chip)
         except SimulatorUnable as error:
             return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
         except (Exception, TimeLimit) as error:
@@ -424,6 +423,11 @@ class Judge:
 
         headline = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet.", "unjudged": ""}[status]
         return Verdict("", status, findings, headline, notes=list(self.notes), figures=self.figures, **more)
+
+
+def _with(fn: Callable[..., Any], blocks: dict[str, Any]) -> Callable[..., Any]:
+    """fn with its keywords, which may have any name: `chip`, for instance."""
+    return functools.partial(fn, **blocks)
 
 
 class CannotJudge(Exception):
