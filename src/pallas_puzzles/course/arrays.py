@@ -171,27 +171,40 @@ def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, 
     """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
     import jax
 
+    from ..ir.exact import traceable
+
+    for traced, rest in traceable(spec, args, keywords):
+        with (
+            contextlib.suppress(Exception),
+            jax.default_device(jax.devices("cpu")[0]),
+            jax.default_matmul_precision("highest"),
+        ):
+            compiled = jax.jit(traced, compiler_options={"xla_allow_excess_precision": False})
+            return jax.tree.map(np.asarray, compiled(*rest))
+    return _run_by_jax(spec, args, keywords)
+
+
+def _run_by_jax(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    import jax
+
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         return jax.tree.map(np.asarray, for_the_reader(spec, *map(jax.numpy.asarray, args), **keywords))
 
 
 def quickly_expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
     """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
+    import jax
+
     from ..ir.capture import capture
+    from ..ir.exact import traceable
     from ..lens.machine import run_call
 
-    whole = [n for n, x in enumerate(args) if np.asarray(x).dtype.kind in "iu"]
-    for kept in ([], whole) if whole else ([],):  # a spec may look at integers: lengths, for instance, become shapes
-        given = {n: np.asarray(args[n]) for n in kept}
-
-        def traced(*rest: Any, given: dict[int, Any] = given) -> Any:
-            others = iter(rest)
-            return spec(*(given[n] if n in given else next(others) for n in range(len(args))), **keywords)
-
+    for traced, rest in traceable(spec, args, keywords):
         with contextlib.suppress(Exception):
-            rest = [x for n, x in enumerate(args) if n not in given]
             return capture(traced, *rest, on_call=lambda call, *_: run_call(call).outputs).outputs
-    return expected(spec, args, keywords)
+    with contextlib.suppress(Exception):  # a spec in NumPy
+        return jax.tree.map(np.asarray, spec(*map(np.asarray, args), **keywords))
+    return _run_by_jax(spec, args, keywords)
 
 
 class Wanted:
@@ -200,9 +213,7 @@ class Wanted:
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], tuple[Any, tuple[Any, ...], Any]] = {}
 
-    def of(
-        self, number: int, i: int, spec: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Any:
+    def of(self, number: int, i: int, spec: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """quickly_expected(spec, args, keywords) of draw i of case `number`."""
         asked = getattr(spec, "__code__", spec), keywords
         before = self.known.get((number, i))
