@@ -212,6 +212,56 @@ def puzzle_7(nb: Any) -> Question:
     )
 
 
+def lower(M: int) -> np.ndarray:
+    """A lower triangular matrix in bfloat16, with nothing near zero below its diagonal."""
+    rng = np.random.default_rng(M)
+    return np.tril(rng.uniform(0.5, 2.0, (M, M)) * rng.choice([-1, 1], (M, M))).astype(jnp.bfloat16)
+
+
+def puzzle_7b(nb: Any) -> Question:
+    return question(
+        nb.triangle_spec,
+        lower(640),
+        normal((640, 384), "bfloat16", shift=0.5),
+        variants=[
+            case(
+                lower(384),
+                normal((384, 256), "bfloat16"),
+                bm=128,
+                budget=Budget(flops=51_000_000, branches=1, calls=1),
+                about="as many rows in a block as columns in a tile",
+            ),
+            case(
+                lower(768),
+                normal((768, 256), "bfloat16"),
+                bm=256,
+                bn=256,
+                budget=Budget(flops=203_000_000, branches=1, calls=1),
+                about="blocks of 256 rows, tiles of 128 columns",
+            ),
+            case(
+                lower(1024),
+                normal((1024, 128), "bfloat16"),
+                bm=32,
+                bk=256,
+                budget=Budget(flops=169_000_000, branches=1, calls=1),
+                about="blocks of 32 rows, tiles of 256 columns",
+            ),
+        ],
+        budget=Budget(
+            hbm_bytes=3_440_640,
+            vmem_bytes=524_288,
+            grid_steps=30,
+            flops=190_000_000,
+            calls=1,
+            mxu_bits=16,
+            branches=1,
+        ),
+        forbid={"switch": "{name} needs a branch for each length, written out. Use a loop, which has one body."},
+        tol=8e-3,
+    )
+
+
 def puzzle_8(nb: Any) -> Question:
     return question(
         nb.energy_spec,
