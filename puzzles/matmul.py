@@ -54,8 +54,8 @@ setup()
 #                 v   v   v    sums: float32
 # ```
 #
-# Two widths are involved. The operands are narrow: a bfloat16 has 8 significant bits, so it fits a small multiplier.
-# The sums are wide, because a sum of 640 products needs more than 8 bits.
+# The operands are narrow: a bfloat16 has 8 significant bits, so it fits a small multiplier. The sums are wide, because
+# a sum of 640 products needs more than 8 bits.
 #
 # NumPy's rule knows only one width: the output has the type of the inputs. By that rule the product of two bfloat16
 # arrays is bfloat16. Then 16 of the 24 bits that the MXU computed are gone before you see them. A cast afterwards does
@@ -141,8 +141,8 @@ check("matmul/1", one_tile)
 #
 # Each core has its own VMEM. So ask of an axis: may its index 0 run on one core and its index 1 on the other, at the
 # same time? If both store into the same output block, each core holds half of a sum, and the one that writes last wins.
-# That is a **data race**. `check` looks for it, although your simulated TPU has one core. It also counts the steps that
-# have to follow one another. If you declare nothing, all 60 do. The budget is 5.
+# That is a **data race**, and `check` looks for it. It also counts the steps that have to follow one another. If you
+# declare nothing, all 60 do. The budget is 5.
 #
 # The blocks need not divide `M` and `N`. A block may hang over the edge of the result, because nothing beyond the edge
 # is written back. But `bk` has to divide `K`. Why is `K` different?
@@ -263,17 +263,17 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 #
 # ### Theory
 #
-# A TPU core issues one **bundle** per cycle (1.5 GHz on a v5e, 1.75 on a v6e). A bundle is a group of instructions that
-# run together: loads, a store, vector arithmetic, work for the MXU. The compiler packs them within a straight line of
-# code. A `pl.when` around more than a few instructions is a jump, and nothing is packed across a jump:
+# A TPU core issues one **bundle** per cycle (1.5 GHz on a v5e, 1.75 on a v6e): a group of instructions that run
+# together. The compiler packs them within a straight line of code. A `pl.when` around more than a few instructions is a
+# jump, and nothing is packed across a jump:
 #
 # ```text
 #     with two branches       [zero?]|[ multiply, add ]|[store?]
 #     without                 [ multiply, add, store, all packed together ]
 # ```
 #
-# Here are figures from the TPU compiler for 4096 x 4096 x 4096 in tiles of 1024 x 1024 x 512: cycles per step (the mean
-# over the grid), and the time that `tpu_report` estimates for all 128 steps:
+# Here is what the TPU compiler makes of 4096 x 4096 x 4096 in tiles of 1024 x 1024 x 512: cycles per step (the mean),
+# and the time of all 128 steps:
 #
 # ```text
 #                              v5e                v6e
@@ -283,13 +283,13 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 #     the copies             4316               2517
 # ```
 #
-# All three overlap, so the longest one counts. The times also include 0.25 us per step, and the first and the last
-# copies. On a v5e, either version waits for the MXU. On a v6e, the branches make the code the slowest part. Without
-# them it hides behind the copies: 20% fewer bundles, 13% less time.
+# The three overlap, so the longest one counts. The times also include 0.25 us per step, and the first and the last
+# copies. A v5e waits for its MXU either way. On a v6e, the branches make the code the slowest part, and without them it
+# hides behind the copies: 13% less time.
 #
 # So do everything at every step, and choose *values* instead of code. You may store a draft of the result at every `k`,
-# because the block is copied to HBM only when its number changes. But the sum has to start somewhere, and `acc_ref`
-# starts as garbage, which may be NaN.
+# because a block is copied out only when its number changes. But the sum has to start somewhere, and `acc_ref` starts
+# as garbage, perhaps NaN.
 
 
 # %%
@@ -357,8 +357,8 @@ check("matmul/3", straight_matmul)
 # ### Theory
 #
 # A v5e does 197e12 FLOPs a second and moves 820e9 bytes: 240 FLOPs in the time of a byte. A kernel's FLOPs per byte are
-# its **arithmetic intensity**. Below 240, a v5e waits for memory. Above 240, memory waits for the MXU. Drawn with both
-# axes logarithmic, this is the **roofline**:
+# its **arithmetic intensity**. Below 240, a v5e waits for memory. Above 240, memory waits for the MXU. On logarithmic
+# axes, this is the **roofline**:
 #
 # ```text
 #     TFLOP/s
@@ -372,12 +372,12 @@ check("matmul/3", straight_matmul)
 # ```
 #
 # At best, 4096 x 4096 x 4096 in bfloat16 moves 96 MiB: 1365 FLOPs per byte. In tiles, it moves more. *One* output tile
-# takes 2 bm bn K FLOPs. How many bytes of `x` and `y` does it take? The FLOPs divided by these bytes are its intensity.
-# (That leaves out the bytes of the result.)
+# takes 2 bm bn K FLOPs. How many bytes of `x` and `y` does it take? Divide, and you have its intensity (without the
+# bytes of the result).
 #
 # Only two of the block sizes are in that quotient. The third, bk, matters when it is all of K. With a single step of
-# `k`, some blocks stay from one output tile to the next (basics.py Puzzle 13). With two or more steps, none does. All
-# three sizes count in VMEM: it holds two blocks each of `x`, `y` and the result, and the scratch once.
+# `k`, some blocks stay from one output tile to the next (basics.py Puzzle 13). With more steps, none does. VMEM holds
+# two blocks each of `x`, `y` and the result, and the scratch once.
 
 
 # %%
@@ -387,7 +387,7 @@ def tile_sizes(size):
 
 
 def plan_bytes(M, N, K, bm, bn, bk):
-    # Return how many bytes your Puzzle 2 moves between HBM and VMEM. x and y may come in several times: count each time.
+    # Return how many bytes your Puzzle 2 moves between HBM and VMEM. x and y may come in several times; count each.
     # Count the result once. An element has two bytes. The blocks divide M, N and K. Mind bk == K: what stays then?
     # plan_bytes(768, 640, 512, 256, 128, 256) is 6_881_280, and with bk = 512 it is 3_735_552.
     pass  # YOUR CODE HERE
@@ -606,8 +606,8 @@ check("matmul/5", linear)
 #
 # ### Theory
 #
-# On paper it is a matmul. As a matmul, 4096 x 4096 is 137 GFLOP. That is 0.7 ms of a v5e's MXU in bfloat16, and several
-# times that in float32. But everything off the diagonal is zero:
+# On paper it is a matmul. As a matmul, 4096 x 4096 is 137 GFLOP, 0.7 ms of a v5e's MXU in bfloat16. But everything off
+# the diagonal is zero:
 #
 # ```text
 #     [ a0       ]   [ b00 b01 b02 ]     [ a0 b00  a0 b01  a0 b02 ]
@@ -619,12 +619,11 @@ check("matmul/5", linear)
 # left end of the roofline, where **bytes are the only cost**. So read once, write once.
 #
 # The same is true backward. Let `g` be the gradient of the loss with respect to the result. The product rule gives you
-# `db`, and it gives you `da`. Mind that one number `a[m]` multiplies a whole row. Both need `g`, so one kernel should
-# write both: two kernels would read `g` twice.
+# `da` and `db`. Mind that one number `a[m]` multiplies a whole row. Both need `g`, so write both in one kernel: two
+# kernels would read `g` twice.
 #
-# The wiring is given. It uses two things from `softmax.py`. A kernel with several results has lists for `out_specs` and
-# `out_shape`. And `jax.custom_vjp` tells JAX which functions run forward and backward: the forward one returns the
-# result and whatever the backward one needs, and the backward one returns a gradient for each input.
+# The wiring is given. A kernel with several results has lists for `out_specs` and `out_shape`, and `jax.custom_vjp`
+# says which functions run forward and backward (softmax.py Puzzles 6 and 7).
 
 
 # %%
@@ -753,9 +752,8 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 # You know the epilogue from basics.py Puzzle 12: work on the finished tile, in VMEM, saves a round trip to HBM. For a
 # result of 8192 x 8192 in bfloat16 that is 256 MiB, 0.33 ms on a v5e.
 #
-# What matters is *when* it runs. If you follow Puzzle 3, it runs at every step, on drafts that nobody reads. For a cast
-# that was cheap. GELU is a dozen operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024
-# x 512:
+# If you follow Puzzle 3, it runs at every step, on drafts that nobody reads. A cast was cheap, but GELU is a dozen
+# operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024 x 512:
 #
 # ```text
 #     bundles per step, mean             v5e                v6e
@@ -763,8 +761,8 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 #     epilogue behind pl.when         7042   737 us      2828   242 us
 # ```
 #
-# An output tile takes eight steps of `k`, so seven GELUs are useless. On a v5e they hide behind the MXU. On a v6e, the
-# MXU is too fast to hide them.
+# With eight steps of `k`, seven of eight GELUs are useless. On a v5e they hide behind the MXU. A v6e's MXU is too fast
+# to hide them.
 #
 # The rule: **cheap work runs at every step, expensive work waits behind a branch.** The budget has `output_stores=1`,
 # so even the store has to wait. `r` needs an index map, too. What should it do while `k` runs?
@@ -994,8 +992,8 @@ check("matmul/7b", triangle_matmul)
 # **Takeaway.** You get 55 FLOPs per byte. All of `a` would give 91, and that would be no better: the bytes are the
 # same, and the additional FLOPs are zeros. For 4096 x 4096 x 4096 in tiles of 512, `tpu_report` estimates 725 us for
 # all of `a` on a v5e, and 463 us for your loop. On a v6e it says 221 us for either, because the copies alone take 205.
-# A loop saves arithmetic. Only an index map saves copies (Puzzle 11). The flash attention that ships with JAX loops
-# over its keys in this way. Now for a product that is never written at all. Can it be worth computing?
+# A loop saves arithmetic. Only an index map saves copies (Puzzle 11). The splash attention that ships with JAX loops
+# over the keys of a block in this way. Now for a product that is never written at all. Can it be worth computing?
 
 # %% [markdown]
 # ## Puzzle 8: The product that is never written
@@ -1005,9 +1003,9 @@ check("matmul/7b", triangle_matmul)
 #
 # ### Theory
 #
-# You want to know how strongly a layer fires. Take 16,384 tokens and a feed-forward layer of 28,672. `x @ w` has 470
-# million elements, 1.75 GiB in float32, and you need only 16,384 numbers. On a v5e it takes 4.6 ms just to write the
-# product and read it again. So finish a tile of it, square it, sum it along its rows, and forget it.
+# How strongly does a layer fire? Take 16,384 tokens and a feed-forward layer of 28,672. `x @ w` is 1.75 GiB in float32,
+# and you need only 16,384 numbers. On a v5e it takes 4.6 ms just to write the product and read it again. So finish a
+# tile of it, square it, sum it along its rows, and forget it.
 #
 # Backward, the gradient needs all of `h = relu(x @ w)` again. You can store it, or **compute it again**, tile by tile.
 # If you store an element in bfloat16, you write it once, and two kernels read it: 6 bytes. In that time a v5e does 1440
@@ -1021,7 +1019,7 @@ check("matmul/7b", triangle_matmul)
 #     dw        =  x.T @ t          summed over m
 # ```
 #
-# The kernels for `dx` and `dw` are given. Each computes the tile `t` again with your function, and uses it at once.
+# The kernels for `dx` and `dw` are given. They make each tile of `t` with your function.
 
 
 # %%
@@ -1214,7 +1212,7 @@ check("matmul/8", energy_and_grads)
 #
 # ### Theory
 #
-# Two thirds of the FLOPs of training are backward passes. Nearly all of those are these two products:
+# Two thirds of the FLOPs of training are backward passes, nearly all of them in these two products:
 #
 # ```text
 #     y  = x @ w          (M, K) (K, N) -> (M, N)     summed over K
@@ -1222,10 +1220,10 @@ check("matmul/8", energy_and_grads)
 #     dw = x.T @ g        (K, M) (M, N) -> (K, N)     summed over ?
 # ```
 #
-# For 16,384 tokens of 4096 features in bfloat16, a copy of `x.T` reads 128 MiB and writes 128. That takes 0.33 ms at
-# 820 GB/s, and the MXU needs 2.8 ms for a `dw` of 4096 x 4096. Since Puzzle 5 you need no such copy: one kernel can do
-# all three products, if you tell it the dimensions. An output tile needs every tile along the axis that is summed over.
-# So **the summed axis goes last in the grid**:
+# For 16,384 tokens of 4096 features in bfloat16, a copy of `x.T` takes 0.33 ms at 820 GB/s, and the MXU needs 2.8 ms
+# for a `dw` of 4096 x 4096. Since Puzzle 5 you need no such copy: one kernel can do all three products, if you tell it
+# the dimensions. An output tile needs every tile along the axis that is summed over. So **the summed axis goes last in
+# the grid**:
 #
 # ```text
 #     grid of y    (i, j, k)        i: blocks of M
@@ -1234,8 +1232,8 @@ check("matmul/8", energy_and_grads)
 # ```
 #
 # For `dw`, that axis is the batch: thousands of tokens, and each of them adds to every weight. In bfloat16 the later
-# ones would be lost (256 + 1 is 256). So the sum runs in float32, in `acc_ref`, and is rounded once. You have now typed
-# the first line of such a sum often enough: from here on it is given, as `so_far`.
+# ones would be lost (256 + 1 is 256). So the sum runs in float32, in `acc_ref`, and is rounded once. You have typed the
+# start of such a sum often enough: `so_far` is given.
 
 
 # %%
@@ -1270,8 +1268,7 @@ def dw_plan(bm, bn, bk):
 
 
 # %%
-# Given: the call for either plan, and what makes product differentiable. bm and bn divide M and N. bk need not divide K
-# here: neither gradient is summed over K, so its last block may hang over the edge.
+# Given: the call for either plan.
 def contraction(plan, grid, a, b, shape):
     dims, in_specs, out_spec = plan
     return pl.pallas_call(
@@ -1285,6 +1282,9 @@ def contraction(plan, grid, a, b, shape):
     )(a, b)
 
 
+# %%
+# Given: what makes product differentiable. bm and bn divide M and N. bk need not divide K here: neither gradient is
+# summed over K, so its last block may hang over the edge.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def product(x, w, bm, bn, bk):
     return tiled(straight_kernel, x, w, bm=bm, bn=bn, bk=bk)  # your Puzzles 2 and 3
@@ -1422,15 +1422,16 @@ else:
 # Neither scale has a `k` in it. So what can you do with them?
 #
 # The products are whole numbers up to 127 x 127 = 16,129. Their sums are exact in **int32**, which has room for 133,000
-# of the largest. The MXU adds int8 products in int32 if `preferred_element_type` says so. If you do not say it, the
-# product of two int8 arrays is int8 again, and there 100 + 100 is -56.
+# of the largest. The MXU adds in int32 if `preferred_element_type` says so. If you do not say it, the product of two
+# int8 arrays is int8 again, and there 100 + 100 is -56.
 
 
 # %%
 def int8_spec(
     x: Int8[Array, "M K"], w: Int8[Array, "K N"], sx: Float[Array, "M 1"], sw: Float[Array, "1 N"]
 ) -> Float[Array, "M N"]:
-    return jnp.dot(x.astype(jnp.float32) * sx, w.astype(jnp.float32) * sw, precision="highest")
+    x, w, sx, sw = (np.asarray(a, np.float64) for a in (x, w, sx, sw))
+    return jnp.asarray((x * sx) @ (w * sw), jnp.float32)
 
 
 def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
@@ -1516,12 +1517,12 @@ check("matmul/10", int8_matmul)
 # ### Theory
 #
 # A pruned weight of 4096 x 4096 has 32 MiB in bfloat16. If nine of ten of its blocks are zero, a dense kernel reads
-# 28.8 MiB for nothing, which takes 37 us on a v5e. `pl.when` saves only FLOPs. To save bytes, an index map must not ask
-# for those blocks. But which blocks exist is *data*, and so far a map got grid indices only.
+# 28.8 MiB for nothing, which takes 37 us on a v5e. An index map must not ask for those blocks. But which blocks exist
+# is *data*, and so far a map got grid indices only.
 #
-# **Scalar prefetch** helps. The first operands of the call are small arrays of integers, and they are copied into SMEM
-# (a memory for single numbers) before the first step. Index maps get them as Refs after the grid indices. The kernel
-# gets them as its first arguments:
+# **Scalar prefetch** helps. Before the first step, the first operands of the call, small arrays of integers, are copied
+# into SMEM (a memory for single numbers). Index maps get them as Refs after the grid indices. The kernel gets them
+# first:
 #
 # ```text
 #     grid_spec=pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=2, grid=..., in_specs=..., out_specs=..., ...)
@@ -1538,8 +1539,8 @@ check("matmul/10", int8_matmul)
 #     [ . . . C ]      starts  [ 0  2  2  3 ]         row 1 has none: its result is zero
 # ```
 #
-# Rows have different lengths, but the grid's last axis always has `most` steps, enough for the longest row. In the
-# unused steps of a shorter row, the map should repeat the previous block number. Then nothing is copied.
+# The grid's last axis has `most` steps, enough for the longest row. In the unused steps of a shorter row, the map
+# should repeat the previous block number. Then nothing is copied.
 
 
 # %%
@@ -1692,7 +1693,7 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 #
 # ### Theory
 #
-# Larger tiles have more intensity. For bytes, in Puzzle 4, the largest tiles were the best. Time has two more terms:
+# In Puzzle 4 only bytes counted, and the largest tiles were the best. Time has two more terms:
 #
 # ```text
 #     MXU   |      #########################################
@@ -1702,15 +1703,14 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 # ```
 #
 # **MXU** is FLOPs over peak, **HBM** is all bytes over bandwidth. The **fill** is a part of HBM: the first block of
-# `x`, the first of `y` and the last of the result, each once. In the picture, which parts overlap, and which do not?
-# Here MXU is the longer one. Draw it again with a longer HBM before you write the formula.
+# `x`, the first of `y` and the last of the result, each once. Which parts overlap in the picture, and which do not?
+# Here MXU is longer. Draw it again with a longer HBM before you write the formula.
 #
 # Add `step_s` for every step: 0.25 us, and on a v6e some 300 bundles more, in which its MXU fills and drains. Large
-# tiles have a long fill. Small tiles need many steps. Which is better depends on the chip.
+# tiles have a long fill, small tiles many steps. Which is better depends on the chip.
 #
-# For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps take 220 us more. In tiles of 4096 x
-# 4096 x 128, if VMEM had room for them, the fill would take 22 us. The best of all 216 plans is in between, and it is
-# not square.
+# For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps add 220. In tiles of 4096 x 4096 x
+# 128 the fill would take 22. The best of all 216 plans is in between, and it is not square.
 
 
 # %%
