@@ -264,8 +264,7 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 # ### Theory
 #
 # A TPU core issues one **bundle** per cycle (1.5 GHz on a v5e, 1.75 on a v6e): a group of instructions that run
-# together. The compiler packs them within a straight line of code. A `pl.when` around more than a few instructions is a
-# jump, and nothing is packed across a jump:
+# together. A `pl.when` around more than a few instructions is a jump, and the compiler packs nothing across a jump:
 #
 # ```text
 #     with two branches       [zero?]|[ multiply, add ]|[store?]
@@ -373,7 +372,7 @@ check("matmul/3", straight_matmul)
 #
 # At best, 4096 x 4096 x 4096 in bfloat16 moves 96 MiB: 1365 FLOPs per byte. In tiles, it moves more. *One* output tile
 # takes 2 bm bn K FLOPs. How many bytes of `x` and `y` does it take? Divide, and you have its intensity (without the
-# bytes of the result).
+# result).
 #
 # Only two of the block sizes are in that quotient. The third, bk, matters when it is all of K. With a single step of
 # `k`, some blocks stay from one output tile to the next (basics.py Puzzle 13). With more steps, none does. VMEM holds
@@ -619,8 +618,8 @@ check("matmul/5", linear)
 # left end of the roofline, where **bytes are the only cost**. So read once, write once.
 #
 # The same is true backward. Let `g` be the gradient of the loss with respect to the result. The product rule gives you
-# `da` and `db`. Mind that one number `a[m]` multiplies a whole row. Both need `g`, so write both in one kernel: two
-# kernels would read `g` twice.
+# `da` and `db`. Mind that one number `a[m]` multiplies a whole row. Both need `g`, so write both in one kernel, or `g`
+# is read twice.
 #
 # The wiring is given. A kernel with several results has lists for `out_specs` and `out_shape`, and `jax.custom_vjp`
 # says which functions run forward and backward (softmax.py Puzzles 6 and 7).
@@ -765,7 +764,7 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 # to hide them.
 #
 # The rule: **cheap work runs at every step, expensive work waits behind a branch.** The budget has `output_stores=1`,
-# so even the store has to wait. `r` needs an index map, too. What should it do while `k` runs?
+# so the store waits, too. `r` needs an index map. What should it do while `k` runs?
 
 
 # %%
@@ -913,7 +912,7 @@ check("matmul/7", gelu_residual)
 
 # %%
 def triangle_spec(a: BFloat16[Array, "M M"], y: BFloat16[Array, "M N"]) -> BFloat16[Array, "M N"]:
-    return jnp.dot(jnp.tril(a), y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+    return jnp.dot(a, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
 
 
 # %%
@@ -1702,9 +1701,9 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 #             the MXU waits for the first blocks            the last block goes out, after the MXU is done
 # ```
 #
-# **MXU** is FLOPs over peak, **HBM** is all bytes over bandwidth. The **fill** is a part of HBM: the first block of
-# `x`, the first of `y` and the last of the result, each once. Which parts overlap in the picture, and which do not?
-# Here MXU is longer. Draw it again with a longer HBM before you write the formula.
+# **MXU** is FLOPs over peak, **HBM** is bytes over bandwidth. The **fill** is a part of HBM: the first block of `x`,
+# the first of `y` and the last of the result. Which parts overlap in the picture, and which do not? Here MXU is longer.
+# Draw it again with a longer HBM before you write the formula.
 #
 # Add `step_s` for every step: 0.25 us, and on a v6e some 300 bundles more, in which its MXU fills and drains. Large
 # tiles have a long fill, small tiles many steps. Which is better depends on the chip.
