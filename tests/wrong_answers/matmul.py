@@ -1059,7 +1059,6 @@ def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
 # triangle_kernel: `a_ref[:, part]` -> `a_ref[:, pl.ds(0, bk)]`
 
 # %% matmul/7b: only the last product is kept
-# elsewhere: it shows at another line of the function
 # triangle_kernel: `return acc + jnp` -> `return jnp`
 
 # %% matmul/7b: the first tile is left out
