@@ -27,7 +27,20 @@ from .capture import (
     space_of,
     where_defined,
 )
-from .ops import Beyond, cost, evaluate, inlined, is_literal, nbytes_of, np_dtype, scan_groups, to_numpy
+from .ops import (
+    OPS,
+    TAKES_NO_PARAMS,
+    Beyond,
+    cost,
+    evaluate,
+    inlined,
+    is_floating,
+    is_literal,
+    nbytes_of,
+    np_dtype,
+    scan_groups,
+    to_numpy,
+)
 from .places import Place, locate
 
 # How JAX says how an array lies in SMEM or TMEM: nothing that a value depends on.
@@ -147,8 +160,21 @@ class Instr:
 
     def evaluate(self, values: Sequence[Any]) -> list[Any]:
         """Array arithmetic in NumPy."""
+        if self._index is not None:
+            op, dtype = self._index
+            return [np.asarray(op(*values)).astype(dtype, copy=False)]
         out = evaluate(self.eqn, values)
         return list(out) if self.eqn.primitive.multiple_results else [out]
+
+    @functools.cached_property
+    def _index(self) -> tuple[Callable[..., Any], np.dtype] | None:
+        """(how to compute it, dtype of the result) of arithmetic on single integers, which is most of a kernel."""
+        name, out = self.eqn.primitive.name, self.eqn.outvars[0].aval if len(self.eqn.outvars) == 1 else None
+        if out is None or name not in TAKES_NO_PARAMS or out.shape or is_floating(np_dtype(out)):
+            return None
+        if any(v.aval.shape or is_floating(np_dtype(v.aval)) for v in self.eqn.invars):
+            return None
+        return OPS[name], np_dtype(out)
 
     def scan_groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """[constants, initial carry, scanned-over arrays] of a loop."""
@@ -235,7 +261,7 @@ class _Reader:
 
     def _slot(self, atom: Any) -> int:
         if is_literal(atom):
-            self.template.append(atom.val)
+            self.template.append(np.asarray(atom.val, np_dtype(atom.aval)))
             return len(self.template) - 1
         found = self.slots.get(atom)
         return self._new(atom) if found is None else found

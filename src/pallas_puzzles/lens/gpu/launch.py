@@ -60,6 +60,19 @@ class Launch(Engines):
         at_once = 1
         if any(i.kind == "cancel" for i in self.kernel.program.everything()):
             at_once = max(1, min(len(self.free), len(self.pending) // 2))
+        with np.errstate(all="ignore"):
+            self._drive(at_once)
+        counts = self.timeline.counts
+        counts.ctas = self.ctas
+        counts.cycles = max([*self.free, *(f.thread.now for f in self.fibers)])
+        for output in self.outputs:
+            if not self.fibers and (missing := int(np.count_nonzero(output.writer == NEVER))):
+                note = Finding("output-unwritten", output.name, self.kernel.where, "")
+                self.found.add(dataclasses.replace(note, count=missing, total=output.writer.size))
+        return [o.values for o in self.outputs]
+
+    def _drive(self, at_once: int) -> None:
+        """Starts clusters, so many at once at first, and runs their threads until nobody can go on."""
         while self.pending or self.fibers:
             while self.pending and len({id(f.cluster) for f in self.fibers}) < at_once:
                 self._start()
@@ -70,16 +83,6 @@ class Launch(Engines):
             elif self.fibers:
                 self._stuck()
                 break
-        counts = self.timeline.counts
-        counts.ctas = self.ctas
-        counts.cycles = max([*self.free, *(f.thread.now for f in self.fibers)])
-        for output in self.outputs:
-            if not self.fibers and (missing := int(np.count_nonzero(output.writer == NEVER))):
-                what = Finding(
-                    "output-unwritten", output.name, self.kernel.where, "", count=missing, total=output.writer.size
-                )
-                self.found.add(what)
-        return [o.values for o in self.outputs]
 
     def _start(self) -> None:
         kernel, number = self.kernel, self.launched
