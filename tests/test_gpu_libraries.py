@@ -41,7 +41,7 @@ def test_a_product_that_nobody_waits_for() -> None:
     assert {(f.kind, f.engine) for f in run.findings} == {("reused", "wgmma")}
 
 
-@pytest.mark.parametrize("name", ["copies", "matmul", "producer and consumer", "multicast", "ragged"])
+@pytest.mark.parametrize("name", ["copies", "matmul", "handed over", "multicast", "ragged"])
 def test_jaxs_simulator_agrees(name: str) -> None:
     kernel, args, _ = RIGHT[name]()
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=False)):

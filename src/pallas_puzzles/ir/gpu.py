@@ -1,7 +1,7 @@
 """The seam to Pallas on GPUs: a plgpu.kernel of JAX's Mosaic GPU -> our own Kernel, made of Programs and Instrs.
 
 JAX's equations are read once, here, into instructions whose operands are slots of a table; the machine in lens/gpu runs
-those and knows nothing of JAX. The primitives' names and parameters are not public API: seen on jax 0.12.0.1.
+those and knows nothing of JAX. The primitives' names and parameters are not public API: seen on jax 0.11.2 and 0.12.0.1.
 """
 
 import ast
@@ -267,7 +267,7 @@ class _Reader:
         return self._new(atom) if found is None else found
 
     def _instr(self, eqn: Any) -> Instr:
-        name, p = eqn.primitive.name, eqn.params
+        name, p = eqn.primitive.name.removesuffix("_p"), eqn.params  # 0.11 has "inline_mgpu_p" and the like
         ins = tuple(self._slot(v) for v in eqn.invars)
         build = _BUILDERS.get(name)
         flops = specials = 0
