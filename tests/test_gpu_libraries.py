@@ -17,7 +17,7 @@ ROUNDING = 5e-3  # of the largest value: one rounding to 16 bits
 def test_library(name: str) -> None:
     with gpu_library.on_a_gpu():
         fn, args, want = LIBRARY[name]()
-        run = gpu.run(fn, *args)
+        run = gpu.run(fn, *args, sms=gpu_library.SMS)
     assert run.findings == []
     assert gpu_library.error(run.outputs, want) < ROUNDING
     assert run.counts.products > 0
@@ -37,7 +37,7 @@ def test_a_product_that_nobody_waits_for() -> None:
     """JAX's transposed ragged dot counts on a wait that wgmma has not: a slot is refilled while a product reads it."""
     with gpu_library.on_a_gpu():
         fn, args, _ = gpu_library.grouped_backward()
-        run = gpu.run(fn, *args)
+        run = gpu.run(fn, *args, sms=gpu_library.SMS)
     assert {(f.kind, f.engine) for f in run.findings} == {("reused", "wgmma")}
 
 

@@ -1,19 +1,22 @@
 """The seam to Pallas on GPUs: a plgpu.kernel of JAX's Mosaic GPU -> our own Kernel, made of Programs and Instrs.
 
 JAX's equations are read once, here, into instructions whose operands are slots of a table; the machine in lens/gpu runs
-those and knows nothing of JAX. The primitives' names and parameters are not public API: seen on jax 0.11.2 and 0.12.0.1.
+those and knows nothing of JAX. The primitives' names and parameters are not public API: seen on jax 0.11.2 and
+0.12.0.1.
 """
 
 import ast
 import contextlib
 import dataclasses
 import functools
+import itertools
 import linecache
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import backend
 
 from .capture import (
     Evaluator,
@@ -84,15 +87,8 @@ class View:
         self.ref, self._tree, self.leaves = ref, tree, tuple(leaves)
         self._places: dict[Any, Place] = {}
         first = self._transforms([0] * len(self.leaves)) if tree is not None else []
-        # a part of a RefUnion: (byte offset, shape, dtype, group); a Ref of another CTA of the cluster: its axes
-        self.alias = next(
-            (
-                (t.offset, tuple(t.shape), np.dtype(t.dtype), t.alias_group_idx)
-                for t in first
-                if _is(t, "ExtractAliasedRef")
-            ),
-            None,
-        )
+        self.alias = _alias(first)  # a part of a RefUnion: (byte offset, shape, dtype, group)
+        # a Ref of another CTA of the cluster: the axes along which it is another one
         self.peer = next((t.dims for t in first if _is(t, "ClusterRefTransform")), None)
         if any(_is(t, "PeerMemRef") for t in first):
             raise Beyond("a Ref of another device")
@@ -132,6 +128,17 @@ class View:
         if key is not None and not noted:
             self._places[key] = place
         return place
+
+
+def _alias(transforms: Sequence[Any]) -> tuple[int, tuple[int, ...], np.dtype, int] | None:
+    """Which part of a RefUnion is meant, with the shape that it has for the kernel."""
+    if not any(_is(t, "ExtractAliasedRef") for t in transforms):
+        return None
+    part, *rest = itertools.dropwhile(lambda t: not _is(t, "ExtractAliasedRef"), transforms)
+    seen = part.transform_type(jax.core.ShapedArray((), np.int8))
+    for t in itertools.takewhile(lambda t: type(t).__name__ in _LAYOUTS, rest):
+        seen = t.transform_type(seen)
+    return part.offset, tuple(seen.shape), np.dtype(part.dtype), part.alias_group_idx
 
 
 def _is(transform: Any, name: str) -> bool:
@@ -478,9 +485,15 @@ def _query(p: Any, ins: Any, eqn: Any) -> Any:
 
 
 def _inline_mgpu(p: Any, ins: Any, eqn: Any) -> Any:
-    if eqn.outvars or any(hasattr(v.aval, "inner_aval") for v in eqn.invars):
-        raise Beyond("inline_mgpu: code of a level below Pallas")
-    return "silent", {}
+    """Code of a level below Pallas. Fences are known by the names that they use; the rest is not followed."""
+    fn = p["mgpu_fn"]
+    names, ptx = set(fn.__code__.co_names), [c.cell_contents for c in fn.__closure__ or ()]
+    if "fence_proxy" in names:
+        return "commit_smem", {}
+    fences = names & {"tcgen05_wait", "tcgen05_fence", "warpgroup_barrier"}
+    if fences or any(isinstance(text, str) and text.startswith("fence") for text in ptx):
+        return "silent", {}
+    raise Beyond("inline_mgpu: code of a level below Pallas")
 
 
 def _with(kind: str, *names: str) -> Callable[..., Any]:
@@ -617,8 +630,23 @@ class _Outer(Evaluator):
 def _traced_for(kind: str, cores: int) -> Iterator[None]:
     """Functions are traced as if a GPU with so many SMs were there."""
     device = jax.sharding.AbstractDevice(kind, cores, "gpu")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        yield
+    before = backend.get_default_device  # kernels that fill a chip ask it how many SMs there are
+    backend.get_default_device = lambda: _Device(before(), kind, cores)
+    try:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+            yield
+    finally:
+        backend.get_default_device = before
+
+
+class _Device:
+    """The device that is there, as if it were a GPU."""
+
+    def __init__(self, real: Any, kind: str, cores: int):
+        self._real, self.device_kind, self.core_count, self.platform = real, kind, cores, "gpu"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
 
 def capture_gpu(

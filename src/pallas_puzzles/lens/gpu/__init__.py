@@ -88,15 +88,17 @@ def run(
     """Runs `fn(*args, **kwargs)` with every plgpu.kernel in the machine.
 
     args: arrays or pytrees of arrays; kwargs: static. chip: "h100", "h200" or "b200". sms: how many CTAs run at the
-    same time, the chip's number by default. ctas_drawn: for how many CTAs events are kept. A kernel that never ends
-    stops the run: outputs is None. Raises Beyond, ValueError for an unknown chip, and what the reader's code raises.
+    same time, and what a kernel is told that asks; the chip's number by default. ctas_drawn: for how many CTAs events
+    are kept. A kernel that never ends stops the run: outputs is None. Raises Beyond, ValueError for an unknown chip,
+    and what the reader's code raises.
     """
     if chip not in CHIPS:
         raise ValueError(f"chip={chip!r} is not known; choose one of {', '.join(CHIPS)}")
     launches: list[Launched] = []
+    cores = sms or CHIPS[chip].sms
 
     def on_kernel(kernel: Kernel) -> list[np.ndarray]:
-        launch = Launch(kernel, CHIPS[chip], sms or CHIPS[chip].sms, ctas_drawn)
+        launch = Launch(kernel, CHIPS[chip], cores, ctas_drawn)
         outputs = launch.run_all()
         found = launch.found.all()
         wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
@@ -106,7 +108,7 @@ def run(
         return outputs
 
     try:
-        outputs = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, CHIPS[chip].sms))
+        outputs = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, cores))
     except _Hangs:
         outputs = None
     return Run(outputs, launches)
