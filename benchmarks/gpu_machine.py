@@ -3,7 +3,7 @@
     uv run --all-groups python benchmarks/gpu_machine.py [--limit 15]
 
 The kernels of tests/gpu_kernels.py, right and wrong, and those that JAX ships (tests/gpu_library.py). The simulator
-runs each in a process of its own, which is ended after so many seconds: it hangs on some. Seconds of the machine: the
+runs in processes of its own, which are ended after so many seconds: it hangs on some. Seconds of the machine: the
 second run, tracing included; of the simulator: its only run, without the start of the process. Neither needs a GPU.
 """
 
@@ -55,38 +55,48 @@ def _four_sms() -> Iterator[None]:
         backend.get_default_device = before
 
 
-def simulate(name: str, limit: float) -> None:
-    """Prints what JAX's simulator makes of a kernel: seconds and error, or the end of its message. Ends the process."""
-
-    def ends() -> None:
-        print(f"RESULT > {limit:g}|hangs", flush=True)
-        os._exit(0)
-
-    threading.Timer(limit, ends).start()
-    make = KERNELS[name] if name in KERNELS else MISTAKES[name][0]
+def simulate(names: list[str], limit: float) -> None:
+    """Prints what JAX's simulator makes of each kernel: seconds and error, or the end of its message, and ends the
+    process. After the first that fails or hangs nothing more is run."""
     params = plgpu.InterpretGPUParams(detect_races=True)
-    with gpu_library.on_a_gpu(), _four_sms(), plgpu.force_gpu_interpret_mode(params):
-        fn, args, want = make()
-        start = time.perf_counter()
-        try:
-            got = jax.block_until_ready(fn(*args))
-            word = f"{gpu_library.error(got, want):.1e}"
-        except Exception as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            word = next((line for line in lines if "RACE" in line), lines[-1]).replace("|", "/")[:90]
-        print(f"RESULT {time.perf_counter() - start:.2f}|{word}", flush=True)
+    for name in names:
+        timer = threading.Timer(limit, _result, (name, f"> {limit:g}", "hangs"))
+        timer.start()
+        make = KERNELS[name] if name in KERNELS else MISTAKES[name][0]
+        with gpu_library.on_a_gpu(), _four_sms(), plgpu.force_gpu_interpret_mode(params):
+            fn, args, want = make()
+            start = time.perf_counter()
+            try:
+                got = jax.block_until_ready(fn(*args))
+            except Exception as error:
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                word = next((line for line in lines if "RACE" in line), lines[-1]).replace("|", "/")[:90]
+                _result(name, f"{time.perf_counter() - start:.2f}", word)
+        timer.cancel()
+        _result(name, f"{time.perf_counter() - start:.2f}", f"{gpu_library.error(got, want):.1e}", last=False)
     os._exit(0)
 
 
-def simulated(name: str, limit: float) -> tuple[str, str]:
-    """(seconds, error or message) of JAX's simulator."""
-    command = [sys.executable, __file__, "--simulate", name, "--limit", str(limit)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not found:
-        return "", "the process ends"
-    seconds, word = found[-1].removeprefix("RESULT ").split("|", 1)
-    return seconds, word
+def _result(name: str, seconds: str, word: str, last: bool = True) -> None:
+    print(f"RESULT {name}|{seconds}|{word}", flush=True)
+    if last:
+        os._exit(0)
+
+
+def simulated(names: list[str], limit: float) -> dict[str, tuple[str, str]]:
+    """(seconds, error or message) of JAX's simulator for each kernel."""
+    found: dict[str, tuple[str, str]] = {}
+    while left := [name for name in names if name not in found]:
+        command = [sys.executable, __file__, "--limit", str(limit), "--simulate", *left]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        for line in results:
+            name, seconds, word = line.removeprefix("RESULT ").split("|", 2)
+            found[name] = seconds, word
+        if not results:
+            found[left[0]] = "", "the process ends"
+        print(f"simulated {len(found)} of {len(names)}", flush=True)
+    return found
 
 
 def row(*cells: object) -> str:
@@ -96,10 +106,13 @@ def row(*cells: object) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=float, default=15, help="seconds that the simulator gets for a kernel")
-    parser.add_argument("--simulate", metavar="NAME", help="run one kernel in the simulator, and print the result")
+    parser.add_argument(
+        "--simulate", nargs="+", metavar="NAME", help="run kernels in the simulator, and print the results"
+    )
     options = parser.parse_args()
     if options.simulate:
         simulate(options.simulate, options.limit)
+    theirs = simulated([*KERNELS, *MISTAKES], options.limit)
     lines = [
         "# The machine for GPU kernels",
         "",
@@ -113,16 +126,15 @@ def main() -> None:
         run, want, seconds = machine(make, "b200" if name in BLACKWELL else "h100")
         kinds = ", ".join(dict.fromkeys(f.kind for f in run.findings)) or "none"
         notes = ", ".join(dict.fromkeys(f.kind for f in run.notes))
-        its = simulated(name, options.limit)
         error = f"{gpu_library.error(run.outputs, want):.1e}"
-        lines.append(row(name, error, kinds, notes, f"{seconds:.3f}", f"{run.counts.cycles:.0f}", *its))
+        lines.append(row(name, error, kinds, notes, f"{seconds:.3f}", f"{run.counts.cycles:.0f}", *theirs[name]))
         print(lines[-1], flush=True)
     lines += ["", "| mistake | the machine finds | machine, s | simulator, s | what it says, or its error |"]
     lines += ["|---|---|---|---|---|"]
     for name, (make, *_) in MISTAKES.items():
         run, _, seconds = machine(make, "h100")
         kinds = ", ".join(dict.fromkeys(f.kind for f in [*run.findings, *run.notes]))
-        lines.append(row(name, kinds, f"{seconds:.3f}", *simulated(name, options.limit)))
+        lines.append(row(name, kinds, f"{seconds:.3f}", *theirs[name]))
         print(lines[-1], flush=True)
     OUT.write_text("\n".join(lines) + "\n", "utf-8")
 

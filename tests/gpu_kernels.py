@@ -294,6 +294,18 @@ def refilled(commit: bool = False) -> Case:
     return plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=scratch), (x,), 2 * x
 
 
+def held(slots: int) -> Case:
+    """Holds so many times 128 KB of SMEM."""
+
+    def body(x_gmem, o_gmem, x_smem, bar):
+        plgpu.copy_gmem_to_smem(x_gmem, x_smem.at[0], bar)
+        plgpu.barrier_wait(bar)
+        o_gmem[...] = x_smem[0]
+
+    x, scratch = normal(256, 128), [plgpu.SMEM((slots, 256, 128), jnp.float32), plgpu.Barrier()]
+    return plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=scratch), (x,), x
+
+
 RIGHT: dict[str, Callable[[], Case]] = {
     "copies": double,
     "matmul": matmul,
@@ -330,5 +342,6 @@ MISTAKES: dict[str, tuple[Callable[[], Case], str, str, str]] = {
     "GMEM out of bounds": (lambda: rows(source=lambda i: i + 1), "bounds", "o_gmem[where(i)]", "index 4"),
     "half arrives": (lambda: turns(both=False), "deadlock", "barrier_wait(turn", "1 of 2 arrivals"),
     "multicast by one CTA": (lambda: multicast(all_copy=False), "deadlock", "barrier_wait(bar", "multicast"),
+    "512 KB of SMEM": (lambda: held(4), "smem", "def body(x_gmem, o_gmem, x_smem", "512"),
     "semaphore one short": (lambda: counted(signals=False), "deadlock", "semaphore_wait(done", "3 of 4"),
 }  # fmt: skip

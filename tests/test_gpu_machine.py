@@ -1,7 +1,12 @@
 """The machine for plgpu.kernel: right results and no finding on right kernels, each mistake with the reader's line."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gpu_kernels
 from gpu_kernels import MISTAKES, RIGHT
@@ -87,6 +92,28 @@ def test_work_is_taken_over() -> None:
     run = gpu.run(kernel, *args, sms=2)
     np.testing.assert_array_equal(run.outputs, want)
     assert run.counts.ctas == 2
+
+
+def test_who_wrote_an_element() -> None:
+    kernel, args, _ = gpu_kernels.rows()
+    who, line = gpu.run(kernel, *args).launches[0].writer_of(0, (2, 5))
+    assert who == "CTA 2"
+    assert "o_gmem[where(i)] = " in line.text
+
+
+def test_memory_of_a_scope_that_is_left_is_free() -> None:
+    """Two warpgroups enter a scope of 32 KB three times."""
+
+    def body(o_gmem):
+        def scope(s_smem):
+            s_smem[lax.axis_index("wg")] = jnp.ones((32, 128))
+
+        for _ in range(3):
+            pl.run_scoped(scope, plgpu.SMEM((2, 32, 128), jnp.float32), collective_axes="wg")
+        o_gmem[lax.axis_index("wg")] = jnp.ones((128,))
+
+    out = jax.ShapeDtypeStruct((2, 128), jnp.float32)
+    assert gpu.run(plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg")).counts.smem_bytes == 32 << 10
 
 
 def test_an_unknown_chip() -> None:

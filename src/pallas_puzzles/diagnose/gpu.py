@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ..ir.capture import SourceLine
 from ..lens.gpu.findings import Finding as Seen
 from ..lens.gpu.findings import Waiter
-from ..text import plural
+from ..text import human_bytes, plural
 from .findings import Finding
 
 
@@ -147,7 +147,15 @@ def _output(f: Seen) -> str:
     return f"{f.count} of {f.total} elements of {f.ref} are never written."
 
 
+def _smem(f: Seen) -> str:
+    return (
+        f"A CTA holds {human_bytes(f.count)} of SMEM at once, and the chip has {human_bytes(f.total)} for one. Use "
+        "smaller blocks, or fewer slots."
+    )
+
+
 _WORDS: dict[str, Callable[[Seen], str]] = {
+    "smem": _smem,
     "bounds": _bounds,
     "no-wait": _no_wait,
     "reused": _reused,

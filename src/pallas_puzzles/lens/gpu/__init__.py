@@ -6,7 +6,7 @@
     run.notes        a list of Finding that are not wrong by themselves: see findings.NOTES
     run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
     run.events       a list of Event: what ran in each CTA and lane from when to when on the logical clock, and its line
-    run.launches     the same for each kernel of fn, a list of Launched
+    run.launches     the same for each kernel of fn, a list of Launched; .writer_of(output, index) -> (who, line)
 
 A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
 another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place
@@ -19,10 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond
 from .findings import Finding
 from .launch import Launch
+from .memory import Access
 from .timeline import CHIPS, Counts, Event
 
 CTAS_DRAWN = 64
@@ -38,6 +40,12 @@ class Launched:
     notes: list[Finding]
     counts: Counts
     events: list[Event]
+    origin: Callable[[int, tuple[int, ...]], Access | None] = dataclasses.field(repr=False)
+
+    def writer_of(self, output: int, index: tuple[int, ...]) -> tuple[str, SourceLine | None] | None:
+        """(who, the reader's line) of the last store into an element of an output; None: nobody stored it."""
+        access = self.origin(output, index)
+        return (access.who, access.instr.line if access.instr is not None else None) if access is not None else None
 
     @property
     def hangs(self) -> bool:
@@ -102,7 +110,8 @@ def run(
         outputs = launch.run_all()
         found = launch.found.all()
         wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
-        launches.append(Launched(kernel, outputs, wrong, notes, launch.timeline.counts, launch.timeline.events))
+        timeline = launch.timeline
+        launches.append(Launched(kernel, outputs, wrong, notes, timeline.counts, timeline.events, launch.writer_of))
         if launches[-1].hangs:
             raise _Hangs
         return outputs

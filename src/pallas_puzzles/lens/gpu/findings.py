@@ -18,6 +18,7 @@ KINDS = {
     "lapped": "a barrier has gone on by two rounds or more before somebody waits for it: only one bit is remembered",
     "store-in-flight": "a warpgroup ends while a store of its own still reads SMEM",
     "unfenced-read": "a copy refills SMEM that was read without a commit_smem after it",
+    "smem": "a CTA holds more SMEM at once than the chip has",
     "output-unwritten": "elements of an output that nobody has written when the kernel ends",
     "padding": "a copy reaches beyond the end of an array: zeros come in",
 }

@@ -65,6 +65,10 @@ class Launch(Engines):
         counts = self.timeline.counts
         counts.ctas = self.ctas
         counts.cycles = max([*self.free, *(f.thread.now for f in self.fibers)])
+        limit = self.timeline.chip.smem_limit_bytes
+        if counts.smem_bytes > limit:
+            where = Finding("smem", "SMEM", self.kernel.where, "")
+            self.found.add(dataclasses.replace(where, count=counts.smem_bytes, total=limit))
         for output in self.outputs:
             if not self.fibers and (missing := int(np.count_nonzero(output.writer == NEVER))):
                 note = Finding("output-unwritten", output.name, self.kernel.where, "")
@@ -78,7 +82,7 @@ class Launch(Engines):
                 self._start()
             if self._step():
                 continue
-            if self.pending and len({id(f.cluster) for f in self.fibers}) < len(self.free):
+            if self.pending and self.free:
                 self._start()  # those who wait may wait for a CTA that has not started
             elif self.fibers:
                 self._stuck()

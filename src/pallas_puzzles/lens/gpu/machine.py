@@ -287,7 +287,8 @@ class Control(Core):
             refs = t.cta.shared[key] = [self.allocate(a, t.cta, key, i) for i, a in enumerate(allocs)]
             self._hold(t.cta, allocs, 1)
         out = yield from self.run(instr.p["programs"][0], [*values, *refs], t)
-        if collective is False or self.kernel.threads == 1:
+        t.cta.left[key] += 1
+        if t.cta.left[key] == (self.kernel.threads if collective else 1):  # the last one to leave
             self._hold(t.cta, allocs, -1)
         return out
 
