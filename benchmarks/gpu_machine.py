@@ -106,9 +106,7 @@ def row(*cells: object) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=float, default=15, help="seconds that the simulator gets for a kernel")
-    parser.add_argument(
-        "--simulate", nargs="+", metavar="NAME", help="run kernels in the simulator, and print the results"
-    )
+    parser.add_argument("--simulate", nargs="+", metavar="NAME", help="run these in the simulator, and print")
     options = parser.parse_args()
     if options.simulate:
         simulate(options.simulate, options.limit)

@@ -101,8 +101,8 @@ def test_who_wrote_an_element() -> None:
     assert "o_gmem[where(i)] = " in line.text
 
 
-def test_memory_of_a_scope_that_is_left_is_free() -> None:
-    """Two warpgroups enter a scope of 32 KB three times."""
+def test_scopes_share_their_memory() -> None:
+    """Two warpgroups enter scopes of 32 KB, one after the other."""
 
     def body(o_gmem):
         def scope(s_smem):

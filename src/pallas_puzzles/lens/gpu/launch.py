@@ -49,6 +49,8 @@ class Launch(Engines):
         self.pending = collections.deque(_indices(kernel.grid))
         if len(self.pending) * max(1, len(list(_indices(kernel.cluster)))) > MOST_CTAS:
             raise Beyond(f"a grid of more than {MOST_CTAS} CTAs")
+        counts = self.timeline.counts
+        counts.smem_bytes, counts.tmem_bytes = _held(kernel.program, "smem"), _held(kernel.program, "tmem")
         self.fibers: list[_Fiber] = []
         self.launched = self.ctas = 0
         self.ended: list[str] = []
@@ -176,6 +178,16 @@ class Launch(Engines):
             arrived=arrived,
             candidates=lines,
         )
+
+
+def _held(program: Program, space: str) -> int:
+    """The bytes of a memory that a program takes: a scope's, on top of those around it."""
+    each = (
+        sum(a.nbytes for a in instr.p.get("allocs", ()) if a.space == space)
+        + max((_held(inner, space) for inner in instr.p.get("programs", ())), default=0)
+        for instr in program.instrs
+    )
+    return max(each, default=0)
 
 
 def _indices(sizes: dict[Any, int]) -> Iterator[dict[Any, int]]:

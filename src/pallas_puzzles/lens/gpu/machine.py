@@ -285,19 +285,7 @@ class Control(Core):
         refs = t.cta.shared.get(key)
         if refs is None:
             refs = t.cta.shared[key] = [self.allocate(a, t.cta, key, i) for i, a in enumerate(allocs)]
-            self._hold(t.cta, allocs, 1)
-        out = yield from self.run(instr.p["programs"][0], [*values, *refs], t)
-        t.cta.left[key] += 1
-        if t.cta.left[key] == (self.kernel.threads if collective else 1):  # the last one to leave
-            self._hold(t.cta, allocs, -1)
-        return out
-
-    def _hold(self, cta: Cta, allocs: Sequence[Alloc], sign: int) -> None:
-        counts = self.timeline.counts
-        cta.smem_bytes += sign * sum(a.nbytes for a in allocs if a.space == "smem")
-        cta.tmem_bytes += sign * sum(a.nbytes for a in allocs if a.space == "tmem")
-        counts.smem_bytes = max(counts.smem_bytes, cta.smem_bytes)
-        counts.tmem_bytes = max(counts.tmem_bytes, cta.tmem_bytes)
+        return (yield from self.run(instr.p["programs"][0], [*values, *refs], t))
 
     def allocate(self, alloc: Alloc, cta: Cta, key: Any, number: int) -> Any:
         """A Ref that a scope makes."""
@@ -414,7 +402,6 @@ class Control(Core):
         if key not in cta.shared:
             instr = next(i for i in self.kernel.program.everything() if id(i) == key[0])
             cta.shared[key] = [self.allocate(a, cta, key, i) for i, a in enumerate(instr.p["allocs"])]
-            self._hold(cta, instr.p["allocs"], 1)
         return cta.shared[key][number]
 
     def go_wait(self, t: Thread, instr: Instr, env: Env) -> Going:

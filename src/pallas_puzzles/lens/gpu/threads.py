@@ -36,10 +36,7 @@ class Cta:
     cluster: Cluster
     copy: Engine = dataclasses.field(default_factory=Engine)
     tensor: Engine = dataclasses.field(default_factory=Engine)
-    smem_bytes: int = 0
-    tmem_bytes: int = 0
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)  # what scopes hold
-    left: "collections.Counter[Any]" = dataclasses.field(default_factory=collections.Counter)  # threads, by scope
     tensor_agent: int = dataclasses.field(default_factory=new_agent)
     products: int = 0
     mmas: list[tuple[int, Callable[[], None], float]] = dataclasses.field(default_factory=list)
