@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.capture import SourceLine
-from ...ir.gpu import Alloc
+from ...ir.gpu_program import Alloc
 from .clocks import Knowledge, new_agent
 
 _REMEMBERED = 8  # rounds that have ended

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.gpu import Instr, View
+from ...ir.gpu_program import Instr, View
 from ...ir.ops import bits_of, matmul, poison
 from ...ir.places import Place
+from .accesses import Env
 from .barriers import Slot
-from .machine import Control, Env, Going, _flat
+from .machine import Control, Going, flat
 from .memory import Access, Buffer
 from .threads import Cta, Thread
 
@@ -29,7 +30,7 @@ class Engines(Control):
         slot = self.slot(t, p["barrier"], env)
         if here.clipped:
             self.finding("padding", src, t, instr, "copies from", total=int(np.prod(here.shape, dtype=int)))
-        axes = _flat(p["axes"])
+        axes = flat(p["axes"])
         ctas = self.partners(t.cta, axes) if axes else [t.cta]
         if len(ctas) > 1:
             self._multicast(t, instr, env, (src, here), (dst, there), slot, ctas)
@@ -254,7 +255,7 @@ class Engines(Control):
     def go_tcgen05(self, t: Thread, instr: Instr, env: Env) -> Going:
         yield None
         p, cta = instr.p, t.cta
-        ctas = self.partners(cta, _flat([p["axis"]])) if p["axis"] is not None else [cta]
+        ctas = self.partners(cta, flat([p["axis"]])) if p["axis"] is not None else [cta]
         if ctas[0] is not cta:  # the first CTA of a pair multiplies for both
             return []
         cta.products += 1
@@ -293,7 +294,7 @@ class Engines(Control):
 
     def do_tcgen05_arrive(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         axis = instr.p["axis"]
-        ctas = self.partners(t.cta, _flat([axis])) if axis is not None else [t.cta]
+        ctas = self.partners(t.cta, flat([axis])) if axis is not None else [t.cta]
         if not self.held_back(instr, env) and ctas[0] is t.cta:
             self._commit_mmas(t, instr, env, ctas)
         return []

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...ir.capture import SourceLine
-from ...ir.gpu import Instr, Kernel, Program
+from ...ir.gpu import Kernel
+from ...ir.gpu_program import Instr, Program
 from ...ir.ops import Beyond
 from .barriers import Semaphores, Slot, Wait
 from .engines import Engines

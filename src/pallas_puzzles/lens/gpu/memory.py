@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.gpu import Instr
+from ...ir.gpu_program import Instr
 from ...ir.ops import poison
 from ...ir.places import Place
 from .clocks import Knowledge

@@ -5,7 +5,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ...ir.gpu import Instr, Kernel
+from ...ir.gpu import Kernel
+from ...ir.gpu_program import Instr
 from .clocks import Knowledge, new_agent
 from .timeline import Engine
 
