@@ -116,6 +116,19 @@ def test_scopes_share_their_memory() -> None:
     assert gpu.run(plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg")).counts.smem_bytes == 32 << 10
 
 
+def test_what_is_not_followed() -> None:
+    def body(o_gmem):
+        @plgpu.inline_mgpu()
+        def below(_):
+            raise AssertionError("this is never run here")
+
+        below()
+        o_gmem[...] = jnp.ones((128,))
+
+    with pytest.raises(gpu.Beyond, match="inline_mgpu"):
+        gpu.run(plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32)))
+
+
 def test_an_unknown_chip() -> None:
     kernel, args, _ = gpu_kernels.rows()
     with pytest.raises(ValueError, match="choose one of h100"):

@@ -127,10 +127,17 @@ class _Outer(Evaluator):
 
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         if is_call(eqn) and is_gpu_kernel(eqn):
+            return self._mark(self._followed(eqn, values))
+        return super().apply(eqn, values)
+
+    def _followed(self, eqn: Any, values: list[Any]) -> list[np.ndarray]:
+        try:
             kernel = describe_gpu(eqn)
             kernel.arrays = [to_numpy(v) for v in values]
-            return self._mark(self.on_kernel(kernel))
-        return super().apply(eqn, values)
+            return self.on_kernel(kernel)
+        except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+            what = str(error).splitlines()[0] if str(error) else ""
+            raise Beyond(f"{eqn.params.get('name')} ({type(error).__name__}: {what})") from error
 
 
 @contextlib.contextmanager
