@@ -60,7 +60,7 @@ def simulate(names: list[str], limit: float) -> None:
     process. After the first that fails or hangs nothing more is run."""
     params = plgpu.InterpretGPUParams(detect_races=True)
     for name in names:
-        timer = threading.Timer(limit, _result, (name, f"> {limit:g}", "hangs"))
+        timer = threading.Timer(limit, _result, (name, f"> {limit:g}", "not done"))
         timer.start()
         make = KERNELS[name] if name in KERNELS else MISTAKES[name][0]
         with gpu_library.on_a_gpu(), _four_sms(), plgpu.force_gpu_interpret_mode(params):
