@@ -16,8 +16,8 @@
 #
 # You need what `basics.py` taught: Refs and BlockSpecs, masks at the ragged edge, sums that grow from step to step,
 # scratch. You also need a habit: counting bytes. A matrix multiplication uses every number that it fetches hundreds of
-# times. These kernels use it a handful of times. So their cost is mostly the bytes that they move, and every puzzle here
-# has a budget of bytes.
+# times. These kernels use it a handful of times. So their cost is mostly the bytes that they move, and every puzzle
+# here has a budget of bytes.
 
 # %%
 import functools
@@ -526,12 +526,12 @@ show(wide_softmax, normal((24, 640)))
 #
 # ### Theory
 #
-# 8192 positions in a text and a vocabulary of 262,144 tokens make 8 GiB of scores in float32. Their softmax is another 8
-# GiB, written and read again. Scores and softmax together do not even fit into the 16 GB of a v5e. And the loss needs
-# only one probability of each row.
+# 8192 rows and a vocabulary of 262,144 tokens make 8 GiB of scores in float32. Their softmax is another 8 GiB. Together
+# they do not even fit into the 16 GB of a v5e. And the loss needs only one probability of each row.
 #
-# You have nearly all of it: after one sweep, a score `t` of the row has the probability `exp(t - m) / l`. You still need
-# the score of the label. In NumPy that is `x[row, label]`. In a TPU kernel, indexing with arrays is refused.
+# You have nearly all of it: after one sweep, a score `t` of the row has the probability `exp(t - m) / l`. (Two helpers
+# now do Puzzle 3's work on `m` and `l`.) You still need the score of the label. In NumPy that is `x[row, label]`. In a
+# TPU kernel, indexing with arrays is refused.
 # (`jnp.take_along_axis` compiles for blocks of 128 columns, but not for blocks of 512.)
 #
 # Instead, compare **positions**. The column numbers of the block are a row, and the labels are a column. Broadcasting
@@ -548,8 +548,6 @@ show(wide_softmax, normal((24, 640)))
 #
 # Mind the last step. `t` and `m` may be large and close together, and float32 numbers near 10,000 lie 0.001 apart. So
 # subtract these two from each other **first**, before you add anything small to one of them.
-#
-# Puzzle 3's lines for `m` and `l` are given from here on, as two helpers.
 
 
 # %%
@@ -588,15 +586,15 @@ def cross_entropy(
 
 # %%
 # Budget for x (24, 640), labels (24, 1): hbm_bytes=61_632, vmem_bytes=8_416, calls=1, output_stores=1. hbm_bytes: the
-# scores once (61,440), and 96 bytes each for labels and loss. Each of the 24 rows has a random label from 0 to 639. Your
-# code may not call jnp.take_along_axis: other cases have blocks of 512 columns.
+# scores once (61,440), and 96 bytes each for labels and loss. Each of the 24 rows has a random label from 0 to 639.
+# Your code may not call jnp.take_along_axis: other cases have blocks of 512 columns.
 check("softmax/5", cross_entropy)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Do the algebra before the code: take the logarithm of the quotient term by term. No exponential should be left, and you
-# need `m`, `l` and the label's score `t` once each. (If you compute the probability first and take its logarithm
+# Do the algebra before the code: take the logarithm of the quotient term by term. No exponential should be left, and
+# you need `m`, `l` and the label's score `t` once each. (If you compute the probability first and take its logarithm
 # afterwards, you get log(0) as soon as t lies 88 below m.) For the positions: at which column of the row does block `j`
 # start? For the call: how many rows do the labels have, and does their block change with `j`?
 #
@@ -849,8 +847,9 @@ check("softmax/6", softmax_vjp)
 def layer_norm_spec(
     x: Float[Array, "M N"], gamma: Float[Array, "1 N"], beta: Float[Array, "1 N"]
 ) -> tuple[Float[Array, "M N"], Float[Array, "M 1"], Float[Array, "M 1"]]:
-    rstd = 1 / jnp.sqrt(x.var(axis=1, keepdims=True) + 1e-5)
-    return jax.nn.standardize(x, axis=1, epsilon=1e-5) * gamma + beta, x.mean(axis=1, keepdims=True), rstd
+    mean = x.mean(axis=1, keepdims=True)
+    rstd = 1 / jnp.sqrt(((x - mean) ** 2).mean(axis=1, keepdims=True) + 1e-5)
+    return (x - mean) * rstd * gamma + beta, mean, rstd
 
 
 def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):

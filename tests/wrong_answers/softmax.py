@@ -1072,7 +1072,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: the maximum starts from -1000
@@ -1096,7 +1096,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: a right mask, and the exponential of what was read
@@ -1121,7 +1121,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: the mask is added
@@ -1145,7 +1145,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: a padding of +inf
@@ -1169,7 +1169,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: a padding of NaN
@@ -1193,7 +1193,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: not masked at all
@@ -1217,7 +1217,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/1: divided by way of a logarithm
