@@ -348,7 +348,7 @@ check("basics/3", reverse_pages)
 #
 # Why not tiles of 8 x 128? First, the result's tiles would be 128 x 8, which is refused. Second, every step has a fixed
 # cost: about 0.25 us on a v5e (worked out from the times in JAX's matmul guide). In 8192 x 8192 there are 65,536 such
-# tiles: 16 ms. With 128 x 256 there are 2048: 0.5 ms.
+# tiles, so the steps alone cost 16 ms. With tiles of 128 x 256, it is 2048 steps and 0.5 ms.
 
 
 # %%
@@ -657,7 +657,7 @@ check("basics/6", gated)
 
 # %% [markdown]
 # **Takeaway.** That was a complete kernel, written from an empty function. The copies run behind your arithmetic, and
-# you wrote nothing for that. What the kernel lacks is a sense of place: it cannot tell one block from another. Yet.
+# you wrote nothing for that. But the kernel cannot tell one block from another. It does not know where it is. Yet.
 
 # %% [markdown]
 # ## Puzzle 7: Which step am I?
@@ -880,7 +880,7 @@ check("basics/8", centre_chunks)
 #     o_ref     ? --> a --> a+b --> a+b+c --> a+b+c+d --> HBM
 # ```
 #
-# The `?` is the problem: on the first visit the block holds garbage. Code that must run at some steps only goes here:
+# The `?` is the problem: on the first visit the block holds garbage. If code must run only at some steps, put it here:
 #
 # ```python
 # @pl.when(condition)
@@ -1104,9 +1104,8 @@ show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
 #
 # Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. Suppose you make
 # one call for each. Then every product has to wait for its first two tiles, and the chip computes nothing meanwhile.
-# Two tiles of 512 x 512 bfloat16 are 1 MiB: 1.3 us at 820 GB/s, and
-# 0.66 ms in 512 calls. With one more grid axis in front, there is only one call. The next product's tiles come in while
-# this one finishes.
+# Two tiles of 512 x 512 bfloat16 are 1 MiB: 1.3 us at 820 GB/s, and 0.66 ms in 512 calls. With one more grid axis in
+# front, there is only one call. The next product's tiles come in while this one finishes.
 #
 # But `x` is now (B, M, K), and a block of (1, bm, bk) makes a three-dimensional Ref. `matmul_kernel` wants two
 # dimensions.
@@ -1334,7 +1333,7 @@ check("basics/12", fused_linear)
 # ### Theory
 #
 # If `K` is short enough for one block, there is no `k` loop: `x` comes in blocks of (bm, K), `y` in blocks of (K, bn).
-# Any order of the tiles gives the same product, but not the same traffic. By the rule of Puzzle 5:
+# Any order of the tiles gives the same product, but not the same traffic. The rule of Puzzle 5 counts it:
 #
 # ```text
 #     bytes of an operand  =  bytes of a block * (1 + how often its number changes between two steps)
@@ -1348,10 +1347,9 @@ check("basics/12", fused_linear)
 # That makes two copies of `x` blocks and six of `y` blocks. `x` follows the outer loop, so all of it comes in once. `y`
 # follows the inner loop, so all of it comes in at every turn of the outer loop. (A single block comes in only once.)
 #
-# Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With rows outside,
-# the inputs cost 16 + 64 * 8 = 528 MiB. With columns outside, they cost 8 + 4 * 16 = 72 MiB. At 820 GB/s that is 0.68
-# ms against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the
-# other does not.
+# Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With rows outside, the inputs cost 16 + 64
+# * 8 = 528 MiB. With columns outside, they cost 8 + 4 * 16 = 72 MiB. At 820 GB/s that is 0.68 ms against 0.09 ms. At
+# its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the other does not.
 
 
 # %%

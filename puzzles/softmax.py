@@ -251,9 +251,9 @@ check("softmax/2", confidence)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** With two sweeps, VMEM no longer limits the length of a row. But every byte of `x` came in twice. Here
-# the copies take most of the time, so the kernel takes about twice as long. Could the sum start before you know the
-# maximum?
+# **Takeaway.** With two sweeps, VMEM no longer limits the length of a row. But every byte of `x` came in twice. With
+# large blocks the copies take most of the time, so the kernel takes about twice as long. Could the sum start before you
+# know the maximum?
 
 # %% [markdown]
 # ## Puzzle 3: Online softmax
@@ -363,8 +363,8 @@ check("softmax/3", online_confidence)
 
 # %% [markdown]
 # **Takeaway.** You can sum exponentials without knowing what comes next. All you have to remember is two numbers per
-# row, `m` and `l`. Here are the two kernels. The strip shows what moves at each step. Look for the
-# blocks of `x` that come twice in the first picture, and compare the two figures for HBM: 120 KiB against 60.
+# row, `m` and `l`. Here are the two kernels. The strip shows what moves at each step. Look for the blocks of `x` that
+# come twice in the first picture, and compare the two figures for HBM: 120 KiB against 60.
 
 # %%
 show(confidence, normal((24, 640)))
@@ -531,8 +531,8 @@ show(wide_softmax, normal((24, 640)))
 #
 # You have nearly all of it: after one sweep, a score `t` of the row has the probability `exp(t - m) / l`. (Two helpers
 # now do Puzzle 3's work on `m` and `l`.) You still need the score of the label. In NumPy that is `x[row, label]`. In a
-# TPU kernel, indexing with arrays is refused.
-# (`jnp.take_along_axis` compiles for blocks of 128 columns, but not for blocks of 512.)
+# TPU kernel, indexing with arrays is refused. (`jnp.take_along_axis` compiles for blocks of 128 columns, but not for
+# blocks of 512.)
 #
 # Instead, compare **positions**. The column numbers of the block are a row, and the labels are a column. Broadcasting
 # turns them into a table with at most one True per row:
@@ -961,8 +961,8 @@ check("softmax/7", layer_norm)
 #     dbeta  = sum over rows of ?                                 (1, N)
 # ```
 #
-# Shifting or stretching a row of x does not change n. So dx must not point along either: the second line subtracts both
-# parts of h.
+# Shifting or stretching a row of x does not change n. So the gradient has no part in these two directions: the second
+# line subtracts both parts from h.
 #
 # In basics.py Puzzle 9 one output stayed while its sum grew. Now **outputs of one kernel move at different paces**. For
 # each of the three, say which of its blocks is in VMEM at each step:
@@ -1219,8 +1219,8 @@ check("softmax/9", add_rms_norm)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Four trips instead of five save a fifth of the traffic, and every token passes this place twice per
-# layer. With two inputs and two results, four is the least.
+# **Takeaway.** Four trips instead of five save a fifth of the traffic, and a transformer does this twice in each layer.
+# With two inputs and two results, four is the least.
 
 # %% [markdown]
 # ## Puzzle 10: The loss, with GPT-2's vocabulary
@@ -1350,7 +1350,7 @@ show(ragged_loss, normal((32, 1000), "bfloat16"), integers((32, 1), 0, 1000))
 # On a v5e the bytes alone take 3.93 ms. For the solution the compiler's estimate is 4.18 ms, so it runs at 94% of the
 # best possible speed. The rest is the cost of its 1024 steps, 0.25 us each (basics.py Puzzle 4). With the blocks of the
 # check, (8, 128), there are 524,288 steps, and the estimate is 167 ms: 131 ms of step cost, and 36 ms of instructions.
-# The bytes are the same. In the table, **bundles** are the instructions of a step; the chip runs one bundle a cycle.
+# The bytes are the same. In the report, a **bundle** is a group of instructions that start together, one group a cycle.
 
 # %%
 # simulate=False leaves out the cycle count of a simulator, which takes half a minute here.
