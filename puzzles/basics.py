@@ -49,7 +49,7 @@ setup()  # a real TPU if there is one, else JAX's simulator of one
 # fast (a kernel on a v5e gets 16 MiB unless it asks for more).
 #
 # A **kernel** is a function that computes in VMEM. You write only the kernel. The call that runs it on arrays in HBM is
-# given, in `add_ten` (later puzzles explain its arguments). It does this:
+# given, in `add_ten`. It does this:
 #
 # ```text
 #     HBM      x                       result
@@ -74,7 +74,7 @@ def add_ten_kernel(x_ref, o_ref):
 
 
 def add_ten(x: Float[Array, "N"]) -> Float[Array, "N"]:
-    # pallas_call turns your kernel into a function. out_shape describes the result: its shape and dtype, but no data
+    # given: pallas_call turns your kernel into a function. out_shape is the result's shape and dtype, without data
     return pl.pallas_call(add_ten_kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
 
@@ -234,8 +234,8 @@ show(vector_add, normal((1280,)), normal((1280,)))
 # ### Theory
 #
 # A chat server stores the data that attention reads in pages. A page goes wherever there is free memory. To sort 1 GiB
-# of pages before a kernel uses them, you move 2 GiB, one in and one out: 2.6 ms at the 820 GB/s of a v5e. But the
-# kernel has to read the pages anyway. It may read them in any order, at no extra cost.
+# of pages before a kernel uses them, you move 2 GiB, one in and one out: 2.6 ms at the 820 GB/s of a v5e. But a
+# kernel may read its pages in any order, at no extra cost.
 #
 # The function inside a `BlockSpec` decides the order. It is called an **index map**. It takes the grid index of the
 # step, one argument per grid axis. It returns the block for this step: a tuple with one block *number* per dimension of
@@ -347,8 +347,8 @@ check("basics/3", reverse_pages)
 # instead span the whole array. Anything else is refused. This holds for every dtype.
 #
 # Why not tiles of 8 x 128? First, the result's tiles would be 128 x 8, which is refused. Second, every step has a fixed
-# cost: about 0.25 us on a v5e (worked out from the times in JAX's matmul guide). In 8192 x 8192 there are 65,536 such
-# tiles, so the steps alone cost 16 ms. With tiles of 128 x 256, it is 2048 steps and 0.5 ms.
+# cost: about 0.25 us on a v5e (from the times in JAX's matmul guide). In 8192 x 8192 there are 65,536 such
+# tiles: their steps cost 16 ms. The 2048 steps of 128 x 256 cost 0.5 ms.
 
 
 # %%
@@ -567,8 +567,8 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 # ```
 #
 # You write no code for this: Pallas runs the copies beside your kernel. But a buffer cannot be filled and read at the
-# same time. So every block has **two buffers**, one in use and one in transit. (There is one exception, and you do not
-# need it here: a block that is the whole array has one buffer, if its index map returns nothing but literal zeros.)
+# same time. So every block has **two buffers**, one in use and one in transit. (Only a block that is the whole array,
+# with an index map of literal zeros, has one.)
 #
 # ```text
 #     VMEM  =  2 x (bytes of a block of x  +  of a block of g  +  of a block of the result)
@@ -1203,7 +1203,6 @@ check("basics/11", batched_matmul)
 #
 # There is a better moment. At the last `k`, the finished tile is in `acc_ref`: in VMEM, in float32, not yet rounded to
 # bfloat16. If you finish the work there, only the bias has to be fetched. This work is called the **epilogue**.
-# (`accumulate` below is the first half of Puzzle 10, so that you need not type it again.)
 #
 # ```text
 #     k = 0       acc  =  x(i,0) @ w(0,j)
@@ -1224,7 +1223,7 @@ def fused_linear_spec(
 
 
 def accumulate(x_ref, w_ref, acc_ref):
-    # zero acc_ref at the first k, and add a product of two tiles at every k
+    # given, the first half of your Puzzle 10: zero acc_ref at the first k, and add a product of two tiles at every k
     @pl.when(pl.program_id(2) == 0)
     def _():
         acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
@@ -1347,9 +1346,10 @@ check("basics/12", fused_linear)
 # That makes two copies of `x` blocks and six of `y` blocks. `x` follows the outer loop, so all of it comes in once. `y`
 # follows the inner loop, so all of it comes in at every turn of the outer loop. (A single block comes in only once.)
 #
-# Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With rows outside, the inputs cost 16 + 64
-# * 8 = 528 MiB. With columns outside, they cost 8 + 4 * 16 = 72 MiB. At 820 GB/s that is 0.68 ms against 0.09 ms. At
-# its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the other does not.
+# Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With rows outside, `x` costs 16 MiB and `y`
+# 64 times 8: 528 MiB. With columns outside, `y` costs 8 MiB and `x` 4 times 16: 72 MiB. At 820 GB/s that is 0.68 ms
+# against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the
+# other does not.
 
 
 # %%
