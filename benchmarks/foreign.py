@@ -17,7 +17,6 @@ Rows of kernels that do not run this time (-k, a project that is not there) stay
 """
 
 import argparse
-import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -55,9 +55,7 @@ def matmul(
     m, k = x.shape
     n = y.shape[0 if transposed else 1]
     y_spec = (
-        pl.BlockSpec((bn, bk), lambda i, j, k: (j, k))
-        if transposed
-        else pl.BlockSpec((bk, bn), lambda i, j, k: (k, j))
+        pl.BlockSpec((bn, bk), lambda i, j, k: (j, k)) if transposed else pl.BlockSpec((bk, bn), lambda i, j, k: (k, j))
     )
     return pl.pallas_call(
         kernel,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from foreign_jobs import BF16, GROUPS, JOBS, Job, integers, job, normal
 
+
 def flash(**options: Any) -> Job:
     from jax.experimental.pallas.ops.tpu import flash_attention as f
 

@@ -95,9 +95,7 @@ PROJECTS = {
             "experimental.rpa_v3_cp.kernel:ragged_paged_attention": (
                 "rpa_v3_cp/ragged_paged_attention_kernel_cp_test.py"
             ),
-            "experimental.stacked_rpa.wrapper:ragged_paged_attention": (
-                "stacked_rpa/stacked_rpa_kv_writeback_test.py"
-            ),
+            "experimental.stacked_rpa.wrapper:ragged_paged_attention": ("stacked_rpa/stacked_rpa_kv_writeback_test.py"),
             "experimental.deepseek_v4.rope:qnorm_rope": "deepseek_v4/rope_test.py",
             "experimental.deepseek_v4.mhc.pre_kernel:mhc_pre": "deepseek_v4/mhc_test.py",
             "experimental.deepseek_v4.core_attention.sparse_mla:sparse_ragged_paged_attention": (
@@ -173,8 +171,7 @@ def add_calls(name: str, source: Path | None, word: str) -> str:
             calls, why = harvest(project.modules + entry, str(tests / file))
         except Exception as error:
             calls, why = {}, f"{type(error).__name__}: {error}"
-        if not calls:
-            print(f"{title}: no call of it in {file}: {why}")
+        print(f"{title}: {len(calls)} calls of it in {file} {'' if calls else why}", flush=True)
         for test, call in calls.items():
             JOBS[f"{title}, {test}"] = (name, kept(call))
     return ""

@@ -14,7 +14,7 @@ import numpy as np
 from ..ir.capture import Beyond, Call, SourceLine, capture, describe, on_chip
 from ..ir.ops import in_avals, out_avals
 from ..ir.program import calls_in
-from ..lens.machine import Figures, Trace, figures, listed, run_call
+from ..lens.machine import SURELY, Figures, Trace, figures, listed, run_call
 from ..lens.tally import Tally, tally
 from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import STEP_OVERHEAD_S, Chip, chip
@@ -349,7 +349,7 @@ def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
     for work in works:
         asked = work.call.vmem_limit_bytes
         limit = min(asked or target.scoped_vmem_bytes, target.vmem_bytes)
-        needed = sum(s.nbytes for s in work.call.scratch if s.space == "vmem")
+        needed = sum(s.nbytes for s in work.call.scratch if s.space == "vmem") + work.costs.temporary_bytes // SURELY
         needed += max((p.costs.vmem_bytes for p in work.tally.pipelines if p.costs is not None), default=0)
         needed += sum(
             row.vmem_bytes // (1 if work.costs.steps != 1 else row.buffers or 1) for row in work.costs.operands
