@@ -18,7 +18,7 @@ Rows of kernels that do not run this time (-k, a project that is not there) stay
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import foreign_tokamax
 import jax
 import numpy as np
 from foreign_jobs import JOBS, Job
-from foreign_tests import PROJECTS, add_calls
+from foreign_tests import PROJECTS, calls_of, folder_of
 
 from pallas_puzzles.diagnose.diagnose import diagnose
 from pallas_puzzles.lens import machine
@@ -145,12 +145,23 @@ def main() -> None:
     asked = parser.parse_args()
     word = asked.k.lower()
     rows = rows_before()
-    missing = {name: why for name in PROJECTS if (why := add_calls(name, asked.source, word))}
+    found = {name: folder_of(name, asked.source) for name in PROJECTS}
+    missing = {name: why for name, why in found.items() if isinstance(why, str)}
+    for name, make in jobs(missing, asked.source, word):
+        rows[name] = row(make, report=not asked.no_report)
+        print(name, *rows[name], sep=" | ", flush=True)
+        TABLE.write_text(written(rows, missing), "utf-8")
+
+
+def jobs(missing: Container[str], source: Path | None, word: str) -> Iterator[tuple[str, Callable[[], Job]]]:
+    """(name of a row, what makes its job), those that can be had here."""
     for name, (package, make) in JOBS.items():
         if word in name.lower() and package not in missing:
-            rows[name] = row(make, report=not asked.no_report)
-            print(name, *rows[name], sep=" | ", flush=True)
-            TABLE.write_text(written(rows, missing), "utf-8")
+            yield name, make
+    for project in PROJECTS:
+        if project not in missing:
+            for name, call in calls_of(project, source, word):
+                yield name, lambda call=call: call  # type: ignore[misc]
 
 
 if __name__ == "__main__":

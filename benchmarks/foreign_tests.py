@@ -2,15 +2,15 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
-from foreign_jobs import JOBS, Job
+from foreign_jobs import Job
 from harvest import harvest, readable
 
 ABSENT = (
-    "torch vllm torchax torch_xla fastapi qwix flax transformers uvicorn orjson psutil huggingface_hub zmq requests PIL "
-    "uvloop pathwaysutils tpu_info openai aiohttp modelscope tokamax._src.ops.experimental.gmm_v2"
+    "torch vllm torchax torch_xla fastapi qwix flax transformers uvicorn orjson psutil huggingface_hub zmq requests "
+    "PIL uvloop pathwaysutils tpu_info openai aiohttp modelscope tokamax._src.ops.experimental.gmm_v2"
 ).split()
 
 
@@ -50,8 +50,6 @@ PROJECTS = {
             "sparse_mla.pallas_mosaic_tpu_kernel:sparse_ragged_paged_attention": (
                 "sparse_mla/pallas_mosaic_tpu_kernel_test.py"
             ),
-            "experimental.mla.v2.kernel:mla_ragged_paged_attention": "experimental/mla/v2/mla_kernel_v2_test.py",
-            "experimental.mla.v2.transpose:xpose_pipeline": "experimental/mla/v2/mla_transpose_test.py",
             "experimental.mla_swa.pallas_mosaic_tpu_kernel:mla_sliding_window_ragged_paged_attention": (
                 "experimental/mla_swa/pallas_mosaic_tpu_kernel_test.py"
             ),
@@ -146,22 +144,24 @@ PROJECTS = {
 }
 
 
-def add_calls(name: str, source: Path | None, word: str) -> str:
-    """Adds to JOBS the calls that a project's tests make of its kernels. Returns why there are none, or ""."""
+def folder_of(name: str, source: Path | None) -> Path | str:
+    """Where the modules of a project are, or in words why they are not to be had."""
     project = PROJECTS[name]
     if project.checkout is None:
         spec = importlib.util.find_spec(project.package)
-        if spec is None or spec.origin is None:
-            return "is not installed here"
-        root = Path(spec.origin).parent
-    else:
-        if source is None or not (source / project.checkout).is_dir():
-            return "is not among the checkouts of --source"
-        root = source / project.checkout / project.root
+        return Path(spec.origin).parent if spec and spec.origin else "is not installed here"
+    if source is None or not (source / project.checkout).is_dir():
+        return "is not among the checkouts of --source"
+    return source / project.checkout / project.root
+
+
+def calls_of(name: str, source: Path | None, word: str) -> Iterator[tuple[str, Job]]:
+    """(name of a row, the call), for the kernels of a project that has a folder, where the name has this word in it."""
+    project, root = PROJECTS[name], folder_of(name, source)
+    assert isinstance(root, Path)
+    if project.checkout is not None:
         readable(root, project.package, tuple(ABSENT))
-    tests = root / project.tests
-    if not tests.exists():
-        tests = root.parent / project.tests
+    tests = root / project.tests if (root / project.tests).exists() else root.parent / project.tests
     for entry, file in project.kernels.items():
         module, function = entry.split(":")
         title = f"{name}: {module.replace('pallas_mosaic_tpu_', '').replace('experimental.', '')}.{function}"
@@ -171,11 +171,6 @@ def add_calls(name: str, source: Path | None, word: str) -> str:
             calls, why = harvest(project.modules + entry, str(tests / file))
         except Exception as error:
             calls, why = {}, f"{type(error).__name__}: {error}"
-        print(f"{title}: {len(calls)} calls of it in {file} {'' if calls else why}", flush=True)
-        for test, call in calls.items():
-            JOBS[f"{title}, {test}"] = (name, kept(call))
-    return ""
-
-
-def kept(call: Job) -> Callable[[], Job]:
-    return lambda: call
+        if not calls:
+            print(f"{title}: no call of it in {file}: {why}", flush=True)
+        yield from ((f"{title}, {test}", call) for test, call in calls.items())
