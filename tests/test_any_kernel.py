@@ -750,3 +750,29 @@ def test_cores_that_wait_for_one_another_are_not_followed() -> None:
 
     with pytest.raises(lens.Beyond, match="barrier"):
         lens.trace(waits, integers(0, 9, 128))
+
+
+# --- slices of stride 0 ----------------------------------------------------------------------------------------------
+
+
+def test_a_slice_of_stride_0_takes_one_row_many_times() -> None:
+    def spread(x):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = x_ref[pl.ds(2, 16, 0), :] + x_ref[pl.ds(pl.program_id(0), 16, 0), :]
+
+        return pl.pallas_call(kernel, grid=(1,), out_shape=jax.ShapeDtypeStruct((16, 128), F32))(x)
+
+    x = normal(3, 128)
+    assert_runs(spread, (x,), np.tile(x[2] + x[0], (16, 1)), simulator=False)
+
+
+def test_a_slice_of_stride_0_has_bounds() -> None:
+    def beyond(x):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = x_ref[pl.ds(pl.program_id(0) + 3, 16, 0), :]
+
+        return pl.pallas_call(kernel, grid=(1,), out_shape=jax.ShapeDtypeStruct((16, 128), F32))(x)
+
+    x = normal(3, 128)
+    verdict = check_call(beyond, (x,), np.tile(x[2], (16, 1)))
+    assert verdict.findings[0].kind == "ref-bounds"
