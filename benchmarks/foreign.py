@@ -4,14 +4,14 @@
 
 The lock does not have the other projects. tokamax is a package:
 
-    uv run --extra tpu-compiler --with tokamax --with hypothesis python benchmarks/foreign.py
+    uv run --extra tpu-compiler --with tokamax --with chex --with hypothesis python benchmarks/foreign.py
 
 The others are read from checkouts, and so are the tests whose calls are used (see foreign_tests.py):
 
     git clone https://github.com/vllm-project/tpu-inference /tmp/src/tpu-inference
     git clone https://github.com/sgl-project/sglang-jax /tmp/src/sglang-jax
     git clone https://github.com/AI-Hypercomputer/maxtext /tmp/src/maxtext
-    uv run ... --with sympy python benchmarks/foreign.py --source /tmp/src
+    uv run ... --with sympy --with pybase64 python benchmarks/foreign.py --source /tmp/src
 
 Rows of kernels that do not run this time (-k, a project that is not there) stay in the table as they are.
 """

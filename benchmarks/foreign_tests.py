@@ -2,11 +2,12 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from foreign_jobs import Job
-from harvest import harvest, readable
+from harvest import harvest, readable, replace
 
 ABSENT = (
     "torch vllm torchax torch_xla fastapi qwix flax transformers uvicorn orjson psutil huggingface_hub zmq requests "
@@ -18,7 +19,8 @@ ABSENT = (
 class Project:
     """A project whose tests call its kernels. checkout, root: where below --source, None for an installed package.
 
-    kernels: module:function, below `modules` -> a file of tests, below `tests`.
+    kernels: module:function, below `modules` -> a file of tests, below `tests`. known: what functions say here, which
+    would look for a TPU.
     """
 
     package: str
@@ -27,6 +29,7 @@ class Project:
     kernels: dict[str, str]
     checkout: str | None = None
     root: str = "."
+    known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 PROJECTS = {
@@ -76,8 +79,6 @@ PROJECTS = {
             "ragged_paged_attention.v3.kernel_hd64:ragged_paged_attention_hd64": (
                 "ragged_paged_attention_kernel_v3_hd64_test.py"
             ),
-            "mla.v1.kernel:mla_ragged_paged_attention": "mla_v2_test.py",
-            "mla.v2.kernel:mla_ragged_paged_attention": "mla_v2_test.py",
             "mla.v2.transpose:xpose_pipeline": "transpose_test.py",
             "causal_conv1d.causal_conv1d:ragged_causal_conv1d": "causal_conv1d_test.py",
             "gdn.v1.fused_gdn_kernel_wrapper:fused_gdn": "fused_gdn_kernel_test.py",
@@ -107,6 +108,7 @@ PROJECTS = {
             ),
         },
         "tpu-inference",
+        known={"ragged_paged_attention.v3.util:get_tpu_version": 6},
     ),
     "sglang-jax": Project(
         "sgl_jax",
@@ -161,6 +163,8 @@ def calls_of(name: str, source: Path | None, word: str) -> Iterator[tuple[str, J
     assert isinstance(root, Path)
     if project.checkout is not None:
         readable(root, project.package, tuple(ABSENT))
+    for entry, value in project.known.items():
+        replace(project.modules + entry, lambda value=value: value)
     tests = root / project.tests if (root / project.tests).exists() else root.parent / project.tests
     for entry, file in project.kernels.items():
         module, function = entry.split(":")

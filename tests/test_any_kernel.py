@@ -776,3 +776,21 @@ def test_a_slice_of_stride_0_has_bounds() -> None:
     x = normal(3, 128)
     verdict = check_call(beyond, (x,), np.tile(x[2], (16, 1)))
     assert verdict.findings[0].kind == "ref-bounds"
+
+
+# --- NaN -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_nan_that_is_expected_is_right_and_any_other_is_wrong() -> None:
+    def double(x):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * 2
+
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    whole = np.ones((8, 128), np.float32)
+    holed = whole.copy()
+    holed[3] = np.nan
+    assert check_call(double, (holed,), holed * 2).status == "passed"
+    assert check_call(double, (holed,), whole * 2).status == "failed"
+    assert check_call(double, (whole,), holed * 2).status == "failed"
