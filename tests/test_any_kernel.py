@@ -736,6 +736,29 @@ def test_vectors_are_compressed_expanded_and_scattered() -> None:
     assert_runs(partial(compact, expand=True), (x,), again, simulator=False)
 
 
+def gathered(x: Any, ids: Any) -> Any:
+    """Rows of x, eight for each of the 16 subcores of one SparseCore."""
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    mesh = plsc.VectorSubcoreMesh(core_axis_name="c", subcore_axis_name="s", num_cores=1)
+
+    def body(x_hbm, ids_hbm, o_hbm, ids_ref, rows_ref):
+        first = 8 * lax.axis_index("s")
+        pltpu.sync_copy(ids_hbm.at[pl.ds(first, 8)], ids_ref)
+        pltpu.sync_copy(x_hbm.at[ids_ref], rows_ref)
+        pltpu.sync_copy(rows_ref, o_hbm.at[pl.ds(first, 8)])
+
+    scratch = [pltpu.VMEM((8,), I32), pltpu.VMEM((8, 128), F32)]
+    return pl.kernel(body, out_type=jax.ShapeDtypeStruct((128, 128), F32), mesh=mesh, scratch_types=scratch)(x, ids)
+
+
+@pytest.mark.filterwarnings("ignore:.*push streams")
+def test_the_simulator_has_no_word_on_what_only_a_sparse_core_does() -> None:
+    x, ids = normal(256, 128), integers(0, 256, 128)
+    assert check_call(gathered, (x, ids), x[ids]).status in ("passed", "unjudged")
+    assert check_call(gathered, (x, ids), x[ids] + 1).status == "failed"
+
+
 def test_cores_that_wait_for_one_another_are_not_followed() -> None:
     from jax.experimental.pallas import tpu_sc as plsc
 
