@@ -31,6 +31,7 @@ from foreign_jobs import JOBS, Job
 from foreign_tests import PROJECTS, calls_of, folder_of
 
 from pallas_puzzles.diagnose.diagnose import diagnose
+from pallas_puzzles.ir.capture import SPARSE_CHIP
 from pallas_puzzles.lens import machine
 from pallas_puzzles.lens.watchdog import TimeLimit, time_limit
 from pallas_puzzles.targets.simulate import SimulatorError, simulate
@@ -52,8 +53,10 @@ def row(make: Callable[[], Job], report: bool) -> list[str]:
         (run, error), lens_s = timed(lambda: machine.trace(fn, *args))
     except Exception as e:
         return [f"the call: {short(e)}", "", "", "", "", ""]
-    (outputs, simulator), simulator_s = timed(
-        lambda: simulate(fn, *args, timeout_s=LIMIT_S, chip=run.chip if run else "TPU v5e")
+    (outputs, simulator), simulator_s = (
+        ((None, SimulatorError("it has no SparseCores")), 0.0)
+        if run is not None and run.chip == SPARSE_CHIP
+        else timed(lambda: simulate(fn, *args, timeout_s=LIMIT_S))
     )
     ran = f"{len(run.traces)} kernel{'s' if len(run.traces) != 1 else ''}" if run is not None else short(error)
     findings = ""
@@ -67,7 +70,8 @@ def row(make: Callable[[], Job], report: bool) -> list[str]:
         if run is not None
         else ""
     )
-    said = told(fn, args) if report else ""
+    chip = "tpu7x" if run is not None and run.chip == SPARSE_CHIP else "v5e"
+    said = told(fn, args, chip) if report else ""
     return [ran, findings, agrees, said, f"{lens_s:.2f}", f"{simulator_s:.2f}" if outputs is not None else ""]
 
 
@@ -102,13 +106,15 @@ def difference(got: Any, want: Any) -> str:
     return f"{worst:.1e}" if worst else "the bit"
 
 
-def told(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    (report, error), _ = timed(lambda: tpu_report(fn, *args, simulate=False))
+def told(fn: Callable[..., Any], args: tuple[Any, ...], chip: str) -> str:
+    (report, error), _ = timed(lambda: tpu_report(fn, *args, tpu=chip, simulate=False))
     if report is None:
         return f"raises {short(error)}"
     if report.refusal is not None:
         return f"refused: {short(Exception(report.refusal.sentence))}".replace("Exception: ", "")
-    return report.unavailable or f"{len(report.kernels)} compiled"
+    if report.unavailable or report.kernels:
+        return report.unavailable or f"{len(report.kernels)} compiled"
+    return f"compiles on {chip}: {'; '.join(report.notes)}"
 
 
 def rows_before() -> dict[str, list[str]]:

@@ -352,6 +352,7 @@ class Judge:
         from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable, simulate
         from ..targets.tpu.lowering import refusal
 
+        sparse = self.chip == SPARSE_CHIP  # the simulator runs kernels of SparseCores as if they were a TensorCore's
         refused = None
         with self.guard.explaining():
             refused = refusal(_with(self.fn, blocks), *args, chip=self.chip)
@@ -364,8 +365,7 @@ class Judge:
         try:
             outputs = simulate(_with(self.fn, blocks), *args, timeout_s=CONFIRM_LIMIT_S, chip=self.chip)
         except (Exception, TimeLimit) as error:
-            sparse = isinstance(error, SimulatorError) and self.chip == SPARSE_CHIP  # it knows TensorCores
-            if sparse or isinstance(error, SimulatorUnable):
+            if (sparse and isinstance(error, SimulatorError)) or isinstance(error, SimulatorUnable):
                 return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
             verdict = self._error(error)
             late = isinstance(error, SimulatorTimeout | TimeLimit)
@@ -374,6 +374,8 @@ class Judge:
         findings = self._diagnosis(Run([], outputs, [], [], []), want()).findings
         if not findings:
             return None
+        if sparse:
+            return self._unjudged(_UNCONFIRMED.format("other values"), "Right, but not confirmed.")
         verdict = self._failed(findings)
         verdict.notes.append(_DISAGREE)
         return verdict
