@@ -346,11 +346,13 @@ class Judge:
     def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> "Verdict | None":
         """The TPU front end and JAX's own simulator: None when both agree with a pass. want: makes what is expected."""
         from ..diagnose.findings import Finding
+        from ..ir.capture import SPARSE_CHIP
         from ..lens.machine import Run
         from ..lens.watchdog import TimeLimit
-        from ..targets.simulate import SimulatorTimeout, SimulatorUnable, simulate
+        from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable, simulate
         from ..targets.tpu.lowering import refusal
 
+        sparse = self.chip == SPARSE_CHIP  # the simulator runs kernels of SparseCores as if they were a TensorCore's
         refused = None
         with self.guard.explaining():
             refused = refusal(_with(self.fn, blocks), *args, chip=self.chip)
@@ -362,9 +364,9 @@ class Judge:
             return None
         try:
             outputs = simulate(_with(self.fn, blocks), *args, timeout_s=CONFIRM_LIMIT_S, chip=self.chip)
-        except SimulatorUnable as error:
-            return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
         except (Exception, TimeLimit) as error:
+            if (sparse and isinstance(error, SimulatorError)) or isinstance(error, SimulatorUnable):
+                return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
             verdict = self._error(error)
             late = isinstance(error, SimulatorTimeout | TimeLimit)
             verdict.notes.append(_TOO_LATE if late else _REFUSED)
@@ -372,6 +374,8 @@ class Judge:
         findings = self._diagnosis(Run([], outputs, [], [], []), want()).findings
         if not findings:
             return None
+        if sparse:
+            return self._unjudged(_UNCONFIRMED.format("other values"), "Right, but not confirmed.")
         verdict = self._failed(findings)
         verdict.notes.append(_DISAGREE)
         return verdict

@@ -46,10 +46,10 @@ class Tolerance:
     relative: float
 
     def close(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
-        """Element by element; NaN is never close."""
+        """Element by element; NaN is close to nothing but an expected NaN."""
         if self.relative == 0:
-            return got == want
-        return np.isclose(got, want, rtol=self.relative, atol=self.atol(want))
+            return (got == want) | ((got != got) & (want != want))
+        return np.isclose(got, want, rtol=self.relative, atol=self.atol(want), equal_nan=True)
 
     def atol(self, want: np.ndarray) -> float:
         return self.relative * _rms(want) or _BESIDE_ZERO
