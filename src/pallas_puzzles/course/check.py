@@ -57,7 +57,8 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> "
         why = "options need a spec and inputs, too" if options else f"{puzzle} is not in the course's cases"
         raise TypeError(f'{why}: check("{puzzle}", fn, spec, *inputs, ...)')
     names = ChainMap(getattr(inspect.unwrap(fn), "__globals__", {}), sys._getframe(1).f_globals)
-    answer = _Answer(puzzle, known, fn, names, holes_of(known, names) if known else {}, _wanted(puzzle))
+    wanted = Wanted() if asked else _wanted(puzzle)
+    answer = _Answer(puzzle, known, fn, names, holes_of(known, names) if known else {}, wanted)
     to_write = untouched(known, answer.holes) if known else []
     apart: list[str] = []
     collection = current()
@@ -88,7 +89,7 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> "
 
 @functools.lru_cache(maxsize=1)
 def _wanted(puzzle: str) -> Wanted:
-    """What is expected in one puzzle, kept while a reader works on it."""
+    """What the course expects in one puzzle, kept while a reader works on it."""
     return Wanted()
 
 
