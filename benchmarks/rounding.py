@@ -66,7 +66,11 @@ WRONG: list[tuple[str, str, Edits]] = [
     ("basics/12", "product in 16 bits", ((product("w"), to_16(product("w"))),)),
     ("basics/10", "accumulator in 16 bits", BEFORE),
     ("basics/12", "accumulator in 16 bits", BEFORE),
-    ("flash_attention/4", "accumulator in 16 bits", (("acc_ref[...] * rescale", f"{to_16('acc_ref[...]')} * rescale"),)),
+    (
+        "flash_attention/4",
+        "accumulator in 16 bits",
+        (("acc_ref[...] * rescale", f"{to_16('acc_ref[...]')} * rescale"),),
+    ),
     ("flash_attention/9", "accumulator in 16 bits", BEFORE),
     ("flash_attention/4", "normaliser in 16 bits", (("l_ref[...] * rescale", f"{to_16('l_ref[...]')} * rescale"),)),
     ("softmax/9", "scale of a row in 16 bits", (("* rstd", f"* {to_16('rstd')}"),)),

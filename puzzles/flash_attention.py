@@ -787,8 +787,8 @@ check("flash_attention/5", flash_forward)
 #
 # ```text
 #                                                       v5e     v6e
-#     yours: m and l 128 times in each row             1284    1046
-#     the same with m and l as (bq, 1)                 2050    1874
+#     yours: m and l 128 times in each row             1293    1047
+#     the same with m and l as (bq, 1)                 2054    1876
 #     JAX's own flash attention, without a scale       1416    1072
 #     what the MXU needs for the two products          1024     512
 # ```
@@ -798,7 +798,7 @@ check("flash_attention/5", flash_forward)
 # copied into all 128 lanes, at every step. With 128 copies in store, a row of scores can use them as they are. (Try
 # (bq, 1) in your call: the result is the same.)
 #
-# On a v6e, the MXU would be done after 512 bundles, and you take 1046. (At its peak it would need 256. But its MXU is
+# On a v6e, the MXU would be done after 512 bundles, and you take 1047. (At its peak it would need 256. But its MXU is
 # 256 wide, and D = 128 fills half of it.) The rest is arithmetic on single scores. Much of it has to wait: the
 # exponentials of a row for its maximum, the maximum for all scores of the row, and the second product for the
 # exponentials. Nobody likes queues.
@@ -846,7 +846,7 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # asks for it. **Only the index map can save the bytes.** In a dead step, let it ask for the block that is already in
 # VMEM, and nothing is copied (as at the end of a row in matmul.py Puzzle 11).
 #
-# A step that skips both still takes some 0.25 us. The body of Puzzle 5 takes another 0.86 us (1284 bundles on a v5e,
+# A step that skips both still takes some 0.25 us. The body of Puzzle 5 takes another 0.86 us (1293 bundles on a v5e,
 # one a cycle of 1.5 GHz).
 #
 # To recognise a dead block (.), compare the position of one query with the position of one key. Which query and which
@@ -974,14 +974,14 @@ check("flash_attention/6", flash_causal)
 #
 # ```text
 #                                                        v5e     v6e
-#     yours                                              949     778
-#     with the mask on every live block                  967     793
-#     dead blocks masked, not skipped                   1390    1130
+#     yours                                              958     779
+#     with the mask on every live block                  976     794
+#     dead blocks masked, not skipped                   1404    1138
 #     JAX's own                                          969     798
 # ```
 #
 # The column of positions matters, too. `jnp.arange(bq)[:, None]` starts out as a row, and the row has to be turned. The
-# most expensive step then takes 1766 bundles on a v5e instead of 1532. `column` makes a column at once, with
+# most expensive step then takes 1802 bundles on a v5e instead of 1568. `column` makes a column at once, with
 # `jax.lax.broadcasted_iota`, which counts along the dimension that you tell it.
 #
 # Look at the strips of `k` and `v` below: nothing moves in dead steps.
@@ -2029,7 +2029,7 @@ def splash_spec(
 def splash_lists(kinds):
     # kinds: a NumPy array of (R, C), from block_kinds. Return data_next and block_mask, NumPy arrays of int32, (R, W).
     # W is the length of the longest list, at least 1. data_next says which block step (i, t) holds; block_mask its
-    # kind, 0 beyond the end of the list. Live blocks come from left to right. Loops are fine: this is not in the kernel.
+    # kind, 0 beyond the end of the list. Live blocks come from left to right. Loops are fine here.
     pass  # YOUR CODE HERE
 
 
