@@ -304,7 +304,7 @@ check("flash_attention/2", causal_scores)
 #
 # ### Theory
 #
-# You have nearly all the pieces. New are a rule about a dtype, and the bill.
+# You have nearly all the pieces. The news: a rule about a dtype, and the bill.
 #
 # ```text
 #     q, k --> [ scores ] --> S --> [ softmax ] --> P --> [ P @ v ] --> o
@@ -617,12 +617,11 @@ show(one_block, normal((64, 128), "bfloat16"), normal((640, 128), "bfloat16"), n
 # %% [markdown]
 # ### Between the puzzles: the same step, tuned
 #
-# There is nothing to solve here. From now on you get what you wrote in Puzzle 4 as three functions: `start` is for the
-# first step, `online_step` for every step, and `normalized` is acc / l, for the last one.
+# From now on you get what you wrote in Puzzle 4 as three functions: `start` for the first step, `online_step` for every
+# step, and `normalized`, which is acc / l, for the last one.
 #
-# One thing changes. A TPU computes powers of 2. exp(x) is exp2(x * LOG2_E), and that multiplication happens for every
-# score. But you multiply every score by D**-0.5 anyway. So multiply by `D**-0.5 * LOG2_E` instead: `online_step` wants
-# scores in base 2.
+# One thing changes. exp(x) is exp2(x * LOG2_E), and that multiplication happens for every score. But you multiply every
+# score by D**-0.5 anyway. Multiply by `D**-0.5 * LOG2_E` instead: `online_step` wants scores in base 2.
 
 
 # %%
@@ -682,12 +681,12 @@ def normalized(acc_ref, l_ref):
 #     m, l, acc     start --- carried --- store  |  start --- carried --- store  |  start
 # ```
 #
-# All blocks of queries use the same scratch. It carries sums from step to step until the next | of the drawing, so the
-# steps between two | have to run in order. Steps on different sides of a | need not. Where a chip has two cores, each
-# can take some: `dimension_semantics` says along which axes.
+# All blocks of queries use the same scratch. It carries sums from one step to the next, so the steps between two | have
+# to run in order. Steps on different sides of a | need not. Where a chip has two cores, each can take some:
+# `dimension_semantics` says along which axes.
 #
 # And the bytes: `k` and `v`, 64 MiB for that head, are fetched once for each block of queries. In blocks of 512 that
-# makes 16 GiB. In blocks of 64 it would be 128.
+# makes 16 GiB.
 
 
 # %%
@@ -846,12 +845,12 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # asks for it. **Only the index map can save the bytes.** In a dead step, let it ask for the block that is already in
 # VMEM, and nothing is copied (as at the end of a row in matmul.py Puzzle 11).
 #
-# A step that skips both still takes some 0.25 us. The body of Puzzle 5 takes another 0.86 us (1293 bundles on a v5e,
-# one a cycle of 1.5 GHz).
+# A step that skips both still takes some 0.25 us, beside 0.86 us for the body of Puzzle 5 (1293 bundles on a v5e, at
+# 1.5 GHz).
 #
 # To recognise a dead block (.), compare the position of one query with the position of one key. Which query and which
-# key: the first or the last of the block? (A mask on a # changes nothing, but takes some 2% of the bundles. A second
-# comparison finds the #.)
+# key: the first or the last of the block? (A second comparison finds the #. There, a mask changes nothing, and costs
+# some 2% of the bundles.)
 
 
 # %%
@@ -1003,9 +1002,9 @@ show(
 #
 # ### Theory
 #
-# The backward pass needs the probabilities again: 32 GiB for one head over 131,072 tokens. But you can compute any of
-# them again from its score and *one* number per row, 512 KiB in all. It is the logarithm of the row's sum, the
-# **log-sum-exp**:
+# The backward pass needs the probabilities again: 32 GiB for one head over 131,072 tokens. But you can compute each of
+# them again from its score and *one* number per row, 512 KiB in all: the **log-sum-exp**, the logarithm of the row's
+# sum.
 #
 # ```text
 #     lse = log(sum of exp(s))          p = exp(s - lse)
@@ -1015,9 +1014,8 @@ show(
 #
 # The rest is practice. Copy your Puzzle 6 and change what is different in two corner cases:
 #
-# - **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Its maximum stays at its starting value. If that
-#   were -inf, m_old - m_new would be -inf - (-inf), which is NaN. That is why `start` takes `FLOOR`: finite, and no
-#   finite score is smaller. And `normalized` turns 0 / 0 into 0.
+# - **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Its maximum stays at its starting value, and -inf
+#   - (-inf) would be NaN. So `start` takes `FLOOR`, the most negative float32. And `normalized` turns 0 / 0 into 0.
 # - **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and you can mask those. In `v`
 #   it meets p = 0, and 0 times NaN is NaN (basics.py Puzzle 8). `rows_inside` puts zeros in its place.
 
@@ -1308,12 +1306,12 @@ check("flash_attention/8", delta_after_fwd)
 #
 # `lse` knows the whole row. So this time `p` needs no running maximum and no rescaling: what is exp(log of the sum)?
 #
-# As in Puzzle 5, a block of queries stays while keys and values pass. `do`, `lse` and `delta` belong to the queries,
-# and stay, too. `acc_ref` collects dq.
+# As in Puzzle 5, a block of queries stays while keys and values pass. `do`, `lse` and `delta` stay with it, and
+# `acc_ref` collects dq.
 #
 # Masks bring one trap. In a row that sees nothing, `lse` is -inf and exp(s - lse) is inf. Beyond the edge, `v` may be
-# NaN, and so is `dp`. Multiply by 0, and you have NaN in both cases. So **let `jnp.where` choose, as the last thing you
-# do**: it drops what it does not take. (`nan_to_num` would hide the overflows of your users, too.)
+# NaN, and so is `dp`. Multiply either by 0, and you have NaN. So **let `jnp.where` choose, last**: it drops what it
+# does not take. (`nan_to_num` would hide real overflows, too.)
 
 
 # %%
@@ -1500,14 +1498,13 @@ check("flash_attention/9", dq_after_fwd)
 # ```
 #
 # Look at the dots. In a row they come last, so Puzzle 6 stayed at the *last* live block. In a column they come
-# **first**. So `first_q` returns the first block of queries that sees anything of block `j`, and the index map returns
-# the larger of `i` and that. With 64 blocks of queries and 64 of keys, 2016 of the 4096 steps are dots. They neither
-# compute nor fetch.
+# **first**. So `first_q` returns the first block of queries that sees anything of block `j`, and the index map takes
+# the larger of `i` and that. With 64 blocks of queries and 64 of keys, 2016 of the 4096 steps are dots.
 #
 # The ragged edge changes, too. In Puzzle 9, rows of `q` and `do` beyond Sq did no harm, because no row affects another.
 # Now you sum over them.
 #
-# The last two holes are quick: they put your three backward kernels together.
+# The last two holes only put your kernels together.
 
 
 # %%
@@ -1971,9 +1968,9 @@ check("flash_attention/11", grouped_grads)
 #     [1  .  2  1 ]                  0  2  3         1  2  1
 # ```
 #
-# Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs after the grid indices,
-# the kernel gets them first). **The number of a step no longer says which block it holds**; `data_next` does. Past the
-# end of a row's list, the map should ask for nothing new. What is in VMEM at that moment? (The ? are yours to fill in.)
+# Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs last, the kernel first).
+# **The number of a step no longer says which block it holds**; `data_next` does. Past the end of a row's list, the map
+# should ask for nothing new. What is in VMEM at that moment? (The ? are yours to fill in.)
 #
 # A full block needs no mask. Only a partial one pays for it, as in Puzzle 6.
 
@@ -2216,12 +2213,10 @@ show(splash_attention, *[normal((1, 1, n, 64)) for n in (320, 640, 640)], mask=w
 #                  user B    1   3   0                     B   16     one page; the 3 and the 0 are left over
 # ```
 #
-# The entries left over mean nothing, but every entry is the number of some page. So an index map may use any of them,
-# even for a user of length 0.
+# The entries left over mean nothing, but every entry is the number of some page. So an index map may use any of them.
 #
-# There are two counts now. The **position** of a token in its conversation decides whether it exists: `position <
-# length`. The **page number** says where in HBM to fetch it. `page_table[b, t]` is the page number of tokens t * 16 to
-# t * 16 + 15 of user b.
+# The **position** of a token in its conversation decides whether it exists: `position < length`. The **page number**
+# says where in HBM to fetch it. `page_table[b, t]` is the page number of tokens t * 16 to t * 16 + 15 of user b.
 #
 # The rows of a block are the heads of a group, as at the end of Puzzle 11: `q_ref` is (group, D).
 #
@@ -2424,7 +2419,7 @@ show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 #
 # And now the real thing: a transformer block on your own kernels, forward and backward. Its linear layers are your
 # `product` of matmul.py Puzzle 9, and its norm is your `smooth_layer_norm` of softmax.py Puzzle 8, if they are solved
-# in the folder of this notebook. If not, short ones take their place. They come first; the last cell runs it all.
+# in the folder of this notebook. If not, the short ones in the next cells take their place. The last cell runs it all.
 
 
 # %%
