@@ -1409,8 +1409,8 @@ check("flash_attention/9", dq_after_fwd)
 # The softmax of s is exp(s) over the sum of exp(s), and `lse` is the logarithm of that sum. So the division becomes a
 # subtraction in the exponent, where nothing overflows. For dq: s[i, j] is D**-0.5 times q[i] . k[j]. What is its
 # derivative with respect to q[i]? The sum over `j` of ds[i, j] times that derivative is a matrix product. It has a
-# constant factor, which you may apply once, at the end. And mind the edge: in that product, a 0 of `ds` meets rows of
-# `k` beyond the last key. Which function of Puzzle 7 helps?
+# constant factor, which you may apply once, at the end. And mind the edge of `k`: which rows does a 0 of `ds` meet in
+# that product?
 #
 # </details>
 #
