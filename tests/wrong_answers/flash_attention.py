@@ -446,7 +446,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 # %% flash_attention/4: p stays float32, and meets a narrow v
 # one_block_kernel: `p.astype(v_ref.dtype),` -> `p,`
 
-# %% flash_attention/4: mended by the inverse
+# %% flash_attention/4: rescaled by the inverse
 # one_block_kernel: `m_old - m_new` -> `m_new - m_old`
 
 
@@ -522,7 +522,6 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # causal_kernel: `first_query + bq - 1` -> `first_query`
 
 # %% flash_attention/6: blocks without a mask are worked on twice
-# elsewhere: the definition of sees_some is as good a place to rescale it
 # causal_kernel: `(sees_some & jnp.logical_not(sees_all))` -> `(sees_some)`
 
 # %% flash_attention/7: lse of a row that sees nothing is finite

@@ -189,6 +189,8 @@ def _edit(answer: Functions, group: _Group, named: Mapping[str, str]) -> Edit:
         body = getattr(_at(tree, path[:-1]), field)
         there = {"behind": body[n - 1]} if n else {"before": body[0]} if body else {}
         return Edit(_program(first.should, named), **there)
+    if isinstance(first.was, ast.Name) and path == first.path:  # a value, where its name is used
+        return Edit(_program(first.should, named), first.was)
     while not (isinstance(was := _at(tree, path), ast.stmt) or (isinstance(was, ast.expr) and _stands_alone(was))):
         path = path[:-1]
     gone = path == first.path and first.should is None
@@ -280,12 +282,8 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 def _parts(node: ast.AST) -> Iterator[str]:
-    """The names and functions in a program."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and each.id not in _MODULES:
-            yield each.id
-        elif isinstance(each, ast.Attribute):
-            yield each.attr
+    """The names in a program, without those of modules."""
+    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id not in _MODULES)
 
 
 def _stores(was: Any, should: Any) -> tuple[str, str] | None:
@@ -345,5 +343,6 @@ class _Named(ast.NodeTransformer):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):  # not in the place of its own value
             node.value = self.generic_visit(node.value)  # type: ignore[assignment]
             return node
+        node = self.generic_visit(node)  # what is inside comes first: the reader's values are written in these names
         name = self.named.get(ast.unparse(node)) if isinstance(node, ast.expr) and self.named else None
-        return ast.Name(name, ast.Load()) if name else self.generic_visit(node)
+        return ast.Name(name, ast.Load()) if name else node

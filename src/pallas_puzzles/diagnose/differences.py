@@ -81,7 +81,7 @@ def values_with_names(function: ast.FunctionDef) -> dict[str, str]:
     given = [n for n in every if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
     counts = Counter(n.targets[0].id for n in given)  # type: ignore[attr-defined]
     values = {ast.unparse(n.value): n.targets[0].id for n in given if counts[n.targets[0].id] == 1}  # type: ignore[attr-defined]
-    return {text: name for text, name in values.items() if len(text) > len(name)}
+    return {text: name for text, name in values.items() if not text.isidentifier() and not text.isnumeric()}
 
 
 def differences(answer: Functions, right: Functions) -> list[Difference]:
@@ -92,8 +92,27 @@ def differences(answer: Functions, right: Functions) -> list[Difference]:
     found = []
     for name, mine in answer.items():
         if name in right:
-            found += list(_of_function(mine, right[name]))
+            found += _at_their_uses(mine, list(_of_function(mine, right[name])))
     return found
+
+
+def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[Difference]:
+    """The differences, those of a value that has a name where the name is used, unless its definition is what is wrong:
+    no use of it is right, and what should stand there is not made of it."""
+
+    def definition(node: Any) -> Any:
+        return getattr(node, "defined", None)
+
+    uses = Counter(map(definition, ast.walk(function)))
+    alike = Counter((definition(d.was), _key(d.should)) for d in found)
+    there = []
+    for d in found:
+        defined, use = definition(d.was), getattr(d.was, "use", None)
+        made_of_it = d.should is not None and _key(d.was) in map(_key, ast.walk(d.should))
+        if use is not None and (made_of_it or alike[defined, _key(d.should)] < uses[defined]):
+            d = dataclasses.replace(d, was=use, line=use.lineno)
+        there.append(d)
+    return there
 
 
 def applied(answer: Functions, chosen: Sequence[Difference]) -> dict[str, ast.FunctionDef]:
@@ -267,7 +286,7 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef) -> None:
         used = [u for u in ast.walk(whole) if isinstance(u, ast.Name) and u.id == name]
         if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
             continue
-        steady = not any(_is_read(u) or isinstance(u, ast.Lambda) or _is_work(u) for u in ast.walk(each.value))
+        steady = not any(isinstance(u, ast.Subscript | ast.Lambda) or _is_work(u) for u in ast.walk(each.value))
         following = body[n + 1]
         next_alone = (
             isinstance(following, ast.Assign | ast.AugAssign | ast.Return)
@@ -279,30 +298,36 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef) -> None:
             del body[n]
 
 
-def _is_read(node: ast.AST) -> bool:
-    """Whether a node may have another value later: a Ref that is read. A shape does not change."""
-    return isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") != "shape"
-
-
 def _is_work(node: ast.AST) -> bool:
     """Whether a node is a call that would be made twice if it stood in two places."""
-    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") not in ("program_id", "num_programs", "arange")
+    return isinstance(node, ast.Call) and not _is_step(node) and getattr(node.func, "attr", "") != "arange"
+
+
+def _is_step(node: ast.AST) -> bool:
+    """Whether a node is the index of a step, or their number: as good as a name."""
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("program_id", "num_programs")
 
 
 _SHORT = 12  # nodes of a value that may stand in several places
 
 
 class _Inlined(ast.NodeTransformer):
+    """Puts a value in the place of its name. It keeps the name (use), and where it stands in the text (defined)."""
+
     def __init__(self, name: str, value: ast.expr) -> None:
         self.name, self.value = name, value
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return copy.deepcopy(self.value) if node.id == self.name and isinstance(node.ctx, ast.Load) else node
+        if node.id != self.name or not isinstance(node.ctx, ast.Load):
+            return node
+        value: Any = copy.deepcopy(self.value)
+        value.use, value.defined = node, (value.lineno, value.col_offset)
+        return value
 
 
 def _comparable(a: ast.AST, b: ast.AST) -> bool:
     """Whether two nodes of one type may be compared part by part."""
-    if isinstance(a, ast.Name | ast.Constant | ast.arguments):
+    if isinstance(a, ast.Name | ast.Constant | ast.arguments) or _is_step(a):
         return False
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return len(a.args) == len(b.args)
@@ -421,7 +446,10 @@ def _key(node: Any) -> str:
 
 
 def _size(node: ast.AST) -> int:
-    return sum(1 for n in ast.walk(node) if not isinstance(n, ast.expr_context))
+    """How many nodes a program has; the index of a step counts as one, as the name that it often has."""
+    if _is_step(node):
+        return 1
+    return 1 + sum(_size(n) for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr_context))
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
