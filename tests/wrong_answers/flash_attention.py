@@ -794,6 +794,7 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 # splash_kernel: `= j *` -> `= t *`
 
 # %% flash_attention/12: j is the step's number
+# elsewhere: the verdict names t, where it is defined
 # splash_kernel: `data_next_ref[i, t]` -> `t`
 
 # %% flash_attention/12: the map does not look into the list
