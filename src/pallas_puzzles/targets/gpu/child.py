@@ -1,4 +1,4 @@
-"""The process that holds the GPU compiler: reads requests on stdin, compiles, answers on a pipe. Imports nothing of ours.
+"""The process that holds the GPU compiler: reads requests on stdin, compiles, answers on a pipe. Imports none of ours.
 
 XLA and Mosaic GPU may abort the process that they live in, and print to stdout what they make of a kernel. They do so
 once for each kernel, which is then kept, whatever chip asks for it: so a process compiles for one chip, and remembers

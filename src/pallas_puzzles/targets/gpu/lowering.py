@@ -27,7 +27,7 @@ def for_gpu(chip: Chip) -> Iterator[None]:
 
 
 def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple[Any, bytes | Refusal]:
-    """(the traced program, what the compiler takes or why the front end refuses it). The first is None if it is lost."""
+    """(the traced program or None, what the compiler takes or why the front end refuses it)."""
     program = None
     with for_gpu(chip), warnings.catch_warnings(action="ignore"):
         try:
@@ -60,7 +60,7 @@ _REASONS = [
     ),
     (
         r"[Ss]wizzle (\d+) requires the trailing dimension to be of size (\d+)",
-        "With a swizzle of {0} bytes the last dimension of a tile has to be {1} elements. Use TilingTransform((8, {1})).",
+        "With a swizzle of {0} bytes the last dimension of a tile has {1} elements. Use TilingTransform((8, {1})).",
     ),
     (
         r"Failed to infer a possible set of layouts",
