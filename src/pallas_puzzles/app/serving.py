@@ -1,9 +1,9 @@
 """Inside the process that runs the reader's file: requests in, answers out, and nothing of the checker's replaced.
 
 Both are lines of JSON. The first line says where we are: {"environment", "folder"}. A request is {"id", "do": "check" |
-"show" | "tpu" | "gpu", "puzzle", "source", "overlay", "columns", "colour"}, or {"do": "stop"}; an answer has its id, what the
-reader's code has printed, and "none", a sentence, where there is no verdict, or "wrong", where the question was wrong;
-after one with "leaves" the process ends.
+"show" | "tpu" | "gpu", "puzzle", "source", "overlay", "columns", "colour"}, or {"do": "stop"}; an answer has its id,
+what the reader's code has printed, and "none", a sentence, where there is no verdict, or "wrong", where the question
+was wrong; after one with "leaves" the process ends.
 
 With an argument, the path of a socket: waits there, JAX imported, and forks a process for whoever connects.
 """

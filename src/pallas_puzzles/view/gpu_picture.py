@@ -64,56 +64,42 @@ def facts(kernel: KernelReport, report: Report) -> Iterator[tuple[str, str]]:
     yield "grid", _grid_words(kernel, chip)
     if kernel.times:
         longest_first = sorted(kernel.times.items(), key=lambda pair: -pair[1])
-        yield (
-            "times",
-            ", ".join(f"{name} {human_time(s)}" for name, s in longest_first) + ", each on its own, at its peak",
-        )
+        times = [f"{name} {human_time(seconds)}" for name, seconds in longest_first if seconds]
+        yield "times", f"{', '.join(times)}, each on its own"
     yield "registers", _register_words(kernel)
     yield "SMEM", _smem_words(kernel)
     if kernel.tmem_columns:
         yield "TMEM", f"{kernel.tmem_columns} of {TMEM_COLUMNS} columns"
     yield "occupancy", _occupancy_words(kernel)
     kinds = ", ".join(f"{kind} {count}" for kind, count in kernel.kinds.items())
-    yield "SASS", f"{count_words(kernel.instructions)} instructions: {kinds}"
-    if special := ", ".join(f"{name} {count}" for name, count in kernel.opcodes.items() if name in _TOLD):
-        yield "among them", special
-    yield "lines", "where the issued instructions come from"
+    told = ", ".join(f"{name} {count}" for name, count in kernel.opcodes.items() if name in _TOLD)
+    among = f"; among them {told}" if told else ""
+    yield "SASS", f"{count_words(kernel.instructions)} instructions: {kinds}{among}"
+    yield "lines", "instructions, and how often a CTA's warpgroups run them"
     if kernel.gmem_bytes is not None and kernel.hbm_bytes is not None:
-        yield (
-            "GMEM",
-            (
-                f"{human_bytes(kernel.gmem_bytes)} between L2 and the SMs; at least {human_bytes(kernel.hbm_bytes)} of it "
-                f"from HBM, which an {chip.title} moves at {human_count(chip.hbm_bytes_per_s, 'B/s')}"
-            ).replace(" an B", " a B"),
-        )
+        yield "GMEM", _gmem_words(kernel.gmem_bytes, kernel.hbm_bytes, chip)
         yield "FLOPs", _flop_words(kernel, chip)
     for words, line in kernel.warnings:
         yield "ptxas", f"{line}: {words}" if line else words
 
 
-_TOLD = frozenset(
-    "HGMMA UTCHMMA UTMALDG UTMASTG UBLKCP SYNCS BAR WARPGROUP LDTM LDSM STSM LDG STG LDS STS MUFU".split()
-)
+_TOLD = frozenset("HGMMA UTCHMMA UTMALDG UTMASTG UBLKCP SYNCS LDTM LDSM STSM LDG STG LDL STL".split())
 
 
 def _grid_words(kernel: KernelReport, chip: Chip) -> str:
     axes = " × ".join(f"{name} {size}" for name, size in kernel.grid.items()) or "1"
     clusters = f", in clusters of {kernel.cluster}" if kernel.cluster > 1 else ""
     waves = f"{digits(kernel.waves)} waves" if kernel.waves > 1 else "one wave"
-    return (
-        f"{axes} = {plural(kernel.ctas, 'CTA')} of {kernel.threads} threads{clusters}: {waves} of {chip.sms} SMs with "
-        f"{plural(kernel.ctas_per_sm, 'CTA')} each"
-    )
+    held = f"{waves} of {chip.sms} SMs with {plural(kernel.ctas_per_sm, 'CTA')} each"
+    return f"{axes} = {plural(kernel.ctas, 'CTA')} of {kernel.threads} threads{clusters}: {held}"
 
 
 def _register_words(kernel: KernelReport) -> str:
     words = f"{kernel.registers} per thread, of {_REGISTERS}; "
     if not kernel.spill_store_bytes and not kernel.spill_load_bytes:
         return words + "none is spilled"
-    return words + (
-        f"{kernel.spill_store_bytes} bytes of a thread are spilled to local memory, {kernel.spill_load_bytes} reloaded: "
-        "use smaller blocks, or more warpgroups"
-    )
+    spilled = f"{kernel.spill_store_bytes} bytes of a thread are spilled, {kernel.spill_load_bytes} reloaded"
+    return f"{words}{spilled}: use smaller blocks, or more warpgroups"
 
 
 def _smem_words(kernel: KernelReport) -> str:
@@ -123,11 +109,15 @@ def _smem_words(kernel: KernelReport) -> str:
 
 def _occupancy_words(kernel: KernelReport) -> str:
     by = ", ".join(f"{name} {ctas}" for name, ctas in kernel.occupancy.by.items() if ctas < MAX_CTAS_PER_SM)
-    limits = " and ".join(kernel.occupancy.limits)
     warps = kernel.ctas_per_sm * -(-kernel.threads // 32)
-    return (
-        f"{plural(kernel.ctas_per_sm, 'CTA')} per SM ({plural(warps, 'warp')}), limited by {limits}; room by each: {by}"
-    )
+    held = f"{plural(kernel.ctas_per_sm, 'CTA')} per SM ({plural(warps, 'warp')})"
+    return f"{held}, limited by {' and '.join(kernel.occupancy.limits)}; room by each: {by}"
+
+
+def _gmem_words(gmem_bytes: float, hbm_bytes: float, chip: Chip) -> str:
+    speed = human_count(chip.hbm_bytes_per_s, "B/s")
+    from_hbm = f"at least {human_bytes(hbm_bytes)} from or to HBM, at {speed}"
+    return f"{human_bytes(gmem_bytes)} between L2 and the SMs; {from_hbm}"
 
 
 def _flop_words(kernel: KernelReport, chip: Chip) -> str:
@@ -136,9 +126,7 @@ def _flop_words(kernel: KernelReport, chip: Chip) -> str:
         return words
     point = ridge(chip, kernel.mxu_dtype or "bfloat16")
     place = "below" if kernel.intensity < point else "above"
-    words += (
-        f", {digits(kernel.intensity)} per byte of HBM: {place} the ridge point of the {chip.title}, {digits(point)}"
-    )
+    words += f", {digits(kernel.intensity)} per byte of HBM: {place} the {chip.title}'s ridge point, {digits(point)}"
     if (reached := achieved(kernel, chip)) is not None:
         words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
     return words
@@ -169,17 +157,7 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
-_RANKS = {
-    "grid": 1,
-    "times": 1,
-    "registers": 2,
-    "SMEM": 2,
-    "occupancy": 2,
-    "ptxas": 1,
-    "SASS": 3,
-    "GMEM": 2,
-    "FLOPs": 2,
-}
+_RANKS = {"grid": 1, "times": 1, "ptxas": 1, "lines": 2, "registers": 2, "SMEM": 2, "occupancy": 2, "GMEM": 2}
 _NAME_COLUMNS = 12
 
 
@@ -218,8 +196,10 @@ def _kernel_lines(report: Report, number: int, last: list[tuple[int, Lines]], ro
     rows = [_row(name, words) for name, words in facts(kernel, report)]
     after = [title, *rows, *last, *(_row("note", note) for note in kernel.notes)]
     left = room - sum(len(part) for _, part in after)
-    place = next(i for i, (_, part) in enumerate(after) if part[0][0] == "lines") + 1
-    return fitted([*after[:place], (5, _table_lines(kernel, max(3, left))), *after[place:]], room)
+    place = next(i for i, (_, part) in enumerate(after) if part[0][0] == "lines")
+    rank, first = after[place]
+    table_of_lines = (rank, [*first, *_table_lines(kernel, max(3, left))])
+    return fitted([*after[:place], table_of_lines, *after[place + 1 :]], room)
 
 
 def _table_lines(kernel: KernelReport, most: int) -> Lines:

@@ -26,11 +26,13 @@ _MUFU_CYCLES = 8  # of a scheduler for a warp's instruction: 16 results a cycle 
 class Line:
     """The instructions that come from one line. runs: how often the warpgroups of a CTA run it; None: not known.
 
-    opcodes: without modifiers -> count. line: None for what the compiler adds.
+    opcodes: without modifiers -> count; once: the same, where loops are not unrolled. line: None for what the compiler
+    adds.
     """
 
     line: SourceLine | None
     opcodes: dict[str, int]
+    once: dict[str, float]
     runs: float | None
 
     @property
@@ -40,7 +42,7 @@ class Line:
     @property
     def cycles(self) -> float:
         """What issuing them takes one CTA: each warp of a warpgroup has a scheduler of its own."""
-        return self.instructions * (1.0 if self.runs is None else self.runs)
+        return sum(self.once.values()) * (1.0 if self.runs is None else self.runs)
 
 
 @dataclasses.dataclass
@@ -149,16 +151,17 @@ def gpu_report(
     """Compiles `fn(*args, **blocks)` for a GPU that need not be there, and reads what the compiler made of it.
 
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; where integers in an array say what a
-    kernel does, give the array. chip: "h100", "h200" or "b200". blocks: static keyword arguments of fn. Never raises for a
-    kernel that does not compile: see Report.refusal. Raises ValueError for a GPU that is not known.
+    kernel does, give the array. chip: "h100", "h200" or "b200". blocks: static keyword arguments of fn. Never raises
+    for a kernel that does not compile: see Report.refusal. Raises ValueError for a GPU that is not known.
 
-    The estimate is max(tensor / 0.78, HBM / 0.88, L2, instructions, MUFU) + 3 us. tensor: FLOPs of matrix products on
+    The estimate is max(tensor / 0.72, HBM / 0.88, L2, instructions, MUFU) + 3 us. tensor: FLOPs of matrix products on
     the busiest SM, at the datasheet's dense peak. HBM: each array that is touched, once, at the datasheet's bandwidth.
-    L2: all bytes between L2 and the SMs, at half of 64 bytes a cycle and SM. instructions: those that the busiest SM
+    L2: all bytes between L2 and the SMs, at 39 bytes a cycle and SM. instructions: those that the busiest SM
     issues, one a cycle on each of its four schedulers: SASS instructions of a line, times how often the line runs.
-    MUFU: the same for special functions, eight cycles each. 0.78 and 0.88 are what a matrix product and a copy reach on
-    an H200. The estimate takes it that all of this overlaps: where a kernel waits for its copies, it takes longer.
-    benchmarks/gpu.md compares it with times measured on an H200.
+    MUFU: the same for special functions, eight cycles each. 0.72, 0.88 and 39 are what cuBLAS, a copy and a kernel that
+    only reads reach on an H200. The estimate takes it that all of this overlaps; a kernel that waits for its copies, or
+    does arithmetic between its matrix products, takes longer. On an H200 it was 0.84 to 1.06 times the measured time of
+    16 kernels (benchmarks/gpu.md): matrix products, attention, a ragged dot, softmax. No B200 was measured.
     """
     target = _chip(chip)
     report = Report(target, _name(fn))
@@ -271,11 +274,17 @@ def _kernel_report(kernel: compiler.Kernel, call: work.Call | None, target: Chip
 
 
 def _lines(kernel: compiler.Kernel, call: work.Call | None, its: work.Work | None) -> list[Line]:
-    by_place: dict[Any, list[str]] = {}
+    by_place: dict[Any, list[sass.Instruction]] = {}
     for instruction in kernel.instructions:
-        by_place.setdefault(instruction.where, []).append(instruction.name)
+        by_place.setdefault(instruction.where, []).append(instruction)
     runs: Mapping[Any, float] = call.lines(by_place.__contains__, its) if call and its else {}
-    lines = [Line(source_line(*at) if at else None, sass.count(names), runs.get(at)) for at, names in by_place.items()]
+    lines = []
+    for at, instructions in by_place.items():
+        once: dict[str, float] = {}
+        for each in instructions:
+            once[each.name] = once.get(each.name, 0) + 1 / each.copies
+        opcodes = sass.count(each.name for each in instructions)
+        lines.append(Line(source_line(*at) if at else None, opcodes, once, runs.get(at)))
     return sorted(lines, key=lambda line: -line.cycles)
 
 
@@ -286,7 +295,7 @@ def _estimate(
     busiest = most if turns == 1 else mean
     lines = _lines(kernel, call, busiest)
     issued = turns * sum(line.cycles for line in lines)
-    special = turns * sum(line.opcodes.get("MUFU", 0) * (line.runs or 0.0) for line in lines)
+    special = turns * sum(line.once.get("MUFU", 0) * (line.runs or 0.0) for line in lines)
     moved = {i: kernel.ctas * (mean.loaded[i] + mean.stored[i]) for i in {*mean.loaded, *mean.stored}}
     found.tensor_flops = {dtype: kernel.ctas * flops for dtype, flops in mean.tensor_flops.items()}
     found.flops = sum(found.tensor_flops.values()) + kernel.ctas * (mean.flops + mean.specials)

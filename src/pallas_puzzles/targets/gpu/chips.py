@@ -15,8 +15,10 @@ SMEM_PER_SM, SMEM_PER_CTA, SMEM_RESERVED_PER_CTA = 228 << 10, 227 << 10, 1 << 10
 TMEM_COLUMNS = 512
 _REGISTERS_AT_ONCE = 256  # a warp's registers are handed out in such pieces
 
-# What of a peak the best kernels reach: see benchmarks/gpu.md, measured on an H200; the same is assumed of the others.
-REACHED = {"tensor": 0.78, "HBM": 0.88}
+# What of a peak can be reached: by cuBLAS, by a copy, and by a kernel that only reads, see benchmarks/gpu.md. Measured
+# on an H200; nobody has measured the others here, and the same is assumed of them.
+REACHED = {"tensor": 0.72, "HBM": 0.88}
+_L2_BYTES_A_CYCLE = 39  # that an SM gets when all of them read; 64 is the most that it could
 LAUNCH_S = 3e-6  # from one kernel's end to the next one's first instruction, and back
 
 
@@ -46,8 +48,8 @@ class Chip:
 
     @property
     def l2_bytes_per_s(self) -> float:
-        """What the L2 gives to all SMs: 64 bytes a cycle each at the most; about half of it was measured."""
-        return 0.5 * 64 * self.sms * self.clock_hz
+        """What the L2 gives to all SMs."""
+        return _L2_BYTES_A_CYCLE * self.sms * self.clock_hz
 
     def flops_per_s(self, dtype: str = "bfloat16") -> float:
         """The tensor cores' peak for operands of `dtype`."""

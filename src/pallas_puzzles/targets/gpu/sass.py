@@ -24,15 +24,23 @@ KINDS = (*_KINDS, "integer")
 _OPCODES = {opcode: kind for kind, opcodes in _KINDS.items() for opcode in opcodes.split()}
 
 _LINE = re.compile(r'\s*//## File "([^"]*)", line (\d+)')
+_LABEL = re.compile(r"(\.L_x_\d+):")
+_BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
+_STEP = re.compile(r"\bU?IADD3?(?:\.\w+)? (U?R\d+), (?:U?PT, )*\1, (-?)0x([0-9a-f]+)\b")
+_COMPARES = re.compile(r"\bU?ISETP\b")
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction of a warp. opcode: with its modifiers; where: (file, line) of the source, None where unknown."""
+    """One instruction of a warp. opcode: with its modifiers; where: (file, line) of the source, None where unknown.
+
+    copies: how many iterations of a loop the compiler has laid out one after the other, this one's among them.
+    """
 
     opcode: str
     where: tuple[str, int] | None
+    copies: int = 1
 
     @property
     def name(self) -> str:
@@ -51,12 +59,39 @@ def read(sass: str) -> Iterator[Instruction]:
 
 
 def _instructions(sass: str) -> Iterator[Instruction]:
-    where = None
-    for line in sass.splitlines():
+    where, lines = None, sass.splitlines()
+    copies = _copies(lines)
+    for number, line in enumerate(lines):
         if found := _LINE.match(line):
             where = (found[1], int(found[2]))
         elif found := _INSTRUCTION.match(line):
-            yield Instruction(found[2], where)
+            yield Instruction(found[2], where, copies.get(number, 1))
+
+
+def _copies(lines: list[str]) -> dict[int, int]:
+    """Line of a loop that is unrolled -> how often: by how much its counter moves on, which is one in the source."""
+    labels: dict[str, int] = {}
+    copies: dict[int, int] = {}
+    for end, line in enumerate(lines):
+        if found := _LABEL.match(line):
+            labels[found[1]] = end
+        elif (found := _BRANCH.search(line)) and found[1] in labels:  # back
+            start = labels[found[1]]
+            body = lines[start:end]
+            nested = any((inner := _BRANCH.search(each)) and labels.get(inner[1], end) >= start for each in body)
+            if not nested and (step := _step(body)) > 1:
+                copies.update(dict.fromkeys(range(start, end + 1), step))
+    return copies
+
+
+def _step(body: list[str]) -> int:
+    """By how much the counter of a loop moves on; 1 where that is not clear."""
+    compared = " ".join(line for line in body if _COMPARES.search(line))
+    steps = {
+        int(found[3], 16) for found in map(_STEP.search, body) if found and re.search(rf"\b{found[1]}\b", compared)
+    }
+    (step,) = steps if len(steps) == 1 else (1,)
+    return step if step in (2, 4, 8, 16) else 1
 
 
 def _without_padding(instructions: list[Instruction]) -> Iterator[Instruction]:
