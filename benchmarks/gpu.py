@@ -313,8 +313,8 @@ def written(gpus: list[str]) -> str:
         parts.append(
             f"Measured: on an {measured['device']} with jax {measured['jax']}, normal inputs, the median of "
             f"{measured['sets']} sets of calls, each with its dispatch. "
-            "What the estimate takes from this GPU is what cuBLAS, the copy and the kernel that only reads reach in the "
-            "same run; nothing is fitted to the others. "
+            "What the estimate takes from this GPU is what cuBLAS, the copy and the kernel that only reads reach in "
+            "the same run; nothing is fitted to the others. "
             + how_far([line for lines in everything.values() for line in lines])
         )
     for title, names in (("JAX's own", everything.keys() - mine), ("One part of a GPU each", mine)):

@@ -5,6 +5,7 @@ knows is passed on as it is.
 """
 
 import contextlib
+import dataclasses
 import re
 import traceback
 import warnings
@@ -14,7 +15,8 @@ from typing import Any
 import jax
 
 from ...diagnose.errors import explain_error
-from ...ir.capture import SourceLine, is_readers_file, source_line
+from ...ir.capture import SourceLine, is_readers_file, source_line, subprograms
+from ...ir.program import calls_in, equations
 from ..tpu.lowering import Refusal
 from .chips import SMEM_PER_CTA, Chip
 
@@ -40,7 +42,17 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple
 
             return program, bytes(export.export(flat, platforms=["cuda"])(*shapes).serialize())
         except Exception as error:
-            return program, _explain(error)
+            refusal = _explain(error)
+            return program, dataclasses.replace(refusal, line=refusal.line or _line_in(program, refusal.detail))
+
+
+def _line_in(program: Any, text: str) -> SourceLine | None:
+    """The reader's line with the primitive that a message names; where it names none, that of the kernel."""
+    named = re.search(r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)", text)
+    inside = [found for call in calls_in(program) for body in subprograms(call) for found in equations(body)]
+    at_fault = [line for eqn, line in inside if named and eqn.primitive.name == named[1] and line]
+    anywhere = [line for _, line in inside if line and not named]
+    return next(iter([*at_fault, *anywhere]), None)
 
 
 # --- reasons ---------------------------------------------------------------------------------------------------------
