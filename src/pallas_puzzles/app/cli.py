@@ -359,7 +359,7 @@ def _compile_for(
     raise Exit(code)
 
 
-@app.command(epilog="Example: puzzles gpu gpu_basics/3 --gpu h100,b200")
+@app.command(epilog="Example: puzzles gpu NAME/3 --gpu h100,b200")
 @click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
 @click.option(
     "--gpu",

@@ -278,10 +278,16 @@ class _Follow:
             if not bool(more):
                 return state
             state = self.closed(p["body_jaxpr"], [*consts, *state])
+            self._again(eqn, 1)
+
+    def _again(self, eqn: Any, iterations: int) -> None:
+        """What the compiler places at a loop's own line, its counter and branch, runs in each iteration."""
+        self.work.runs[id(eqn)] += self._times * iterations  # type: ignore[assignment]
 
     def scan(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
         body, length = eqn.params["jaxpr"], eqn.params["length"]
         consts, carry, stacked = scan_groups(eqn, given)
+        self._again(eqn, length - 1)
         if not _has_control(body):  # then each iteration costs the same
             before, unrolled = self._times, eqn.params["unroll"]
             self._times = before * length
