@@ -235,7 +235,8 @@ def test_plain_jax_compiles_and_has_no_figures():
 @needs_compiler
 def test_instructions_of_another_generation_are_refused_in_a_sentence():
     refusal = gpu_report(matmul, *SQUARE, chip="b200").refusal
-    assert "`wgmma` is no instruction of a B200" in refusal.sentence
+    assert "The B200 has no `wgmma`" in refusal.sentence
+    assert "plgpu.ACC" in refusal.line.text, "where the first wgmma instruction comes from"
 
 
 @needs_compiler

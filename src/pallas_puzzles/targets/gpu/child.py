@@ -25,10 +25,13 @@ def main(answers_fd: int) -> None:
 
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
+        logged = os.path.getsize("log")
         try:
             answer = _compile(**json.loads(line))
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
+        except Exception as error:  # jax 0.11.2 says on stderr why ptxas refuses a kernel
+            with open("log", errors="replace") as log:
+                log.seek(logged)
+                answer = {"error": _placed(f"{type(error).__name__}: {error}\n{log.read(4000)}")}
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -56,6 +59,20 @@ def _compile(blob: str, target: str) -> dict[str, Any]:
         with open(f"dumps/{number}", "w") as file:
             file.write(_PRINTED.get(kernel, ""))
     return {"kernels": len(kernels), "fusions": len(re.findall(r"^ .* fusion\(", text, re.MULTILINE))}
+
+
+def _placed(text: str) -> str:
+    """What ptxas says of a line of its PTX, and which line of the source that comes from, as 'at FILE:LINE'."""
+    at = re.search(r"line (\d+); error", text)
+    if at is None or not os.path.exists("printed"):
+        return text
+    with open("printed", errors="replace") as file:
+        ptx = (_HEADER + file.read().split(_HEADER)[-1]).splitlines()
+    files = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', "\n".join(ptx)))
+    for line in reversed(ptx[: int(at[1])]):
+        if found := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
+            return f"{text}\nat {files.get(found[1])}:{found[2]}"
+    return text
 
 
 def _call(exported: Any, flat: tuple[Any, ...]) -> Any:

@@ -109,18 +109,16 @@ def _explain(error: Exception) -> Refusal:
 
 def refused(text: str, chip: Chip) -> Refusal:
     """What XLA, Mosaic GPU or ptxas say when they refuse a program."""
+    at, detail = re.search(r"\nat (/\S+):(\d+)$", text), _first_line(text)
+    line = source_line(at[1], int(at[2])) if at else None
     if match := re.search(r"uses too much shared data \((0x[0-9a-f]+|\d+) bytes", text):
         words = f"The kernel asks for {int(match[1], 0)} bytes of SMEM; a CTA of a {chip.title} has {SMEM_PER_CTA}."
-        return Refusal(f"{words} Use smaller blocks.", _first_line(text), None)
-    if absent := re.search(
-        r"Instruction '(\w+)[^']*' not supported on|Cannot select: intrinsic %llvm\.nvvm\.(\w+)", text
-    ):
+        return Refusal(f"{words} Use smaller blocks.", detail, line)
+    if absent := re.search(r"Instruction '(\w+)[^']*' not supported|Cannot select: intrinsic %llvm\.nvvm\.(\w+)", text):
         family = (absent[1] or absent[2]).partition("_")[0]
-        words = (
-            f"`{family}` is no instruction of a {chip.title}: this kernel is written for another generation of GPUs."
-        )
-        return Refusal(words, _first_line(text), None)
-    return Refusal(_sentence(text) or f"The GPU compiler refuses the program: {_first_line(text)}", "", None)
+        words = f"The {chip.title} has no `{family}`: this kernel is written for another generation of GPUs."
+        return Refusal(words, detail, line)
+    return Refusal(_sentence(text) or f"The GPU compiler refuses the program: {detail}", "", line)
 
 
 def refused_by_abort(text: str, chip: Chip) -> Refusal | None:
