@@ -47,6 +47,7 @@ class ArrayJudge:
         self.guard, self.lookout, self.course = guard, lookout, course
         self.operations: list[int] = []
         self.wanted = Wanted()
+        self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first case, once it has passed
 
     def run_case(self, args: tuple[Any, ...], case: Case, number: int, i: int) -> "Verdict | None":
         """The verdict on draw i of case `number` when it is not a pass, else None."""
@@ -55,7 +56,7 @@ class ArrayJudge:
         from ..lens.watchdog import TimeLimit
 
         keywords = keywords_of(self.spec, case.blocks)
-        want = self.wanted.of(number, i, quickly_expected if is_brief() else expected, self.spec, args, keywords)
+        want = self.wanted.of(number, i, self.spec, args, keywords)
         try:
             got, jaxpr = self._run(args, case.blocks)
         except (Exception, TimeLimit) as error:
@@ -87,25 +88,51 @@ class ArrayJudge:
             )
             return self._failed(Finding("budget", cause))
         large = _too_large(jaxpr, case.budget.elements) if case.budget and case.budget.elements is not None else None
-        return self._failed(large) if large is not None else None
+        if large is not None:
+            return self._failed(large)
+        self.example = self.example or (args, case.blocks)
+        return None
 
     def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, Any]:
         """What the function returns under jit, as NumPy arrays, and its program."""
         import jax
 
-        from ..ir.capture import capture
+        from ..ir.capture import Programs, capture
         from ..ir.ops import Beyond
         from ..lens.watchdog import time_limit
 
-        fn = functools.partial(self.fn, **blocks)
+        fn, programs = functools.partial(self.fn, **blocks), Programs()
+        with time_limit(TIME_LIMIT_S, "your function"), self.lookout.watching():
+            try:  # nothing is compiled before it is right
+                got = capture(fn, *args, on_call=lambda *_: [], programs=programs).outputs
+            except Beyond:
+                got = self._compiled(args, blocks)
+        (program, _), *_ = programs.values()
+        return jax.tree.map(np.asarray, got), program
+
+    def _compiled(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> Any:
+        """What the function returns under jit, as NumPy arrays."""
+        import jax
+
+        from ..lens.watchdog import time_limit
+
+        fn = jax.jit(functools.partial(self.fn, **blocks))
         with time_limit(TIME_LIMIT_S, "your function"), jax.default_device(jax.devices("cpu")[0]):
-            arrays = [jax.numpy.asarray(x) for x in args]
-            with self.lookout.watching():
-                program = for_the_reader(jax.make_jaxpr(fn), *arrays)
-            if is_brief():  # nothing is compiled for a try
-                with contextlib.suppress(Beyond):
-                    return jax.tree.map(np.asarray, capture(fn, *args, on_call=lambda *_: []).outputs), program
-            return jax.tree.map(np.asarray, for_the_reader(jax.jit(fn), *arrays)), program
+            return jax.tree.map(np.asarray, for_the_reader(fn, *map(jax.numpy.asarray, args)))
+
+    def confirmed(self, passed: "Verdict") -> "Verdict":
+        """The verdict after JAX has compiled and run the first case, and the spec."""
+        from ..lens.watchdog import TimeLimit
+
+        if self.example is None or is_brief():
+            return passed
+        args, blocks = self.example
+        try:
+            got = self._compiled(args, blocks)
+        except (Exception, TimeLimit) as error:
+            return self._error(error)
+        finding = compare(got, expected(self.spec, args, keywords_of(self.spec, blocks)), self.tolerance)
+        return passed if finding is None else self._failed(finding)
 
     def _rounded(self, args: tuple[Any, ...], blocks: dict[str, Any], got: Any, want: Any) -> "Finding | None":
         from ..diagnose.diagnose import rounded
@@ -144,49 +171,55 @@ def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, 
     """The spec's result as JAX computes it on the CPU, in full precision, as NumPy arrays."""
     import jax
 
+    from ..ir.exact import traceable
+
+    for traced, rest in traceable(spec, args, keywords):
+        with (
+            contextlib.suppress(Exception),
+            jax.default_device(jax.devices("cpu")[0]),
+            jax.default_matmul_precision("highest"),
+        ):
+            compiled = jax.jit(traced, compiler_options={"xla_allow_excess_precision": False})
+            return jax.tree.map(np.asarray, compiled(*rest))
+    return _run_by_jax(spec, args, keywords)
+
+
+def _run_by_jax(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    import jax
+
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         return jax.tree.map(np.asarray, for_the_reader(spec, *map(jax.numpy.asarray, args), **keywords))
 
 
 def quickly_expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
     """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
+    import jax
+
     from ..ir.capture import capture
+    from ..ir.exact import traceable
     from ..lens.machine import run_call
 
-    whole = [n for n, x in enumerate(args) if np.asarray(x).dtype.kind in "iu"]
-    for kept in ([], whole) if whole else ([],):  # a spec may look at integers: lengths, for instance, become shapes
-        given = {n: np.asarray(args[n]) for n in kept}
-
-        def traced(*rest: Any, given: dict[int, Any] = given) -> Any:
-            others = iter(rest)
-            return spec(*(given[n] if n in given else next(others) for n in range(len(args))), **keywords)
-
+    for traced, rest in traceable(spec, args, keywords):
         with contextlib.suppress(Exception):
-            rest = [x for n, x in enumerate(args) if n not in given]
             return capture(traced, *rest, on_call=lambda call, *_: run_call(call).outputs).outputs
-    return expected(spec, args, keywords)
+    with contextlib.suppress(Exception):  # a spec in NumPy
+        return jax.tree.map(np.asarray, spec(*map(np.asarray, args), **keywords))
+    return _run_by_jax(spec, args, keywords)
 
 
 class Wanted:
-    """What a spec makes of the draws of a check: worked out once, however often an answer is tried."""
+    """What a spec makes of the draws of a check: worked out once, however often answers are tried."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[int, int], tuple[tuple[Any, ...], Any]] = {}
+        self.known: dict[tuple[int, int], tuple[Any, tuple[Any, ...], Any]] = {}
 
-    def of(
-        self,
-        number: int,
-        i: int,
-        how: Callable[..., Any],
-        spec: Callable[..., Any],
-        args: tuple[Any, ...],
-        keywords: dict[str, Any],
-    ) -> Any:
-        """how(spec, args, keywords) of draw i of case `number`."""
+    def of(self, number: int, i: int, spec: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """quickly_expected(spec, args, keywords) of draw i of case `number`."""
+        asked = getattr(spec, "__code__", spec), keywords
         before = self.known.get((number, i))
-        if before is None or not all(map(np.array_equal, before[0], args)):
-            before = self.known[number, i] = args, how(spec, args, keywords)
-        return before[1]
+        if before is None or before[0] != asked or not all(map(np.array_equal, before[1], args)):
+            before = self.known[number, i] = asked, args, quickly_expected(spec, args, keywords)
+        return before[2]
 
 
 def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> "
         why = "options need a spec and inputs, too" if options else f"{puzzle} is not in the course's cases"
         raise TypeError(f'{why}: check("{puzzle}", fn, spec, *inputs, ...)')
     names = ChainMap(getattr(inspect.unwrap(fn), "__globals__", {}), sys._getframe(1).f_globals)
-    answer = _Answer(puzzle, known, fn, names, holes_of(known, names) if known else {})
+    wanted = Wanted() if asked else _wanted(puzzle)
+    answer = _Answer(puzzle, known, fn, names, holes_of(known, names) if known else {}, wanted)
     to_write = untouched(known, answer.holes) if known else []
     apart: list[str] = []
     collection = current()
@@ -84,6 +85,12 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> "
     else:
         _show(verdict, answer, recorded=bool(known) and not to_write and not apart)
     return verdict
+
+
+@functools.lru_cache(maxsize=1)
+def _wanted(puzzle: str) -> Wanted:
+    """What the course expects in one puzzle, kept while a reader works on it."""
+    return Wanted()
 
 
 _WORDS = {
@@ -126,7 +133,7 @@ class _Answer:
     fn: Callable[..., Any]
     names: Mapping[str, Any]
     holes: dict[str, types.CodeType]
-    wanted: Wanted = dataclasses.field(default_factory=Wanted)
+    wanted: Wanted
     rounding: bool = True  # whether results must be rounded as well as the course's
 
     @property
@@ -224,12 +231,12 @@ class _Answer:
         """What would have to change in an answer, found by trying, and on which of the draws it has been tried."""
         from .isolate import isolated
 
-        wanted, rounding = Wanted(), "rounding" in {f.kind for f in verdict.findings}
+        rounding = "rounding" in {f.kind for f in verdict.findings}
 
         def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> "Verdict":
             with collecting(brief=True):
                 guard = Guard()
-                tried = _Answer(self.puzzle, self.known, fn, self.names, {}, wanted, rounding or only is None)
+                tried = _Answer(self.puzzle, self.known, fn, self.names, {}, self.wanted, rounding or only is None)
                 return _guarded(lambda: tried.judged(asked, guard, only), guard)
 
         def right(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> bool:
@@ -300,7 +307,7 @@ def check_call(
     def verdict() -> "Verdict":
         found = judge.run_case(tuple(args), want, Case(tuple(args), blocks, budget), first=True)
         if found is None and confirm:
-            found = judge.confirm(tuple(args), blocks, want)
+            found = judge.confirm(tuple(args), blocks, lambda: want)
         return judge.passed() if found is None else found
 
     return _guarded(verdict, judge.guard)

@@ -20,7 +20,6 @@ from .arrays import (
     expected,
     keyword_only,
     keywords_of,
-    quickly_expected,
 )
 from .collecting import is_brief
 from .guard import Guard, is_ours
@@ -29,6 +28,7 @@ from .inputs import Case, Input, Question, draw, seed_of
 if TYPE_CHECKING:
     from ..diagnose.findings import Diagnosis, Finding, Tolerance
     from ..diagnose.lookout import Lookout
+    from ..ir.capture import Programs
     from ..lens.machine import Figures, Run
     from ..view.verdict import Verdict
     from .claims import Choice, Claim, Helper
@@ -49,7 +49,7 @@ def judge_kernel(puzzle: str, judge: "Judge", asked: Question, only: tuple[int, 
         args = draw(case.inputs, np.random.default_rng(draw_seed))
         first = number == 0 and i == 0
         keywords = keywords_of(asked.spec, case.blocks)
-        want = judge.wanted.of(number, i, quickly_expected, asked.spec, args, keywords)
+        want = judge.wanted.of(number, i, asked.spec, args, keywords)
         verdict = judge.run_case(args, want, case, first=first)
         if verdict is not None:
             verdict.draw = number, i
@@ -71,7 +71,7 @@ def judge_arrays(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[in
             if number or i:
                 verdict.notes.append(_which(args, case, number, draw_seed))
             return verdict
-    return judge.passed()
+    return judge.confirmed(judge.passed())
 
 
 def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case, int, int]]:
@@ -151,6 +151,7 @@ class Judge:
         self.chip = CHIP  # that the answer asks for
         self.wanted = Wanted()
         self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first case, once it has passed
+        self.programs: tuple[dict[str, Any], Programs] = {}, {}  # of the blocks that were asked for last
         self.beyond = False  # whether JAX's simulator has run what the lens could not
 
     def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> "Verdict | None":
@@ -301,7 +302,9 @@ class Judge:
         why = "it has a bug"
         try:
             with time_limit(TIME_LIMIT_S, "your kernel"), self.lookout.watching():
-                run = trace(self.fn, *args, **blocks)
+                if self.programs[0] is not blocks:
+                    self.programs = blocks, {}
+                run = trace(_with(self.fn, blocks), *args, programs=self.programs[1])
                 self.chip = run.chip
                 return run
         except Refused:
@@ -337,11 +340,11 @@ class Judge:
         if self.example is None:
             return passed
         args, blocks = self.example
-        refused = self.confirm(args, blocks, expected(spec, args, keywords_of(spec, blocks)))
+        refused = self.confirm(args, blocks, lambda: expected(spec, args, keywords_of(spec, blocks)))
         return passed if refused is None else refused
 
-    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Verdict | None":
-        """The TPU front end and JAX's own simulator: None when both agree with a pass."""
+    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> "Verdict | None":
+        """The TPU front end and JAX's own simulator: None when both agree with a pass. want: makes what is expected."""
         from ..diagnose.findings import Finding
         from ..lens.machine import Run
         from ..lens.watchdog import TimeLimit
@@ -366,7 +369,7 @@ class Judge:
             late = isinstance(error, SimulatorTimeout | TimeLimit)
             verdict.notes.append(_TOO_LATE if late else _REFUSED)
             return verdict
-        findings = self._diagnosis(Run([], outputs, [], [], []), want).findings
+        findings = self._diagnosis(Run([], outputs, [], [], []), want()).findings
         if not findings:
             return None
         verdict = self._failed(findings)
@@ -427,7 +430,7 @@ class Judge:
 
 def _with(fn: Callable[..., Any], blocks: dict[str, Any]) -> Callable[..., Any]:
     """fn with its keywords, which may have any name: `chip`, for instance."""
-    return functools.partial(fn, **blocks)
+    return functools.update_wrapper(functools.partial(fn, **blocks), fn) if blocks else fn
 
 
 class CannotJudge(Exception):

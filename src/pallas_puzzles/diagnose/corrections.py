@@ -3,17 +3,16 @@
 import ast
 import copy
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .differences import Difference, Functions, Path, applied
 
-_SHOWN = 60  # characters: more than that is not told, it is for the reader to write
+_SHOWN = 80  # characters: more than that is not told, it is for the reader to write
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
 _BARE = 8  # characters that say nothing without what stands around them
 _MODULES = frozenset("jax jnp np pl pltpu lax".split())
-_LITTLE = 3  # parts that differ: more of them do not explain a difference
+_LITTLE = 2  # parts that differ: more of them do not explain a difference
 _CONTEXT = 44  # characters of what stands around a small difference
 
 
@@ -190,6 +189,8 @@ def _edit(answer: Functions, group: _Group, named: Mapping[str, str]) -> Edit:
         body = getattr(_at(tree, path[:-1]), field)
         there = {"behind": body[n - 1]} if n else {"before": body[0]} if body else {}
         return Edit(_program(first.should, named), **there)
+    if isinstance(first.was, ast.Name) and path == first.path:  # a value, where its name is used
+        return Edit(_program(first.should, named), first.was)
     while not (isinstance(was := _at(tree, path), ast.stmt) or (isinstance(was, ast.expr) and _stands_alone(was))):
         path = path[:-1]
     gone = path == first.path and first.should is None
@@ -253,7 +254,7 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: b
     if was is None:
         return "something is missing here", False
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
-    return wrong + (_used(was, should) if should is not None else ""), False
+    return wrong + (_used(was, should, _bound(tree)) if should is not None else ""), False
 
 
 def _opening(node: Any, named: Mapping[str, str]) -> str:
@@ -264,26 +265,25 @@ def _opening(node: Any, named: Mapping[str, str]) -> str:
     return f"{text[:_SHOWN].rstrip()} ..."
 
 
-def _used(was: Any, should: Any) -> str:
-    """What only one of two programs uses, where that is little: a hint at how they differ."""
-    mine, theirs = (Counter(_parts(node)) for node in (was, should))
-    missing, extra = ([f"`{part}`" for part in a - b] for a, b in ((theirs, mine), (mine, theirs)))
+def _used(was: Any, should: Any, own: set[str]) -> str:
+    """What only one of two programs uses, where that is little: a hint at how they differ. own: the answer's locals."""
+    mine, theirs = set(_parts(was)), set(_parts(should))
+    missing, extra = theirs - mine - (_bound(should) - own), mine - theirs - own
     if not 0 < len(missing) + len(extra) <= _LITTLE:
         return ""
-    needs, spare = " and ".join(missing), " and ".join(extra)
-    without = f"and not use {spare}" if needs else f"it should not use {spare}"
-    return ": " + ", ".join([*([f"it needs {needs}"] if needs else []), *([without] if spare else [])])
+    uses, spare = (" and ".join(f"`{part}`" for part in sorted(parts)) for parts in (missing, extra))
+    ways = [*([f"uses {uses}"] if uses else []), *([f"does without {spare}"] if spare else [])]
+    return f": a right one {' and '.join(ways)}"
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """The names that are given to values in a program."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _parts(node: ast.AST) -> Iterator[str]:
-    """The names, numbers and functions in a program."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and each.id not in _MODULES:
-            yield each.id
-        elif isinstance(each, ast.Attribute):
-            yield each.attr
-        elif isinstance(each, ast.Constant) and isinstance(each.value, int | float):
-            yield repr(each.value)
+    """The names in a program, without those of modules."""
+    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id not in _MODULES)
 
 
 def _stores(was: Any, should: Any) -> tuple[str, str] | None:
@@ -306,7 +306,7 @@ def _text(node: ast.AST | None, named: Mapping[str, str]) -> str:
         return ""
     if isinstance(node, ast.operator | ast.cmpop | ast.unaryop | ast.boolop):
         return _sign(node)
-    node = _Named(named).generic_visit(copy.deepcopy(node))
+    node = _with_names(node, named)
     if isinstance(node, ast.FunctionDef) and node.decorator_list:  # a body under pl.when
         return "\n".join([*(f"@{ast.unparse(d)}" for d in node.decorator_list), *map(ast.unparse, node.body)])
     return ast.unparse(node)
@@ -314,7 +314,7 @@ def _text(node: ast.AST | None, named: Mapping[str, str]) -> str:
 
 def _program(node: ast.AST | None, named: Mapping[str, str]) -> str:
     """The program of a node as a reader would write it down, "" for none."""
-    return "" if node is None else ast.unparse(_Named(named).generic_visit(copy.deepcopy(node)))
+    return "" if node is None else ast.unparse(_with_names(node, named))
 
 
 def _sign(operator: ast.AST) -> str:
@@ -329,10 +329,20 @@ def _sign(operator: ast.AST) -> str:
     return ast.unparse(ast.BinOp(_X, operator, _X))[2:-2]
 
 
+def _with_names(node: ast.AST, named: Mapping[str, str]) -> Any:
+    """A copy of a node, with names for the values inside of it, and not for the whole of it."""
+    copied = copy.deepcopy(node)
+    return _Named(named).visit(copied) if isinstance(node, ast.stmt) else _Named(named).generic_visit(copied)
+
+
 class _Named(ast.NodeTransformer):
     def __init__(self, named: Mapping[str, str]) -> None:
         self.named = named
 
     def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):  # not in the place of its own value
+            node.value = self.generic_visit(node.value)  # type: ignore[assignment]
+            return node
+        node = self.generic_visit(node)  # what is inside comes first: the reader's values are written in these names
         name = self.named.get(ast.unparse(node)) if isinstance(node, ast.expr) and self.named else None
-        return ast.Name(name, ast.Load()) if name else self.generic_visit(node)
+        return ast.Name(name, ast.Load()) if name else node

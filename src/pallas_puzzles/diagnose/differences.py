@@ -51,16 +51,37 @@ def straightened(function: ast.FunctionDef) -> ast.FunctionDef:
     if ast.get_docstring(tree, clean=False) is not None:
         tree.body = tree.body[1:] or [ast.Pass()]
     for block in [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]:
+        block.body = [one for each in block.body for one in _one_by_one(each)]  # type: ignore[attr-defined]
         _straighten(block.body, tree)  # type: ignore[attr-defined]
     return ast.fix_missing_locations(tree)
 
 
+def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
+    """`a, b = x, y` as two statements, where x and y do not use a and b."""
+    if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
+        return [statement]
+    target, value = statement.targets[0], statement.value
+    if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
+        return [statement]
+    names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+    starred = any(isinstance(each, ast.Starred) for each in (*target.elts, *value.elts))
+    if starred or any(isinstance(n, ast.Subscript | ast.Call) for n in ast.walk(target)) or names & _reads(value):
+        return [statement]
+    parts = zip(target.elts, value.elts, strict=True)
+    return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
+
+
+def _reads(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
 def values_with_names(function: ast.FunctionDef) -> dict[str, str]:
     """The names that a function gives to values, once each, by the text of the value."""
-    given = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
+    every = [one for n in ast.walk(function) if isinstance(n, ast.Assign) for one in _one_by_one(n)]
+    given = [n for n in every if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
     counts = Counter(n.targets[0].id for n in given)  # type: ignore[attr-defined]
     values = {ast.unparse(n.value): n.targets[0].id for n in given if counts[n.targets[0].id] == 1}  # type: ignore[attr-defined]
-    return {text: name for text, name in values.items() if len(text) > len(name)}
+    return {text: name for text, name in values.items() if not text.isidentifier() and not text.isnumeric()}
 
 
 def differences(answer: Functions, right: Functions) -> list[Difference]:
@@ -71,8 +92,27 @@ def differences(answer: Functions, right: Functions) -> list[Difference]:
     found = []
     for name, mine in answer.items():
         if name in right:
-            found += list(_of_function(mine, right[name]))
+            found += _at_their_uses(mine, list(_of_function(mine, right[name])))
     return found
+
+
+def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[Difference]:
+    """The differences, those of a value that has a name where the name is used, unless its definition is what is wrong:
+    no use of it is right, and what should stand there is not made of it."""
+
+    def definition(node: Any) -> Any:
+        return getattr(node, "defined", None)
+
+    uses = Counter(map(definition, ast.walk(function)))
+    alike = Counter((definition(d.was), _key(d.should)) for d in found)
+    there = []
+    for d in found:
+        defined, use = definition(d.was), getattr(d.was, "use", None)
+        made_of_it = d.should is not None and _key(d.was) in map(_key, ast.walk(d.should))
+        if use is not None and (made_of_it or alike[defined, _key(d.should)] < uses[defined]):
+            d = dataclasses.replace(d, was=use, line=use.lineno)
+        there.append(d)
+    return there
 
 
 def applied(answer: Functions, chosen: Sequence[Difference]) -> dict[str, ast.FunctionDef]:
@@ -155,11 +195,49 @@ def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
 
 
 def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Difference]:
-    theirs = _with_names_of(mine, theirs)
+    theirs = _in_order_of(mine, _with_names_of(mine, theirs))
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     found = [Difference(mine.name, p, a, b, line) for p, a, b, line in _between(mine, theirs, (), mine.lineno)]
     alike = sum(_change(d.was, d.should) for d in found) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
     yield from found if alike or len(found) <= _FEW else [whole]
+
+
+def _in_order_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
+    """The right function with its statements in the order of the answer's, as far as none overtakes one it needs."""
+    ordered = copy.deepcopy(theirs)
+    x, y = mine.body, ordered.body
+    like = sorted(((_likeness(a, b), -i, -j) for i, a in enumerate(x) for j, b in enumerate(y)), reverse=True)
+    place: dict[int, int] = {}
+    for share, i, j in like:
+        if share > 0 and -j not in place and -i not in place.values():
+            place[-j] = -i
+    wanted = [place.get(j, max((place[k] for k in place if k < j), default=-1)) for j in range(len(y))]
+    left, body = list(range(len(y))), []
+    while left:
+        free = [j for j in left if not any(_must_follow(y[j], y[k]) for k in left if k < j)]
+        left.remove(first := min(free, key=lambda j: (wanted[j], j)))
+        body.append(y[first])
+    ordered.body = body
+    return ordered
+
+
+def _must_follow(later: ast.stmt, earlier: ast.stmt) -> bool:
+    """Whether two statements cannot change places: one writes what the other reads or writes, or they do more."""
+    if any(isinstance(n, ast.Return | ast.Expr) for n in (later, earlier)):
+        return True
+    (reads, writes), (read, written) = _uses(later), _uses(earlier)
+    return bool(reads & written or writes & read or writes & written)
+
+
+def _uses(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """The names that a statement reads, and those it writes, or hands to a function that may write to a Ref."""
+    nodes = list(ast.walk(statement))
+    stored = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    stored |= {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
+    into = [n.value for n in nodes if isinstance(n, ast.Subscript) and not isinstance(n.ctx, ast.Load)]
+    handed = [a for n in nodes if isinstance(n, ast.Call) for a in (*n.args, *(k.value for k in n.keywords))]
+    refs = {n.id for n in (*into, *handed) if isinstance(n, ast.Name) and (n in into or n.id.endswith("_ref"))}
+    return _reads(statement), stored | refs
 
 
 def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[tuple[Path, Any, Any, int]]:
@@ -222,23 +300,34 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef) -> None:
 
 def _is_work(node: ast.AST) -> bool:
     """Whether a node is a call that would be made twice if it stood in two places."""
-    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") not in ("program_id", "num_programs", "arange")
+    return isinstance(node, ast.Call) and not _is_step(node) and getattr(node.func, "attr", "") != "arange"
+
+
+def _is_step(node: ast.AST) -> bool:
+    """Whether a node is the index of a step, or their number: as good as a name."""
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("program_id", "num_programs")
 
 
 _SHORT = 12  # nodes of a value that may stand in several places
 
 
 class _Inlined(ast.NodeTransformer):
+    """Puts a value in the place of its name. It keeps the name (use), and where it stands in the text (defined)."""
+
     def __init__(self, name: str, value: ast.expr) -> None:
         self.name, self.value = name, value
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return copy.deepcopy(self.value) if node.id == self.name and isinstance(node.ctx, ast.Load) else node
+        if node.id != self.name or not isinstance(node.ctx, ast.Load):
+            return node
+        value: Any = copy.deepcopy(self.value)
+        value.use, value.defined = node, (value.lineno, value.col_offset)
+        return value
 
 
 def _comparable(a: ast.AST, b: ast.AST) -> bool:
     """Whether two nodes of one type may be compared part by part."""
-    if isinstance(a, ast.Name | ast.Constant | ast.arguments):
+    if isinstance(a, ast.Name | ast.Constant | ast.arguments) or _is_step(a):
         return False
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return len(a.args) == len(b.args)
@@ -357,7 +446,10 @@ def _key(node: Any) -> str:
 
 
 def _size(node: ast.AST) -> int:
-    return sum(1 for n in ast.walk(node) if not isinstance(n, ast.expr_context))
+    """How many nodes a program has; the index of a step counts as one, as the name that it often has."""
+    if _is_step(node):
+        return 1
+    return 1 + sum(_size(n) for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr_context))
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -677,11 +677,17 @@ def _asks_for_sparse_cores(error: Exception) -> bool:
     return "SparseCore" in str(error)
 
 
-def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) -> Capture:
+Programs = dict[Any, Any]  # what the traces of one function have made, by the shapes of its arguments
+
+
+def capture(
+    fn: Callable[..., Any], *args: Any, on_call: OnCall, programs: Programs | None = None, **kwargs: Any
+) -> Capture:
     """Traces `fn(*args, **kwargs)` and runs it eagerly; every pallas_call that is reached goes to `on_call`.
 
     args: arrays, or pytrees of arrays; kwargs: static (block sizes and the like).
     on_call(call, equation, values) returns the outputs of that call as arrays.
+    programs: shared by captures of the same function with the same kwargs. As under jit, equal shapes are traced once.
     Raises whatever tracing the reader's code raises, and `Beyond` for what cannot be followed.
     """
     leaves, tree = jax.tree.flatten(args)
@@ -692,10 +698,15 @@ def capture(fn: Callable[..., Any], *args: Any, on_call: OnCall, **kwargs: Any) 
     flat_fn.__name__ = getattr(fn, "__name__", "fn")
     leaves = [x if isinstance(x, jax.Array) and not _is_plain(x) else np.asarray(x) for x in leaves]
 
+    known: Programs = {} if programs is None else programs
+
     def on(chip: str) -> Capture:
+        key = chip, tree, tuple((np.shape(x), str(x.dtype)) for x in leaves)
         with on_chip(chip), tracing():
-            with _own_lines():
-                closed, out_shape = _traced(flat_fn, leaves)
+            if key not in known:
+                with _own_lines():
+                    known[key] = _traced(flat_fn, leaves)
+            closed, out_shape = known[key]
             evaluator = Evaluator(on_call)
             flat_out = evaluator.run(_discharged(closed), leaves)
         from_kernel = [id(y) in evaluator.made for y in flat_out]

@@ -36,28 +36,29 @@ def in_float64(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str
 
 
 def _program(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, list[Any]] | None:
-    """A spec's program, and what it takes; None for a spec that JAX cannot trace.
-
-    A spec may look at integers: lengths, for instance, become shapes.
-    """
-    for given in _known(args):
-        rest = [np.asarray(x) for n, x in enumerate(args) if n not in given]
-
-        def traced(*rest: Any, given: dict[int, Any] = given) -> Any:
-            others = iter(rest)
-            return spec(*(given[n] if n in given else next(others) for n in range(len(args))), **keywords)
-
+    """A spec's program, and what it takes; None for a spec that JAX cannot trace."""
+    for traced, rest in traceable(spec, args, keywords):
         with contextlib.suppress(Exception):
             return jax.make_jaxpr(traced)(*rest), rest
     return None
 
 
-def _known(args: Sequence[Any]) -> Iterator[dict[int, Any]]:
-    """Arguments that are no tracers while a spec is traced: none, else those of integers."""
-    yield {}
-    whole = {n: np.asarray(x) for n, x in enumerate(args) if np.asarray(x).dtype.kind in "iu"}
-    if whole:
-        yield whole
+def traceable(
+    spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]
+) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
+    """(function, its arguments): a spec with everything to be traced, and with its integers as they are.
+
+    A spec may look at integers: lengths, for instance, become shapes.
+    """
+    whole = [n for n, x in enumerate(args) if np.asarray(x).dtype.kind in "iu"]
+    for kept in ([], whole) if whole else ([],):
+        given = {n: np.asarray(args[n]) for n in kept}
+
+        def traced(*rest: Any, given: dict[int, Any] = given) -> Any:
+            others = iter(rest)
+            return spec(*(given[n] if n in given else next(others) for n in range(len(args))), **keywords)
+
+        yield traced, [np.asarray(x) for n, x in enumerate(args) if n not in given]
 
 
 def _in_numpy(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from ..ir.capture import (
     Call,
     Operand,
     Outside,
+    Programs,
     SourceLine,
     arg_names,
     capture,
@@ -998,10 +999,17 @@ class Run:
     chip: str = CHIP  # that the function was traced for
 
 
-def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: int = MAX_STEPS, **kwargs: Any) -> Run:
+def trace(
+    fn: Callable[..., Any],
+    *args: Any,
+    detail: bool = True,
+    max_steps: int = MAX_STEPS,
+    programs: Programs | None = None,
+    **kwargs: Any,
+) -> Run:
     """Runs `fn(*args, **kwargs)` with every pallas_call in the machine.
 
-    args: arrays or pytrees of arrays; kwargs: static values such as block sizes.
+    args: arrays or pytrees of arrays; kwargs: static values such as block sizes. programs: see ir.capture.capture.
     Raises Beyond for what the machine cannot follow, and whatever tracing the reader's code raises.
     """
     traces: list[Trace] = []
@@ -1010,7 +1018,7 @@ def trace(fn: Callable[..., Any], *args: Any, detail: bool = True, max_steps: in
         traces.append(run_call(call, detail=detail, max_steps=max_steps))
         return list(traces[-1].outputs)
 
-    seen = capture(fn, *args, on_call=on_call, **kwargs)
+    seen = capture(fn, *args, on_call=on_call, programs=programs, **kwargs)
     return Run(traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls, seen.chip)
 
 
