@@ -8,6 +8,7 @@ and 0.12.0.1.
 import collections
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -91,13 +92,13 @@ class Call:
         return math.prod(self.grid.values())
 
     def lines(self, known: Callable[[tuple[str, int]], bool], work: Work) -> dict[tuple[str, int], float]:
-        """(file, line) that is `known` -> how many warpgroups run it, the mean over the equations that stand there."""
+        """(file, line) that is `known` -> how many warpgroups run it, the median of the equations that stand there."""
         runs: dict[tuple[str, int], list[float]] = {}
         for key, eqn in self.equations.items():
             place = next((at for at in _places(eqn) if known(at)), None)
             if place is not None:
                 runs.setdefault(place, []).append(work.runs[key])
-        return {place: sum(each) / len(each) for place, each in runs.items()}
+        return {place: statistics.median_low(each) for place, each in runs.items()}
 
 
 def calls(program: Any, values: Sequence[Any]) -> list[Call]:
