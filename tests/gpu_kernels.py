@@ -1,86 +1,347 @@
-"""Kernels for the tests of the GPU compiler, and the mark for tests that need it."""
+"""Small kernels for a GPU, right and with one mistake each: for the tests of the machine, and for benchmarks."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
+import numpy as np
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_puzzles.targets.gpu import compiler
-
-needs_compiler = pytest.mark.skipif(compiler.missing() is not None, reason=str(compiler.missing()))
-
-
-def shape(*sizes, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(sizes, dtype)
+S = jax.ShapeDtypeStruct
+TILES = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+Case = tuple[Callable[..., Any], tuple[np.ndarray, ...], Any]  # a function, its arguments, what is right
 
 
-def softmax(x):
-    def kernel(x_gmem, o_gmem):
-        row = jax.lax.axis_index("row")
-        x = x_gmem[row]
-        p = jnp.exp(x - jnp.max(x))
-        o_gmem[row] = p / jnp.sum(p)
-
-    return plgpu.kernel(kernel, out_type=x, grid=(x.shape[0],), grid_names=("row",))(x)
+def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def copied(x, *, bm=64):
-    """x + 1, by way of SMEM."""
+def double(
+    steps: int = 4,
+    wait: bool = True,
+    commit: bool = True,
+    wait_out: bool = True,
+    last: bool = True,
+    arrivals: int = 1,
+    copies: int = 1,
+    waits: int = 1,
+    store: bool = True,
+) -> Case:
+    """o = 2 x in tiles of 64 rows: copied in, computed, copied out, with two slots."""
 
-    def kernel(x_gmem, o_gmem, x_smem, o_smem, barrier):
-        rows = pl.ds(jax.lax.axis_index("i") * bm, bm)
-        plgpu.copy_gmem_to_smem(x_gmem.at[rows], x_smem, barrier)
-        plgpu.barrier_wait(barrier)
-        o_smem[...] = x_smem[...] + 1
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[rows])
+    def body(x_gmem, o_gmem, x_smem, o_smem, bar):
+        for i in range(steps):
+            rows = pl.ds(i * 64, 64)
+            for _ in range(copies):
+                plgpu.copy_gmem_to_smem(x_gmem.at[rows], x_smem.at[i % 2], bar.at[i % 2])
+            for _ in range(waits if wait else 0):
+                plgpu.barrier_wait(bar.at[i % 2])
+            if wait_out:
+                plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+            o_smem[i % 2] = x_smem[i % 2] * 2
+            if commit:
+                plgpu.commit_smem()
+            if store:
+                plgpu.copy_smem_to_gmem(o_smem.at[i % 2], o_gmem.at[rows])
+        if last:
+            plgpu.wait_smem_to_gmem(0)
+
+    x = normal(64 * steps, 128)
+    slots = [plgpu.SMEM((2, 64, 128), jnp.float32)] * 2
+    bars = plgpu.Barrier(num_barriers=2, num_arrivals=arrivals)
+    return plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=[*slots, bars]), (x,), 2 * x
+
+
+def matmul(wait: bool = True, steps: int = 4, in_registers: bool = False, early: bool = False) -> Case:
+    """a @ b, 64 x 64, by wgmma over k with two slots. early: reads the accumulator of a product that is on its way."""
+
+    def body(a_gmem, b_gmem, o_gmem, a_smem, b_smem, bars):
+        def copy(k, slot):
+            part = pl.ds(k * 64, 64)
+            plgpu.copy_gmem_to_smem(a_gmem.at[:, part], a_smem.at[slot], bars.at[slot])
+            plgpu.copy_gmem_to_smem(b_gmem.at[part], b_smem.at[slot], bars.at[slot])
+
+        def scope(acc):
+            for k in range(steps):
+                slot = k % 2
+                plgpu.barrier_wait(bars.at[slot])
+                a = a_smem[slot] if in_registers else a_smem.at[slot]
+                plgpu.wgmma(acc, a, b_smem.at[slot])
+                if wait:
+                    plgpu.wgmma_wait(0)
+                if in_registers:
+                    plgpu.commit_smem()
+                if k + 2 < steps:
+                    copy(k + 2, slot)
+            return acc[...]
+
+        for k in range(2):
+            copy(k, k)
+        o_gmem[...] = pl.run_scoped(scope, plgpu.ACC((64, 64)))
+
+    a, b = normal(64, 64 * steps, dtype=jnp.bfloat16), normal(64 * steps, 64, dtype=jnp.bfloat16, seed=1)
+    slots = [plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=TILES)] * 2
+    bars = plgpu.Barrier(num_barriers=2, num_arrivals=2)
+    kernel = plgpu.kernel(body, out_type=S((64, 64), jnp.float32), scratch_types=[*slots, bars])
+    return kernel, (a, b), a.astype(np.float32) @ b.astype(np.float32)
+
+
+def specialised(release: bool = True, wait_full: bool = True, wait_empty: bool = True) -> Case:
+    """Warpgroup 1 copies, warpgroup 0 computes."""
+
+    def body(x_gmem, o_gmem, x_smem, full, empty):
+        wg = lax.axis_index("wg")
+
+        @pl.when(wg == 1)
+        def _():
+            @pl.loop(0, 8)
+            def _(i):
+                if wait_empty:
+
+                    @pl.when(i >= 2)
+                    def _():
+                        plgpu.barrier_wait(empty.at[i % 2])
+
+                plgpu.copy_gmem_to_smem(x_gmem.at[i], x_smem.at[i % 2], full.at[i % 2])
+
+        @pl.when(wg == 0)
+        def _():
+            @pl.loop(0, 8)
+            def _(i):
+                if wait_full:
+                    plgpu.barrier_wait(full.at[i % 2])
+                o_gmem[i] = x_smem[i % 2] * 2
+                plgpu.commit_smem()
+                if release:
+                    plgpu.barrier_arrive(empty.at[i % 2])
+
+    x = normal(8, 64, 128)
+    scratch = [plgpu.SMEM((2, 64, 128), jnp.float32), plgpu.Barrier(num_barriers=2), plgpu.Barrier(num_barriers=2)]
+    kernel = plgpu.kernel(body, out_type=S(x.shape, x.dtype), num_threads=2, thread_name="wg", scratch_types=scratch)
+    return kernel, (x,), 2 * x
+
+
+def handed_over(sync: bool = True) -> Case:
+    """Warpgroup 0 stores into SMEM, warpgroup 1 reads it."""
+
+    def body(o_gmem, s_smem, bar):
+        wg = lax.axis_index("wg")
+
+        @pl.when(wg == 0)
+        def _():
+            s_smem[...] = jnp.full((64, 128), 3.0)
+            plgpu.barrier_arrive(bar)
+
+        @pl.when(wg == 1)
+        def _():
+            if sync:
+                plgpu.barrier_wait(bar)
+            o_gmem[...] = s_smem[...]
+
+    scratch = [plgpu.SMEM((64, 128), jnp.float32), plgpu.Barrier()]
+    out = S((64, 128), jnp.float32)
+    kernel = plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg", scratch_types=scratch)
+    return kernel, (), np.full((64, 128), 3.0, np.float32)
+
+
+def rows(where: Callable[[Any], Any] = lambda i: i, source: Callable[[Any], Any] = lambda i: i) -> Case:
+    """Each of four CTAs copies one row."""
+
+    def body(x_gmem, o_gmem):
+        i = lax.axis_index("i")
+        o_gmem[where(i)] = x_gmem[source(i)]
+
+    x = normal(4, 128)
+    return plgpu.kernel(body, out_type=S(x.shape, x.dtype), grid=(4,), grid_names=("i",)), (x,), x
+
+
+def turns(both: bool = True) -> Case:
+    """Two warpgroups meet at a barrier of two arrivals."""
+
+    def body(o_gmem, turn):
+        wg = lax.axis_index("wg")
+        pl.when((wg == 0) | both)(lambda: plgpu.barrier_arrive(turn))
+        plgpu.barrier_wait(turn)
+        o_gmem[wg] = jnp.zeros((128,))
+
+    out, scratch = S((2, 128), jnp.float32), [plgpu.Barrier(num_arrivals=2)]
+    kernel = plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg", scratch_types=scratch)
+    return kernel, (), np.zeros((2, 128), np.float32)
+
+
+def multicast(all_copy: bool = True) -> Case:
+    """The two CTAs of a cluster share one copy."""
+
+    def body(x_gmem, o_gmem, x_smem, bar):
+        c = lax.axis_index("c")
+
+        def copy():
+            plgpu.copy_gmem_to_smem(x_gmem, x_smem, bar, collective_axes="c")
+
+        pl.when((c == 0) | all_copy)(copy)
+        plgpu.barrier_wait(bar)
+        o_gmem[c] = x_smem[...]
+
+    x, scratch = normal(64, 128), [plgpu.SMEM((64, 128), jnp.float32), plgpu.Barrier()]
+    out = S((2, 64, 128), jnp.float32)
+    kernel = plgpu.kernel(body, out_type=out, scratch_types=scratch, cluster=(2,), cluster_names=("c",))
+    return kernel, (x,), np.stack([x, x])
+
+
+def ragged(n: int = 200) -> Case:
+    """A copy in tiles of 64 rows, the last of which reaches beyond the end."""
+
+    def body(x_gmem, o_gmem, x_smem, bar):
+        part = pl.ds(lax.axis_index("i") * 64, 64)
+        plgpu.copy_gmem_to_smem(x_gmem.at[part], x_smem, bar)
+        plgpu.barrier_wait(bar)
+        plgpu.copy_smem_to_gmem(x_smem, o_gmem.at[part])
         plgpu.wait_smem_to_gmem(0)
 
-    block = plgpu.SMEM((bm, x.shape[1]), x.dtype)
-    return plgpu.kernel(
-        kernel,
-        out_type=x,
-        grid=(x.shape[0] // bm,),
-        grid_names=("i",),
-        scratch_types=[block, block, plgpu.Barrier()],
-    )(x)
+    x, scratch = normal(n, 128), [plgpu.SMEM((64, 128), jnp.float32), plgpu.Barrier()]
+    kernel = plgpu.kernel(
+        body, out_type=S(x.shape, x.dtype), grid=(-(-n // 64),), grid_names=("i",), scratch_types=scratch
+    )
+    return kernel, (x,), x
 
 
-def matmul(a, b, *, tm=64, tn=64, tk=64):
-    """a @ b by wgmma, a step at a time."""
-    (m, k), n = a.shape, b.shape[1]
-    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+def pipeline(steps: int = 16, depth: int = 2) -> Case:
+    """o = 2 x by emit_pipeline, with an output."""
 
-    def kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, o_smem, barrier):
-        rows, columns = jax.lax.axis_index("i") * tm, jax.lax.axis_index("j") * tn
+    def body(x_gmem, o_gmem):
+        def step(_, x_smem, o_smem):
+            o_smem[...] = x_smem[...] * 2
 
-        def scope(acc_ref):
-            @pl.loop(0, k // tk)
-            def _(step):
-                inner = pl.ds(step * tk, tk)
-                plgpu.copy_gmem_to_smem(a_gmem.at[pl.ds(rows, tm), inner], a_smem, barrier)
-                plgpu.copy_gmem_to_smem(b_gmem.at[inner, pl.ds(columns, tn)], b_smem, barrier)
-                plgpu.barrier_wait(barrier)
-                plgpu.wgmma(acc_ref, a_smem, b_smem)
-                plgpu.wgmma_wait(0)
+        spec = plgpu.BlockSpec((64, 128), lambda i: (i, 0))
+        plgpu.emit_pipeline(step, grid=(steps,), in_specs=[spec], out_specs=[spec], max_concurrent_steps=depth)(
+            x_gmem, o_gmem
+        )
 
-            return acc_ref[...]
+    x = normal(64 * steps, 128)
+    return plgpu.kernel(body, out_type=S(x.shape, x.dtype)), (x,), 2 * x
 
-        o_smem[...] = pl.run_scoped(scope, plgpu.ACC((tm, tn))).astype(o_gmem.dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[pl.ds(rows, tm), pl.ds(columns, tn)])
-        plgpu.wait_smem_to_gmem(0)
 
-    return plgpu.kernel(
-        kernel,
-        out_type=shape(m, n, dtype=a.dtype),
-        grid=(m // tm, n // tn),
-        grid_names=("i", "j"),
-        scratch_types=[
-            plgpu.SMEM((tm, tk), a.dtype, transforms=swizzled),
-            plgpu.SMEM((tk, tn), a.dtype, transforms=swizzled),
-            plgpu.SMEM((tm, tn), a.dtype, transforms=swizzled),
-            plgpu.Barrier(num_arrivals=2),
-        ],
-    )(a, b)
+def specialised_pipeline() -> Case:
+    """o = 2 x by emit_pipeline_warp_specialized, with an output."""
+
+    def body(x_gmem, o_gmem):
+        def step(_, x_smem, o_smem):
+            o_smem[...] = x_smem[...] * 2
+
+        spec = plgpu.BlockSpec((64, 128), lambda i, j: (i, j))
+        plgpu.emit_pipeline_warp_specialized(
+            step,
+            grid=(4, 4),
+            memory_registers=40,
+            num_compute_wgs=1,
+            wg_axis="wg",
+            in_specs=[spec],
+            out_specs=[spec],
+            max_concurrent_steps=2,
+        )(x_gmem, o_gmem)
+
+    x = normal(256, 512)
+    return plgpu.kernel(body, out_type=S(x.shape, x.dtype), num_threads=2, thread_name="wg"), (x,), 2 * x
+
+
+def counted(signals: bool = True) -> Case:
+    """The last CTA waits at a semaphore in GMEM for all others, and sums what they stored."""
+
+    def body(x_gmem, part_gmem, o_gmem, done):
+        i = lax.axis_index("i")
+        part_gmem[i] = x_gmem[i]
+        pl.when((i > 0) | signals)(lambda: pl.semaphore_signal(done))
+
+        @pl.when(i == 0)
+        def _():
+            pl.semaphore_wait(done, 4)
+            o_gmem[...] = part_gmem[0] + part_gmem[1] + part_gmem[2] + part_gmem[3]
+
+    x = normal(4, 128)
+    out = (S(x.shape, x.dtype), S((128,), x.dtype))
+    kernel = plgpu.kernel(body, out_type=out, grid=(4,), grid_names=("i",), scratch_types=[plgpu.SemaphoreType.REGULAR])
+    return lambda x: kernel(x)[1], (x,), x.sum(0)
+
+
+def scheduled() -> Case:
+    """Rows that CTAs take over from those that have not started."""
+
+    def body(x_gmem, o_gmem):
+        @plgpu.dynamic_scheduling_loop(("i",))
+        def _(info):
+            o_gmem[info.index[0]] = x_gmem[info.index[0]] * 2
+
+    x = normal(8, 128)
+    return plgpu.kernel(body, out_type=S(x.shape, x.dtype), grid=(8,), grid_names=("i",)), (x,), 2 * x
+
+
+def refilled(commit: bool = False) -> Case:
+    """Reads a slot, and copies into it again."""
+
+    def body(x_gmem, o_gmem, x_smem, bar):
+        for i in range(3):
+            part = pl.ds(i * 64, 64)
+            plgpu.copy_gmem_to_smem(x_gmem.at[part], x_smem, bar)
+            plgpu.barrier_wait(bar)
+            o_gmem[part] = x_smem[...] * 2
+            if commit:
+                plgpu.commit_smem()
+
+    x, scratch = normal(192, 128), [plgpu.SMEM((64, 128), jnp.float32), plgpu.Barrier()]
+    return plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=scratch), (x,), 2 * x
+
+
+def held(slots: int) -> Case:
+    """Holds so many times 128 KB of SMEM."""
+
+    def body(x_gmem, o_gmem, x_smem, bar):
+        plgpu.copy_gmem_to_smem(x_gmem, x_smem.at[0], bar)
+        plgpu.barrier_wait(bar)
+        o_gmem[...] = x_smem[0]
+
+    x, scratch = normal(256, 128), [plgpu.SMEM((slots, 256, 128), jnp.float32), plgpu.Barrier()]
+    return plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=scratch), (x,), x
+
+
+RIGHT: dict[str, Callable[[], Case]] = {
+    "copies": double,
+    "matmul": matmul,
+    "A from registers": lambda: matmul(in_registers=True),
+    "producer and consumer": specialised,
+    "handed over": handed_over,
+    "rows": rows,
+    "turns": turns,
+    "multicast": multicast,
+    "ragged": ragged,
+    "emit_pipeline": pipeline,
+    "emit_pipeline_warp_specialized": specialised_pipeline,
+    "semaphore": counted,
+    "dynamic_scheduling_loop": scheduled,
+    "refilled": lambda: refilled(commit=True),
+}
+
+# name -> (kernel, kind of the finding, text of the reader's line, part of what is said)
+MISTAKES: dict[str, tuple[Callable[[], Case], str, str, str]] = {
+    "no barrier_wait": (lambda: double(wait=False), "no-wait", "o_smem[i % 2] = ", "plgpu.barrier_wait"),
+    "no commit_smem": (lambda: double(commit=False), "no-commit", "copy_smem_to_gmem(o_smem", "plgpu.commit_smem()"),
+    "output slot reused": (lambda: double(wait_out=False), "reused", "o_smem[i % 2] = ", "wait_smem_to_gmem"),
+    "no last wait": (lambda: double(last=False), "store-in-flight", "copy_smem_to_gmem(o_smem", "wait_smem_to_gmem(0)"),
+    "two copies, one arrival": (lambda: double(copies=2), "no-wait", "o_smem[i % 2] = ", "plgpu.barrier_wait"),
+    "num_arrivals=2, one copy": (lambda: double(arrivals=2), "deadlock", "barrier_wait(bar", "[0] has 1 of 2 arrivals"),
+    "waits twice": (lambda: double(waits=2), "deadlock", "barrier_wait(bar", "0 of 1 arrival in its round 1"),
+    "never stored": (lambda: double(store=False), "output-unwritten", "def body(x_gmem, o_gmem, x_smem", "o_gmem"),
+    "no wgmma_wait": (lambda: matmul(wait=False), "reused", "copy_gmem_to_smem(a_gmem", "plgpu.wgmma_wait(0)"),
+    "no wait for full": (lambda: specialised(wait_full=False), "unwritten", "o_gmem[i] = ", "nobody has written"),
+    "no wait for empty": (lambda: specialised(wait_empty=False), "race", "copy_gmem_to_smem(x_gmem.at[i]", "a barrier"),
+    "slot never released": (lambda: specialised(release=False), "deadlock", "barrier_wait(", "waits for ever"),
+    "warpgroups not in step": (lambda: handed_over(sync=False), "race", "o_gmem[...] = s_smem", "warpgroup 0"),
+    "CTAs store one row": (lambda: rows(where=lambda i: 0), "race", "o_gmem[where(i)]", "CTA 0"),
+    "GMEM out of bounds": (lambda: rows(source=lambda i: i + 1), "bounds", "o_gmem[where(i)]", "index 4"),
+    "half arrives": (lambda: turns(both=False), "deadlock", "barrier_wait(turn", "1 of 2 arrivals"),
+    "multicast by one CTA": (lambda: multicast(all_copy=False), "deadlock", "barrier_wait(bar", "multicast"),
+    "512 KB of SMEM": (lambda: held(4), "smem", "def body(x_gmem, o_gmem, x_smem", "512"),
+    "semaphore one short": (lambda: counted(signals=False), "deadlock", "semaphore_wait(done", "3 of 4"),
+}  # fmt: skip

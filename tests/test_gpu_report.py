@@ -11,7 +11,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from gpu_kernels import copied, matmul, needs_compiler, shape, softmax
+from gpu_compiled import copied, matmul, needs_compiler, shape, softmax
 from pallas_puzzles import gpu_report, normal
 from pallas_puzzles.targets.gpu import compiler, lowering, sass, work
 from pallas_puzzles.targets.gpu.chips import CHIPS, LAUNCH_S, REACHED, chip, chips, occupancy
@@ -197,7 +197,7 @@ def test_a_report_fits_on_a_screen_and_has_every_figure(product):
     kernel, text = only_kernel(product), str(product)
     assert len(text.splitlines()) <= LINES
     assert max(map(len, text.splitlines())) <= COLUMNS
-    for told in (f"{kernel.registers} per thread", "64 CTAs", "HGMMA 4", "gpu_kernels.py:", "(an estimate)"):
+    for told in (f"{kernel.registers} per thread", "64 CTAs", "HGMMA 4", "gpu_compiled.py:", "(an estimate)"):
         assert told in text
         assert told in product._repr_html_()
     told = json.loads(json.dumps(product.to_json(), allow_nan=False))

@@ -201,7 +201,7 @@ def test_a_mistake_in_it_is_told_with_its_step():
     assert verdict.status == "failed"
     told = " ".join(str(verdict).split())
     assert "of the pipeline in kernel, grid index (0, 0): the kernel reads 8 elements of o_ref" in told
-    assert "@pl.when(pl.program_id(1) == 0)" in told
+    assert "where pl.program_id(1) == 0" in told
 
 
 def test_one_that_the_lens_does_not_know_is_followed_as_jax_spells_it_out():

@@ -639,7 +639,6 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 
 # %% flash_attention/6: blocks without a mask are worked on twice
-# elsewhere: the definition of sees_some is as good a place to mend it
 # causal_kernel: `(sees_some & jnp.logical_not(sees_all))` -> `(sees_some)`
 # causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 

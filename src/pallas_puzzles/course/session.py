@@ -278,15 +278,16 @@ class _Session:
 
         line = _where(error, self.files)
         begun = any(frame.f_code is check.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
-        place = f"It stands at {line}" if line else "It happens"
-        cause = f"{_what(error)}. {place}, {'after the check had begun' if begun else 'before the check is reached'}."
-        stops = "ends the check" if begun else "stops the notebook before the check"
+        what = _what(error)
+        cause = what if what.endswith("?") else f"{what}."
+        here = f"the check of {self.target.id}"
+        stops = f"ends {here}, which had begun" if begun else f"stops the notebook before {here}"
         earlier = [f"earlier, {self.notes[0]}"] if self.notes and isinstance(error, NameError) else []
         return Verdict(
             puzzle=self.target.id,
             status="error",
             findings=[Finding("error", cause, earlier, line)],
-            headline=f"{line or 'Your file'} {stops} of {self.target.id}",
+            headline=f"{line or 'Your file'} {stops}",
             next=f"{'Remove' if isinstance(error, SystemExit) else 'Fix'} that line, then check again.",
             notes=self.notes[:1],
             traceback="".join(traceback.format_exception(error)),

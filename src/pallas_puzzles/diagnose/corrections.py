@@ -8,7 +8,7 @@ from typing import Any
 
 from .differences import Difference, Functions, Path, applied
 
-_SHOWN = 80  # characters: more than that is not told, it is for the reader to write
+_SHOWN = 60  # characters: more than that is not told, it is for the reader to write
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
 _BARE = 8  # characters that say nothing without what stands around them
 _MODULES = frozenset("jax jnp np pl pltpu lax".split())

@@ -225,13 +225,14 @@ def _scatter(e: _Errors) -> Excess:
     words = f"the error is {times(e.ratio)} that of {than}, though each value is nearly right."
     if e.narrow:
         advice = (
-            f"Something is rounded to {e.dtype} once too often, for instance a product or an accumulator that is kept "
-            f"in {e.dtype}; or the formula is another one, close to the right one."
+            f"Something is rounded to {e.dtype} once too often: a product, a sum, or a function that is worked out in "
+            f"{e.dtype}. Or the formula is another one, close to the right one."
         )
     else:
         advice = (
-            "This is rounding, not logic. A float32 keeps seven digits of a number, however large it is: a small "
-            "difference of large numbers keeps fewer. Subtract first, while the numbers are exact."
+            "This is rounding, not logic. A float32 keeps seven digits of a number, however large it is. Where two "
+            "large numbers nearly cancel, few digits are left: subtract them before anything is added. And scale a "
+            "sum once, at its end."
         )
     return Excess("scatter", e.ratio, e.ratio, words, advice)
 

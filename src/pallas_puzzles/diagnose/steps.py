@@ -27,4 +27,4 @@ def first_step_test(trace: Trace, ref: str = "") -> str:
     if not tests:
         return "on the first step of every output block"
     both = " & ".join(f"({test})" for test in tests) if len(tests) > 1 else tests[0]
-    return f"on the first step of every output block: @pl.when({both})"
+    return f"on the first step of every output block, where {both}"

@@ -323,6 +323,14 @@ def _dot_general(
     return product.reshape(*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf))
 
 
+def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The product of two matrices, in float32 for narrower floats and int32 for integers."""
+    x, y = np.asarray(x), np.asarray(y)
+    x, y = (_wide(x), _wide(y)) if is_floating(x.dtype) else (x.astype(np.int32), y.astype(np.int32))
+    with _one_thread(2 * x.size * y.shape[-1]):
+        return np.matmul(x, y)
+
+
 def bitcast(x: np.ndarray, dtype: Any, dim: int = -2) -> np.ndarray:
     """The same bits as another type: `dim` grows or shrinks by the ratio of the widths."""
     x, dtype = np.asarray(x), np.dtype(dtype)

@@ -134,12 +134,13 @@ def locate(
     *,
     value_of: Callable[[Any], Any] = np.asarray,
     tiled: bool = False,
+    clips: bool = False,
 ) -> Place:
     """The place in an array that a Ref's transforms point to. Raises Beyond for a kind that is not known here.
 
     out_of_bounds is told of an access outside of the array, which is then clamped, as interpret mode does. tiled: the
-    array has whole tiles of memory, so that a slice may end in the padding of its last one. value_of: what an index
-    holds that is a Ref itself.
+    array has whole tiles of memory, so that a slice may end in the padding of its last one. clips: a slice may end
+    anywhere beyond the array, and only what is inside is there. value_of: what an index holds that is a Ref itself.
     """
     place = Place(shape, dtype)
     there = shape  # what there really is of place.shape
@@ -150,7 +151,7 @@ def locate(
             continue
         if _is_indexer(t):
             room = _whole_tiles(there, place.dtype) if tiled else there
-            noted = out_of_bounds if n == last else None
+            noted = out_of_bounds if n == last and not clips else None
             key, place.shape, there = _key(t, there, room, noted, value_of)
             place.steps.append(key)
             place.clipped = there != place.shape

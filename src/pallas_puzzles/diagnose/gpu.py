@@ -1,0 +1,173 @@
+"""What the machine for GPU kernels saw, as findings: a sentence or two each, with the reader's lines and what to do."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from ..ir.capture import SourceLine
+from ..lens.gpu.findings import Finding as Seen
+from ..lens.gpu.findings import Waiter
+from ..text import human_bytes, plural
+from .findings import Finding
+
+
+def findings_of(seen: Iterable[Seen]) -> Iterator[Finding]:
+    """What a reader is told, the causes before what follows from them."""
+    for found in sorted(seen, key=lambda f: _ORDER.index(f.kind)):
+        near = [line for line in (found.other_line, *_lines_of(found.waiters)) if line is not None]
+        times = f"This happens {plural(found.times, 'time')}." if found.times > 1 else ""
+        evidence = [*_waiting(found.waiters), *([times] if times else [])]
+        yield Finding(found.kind, _WORDS[found.kind](found), evidence, found.line, operand=found.ref, near=near)
+
+
+def _lines_of(waiters: Iterable[Waiter]) -> Iterator[SourceLine | None]:
+    for waiter in waiters:
+        yield waiter.line
+        yield from waiter.candidates
+
+
+def _head(f: Seen) -> str:
+    return f"{f.who}: " if f.who else ""
+
+
+def _other(f: Seen) -> str:
+    """'the copy into it (a.py:7)'."""
+    verb = {"the copy into": "the copy into it", "stores into": "the store into it", "reads": "the read of it"}
+    what = verb.get(f.other_verb, f.other_verb)
+    where = f" ({f.other_line})" if f.other_line else ""
+    return f"{what}{where}" + (f" by {f.other}" if f.other else "")
+
+
+_WAITS = {
+    "copy": "Wait for the barrier of that copy first: plgpu.barrier_wait.",
+    "store": "Wait for that copy first: plgpu.wait_smem_to_gmem(0).",
+    "reduce": "Wait for that copy first: plgpu.wait_smem_to_gmem(0).",
+    "wgmma": "Wait for that product first: plgpu.wgmma_wait(0).",
+    "tcgen05": "Wait first for the barrier that the product arrives on: plgpu.barrier_wait.",
+}
+
+
+def _no_wait(f: Seen) -> str:
+    return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}"
+
+
+def _reused(f: Seen) -> str:
+    reader = {"store": "the copy to GMEM", "wgmma": "wgmma", "tcgen05": "tcgen05_mma"}.get(f.engine, "a copy")
+    where = f" ({f.other_line})" if f.other_line else ""
+    return f"{_head(f)}{_does(f)} while {reader}{where} may still be reading it. {_WAITS[f.engine]}"
+
+
+def _does(f: Seen) -> str:
+    """'reads s', 'the copy into s starts'."""
+    return f"{f.verb} {f.ref}" + (" starts" if f.verb == "the copy into" else "")
+
+
+def _no_commit(f: Seen) -> str:
+    return (
+        f"{_head(f)}{_does(f)}, but {_other(f)} was not committed. The copy engine and the tensor cores see what "
+        "threads store in SMEM only after plgpu.commit_smem(): call it after the store, before the copy or product."
+    )
+
+
+def _race(f: Seen) -> str:
+    return (
+        f"{_head(f)}{_does(f)}, and nothing orders that and {_other(f)}: they may happen at the same time. Let one of "
+        "the two wait for the other with a barrier, or give each its own part."
+    )
+
+
+def _acc(f: Seen) -> str:
+    return f"{_head(f)}reads the accumulator {f.ref} while a wgmma may still add to it. Call plgpu.wgmma_wait(0) first."
+
+
+def _unwritten(f: Seen) -> str:
+    return (
+        f"{_head(f)}{f.verb} {plural(f.count, 'element')} of {f.ref} that nobody has written: memory starts out as "
+        "garbage. Copy or store into it first, and wait for the copy."
+    )
+
+
+def _bounds(f: Seen) -> str:
+    first, last, size = f.detail
+    what = f"index {first}" if first == last else f"elements {first} to {last}"
+    return f"{_head(f)}{f.verb} {f.ref} at {what}, but this dimension has {plural(size, 'element')}."
+
+
+def _deadlock(f: Seen) -> str:
+    w = f.waiters[0]
+    return f"{w.who} waits for ever: {_missing(w)} {_advice(w)}"
+
+
+def _missing(w: Waiter) -> str:
+    if w.parts > 0 and w.got >= w.needed:
+        return f"{w.what} lacks {plural(w.parts, 'part')} of a multicast copy, which other CTAs of its cluster bring."
+    return f"{w.what} has {w.got} of {plural(w.needed, 'arrival')} in its round {w.round}."
+
+
+def _advice(w: Waiter) -> str:
+    if w.parts > 0 and w.got >= w.needed:
+        return "Every CTA along collective_axes has to start the copy."
+    if not w.candidates:
+        return "No line of the kernel arrives on it: call plgpu.barrier_arrive, or drop the wait."
+    if w.got:
+        return "Give the barrier as many arrivals (num_arrivals) as really come, or let the others arrive, too."
+    return "Arrive on it once for each wait."
+
+
+def _waiting(waiters: Iterable[Waiter]) -> Iterator[str]:
+    for w in waiters:
+        came = ", ".join(f"{who} {plural(n, 'time')} ({line})" for who, line, n in w.arrived) or "nobody"
+        could = ", ".join(str(line) for line in w.candidates) or "no line"
+        where = f" ({w.line})" if w.line else ""
+        yield f"{w.who} waits for {w.what}{where}. Arrived so far: {came}. Lines that arrive: {could}."
+
+
+def _lapped(f: Seen) -> str:
+    number, reached = f.detail
+    return (
+        f"{_head(f)}waits for round {number} of {f.ref}, which is in round {reached} already. A barrier remembers only "
+        "whether a round is odd or even: wait once for each round, before the next one can end."
+    )
+
+
+def _in_flight(f: Seen) -> str:
+    return f"{_head(f)}ends while the copy out of {f.ref} may still read its SMEM. End with plgpu.wait_smem_to_gmem(0)."
+
+
+def _unfenced(f: Seen) -> str:
+    return (
+        f"{_head(f)}{_does(f)} after {_other(f)}, without a plgpu.commit_smem() between them. The PTX memory model "
+        "orders a read and a copy that overwrites it by that fence only."
+    )
+
+
+def _padding(f: Seen) -> str:
+    return f"{_head(f)}{f.verb} {f.ref} beyond its end: the copy engine brings zeros for what is not there. Mask them."
+
+
+def _output(f: Seen) -> str:
+    return f"{f.count} of {f.total} elements of {f.ref} are never written."
+
+
+def _smem(f: Seen) -> str:
+    return (
+        f"A CTA holds {human_bytes(f.count)} of SMEM at once, and the chip has {human_bytes(f.total)} for one. Use "
+        "smaller blocks, or fewer slots."
+    )
+
+
+_WORDS: dict[str, Callable[[Seen], str]] = {
+    "smem": _smem,
+    "bounds": _bounds,
+    "no-wait": _no_wait,
+    "reused": _reused,
+    "no-commit": _no_commit,
+    "race": _race,
+    "acc-in-flight": _acc,
+    "store-in-flight": _in_flight,
+    "deadlock": _deadlock,
+    "unwritten": _unwritten,
+    "lapped": _lapped,
+    "output-unwritten": _output,
+    "unfenced-read": _unfenced,
+    "padding": _padding,
+}
+_ORDER = list(_WORDS)

@@ -1,0 +1,183 @@
+"""The seam to Pallas on GPUs: a plgpu.kernel of JAX's Mosaic GPU -> our own Kernel, made of Programs and Instrs.
+
+JAX's equations are read once (gpu_reader.py) into instructions whose operands are slots of a table (gpu_program.py);
+the machine in lens/gpu runs those and knows nothing of JAX. The parameters of a kernel's equation are not public API:
+seen on jax 0.11.2 and 0.12.0.1.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import backend
+
+from .capture import (
+    Evaluator,
+    SourceLine,
+    _own_lines,
+    callers_of,
+    for_the_reader,
+    is_call,
+    where_defined,
+)
+from .gpu_program import Program
+from .gpu_reader import read_program
+from .ops import (
+    Beyond,
+    np_dtype,
+    to_numpy,
+)
+
+
+@dataclasses.dataclass
+class Kernel:
+    """A plgpu.kernel with the arrays that it was given.
+
+    grid, cluster: how many clusters there are, and CTAs in each, by the names of their axes. threads: warpgroups a CTA.
+    inputs, outputs: (name, shape, dtype). aliases: input -> output that share memory.
+    """
+
+    name: str
+    where: SourceLine | None
+    callers: list[SourceLine]
+    grid: dict[Any, int]
+    cluster: dict[Any, int]
+    threads: int
+    thread_name: Any
+    program: Program
+    inputs: list[tuple[str, tuple[int, ...], np.dtype]]
+    outputs: list[tuple[str, tuple[int, ...], np.dtype]]
+    aliases: dict[int, int]
+    arrays: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+
+def is_gpu_kernel(eqn: Any) -> bool:
+    """Whether an equation is a plgpu.kernel."""
+    if eqn.primitive.name != "mpmd_map":
+        return False
+    return all(hasattr(mesh, "cluster_names") for mesh in eqn.params["meshes"])
+
+
+def describe_gpu(eqn: Any) -> Kernel:
+    """A plgpu.kernel equation as a Kernel without arrays. Raises Beyond."""
+    p = eqn.params
+    if len(p["jaxprs"]) != 1:
+        raise Beyond("several programs in one kernel (mpmd)")
+    (jaxpr,), (mesh,) = p["jaxprs"], p["meshes"]
+    body = _innermost(jaxpr)
+    n_in = len(eqn.invars)
+    kinds = [(tuple(v.aval.shape), np_dtype(v.aval)) for v in jaxpr.invars]
+    own = _written_names(where_defined(body))[: len(kinds)]
+    names = [*own, *(f"in{i}" if i < n_in else f"out{i - n_in}" for i in range(len(own), len(kinds)))]
+    described = [(name, *kind) for name, kind in zip(names, kinds, strict=True)]
+    return Kernel(
+        name=str(p.get("name") or body.debug_info.func_name),
+        where=where_defined(body),
+        callers=callers_of(eqn),
+        grid=dict(zip(mesh.grid_names, mesh.grid, strict=True)),
+        cluster=dict(zip(mesh.cluster_names, mesh.cluster, strict=True)),
+        threads=mesh.num_threads or 1,
+        thread_name=mesh.thread_name,
+        program=read_program(jaxpr),
+        inputs=described[:n_in],
+        outputs=described[n_in:],
+        aliases=dict(p.get("input_output_aliases") or {}),
+    )
+
+
+def _innermost(jaxpr: Any) -> Any:
+    """The reader's body inside of the run_scoped that JAX puts around it."""
+    first = jaxpr.eqns[0] if len(jaxpr.eqns) == 1 else None
+    return first.params["jaxpr"] if first is not None and first.primitive.name == "run_scoped" else jaxpr
+
+
+def _written_names(where: SourceLine | None) -> list[str]:
+    """The names of the arguments of the function on a line: JAX forgets those of a kernel's operands."""
+    if where is None:
+        return []
+    try:
+        tree = ast.parse("".join(linecache.getlines(where.file)))
+    except SyntaxError:  # a cell with magics
+        return []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            first = [node, *getattr(node, "decorator_list", ())]
+            if min(n.lineno for n in first) == where.line:
+                return [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
+    return []
+
+
+OnKernel = Callable[[Kernel], list[np.ndarray]]
+
+
+class _Outer(Evaluator):
+    """Runs what is around the kernels eagerly, and hands each plgpu.kernel to `on_kernel`."""
+
+    def __init__(self, on_kernel: OnKernel):
+        super().__init__(self._no_tpu)
+        self.on_kernel = on_kernel
+
+    def _no_tpu(self, *_: Any) -> list[Any]:
+        raise Beyond("a kernel for a TPU beside one for a GPU")
+
+    def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
+        if is_call(eqn) and is_gpu_kernel(eqn):
+            return self._mark(self._followed(eqn, values))
+        return super().apply(eqn, values)
+
+    def _followed(self, eqn: Any, values: list[Any]) -> list[np.ndarray]:
+        try:
+            kernel = describe_gpu(eqn)
+            kernel.arrays = [to_numpy(v) for v in values]
+            return self.on_kernel(kernel)
+        except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+            what = str(error).splitlines()[0] if str(error) else ""
+            raise Beyond(f"{eqn.params.get('name')} ({type(error).__name__}: {what})") from error
+
+
+@contextlib.contextmanager
+def _traced_for(kind: str, cores: int) -> Iterator[None]:
+    """Functions are traced as if a GPU with so many SMs were there."""
+    device = jax.sharding.AbstractDevice(kind, cores, "gpu")
+    before = backend.get_default_device  # kernels that fill a chip ask it how many SMs there are
+    backend.get_default_device = lambda: _Device(before(), kind, cores)
+    try:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+            yield
+    finally:
+        backend.get_default_device = before
+
+
+class _Device:
+    """The device that is there, as if it were a GPU."""
+
+    def __init__(self, real: Any, kind: str, cores: int):
+        self._real, self.device_kind, self.core_count, self.platform = real, kind, cores, "gpu"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def capture_gpu(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], on_kernel: OnKernel, device: tuple[str, int]
+) -> Any:
+    """Runs `fn(*args, **kwargs)` eagerly; every plgpu.kernel goes to on_kernel, which returns its outputs.
+
+    args: arrays or pytrees of arrays; kwargs: static; device: JAX's name of a GPU, and how many SMs it has.
+    Raises what the reader's code raises, and Beyond.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    leaves = [np.asarray(x) for x in leaves]
+
+    def flat(*xs: Any) -> Any:
+        return for_the_reader(fn, *jax.tree.unflatten(tree, xs), **kwargs)
+
+    with _traced_for(*device), _own_lines():
+        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+    out = _Outer(on_kernel).run(closed, leaves)
+    return jax.tree.unflatten(jax.tree.structure(shape), out)

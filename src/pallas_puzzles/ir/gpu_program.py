@@ -1,0 +1,185 @@
+"""What a kernel for a GPU consists of once it is read: instructions over slots, what they allocate, parts of Refs."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .capture import (
+    SourceLine,
+    line_of,
+)
+from .ops import (
+    OPS,
+    TAKES_NO_PARAMS,
+    Beyond,
+    evaluate,
+    is_floating,
+    nbytes_of,
+    np_dtype,
+    scan_groups,
+)
+from .places import Place, locate
+
+# How JAX says how an array lies in SMEM or TMEM: nothing that a value depends on.
+_LAYOUTS = frozenset(
+    "UnswizzleRef UntilingTransform CollapseLeadingBatchDimensionsTransform ExpandLeadingBatchDimensionsTransform "
+    "IdentityTransform MemorySpaceCastTransform MulticastRef".split()
+)
+_ELSEWHERE = _LAYOUTS | {"ExtractAliasedRef", "ClusterRefTransform"}  # which memory, not where in it
+
+
+@dataclasses.dataclass(frozen=True)
+class Alloc:
+    """What run_scoped allocates. kind: "memory", "acc", "barrier", "semaphore" or "union".
+
+    shape: as the kernel sees it. arrivals: of a barrier; axes: the cluster axes whose CTAs share it. nbytes: what it
+    takes of SMEM or TMEM.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    space: str
+    arrivals: int = 0
+    axes: tuple[Any, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * int(np.prod(self.shape, dtype=int)) if self.kind == "barrier" else nbytes_of(self.shape, self.dtype)
+
+
+class View:
+    """A Ref operand seen through `.at[...]`: the slot of the Ref, and of the numbers that say where.
+
+    at(ref_shape, dtype, numbers, out_of_bounds, clips) is the Place; the same numbers give the same Place.
+    """
+
+    __slots__ = ("_places", "_tree", "alias", "leaves", "peer", "ref")
+
+    def __init__(self, ref: int, tree: Any, leaves: Sequence[int]):
+        self.ref, self._tree, self.leaves = ref, tree, tuple(leaves)
+        self._places: dict[Any, Place] = {}
+        first = self._transforms([0] * len(self.leaves)) if tree is not None else []
+        self.alias = _alias(first)  # a part of a RefUnion: (byte offset, shape, dtype, group)
+        # a Ref of another CTA of the cluster: the axes along which it is another one
+        self.peer = next((t.dims for t in first if _is(t, "ClusterRefTransform")), None)
+        if any(_is(t, "PeerMemRef") for t in first):
+            raise Beyond("a Ref of another device")
+
+    def _transforms(self, numbers: Sequence[Any]) -> list[Any]:
+        return jax.tree.leaves(
+            jax.tree.unflatten(self._tree, list(numbers)), is_leaf=lambda t: hasattr(t, "transform_type")
+        )
+
+    def block(self, numbers: Sequence[Any]) -> dict[Any, int]:
+        """Which CTA of the cluster a Ref belongs to that is not one's own: {axis: index}."""
+        t = next(t for t in self._transforms(numbers) if _is(t, "ClusterRefTransform"))
+        return {axis: int(np.asarray(i)) for axis, i in zip(t.dims, t.idxs, strict=True)}
+
+    def at(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        numbers: Sequence[Any],
+        out_of_bounds: Callable[[int, int, int], None],
+        clips: bool,
+    ) -> Place:
+        key: Any = None
+        if all(np.ndim(n) == 0 for n in numbers):
+            key = (shape, clips, *map(int, numbers))
+            if (found := self._places.get(key)) is not None:
+                return found
+        transforms = self._transforms(numbers) if self._tree is not None else []
+        kept = [t for t in transforms if type(t).__name__ not in _ELSEWHERE]
+        noted: list[Any] = []
+
+        def note(*where: int) -> None:
+            noted.append(where)
+            out_of_bounds(*where)
+
+        place = locate(shape, dtype, kept, note, clips=clips)
+        if key is not None and not noted:
+            self._places[key] = place
+        return place
+
+
+def _alias(transforms: Sequence[Any]) -> tuple[int, tuple[int, ...], np.dtype, int] | None:
+    """Which part of a RefUnion is meant, with the shape that it has for the kernel."""
+    if not any(_is(t, "ExtractAliasedRef") for t in transforms):
+        return None
+    part, *rest = itertools.dropwhile(lambda t: not _is(t, "ExtractAliasedRef"), transforms)
+    seen = part.transform_type(jax.core.ShapedArray((), np.int8))
+    for t in itertools.takewhile(lambda t: type(t).__name__ in _LAYOUTS, rest):
+        seen = t.transform_type(seen)
+    return part.offset, tuple(seen.shape), np.dtype(part.dtype), part.alias_group_idx
+
+
+def _is(transform: Any, name: str) -> bool:
+    return type(transform).__name__ == name
+
+
+@dataclasses.dataclass(eq=False)
+class Instr:
+    """One instruction. ins, outs: slots. p: what else is known, by name; programs: those inside of it.
+
+    flops, specials: floating-point operations and transcendentals of array arithmetic.
+    """
+
+    kind: str
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    p: dict[str, Any]
+    eqn: Any
+    flops: int = 0
+    specials: int = 0
+
+    @functools.cached_property
+    def line(self) -> SourceLine | None:
+        """The reader's line."""
+        return line_of(self.eqn)
+
+    def evaluate(self, values: Sequence[Any]) -> list[Any]:
+        """Array arithmetic in NumPy."""
+        if self._index is not None:
+            op, dtype = self._index
+            return [np.asarray(op(*values)).astype(dtype, copy=False)]
+        out = evaluate(self.eqn, values)
+        return list(out) if self.eqn.primitive.multiple_results else [out]
+
+    @functools.cached_property
+    def _index(self) -> tuple[Callable[..., Any], np.dtype] | None:
+        """(how to compute it, dtype of the result) of arithmetic on single integers, which is most of a kernel."""
+        name, out = self.eqn.primitive.name, self.eqn.outvars[0].aval if len(self.eqn.outvars) == 1 else None
+        if out is None or name not in TAKES_NO_PARAMS or out.shape or is_floating(np_dtype(out)):
+            return None
+        if any(v.aval.shape or is_floating(np_dtype(v.aval)) for v in self.eqn.invars):
+            return None
+        return OPS[name], np_dtype(out)
+
+    def scan_groups(self, values: Sequence[Any]) -> list[list[Any]]:
+        """[constants, initial carry, scanned-over arrays] of a loop."""
+        return scan_groups(self.eqn, values)
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """Instructions over a table of slots. template: the table at the start, with what is written into the program."""
+
+    template: list[Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    instrs: list[Instr]
+    names: list[str]
+
+    def everything(self) -> Iterator[Instr]:
+        """Every instruction, those of programs inside included."""
+        for instr in self.instrs:
+            yield instr
+            for inner in instr.p.get("programs", ()):
+                yield from inner.everything()

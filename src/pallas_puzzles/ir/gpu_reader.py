@@ -1,0 +1,341 @@
+"""Reads the equations of a kernel for a GPU into instructions: one builder for each primitive.
+
+The primitives' names and parameters are not public API: seen on jax 0.11.2 and 0.12.0.1.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .capture import (
+    arg_names,
+    space_of,
+)
+from .gpu_program import Alloc, Instr, Program, View
+from .ops import (
+    Beyond,
+    cost,
+    inlined,
+    is_literal,
+    np_dtype,
+)
+
+# Primitives that change nothing here: hints, fences that the machine does not need, and printing.
+_SILENT = frozenset(
+    "set_max_registers debug_print debug_callback print_layout async_prefetch griddepcontrol_wait "
+    "griddepcontrol_launch_dependents check delay".split()
+)
+_SAME = frozenset(["layout_cast", "optimization_barrier"])
+
+
+class _Reader:
+    """Reads one program of JAX's into a Program."""
+
+    def __init__(self, jaxpr: Any, open_consts: bool):
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        self.slots: dict[Any, int] = {}
+        self.template: list[Any] = []
+        consts = () if open_consts else tuple(getattr(jaxpr, "consts", ()))
+        first = list(inner.constvars)
+        for i, var in enumerate(first):
+            self._new(var, np.asarray(consts[i]) if consts else None)
+        for var in inner.invars:
+            self._new(var)
+        bound = [] if consts else first
+        names = arg_names(inner)
+        names = names[-len(inner.invars) :] if inner.invars else []
+        instrs = [self._instr(eqn) for eqn in inner.eqns]
+        self.program = Program(
+            self.template,
+            tuple(self.slots[v] for v in [*bound, *inner.invars]),
+            tuple(self._slot(v) for v in inner.outvars),
+            instrs,
+            ["", *names][-len(inner.invars) :] if inner.invars else [],
+        )
+
+    def _new(self, var: Any, value: Any = None) -> int:
+        self.slots[var] = len(self.template)
+        self.template.append(value)
+        return self.slots[var]
+
+    def _slot(self, atom: Any) -> int:
+        if is_literal(atom):
+            self.template.append(np.asarray(atom.val, np_dtype(atom.aval)))
+            return len(self.template) - 1
+        found = self.slots.get(atom)
+        return self._new(atom) if found is None else found
+
+    def _instr(self, eqn: Any) -> Instr:
+        name, p = eqn.primitive.name.removesuffix("_p"), eqn.params  # 0.11 has "inline_mgpu_p" and the like
+        ins = tuple(self._slot(v) for v in eqn.invars)
+        build = _BUILDERS.get(name)
+        flops = specials = 0
+        if build is not None:
+            kind, more = build(p, ins, eqn)
+        elif name in _SILENT:
+            kind, more = "silent", {}
+        elif name in _SAME:
+            kind, more = "same", {}
+        elif (inner := inlined(eqn)) is not None:
+            kind, more = "inline", {"programs": [read_program(inner)]}
+        elif any(hasattr(v.aval, "inner_aval") for v in eqn.invars):
+            raise Beyond(f"the primitive {name} on a Ref, in a kernel for a GPU")
+        else:
+            kind, more = "array", {}
+            flops, specials = cost(eqn)
+        return Instr(kind, ins, tuple(self._new(v) for v in eqn.outvars), more, eqn, flops, specials)
+
+
+def read_program(jaxpr: Any, open_consts: bool = False) -> Program:
+    """Reads a program of JAX's. open_consts: what it closes over are its first inputs."""
+    return _Reader(jaxpr, open_consts).program
+
+
+# --- one builder for each primitive: (parameters, slots of the operands, equation) -> (kind, what is known)
+
+
+def _views(refs: Sequence[int], trees: Sequence[Any], leaves: Sequence[int]) -> tuple[list[View], tuple[int, ...]]:
+    """(a View for each Ref, the leaves that are left)."""
+    views, rest = [], tuple(leaves)
+    for ref, tree in zip(refs, trees, strict=True):
+        n = tree.num_leaves if tree is not None else 0
+        views.append(View(ref, tree, rest[:n]))
+        rest = rest[n:]
+    return views, rest
+
+
+def _read(p: Any, ins: Any, eqn: Any) -> Any:
+    views, rest = _views(ins[:1], [p["tree"]], ins[1:])
+    return "read", {"view": views[0], "mask": rest[0] if rest else None}
+
+
+def _write(p: Any, ins: Any, eqn: Any) -> Any:
+    views, _ = _views(ins[:1], [p["tree"]], ins[2:])
+    return "write", {"view": views[0], "value": ins[1], "add": eqn.primitive.name == "addupdate"}
+
+
+def _predicate(p: Any, rest: Sequence[int]) -> int | None:
+    return rest[-1] if p.get("has_user_predicate") else None
+
+
+def _load_tma(p: Any, ins: Any, eqn: Any) -> Any:
+    n = 3 if p.get("has_barrier", True) else 2
+    names = ("src", "dst", "barrier")[:n]
+    views, rest = _views(ins[:n], [p[f"{name}_transforms_treedef"] for name in names], ins[n:])
+    if n == 2:
+        raise Beyond("copies without a barrier (cp.async), which GPUs before Hopper make")
+    tracked = p.get("leader_tracked")
+    return "load_tma", {
+        "src": views[0],
+        "dst": views[1],
+        "barrier": views[2],
+        "predicate": _predicate(p, rest),
+        "axes": tuple(p.get("collective_axes") or ()),
+        "leader": None if tracked is None else getattr(tracked, "axis", -1),
+    }
+
+
+def _store_tma(p: Any, ins: Any, eqn: Any) -> Any:
+    views, rest = _views(ins[:2], [p["src_transforms_treedef"], p["dst_transforms_treedef"]], ins[2:])
+    return "store_tma", {
+        "src": views[0],
+        "dst": views[1],
+        "predicate": _predicate(p, rest),
+        "commit": p.get("commit_group", True),
+        "reduce": p.get("reduction_op"),
+    }
+
+
+def _barrier(kind: str) -> Callable[..., Any]:
+    def build(p: Any, ins: Any, eqn: Any) -> Any:
+        tree = p["transforms_treedef"] if "transforms_treedef" in p else p["barrier_transforms_tree"]
+        views, rest = _views(ins[:1], [tree], ins[1:])
+        return kind, {"barrier": views[0], "predicate": _predicate(p, rest), "axis": p.get("collective_axis")}
+
+    return build
+
+
+def _wgmma(p: Any, ins: Any, eqn: Any) -> Any:
+    views, _ = _views(ins[:3], [p["acc_transforms_tree"], p["a_transforms_tree"], p["b_transforms_tree"]], ins[3:])
+    return "wgmma", {"acc": views[0], "a": views[1], "b": views[2]}
+
+
+def _tcgen05(p: Any, ins: Any, eqn: Any) -> Any:
+    if p.get("scaled") or p.get("sparse"):
+        raise Beyond("tcgen05_mma with scales or sparsity")
+    acc, a, b, accumulate, *rest = ins
+    refs, names = [acc, a, b], ["acc", "a", "b"]
+    if p["arrive"]:
+        refs, names, rest = [*refs, rest[0]], [*names, "barrier"], rest[1:]
+    views, _ = _views(refs, [p[f"{n}_transforms_tree"] for n in names], rest)
+    return "tcgen05", {
+        **dict(zip(names, views, strict=True)),
+        "accumulate": accumulate,
+        "axis": p.get("collective_axis"),
+    }
+
+
+def _run_scoped(p: Any, ins: Any, eqn: Any) -> Any:
+    jaxpr = p["jaxpr"]
+    names = arg_names(jaxpr)[-len(jaxpr.invars) :] if jaxpr.invars else []
+    transforms = p.get("ref_transforms") or ((),) * len(jaxpr.invars)
+    allocs = [_alloc(n, v.aval, t) for n, v, t in zip(names, jaxpr.invars, transforms, strict=True)]
+    return "run_scoped", {
+        "programs": [read_program(jaxpr, open_consts=True)],
+        "allocs": allocs,
+        "axes": tuple(p.get("collective_axes") or ()),
+    }
+
+
+def _alloc(name: str, aval: Any, transforms: Sequence[Any]) -> Alloc:
+    inner = getattr(aval, "inner_aval", aval)
+    dtype_name, space = str(inner.dtype), str(getattr(aval, "memory_space", "") or "").lower().split(".")[-1]
+    shape = tuple(inner.shape)
+    if "barrier" in dtype_name:
+        arrivals, axes = inner.dtype.num_arrivals, tuple(getattr(inner.dtype, "collective_axes", ()))
+        return Alloc(name, "barrier", shape, np.dtype(np.int64), "smem", arrivals, axes)
+    if space_of(aval) == "semaphore" or "sem" in dtype_name:
+        return Alloc(name, "semaphore", shape, np.dtype(np.int32), "gmem")
+    if "Accumulator" in type(aval).__name__:
+        return Alloc(name, "acc", shape, np_dtype(inner), "regs")
+    if "Union" in type(aval).__name__:
+        return Alloc(name, "union", shape, np_dtype(inner), space)
+    seen = inner
+    for t in transforms:
+        seen = t.transform_type(seen)
+    return Alloc(name, "memory", tuple(seen.shape), np_dtype(inner), space)
+
+
+def _run_state(p: Any, ins: Any, eqn: Any) -> Any:
+    jaxpr, atoms = p["jaxpr"], iter(eqn.invars)
+    given = p.get("is_initialized") or (True,) * len(jaxpr.invars)
+    cells = []
+    for name, var, ok in zip(arg_names(jaxpr), jaxpr.invars, given, strict=True):
+        passed = ok and hasattr(next(atoms).aval, "inner_aval")  # a Ref from outside stays what it is
+        cells.append(None if passed else dataclasses.replace(_alloc(name, var.aval, ()), kind="acc"))
+    return "run_state", {"programs": [read_program(jaxpr)], "cells": cells, "given": tuple(given)}
+
+
+def _scan(p: Any, ins: Any, eqn: Any) -> Any:
+    outs = [(tuple(v.aval.shape), np_dtype(v.aval)) if hasattr(v.aval, "shape") else None for v in eqn.outvars]
+    return "scan", {
+        "programs": [read_program(p["jaxpr"])],
+        "length": p["length"],
+        "reverse": p["reverse"],
+        "results": outs,
+    }
+
+
+def _while(p: Any, ins: Any, eqn: Any) -> Any:
+    programs = [read_program(p["cond_jaxpr"]), read_program(p["body_jaxpr"])]
+    return "while", {"programs": programs, "consts": (p["cond_nconsts"], p["body_nconsts"])}
+
+
+def _cond(p: Any, ins: Any, eqn: Any) -> Any:
+    return "cond", {"programs": [read_program(b) for b in p["branches"]]}
+
+
+def _mpmd(p: Any, ins: Any, eqn: Any) -> Any:
+    """pl.core_map over the warps of a warpgroup."""
+    (jaxpr,), (mesh,) = p["jaxprs"], p["meshes"]
+    if type(mesh).__name__ != "WarpMesh":
+        raise Beyond(f"a {type(mesh).__name__} inside of a kernel for a GPU")
+    return "warps", {"programs": [read_program(jaxpr)], "axis": mesh.axis_name, "warps": 4}
+
+
+def _signal(p: Any, ins: Any, eqn: Any) -> Any:
+    ref, transforms, amount, *device = jax.tree.unflatten(p["args_tree"], list(ins))
+    if any(d is not None for d in device):
+        raise Beyond("a signal to another device")
+    return "signal", {"barrier": _semaphore(ref, transforms, p, ins), "amount": amount}
+
+
+def _sem_wait(p: Any, ins: Any, eqn: Any) -> Any:
+    ref, transforms, amount, *rest = jax.tree.unflatten(p["args_tree"], list(ins))
+    decrement = rest[0] if rest else None
+    return "sem_wait", {"barrier": _semaphore(ref, transforms, p, ins), "amount": amount, "decrement": decrement}
+
+
+def _sem_read(p: Any, ins: Any, eqn: Any) -> Any:
+    ref, transforms = jax.tree.unflatten(p["args_tree"], list(ins))[:2]
+    return "sem_read", {"barrier": _semaphore(ref, transforms, p, ins)}
+
+
+def _semaphore(ref: int, transforms: Any, p: Any, ins: Any) -> View:
+    leaves, tree = jax.tree.flatten(transforms)
+    return View(ref, tree, leaves)
+
+
+def _cancel(p: Any, ins: Any, eqn: Any) -> Any:
+    views, _ = _views(ins[:2], [p["result_transforms_tree"], p["barrier_transforms_tree"]], ins[2:])
+    return "cancel", {"result": views[0], "barrier": views[1], "axes": tuple(p["collective_axes"])}
+
+
+def _query(p: Any, ins: Any, eqn: Any) -> Any:
+    views, _ = _views(ins[:1], [p["transforms_tree"]], ins[1:])
+    return "query", {"result": views[0], "names": tuple(p["grid_names"])}
+
+
+def _inline_mgpu(p: Any, ins: Any, eqn: Any) -> Any:
+    """Code of a level below Pallas. Fences are known by the names that they use; the rest is not followed."""
+    fn = p["mgpu_fn"]
+    names, ptx = set(fn.__code__.co_names), [c.cell_contents for c in fn.__closure__ or ()]
+    if "fence_proxy" in names:
+        return "commit_smem", {}
+    fences = names & {"tcgen05_wait", "tcgen05_fence", "warpgroup_barrier"}
+    if fences or any(isinstance(text, str) and text.startswith("fence") for text in ptx):
+        return "silent", {}
+    raise Beyond("inline_mgpu: code of a level below Pallas")
+
+
+def _with(kind: str, *names: str) -> Callable[..., Any]:
+    return lambda p, ins, eqn: (kind, {n: p[n] for n in names if n in p})
+
+
+def _wait_stores(p: Any, ins: Any, eqn: Any) -> Any:
+    return "wait_stores", {"n": p["n"], "read_only": bool(p.get("wait_read_only"))}
+
+
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "get": _read,
+    "load": _read,
+    "async_load": _read,
+    "swap": _write,
+    "store": _write,
+    "async_store_tmem": lambda p, ins, eqn: _write(p, ins, eqn),
+    "addupdate": _write,
+    "copy_gmem_to_smem": _load_tma,
+    "copy_smem_to_gmem": _store_tma,
+    "wait_smem_to_gmem": _wait_stores,
+    "commit_group": _with("commit_group"),
+    "commit_smem": _with("commit_smem"),
+    "commit_tmem": _with("silent"),
+    "wait_load_tmem": _with("wait_tmem"),
+    "barrier_arrive": _barrier("arrive"),
+    "barrier_wait": _barrier("wait"),
+    "barrier_arrive_and_wait": _barrier("arrive_wait"),
+    "barrier_test": _barrier("test"),
+    "tcgen05_commit_arrive": _barrier("tcgen05_arrive"),
+    "tcgen05_mma": _tcgen05,
+    "wgmma_ref": _wgmma,
+    "wgmma_wait": _with("wgmma_wait", "n"),
+    "wgmma_accumulator_deref": _with("acc_read", "wait_n"),
+    "wgmma_accumulator_store": _with("acc_write"),
+    "mma": _with("mma"),
+    "run_scoped": _run_scoped,
+    "run_state": _run_state,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "mpmd_map": _mpmd,
+    "axis_index": _with("axis_index", "axis_name"),
+    "semaphore_signal": _signal,
+    "semaphore_wait": _sem_wait,
+    "semaphore_read": _sem_read,
+    "try_cluster_cancel": _cancel,
+    "query_cluster_cancel": _query,
+    "inline_mgpu": _inline_mgpu,
+}

@@ -1,0 +1,126 @@
+"""A machine for plgpu.kernel, on a laptop without a GPU: results, what is wrong, what it costs, and who was busy when.
+
+    run = lens.gpu.run(fn, *args, chip="h100")      # fn calls plgpu.kernel, once or several times
+    run.outputs      what fn returns, as NumPy arrays
+    run.findings     a list of Finding: races, missing waits and commits, deadlocks, garbage; [] for a right kernel
+    run.notes        a list of Finding that are not wrong by themselves: see findings.NOTES
+    run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
+    run.events       a list of Event: what ran in each CTA and lane from when to when on the logical clock, and its line
+    run.launches     the same for each kernel of fn, a list of Launched; .writer_of(output, index) -> (who, line)
+
+A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
+another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place
+as late as their waits allow.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...ir.capture import SourceLine
+from ...ir.gpu import Kernel, capture_gpu
+from ...ir.ops import Beyond
+from .findings import Finding
+from .launch import Launch
+from .memory import Access
+from .timeline import CHIPS, Counts, Event
+
+CTAS_DRAWN = 64
+
+
+@dataclasses.dataclass
+class Launched:
+    """One plgpu.kernel that ran."""
+
+    kernel: Kernel
+    outputs: list[np.ndarray]
+    findings: list[Finding]
+    notes: list[Finding]
+    counts: Counts
+    events: list[Event]
+    origin: Callable[[int, tuple[int, ...]], Access | None] = dataclasses.field(repr=False)
+
+    def writer_of(self, output: int, index: tuple[int, ...]) -> tuple[str, SourceLine | None] | None:
+        """(who, the reader's line) of the last store into an element of an output; None: nobody stored it."""
+        access = self.origin(output, index)
+        return (access.who, access.instr.line if access.instr is not None else None) if access is not None else None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it never ends; its outputs are what was there when nobody could go on."""
+        return any(f.kind == "deadlock" for f in self.findings)
+
+
+@dataclasses.dataclass
+class Run:
+    """A function run through the machine: what it returned, and its kernels in order. outputs: None where one hangs."""
+
+    outputs: Any
+    launches: list[Launched]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, whatever the values are."""
+        return [f for launched in self.launches for f in launched.findings]
+
+    @property
+    def notes(self) -> list[Finding]:
+        """What is not wrong by itself."""
+        return [f for launched in self.launches for f in launched.notes]
+
+    @property
+    def events(self) -> list[Event]:
+        """The timeline of the first kernel."""
+        return self.launches[0].events if self.launches else []
+
+    @property
+    def counts(self) -> Counts:
+        """What all kernels cost together; what is held at once is the most that one of them holds."""
+        return Counts.together([launched.counts for launched in self.launches])
+
+
+class _Hangs(Exception):
+    """A kernel that never ends: nothing after it runs."""
+
+
+def run(
+    fn: Callable[..., Any],
+    *args: Any,
+    chip: str = "h100",
+    sms: int | None = None,
+    ctas_drawn: int = CTAS_DRAWN,
+    **kwargs: Any,
+) -> Run:
+    """Runs `fn(*args, **kwargs)` with every plgpu.kernel in the machine.
+
+    args: arrays or pytrees of arrays; kwargs: static. chip: "h100", "h200" or "b200". sms: how many CTAs run at the
+    same time, and what a kernel is told that asks; the chip's number by default. ctas_drawn: for how many CTAs events
+    are kept. A kernel that never ends stops the run: outputs is None. Raises Beyond, ValueError for an unknown chip,
+    and what the reader's code raises.
+    """
+    if chip not in CHIPS:
+        raise ValueError(f"chip={chip!r} is not known; choose one of {', '.join(CHIPS)}")
+    launches: list[Launched] = []
+    cores = sms or CHIPS[chip].sms
+
+    def on_kernel(kernel: Kernel) -> list[np.ndarray]:
+        launch = Launch(kernel, CHIPS[chip], cores, ctas_drawn)
+        outputs = launch.run_all()
+        found = launch.found.all()
+        wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
+        timeline = launch.timeline
+        launches.append(Launched(kernel, outputs, wrong, notes, timeline.counts, timeline.events, launch.writer_of))
+        if launches[-1].hangs:
+            raise _Hangs
+        return outputs
+
+    try:
+        outputs = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, cores))
+    except _Hangs:
+        outputs = None
+    return Run(outputs, launches)
+
+
+__all__ = ["CHIPS", "Beyond", "Counts", "Event", "Finding", "Launched", "Run", "run"]

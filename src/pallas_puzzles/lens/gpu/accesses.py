@@ -1,0 +1,164 @@
+"""Refs, who reads and writes them, and whether anything orders that: what the rules of the machine share."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...ir.gpu import Kernel
+from ...ir.gpu_program import Instr, View
+from ...ir.ops import Beyond, bits_of
+from ...ir.places import Place
+from .barriers import Barrier, Slot
+from .findings import Finding, Findings
+from .memory import NEVER, Access, Buffer, Region, region_of
+from .threads import Cta, Thread
+from .timeline import Timeline
+
+Env = list[Any]
+
+
+class Core:
+    """What the rules share: Refs, orders between accesses, findings."""
+
+    kernel: Kernel
+    found: Findings
+    timeline: Timeline
+
+    def __init__(self) -> None:
+        self._regions: dict[int, tuple[Place, Region]] = {}
+
+    # -- Refs
+
+    def buffer(self, t: Thread, view: View, env: Env) -> Buffer:
+        """The memory that a view is of."""
+        buffer: Buffer = env[view.ref]
+        if view.alias is not None:
+            buffer = self._part(buffer, view.alias)
+        if view.peer is not None:
+            block = view.block([env[i] for i in view.leaves])
+            place = tuple(block.get(axis, t.cta.index[axis]) for axis in self.kernel.cluster)
+            buffer = self.of_cta(buffer, t.cta.cluster.ctas[place], t.cta)
+        return buffer
+
+    def _part(self, union: Buffer, alias: tuple[Any, ...]) -> Buffer:
+        """One of the Refs that share the memory of a RefUnion."""
+        offset, shape, dtype, group = alias
+        found = union.parts.get(alias)
+        if found is None:
+            found = union.parts[alias] = Buffer(union.name, shape, dtype, union.space)
+            nbytes = math.prod(shape) * bits_of(dtype) // 8
+            for (other, its, kind, number), twin in union.parts.items():
+                last = other + math.prod(its) * bits_of(kind) // 8
+                if number != group and other < offset + nbytes and offset < last:
+                    twin.twins.append(found)
+                    found.twins.append(twin)
+        return found
+
+    def of_cta(self, ref: Any, cta: Cta, mine: Cta) -> Any:
+        """The same Ref in another CTA of the cluster."""
+        key = next((k for k, refs in mine.shared.items() if any(r is ref for r in refs)), None)
+        if key is None or key not in cta.shared:
+            raise Beyond(f"{ref.name} in another CTA that has none")
+        return cta.shared[key][next(i for i, r in enumerate(mine.shared[key]) if r is ref)]
+
+    def place(
+        self, t: Thread, instr: Instr, view: View, env: Env, verb: str, clips: bool = False
+    ) -> tuple[Buffer, Place]:
+        buffer = self.buffer(t, view, env)
+
+        def out_of_bounds(first: int, last: int, size: int) -> None:
+            self.finding("bounds", buffer, t, instr, verb, detail=(first, last, size))
+
+        numbers = [env[i] for i in view.leaves]
+        return buffer, view.at(buffer.shape, buffer.dtype, numbers, out_of_bounds, clips)
+
+    def region(self, buffer: Buffer, place: Place) -> Region:
+        found = self._regions.get(id(place))
+        if found is None:
+            found = self._regions[id(place)] = (place, region_of(place, buffer.shape))
+        return found[1]
+
+    def finding(self, kind: str, ref: Any, t: Thread, instr: Instr | None, verb: str, **more: Any) -> None:
+        line = instr.line if instr is not None else None
+        self.found.add(Finding(kind, ref.name, line, t.name, verb, **more))
+
+    # -- orders
+
+    def reads(self, buffer: Buffer, place: Place, t: Thread, access: Access) -> None:
+        """Notes a read, and what it collides with."""
+        if not buffer.tracked:
+            return
+        for number in buffer.writers_of(place):
+            if number == NEVER:
+                missing = buffer.never_written(place)
+                what = {"count": missing, "total": int(np.prod(place.shape, dtype=int))}
+                self.finding("unwritten", buffer, t, access.instr, access.verb, **what)
+                continue
+            before = buffer.writes[number]
+            if before is not None:
+                self._in_order(buffer, before, t, access, written=True)
+        buffer.note_read(self.region(buffer, place), access)
+
+    def writes(self, buffer: Buffer, place: Place, t: Thread, access: Access) -> None:
+        """Notes a write, and what it collides with."""
+        if not buffer.tracked:
+            return
+        region = self.region(buffer, place)
+        for number in buffer.writers_of(place):
+            before = buffer.writes[number] if number > 0 else None
+            if before is not None:
+                self._in_order(buffer, before, t, access, written=True)
+        for before in buffer.overlapping_reads(region):
+            self._in_order(buffer, before, t, access, written=False)
+        for twin in buffer.twins:
+            for before in [a for _, a in twin.reads.values()]:
+                self._in_order(buffer, before, t, access, written=False)
+        buffer.note_write(place, region, access)
+
+    def _in_order(self, buffer: Buffer, before: Access, t: Thread, access: Access, written: bool) -> None:
+        """Whether an access is after an earlier one, by what its thread knows. written: the earlier one is a write."""
+        if before.agent == access.agent or (before.engine == access.engine == "reduce"):
+            return
+        knows = t.knowledge
+        if knows.knows(before.agent, before.time):
+            crosses = access.is_async and not before.is_async and buffer.space == "smem"
+            if not crosses or knows.fence_knows(before.agent, before.time):
+                return
+            kind = "no-commit" if written else "unfenced-read"
+        elif before.is_async:
+            kind = "no-wait" if written else "reused"
+        else:
+            kind = "race"
+        self.finding(
+            kind,
+            buffer,
+            t,
+            access.instr,
+            access.verb,
+            other_verb=before.verb,
+            other_line=before.instr.line if before.instr is not None else None,
+            other=before.who if before.who != t.name else "",
+            engine=before.engine,
+        )
+
+    def own(self, t: Thread, instr: Instr, verb: str) -> Access:
+        """An access by a thread itself."""
+        return Access(t.agent, t.epoch, instr, t.name, verb)
+
+    def slot(self, t: Thread, view: View, env: Env) -> Slot:
+        """The barrier that a view is of."""
+        barrier: Barrier = env[view.ref]
+        if view.peer is not None:
+            block = view.block([env[i] for i in view.leaves])
+            place = tuple(block.get(axis, t.cta.index[axis]) for axis in self.kernel.cluster)
+            barrier = self.of_cta(barrier, t.cta.cluster.ctas[place], t.cta)
+        return barrier.slots[self.number_of(barrier.alloc.shape, view, env, t, barrier)]
+
+    def number_of(self, shape: tuple[int, ...], view: View, env: Env, t: Thread, ref: Any) -> tuple[int, ...]:
+        def out_of_bounds(first: int, last: int, size: int) -> None:
+            self.finding("bounds", ref, t, None, "waits for", detail=(first, last, size))
+
+        numbers = [env[i] for i in view.leaves]
+        place = view.at(shape, np.dtype(np.int32), numbers, out_of_bounds, False)
+        return tuple(first for first, _, _ in region_of(place, shape).box or ())

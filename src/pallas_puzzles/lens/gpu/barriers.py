@@ -1,0 +1,125 @@
+"""Barriers in SMEM, round by round, and semaphores in GMEM."""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...ir.capture import SourceLine
+from ...ir.gpu_program import Alloc
+from .clocks import Knowledge, new_agent
+
+_REMEMBERED = 8  # rounds that have ended
+
+
+@dataclasses.dataclass(eq=False)
+class Slot:
+    """One barrier. round: the number of the one that is going on; count: its arrivals so far.
+
+    parts: of multicast copies that it still waits for; effects: what lands with this round. ended: of the last rounds,
+    what whoever waits for them learns, when they ended, and what has to land first. An mbarrier remembers one bit.
+    """
+
+    name: str
+    needed: int
+    alloc: Alloc
+    agent: int = dataclasses.field(default_factory=new_agent)
+    round: int = 0
+    count: int = 0
+    parts: int = 0
+    time: float = 0.0
+    knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
+    effects: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    ended: dict[int, tuple[Knowledge, float, list[Callable[[], None]]]] = dataclasses.field(default_factory=dict)
+    arrived: "collections.Counter[tuple[str, SourceLine | None]]" = dataclasses.field(
+        default_factory=collections.Counter
+    )
+
+    def arrive(self, who: str, line: SourceLine | None, knowledge: Knowledge, time: float) -> None:
+        """One arrival, with what its thread knows."""
+        self.count += 1
+        self.arrived[who, line] += 1
+        self.knowledge.learn(knowledge)
+        self.time = max(self.time, time)
+        self._end()
+
+    def bring(self, effect: Callable[[], None] | None, parts: int, time: float) -> None:
+        """A part of a copy is on its way (effect), or parts are waited for."""
+        self.parts += parts
+        if effect is not None:
+            self.effects.append(effect)
+        self.time = max(self.time, time)
+        self._end()
+
+    def _end(self) -> None:
+        if self.count < self.needed or self.parts:
+            return
+        self.knowledge.clock[self.agent] = self.round + 1
+        self.ended[self.round] = (self.knowledge.copy(), self.time, self.effects)
+        self.ended.pop(self.round - _REMEMBERED, None)
+        self.round, self.count, self.effects = self.round + 1, 0, []
+
+    def land(self, number: int) -> tuple[Knowledge, float]:
+        """Somebody has waited for a round: what came with it, and before, is there now."""
+        for n in [n for n in self.ended if n <= number]:
+            knowledge, time, effects = self.ended[n]
+            for effect in effects:
+                effect()
+            self.ended[n] = (knowledge, time, [])
+        knowledge, time, _ = self.ended.get(number) or self.ended[max(self.ended)]
+        return knowledge, time
+
+
+@dataclasses.dataclass(eq=False)
+class Barrier:
+    """A Ref to barriers, one CTA's."""
+
+    name: str
+    alloc: Alloc
+    slots: dict[tuple[int, ...], Slot]
+
+    @classmethod
+    def made(cls, alloc: Alloc, needed: int) -> "Barrier":
+        """needed: arrivals in a round."""
+        slots = {at: Slot(alloc.name + "".join(f"[{i}]" for i in at), needed, alloc) for at in np.ndindex(*alloc.shape)}
+        return cls(alloc.name, alloc, slots)
+
+
+@dataclasses.dataclass(eq=False)
+class Semaphore:
+    """A counter in GMEM that all CTAs share. time: when it was last signalled."""
+
+    name: str
+    alloc: Alloc | None
+    count: int = 0
+    time: float = 0.0
+    knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
+    arrived: "collections.Counter[tuple[str, SourceLine | None]]" = dataclasses.field(
+        default_factory=collections.Counter
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class Semaphores:
+    """A Ref to semaphores."""
+
+    name: str
+    alloc: Alloc | None
+    shape: tuple[int, ...]
+    each: dict[tuple[int, ...], Semaphore] = dataclasses.field(default_factory=dict)
+
+    def at(self, place: tuple[int, ...]) -> Semaphore:
+        name = self.name + "".join(f"[{i}]" for i in place)
+        return self.each.setdefault(place, Semaphore(name, self.alloc))
+
+
+@dataclasses.dataclass(eq=False)
+class Wait:
+    """Why a thread cannot go on. what: the barrier or semaphore, and the round or count that it waits for."""
+
+    ready: Callable[[], bool]
+    line: SourceLine | None = None
+    what: Slot | Semaphore | None = None
+    number: Any = 0

@@ -1,0 +1,229 @@
+"""Launches the CTAs of a kernel, runs whoever can go on, the one that is furthest behind first, and says who cannot."""
+
+import collections
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...ir.capture import SourceLine
+from ...ir.gpu import Kernel
+from ...ir.gpu_program import Instr, Program
+from ...ir.ops import Beyond
+from .barriers import Semaphores, Slot, Wait
+from .engines import Engines
+from .findings import Finding, Findings, Waiter
+from .machine import Going, Spawn
+from .memory import NEVER, Access, Buffer
+from .threads import Cluster, Cta, Thread, names_of
+from .timeline import Chip, Timeline
+
+MOST_CTAS = 1 << 16
+
+
+@dataclasses.dataclass(eq=False)
+class _Fiber:
+    thread: Thread
+    going: Going
+    cluster: Cluster
+    wait: Wait | None = None
+
+
+class Launch(Engines):
+    """One launch of a kernel. sms: how many CTAs can run at the same time."""
+
+    def __init__(self, kernel: Kernel, chip: Chip, sms: int, ctas_drawn: int):
+        super().__init__()
+        self.kernel, self.sms = kernel, sms
+        self.found, self.timeline = Findings(), Timeline(chip, ctas_drawn)
+        self.semaphores: dict[Any, Semaphores] = {}
+        self.inputs = [
+            Buffer.given(n, np.asarray(a), "in") for (n, *_), a in zip(kernel.inputs, kernel.arrays, strict=True)
+        ]
+        self.outputs = [Buffer(n, shape, dtype, "gmem", "out") for n, shape, dtype in kernel.outputs]
+        for i, o in kernel.aliases.items():
+            self.outputs[o] = self.inputs[i]
+            self.inputs[i].role = "out"
+        self.pending = collections.deque(_indices(kernel.grid))
+        if len(self.pending) * max(1, len(list(_indices(kernel.cluster)))) > MOST_CTAS:
+            raise Beyond(f"a grid of more than {MOST_CTAS} CTAs")
+        counts = self.timeline.counts
+        counts.smem_bytes, counts.tmem_bytes = _held(kernel.program, "smem"), _held(kernel.program, "tmem")
+        self.fibers: list[_Fiber] = []
+        self.launched = self.ctas = 0
+        self.ended: list[str] = []
+        size = max(1, len(list(_indices(kernel.cluster))))
+        self.free = [0.0] * max(1, sms // size)  # when each of the places for clusters is free
+
+    def run_all(self) -> list[np.ndarray]:
+        """Runs the kernel to its end, or to where nobody can go on; returns its outputs."""
+        at_once = 1
+        if any(i.kind == "cancel" for i in self.kernel.program.everything()):
+            at_once = max(1, min(len(self.free), len(self.pending) // 2))
+        with np.errstate(all="ignore"):
+            self._drive(at_once)
+        counts = self.timeline.counts
+        counts.ctas = self.ctas
+        counts.cycles = max([*self.free, *(f.thread.now for f in self.fibers)])
+        limit = self.timeline.chip.smem_limit_bytes
+        if counts.smem_bytes > limit:
+            where = Finding("smem", "SMEM", self.kernel.where, "")
+            self.found.add(dataclasses.replace(where, count=counts.smem_bytes, total=limit))
+        for output in self.outputs:
+            if not self.fibers and (missing := int(np.count_nonzero(output.writer == NEVER))):
+                note = Finding("output-unwritten", output.name, self.kernel.where, "")
+                self.found.add(dataclasses.replace(note, count=missing, total=output.writer.size))
+        return [o.values for o in self.outputs]
+
+    def _drive(self, at_once: int) -> None:
+        """Starts clusters, so many at once at first, and runs their threads until nobody can go on."""
+        while self.pending or self.fibers:
+            while self.pending and len({id(f.cluster) for f in self.fibers}) < at_once:
+                self._start()
+            if self._step():
+                continue
+            if self.pending and self.free:
+                self._start()  # those who wait may wait for a CTA that has not started
+            elif self.fibers:
+                self._stuck()
+                break
+
+    def _start(self) -> None:
+        kernel, number = self.kernel, self.launched
+        cluster = Cluster(number, self.pending.popleft(), start=heapq.heappop(self.free))
+        self.launched += 1
+        for inner in _indices(kernel.cluster):
+            index = {**cluster.index, **inner}
+            name, _ = names_of(kernel, index, 0)
+            cta = Cta(self.ctas, name, index, tuple(inner.values()), cluster)
+            self.ctas += 1
+            cluster.ctas[cta.place] = cta
+            for w in range(kernel.threads):
+                _, who = names_of(kernel, index, w)
+                own = {**index, kernel.thread_name: w} if kernel.thread_name is not None else index
+                t = Thread(cta, who, f"warpgroup {w}", own, cluster.start)
+                self.fibers.append(_Fiber(t, self.run(kernel.program, [*self.inputs, *self.outputs], t), cluster))
+
+    def claim(self, cluster: Cluster) -> dict[Any, int] | None:
+        """A cluster that has not started is cancelled: its work is somebody else's now."""
+        return self.pending.popleft() if self.pending else None
+
+    def _step(self) -> bool:
+        """Runs the thread that is furthest behind up to its next wait. False: nobody can go on."""
+        ready = [f for f in self.fibers if f.wait is None or f.wait.ready()]
+        if not ready:
+            return False
+        fiber = min(ready, key=lambda f: f.thread.now) if len(ready) > 1 else ready[0]
+        try:
+            fiber.wait = next(fiber.going)
+        except StopIteration:
+            self._done(fiber)
+            return True
+        if isinstance(fiber.wait, Spawn) and not any(f.thread is fiber.wait.children[0][0] for f in self.fibers):
+            self.fibers += [_Fiber(t, going, fiber.cluster) for t, going in fiber.wait.children]
+        return True
+
+    def _done(self, fiber: _Fiber) -> None:
+        self.fibers.remove(fiber)
+        t = fiber.thread
+        self.end(t)
+        t.done = True
+        if len(self.ended) < 1 << 12:
+            self.ended.append(t.name)
+        cluster = fiber.cluster
+        cluster.end = max(cluster.end, t.now)
+        if any(f.cluster is cluster for f in self.fibers):
+            return
+        heapq.heappush(self.free, cluster.end)
+        counts, life = self.timeline.counts, cluster.end - cluster.start
+        for cta in cluster.ctas.values():
+            counts.tensor_busy += cta.tensor.busy
+            counts.copy_busy += cta.copy.busy
+            counts.tensor_idle += life - cta.tensor.busy if cta.tensor.busy else 0
+            counts.copy_idle += life - cta.copy.busy if cta.copy.busy else 0
+
+    def writer_of(self, output: int, index: tuple[int, ...]) -> Access | None:
+        """Who stored an element of an output, and by which instruction; None: nobody."""
+        buffer = self.outputs[output]
+        number = int(buffer.writer[index])
+        return buffer.writes[number] if number > 0 else None
+
+    # -- nobody can go on
+
+    def _stuck(self) -> None:
+        candidates = _candidates(self.kernel.program)
+        waiters = [self._waiter(f, candidates) for f in self.fibers if f.wait is not None and f.wait.what is not None]
+        first = waiters[0]
+        done = tuple(dict.fromkeys(self.ended))
+        where = Finding("deadlock", first.what, first.line, first.who, "waits for", waiters=tuple(waiters), ended=done)
+        self.found.add(where)
+
+    def _waiter(self, fiber: _Fiber, candidates: "dict[int, list[SourceLine]]") -> Waiter:
+        assert fiber.wait is not None, "who is stuck waits"
+        what = fiber.wait.what
+        assert what is not None, "for something"
+        got, needed = (what.count, what.needed) if isinstance(what, Slot) else (what.count, fiber.wait.number)
+        arrived = tuple((who, line, n) for (who, line), n in what.arrived.items())
+        lines = tuple(candidates.get(id(what.alloc), ()))
+        return Waiter(
+            fiber.thread.name,
+            fiber.wait.line,
+            what.name,
+            got,
+            needed,
+            round=fiber.wait.number if isinstance(what, Slot) else 0,
+            parts=what.parts if isinstance(what, Slot) else 0,
+            arrived=arrived,
+            candidates=lines,
+        )
+
+
+def _held(program: Program, space: str) -> int:
+    """The bytes of a memory that a program takes: a scope's, on top of those around it."""
+    each = (
+        sum(a.nbytes for a in instr.p.get("allocs", ()) if a.space == space)
+        + max((_held(inner, space) for inner in instr.p.get("programs", ())), default=0)
+        for instr in program.instrs
+    )
+    return max(each, default=0)
+
+
+def _indices(sizes: dict[Any, int]) -> Iterator[dict[Any, int]]:
+    for at in itertools.product(*(range(n) for n in sizes.values())):
+        yield dict(zip(sizes, at, strict=True))
+
+
+_ARRIVES = {"arrive", "arrive_wait", "load_tma", "tcgen05", "tcgen05_arrive", "cancel", "signal"}
+
+
+def _candidates(program: Program) -> "dict[int, list[SourceLine]]":
+    """The lines of a program that arrive on each barrier or semaphore that it allocates, by id() of its Alloc."""
+    found: dict[int, dict[SourceLine, None]] = collections.defaultdict(dict)
+
+    def walk(inner: Program, known: dict[int, Any]) -> None:
+        for instr in inner.instrs:
+            view = instr.p.get("barrier")
+            alloc = known.get(view.ref) if view is not None else None
+            if alloc is not None and instr.kind in _ARRIVES and instr.line is not None:
+                found[id(alloc)][instr.line] = None
+            for sub, slots in _inside(instr):
+                passed = [known.get(s) for s in slots] + list(instr.p.get("allocs", ()))
+                walk(sub, dict(zip(sub.ins, passed, strict=False)))
+
+    walk(program, {})
+    return {key: list(lines) for key, lines in found.items()}
+
+
+def _inside(instr: Instr) -> Iterator[tuple[Program, tuple[int, ...]]]:
+    """The programs inside of an instruction, each with the slots that it is given."""
+    programs, ins = instr.p.get("programs", ()), instr.ins
+    if instr.kind == "while":
+        nt, nb = instr.p["consts"]
+        yield programs[0], (*ins[:nt], *ins[nt + nb :])
+        yield programs[1], ins[nt:]
+        return
+    for program in programs:
+        yield program, ins[1:] if instr.kind == "cond" else ins

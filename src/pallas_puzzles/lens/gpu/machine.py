@@ -1,0 +1,353 @@
+"""Runs the program of a plgpu.kernel, one warpgroup at a time: control flow, Refs, barriers, semaphores.
+
+A thread is a generator: it yields a Wait where it cannot go on, and None where others may go first. What copies and
+products do lands as late as their waits allow, so that a missing wait shows in the values, the same way in every run.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir.gpu_program import Alloc, Instr, Program, View
+from ...ir.ops import Beyond
+from ...ir.places import Place
+from .accesses import Core, Env
+from .barriers import Barrier, Semaphore, Semaphores, Wait
+from .memory import Access, Buffer
+from .threads import Cluster, Cta, Thread
+
+Going = Generator[Wait | None, None, list[Any]]
+
+
+class Spawn(Wait):
+    """Threads that run until all are done; the one that yields this goes on then."""
+
+    def __init__(self, children: Sequence[tuple[Thread, Going]]):
+        super().__init__(lambda: all(t.done for t, _ in children))
+        self.children = children
+
+
+class Control(Core):
+    """Control flow, loads and stores, scopes, barriers and semaphores: one method for each kind of instruction."""
+
+    def run(self, program: Program, values: Iterable[Any], t: Thread) -> Going:
+        """Runs a program; returns its results."""
+        env = program.template.copy()
+        for slot, value in zip(program.ins, values, strict=True):
+            env[slot] = value
+        for instr in program.instrs:
+            kind = instr.kind
+            if kind == "array":
+                out = instr.evaluate([env[i] for i in instr.ins])
+                if instr.flops or instr.specials:
+                    self._compute(t, instr)
+            elif (plain := getattr(self, "do_" + kind, None)) is not None:
+                out = plain(t, instr, env)
+            else:
+                out = yield from getattr(self, "go_" + kind)(t, instr, env)
+            for slot, value in zip(instr.outs, out, strict=True):
+                env[slot] = value
+        return [env[i] for i in program.outs]
+
+    def _compute(self, t: Thread, instr: Instr) -> None:
+        chip, counts = self.timeline.chip, self.timeline.counts
+        start = t.now
+        t.now += instr.flops / chip.alu + instr.specials / chip.special
+        counts.flops += instr.flops
+        self.timeline.add(t.cta.number, t.lane, "compute", start, t.now, instr)
+
+    def do_silent(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        return []
+
+    def do_same(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        return [env[i] for i in instr.ins]
+
+    def do_axis_index(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        names = instr.p["axis_name"]
+        names = names if isinstance(names, tuple) and names not in t.index else (names,)
+        sizes = {**self.kernel.grid, **self.kernel.cluster, self.kernel.thread_name: self.kernel.threads}
+        index = 0
+        for name in names:
+            index = index * sizes.get(name, 1) + t.index[name]
+        return [np.int32(index)]
+
+    # -- control flow
+
+    def go_inline(self, t: Thread, instr: Instr, env: Env) -> Going:
+        return (yield from self.run(instr.p["programs"][0], [env[i] for i in instr.ins], t))
+
+    def go_cond(self, t: Thread, instr: Instr, env: Env) -> Going:
+        which, *values = (env[i] for i in instr.ins)
+        branches = instr.p["programs"]
+        return (yield from self.run(branches[min(max(int(which), 0), len(branches) - 1)], values, t))
+
+    def go_while(self, t: Thread, instr: Instr, env: Env) -> Going:
+        (test, body), (nt, nb) = instr.p["programs"], instr.p["consts"]
+        values = [env[i] for i in instr.ins]
+        state = values[nt + nb :]
+        while bool(np.asarray((yield from self.run(test, [*values[:nt], *state], t))[0])):
+            state = yield from self.run(body, [*values[nt : nt + nb], *state], t)
+        return state
+
+    def go_scan(self, t: Thread, instr: Instr, env: Env) -> Going:
+        consts, carry, xs = instr.scan_groups([env[i] for i in instr.ins])
+        length, n = instr.p["length"], len(carry)
+        columns: list[list[Any]] = []
+        for i in range(length - 1, -1, -1) if instr.p["reverse"] else range(length):
+            values = [*consts, *carry, *(np.asarray(x)[i] for x in xs)]
+            out = yield from self.run(instr.p["programs"][0], values, t)
+            carry = out[:n]
+            columns.append(out[n:])
+        if instr.p["reverse"]:
+            columns.reverse()
+        ys = [np.stack([np.asarray(y) for y in column]) for column in zip(*columns, strict=True)]
+        if not columns:
+            ys = [np.zeros(*kind) for kind in instr.p["results"][n:]]
+        return [*carry, *ys]
+
+    def go_warps(self, t: Thread, instr: Instr, env: Env) -> Going:
+        values = [env[i] for i in instr.ins]
+        children = []
+        for w in range(instr.p["warps"]):
+            warp = Thread(t.cta, f"warp {w} of {t.name}", f"{t.lane} warp {w}", {**t.index, instr.p["axis"]: w}, t.now)
+            warp.knowledge.learn(t.knowledge)
+            warp.seen.update(t.seen)
+            warp.scopes, warp.tries = t.scopes.copy(), t.tries
+            children.append((warp, self.run(instr.p["programs"][0], values, warp)))
+        t.tell()
+        yield Spawn(children)
+        for warp, _ in children:
+            t.knowledge.learn(warp.tell())
+            t.now = max(t.now, warp.now)
+            for key, number in warp.seen.items():
+                t.seen[key] = max(t.seen[key], number)
+        return []
+
+    # -- scopes
+
+    def go_run_scoped(self, t: Thread, instr: Instr, env: Env) -> Going:
+        values = [env[i] for i in instr.ins]
+        allocs = instr.p["allocs"]
+        collective = self.kernel.thread_name in instr.p["axes"] or self.kernel.threads == 1
+        entry = t.scopes[id(instr)]
+        t.scopes[id(instr)] += 1
+        key = (id(instr), entry, None if collective else t.name)
+        refs = t.cta.shared.get(key)
+        if refs is None:
+            refs = t.cta.shared[key] = [self.allocate(a, t.cta, key, i) for i, a in enumerate(allocs)]
+        return (yield from self.run(instr.p["programs"][0], [*values, *refs], t))
+
+    def allocate(self, alloc: Alloc, cta: Cta, key: Any, number: int) -> Any:
+        """A Ref that a scope makes."""
+        if alloc.kind == "barrier":
+            axes = flat(alloc.axes)
+            needed = alloc.arrivals * math.prod(self.kernel.cluster[a] for a in axes)
+            self.timeline.counts.barriers += math.prod(alloc.shape)
+            return Barrier.made(alloc, needed)
+        if alloc.kind == "semaphore":
+            shared = self.semaphores
+            return shared.setdefault((key[0], number), Semaphores(alloc.name, alloc, alloc.shape))
+        buffer = Buffer(alloc.name, alloc.shape, alloc.dtype, "regs" if alloc.kind == "acc" else alloc.space)
+        if alloc.kind == "acc":
+            buffer.values[...] = 0
+        return buffer
+
+    semaphores: dict[Any, Semaphores]
+
+    def go_run_state(self, t: Thread, instr: Instr, env: Env) -> Going:
+        values = iter([env[i] for i in instr.ins])
+        cells = []
+        for alloc, given in zip(instr.p["cells"], instr.p["given"], strict=True):
+            if alloc is None:
+                cells.append(next(values))
+                continue
+            cell = Buffer(alloc.name, alloc.shape, alloc.dtype, "regs")
+            if given:
+                cell.values = np.array(next(values))
+            cells.append(cell)
+        yield from self.run(instr.p["programs"][0], cells, t)
+        self.finish_products(t, instr, 0)
+        made = [alloc is not None for alloc in instr.p["cells"]]
+        return [c.values if own else c for c, own in zip(cells, made, strict=True)]
+
+    finish_products: Callable[[Thread, Instr | None, int], None]
+
+    # -- loads and stores
+
+    def do_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        buffer, place = self.place(t, instr, instr.p["view"], env, "reads")
+        self.reads(buffer, place, t, self.own(t, instr, "reads"))
+        self._move(t, instr, buffer, place, "load")
+        value = place.read(buffer.values)
+        return [value, *([] if len(instr.outs) == 1 else [value.max(-1)])]
+
+    def do_write(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        buffer, place = self.place(t, instr, instr.p["view"], env, "stores into")
+        value = np.asarray(env[instr.p["value"]])
+        old = place.read(buffer.values) if instr.outs or instr.p["add"] else None
+        self.writes(buffer, place, t, self.own(t, instr, "stores into"))
+        self._move(t, instr, buffer, place, "store")
+        place.set(buffer.values, old + value if instr.p["add"] else value)
+        return [old] if instr.outs else []
+
+    def _move(self, t: Thread, instr: Instr, buffer: Buffer, place: Place, kind: str) -> None:
+        """The time and the bytes of a load or store by a thread."""
+        chip, counts, nbytes = self.timeline.chip, self.timeline.counts, place.nbytes
+        start = t.now
+        if buffer.space == "gmem":
+            _, end = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
+            t.now = end + (chip.latency if kind == "load" else 0)
+            if kind == "load":
+                counts.gmem_read_bytes += nbytes
+            else:
+                counts.gmem_write_bytes += nbytes
+            self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
+        elif buffer.space == "smem":
+            t.now += nbytes / chip.smem_bytes
+            self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
+
+    def do_commit_smem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.fence()
+        return []
+
+    # -- barriers
+
+    def held_back(self, instr: Instr, env: Env) -> bool:
+        """Whether a predicate says that an instruction does nothing."""
+        predicate = instr.p.get("predicate")
+        return predicate is not None and not bool(np.asarray(env[predicate]))
+
+    def do_arrive(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        if not self.held_back(instr, env):
+            self.arrive(t, instr, instr.p["barrier"], env)
+        return []
+
+    def arrive(self, t: Thread, instr: Instr, view: View, env: Env) -> None:
+        """One arrival; on a ClusterBarrier, one at each CTA that shares it."""
+        self.timeline.counts.arrivals += 1
+        slot, told = self.slot(t, view, env), t.tell()
+        axes = flat(slot.alloc.axes)
+        if not axes:
+            slot.arrive(t.name, instr.line, told, t.now)
+            return
+        barrier = env[view.ref]
+        at = next(k for k, s in barrier.slots.items() if s is slot)
+        for cta in self.partners(t.cta, axes):
+            peer = barrier if cta is t.cta else self.peer_barrier(barrier, cta, t.cta)
+            peer.slots[at].arrive(t.name, instr.line, told, t.now)
+
+    def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
+        """The CTAs of a cluster that differ along these axes only, in order."""
+        free = {list(self.kernel.cluster).index(a) for a in axes}
+        return [
+            other
+            for place, other in sorted(cta.cluster.ctas.items())
+            if all(i in free or a == b for i, (a, b) in enumerate(zip(place, cta.place, strict=True)))
+        ]
+
+    def peer_barrier(self, barrier: Any, cta: Cta, mine: Cta) -> Any:
+        """The same Ref in another CTA, which may not have come as far as to make it."""
+        key = next(k for k, refs in mine.shared.items() if any(r is barrier for r in refs))
+        number = next(i for i, r in enumerate(mine.shared[key]) if r is barrier)
+        if key not in cta.shared:
+            instr = next(i for i in self.kernel.program.everything() if id(i) == key[0])
+            cta.shared[key] = [self.allocate(a, cta, key, i) for i, a in enumerate(instr.p["allocs"])]
+        return cta.shared[key][number]
+
+    def go_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
+        slot = self.slot(t, instr.p["barrier"], env)
+        number = t.seen[slot]
+        t.seen[slot] += 1
+        yield None
+        while slot.round <= number:
+            yield Wait(lambda: slot.round > number, instr.line, slot, number)
+        if slot.round > number + 1:
+            self.finding("lapped", slot, t, instr, "waits for", detail=(number, slot.round))
+        knowledge, time = slot.land(number)
+        t.knowledge.learn(knowledge)
+        self.timeline.waited(t.cta.number, t.lane, t.now, time, instr, slot.name)
+        t.now = max(t.now, time)
+        return []
+
+    def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
+        self.arrive(t, instr, instr.p["barrier"], env)
+        return (yield from self.go_wait(t, instr, env))
+
+    def do_test(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        slot = self.slot(t, instr.p["barrier"], env)
+        number = t.seen[slot]
+        if slot.round <= number:
+            return [np.bool_(False)]
+        knowledge, time = slot.land(number)
+        t.knowledge.learn(knowledge)
+        t.now = max(t.now, time)
+        return [np.bool_(True)]
+
+    # -- semaphores
+
+    def semaphore(self, t: Thread, view: View, env: Env) -> Semaphore:
+        ref = env[view.ref]
+        if not isinstance(ref, Semaphores):
+            raise Beyond("a semaphore that is handed to a kernel")
+        return ref.at(self.number_of(ref.shape, view, env, t, ref))
+
+    def do_signal(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        semaphore = self.semaphore(t, instr.p["barrier"], env)
+        semaphore.count += int(np.asarray(env[instr.p["amount"]]))
+        semaphore.knowledge.learn(t.tell())
+        semaphore.time = max(semaphore.time, t.now)
+        semaphore.arrived[t.name, instr.line] += 1
+        return []
+
+    def go_sem_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
+        semaphore = self.semaphore(t, instr.p["barrier"], env)
+        amount = int(np.asarray(env[instr.p["amount"]]))
+        while semaphore.count < amount:
+            yield Wait(lambda: semaphore.count >= amount, instr.line, semaphore, amount)
+        decrement = instr.p["decrement"]
+        if decrement is None or bool(np.asarray(env[decrement])):
+            semaphore.count -= amount
+        t.knowledge.learn(semaphore.knowledge)
+        self.timeline.waited(t.cta.number, t.lane, t.now, semaphore.time, instr, semaphore.name)
+        t.now = max(t.now, semaphore.time)
+        return []
+
+    def do_sem_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        semaphore = self.semaphore(t, instr.p["barrier"], env)
+        t.knowledge.learn(semaphore.knowledge)
+        return [np.int32(semaphore.count)]
+
+    # -- work that is taken over from clusters that have not started
+
+    claim: Callable[[Cluster], dict[Any, int] | None]
+
+    def do_cancel(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        buffer, place = self.place(t, instr, instr.p["result"], env, "asks into")
+        cluster, number = t.cta.cluster, t.tries
+        t.tries += 1
+        slot = self.slot(t, instr.p["barrier"], env)
+        if t.index.get(self.kernel.thread_name, 0) == 0:
+            self.writes(buffer, place, t, Access(slot.agent, slot.round + 1, instr, t.name, "the answer to", "copy"))
+
+        def answer() -> None:
+            while len(cluster.claimed) <= number:
+                cluster.claimed.append(self.claim(cluster))
+            t.cta.shared[id(buffer), self.region(buffer, place)] = [cluster.claimed[number]]
+
+        slot.bring(answer, 0, t.now)
+        self.arrive(t, instr, instr.p["barrier"], env)
+        return []
+
+    def do_query(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        buffer, place = self.place(t, instr, instr.p["result"], env, "asks")
+        self.reads(buffer, place, t, self.own(t, instr, "reads"))
+        (index,) = t.cta.shared.get((id(buffer), self.region(buffer, place)), [None])
+        names = instr.p["names"]
+        return [*(np.int32(index[n] if index else 0) for n in names), np.bool_(index is not None)]
+
+
+def flat(axes: Sequence[Any]) -> list[Any]:
+    """Names of axes, of which several may stand together in a tuple."""
+    return [a for axis in axes for a in (axis if isinstance(axis, tuple) else (axis,))]

@@ -1,0 +1,138 @@
+"""The machine's logical clock: what takes how long, who was busy when, and what a kernel costs.
+
+Cycles of one SM, by the chip's published rates. It is a model: bandwidth is shared evenly among the SMs, there is no
+L2, an instruction costs what it computes. It says what overlaps and what does not, not how fast a chip is.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir.capture import SourceLine
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Rates of one SM, per cycle. tensor_flops: of 16-bit operands; wider ones take longer in proportion."""
+
+    name: str
+    kind: str
+    sms: int
+    ghz: float
+    smem_limit_bytes: int
+    gmem_bytes: float
+    tensor_flops: float
+    latency: float = 700  # cycles from the start of a copy out of GMEM to its first byte
+    alu: float = 128
+    special: float = 16
+    smem_bytes: float = 128
+
+
+# GMEM bandwidth and dense 16-bit FLOP/s of NVIDIA's data sheets, divided by SMs and clock.
+CHIPS = {
+    "h100": Chip("h100", "NVIDIA H100", 132, 1.83, 232448, 3350 / 132 / 1.83, 4096),
+    "h200": Chip("h200", "NVIDIA H200", 132, 1.83, 232448, 4800 / 132 / 1.83, 4096),
+    "b200": Chip("b200", "NVIDIA B200", 148, 1.85, 232448, 8000 / 148 / 1.85, 8192),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """A stretch on the clock. start, end: cycles. cta: its number; lane: "warpgroup 0", "copy" or "tensor".
+
+    kind: "load", "store", "wgmma", "tcgen05", "compute", "wait", "arrive". ref: the Ref or barrier that it is about.
+    """
+
+    cta: int
+    lane: str
+    kind: str
+    start: float
+    end: float
+    line: SourceLine | None = None
+    ref: str = ""
+
+
+@dataclasses.dataclass
+class Counts:
+    """What a kernel costs, over all CTAs. Bytes; cycles on the logical clock.
+
+    gmem_*: by copies and by loads and stores of threads; padding beyond an array costs nothing, multicast data counts
+    once. smem_bytes, tmem_bytes: held at once by one CTA. arrivals: on barriers. cycles: until the last CTA ends.
+    tensor_busy, copy_busy: summed over CTAs; tensor_idle, copy_idle: from a CTA's start to its end, where it uses them
+    at all. waited: how long warpgroups stand at barriers, and for copies and products; waited_at: the same by line.
+    """
+
+    ctas: int = 0
+    gmem_read_bytes: int = 0
+    gmem_write_bytes: int = 0
+    smem_bytes: int = 0
+    tmem_bytes: int = 0
+    barriers: int = 0
+    arrivals: int = 0
+    copies: int = 0
+    stores: int = 0
+    products: int = 0
+    flops: int = 0
+    cycles: float = 0
+    tensor_busy: float = 0
+    tensor_idle: float = 0
+    copy_busy: float = 0
+    copy_idle: float = 0
+    waited: float = 0
+    waited_at: dict[SourceLine | None, float] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def together(cls, each: "Sequence[Counts]") -> "Counts":
+        """Of several kernels, one after the other."""
+        total = cls()
+        for field in dataclasses.fields(cls):
+            values = [getattr(c, field.name) for c in each]
+            if field.name == "waited_at":
+                for found in values:
+                    for line, cycles in found.items():
+                        total.waited_at[line] = total.waited_at.get(line, 0.0) + cycles
+            else:
+                together = max if field.name in ("smem_bytes", "tmem_bytes") else sum
+                setattr(total, field.name, together(values) if values else 0)
+        return total
+
+    @property
+    def gmem_bytes(self) -> int:
+        """Bytes between GMEM and the SMs."""
+        return self.gmem_read_bytes + self.gmem_write_bytes
+
+
+class Engine:
+    """A part of an SM that does one thing after another: the copy engine, the tensor cores."""
+
+    __slots__ = ("busy", "free")
+
+    def __init__(self) -> None:
+        self.free = self.busy = 0.0
+
+    def take(self, earliest: float, duration: float) -> tuple[float, float]:
+        """(start, end) of work that can begin at `earliest`."""
+        start = max(earliest, self.free)
+        self.free = start + duration
+        self.busy += duration
+        return start, self.free
+
+
+class Timeline:
+    """Events of the first CTAs, and all that is counted."""
+
+    def __init__(self, chip: Chip, ctas_drawn: int):
+        self.chip, self.ctas_drawn = chip, ctas_drawn
+        self.events: list[Event] = []
+        self.counts = Counts()
+
+    def add(self, cta: int, lane: str, kind: str, start: float, end: float, instr: Any, ref: str = "") -> None:
+        if cta < self.ctas_drawn and end > start:
+            self.events.append(Event(cta, lane, kind, start, end, instr.line if instr is not None else None, ref))
+
+    def waited(self, cta: int, lane: str, start: float, end: float, instr: Any, ref: str = "") -> None:
+        if end > start:
+            self.counts.waited += end - start
+            at = self.counts.waited_at
+            at[instr.line] = at.get(instr.line, 0.0) + end - start
+            self.add(cta, lane, "wait", start, end, instr, ref)
