@@ -315,8 +315,7 @@ def written(gpus: list[str]) -> str:
             f"{measured['sets']} sets of calls, each with its dispatch. "
             "What the estimate takes from this GPU is what cuBLAS, the copy and the kernel that only reads reach in "
             "the same run; nothing is fitted to the others, but how loops are counted was settled on the multiply-"
-            "adds. "
-            + how_far([line for lines in everything.values() for line in lines])
+            "adds. " + how_far([line for lines in everything.values() for line in lines])
         )
     for title, names in (("JAX's own", everything.keys() - mine), ("One part of a GPU each", mine)):
         lines = [line for name in everything if name in names for line in everything[name]]
