@@ -150,6 +150,17 @@ def puzzle_5(nb: Any) -> Question:
     )
 
 
+BY_HAND = (
+    "vjp",
+    "jvp",
+    "grad",
+    "value_and_grad",
+    "linearize",
+    "jacrev",
+    "jacfwd",
+)  # a kernel's own gradient is written
+
+
 def puzzle_6(nb: Any) -> Question:
     return question(
         nb.diagonal_spec,
@@ -165,6 +176,7 @@ def puzzle_6(nb: Any) -> Question:
             )
         ],
         budget=Budget(hbm_bytes=1_967_232, vmem_bytes=197_120, flops=393_600, calls=2),
+        forbid=BY_HAND,
     )
 
 
@@ -207,7 +219,13 @@ def puzzle_7(nb: Any) -> Question:
             ),
         ],
         budget=Budget(
-            hbm_bytes=2_558_976, vmem_bytes=295_936, flops=101_700_000, output_stores=1, calls=1, mxu_bits=16
+            hbm_bytes=2_558_976,
+            vmem_bytes=295_936,
+            flops=101_700_000,
+            output_stores=1,
+            calls=1,
+            branches=1,
+            mxu_bits=16,
         ),
     )
 
@@ -279,6 +297,7 @@ def puzzle_8(nb: Any) -> Question:
             )
         ],
         budget=Budget(hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16),
+        forbid=BY_HAND,
     )
 
 

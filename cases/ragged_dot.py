@@ -411,11 +411,18 @@ def puzzle_8b(nb: Any) -> Question:
         ],
         kernel=False,
         forbid={
-            "at": "at[...] scatters rows. Fetch them instead, with the inverse permutation.",
+            "at": "at[...] is a scatter. An inverse permutation can be had without one; with it, rows are fetched.",
             "segment_sum": "segment_sum scatters rows. Fetch them instead, with the inverse permutation.",
+            **{
+                name: f"{name} of a gather scatters rows. Fetch them instead, with the inverse permutation."
+                for name in GRADIENTS
+            },
         },
         explain=explain_permuted,
     )
+
+
+GRADIENTS = ("vjp", "grad", "value_and_grad", "jacrev", "linear_transpose")
 
 
 def shuffled(num_slots: int) -> np.ndarray:
@@ -444,10 +451,7 @@ def puzzle_8c(nb: Any) -> Question:
         kernel=False,
         forbid={
             **{name: f"{name}{NO_SCATTER}" for name in ("at", "segment_sum", "bincount")},
-            **{
-                name: f"{name} of a gather{NO_SCATTER}"
-                for name in ("vjp", "grad", "value_and_grad", "jacrev", "linear_transpose")
-            },
+            **{name: f"{name} of a gather{NO_SCATTER}" for name in GRADIENTS},
         },
         explain=explain_expand,
     )

@@ -10,8 +10,9 @@
 # %% [markdown]
 # # Pallas basics: from one line to a fused matmul
 #
-# Thirteen puzzles take you from adding ten to a tiled matrix multiplication. You will keep its sum on the chip, run it
-# over a batch, fuse a bias and a GELU into it, and cut its traffic. Kernels inside real models have the same skeleton.
+# Thirteen puzzles take you from adding ten to a tiled matrix multiplication. You will keep the running sum on the chip,
+# multiply a whole batch, fuse a bias and a GELU, and move fewer bytes. Kernels inside real models have the same
+# skeleton.
 #
 # You need to know JAX and NumPy. You do not need a TPU: your kernels run here in a simulator, exactly as you would ship
 # them.
@@ -48,8 +49,8 @@ setup()  # a real TPU if there is one, else JAX's simulator of one
 # Two memories matter. **HBM** is large and slow (16 GB on a TPU v5e). Your arrays live there. **VMEM** is small and
 # fast (a kernel on a v5e gets 16 MiB unless it asks for more).
 #
-# A **kernel** is a function that computes in VMEM. You write only the kernel. The call that runs it on arrays in HBM is
-# given, in `add_ten`. It does this:
+# A **kernel** is a function that computes in VMEM. You write only the kernel. `add_ten` is given. It calls your kernel
+# on arrays in HBM. The call does this:
 #
 # ```text
 #     HBM      x                       result
@@ -122,8 +123,8 @@ check("basics/1", add_ten)
 #
 # ### Theory
 #
-# A vector of 4 Mi (2^22) float32 is 16 MiB. One such vector fills all the VMEM of Puzzle 1, and an addition needs room
-# for three. So you cut them into blocks.
+# A vector of 4 Mi (2^22) float32 is 16 MiB. One such vector fills all 16 MiB of VMEM. An addition needs three: `x`, `y`
+# and the result. So you cut them into blocks.
 #
 # Two more arguments of `pallas_call` do that. On a TPU the **grid** is a loop around the kernel: `grid=(5,)` means five
 # **steps**, one after the other, like `for i in range(5)`. (Several axes are nested loops; the last axis is the
@@ -144,7 +145,7 @@ check("basics/1", add_ten)
 #     result  [  0  |  1  |  2  |  3  |  4  ]      HBM
 # ```
 #
-# For now: before each step its input blocks are copied in, and after it its output block is copied out. (Puzzle 5 says
+# For now: the input blocks are copied in before every step. The output block is copied out after it. (Puzzle 5 says
 # when a copy is skipped.) The kernel receives its Refs in this order: inputs, then outputs.
 
 
@@ -165,7 +166,7 @@ def vector_add_grid(n, b):
 
 
 def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> Float[Array, "N"]:
-    # b: a TPU takes 1-D float32 blocks of 128, 256, 512, any multiple of 1024, or the whole array
+    # b: 128, 256, 512, any multiple of 1024, or the whole array (Puzzle 4 is about sizes)
     block = pl.BlockSpec((b,), lambda i: (i,))
     return pl.pallas_call(
         vector_add_kernel,
@@ -177,8 +178,8 @@ def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> F
 
 
 # %%
-# Budget for x (1280,), y (1280,): vmem_bytes=6_144. vmem_bytes: three blocks of b float32 numbers, each counted twice:
-# while one copy of a block is in use, the next block is already coming in beside it. (More in Puzzle 6.)
+# Budget for x (1280,), y (1280,): vmem_bytes=6_144. vmem_bytes: three blocks of b float32 numbers, times two: every
+# block has two buffers (Puzzle 6 says why).
 check("basics/2", vector_add)
 
 # %% [markdown]
@@ -234,8 +235,8 @@ show(vector_add, normal((1280,)), normal((1280,)))
 # ### Theory
 #
 # A chat server stores the data that attention reads in pages. A page goes wherever there is free memory. To sort 1 GiB
-# of pages before a kernel uses them, you move 2 GiB, one in and one out: 2.6 ms at the 820 GB/s of a v5e. But a
-# kernel may read its pages in any order, at no extra cost.
+# of pages before a kernel uses them, you move 2 GiB, one in and one out: 2.6 ms: a v5e reads and writes HBM at 820
+# GB/s. But a kernel may read its pages in any order, at no extra cost.
 #
 # The function inside a `BlockSpec` decides the order. It is called an **index map**. It takes the grid index of the
 # step, one argument per grid axis. It returns the block for this step: a tuple with one block *number* per dimension of
@@ -313,7 +314,7 @@ check("basics/3", reverse_pages)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** An index map moves no data. It only tells the copies, which happen anyway, where to read. Your reversal
+# **Takeaway.** An index map moves no data. The copies happen anyway. The map tells them where to read. Your reversal
 # costs the 10,240 bytes of a plain copy, 5,120 in and 5,120 out. Any other order of the pages costs the same, if you
 # can compute it from `i`.
 
@@ -342,13 +343,9 @@ check("basics/3", reverse_pages)
 #      the number of the step          which step writes where?
 # ```
 #
-# Tiles have a smallest size. A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the
-# second-to-last size of a block must be a **multiple of 8**, and its last size a **multiple of 128**. Either may
-# instead span the whole array. Anything else is refused. This holds for every dtype.
-#
-# Why not tiles of 8 x 128? First, the result's tiles would be 128 x 8, which is refused. Second, every step has a fixed
-# cost: about 0.25 us on a v5e (from the times in JAX's matmul guide). In 8192 x 8192 there are 65,536 such
-# tiles: their steps cost 16 ms. The 2048 steps of 128 x 256 cost 0.5 ms.
+# Tiles have a smallest size. A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the second-to-last size
+# of a block must be a **multiple of 8**, and its last size a **multiple of 128**. Either size may also equal the
+# array's. Anything else is refused. This holds for every dtype.
 
 
 # %%
@@ -422,6 +419,10 @@ check("basics/4", transpose)
 # %% [markdown]
 # **Takeaway.** You have tiles, index maps and nested loops, so you can walk over any matrix in any order. So far every
 # step copied new blocks. You start to save when a step can keep an old one.
+#
+# Why not tiles of 8 x 128? First, the result's tiles would be 128 x 8, which is refused. Second, every step has a fixed
+# cost: about 0.25 us on a v5e (from the times in JAX's matmul guide). In 8192 x 8192 there are 65,536 such
+# tiles: their steps cost 16 ms. The 2048 steps of 128 x 256 cost 0.5 ms.
 
 # %% [markdown]
 # ## Puzzle 5: Scale the rows, shift the columns
@@ -880,7 +881,7 @@ check("basics/8", centre_chunks)
 #     o_ref     ? --> a --> a+b --> a+b+c --> a+b+c+d --> HBM
 # ```
 #
-# The `?` is the problem: on the first visit the block holds garbage. If code must run only at some steps, put it here:
+# The `?` is the problem: on the first visit the block holds garbage. To run code only at some steps, write:
 #
 # ```python
 # @pl.when(condition)
@@ -1088,7 +1089,7 @@ check("basics/10", matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Zero, accumulate, store: the rest of this notebook is variations on it. (`pl.num_programs(2)` would have
+# **Takeaway.** Zero, accumulate, store: the next two puzzles are variations on it. (`pl.num_programs(2)` would have
 # told the kernel `num_k`; you will meet it in other people's code.) Below, `k` has four steps. It is the inner loop, so
 # the output leaves at every fourth step.
 
@@ -1202,7 +1203,7 @@ check("basics/11", batched_matmul)
 # MiB in for nothing. At the 820 GB/s of a v5e that is a third of a millisecond.
 #
 # There is a better moment. At the last `k`, the finished tile is in `acc_ref`: in VMEM, in float32, not yet rounded to
-# bfloat16. If you finish the work there, only the bias has to be fetched. This work is called the **epilogue**.
+# bfloat16. If you finish the work there, the only extra traffic is the bias. This work is called the **epilogue**.
 #
 # ```text
 #     k = 0       acc  =  x(i,0) @ w(0,j)
@@ -1346,10 +1347,10 @@ check("basics/12", fused_linear)
 # That makes two copies of `x` blocks and six of `y` blocks. `x` follows the outer loop, so all of it comes in once. `y`
 # follows the inner loop, so all of it comes in at every turn of the outer loop. (A single block comes in only once.)
 #
-# Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With rows outside, `x` costs 16 MiB and `y`
-# 64 times 8: 528 MiB. With columns outside, `y` costs 8 MiB and `x` 4 times 16: 72 MiB. At 820 GB/s that is 0.68 ms
-# against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the
-# other does not.
+# Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With the loop over rows outside, `x` costs
+# 16 MiB and `y` costs 64 * 8 = 512 MiB: 528 MiB together. With columns outside, `y` costs 8 MiB and `x` 4 times 16: 72
+# MiB. At 820 GB/s that is 0.68 ms against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms.
+# One order keeps it waiting, the other does not.
 
 
 # %%
@@ -1372,7 +1373,7 @@ def lean_matmul(
 
 # %%
 # Budget for x (256, 128), y (128, 1536): hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1. The better of the two orders
-# moves exactly these bytes. No single size tells you which one is better.
+# moves exactly these bytes. Compute both totals: comparing M with N is not enough.
 check("basics/13", lean_matmul)
 
 # %% [markdown]

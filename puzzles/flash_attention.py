@@ -12,7 +12,7 @@
 #
 # Attention is two matrix products with a softmax between them. You can already write three kernels that compute it. For
 # one head over 131,072 tokens they also write 96 GiB of scores and probabilities. In thirteen puzzles you build the
-# kernels that write none of it: the result is 32 MiB, and the forward pass writes just that. They are causal, take any
+# kernels that write none of it. The forward pass writes the result, 32 MiB, and 0.5 MiB more. They are causal, take any
 # length, have a backward pass, share keys among heads, follow block masks, and read a cache in pages. After that you
 # can read splash attention, ragged paged attention and tokamax.
 #
@@ -304,7 +304,7 @@ check("flash_attention/2", causal_scores)
 #
 # ### Theory
 #
-# You have nearly all the pieces. The news: a rule about a dtype, and the bill.
+# You have nearly all the pieces. What is new: a rule about a dtype, and what it all costs.
 #
 # ```text
 #     q, k --> [ scores ] --> S --> [ softmax ] --> P --> [ P @ v ] --> o
@@ -473,7 +473,7 @@ print(f"{'moved, blocks of 512':>20}: {naive_bytes / 2**30:8.3f} GiB, {time_ms:.
 
 # %% [markdown]
 # A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is another 32 GiB. What you asked for
-# is small: `q`, `k`, `v` and `o` are each 1/2048 of `S`.
+# is small: `q`, `k`, `v` and `o` are each 1/2048 of `S`. (Whole rows in blocks of 512 would take 768 MiB of VMEM, too.)
 
 # %% [markdown]
 # ## Puzzle 4: One block of queries
@@ -798,9 +798,9 @@ check("flash_attention/5", flash_forward)
 # (bq, 1) in your call: the result is the same.)
 #
 # On a v6e, the MXU would be done after 512 bundles, and you take 1047. (At its peak it would need 256. But its MXU is
-# 256 wide, and D = 128 fills half of it.) The rest is arithmetic on single scores. Much of it has to wait: the
-# exponentials of a row for its maximum, the maximum for all scores of the row, and the second product for the
-# exponentials. Nobody likes queues.
+# 256 wide, and D = 128 fills half of it.) The rest is arithmetic on single scores. A row's maximum has to wait for all
+# of its scores. The exponentials have to wait for the maximum. The second product has to wait for the exponentials.
+# Nobody likes queues.
 
 # %%
 tokens = jax.ShapeDtypeStruct((1, 4, 2048, 128), jnp.bfloat16)
@@ -836,7 +836,7 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # ```text
 #     j ->   0    1    2    3           #  every query of the block sees every key: no mask
 #     i  0   \    .    .    .           \  some do, some do not: mask
-#        1   #    \    .    .           .  nobody sees anything: skip
+#        1   #    \    .    .           .  no query sees any key: skip
 #        2   #    #    \    .
 #        3   #    #    #    \           (bq = bkv, Sq = Skv; in general the \ may be several, or none)
 # ```
@@ -1012,7 +1012,7 @@ show(
 #
 # At the last step, `m` and `l` hold all that you need. Mind their base: `lse` is a natural logarithm.
 #
-# The rest is practice. Copy your Puzzle 6 and change what is different in two corner cases:
+# The rest is practice. Copy your Puzzle 6. Replace its two tests by `last_key_seen`. Then look at two corner cases:
 #
 # - **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Its maximum stays at its starting value, and -inf
 #   - (-inf) would be NaN. So `start` takes `FLOOR`, the most negative float32. And `normalized` turns 0 / 0 into 0.
@@ -1169,8 +1169,8 @@ check("flash_attention/7", flash_attention_fwd)
 
 # %% [markdown]
 # **Takeaway.** Your forward pass takes any lengths, with masked rows and ragged edges. It leaves 4 bytes per row, and
-# from these you can compute all probabilities again. The backward pass starts here. (While a kernel writes it, a column
-# takes whole tiles, 512 bytes a row; XLA packs it afterwards.)
+# from these you can compute all probabilities again. The backward pass starts here. (On a TPU, a (bq, 1) block is
+# padded to 128 lanes. So the kernel writes 512 bytes per row, and XLA then packs them into 4.)
 
 # %% [markdown]
 # ## Puzzle 8: One number per row
@@ -1858,8 +1858,8 @@ def grouped_grads(
 
 # %%
 # Budget for q (1, 4, 192, 64), k (1, 2, 320, 64), v (1, 2, 320, 64), do (1, 4, 192, 64): hbm_bytes=6_383_616, calls=4,
-# output_stores=1, flops=290_000_000. Forward and dq fetch the keys for each head of queries, shared or not. There the
-# maps only save making and storing copies. dk and dv fetch the keys once for a group.
+# output_stores=1, flops=290_000_000. Forward and dq still fetch the keys once per query head. They save only the copy
+# that `jnp.repeat` would write. dk and dv fetch the keys once for a group.
 check("flash_attention/11", grouped_grads)
 
 # %% [markdown]
@@ -1970,7 +1970,8 @@ check("flash_attention/11", grouped_grads)
 #
 # Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs last, the kernel first).
 # **The number of a step no longer says which block it holds**; `data_next` does. Past the end of a row's list, the map
-# should ask for nothing new. What is in VMEM at that moment? (The ? are yours to fill in.)
+# should ask for nothing new. What is in VMEM at that moment? (If the first rows are empty, nothing is: ask for block
+# 0.) (The ? are yours to fill in.)
 #
 # A full block needs no mask. Only a partial one pays for it, as in Puzzle 6.
 
@@ -2083,9 +2084,9 @@ check("flash_attention/12", splash_attention)
 #
 # For the lists: walk through the drawing of `kinds`, step by step and row by row. Note beside each step which block was
 # fetched last: that one is in VMEM. Which number in `data_next` costs nothing, then? Does it matter that a row ends?
-# (The first step of all has no past: any block will do.) For the kernel: two of the three kinds have work to do. Which
-# of these may skip the mask *and* the edge? And where is block t of the list, in columns of the whole array: at t *
-# bkv?
+# (Before the first step nothing is in VMEM, so one block is fetched anyway. Make it the one that the next live step
+# needs.) For the kernel: two of the three kinds have work to do. Which of these may skip the mask *and* the edge? And
+# where is block t of the list, in columns of the whole array: at t * bkv?
 #
 # </details>
 #
@@ -2182,9 +2183,9 @@ check("flash_attention/12", splash_attention)
 
 # %% [markdown]
 # **Takeaway.** This is splash attention: **sp**arse f**lash**. The mask became data, and the grid became a list of
-# work. One kernel does causal, windows, documents, whatever you can write as a function of row and column. (An empty
-# list asks for the block at which the row before it has ended. So rows of blocks have to stay in order, and the call
-# does not mark them 'parallel'.)
+# work. One kernel does causal, windows, documents, whatever you can write as a function of row and column. (For an
+# empty row, `data_next` repeats the last block of the row before. That saves a fetch only if the rows run in order, and
+# the call does not mark them 'parallel'.)
 #
 # Below is a window: in the strip of `k`, the rows begin at blocks 1, 1, 2, 2 and 3. Of 25 blocks 12 are live, and the
 # longest list has 3. So of the 15 steps, 12 work, and the other 3 pad the shorter lists and fetch nothing.

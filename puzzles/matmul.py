@@ -13,7 +13,7 @@
 # In thirteen puzzles you write the matrix products of a transformer: with a transposed weight, with an epilogue,
 # backwards, in int8, and with most blocks missing. You also write a function that picks the tile sizes for a given TPU.
 # With the tiles that it picks for 4096 x 4096 x 4096, the TPU compiler's own schedule is within 3% of the fastest that
-# the chip can go, on a v5e and on a v6e.
+# the chip can go, on a v5e and on a v6e (before the first copies and the cost of starting each step).
 #
 # You need `basics.py`. Puzzles 6, 8 and 9 use `jax.custom_vjp`, which `softmax.py` Puzzle 6 teaches. Here all of that
 # is given, so you do not need it. From Puzzle 1 on, every `check` prints your FLOPs per byte, and Puzzle 4 explains
@@ -283,8 +283,8 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 # ```
 #
 # The three overlap, so the longest one counts. The times also include 0.25 us per step, and the first and the last
-# copies. A v5e waits for its MXU either way. On a v6e, the branches make the code the slowest part, and without them it
-# hides behind the copies: 13% less time.
+# copies. A v5e waits for its MXU either way. On a v6e, the code with branches takes longer than the copies. Without
+# branches it takes less, so the copies set the time: 13% less.
 #
 # So do everything at every step, and choose *values* instead of code. You may store a draft of the result at every `k`,
 # because a block is copied out only when its number changes. But the sum has to start somewhere, and `acc_ref` starts
@@ -374,9 +374,9 @@ check("matmul/3", straight_matmul)
 # takes 2 bm bn K FLOPs. How many bytes of `x` and `y` does it take? Divide, and you have its intensity (without the
 # result).
 #
-# Only two of the block sizes are in that quotient. The third, bk, matters when it is all of K. With a single step of
-# `k`, some blocks stay from one output tile to the next (basics.py Puzzle 13). With more steps, none does. VMEM holds
-# two blocks each of `x`, `y` and the result, and the scratch once.
+# Only two of the block sizes are in that quotient. The third, bk, matters when it is all of K. If bk is K, a block
+# stays when its number is the same for two neighbouring tiles (basics.py Puzzle 13). If K is cut, `k` changes the
+# numbers at every step, and nothing stays. VMEM holds two blocks each of `x`, `y` and the result, and the scratch once.
 
 
 # %%
@@ -687,6 +687,7 @@ def diagonal_and_grads(a, b, g, *, bm: int = 32, bn: int = 256):
 # %%
 # Budget for a (96, 1), b (96, 1024), g (96, 1024): hbm_bytes=1_967_232, vmem_bytes=197_120, calls=2, flops=393_600.
 # hbm_bytes: forward b in, the result out; backward b and g in, db out. And a little for a and da. flops: 4 an element.
+# Your code may not call jax.vjp, jax.grad or anything like them.
 check("matmul/6", diagonal_and_grads)
 
 # %% [markdown]
@@ -818,7 +819,7 @@ def gelu_residual(
 
 # %%
 # Budget for x (192, 1024), w (1024, 256), bias (1, 256), r (192, 256): hbm_bytes=2_558_976, vmem_bytes=295_936,
-# calls=1, output_stores=1, flops=101_700_000, mxu_bits=16.
+# calls=1, output_stores=1, flops=101_700_000, mxu_bits=16, branches=1.
 check("matmul/7", gelu_residual)
 
 # %% [markdown]
@@ -872,8 +873,8 @@ check("matmul/7", gelu_residual)
 
 # %% [markdown]
 # **Takeaway.** You get 39.6 FLOPs per byte: `r` is one more array to read, so the same tiles have less intensity than
-# in Puzzle 2. With a trip to HBM in between it would be far worse. A branch decides whether a step does some work. What
-# if each step has another amount of it?
+# in Puzzle 2. With a trip to HBM in between it would be 36.8. A branch decides whether a step does some work. What
+# if each step has a different amount?
 
 # %% [markdown]
 # ## Puzzle 7b: A loop in the kernel
@@ -888,7 +889,7 @@ check("matmul/7", gelu_residual)
 #
 # `k` could be a grid axis, with `pl.when` around the product. But a step that does nothing still costs 0.25 us and its
 # copies. 4096 x 4096 x 4096 in tiles of 512 has 512 steps: 128 us. Instead, let one step get a whole row of tiles, and
-# put the loop into the kernel. Then there are 64 steps, 16 us. A loop has two parts:
+# put the loop into the kernel. Then there are 64 steps, 16 us. The loop is JAX's own; new are slices of a Ref:
 #
 # ```text
 #     pl.ds(start, size)            a slice of a Ref: x_ref[:, pl.ds(start, size)]. start counts elements (not blocks)
@@ -899,7 +900,7 @@ check("matmul/7", gelu_residual)
 # ```
 #
 # The value keeps its shape and dtype. It is the sum so far, so you need no scratch. `upper` may depend on the step,
-# which a Python `for` does not allow. Count the tiles of each row that are not all zero (`#`):
+# which a Python `for` does not allow. In each row, count the tiles that hold a `#` or a `\`:
 #
 # ```text
 #                tiles of bk = 128 columns
@@ -1127,7 +1128,8 @@ def energy_and_grads(x, w, g, *, bm: int = 32, bn: int = 128):
 
 # %%
 # Budget for x (160, 256), w (256, 1024), g (160, 1): hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16.
-# hbm_bytes: it leaves no room for an array of (M, N), which would be 655,360 bytes one way.
+# hbm_bytes: it leaves no room for an array of (M, N), which would be 655,360 bytes one way. Your code may not call
+# jax.vjp, jax.grad or anything like them.
 check("matmul/8", energy_and_grads)
 
 # %% [markdown]
@@ -1380,9 +1382,9 @@ check("matmul/9", linear_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** One kernel does forward and backward, and you never transposed an array. Forward, these tiles give 43
-# FLOPs per byte. Backward you get 54.4, because the output tiles are larger, 64 x 256 and 256 x 128, and their sides
-# are what counts (Puzzle 4). And `jax.grad` finds your kernel by itself:
+# **Takeaway.** One kernel does forward and backward, and you never transposed an array. Forward, these tiles give 39.5
+# FLOPs per byte. Backward you get 54.4: the output tiles are 64 x 256 and 256 x 128, which are larger (Puzzle 4). And
+# `jax.grad` finds your kernel by itself:
 
 # %%
 if unwritten(product) or unwritten(product_bwd) or unwritten(contraction):
@@ -1539,7 +1541,8 @@ check("matmul/10", int8_matmul)
 # ```
 #
 # The grid's last axis has `most` steps, enough for the longest row. In the unused steps of a shorter row, the map
-# should repeat the previous block number. Then nothing is copied.
+# should repeat the previous block number. Then nothing is copied. The first row may be empty, too, and a map may not
+# return -1.
 
 
 # %%
@@ -1679,8 +1682,8 @@ check("matmul/11", sparse_matmul)
 # %% [markdown]
 # **Takeaway.** You get 22 FLOPs per byte, somewhat less than a dense product in the same tiles: the result is as large,
 # and there are fewer FLOPs. Sparsity saves bytes and FLOPs, but it does not raise the intensity. An empty row costs
-# steps but copies nothing in, because its map repeats the block that is there. Its zeros still go out. Mixtures of
-# experts and splash attention are built on this: a list of what exists, and maps that read it.
+# steps. Its index map returns the block number of the step before, so nothing is copied in. Its zeros still go out.
+# Mixtures of experts and splash attention are built on this: a list of what exists, and maps that read it.
 
 # %%
 show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=128, N=384))
@@ -1692,7 +1695,7 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 #
 # ### Theory
 #
-# In Puzzle 4 only bytes counted, and the largest tiles were the best. Time has two more terms:
+# In Puzzle 4 only bytes counted. Time has two more terms:
 #
 # ```text
 #     MXU   |      #########################################
@@ -1705,8 +1708,8 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 # the first of `y` and the last of the result. Which parts overlap in the picture, and which do not? Here MXU is longer.
 # Draw it again with a longer HBM before you write the formula.
 #
-# Add `step_s` for every step: 0.25 us, and on a v6e some 300 bundles more, in which its MXU fills and drains. Large
-# tiles have a long fill, small tiles many steps. Which is better depends on the chip.
+# Add `step_s` for every step: 0.25 us, and on a v6e some 300 bundles more, in which its MXU starts up and empties.
+# Large tiles have a long fill, small tiles many steps. Which is better depends on the chip.
 #
 # For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps add 220. In tiles of 4096 x 4096 x
 # 128 the fill would take 22. The best of all 216 plans is in between, and it is not square.
@@ -1847,9 +1850,8 @@ else:
 #
 # Two numbers were printed for 4096 x 4096 x 4096. The compiler's schedule of your kernel, step for step, takes 1.00
 # times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds the fill, and the cost of starting
-# each step: 1.03 times on a v5e, 1.12 times on a v6e. On the v5e they add 21 us to 698 us of MXU, and on the v6e 14 us
-# to 149. The faster the chip, the more they count. By your model, no other tiles take less. What does it say of 8192 x
-# 8192 x 8192?
+# each step: 21 us on the v5e (1.03 times the roofline), 14 us on the v6e (1.12 times). The faster the chip, the more
+# they count. By your model, no other tiles take less. What does it say of 8192 x 8192 x 8192?
 
 # %%
 show(straight_matmul, normal((192, 512), "bfloat16"), normal((512, 256), "bfloat16"))
@@ -1857,7 +1859,7 @@ show(straight_matmul, normal((192, 512), "bfloat16"), normal((512, 256), "bfloat
 # %% [markdown]
 # **Read next.** `jax.experimental.pallas.ops.tpu.matmul` is the matmul that ships with JAX: your Puzzle 2, with one of
 # its two branches taken away. Then read `gmm` in `jax.experimental.pallas.ops.tpu.megablox`. There scalar prefetch
-# picks the weights of the expert for every tile of tokens. It is your Puzzle 11, and a chapter more.
+# picks the weights of the expert for every tile of tokens. It uses your Puzzle 11, and also handles groups of any size.
 #
 # **Next notebook.** `flash_attention.py` has two matmuls with a softmax between them, and nothing in between leaves the
 # chip.

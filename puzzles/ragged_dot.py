@@ -15,7 +15,8 @@
 # matrix product for that: for groups of any size, without padding, forward and backward. Around it you build a whole
 # MoE layer, with gradients for everything in it.
 #
-# You need `basics.py`, and Puzzles 1 to 5 of `matmul.py` (the k loop, counting bytes, transposed operands).
+# You need `basics.py`, and Puzzles 1 to 5 of `matmul.py` (the k loop, counting bytes, transposed operands). Puzzles 7b
+# and 8c use `jax.custom_vjp`, which `softmax.py` Puzzle 6 teaches; it is given here.
 
 # %%
 import functools
@@ -391,9 +392,9 @@ check("ragged_dot/2b", group_ids)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** There are at most tiles + G - 1 visits. So groups of any size cost one visit more for each group but the
-# first. Padding every group to whole tiles has the same bound, but it also copies all rows there and back. Below, the
-# kernel fetches weights by your list. Its tiles are still listed by hand.
+# **Takeaway.** There are at most tiles + G - 1 visits. So groups of any size cost at most one more visit for each group
+# after the first. Padding every group to whole tiles has the same bound, but it also copies all rows there and back.
+# Below, the kernel fetches weights by your list. Its tiles are still listed by hand.
 
 
 # %%
@@ -432,10 +433,12 @@ show(
 # i[g], for every g. If an index occurs twice, both are added. Indices beyond the end are ignored. The rest is
 # `jnp.repeat` again.
 #
-# Rows behind the last group are **unowned**. Their result is 0, and only a visit can write the zeros. So their tiles
-# have one visit, too, and your list of groups already has G - 1 there.
+# Rows behind the last group are **unowned**. Their result is 0, and only a visit can write the zeros. Each of these
+# tiles needs one visit, to write its zeros. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at these
+# visits.
 #
-# Visits to one tile are neighbours, as an output block needs.
+# All visits to one tile follow each other. They must: when the block number changes, the output block is copied out
+# (basics.py Puzzle 5).
 #
 # The lists have room for the worst case. `num_tiles` says how many visits are real: an int32 of shape (). Is it the sum
 # of `tiles_per_group` or of `tile_visits`? Try [200, 28, 100] of 1024 rows.
@@ -714,9 +717,9 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 #     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
 # ```
 #
-# The given kernel needs groups of whole tiles, and K in one block. Later kernels do not. Then visit v is not tile v:
-# groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile and every group. `by_visit`,
-# below Puzzle 2a, is a good start.
+# The given kernel needs groups of whole tiles, and K in one block. With this kernel, visit v is to tile v. With later
+# kernels it is not: groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile and every
+# group. `by_visit`, below Puzzle 2a, is a good start.
 
 
 # %%
@@ -848,7 +851,7 @@ show(
 #
 # Real weights do not fit into VMEM. One expert of 14336 x 4096 in bfloat16 has 112 MiB. A block of all of K and 512
 # columns is 14 MiB. With two buffers it takes 28 MiB of VMEM, and you have 16. So you cut K, and keep the sum in
-# `acc_ref`. The kernel is given (basics.py Puzzle 10). What is new is the price, and each visit pays it:
+# `acc_ref`. The kernel is given (basics.py Puzzle 10). What is new: every visit has to fetch the weights again.
 #
 # ```text
 #     visit                0            1            2           one expert, three tiles, one j
@@ -857,7 +860,7 @@ show(
 # ```
 #
 # With K in one block, an expert's weights stay from tile to tile. With more, **the last block of one tile is not the
-# first of the next**. So nothing stays, and all weights come in again at every visit.
+# first of the next**. So every visit fetches all the weights of its expert again.
 #
 # There are two ways out, and they compete for VMEM. Keep K whole, and make the blocks narrow. Or cut K, and make tiles
 # tall. Which is cheaper depends on how many rows an expert has.
@@ -993,8 +996,8 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 # ```
 #
 # After the last block of K, a visit stores its sum with a **masked store**. (It may also store a draft at every k,
-# without a branch, as in matmul.py Puzzle 3.) `acc_ref` and `o_ref` have the same shape and different lifetimes. One
-# belongs to a visit, and one to a tile.
+# without a branch, as in matmul.py Puzzle 3.) `acc_ref` and `o_ref` have the same shape and different lifetimes.
+# `acc_ref` starts anew at each visit, and `o_ref` at each tile.
 #
 # Below the edge of x there is garbage. And if the weights of one expert are infinite, its visits have infinite products
 # in all rows of a tile. Neither does any harm if you choose rows after the product.
@@ -1171,8 +1174,8 @@ def every_group_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: 
 
 # %%
 def every_group_metadata(group_sizes, *, num_rows, bm):
-    # Return a Metadata. The lists have the length of Puzzle 2b. That is enough here, too: an empty group adds one
-    # visit, and a group with rows adds at most one, except the first, which begins at row 0.
+    # Return a Metadata. The lists have the length of Puzzle 2b. That is enough here, too: count one visit for each
+    # tile. Each group adds at most one more. The first group with rows adds none.
     # Behind the last visit, any group and any tile that exist will do.
     pass  # YOUR CODE HERE
 
@@ -1589,7 +1592,8 @@ def permuted(x, experts, weights, *, num_experts=5):
 
 
 # %%
-# One variant bounds the elements of the largest array on the way. A table of slots against tokens has too many.
+# One variant bounds the elements of the largest array on the way. A table of slots against tokens has too many. Your
+# code may not scatter (at[...], segment_sum, the gradient of a gather).
 check("ragged_dot/8b", permuted)
 
 # %% [markdown]
@@ -1898,7 +1902,8 @@ show(
 # A real one adds more, and you have the parts already:
 #
 # - **Expert parallelism.** Experts are spread over devices, and tokens travel: an all-to-all before Puzzle 6 and one
-#   after it. Then each device has a range of groups, and more rows than they own. Your unowned rows are for that.
+#   after it. Then each device holds some of the groups, and some of its rows belong to none of them. Your unowned rows
+#   are for that.
 # - **Capacity.** A fixed number of rows for each expert keeps shapes static. It drops tokens, or pads: the equal groups
 #   of Puzzle 5. Your groups of any size need neither. The literature calls that "dropless".
 # - **Load balancing.** Nothing stops all tokens from choosing one expert. An auxiliary loss helps, or a bias on the

@@ -47,7 +47,7 @@ setup()
 # ## Puzzle 1: Softmax of a row
 #
 # **Goal.** Turn each row of `x` into probabilities: `exp(x)`, divided by its sum over the row. Write it yourself,
-# without `jax.nn.softmax`: soon no block will hold a whole row, and then it cannot help you.
+# without `jax.nn.softmax`: from Puzzle 2 on, no block holds a whole row, and `jax.nn.softmax` needs one.
 #
 # ### Theory
 #
@@ -544,7 +544,7 @@ show(wide_softmax, normal((24, 640)))
 #     label  259                            .   .   .   T
 # ```
 #
-# Where it is True, keep the score. Elsewhere, put 0. What is the sum of a row of that, over all blocks?
+# Where it is True, keep the score. Elsewhere, put 0. Sum each row, and add up the sums of all blocks. What do you get?
 #
 # Mind the last step. `t` and `m` may be large and close together, and float32 numbers near 10,000 lie 0.001 apart. So
 # subtract these two from each other **first**, before you add anything small to one of them.
@@ -670,8 +670,8 @@ check("softmax/5", cross_entropy)
 
 # %% [markdown]
 # **Takeaway.** You turned 8 GiB of scores into 8192 losses, with nothing stored in between. At 820 GB/s that takes 10.5
-# ms, the time to read the scores. No kernel that looks at every score can be faster. Puzzle 4 would store the
-# probabilities, and the loss would read them again. That takes four times as long. But what is a loss for? To be
+# ms, the time to read the scores. No kernel that looks at every score can be faster. Puzzle 4 reads the scores twice
+# and stores the probabilities. That takes three times as long, before any loss. But what is a loss for? To be
 # differentiated. Can JAX do that?
 
 # %% [markdown]
@@ -761,7 +761,7 @@ def softmax_vjp(
 # %%
 # Budget for x (48, 384), g (48, 384): hbm_bytes=368_640, calls=2. hbm_bytes: forward x in, y out; backward y and g in,
 # dx out. Five arrays of 73,728 bytes, in two calls. Your code may not call jax.vjp, jax.grad or anything like them, and
-# all arithmetic belongs into the two kernels.
+# all arithmetic belongs in the two kernels.
 check("softmax/6", softmax_vjp)
 
 # %% [markdown]
@@ -941,7 +941,7 @@ check("softmax/7", layer_norm)
 
 # %% [markdown]
 # **Takeaway.** A kernel may return as many results as it likes. Here `x` comes in once and the result goes out once.
-# That is the least, and the two residuals add only a quarter of a percent to it. The next puzzle is what they are for.
+# That is the least, and the two residuals add only a quarter of a percent to it. Puzzle 8 uses `mean` and `rstd`.
 
 # %% [markdown]
 # ## Puzzle 8: LayerNorm, backwards
@@ -961,8 +961,8 @@ check("softmax/7", layer_norm)
 #     dbeta  = sum over rows of ?                                 (1, N)
 # ```
 #
-# Shifting or stretching a row of x does not change n. So the gradient has no part in these two directions: the second
-# line subtracts both parts from h.
+# Shifting a row of x does not change n, and stretching it hardly does (only the 1e-5 notices). So dx must not shift the
+# row, and must not stretch it. The two means are those parts of h, and the formula for dx subtracts them.
 #
 # In basics.py Puzzle 9 one output stayed while its sum grew. Now **outputs of one kernel move at different paces**. For
 # each of the three, say which of its blocks is in VMEM at each step:
@@ -974,8 +974,8 @@ check("softmax/7", layer_norm)
 #     dbeta        ?     ?     ?
 # ```
 #
-# One read of `x` and `g` serves all three. With three calls, `g` would come in three times; 8192 rows of 8192 are 256
-# MiB.
+# One read of `x` and `g` serves all three. With three calls, `g` comes in three times. For 8192 x 8192 in float32 that
+# is 512 MiB more.
 
 
 # %%
@@ -1157,7 +1157,7 @@ def add_rms_norm(
 
 # %%
 # Budget for x (64, 384), r (64, 384), gamma (1, 384): hbm_bytes=198_144, vmem_bytes=99_840, calls=1. hbm_bytes: four
-# arrays of 49,152 bytes, and gamma (1,536). All arithmetic belongs into the kernel, the casts too.
+# arrays of 49,152 bytes, and gamma (1,536). All arithmetic belongs in the kernel, the casts too.
 check("softmax/9", add_rms_norm)
 
 # %% [markdown]
@@ -1230,8 +1230,8 @@ check("softmax/9", add_rms_norm)
 #
 # ### Theory
 #
-# GPT-2 knows 50,257 tokens. That is 392 blocks of 128 columns and 81 columns more; blocks of 2048 leave 1105. So the
-# last block hangs over the edge, and beyond the edge is garbage (basics.py Puzzle 8):
+# GPT-2 knows 50,257 tokens. In blocks of 128, that is 392 full blocks and 81 columns over. In blocks of 2048, 1105
+# columns are over. So the last block hangs over the edge, and beyond the edge is garbage (basics.py Puzzle 8):
 #
 # ```text
 #     1000 tokens, blocks of 256
@@ -1248,8 +1248,8 @@ check("softmax/9", add_rms_norm)
 # largest, and exp(0) would drown every real score. **Replace the padding by a value that changes neither reduction.**
 # Which value leaves a maximum alone, and becomes 0 under exp?
 #
-# The scores are bfloat16, with 8 significant bits. The scratch is float32, and so is any mix of the two, such as
-# `x - m`. Cast the scores at once (`.astype(jnp.float32)`), and you need not think about where the two meet.
+# The scores are bfloat16, with 8 significant bits. A bfloat16 minus a float32 is float32. To be safe, cast the scores
+# to float32 as soon as you read them (`.astype(jnp.float32)`).
 
 
 # %%
@@ -1369,10 +1369,10 @@ tpu_report(wide_softmax, normal((8192, 32768)), bm=256, bn=2048, simulate=False)
 # In five of the six, the bytes take longest. The sixth is Puzzle 10 on a v6e. On a v5e the instructions (0.91 ms) hide
 # behind the copies (1.00 ms). On a v6e the copies take only 0.50 ms, so the instructions (0.78 ms) set the limit.
 #
-# The next cell asks for that sixth report. It also counts copies that XLA makes around the kernel. None of its other
-# figures includes them. One of the three copies is the scores themselves: XLA has stored that array column by column,
-# and the kernel wants rows. So all 785 MiB are read and written once more. Even a fast kernel has to wait for its
-# input.
+# The next cell asks for that sixth report. It also counts copies that XLA makes around the kernel. The times in the
+# report leave these copies out. One of the three copies is the scores themselves: XLA has stored that array column by
+# column, and the kernel wants rows. So all 785 MiB are read and written once more. Even a fast kernel has to wait for
+# its input.
 
 # %%
 scores, labels = normal((8192, 50257), "bfloat16"), integers((8192, 1), 0, 50257)
@@ -1400,7 +1400,8 @@ def noisy_digits(seed, count):
 
 
 # %% [markdown]
-# The gradient of the loss is short, so it is given: softmax minus 1 at the label. Its softmax is your Puzzle 1.
+# The gradient of the loss is given: it is the softmax, with 1 subtracted at the label. The softmax comes from your
+# Puzzle 1.
 
 
 # %%
@@ -1488,7 +1489,7 @@ else:
 # %% [markdown]
 # **Read next.** `_flash_attention_kernel_single_batch` in `jax.experimental.pallas.ops.tpu.flash_attention`, which
 # ships with JAX. Its `m_scratch_ref`, `l_scratch_ref` and `alpha` are `m`, `l` and the rescaling of your Puzzle 3, over
-# blocks of keys. A third buffer, `acc_scratch_ref`, is rescaled along with them. Look for one difference: there, `m`
+# blocks of keys. A third buffer, `acc_scratch_ref`, is rescaled along with `l`. Look for one difference: there, `m`
 # and `l` are 128 columns wide and hold each number 128 times. (Recall basics.py Puzzle 5: a block of (8, 1) still fills
 # a whole 8 x 128 tile.)
 #
