@@ -198,11 +198,29 @@ def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
 
 
 def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Difference]:
-    theirs = _in_order_of(mine, _with_names_of(mine, theirs))
+    theirs = _in_order_of(mine, _inlined_as_in(mine, _with_names_of(mine, theirs)))
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     found = [Difference(mine.name, p, a, b, line) for p, a, b, line in _between(mine, theirs, (), mine.lineno)]
     alike = sum(_change(d.was, d.should) for d in found) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
     yield from found if alike or len(found) <= _FEW else [whole]
+
+
+def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
+    """The right function without names for values that stand in the answer without one."""
+    plain = {_key(n) for n in ast.walk(mine) if isinstance(n, ast.expr)}
+    for each in list(theirs.body):
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and _key(each.value) in plain:
+            name, there = each.targets[0].id, _bound(mine) | {n.id for n in ast.walk(mine) if isinstance(n, ast.Name)}
+            fixed = not any(isinstance(n, ast.Subscript | ast.Lambda) for n in ast.walk(each.value))
+            if fixed and name not in there and len(_stores_of(name, theirs)) == 1:
+                theirs.body.remove(each)
+                theirs = _Inlined(name, each.value).visit(theirs)
+    return theirs
+
+
+def _stores_of(name: str, function: ast.FunctionDef) -> list[ast.Name]:
+    stored = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return [n for n in stored if n.id == name]
 
 
 def _in_order_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
