@@ -12,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gpu_kernels
 from gpu_kernels import MISTAKES, S, normal
-from pallas_puzzles import check
+from pallas_puzzles import check, show
 from pallas_puzzles.course import inputs
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.inputs import Budget, case
@@ -137,6 +137,46 @@ def test_a_budget_that_holds() -> None:
     assert verdict, str(verdict)
     assert totals(verdict.figures)["gmem_bytes"] == 256 << 10
     assert verdict.to_json()["figures"][0]["smem_bytes"] == (64 << 10) + 8
+
+
+def test_show_draws_who_is_busy_when() -> None:
+    kernel, args, _ = gpu_kernels.specialised()
+    picture = show(kernel, *args)
+    svg, text, page = picture.svg(), str(picture), picture._repr_html_()
+    for lane in ("warpgroup 0", "warpgroup 1", "copy engine"):
+        assert lane in svg
+        assert lane in text
+    assert "tensor cores" not in svg
+    assert "copy from GMEM of x_gmem, cycles 0-" in svg  # on hovering
+    assert "var(--blue)" in svg
+    assert "#0072B2" in page or "<img" in page
+    assert "plgpu.barrier_wait(full.at[i % 2])" in page
+    lines = text.splitlines()
+    assert all(len(line) <= 100 for line in lines[1:5])
+
+
+def test_double_buffering_is_seen() -> None:
+    """With two slots a copy is on its way while another one is, and while the warpgroup computes."""
+    deep, flat = (str(show(*gpu_kernels.pipeline(depth=d)[:1], *gpu_kernels.pipeline()[1])) for d in (2, 1))
+    tracks = [[line for line in text.splitlines() if "LLL" in line] for text in (deep, flat)]
+    assert [len(found) for found in tracks] == [2, 1]
+
+
+def test_show_of_a_kernel_that_never_ends() -> None:
+    kernel, args, _ = gpu_kernels.specialised(release=False)
+    picture = show(kernel, *args)
+    assert "waits for ever" in picture.note
+    assert "It never ends" in str(picture)
+    assert "a warpgroup waits for empty[0]" in picture.svg()
+
+
+def test_show_of_broken_code() -> None:
+    def broken(x: jax.Array) -> jax.Array:
+        return plgpu.kernel(lambda x_gmem, o_gmem: 1 / 0, out_type=S((4, 128), jnp.float32))(x)
+
+    picture = show(broken, X)
+    assert picture.empty
+    assert "ZeroDivisionError" in picture.note
 
 
 @pytest.fixture

@@ -46,7 +46,8 @@ _WAITS = {
 
 
 def _no_wait(f: Seen) -> str:
-    return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}"
+    refill = " If the slot is filled again, let its next copy wait until you have read it." if f.other else ""
+    return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"
 
 
 def _reused(f: Seen) -> str:

@@ -155,6 +155,11 @@ class Launch(Engines):
         candidates = _candidates(self.kernel.program)
         waiters = [self._waiter(f, candidates) for f in self.fibers if f.wait is not None and f.wait.what is not None]
         first = waiters[0]
+        until = 1.1 * max([1.0, *(e.end for e in self.timeline.events), *(f.thread.now for f in self.fibers)])
+        for f in self.fibers:
+            if f.wait is not None and f.wait.what is not None:
+                t, name = f.thread, f.wait.what.name
+                self.timeline.add(t.cta.number, t.lane, "wait", t.now, until, f.wait, name)
         done = tuple(dict.fromkeys(self.ended))
         where = Finding("deadlock", first.what, first.line, first.who, "waits for", waiters=tuple(waiters), ended=done)
         self.found.add(where)
