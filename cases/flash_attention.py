@@ -5,13 +5,18 @@ nb: what the notebook defines, with the reader's answers in its holes.
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_puzzles.course.claims import helper_claim
-from pallas_puzzles.course.inputs import Budget, Question, case, integers, normal, question
+from pallas_puzzles.course.claims import Helper, helper_claim
+from pallas_puzzles.course.inputs import Budget, Question, case, draw, integers, normal, question
+from pallas_puzzles.text import plural
+
+if TYPE_CHECKING:
+    from pallas_puzzles.diagnose.findings import Finding
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -275,6 +280,8 @@ def puzzle_9(nb: Any) -> Question:
 
     tile, column = normal((16, 128)), normal((16, 1))
     seen = np.arange(16)[:, None] % 5 * 32 > np.arange(128)  # some rows see nothing
+    overflow = np.random.default_rng(0).standard_normal((16, 128)).astype(np.float32)
+    overflow[4, :8] = np.inf  # where it is seen: it must not be made finite
     return question(
         nb.dq_spec,
         *grads_case(1, 2, 256, 320, 64),
@@ -300,7 +307,10 @@ def puzzle_9(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
         forbid=("softmax", "grad", "vjp"),
-        claims=[helper_claim(nb.p_and_ds, p_and_ds_spec, tile, tile, column, column, seen)],  # p is for Puzzle 10
+        claims=[  # p is for Puzzle 10
+            helper_claim(nb.p_and_ds, p_and_ds_spec, tile, tile, column, column, seen),
+            helper_claim(nb.p_and_ds, p_and_ds_spec, normal((16, 128), shift=-9.0), overflow, column, column, seen),
+        ],
     )
 
 
@@ -376,6 +386,39 @@ def puzzle_11(nb: Any) -> Question:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Idle(Helper):
+    """A step without work fetches nothing: its block is in VMEM already, or is the one that the next live step needs.
+
+    live(step) says whether a step has work; word(step, asked, held) what to say of the first that fetches in vain.
+    """
+
+    live: Callable[[tuple[int, ...]], bool] = lambda step: True
+    word: Callable[[tuple[int, ...], Any, Any], str] = lambda step, asked, held: ""
+    keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def finding(self) -> "Finding | None":
+        from pallas_puzzles.diagnose.findings import Finding
+        from pallas_puzzles.ir.capture import source_line
+        from pallas_puzzles.ir.program import lines_of
+        from pallas_puzzles.lens.machine import trace
+
+        args = draw(self.inputs, np.random.default_rng(0))
+        (one,) = trace(self.call, *args, detail=False, **self.keywords).traces
+        k = next(k for k, o in enumerate(one.call.operands) if o.name == "k_ref")
+        code, blocks = self.fn.__code__, one.blocks[k]
+        lines = [line for *_, line in code.co_lines() if line is not None]
+        for s in range(1, one.n):
+            needed = next((blocks[n] for n in range(s, one.n) if self.live(one.steps[n])), None)
+            if blocks[s] != blocks[s - 1] and blocks[s] != needed:
+                cause = f"Right answer, but {self.word(one.steps[s], blocks[s], blocks[s - 1])}"
+                mapped = lines_of(one.call.operands[k].index_map)
+                own = next((x for x in mapped if min(lines) <= x.line <= max(lines)), None)
+                at = own or source_line(code.co_filename, code.co_firstlineno)
+                return Finding("budget", cause, [], at, operand="hbm_bytes")
+        return None
+
+
 def splash_case(
     B: int, H: int, Sq: int, Skv: int, D: int, dtype: str = "float32", scale: float = 1.0
 ) -> tuple[Any, ...]:
@@ -394,6 +437,34 @@ def puzzle_12(nb: Any) -> Question:
             if listed != live:
                 return f"Row {i} of the lists says (block, kind) {listed}; live in that row of blocks are {live}.", ""
         return "", ""
+
+    def idle(mask: Any, Sq: int, Skv: int, bq: int, bkv: int) -> Idle:
+        """Nothing is fetched past the end of a list, on one head."""
+        kinds = nb.block_kinds(mask, Sq, Skv, bq, bkv)
+
+        def live(step: tuple[int, ...]) -> bool:
+            return step[3] < int(np.count_nonzero(kinds[step[2]]))
+
+        def word(step: tuple[int, ...], asked: Any, held: Any) -> str:
+            _, _, i, t = step
+            count = int(np.count_nonzero(kinds[i]))
+            end = f"has ended after {plural(count, 'block')}" if count else "is empty"
+            return (
+                f"at step t = {t} of row i = {i}, where the list {end}, data_next of splash_lists asks for block "
+                f"{asked[2]} while block {held[2]} is in VMEM: block {asked[2]} is fetched, and nobody uses it. "
+                f"Ask for {held[2]} once more."
+            )
+
+        sizes = splash_case(1, 1, Sq, Skv, 64)
+        return Idle(
+            nb.splash_lists,
+            nb.splash_attention,
+            nb.splash_spec,
+            sizes,
+            live,
+            word,
+            {"mask": mask, "bq": bq, "bkv": bkv},
+        )
 
     return question(
         nb.splash_spec,
@@ -443,6 +514,11 @@ def puzzle_12(nb: Any) -> Question:
         budget=Budget(hbm_bytes=1_441_792, grid_steps=24, calls=1, output_stores=1),
         forbid=("softmax",),
         explain=explain_lists,
+        claims=[
+            idle(nb.recent_mask, 256, 384, 64, 128),
+            idle(functools.partial(nb.documents_mask, q_len=32, kv_len=128, skip=3), 224, 512, 32, 128),
+            idle(functools.partial(nb.window_mask, window=64, start=-40), 96, 256, 24, 32),
+        ],
     )
 
 
@@ -482,9 +558,27 @@ def paged_case(
 
 
 def puzzle_13(nb: Any) -> Question:
+    inputs = paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64)
+    table, lengths = inputs[3:]
+
+    def live(step: tuple[int, ...]) -> bool:
+        return bool(step[2] * 16 < lengths[step[0]])
+
+    def word(step: tuple[int, ...], asked: Any, held: Any) -> str:
+        b, _, t = step
+        last = max(-(-lengths[b] // 16) - 1, 0)
+        return (
+            f"at step t = {t} of user {b}, of length {lengths[b]}, the index map of the pages asks for page number "
+            f"{asked[1]} while {held[1]} is in VMEM. It is fetched, and nobody uses it. In page_map, stay at the last "
+            f"page: table_ref[{b}, {last}], which is {table[b, last]}."
+        )
+
+    def idle_or_empty(step: tuple[int, ...]) -> bool:
+        return live(step) or (lengths[step[0]] == 0 and step[2] == 0)  # an empty one may cost a page
+
     return question(
         nb.paged_spec,
-        *paged_case([40, 16, 0, 71], 6, H=16, Hkv=2, page=16, D=64),
+        *inputs,
         variants=[
             case(
                 *paged_case([1, 100, 63], 4, H=8, Hkv=1, page=32, D=128, poison=True),
@@ -499,4 +593,5 @@ def puzzle_13(nb: Any) -> Question:
         budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
         allow=["int32", "bool"],
         forbid=("softmax",),
+        claims=[Idle(nb.paged_attention, nb.paged_attention, nb.paged_spec, inputs, idle_or_empty, word)],
     )

@@ -150,6 +150,17 @@ def puzzle_5(nb: Any) -> Question:
     )
 
 
+BY_HAND = (
+    "vjp",
+    "jvp",
+    "grad",
+    "value_and_grad",
+    "linearize",
+    "jacrev",
+    "jacfwd",
+)  # a kernel's own gradient is written
+
+
 def puzzle_6(nb: Any) -> Question:
     return question(
         nb.diagonal_spec,
@@ -165,6 +176,7 @@ def puzzle_6(nb: Any) -> Question:
             )
         ],
         budget=Budget(hbm_bytes=1_967_232, vmem_bytes=197_120, flops=393_600, calls=2),
+        forbid=BY_HAND,
     )
 
 
@@ -207,8 +219,64 @@ def puzzle_7(nb: Any) -> Question:
             ),
         ],
         budget=Budget(
-            hbm_bytes=2_558_976, vmem_bytes=295_936, flops=101_700_000, output_stores=1, calls=1, mxu_bits=16
+            hbm_bytes=2_558_976,
+            vmem_bytes=295_936,
+            flops=101_700_000,
+            output_stores=1,
+            calls=1,
+            branches=1,
+            mxu_bits=16,
         ),
+    )
+
+
+def lower(M: int) -> np.ndarray:
+    """A lower triangular matrix in bfloat16, with nothing near zero below its diagonal."""
+    rng = np.random.default_rng(M)
+    return np.tril(rng.uniform(0.5, 2.0, (M, M)) * rng.choice([-1, 1], (M, M))).astype(jnp.bfloat16)
+
+
+def puzzle_7b(nb: Any) -> Question:
+    return question(
+        nb.triangle_spec,
+        lower(640),
+        normal((640, 384), "bfloat16", shift=0.5),
+        variants=[
+            case(
+                lower(384),
+                normal((384, 256), "bfloat16"),
+                bm=128,
+                budget=Budget(flops=51_000_000, branches=1, calls=1),
+                about="as many rows in a block as columns in a tile",
+            ),
+            case(
+                lower(768),
+                normal((768, 256), "bfloat16"),
+                bm=256,
+                bn=256,
+                budget=Budget(flops=203_000_000, branches=1, calls=1),
+                about="blocks of 256 rows, tiles of 128 columns",
+            ),
+            case(
+                lower(1024),
+                normal((1024, 128), "bfloat16"),
+                bm=32,
+                bk=256,
+                budget=Budget(flops=169_000_000, branches=1, calls=1),
+                about="blocks of 32 rows, tiles of 256 columns",
+            ),
+        ],
+        budget=Budget(
+            hbm_bytes=3_440_640,
+            vmem_bytes=524_288,
+            grid_steps=30,
+            flops=190_000_000,
+            calls=1,
+            mxu_bits=16,
+            branches=1,
+        ),
+        forbid={"switch": "{name} needs a branch for each length, written out. Use a loop, which has one body."},
+        tol=8e-3,
     )
 
 
@@ -229,6 +297,7 @@ def puzzle_8(nb: Any) -> Question:
             )
         ],
         budget=Budget(hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16),
+        forbid=BY_HAND,
     )
 
 
@@ -270,6 +339,18 @@ def cancelling(M: int, half: int, N: int) -> tuple[np.ndarray, np.ndarray]:
     return np.hstack([x, x]).astype(np.int8), np.vstack([w, (rng.random(w.shape) < 0.02) - w]).astype(np.int8)
 
 
+def explain_wrapped(
+    x: Any, w: Any, sx: Any, sw: Any, *, got: Any, want: Any, bk: int = 256, **_: Any
+) -> tuple[str, str]:
+    """Says so if the products of the tiles were int8: then their sums have wrapped."""
+    x, w = np.asarray(x, np.int64), np.asarray(w, np.int64)
+    tiles = (x[:, k : k + bk] @ w[k : k + bk] for k in range(0, len(w), bk))
+    wrapped = sum(tile.astype(np.int8).astype(np.float64) for tile in tiles) * np.asarray(sx) * np.asarray(sw)
+    if not np.allclose(np.asarray(got), wrapped, rtol=1e-3, atol=1e-3):
+        return "", ""
+    return "The product of two int8 tiles is int8 here, and its sums wrap (100 + 100 is -56). Ask for int32.", ""
+
+
 def puzzle_10(nb: Any) -> Question:
     return question(
         nb.int8_spec,
@@ -306,6 +387,7 @@ def puzzle_10(nb: Any) -> Question:
             ),
         ],
         budget=Budget(hbm_bytes=2_512_128, vmem_bytes=198_144, calls=1, mxu_bits=8),
+        explain=explain_wrapped,
     )
 
 
@@ -346,7 +428,7 @@ def puzzle_12(nb: Any) -> Question:
         """M, N, K, and a chip that nobody sells, drawn."""
         *sizes, vmem_bytes = any_sizes(rng)
         flops_per_s, step_us = float(rng.integers(2, 20)) * 1e11, int(rng.integers(2, 20))
-        return (*sizes, nb.Chip(flops_per_s, float(rng.integers(2, 6)) * 1e9, vmem_bytes, step_us * 1e-6))
+        return (*sizes, nb.Chip(flops_per_s, float(rng.integers(2, 6)) * 1e9, vmem_bytes, step_us / 1e6))
 
     return question(
         nb.product_spec,

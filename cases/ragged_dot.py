@@ -3,6 +3,7 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from jax.experimental import pallas as pl
 
 from pallas_puzzles.course.claims import hbm_choice, hbm_claim, helper_claim
 from pallas_puzzles.course.inputs import Budget, Case, Question, case, groups, integers, normal, question, uniform
+from pallas_puzzles.diagnose.findings import Finding
+from pallas_puzzles.ir.capture import source_line
+from pallas_puzzles.ir.readers import for_the_reader
 from pallas_puzzles.lens.machine import listed
 from pallas_puzzles.text import plural
 from pallas_puzzles.view.ruler import ruler
@@ -69,7 +73,7 @@ def puzzle_2a(nb: Any) -> Question:
         variants=[
             *GROUPINGS,
             case(sizes(30_000, 20_000, 7), num_rows=50_048, about="offsets beyond 16 bits"),
-            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=100)),
+            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=100, elements=1024)),
         ],
         kernel=False,
         explain=wrong_lists(nb, an_offset, tiles_of_a_group),
@@ -80,7 +84,7 @@ def puzzle_2b(nb: Any) -> Question:
     return question(
         nb.group_ids_spec,
         sizes(100, 100, 824),
-        variants=[*GROUPINGS, case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=120))],
+        variants=[*GROUPINGS, case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=120, elements=1024))],
         kernel=False,
         explain=wrong_lists(nb, group_of_a_visit),
     )
@@ -88,15 +92,15 @@ def puzzle_2b(nb: Any) -> Question:
 
 def puzzle_2c(nb: Any) -> Question:
     return question(
-        nb.metadata_spec,
+        nb.counted_spec,
         sizes(200, 28, 100),
         variants=[
             case(sizes(100, 100, 824)),
             *GROUPINGS,
-            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=250, elements=1024)),
+            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=300, elements=1024)),
         ],
         kernel=False,
-        explain=wrong_lists(nb, *METADATA),
+        explain=wrong_lists(nb, visits_of_a_tile, *METADATA),
     )
 
 
@@ -320,10 +324,10 @@ def puzzle_7a(nb: Any) -> Question:
         variants=[
             case(sizes(100, 100, 824)),
             *GROUPINGS,
-            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=200)),
+            case(*MANY_GROUPS, num_rows=1000, bm=32, budget=Budget(operations=200, elements=1024)),
         ],
         kernel=False,
-        explain=wrong_lists(nb, *METADATA, every_group=True),
+        explain=wrong_lists(nb, number_of_visits, *METADATA[:-1], every_group=True),
     )
 
 
@@ -331,6 +335,15 @@ def grads_case(num_rows: int, K: int, N: int, group_sizes: Any, **more: Any) -> 
     """x, w, sizes and g; x and g have a mean, so that rows of other groups do not average out."""
     x, w, group_sizes = ragged_case(num_rows, K, N, group_sizes).inputs
     return case(x, w, group_sizes, normal((num_rows, N), "bfloat16", shift=0.5), **more)
+
+
+def overflown_grads() -> Case:
+    """One number of x is infinite, in group 0, and one of g, in group 1: so are dw[0] and dw[1], and dw[2] is not."""
+    rng = np.random.default_rng(7)
+    x, w, group_sizes, g = grads_case(96, 128, 256, sizes(40, 24, 32)).inputs
+    x, g = (np.asarray(a.draw(rng)) for a in (x, g))
+    x[10, 3] = g[50, 7] = np.inf
+    return case(x, w, group_sizes, g, bm=32, bn=256, about="row 10 of x and row 50 of g have an infinite number")
 
 
 def puzzle_7b(nb: Any) -> Question:
@@ -352,6 +365,7 @@ def puzzle_7b(nb: Any) -> Question:
             grads_case(200, 128, 128, groups(6, 200), bm=112, about="the last tile hangs over the edge"),
             grads_case(128, 256, 128, sizes(0, 128, 0), bm=80, bk=256, about="one group has all rows"),
             grads_case(96, 128, 384, sizes(0, 0), bm=16, bn=384, about="all groups are empty"),
+            overflown_grads(),
         ],
         budget=Budget(hbm_bytes=4_653_056, vmem_bytes=196_608, calls=3, mxu_bits=16),
         allow=["int32", "bool"],
@@ -397,10 +411,49 @@ def puzzle_8b(nb: Any) -> Question:
         ],
         kernel=False,
         forbid={
-            "at": "at[...] scatters rows. Fetch them instead, with the inverse permutation.",
+            "at": "at[...] is a scatter. An inverse permutation can be had without one; with it, rows are fetched.",
             "segment_sum": "segment_sum scatters rows. Fetch them instead, with the inverse permutation.",
+            **{
+                name: f"{name} of a gather scatters rows. Fetch them instead, with the inverse permutation."
+                for name in GRADIENTS
+            },
         },
         explain=explain_permuted,
+    )
+
+
+GRADIENTS = ("vjp", "grad", "value_and_grad", "jacrev", "linear_transpose")
+
+
+def shuffled(num_slots: int) -> np.ndarray:
+    """A permutation of the slots that is not its own inverse."""
+    return np.random.default_rng(num_slots).permutation(num_slots).astype(np.int32)
+
+
+NO_SCATTER = (
+    " adds rows one after the other: a scatter-add. Fetch the rows of g with the inverse of order, and sum them."
+)
+
+
+def puzzle_8c(nb: Any) -> Question:
+    return question(
+        nb.expand_grad_spec,
+        normal((12, 128)),
+        np.array([1, 2, 5, 3, 0, 4, 11, 8, 6, 10, 7, 9], np.int32),
+        variants=[
+            case(normal((40, 64), "bfloat16", shift=2.0), shuffled(40), k=4, about="g in bfloat16"),
+            case(normal((8, 16)), shuffled(8), k=1),
+            case(normal((33, 32)), shuffled(33), k=3),
+            case(  # a table of slots against tokens would have 18,432 elements
+                normal((192, 4)), shuffled(192), budget=Budget(operations=60, elements=1024)
+            ),
+        ],
+        kernel=False,
+        forbid={
+            **{name: f"{name}{NO_SCATTER}" for name in ("at", "segment_sum", "bincount")},
+            **{name: f"{name} of a gather{NO_SCATTER}" for name in GRADIENTS},
+        },
+        explain=explain_expand,
     )
 
 
@@ -446,19 +499,53 @@ def puzzle_9(nb: Any) -> Question:
         budget=moe_budget(48, 128, 256, 5, mxu_bits=16, outside_flops=184_320),
         allow=MOE_OUTSIDE,
         forbid={
-            "at": "at[...].add is a scatter-add. Fetch the rows of g instead, with the inverse of order, and sum them.",
-            "segment_sum": "segment_sum is a scatter-add. Fetch the rows of g instead, with the inverse of order.",
-            "vjp": "The vjp of a gather is a scatter-add. Fetch the rows of g instead, with the inverse of order.",
-            "linear_transpose": "The transpose of a gather is a scatter-add. Fetch the rows of g instead, with the "
-            "inverse of order.",
             "scatter-add": "JAX has made a scatter-add, into shape {shape}: the gradient of a gather, such as "
-            "`x[order // k]`. In moe_layer, take the rows of tokens from expand, whose gradient is your expand_grad. "
-            "In expand_grad, fetch the rows of g with the inverse of order.",
+            "`x[order // k]`. Take the rows of tokens from expand, whose gradient is your expand_grad.",
             "ragged_dot": "ragged_dot does the work for you, and you have written your own.",
         },
         explain=explain_moe(nb),
         tol=0.15,  # of a few hundred thousand gradients the worst is off by 0.06 in bfloat16
+        claims=[tile_rows_claim(nb.tile_rows)],
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class TileRows:
+    """fn(num_slots, num_experts) keeps both bounds of Puzzle 9, whatever the tokens choose."""
+
+    fn: Callable[..., Any]
+    last = True  # judged when the layer is right, or costs too much
+
+    def finding(self) -> Finding | None:
+        code = self.fn.__code__
+        for slots, experts in ((96, 5), (64, 6), (80, 3), (320, 2), (16, 8), (16_384, 64), (65_536, 64), (2, 64)):
+            bm = for_the_reader(self.fn, slots, experts)
+            wrong = over_the_bounds(slots, experts, bm)
+            if wrong:
+                cause = f"tile_rows({slots}, {experts}) is {bm}{wrong}"
+                return Finding("model", cause, [], source_line(code.co_filename, code.co_firstlineno))
+        return None
+
+
+def over_the_bounds(slots: int, experts: int, bm: Any) -> str:
+    """Which bound tiles of bm rows break, in words; "" if they keep both."""
+    if not isinstance(bm, int | np.integer) or bm <= 0 or bm % 16:
+        return ": return a multiple of 16, an int."
+    bm = int(bm)
+    visits, rows = pl.cdiv(slots, bm) + experts - 1, 2 * slots + 16 * experts
+    most = f": up to {pl.cdiv(slots, bm)} + {experts} - 1 = {visits:,} visits"
+    if visits > 2 * experts:
+        return f"{most}, and the limit is 2 * {experts} = {2 * experts}. These tiles are too low."
+    if visits * bm > rows:
+        return (
+            f"{most} of {bm} rows. That is {visits * bm:,} rows, and the limit is 2 * {slots} + 16 * {experts} = "
+            f"{rows:,}. These tiles are too tall."
+        )
+    return ""
+
+
+def tile_rows_claim(fn: Callable[..., Any]) -> Any:
+    return TileRows(fn)
 
 
 # --- what wrong results mean: explain(*args, got=, want=, **keywords) -> in words; a picture --------------------------
@@ -561,6 +648,13 @@ def of_a_visit(what: str, visits: list[Visit], count: int, at: Groups, n: int, m
     return f"Visit {n} is {at.shown(tile, group)}. With {what} {mine}, {effect}."
 
 
+def visits_of_a_tile(at: Groups, tile: int, mine: int, right: int) -> str:
+    has = listed([f"group {g}" for t, g in at.visits if t == tile and g is not None])
+    rows = f"Tile {tile} has rows of {has}" if has else f"All rows of tile {tile} are unowned"
+    lost = "some of its rows would be missing from the result" if has else "its zeros would be missing"
+    return f"{rows}: {plural(right, 'visit')}. With {mine}, {lost if mine < right else at.in_vain(mine - right)}."
+
+
 def number_of_visits(at: Groups, _: int, mine: int, right: int) -> str:
     last = f"the kernel would stop before visit {mine}, {at.shown(*at.visits[min(mine, right - 1)])}"
     return f"There are {right} visits. With {mine}, {last if mine < right else at.in_vain(mine - right)}."
@@ -572,6 +666,7 @@ PLACES = "There are {G} groups in {T} tiles: at most {T} + {G} - 1 = {V} visits,
 LENGTHS: dict[Entry, str] = {
     an_offset: "There are {G} groups, so there are {G} + 1 offsets: where each begins, and where the last one ends.",
     tiles_of_a_group: "There are {G} groups: return one number for each.",
+    visits_of_a_tile: "{T} tiles hold all rows: return one number for each.",
     group_of_a_visit: PLACES,
     tile_of_a_visit: PLACES,
     number_of_visits: "The number of visits is one number, of shape ().",
@@ -697,14 +792,36 @@ def shown(numbers: Any) -> list[float]:
     return [round(float(number), 3) for number in numbers]
 
 
+def table(*rows: tuple[str, Any]) -> str:
+    """Rows of (a name, its numbers), one column below the other."""
+    texts = [(name, [f"{n:.3f}" if isinstance(n, float) else str(n) for n in numbers]) for name, numbers in rows]
+    first = max(len(name) for name, _ in texts)
+    wide = max(len(cell) for _, cells in texts for cell in cells)
+    return "\n".join(f"{name:{first}}" + "".join(f"  {cell:>{wide}}" for cell in cells) for name, cells in texts)
+
+
+def with_sum(numbers: Any) -> list[Any]:
+    return [*map(float, numbers), "sum", float(np.sum(numbers))]
+
+
 def explain_gate(logits: Any, *, got: Any, want: Any, **_: Any) -> Explained:
     for t in first_wrong(got.experts, want.experts):
-        best = [f"{logits[t, e]:.3g} of expert {e}" for e in want.experts[t]]
-        return f"The largest logits of token {t} are {listed(best)}. Your experts are {got.experts[t].tolist()}.", ""
+        right, mine = want.experts[t].tolist(), got.experts[t].tolist()
+        both = [(f"token {t}: right", right), ("yours", [e for e in mine if 0 <= e < logits.shape[1]])]
+        rows = [row for name, of in both for row in ((name, of), ("  logits", [float(logits[t, e]) for e in of]))]
+        words = "The best expert comes first." if sorted(mine) == sorted(right) else "Choose the largest logits."
+        return words, table(*rows)
     for t in first_wrong(got.weights, want.weights, 1e-4):
-        mine, right = shown(got.weights[t]), shown(want.weights[t])
-        logits_of = f"The largest logits of token {t} are {shown(logits[t, want.experts[t]])}"
-        return f"{logits_of}. Its weights should be {right}. Yours are {mine}.", ""
+        mine, total = got.weights[t], float(np.sum(got.weights[t]))
+        picture = table(
+            (f"token {t}: expert", want.experts[t].tolist()),
+            ("logits", [float(n) for n in logits[t, want.experts[t]]]),
+            ("yours", with_sum(mine)),
+            ("right", with_sum(want.weights[t])),
+        )
+        if not np.isclose(total, 1, atol=1e-3):
+            return f"The weights of token {t} sum to {total:.3g}, not 1.", picture
+        return f"See the weights of token {t}.", picture
     return "", ""
 
 
@@ -719,10 +836,29 @@ def explain_permuted(x: Any, experts: Any, weights: Any, *, got: Any, want: Any,
         effect = "rows of later experts would get the wrong weights"
         return f"Expert {e} has {size}. With {got.group_sizes[e]}, {effect}.", ""
     for t in first_wrong(got.result, want.result, 1e-4):
-        places = np.argsort(want.order)[t * k : (t + 1) * k].tolist()
-        should = f"the sum of the sorted rows {places}, each times its weight, {shown(weights[t])}"
-        return f"The result of token {t} should be {should}.", ""
+        picture = table(
+            (f"token {t}: slot", [*range(t * k, (t + 1) * k)]),
+            ("row, sorted", np.argsort(want.order)[t * k : (t + 1) * k].tolist()),
+            ("weight", [float(n) for n in weights[t]]),
+        )
+        return f"Add up the rows of token {t}, each times its weight.", picture
     return "", ""
+
+
+def explain_expand(g: Any, order: Any, *, got: Any, want: Any, k: int, **_: Any) -> Explained:
+    for t in first_wrong(got, want, 1e-4):
+        slots = [*range(t * k, (t + 1) * k)]
+        rows = np.argsort(order)[slots].tolist()
+        picture = table((f"token {t}: slot", slots), ("row of g", rows))
+        for taken, why in ((order[slots].tolist(), "these are numbers of order"), (rows[:1], "one is not enough")):
+            if close(got[t], floats(g)[0][taken].sum(axis=0), 1e-4).all():
+                return f"For token {t} you add {span_of(taken)}: {why}.", picture
+        return f"For token {t}, add {span_of(rows)} of g.", picture
+    return "", ""
+
+
+def span_of(rows: list[int]) -> str:
+    return f"row{'s' * (len(rows) > 1)} {listed(list(map(str, rows)))}"
 
 
 def explain_moe(nb: Any) -> Callable[..., Explained]:
@@ -736,9 +872,6 @@ def explain_moe(nb: Any) -> Callable[..., Explained]:
             weights, experts = nb.gate_spec(np.dot(*floats(x[t : t + 1], router)), k=k)
             goes = f"experts {experts[0].tolist()}, with weights {shown(weights[0])}"
             return f"In moe_layer, the result of token {t} is furthest off. The token should go to {goes}.", ""
-        if "spread" in wrong:
-            rows = np.argsort(nb.any_order(k * len(x)))[:k].tolist()
-            return f"For token 0, expand_grad should return the sum of rows {rows} of g. Yours does not.", ""
         words = [f"y is right, but {name} is not. Something in moe_layer changes a gradient." for name in wrong]
         return next(iter(words), ""), ""
 

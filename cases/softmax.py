@@ -80,11 +80,12 @@ def puzzle_5(nb: Any) -> Question:
         integers((24, 1), 0, 640),
         variants=[
             case(
-                normal((32, 768), scale=3.0, shift=-80.0),
+                normal((32, 768), scale=5.0, shift=-10_000.0),
                 integers((32, 1), 0, 768),
                 bm=16,
                 bn=256,
                 budget=Budget(hbm_bytes=98_560, vmem_bytes=33_344, calls=1, output_stores=1),
+                about="scores near -10,000",
             ),
             case(
                 normal((16, 2048), scale=1e37, shift=-2e38),
@@ -207,7 +208,12 @@ def puzzle_10(nb: Any) -> Question:
         normal((32, 1000), "bfloat16", scale=2.0, shift=-20.0),
         integers((32, 1), 0, 1000),
         variants=[
-            case(normal((32, 300), "bfloat16", scale=5.0, shift=-300.0), integers((32, 1), 0, 300), bn=128),
+            case(
+                normal((32, 300), "bfloat16", scale=5.0, shift=-300.0),
+                integers((32, 1), 0, 300),
+                bn=128,
+                about="scores near -300",
+            ),
             case(
                 normal((16, 1100), "bfloat16", scale=1e37, shift=-2e38),
                 integers((16, 1), 0, 1100),

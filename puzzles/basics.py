@@ -10,8 +10,9 @@
 # %% [markdown]
 # # Pallas basics: from one line to a fused matmul
 #
-# Thirteen puzzles take you from adding ten to a tiled matrix multiplication. You will keep its sum on the chip, run it
-# over a batch, fuse a bias and a GELU into it, and cut its traffic. Kernels inside real models have the same skeleton.
+# Thirteen puzzles take you from adding ten to a tiled matrix multiplication. You will keep the running sum on the chip,
+# multiply a whole batch, fuse a bias and a GELU, and move fewer bytes. Kernels inside real models have the same
+# skeleton.
 #
 # You need to know JAX and NumPy. You do not need a TPU: your kernels run here in a simulator, exactly as you would ship
 # them.
@@ -48,8 +49,8 @@ setup()  # a real TPU if there is one, else JAX's simulator of one
 # Two memories matter. **HBM** is large and slow (16 GB on a TPU v5e). Your arrays live there. **VMEM** is small and
 # fast (a kernel on a v5e gets 16 MiB unless it asks for more).
 #
-# A **kernel** is a function that computes in VMEM. The call that runs it on arrays in HBM is given, in `add_ten`. Later
-# puzzles explain its arguments, one at a time. The call does this:
+# A **kernel** is a function that computes in VMEM. You write only the kernel. `add_ten` is given. It calls your kernel
+# on arrays in HBM. The call does this:
 #
 # ```text
 #     HBM      x                       result
@@ -74,7 +75,7 @@ def add_ten_kernel(x_ref, o_ref):
 
 
 def add_ten(x: Float[Array, "N"]) -> Float[Array, "N"]:
-    # pallas_call turns your kernel into a function. out_shape describes the result: its shape and dtype, but no data
+    # given: pallas_call turns your kernel into a function. out_shape is the result's shape and dtype, without data
     return pl.pallas_call(add_ten_kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
 
@@ -122,8 +123,8 @@ check("basics/1", add_ten)
 #
 # ### Theory
 #
-# A vector of 4 Mi (2^22) float32 is 16 MiB. It fills the VMEM of Puzzle 1 all by itself, and an addition needs three of
-# them. So you cut them into blocks.
+# A vector of 4 Mi (2^22) float32 is 16 MiB. One such vector fills all 16 MiB of VMEM. An addition needs three: `x`, `y`
+# and the result. So you cut them into blocks.
 #
 # Two more arguments of `pallas_call` do that. On a TPU the **grid** is a loop around the kernel: `grid=(5,)` means five
 # **steps**, one after the other, like `for i in range(5)`. (Several axes are nested loops; the last axis is the
@@ -144,7 +145,7 @@ check("basics/1", add_ten)
 #     result  [  0  |  1  |  2  |  3  |  4  ]      HBM
 # ```
 #
-# For now: before each step its input blocks are copied in, and after it its output block is copied out. (Puzzle 5 says
+# For now: the input blocks are copied in before every step. The output block is copied out after it. (Puzzle 5 says
 # when a copy is skipped.) The kernel receives its Refs in this order: inputs, then outputs.
 
 
@@ -165,7 +166,7 @@ def vector_add_grid(n, b):
 
 
 def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> Float[Array, "N"]:
-    # b: a TPU takes 1-D float32 blocks of 128, 256, 512, any multiple of 1024, or the whole array
+    # b: 128, 256, 512, any multiple of 1024, or the whole array (Puzzle 4 is about sizes)
     block = pl.BlockSpec((b,), lambda i: (i,))
     return pl.pallas_call(
         vector_add_kernel,
@@ -177,8 +178,8 @@ def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> F
 
 
 # %%
-# Budget for x (1280,), y (1280,): vmem_bytes=6_144. vmem_bytes: three blocks of b float32 numbers, each counted twice.
-# Puzzle 6 says why.
+# Budget for x (1280,), y (1280,): vmem_bytes=6_144. vmem_bytes: three blocks of b float32 numbers, times two: every
+# block has two buffers (Puzzle 6 says why).
 check("basics/2", vector_add)
 
 # %% [markdown]
@@ -218,9 +219,9 @@ check("basics/2", vector_add)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** With blocks of 256 elements you can add vectors of any length (Puzzle 8 deals with the rest, if 256 does
-# not divide it). VMEM use no longer depends on their length. See for yourself: step through the picture, and watch
-# which block of each array is in VMEM.
+# **Takeaway.** With blocks of 256 elements you can add vectors of any length that 256 divides. (Puzzle 8 takes care of
+# other lengths.) VMEM use no longer depends on the length. See for yourself: step through the picture, and watch which
+# block of each array is in VMEM.
 
 # %%
 show(vector_add, normal((1280,)), normal((1280,)))
@@ -233,13 +234,13 @@ show(vector_add, normal((1280,)), normal((1280,)))
 #
 # ### Theory
 #
-# A chat server keeps what attention has to read in pages, wherever memory is free. Putting 1 GiB of pages in order
-# before a kernel uses them takes 2 GiB of traffic, one in and one out: 2.6 ms at the 820 GB/s of a v5e. A kernel that
-# reads them anyway can pick the order for nothing: it tells the copy where to look.
+# A chat server stores the data that attention reads in pages. A page goes wherever there is free memory. To sort 1 GiB
+# of pages before a kernel uses them, you move 2 GiB, one in and one out: 2.6 ms: a v5e reads and writes HBM at 820
+# GB/s. But a kernel may read its pages in any order, at no extra cost.
 #
-# The function inside a `BlockSpec` does that. It is called an **index map**. It takes the grid index of the step, one
-# argument per grid axis. It returns the block for this step: a tuple with one block *number* per dimension of the
-# array. Pallas multiplies by the block size: with blocks of 256, block number 2 starts at element 512.
+# The function inside a `BlockSpec` decides the order. It is called an **index map**. It takes the grid index of the
+# step, one argument per grid axis. It returns the block for this step: a tuple with one block *number* per dimension of
+# the array. Pallas multiplies by the block size: with blocks of 256, block number 2 starts at element 512.
 #
 # ```text
 #     step i            0    1    2    3    4
@@ -288,7 +289,8 @@ check("basics/3", reverse_pages)
 # <details><summary>Hint 1</summary>
 #
 # Make a table for five pages: which page belongs in place 0, in place 1, in place 4? Two numbers in every line of that
-# table add up to the same thing. Pages are numbered from 0, so there is no page number `num_pages`.
+# table add up to the same thing. Pages are numbered from 0, so there is no page number `num_pages`. (`i` is traced, and
+# `num_pages` is a Python integer. Their difference is traced, too. That is fine.)
 #
 # </details>
 #
@@ -312,9 +314,9 @@ check("basics/3", reverse_pages)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** An index map moves no data. It only tells the copies, which happen anyway, where to read. Your reversal
-# costs the 10,240 bytes of a plain copy, 5,120 in and 5,120 out. So does any other order of pages that you can compute
-# from `i`.
+# **Takeaway.** An index map moves no data. The copies happen anyway. The map tells them where to read. Your reversal
+# costs the 10,240 bytes of a plain copy, 5,120 in and 5,120 out. Any other order of the pages costs the same, if you
+# can compute it from `i`.
 
 # %% [markdown]
 # ## Puzzle 4: Transpose, tile by tile
@@ -341,10 +343,9 @@ check("basics/3", reverse_pages)
 #      the number of the step          which step writes where?
 # ```
 #
-# Tiles have a smallest size. A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the
-# second-to-last size of a block must be a **multiple of 8**, and its last size a **multiple of 128**. Either may
-# instead span the whole array. Anything else is refused.
-# Tiles of 8 x 128 would suit `x`, but not the result: its tiles would be 128 x 8.
+# Tiles have a smallest size. A TPU register holds 8 rows and 128 columns of 32-bit numbers. So the second-to-last size
+# of a block must be a **multiple of 8**, and its last size a **multiple of 128**. Either size may also equal the
+# array's. Anything else is refused. This holds for every dtype.
 
 
 # %%
@@ -418,6 +419,10 @@ check("basics/4", transpose)
 # %% [markdown]
 # **Takeaway.** You have tiles, index maps and nested loops, so you can walk over any matrix in any order. So far every
 # step copied new blocks. You start to save when a step can keep an old one.
+#
+# Why not tiles of 8 x 128? First, the result's tiles would be 128 x 8, which is refused. Second, every step has a fixed
+# cost: about 0.25 us on a v5e (from the times in JAX's matmul guide). In 8192 x 8192 there are 65,536 such
+# tiles: their steps cost 16 ms. The 2048 steps of 128 x 256 cost 0.5 ms.
 
 # %% [markdown]
 # ## Puzzle 5: Scale the rows, shift the columns
@@ -427,20 +432,20 @@ check("basics/4", transpose)
 #
 # ### Theory
 #
-# Let `x` be 8192 x 4096 in float32. One shift per column is 4096 numbers, 16 KiB. Broadcast to the shape of `x`, the
-# shifts would be 128 MiB to read, as much as `x` itself.
+# Let `x` be 8192 x 4096 in float32. One shift per column is 4096 numbers, 16 KiB. If you broadcast them to the shape of
+# `x` first, the kernel has to read 128 MiB of shifts, as much as `x` itself.
 #
 # Every operand has its own BlockSpec, and an index map may ignore a grid axis. Then the block number stays the same
 # from one step to the next. Most of this notebook rests on this rule:
 #
-# **A block is copied at the first step, and after that only when a number in its tuple changes.**
+# **An input block is copied in at the first step, and again only when a number in its tuple changes. An output block is
+# copied out when a number in its tuple changes, and after the last step.**
 #
-# An input block whose number stays is not fetched again. An output block whose number stays remains in VMEM, with what
-# the kernel wrote there. It goes back to HBM when the number changes, or after the last step. The next output block
-# starts out as garbage again.
+# In between, the block stays in VMEM: an input block is not fetched again, and an output block keeps what the kernel
+# wrote there. The next output block starts out as garbage again.
 #
 # ```text
-#     step (i, j)            0,0    0,1    0,2    1,0    1,1    1,2   ...
+#     input at step (i, j)   0,0    0,1    0,2    1,0    1,1    1,2   ...
 #     lambda i, j: (i, j)    copy   copy   copy   copy   copy   copy
 #     lambda i, j: (0, 0)    copy    -      -      -      -      -
 # ```
@@ -492,8 +497,9 @@ check("basics/5", scale_shift)
 # <details><summary>Hint 1</summary>
 #
 # Look at tile (2, 1) of `x`. It covers the rows of block row 2 and the columns of block column 1. Which of these does a
-# scale belong to, and which does a shift? In the other dimension there is a single block, so only one number is
-# possible there. The kernel is ordinary `jnp` broadcasting.
+# scale belong to, and which does a shift? Each map returns two numbers, also for the other dimension. How many blocks
+# are there along it? If `scale_map` returned `j` there, step (0, 1) would ask for a block that does not exist, and the
+# TPU compiler would not notice. The kernel is ordinary `jnp` broadcasting.
 #
 # </details>
 #
@@ -505,7 +511,7 @@ check("basics/5", scale_shift)
 #
 #
 # def scale_map(i, j):
-#     return (____, 0)
+#     return (____, ____)
 #
 #
 # def shift_map(i, j):
@@ -534,8 +540,8 @@ check("basics/5", scale_shift)
 # %% [markdown]
 # **Takeaway.** The four blocks of scales are copied four times: `j` is the inner loop, and while it runs, the scales
 # stay. The three blocks of shifts are copied twelve times, because each step needs the next one. Look at the copies
-# below. Then guess what happens if the two loops swap places. In Puzzle 13 that swap cuts the
-# traffic of the inputs to a seventh.
+# below. Then guess what happens if the two loops swap places. In the example of Puzzle 13, such a swap cuts the traffic
+# of the inputs to a seventh.
 
 # %%
 show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
@@ -548,8 +554,7 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 #
 # ### Theory
 #
-# The block size decides how many steps there are, and every step has a fixed cost: about 0.25 us on a v5e, worked out
-# from the times in JAX's matmul guide. 8192 rows in blocks of 8 are 1024 steps: 0.26 ms. In blocks of 256 they are 32
+# Every step has a fixed cost (Puzzle 4). 8192 rows in blocks of 8 are 1024 steps: 0.26 ms. In blocks of 256 they are 32
 # steps: 8 us. So make blocks large. VMEM sets the limit.
 #
 # VMEM holds more than the blocks of one step. While the kernel works on step `i`, the inputs of step `i + 1` are
@@ -563,8 +568,8 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 # ```
 #
 # You write no code for this: Pallas runs the copies beside your kernel. But a buffer cannot be filled and read at the
-# same time. So every block has **two buffers**, one in use and one in transit. (One exception, not
-# needed here: a block that is the whole array, with an index map that returns nothing but literal zeros, has one.)
+# same time. So every block has **two buffers**, one in use and one in transit. (Only a block that is the whole array,
+# with an index map of literal zeros, has one.)
 #
 # ```text
 #     VMEM  =  2 x (bytes of a block of x  +  of a block of g  +  of a block of the result)
@@ -594,7 +599,8 @@ def gated(x: Float[Array, "M N"], g: Float[Array, "M N"], *, vmem_bytes: int = 2
 
 # %%
 # Budget for x (80, 384), g (80, 384): hbm_bytes=307_200, vmem_bytes=262_144, grid_steps=5, calls=1. grid_steps: the
-# number of steps with the largest block that fits.
+# number of steps with the largest block that fits. A verdict that says 300 KiB of VMEM has counted two buffers for each
+# block, with 40 rows in it. If you expected 150 KiB, you counted one.
 check("basics/6", gated)
 
 # %% [markdown]
@@ -652,7 +658,7 @@ check("basics/6", gated)
 
 # %% [markdown]
 # **Takeaway.** That was a complete kernel, written from an empty function. The copies run behind your arithmetic, and
-# you wrote nothing for that. What the kernel lacks is a sense of place: it cannot tell one block from another. Yet.
+# you wrote nothing for that. But the kernel cannot tell one block from another. It does not know where it is. Yet.
 
 # %% [markdown]
 # ## Puzzle 7: Which step am I?
@@ -717,8 +723,9 @@ check("basics/7", distance_bias)
 # <details><summary>Hint 1</summary>
 #
 # Work out one element by hand: at step (2, 1), with tiles of 32 x 128, which query and which key does the corner
-# `x_ref[0, 0]` belong to? Count the room that the tiles before it take up. A tile is not as tall as it is wide. Then do
-# it for all rows and all columns at once; `[:, None]` and `[None, :]` turn two vectors into a table.
+# `x_ref[0, 0]` belong to? Count the rows and columns of the tiles before it. Then do it for all rows and all columns at
+# once; `[:, None]` and `[None, :]` turn two vectors into a table. And compare `x_ref.shape` with the tile above: here
+# they agree, but other cases of the check use other tiles.
 #
 # </details>
 #
@@ -861,7 +868,7 @@ check("basics/8", centre_chunks)
 #
 # ### Theory
 #
-# A large language model scores a vocabulary of 262,144 words. Eight rows of such scores are 8 MiB, and two buffers of
+# A large language model scores a vocabulary of 262,144 tokens. Eight rows of such scores are 8 MiB, and two buffers of
 # that fill the 16 MiB of VMEM. So a row comes in pieces, and its sum has to grow from step to step.
 #
 # It can grow in `o_ref`. Recall Puzzle 5: while the number of an output block stays the same, the block stays in VMEM
@@ -874,7 +881,7 @@ check("basics/8", centre_chunks)
 #     o_ref     ? --> a --> a+b --> a+b+c --> a+b+c+d --> HBM
 # ```
 #
-# The `?` is the problem: on the first visit the block holds garbage. Code that must run at some steps only goes here:
+# The `?` is the problem: on the first visit the block holds garbage. To run code only at some steps, write:
 #
 # ```python
 # @pl.when(condition)
@@ -1038,8 +1045,8 @@ check("basics/10", matmul)
 # <details><summary>Hint 1</summary>
 #
 # It is Puzzle 9 with one more act. The scratch has a first visit as well, once per output tile: zero it then. Add at
-# every step. But unlike in Puzzle 9, the sum is not yet where the result has to be. When exactly is it complete?
-# Anything that you store before that is a draft that nobody reads.
+# every step. But unlike in Puzzle 9, the sum is not yet where the result has to be. When exactly is it complete? If you
+# store at every step, the result is still right, but each store costs a write to VMEM, and the budget allows one.
 #
 # </details>
 #
@@ -1082,7 +1089,7 @@ check("basics/10", matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Zero, accumulate, store: the rest of this notebook is variations on it. (`pl.num_programs(2)` would have
+# **Takeaway.** Zero, accumulate, store: the next two puzzles are variations on it. (`pl.num_programs(2)` would have
 # told the kernel `num_k`; you will meet it in other people's code.) Below, `k` has four steps. It is the inner loop, so
 # the output leaves at every fourth step.
 
@@ -1096,11 +1103,10 @@ show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
 #
 # ### Theory
 #
-# Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. With one call for
-# each, every product waits for its first two tiles, and nothing runs meanwhile (the first column of Puzzle 6's
-# drawing). Two tiles of 512 x 512 bfloat16 are 1 MiB. At 820 GB/s they take 1.3 microseconds, and 0.66 ms for 512
-# calls. With one more grid axis in front there is only one call. The next product's tiles come in while this one
-# finishes.
+# Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. Suppose you make
+# one call for each. Then every product has to wait for its first two tiles, and the chip computes nothing meanwhile.
+# Two tiles of 512 x 512 bfloat16 are 1 MiB: 1.3 us at 820 GB/s, and 0.66 ms in 512 calls. With one more grid axis in
+# front, there is only one call. The next product's tiles come in while this one finishes.
 #
 # But `x` is now (B, M, K), and a block of (1, bm, bk) makes a three-dimensional Ref. `matmul_kernel` wants two
 # dimensions.
@@ -1197,7 +1203,7 @@ check("basics/11", batched_matmul)
 # MiB in for nothing. At the 820 GB/s of a v5e that is a third of a millisecond.
 #
 # There is a better moment. At the last `k`, the finished tile is in `acc_ref`: in VMEM, in float32, not yet rounded to
-# bfloat16. Work on it there costs no traffic but the bias itself. This work is called the **epilogue**.
+# bfloat16. If you finish the work there, the only extra traffic is the bias. This work is called the **epilogue**.
 #
 # ```text
 #     k = 0       acc  =  x(i,0) @ w(0,j)
@@ -1207,7 +1213,7 @@ check("basics/11", batched_matmul)
 #                 epilogue:  acc --> o_ref --> HBM, once
 # ```
 #
-# It has to wait for the last step, though. GELU is not linear: gelu(a) + gelu(b) is not gelu(a + b).
+# The epilogue has to wait for the last step, though. GELU is not linear: gelu(a) + gelu(b) is not gelu(a + b).
 
 
 # %%
@@ -1217,6 +1223,16 @@ def fused_linear_spec(
     return jax.nn.gelu(jnp.dot(x, w, preferred_element_type=jnp.float32) + bias).astype(jnp.bfloat16)
 
 
+def accumulate(x_ref, w_ref, acc_ref):
+    # given, the first half of your Puzzle 10: zero acc_ref at the first k, and add a product of two tiles at every k
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
+
+    acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+
+# %%
 def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
     # x_ref: (bm, bk), bfloat16      w_ref: (bk, bn), bfloat16      bias_ref: (1, bn), float32
     # o_ref: (bm, bn), bfloat16      acc_ref: (bm, bn), float32      num_k: how many steps k takes
@@ -1260,9 +1276,10 @@ check("basics/12", fused_linear)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your Puzzle 10. The activation needs the finished sum. How often is a sum finished, and at which step? The
-# bias is linear, so you have a choice: add it at the end, or let the sum start from it instead of from zero. Stay in
-# float32 to the last. For the map, remember that a block is copied in whether the body uses it or not.
+# The activation needs the finished sum. How often is a sum finished, and at which step? What has to happen first there,
+# the bias or the activation? Stay in float32 to the last: the scratch is float32, and a sum near 100 loses its decimals
+# in bfloat16. For the map, remember that a block is copied in whether the body uses it or not. Which of `i`, `j` and
+# `k` should be able to cause a copy of the bias?
 #
 # </details>
 #
@@ -1270,7 +1287,7 @@ check("basics/12", fused_linear)
 #
 # ```python
 # def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
-#     ____                      # zero and accumulate, as in Puzzle 10
+#     ____                      # one call: zero and accumulate
 #
 #     @pl.when(____)
 #     def _():
@@ -1288,15 +1305,9 @@ check("basics/12", fused_linear)
 #
 # ```python
 # def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
-#     k = pl.program_id(2)
+#     accumulate(x_ref, w_ref, acc_ref)
 #
-#     @pl.when(k == 0)
-#     def _():
-#         acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
-#
-#     acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-#
-#     @pl.when(k == num_k - 1)
+#     @pl.when(pl.program_id(2) == num_k - 1)
 #     def _():
 #         y = acc_ref[...] + bias_ref[...]
 #         o_ref[...] = jax.nn.gelu(y).astype(o_ref.dtype)
@@ -1309,9 +1320,9 @@ check("basics/12", fused_linear)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Bias, activation, scaling: work on the finished tile, and you save the result a second trip to HBM. This
-# is what people mean by a fused kernel. One thing is left. The same arithmetic can read seven times as many bytes in
-# one order as in another.
+# **Takeaway.** Bias, activation, scaling: do them on the finished tile, and you save the result a second trip to HBM.
+# This is what people mean by a fused kernel. One thing is left: the order of the steps. Two orders can do the same
+# arithmetic, and one may read seven times as many bytes as the other.
 
 # %% [markdown]
 # ## Puzzle 13: Fewer bytes
@@ -1322,21 +1333,24 @@ check("basics/12", fused_linear)
 # ### Theory
 #
 # If `K` is short enough for one block, there is no `k` loop: `x` comes in blocks of (bm, K), `y` in blocks of (K, bn).
-# Any order of the tiles gives the same product, but not the same traffic. By the rule of Puzzle 5:
+# Any order of the tiles gives the same product, but not the same traffic. The rule of Puzzle 5 counts it:
 #
 # ```text
-#     bytes of an operand  =  bytes of a block  x  (1 + how often its number changes between two steps)
+#     bytes of an operand  =  bytes of a block * (1 + how often its number changes between two steps)
 #
-#     2 x 3 tiles, columns inside:      x  0 0 0 1 1 1        y  0 1 2 0 1 2
+#     2 rows and 3 columns of tiles, the loop over rows outside:
+#
+#         block of x   0 0 0 1 1 1
+#         block of y   0 1 2 0 1 2
 # ```
 #
-# That makes two copies of `x` blocks and six of `y` blocks. The operand that belongs to the outer loop comes in once.
-# The other one, unless it is a single block, comes in again for every turn of that loop.
+# That makes two copies of `x` blocks and six of `y` blocks. `x` follows the outer loop, so all of it comes in once. `y`
+# follows the inner loop, so all of it comes in at every turn of the outer loop. (A single block comes in only once.)
 #
-# The difference is large. Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With rows outside,
-# the inputs cost 16 + 64 x 8 = 528 MiB. With columns outside, they cost 8 + 4 x 16 = 72 MiB. At 820 GB/s that is 0.68
-# ms against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms. One order keeps it waiting, the
-# other does not.
+# Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With the loop over rows outside, `x` costs
+# 16 MiB and `y` costs 64 * 8 = 512 MiB: 528 MiB together. With columns outside, `y` costs 8 MiB and `x` 4 times 16: 72
+# MiB. At 820 GB/s that is 0.68 ms against 0.09 ms. At its peak of 197 TFLOP/s, a v5e does the arithmetic in 0.35 ms.
+# One order keeps it waiting, the other does not.
 
 
 # %%
@@ -1359,7 +1373,7 @@ def lean_matmul(
 
 # %%
 # Budget for x (256, 128), y (128, 1536): hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1. The better of the two orders
-# moves exactly these bytes. No single size tells you which one is better.
+# moves exactly these bytes. Compute both totals: comparing M with N is not enough.
 check("basics/13", lean_matmul)
 
 # %% [markdown]
@@ -1435,7 +1449,7 @@ show(fused_linear, normal((96, 768), "bfloat16"), normal((768, 256), "bfloat16",
 # %% [markdown]
 # What would a TPU make of it? `tpu_report` asks the TPU's own compiler, and needs no TPU. (If the compiler is
 # missing, the report says what to install.) Take a real size: 4096 in every direction, with blocks of 512. On a v5e the
-# multiplications alone need 698 us, and so do the bytes, nearly. The estimate for the solution is 858 us, 81% of
+# multiplications take 698 us. The copies take 696 us, at the same time. The estimate for the solution is 858 us, 81% of
 # what the chip can do. What does it say of your kernel?
 
 # %%

@@ -10,10 +10,11 @@
 # %% [markdown]
 # # Flash attention: from scores to the backward pass and paged decoding
 #
-# Attention is two matrix products with a softmax between them. You can already write three kernels that compute it.
-# They also write 96 GiB for one head over 131,072 tokens. In thirteen puzzles you write the one kernel that writes 32
-# MiB: for any length, causal, with its backward pass, for grouped heads, for block masks, and for a cache in pages.
-# After that you can read splash attention, ragged paged attention and tokamax.
+# Attention is two matrix products with a softmax between them. You can already write three kernels that compute it. For
+# one head over 131,072 tokens they also write 96 GiB of scores and probabilities. In thirteen puzzles you build the
+# kernels that write none of it. The forward pass writes the result, 32 MiB, and 0.5 MiB more. They are causal, take any
+# length, have a backward pass, share keys among heads, follow block masks, and read a cache in pages. After that you
+# can read splash attention, ragged paged attention and tokamax.
 #
 # You need `softmax.py` (above all Puzzle 3, the online softmax), and Puzzles 1 to 5 and 11 of `matmul.py` (the MXU,
 # dimension semantics, `dot_general`, scalar prefetch). All arrays are (batch, head, token, D), and D is 64 or 128.
@@ -41,12 +42,12 @@ setup()
 #
 # ### Theory
 #
-# Take a query and a key of 128 elements, each about 1 in size. Their dot product is about sqrt(128) = 11.3 in size.
-# Under a softmax, scores that are 11.3 apart differ by a factor of 81,000: one key takes all, and the others get next
-# to no gradient. Divide by sqrt(D), and scores are about 1 again, whatever D is.
+# A token asks something: its **query**, a row of `q`. It also offers something: its **key**, a row of `k`. Their dot
+# product, the **score**, says how well the two match.
 #
-# (A token asks something: its query, a row of `q`. It also offers something: its key, a row of `k`. Their dot product
-# says how well the two match.)
+# Take a query and a key of 128 elements, each about 1 in size. Their dot product is about sqrt(128) = 11.3 in size. Two
+# scores that are 11.3 apart become probabilities that differ by a factor of 81,000: one key takes all, and the others
+# get next to no gradient. Divide by sqrt(D), and scores are about 1 again, whatever D is.
 #
 # ```text
 #     q (B, H, Sq, D)        k (B, H, Skv, D)         scores (B, H, Sq, Skv)
@@ -62,8 +63,8 @@ setup()
 #                           +----+----+----+
 # ```
 #
-# *Where* you scale matters too. 128**-0.5 is 0.08838..., no power of two. Multiply a bfloat16 query by it, and all 128
-# of its elements are rounded once more. The scores are float32. Scale those, and you lose next to nothing.
+# *Where* you scale matters too. 128**-0.5 is 0.08838..., which is no power of two. If you multiply a bfloat16 query by
+# it, each of its 128 elements is rounded once more. The scores are float32: scale those, and you lose next to nothing.
 
 
 # %%
@@ -72,6 +73,7 @@ def scores_spec(q: Float[Array, "B H Sq D"], k: Float[Array, "B H Skv D"]) -> Fl
     return jnp.einsum("bhqd,bhkd->bhqk", q.astype(jnp.float32), k.astype(jnp.float32)) * scale
 
 
+# %%
 def block_scores(q, k, scale):
     # q: (bq, D)      k: (bkv, D), same dtype      Return scale times the scores: (bq, bkv), float32.
     # This function goes into every kernel of this notebook. matmul.py Puzzle 5: jax.lax.dot_general(a, b, dims, ...)
@@ -93,6 +95,7 @@ def scores_k_map(b, h, i, j):
     pass  # YOUR CODE HERE
 
 
+# %%
 def scores(
     q: Float[Array, "B H Sq D"], k: Float[Array, "B H Skv D"], *, bq: int = 64, bkv: int = 128
 ) -> Float[Array, "B H Sq Skv"]:
@@ -112,7 +115,7 @@ def scores(
 
 # %%
 # Budget for q (2, 3, 192, 128), k (2, 3, 320, 128): hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16. 320
-# keys in blocks of 128: the blocks need not divide the lengths. What hangs over is not written back.
+# keys in blocks of 128: the last block hangs over the edge, and that part of it is not written back.
 check("flash_attention/1", scores)
 
 # %% [markdown]
@@ -182,12 +185,12 @@ check("flash_attention/1", scores)
 # ### Theory
 #
 # A language model guesses the next token, so no query may see a later key. (It may see its own.) For 131,072 tokens, a
-# mask of booleans has 17,179,869,184 entries, 16 GiB at a byte each: more than a v5e has. You need not store it.
-# Whether a key is later than a query follows from their two **positions**, and a kernel knows from its block's number
-# which rows it holds. A hidden score becomes -inf: under a softmax, that is probability 0.
+# mask of booleans has 17,179,869,184 entries, 16 GiB at a byte each: more than a v5e has. You need not store it. Two
+# **positions** say whether a key is later than a query, and a kernel knows from the number of its block which rows it
+# holds. A hidden score becomes -inf: under a softmax, that is probability 0.
 #
-# One complication: often the queries are only the end of the sequence, and the keys of everything before are in a
-# cache. So the last query is at the position of the last key:
+# One complication: when a model writes text, the queries are often only the end of the sequence, and the keys of
+# everything before are in a cache. So the last query has the position of the last key:
 #
 # ```text
 #                   key       0    1    2    3    4    5        Skv = 6
@@ -197,7 +200,7 @@ check("flash_attention/1", scores)
 #     query 3, position 5     s    s    s    s    s    s
 # ```
 #
-# With more queries than keys, the first queries are before position 0, and see nothing at all.
+# With more queries than keys, the first queries have positions below 0. They see nothing at all.
 
 
 # %%
@@ -207,8 +210,9 @@ def causal_scores_spec(q: Float[Array, "B H Sq D"], k: Float[Array, "B H Skv D"]
     return jnp.where(jnp.arange(Skv)[None, :] <= position, scores_spec(q, k), -jnp.inf)
 
 
+# %%
 def column(n):
-    """Given. (n, 1), int32: 0, 1, 2, ... down the rows, like jnp.arange(n)[:, None]. Puzzle 6 compares the two."""
+    """Given. (n, 1), int32: 0, 1, 2, ... down the rows. jnp.arange(n)[:, None] is the same, and slower: Puzzle 6."""
     return jax.lax.broadcasted_iota(jnp.int32, (n, 1), 0)
 
 
@@ -300,7 +304,7 @@ check("flash_attention/2", causal_scores)
 #
 # ### Theory
 #
-# You have nearly all the pieces. Two things are new: a rule about a dtype, and the bill.
+# You have nearly all the pieces. What is new: a rule about a dtype, and what it all costs.
 #
 # ```text
 #     q, k --> [ scores ] --> S --> [ softmax ] --> P --> [ P @ v ] --> o
@@ -309,13 +313,13 @@ check("flash_attention/2", causal_scores)
 #     HBM ------------------- 4 -- 4 ---------- 2 -- 2 ------------  bytes per score, bfloat16 inputs
 # ```
 #
-# Every score goes out as a float32 and comes back in. Its probability goes out as a bfloat16 and comes back: 12 bytes
-# in all. For them you do 2 D FLOPs in either product, 512 in all with D = 128. That makes 43 FLOPs per byte, and a v5e
-# needs 240 (matmul.py Puzzle 4). The MXU idles four fifths of the time.
+# Every score goes to HBM as a float32 and comes back. Its probability goes out as a bfloat16 and comes back: 12 bytes
+# in all. For them you do 2 D FLOPs in each of the two products, 512 in all with D = 128. That makes 43 FLOPs per byte,
+# and a v5e needs 240 to keep its MXU busy (matmul.py Puzzle 4). The MXU idles four fifths of the time.
 #
-# The rule: **probabilities leave in the dtype of `v`.** The second product wants narrow operands on both sides, and
+# The rule: **store the probabilities in the dtype of `v`.** The second product wants narrow operands on both sides, and
 # rounding moves a p by 1 part in 256 at most, some up and some down. The sum over the keys needs more bits, so
-# `acc_ref` is float32. The blocks of keys are grid axis 3, and `bkv` divides Skv here.
+# `acc_ref` is float32. (The blocks of keys are grid axis 3, and `bkv` divides Skv here.)
 
 
 # %%
@@ -335,6 +339,19 @@ def weigh_spec(s: Float[Array, "B H Sq Skv"], v: Float[Array, "B H Skv D"]) -> F
 causal_attention_spec = functools.partial(attention_spec, causal=True)
 
 
+# %%
+def weigh_kernel(p_ref, v_ref, o_ref, acc_ref):
+    # p_ref: (bq, bkv), block (i, j) of the probabilities, in the dtype of v      v_ref: (bkv, D), block j of v
+    # o_ref: (bq, D), block i of the result, the same one for every j      acc_ref: (bq, D), float32. j is grid axis 3.
+    pass  # YOUR CODE HERE
+
+
+def naive_attention(q, k, v, *, bq=64, bkv=128):
+    # Return causal attention, (B, H, Sq, D), by way of causal_scores, softmax_rows and weigh. The last two are below.
+    pass  # YOUR CODE HERE
+
+
+# %%
 def softmax_kernel(s_ref, p_ref):
     # Given: softmax.py Puzzle 1. Whole rows, (bq, Skv); every row has a score that is not -inf.
     e = jnp.exp(s_ref[...] - s_ref[...].max(axis=1, keepdims=True))
@@ -353,12 +370,6 @@ def softmax_rows(s: Float[Array, "B H Sq Skv"], dtype, *, bq: int) -> Float[Arra
     )(s)
 
 
-def weigh_kernel(p_ref, v_ref, o_ref, acc_ref):
-    # p_ref: (bq, bkv), block (i, j) of the probabilities, in the dtype of v      v_ref: (bkv, D), block j of v
-    # o_ref: (bq, D), block i of the result, the same one for every j      acc_ref: (bq, D), float32. j is grid axis 3.
-    pass  # YOUR CODE HERE
-
-
 def weigh(
     p: Float[Array, "B H Sq Skv"], v: Float[Array, "B H Skv D"], *, bq: int, bkv: int
 ) -> Float[Array, "B H Sq D"]:
@@ -375,11 +386,6 @@ def weigh(
         scratch_shapes=[pltpu.VMEM((bq, D), jnp.float32)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 3 + ("arbitrary",)),
     )(p, v)
-
-
-def naive_attention(q, k, v, *, bq=64, bkv=128):
-    # Return causal attention, (B, H, Sq, D), by way of causal_scores, softmax_rows and weigh.
-    pass  # YOUR CODE HERE
 
 
 # %%
@@ -443,8 +449,9 @@ check("flash_attention/3", naive_attention)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** It is right. This is what it would cost for one head and one sequence of 131,072 tokens, with D = 128 in
-# bfloat16. No array is allocated; `jax.eval_shape` says which shapes would come out.
+# **Takeaway.** It is right, and it does not scale. The next cell says what it would cost for one head and one sequence
+# of 131,072 tokens, with D = 128 in bfloat16. (No array is allocated: `jax.eval_shape` says which shapes would come
+# out.)
 
 
 # %%
@@ -461,11 +468,12 @@ long = jax.ShapeDtypeStruct((1, 1, 131_072, 128), jnp.bfloat16)
 for name, array in [("q, k, v and o, each", long), ("S", jax.eval_shape(causal_scores_spec, long, long))]:
     print(f"{name:>20}: {array.size * array.dtype.itemsize / 2**30:8.3f} GiB")
 naive_bytes = naive_budget(1, 1, 131_072, 131_072, 128, 512).hbm_bytes
-print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 820e9 * 1e3:.0f} ms at 820 GB/s (v5e)")
+time_ms = naive_bytes / 820e9 * 1e3
+print(f"{'moved, blocks of 512':>20}: {naive_bytes / 2**30:8.3f} GiB, {time_ms:.0f} ms at 820 GB/s (v5e)")
 
 # %% [markdown]
 # A v5e has 16 GB of HBM. `S` alone is four times that, for a single head, and `P` is another 32 GiB. What you asked for
-# is small: `q`, `k`, `v` and `o` are each 1/2048 of `S`.
+# is small: `q`, `k`, `v` and `o` are each 1/2048 of `S`. (Whole rows in blocks of 512 would take 768 MiB of VMEM, too.)
 
 # %% [markdown]
 # ## Puzzle 4: One block of queries
@@ -474,7 +482,7 @@ print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 8
 #
 # ### Theory
 #
-# For a row of 131,072 keys, Puzzle 3 keeps 512 KiB of scores to make D numbers out of them. You never need a whole row
+# For a row of 131,072 keys, Puzzle 3 keeps 512 KiB of scores, and makes D numbers out of them. Nobody asked for the row
 # of probabilities. You only need the mean of the values, weighted by them:
 #
 # ```text
@@ -483,8 +491,8 @@ print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 8
 #                   exp(s0 - m) + exp(s1 - m) + exp(s2 - m) + ...              l
 # ```
 #
-# Below the bar is the `l` of softmax.py Puzzle 3. It grew block by block. When a larger maximum turned up, you
-# corrected it with one factor. Above the bar is the same sum, but with a vector in each term.
+# Below the bar is the `l` of softmax.py Puzzle 3. It grew block by block. When a larger maximum turned up, you rescaled
+# it with one factor. Above the bar is the same sum, but with a vector in each term.
 #
 # ```text
 #     step j:   q . k_j --> s (bq, bkv) --> p (bq, bkv) --> p @ v_j
@@ -494,8 +502,9 @@ print(f"{'moved, in 512s':>20}: {naive_bytes / 2**30:8.3f} GiB, {naive_bytes / 8
 #     last step:                                o = acc / l
 # ```
 #
-# So what has to happen to `acc` when the maximum grows? Once you know that, no score outlives its step, and the 512 KiB
-# become D + 2 numbers. (Dtypes as in Puzzle 3: `p` meets `v` in the dtype of `v`; `l` and `acc` stay float32.)
+# So what has to happen to `acc` when the maximum grows? Once you know that, no score has to outlive its step, and the
+# 512 KiB become D + 2 numbers. (Dtypes as in Puzzle 3: round `p` to the dtype of `v` for the product; `l` and `acc`
+# stay float32.)
 
 
 # %%
@@ -540,9 +549,9 @@ check("flash_attention/4", one_block)
 # <details><summary>Hint 1</summary>
 #
 # Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in place of `x`. It knows when the
-# buffers start, and from what. Then look at the fraction above: each term of `acc` carries the same factor exp(-m) as
-# its partner in `l`. If `l` is multiplied by exp(old maximum - new maximum), what about `acc`? (The first step needs no
-# case of its own. There the old maximum is -inf, and exp(-inf) is 0.)
+# buffers start, from what, and how `l` follows a maximum that grows. Then look at the fraction above. Which factor does
+# each term of `acc` share with its partner in `l`? So what happens to the old `acc` before you add to it? (The first
+# step needs no case of its own. There the old maximum is -inf, and exp(-inf) is 0.)
 #
 # </details>
 #
@@ -557,8 +566,8 @@ check("flash_attention/4", one_block)
 #     m_old = m_ref[...]
 #     m_new = ____
 #     p = ____                                         # (bq, bkv)
-#     mend = ____                                      # (bq, 1)
-#     l_ref[...] = l_ref[...] * mend + ____
+#     rescale = ____                                      # (bq, 1)
+#     l_ref[...] = l_ref[...] * rescale + ____
 #     pv = jnp.dot(____, v_ref[...], preferred_element_type=jnp.float32)
 #     acc_ref[...] = ____ + pv
 #     m_ref[...] = m_new
@@ -584,10 +593,10 @@ check("flash_attention/4", one_block)
 #     m_old = m_ref[...]
 #     m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
 #     p = jnp.exp(s - m_new)
-#     mend = jnp.exp(m_old - m_new)
-#     l_ref[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)
+#     rescale = jnp.exp(m_old - m_new)
+#     l_ref[...] = l_ref[...] * rescale + p.sum(axis=1, keepdims=True)
 #     pv = jnp.dot(p.astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
-#     acc_ref[...] = acc_ref[...] * mend + pv
+#     acc_ref[...] = acc_ref[...] * rescale + pv
 #     m_ref[...] = m_new
 #
 #     @pl.when(j == pl.num_programs(0) - 1)
@@ -608,36 +617,49 @@ show(one_block, normal((64, 128), "bfloat16"), normal((640, 128), "bfloat16"), n
 # %% [markdown]
 # ### Between the puzzles: the same step, tuned
 #
-# There is nothing to solve here. From Puzzle 5 on, the middle of your kernel is given, as `online_step`. It does what
-# yours does, with two changes that a TPU likes:
+# From now on you get what you wrote in Puzzle 4 as three functions: `start` for the first step, `online_step` for every
+# step, and `normalized`, which is acc / l, for the last one.
 #
-# - **Base 2.** exp(x) is exp2(x * LOG2_E), and that multiplication happens for every score. But you multiply scores by
-#   D**-0.5 anyway. So call `block_scores` with D**-0.5 * LOG2_E, and take exp2 of the result.
-# - **Columns 128 wide.** A vector register is 8 rows of 128 **lanes**, one for each column. So `m` and `l` hold each
-#   number 128 times, (bq, 128). Then they need not be spread before they meet the scores.
+# One thing changes. exp(x) is exp2(x * LOG2_E), and that multiplication happens for every score. But you multiply every
+# score by D**-0.5 anyway. Multiply by `D**-0.5 * LOG2_E` instead: `online_step` wants scores in base 2.
 
 
 # %%
 LOG2_E = 1.4426950408889634
+FLOOR = float(jnp.finfo(jnp.float32).min)  # the most negative float32
+
+
+def start(m_ref, l_ref, acc_ref):
+    """The starting values. m starts from FLOOR: rows that see nothing cannot have -inf (Puzzle 7)."""
+    m_ref[...] = jnp.full(m_ref.shape, FLOOR)
+    l_ref[...] = jnp.zeros(l_ref.shape)
+    acc_ref[...] = jnp.zeros(acc_ref.shape)
 
 
 def lanes(x, n):
-    """x: (rows, 128), a column repeated 128 times. Repeats it n times instead: (rows, n). (rows, 1) stays as it is."""
+    # x: (rows, 128), a column repeated 128 times. Repeats it n times instead: (rows, n). (rows, 1) stays as it is.
     return x if x.shape[1] == 1 else jnp.tile(x, (1, pl.cdiv(n, 128)))[:, :n]
 
 
 def online_step(s, v, m_ref, l_ref, acc_ref):
-    # Adds one block of scores and values to m, l and acc. It is the middle of Puzzle 4, in base 2, and with each number
-    # of m and l 128 times in its row. The starting values and the last step stay as in Puzzle 4.
-    # s: (bq, bkv), float32, times LOG2_E      v: (bkv, D)      m_ref, l_ref: (bq, 128)      acc_ref: (bq, D)
+    """Adds a block of scores, s: (bq, bkv), float32, times LOG2_E, and its values, v: (bkv, D), to m, l and acc.
+
+    m_ref, l_ref: (bq, 128), each number 128 times in its row (why: end of Puzzle 5)      acc_ref: (bq, D)
+    """
     m_old = m_ref[...]
     m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
     p = jnp.exp2(s - lanes(m_new, s.shape[1]))
-    mend = jnp.exp2(m_old - m_new)
-    l_ref[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)
+    rescale = jnp.exp2(m_old - m_new)
+    l_ref[...] = l_ref[...] * rescale + p.sum(axis=1, keepdims=True)
     pv = jnp.dot(p.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    acc_ref[...] = acc_ref[...] * lanes(mend, v.shape[1]) + pv
+    acc_ref[...] = acc_ref[...] * lanes(rescale, v.shape[1]) + pv
     m_ref[...] = m_new
+
+
+def normalized(acc_ref, l_ref):
+    """acc / l: (bq, D), float32. 0 in rows that have seen nothing, where l is 0."""
+    l = l_ref[...]
+    return acc_ref[...] / lanes(jnp.where(l == 0, 1, l), acc_ref.shape[1])
 
 
 # %% [markdown]
@@ -648,9 +670,9 @@ def online_step(s, v, m_ref, l_ref, acc_ref):
 #
 # ### Theory
 #
-# Puzzle 4 serves one block of queries. One head over 131,072 tokens has 256 of them in blocks of 512; 8 sequences of 32
-# heads have 65,536. None needs anything from another, so each gets an index of the grid. **The grid becomes (b, h, i,
-# j)**: i goes over blocks of queries, and j, innermost, over blocks of keys.
+# Puzzle 4 serves one block of queries. One head over 131,072 tokens has 256 of them, with 512 queries each; 8 sequences
+# of 32 heads have 65,536. No block needs anything from another, so each gets an index of the grid. **The grid becomes
+# (b, h, i, j)**: i counts blocks of queries, and j, innermost, blocks of keys.
 #
 # ```text
 #     b h i j       0 0 0 0   0 0 0 1   0 0 0 2  |  0 0 1 0   0 0 1 1   0 0 1 2  |  0 0 2 0 ...
@@ -659,27 +681,24 @@ def online_step(s, v, m_ref, l_ref, acc_ref):
 #     m, l, acc     start --- carried --- store  |  start --- carried --- store  |  start
 # ```
 #
-# All blocks of queries use the same scratch. What it carries belongs to the steps between two | of the drawing, so
-# those have to follow one another. Steps on different sides of a | need not. Where a chip has two cores, each can take
-# some: `dimension_semantics` says along which axes.
+# All blocks of queries use the same scratch. It carries sums from one step to the next, so the steps between two | have
+# to run in order. Steps on different sides of a | need not. Where a chip has two cores, each can take some:
+# `dimension_semantics` says along which axes.
 #
-# And the bytes: `k` and `v`, 64 MiB for that head, come in again after every |. In blocks of 512 queries that is 16
-# GiB. In blocks of 64 it would be 128.
-#
-# The step is `online_step`, above; the takeaway says what its tuning is worth.
+# And the bytes: `k` and `v`, 64 MiB for that head, are fetched once for each block of queries. In blocks of 512 that
+# makes 16 GiB.
 
 
 # %%
 def flash_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
-    # Grid (b, h, i, j). q_ref, o_ref: (bq, D)      k_ref, v_ref: (bkv, D)      scratch as in online_step, float32
-    # online_step wants scores times LOG2_E: block_scores(..., D**-0.5 * LOG2_E)
-    # lanes(l_ref[...], D): l, ready to divide a (bq, D)
+    # Grid (b, h, i, j). q_ref, o_ref: (bq, D)      k_ref, v_ref: (bkv, D)      acc_ref: (bq, D), float32
+    # m_ref, l_ref: (bq, 128), float32. Use block_scores, start, online_step and normalized.
     pass  # YOUR CODE HERE
 
 
 def flash_forward(q, k, v, *, bq=64, bkv=128):
     # Return the result of one pallas_call of flash_kernel, like q in shape and dtype. bkv divides Skv, bq need not
-    # divide Sq. Say which axes are parallel.
+    # divide Sq. Copy the call of Puzzle 1, scores. What changes: the blocks, the scratch, and which axes are parallel.
     pass  # YOUR CODE HERE
 
 
@@ -691,10 +710,10 @@ check("flash_attention/5", flash_forward)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For the kernel: which of b, h, i, j tells you that a new block of queries has begun, and that it is done?
-# `online_step` takes care of neither. It wants scores times LOG2_E: which argument of `block_scores` does that for
-# free? For the call: which indices does the block of `k` follow in the drawing, and which ones does the result follow?
-# Two steps that share a block of the result must stay in order. Along which axis do such steps lie?
+# For the kernel: which of b, h, i, j tells you that a new block of queries has begun, and that it is done? Base 2 costs
+# nothing: which argument of `block_scores` takes care of it? For the call: which indices does the block of `k` follow
+# in the drawing, and which ones does the result follow? Two steps that share a block of the result must stay in order.
+# Along which axis do such steps lie?
 #
 # </details>
 #
@@ -734,16 +753,14 @@ check("flash_attention/5", flash_forward)
 #
 #     @pl.when(j == 0)
 #     def _():
-#         m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-#         l_ref[...] = jnp.zeros(l_ref.shape)
-#         acc_ref[...] = jnp.zeros(acc_ref.shape)
+#         start(m_ref, l_ref, acc_ref)
 #
 #     s = block_scores(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)
 #     online_step(s, v_ref[...], m_ref, l_ref, acc_ref)
 #
 #     @pl.when(j == pl.num_programs(3) - 1)
 #     def _():
-#         o_ref[...] = (acc_ref[...] / lanes(l_ref[...], D)).astype(o_ref.dtype)
+#         o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 #
 #
 # def flash_forward(q, k, v, *, bq=64, bkv=128):
@@ -756,11 +773,7 @@ check("flash_attention/5", flash_forward)
 #         in_specs=[q_block, kv_block, kv_block],
 #         out_specs=q_block,
 #         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-#         scratch_shapes=[
-#             pltpu.VMEM((bq, 128), jnp.float32),
-#             pltpu.VMEM((bq, 128), jnp.float32),
-#             pltpu.VMEM((bq, D), jnp.float32),
-#         ],
+#         scratch_shapes=[pltpu.VMEM((bq, n), jnp.float32) for n in (128, 128, D)],
 #         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
 #     )(q, k, v)
 # ```
@@ -773,18 +786,21 @@ check("flash_attention/5", flash_forward)
 #
 # ```text
 #                                                       v5e     v6e
-#     yours: m and l 128 times in each row             1284    1046
-#     the same with m and l as (bq, 1)                 2050    1874
+#     yours: m and l 128 times in each row             1293    1047
+#     the same with m and l as (bq, 1)                 2054    1876
 #     JAX's own flash attention, without a scale       1416    1072
 #     what the MXU needs for the two products          1024     512
 # ```
 #
-# The columns are 128 wide for a reason. A column of 512 numbers sits in one lane of 64 registers. Before you can
-# subtract it from scores, each number has to be copied into all 128 lanes, at every step. (Try it: the result is the
-# same.) At its peak, a v6e would need 256 bundles. But its MXU is 256 wide, and D = 128 fills half of it. The gap
-# between 512 and 1046 is arithmetic on single scores (in the report: VALU; maxima and sums along rows are XLU,
-# exponentials EUP). It packs badly. The exponentials of a row have to wait for its maximum, and the maximum for all of
-# its scores. The second product has to wait for the exponentials.
+# Why does scratch hold `m` and `l` 128 times? A vector register is 8 rows of 128 **lanes**, one for each column. A
+# column of 512 numbers sits in one lane of 64 registers. Before you can subtract it from scores, each number has to be
+# copied into all 128 lanes, at every step. With 128 copies in store, a row of scores can use them as they are. (Try
+# (bq, 1) in your call: the result is the same.)
+#
+# On a v6e, the MXU would be done after 512 bundles, and you take 1047. (At its peak it would need 256. But its MXU is
+# 256 wide, and D = 128 fills half of it.) The rest is arithmetic on single scores. A row's maximum has to wait for all
+# of its scores. The exponentials have to wait for the maximum. The second product has to wait for the exponentials.
+# Nobody likes queues.
 
 # %%
 tokens = jax.ShapeDtypeStruct((1, 4, 2048, 128), jnp.bfloat16)
@@ -815,12 +831,12 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # ### Theory
 #
 # With 256 blocks of queries and as many of keys there are 65,536 pairs. In 32,640 of them every key is in the future,
-# and every probability is 0: half the work, for nothing.
+# and every probability is 0: half of the work, for nothing.
 #
 # ```text
 #     j ->   0    1    2    3           #  every query of the block sees every key: no mask
 #     i  0   \    .    .    .           \  some do, some do not: mask
-#        1   #    \    .    .           .  nobody sees anything: skip
+#        1   #    \    .    .           .  no query sees any key: skip
 #        2   #    #    \    .
 #        3   #    #    #    \           (bq = bkv, Sq = Skv; in general the \ may be several, or none)
 # ```
@@ -829,17 +845,17 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # asks for it. **Only the index map can save the bytes.** In a dead step, let it ask for the block that is already in
 # VMEM, and nothing is copied (as at the end of a row in matmul.py Puzzle 11).
 #
-# A step that skips both still takes some 0.25 us. A body of 1284 bundles, one a cycle of 1.5 GHz, takes another 0.86.
+# A step that skips both still takes some 0.25 us, beside 0.86 us for the body of Puzzle 5 (1293 bundles on a v5e, at
+# 1.5 GHz).
 #
-# One comparison tells the . from the rest: the position of one query of the block with that of one key. Do you take the
-# first or the last of each? (A mask on a # changes nothing, but takes some 2% of the bundles. A second comparison finds
-# these blocks.)
+# To recognise a dead block (.), compare the position of one query with the position of one key. Which query and which
+# key: the first or the last of the block? (A second comparison finds the #. There, a mask changes nothing, and costs
+# some 2% of the bundles.)
 
 
 # %%
 def causal_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, offset):
-    # Refs and grid as in Puzzle 5. offset: Skv - Sq, not negative. Use your hide_after and online_step.
-    # (Since offset is not negative, every query sees key 0. So no row's maximum is still -inf after the first step.)
+    # Refs and grid as in Puzzle 5. offset: Skv - Sq, the position of query 0, not negative. Use your hide_after.
     pass  # YOUR CODE HERE
 
 
@@ -866,11 +882,7 @@ def flash_causal(
         in_specs=[q_block, kv_block, kv_block],
         out_specs=q_block,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        scratch_shapes=[
-            pltpu.VMEM((bq, 128), jnp.float32),
-            pltpu.VMEM((bq, 128), jnp.float32),
-            pltpu.VMEM((bq, D), jnp.float32),
-        ],
+        scratch_shapes=[pltpu.VMEM((bq, n), jnp.float32) for n in (128, 128, D)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
     )(q, k, v)
 
@@ -883,10 +895,11 @@ check("flash_attention/6", flash_causal)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A block is dead when its *first* key lies after its *last* query. It needs no mask when its *last* key does not lie
-# after its *first* query. Write the four positions down, in terms of i, j, bq, bkv and offset. For the map: which is
-# the last block of keys that block i of queries needs? All later steps of the same i may ask for that one again,
-# because it is still in VMEM. Dead steps, too, have to do the first and the last thing that a kernel does.
+# Write down four positions in terms of i, j, bq, bkv and offset: those of the first and the last query of block i, and
+# of the first and the last key of block j. A block is dead if even the pair with the best chance is hidden: which
+# query, and which key? It needs no mask if even the pair with the worst chance is seen. For the map: which is the last
+# block of keys that block i of queries needs? Any later step of the same i may ask for that one again, because it is
+# still in VMEM. (Dead steps, too, have to do the first and the last thing that a kernel does.)
 #
 # </details>
 #
@@ -932,9 +945,7 @@ check("flash_attention/6", flash_causal)
 #
 #     @pl.when(j == 0)
 #     def _():
-#         m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-#         l_ref[...] = jnp.zeros(l_ref.shape)
-#         acc_ref[...] = jnp.zeros(acc_ref.shape)
+#         start(m_ref, l_ref, acc_ref)
 #
 #     @pl.when(sees_all)
 #     def _():
@@ -948,7 +959,7 @@ check("flash_attention/6", flash_causal)
 #
 #     @pl.when(j == pl.num_programs(3) - 1)
 #     def _():
-#         o_ref[...] = (acc_ref[...] / lanes(l_ref[...], D)).astype(o_ref.dtype)
+#         o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 #
 #
 # def causal_kv_map(i, j, bq, bkv, offset):
@@ -958,13 +969,21 @@ check("flash_attention/6", flash_causal)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** In blocks of 512, over 4 heads x 2048 tokens, the mean step takes 949 bundles on a v5e and 778 on a v6e.
-# If you mask dead blocks and do not skip them, it takes some 1390 and 1130. With the mask on every live block, it takes
-# 967 and 793. JAX's own takes 969 and 798. The column of positions matters, too. `jnp.arange(bq)[:, None]` starts out
-# as a row, and the row has to be turned. The most expensive step then takes 1766 bundles on a v5e instead of 1532.
-# `column` makes a column at once, with `jax.lax.broadcasted_iota`, which counts along the dimension that you tell it.
+# **Takeaway.** In blocks of 512, over 4 heads x 2048 tokens, these are the bundles of the mean step:
 #
-# Look at the strips of `k` and `v` below: in dead steps nothing moves.
+# ```text
+#                                                        v5e     v6e
+#     yours                                              958     779
+#     with the mask on every live block                  976     794
+#     dead blocks masked, not skipped                   1404    1138
+#     JAX's own                                          969     798
+# ```
+#
+# The column of positions matters, too. `jnp.arange(bq)[:, None]` starts out as a row, and the row has to be turned. The
+# most expensive step then takes 1802 bundles on a v5e instead of 1568. `column` makes a column at once, with
+# `jax.lax.broadcasted_iota`, which counts along the dimension that you tell it.
+#
+# Look at the strips of `k` and `v` below: nothing moves in dead steps.
 
 # %%
 show(
@@ -983,8 +1002,9 @@ show(
 #
 # ### Theory
 #
-# The backward pass needs the probabilities again: 32 GiB for one head over 131,072 tokens. But you can compute any of
-# them again from its score and *one* number per row, 512 KiB in all. It is the logarithm of the row's sum:
+# The backward pass needs the probabilities again: 32 GiB for one head over 131,072 tokens. But you can compute each of
+# them again from its score and *one* number per row, 512 KiB in all: the **log-sum-exp**, the logarithm of the row's
+# sum.
 #
 # ```text
 #     lse = log(sum of exp(s))          p = exp(s - lse)
@@ -992,12 +1012,12 @@ show(
 #
 # At the last step, `m` and `l` hold all that you need. Mind their base: `lse` is a natural logarithm.
 #
-# Two corner cases are solved for you. **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Until a row has
-# seen something, its maximum is the starting value of `m`, and -inf - (-inf) is NaN. So `m` starts from `FLOOR`, the
-# most negative float32: finite, and no finite score is smaller. At the end, `normalized` turns 0 / 0 into 0.
+# The rest is practice. Copy your Puzzle 6. Replace its two tests by `last_key_seen`. Then look at two corner cases:
 #
-# **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and you can mask those. In `v` it
-# meets p = 0, and 0 times NaN is NaN: `rows_inside` puts zeros in its place.
+# - **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Its maximum stays at its starting value, and -inf
+#   - (-inf) would be NaN. So `start` takes `FLOOR`, the most negative float32. And `normalized` turns 0 / 0 into 0.
+# - **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and you can mask those. In `v`
+#   it meets p = 0, and 0 times NaN is NaN (basics.py Puzzle 8). `rows_inside` puts zeros in its place.
 
 
 # %%
@@ -1008,19 +1028,11 @@ def attention_lse_spec(
     return attention_spec(q, k, v, causal=causal), jax.nn.logsumexp(s, axis=-1, keepdims=True)
 
 
-FLOOR = float(jnp.finfo(jnp.float32).min)
-
-
+# %%
 def rows_inside(x, block, size):
     """x: (n, D), block number `block` of an array with `size` rows. Rows beyond the edge of the array become 0."""
     rows = block * x.shape[0] + column(x.shape[0])
     return jnp.where(rows < size, x, 0)
-
-
-def normalized(acc_ref, l_ref):
-    """acc / l, as in Puzzle 5, and 0 in rows that have seen nothing, where l is 0: (bq, D), float32"""
-    l = l_ref[...]
-    return acc_ref[...] / lanes(jnp.where(l == 0, 1, l), acc_ref.shape[1])
 
 
 def last_key_seen(i, bq, Sq, Skv, causal):
@@ -1035,9 +1047,31 @@ def last_key_seen(i, bq, Sq, Skv, causal):
 
 def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref, *, causal, Sq, Skv):
     # Grid and Refs as in Puzzle 6, and lse_ref: (bq, 1), float32. causal: a Python bool.
-    # m_ref starts from FLOOR, o is normalized(acc_ref, l_ref). rows_inside(x, j, Skv): x, which is block j of k or v,
-    # with zeros beyond the last key
+    # last_key_seen says which blocks are dead, and which need no mask.
     pass  # YOUR CODE HERE
+
+
+# %%
+def kv_blocks(q, k, causal, bq, bkv):
+    """A function of (i, j): which block of keys is in VMEM at that step. As in Puzzle 6, the last one seen stays."""
+    offset = k.shape[2] - q.shape[2]  # below 0, the first blocks of queries would ask for a block below 0
+    return lambda i, j: jnp.maximum(causal_kv_map(i, j, bq, bkv, offset), 0) if causal else j
+
+
+def fwd_call(q, k, v, kv_map, *, causal, bq, bkv):
+    (B, H, Sq, D), Skv = q.shape, k.shape[2]
+    q_spec = pl.BlockSpec((None, None, bq, D), lambda b, h, i, j: (b, h, i, 0))
+    row_spec = pl.BlockSpec((None, None, bq, 1), lambda b, h, i, j: (b, h, i, 0))
+    kv_spec = pl.BlockSpec((None, None, bkv, D), kv_map)
+    # no dimension_semantics: the simulator cannot vmap a call that has them, and from Puzzle 10 on it has to
+    return pl.pallas_call(
+        functools.partial(flash_fwd_kernel, causal=causal, Sq=Sq, Skv=Skv),
+        grid=(B, H, pl.cdiv(Sq, bq), pl.cdiv(Skv, bkv)),
+        in_specs=[q_spec, kv_spec, kv_spec],
+        out_specs=(q_spec, row_spec),
+        out_shape=(jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((B, H, Sq, 1), jnp.float32)),
+        scratch_shapes=[pltpu.VMEM((bq, n), jnp.float32) for n in (128, 128, D)],
+    )(q, k, v)
 
 
 def flash_attention_fwd(
@@ -1049,28 +1083,10 @@ def flash_attention_fwd(
     bq: int = 64,
     bkv: int = 128,
 ) -> tuple[Float[Array, "B H Sq D"], Float[Array, "B H Sq 1"]]:
-    (B, H, Sq, D), Skv = q.shape, k.shape[2]
+    def kv_map(b, h, i, j):
+        return (b, h, kv_blocks(q, k, causal, bq, bkv)(i, j), 0)
 
-    def kv_map(b, h, i, j):  # blocks of queries before position 0 would ask for a block below 0
-        return (b, h, jnp.maximum(causal_kv_map(i, j, bq, bkv, Skv - Sq), 0) if causal else j, 0)
-
-    q_block = pl.BlockSpec((None, None, bq, D), lambda b, h, i, j: (b, h, i, 0))
-    kv_block = pl.BlockSpec((None, None, bkv, D), kv_map)
-    column = pl.BlockSpec((None, None, bq, 1), lambda b, h, i, j: (b, h, i, 0))
-    # no dimension_semantics: the simulator cannot vmap a call that has them, and from Puzzle 10 on it has to
-    o, lse = pl.pallas_call(
-        functools.partial(flash_fwd_kernel, causal=causal, Sq=Sq, Skv=Skv),
-        grid=(B, H, pl.cdiv(Sq, bq), pl.cdiv(Skv, bkv)),
-        in_specs=[q_block, kv_block, kv_block],
-        out_specs=[q_block, column],
-        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((B, H, Sq, 1), jnp.float32)],
-        scratch_shapes=[
-            pltpu.VMEM((bq, 128), jnp.float32),
-            pltpu.VMEM((bq, 128), jnp.float32),
-            pltpu.VMEM((bq, D), jnp.float32),
-        ],
-    )(q, k, v)
-    return o, lse
+    return fwd_call(q, k, v, kv_map, causal=causal, bq=bq, bkv=bkv)
 
 
 # %%
@@ -1081,9 +1097,9 @@ check("flash_attention/7", flash_attention_fwd)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your Puzzle 6. Now `last_key_seen` decides about a block, causal or not: when does every query see every
-# key of the block, and when does some query see one? Without causality, the last key that any query sees is Skv - 1;
-# `hide_after` takes a number as well as a column. For lse: 2**m times l is the sum of exp(s). Take the natural
+# Start from a copy of your Puzzle 6. `last_key_seen` decides about a block now, causal or not: when does every query
+# see every key of the block, and when does some query see one? Without causality, the last key that any query sees is
+# Skv - 1; `hide_after` takes a number as well as a column. For lse: 2**m times l is the sum of exp(s). Take the natural
 # logarithm of that, on paper. For a row that saw nothing, l is 0. Does your formula make -inf of it?
 #
 # </details>
@@ -1098,7 +1114,7 @@ check("flash_attention/7", flash_attention_fwd)
 #     first_sees, last_sees = last_key_seen(i, bq, Sq, Skv, causal)
 #     sees_all = ____
 #     sees_some = ____
-#     ____                                                          # starting values: m_ref from FLOOR
+#     ____                                                          # starting values
 #
 #     ____                                                          # blocks without a mask, as in Puzzle 6
 #
@@ -1130,9 +1146,7 @@ check("flash_attention/7", flash_attention_fwd)
 #
 #     @pl.when(j == 0)
 #     def _():
-#         m_ref[...] = jnp.full(m_ref.shape, FLOOR)
-#         l_ref[...] = jnp.zeros(l_ref.shape)
-#         acc_ref[...] = jnp.zeros(acc_ref.shape)
+#         start(m_ref, l_ref, acc_ref)
 #
 #     @pl.when(sees_all)
 #     def _():
@@ -1155,8 +1169,8 @@ check("flash_attention/7", flash_attention_fwd)
 
 # %% [markdown]
 # **Takeaway.** Your forward pass takes any lengths, with masked rows and ragged edges. It leaves 4 bytes per row, and
-# from these you can compute all probabilities again. (While a kernel writes it, a column takes whole tiles, 512 bytes a
-# row; XLA packs it afterwards.) The backward pass starts here.
+# from these you can compute all probabilities again. The backward pass starts here. (On a TPU, a (bq, 1) block is
+# padded to 128 lanes. So the kernel writes 512 bytes per row, and XLA then packs them into 4.)
 
 # %% [markdown]
 # ## Puzzle 8: One number per row
@@ -1177,8 +1191,8 @@ check("flash_attention/7", flash_attention_fwd)
 # ```
 #
 # Every `ds` of a row needs its `delta`, and `delta` needs all keys. Does that take two sweeps over the keys, as in
-# softmax.py Puzzle 2? Put the first line into the last, and write the dot product as a sum over `d`. Swap the two sums,
-# and pull out whatever has no `j` in it. Have you seen what is left inside?
+# softmax.py Puzzle 2? Put the first line into the last one, and write the dot product as a sum over `d`. Then change
+# the order of the two sums:
 #
 # ```text
 #     delta[i]  =  sum over j    of  p[i, j] * ( sum over d of  do[i, d] * v[j, d] )
@@ -1199,12 +1213,14 @@ def delta_spec(
     return (p * dp).sum(axis=-1, keepdims=True)
 
 
+# %%
 def delta_kernel(o_ref, do_ref, delta_ref):
     # o_ref, do_ref: (bq, D), the result of these queries and the gradient that arrives for it, in float32 or bfloat16
     # delta_ref: (bq, 1), float32. Work in float32.
     pass  # YOUR CODE HERE
 
 
+# %%
 def attention_delta(
     o: Float[Array, "B H Sq D"], do: Float[Array, "B H Sq D"], *, bq: int = 64
 ) -> Float[Array, "B H Sq 1"]:
@@ -1240,9 +1256,8 @@ check("flash_attention/8", delta_after_fwd)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Move the sum over `d` to the front. `do[i, d]` has no `j`, so it goes before the inner sum. The sum over `j` of p[i,
-# j] * v[j, d] is left inside. That is entry (i, d) of a matrix product, and Puzzle 5 was all about it. Which of the two
-# arrays that the kernel gets is it?
+# Move the sum over `d` to the front: which factor has no `j`? You have seen the sum that is left inside, in the forward
+# pass: which line of it? (In bfloat16, cast both factors before you multiply.)
 #
 # </details>
 #
@@ -1279,8 +1294,8 @@ check("flash_attention/8", delta_after_fwd)
 # ### Theory
 #
 # A v5e takes 5 ns to store 1024 entries of `p` and read them back (2 bytes each, out and in). It takes 1.3 ns to
-# compute them once more (128 multiply-adds each, D = 128). So **recompute, do not store**. With `lse` and `delta`, all
-# three backward steps are local to a pair of blocks:
+# compute them once more (128 multiply-adds each, D = 128). So **recompute, do not store**. With `lse` and `delta` at
+# hand, no block has to wait for another:
 #
 # ```text
 #     forward                            backward
@@ -1289,13 +1304,14 @@ check("flash_attention/8", delta_after_fwd)
 #     o  = p @ v                         dq = ?                       summed over blocks of keys
 # ```
 #
-# `lse` knows the whole row, so `p` needs no running maximum and no rescaling this time: what is exp(log of the sum)?
+# `lse` knows the whole row. So this time `p` needs no running maximum and no rescaling: what is exp(log of the sum)?
 #
-# As in Puzzle 5, a block of queries stays while keys and values pass. Now `do`, `lse` and `delta` stay with it, and
-# `acc_ref` grows.
+# As in Puzzle 5, a block of queries stays while keys and values pass. `do`, `lse` and `delta` stay with it, and
+# `acc_ref` collects dq.
 #
-# Masks bring one trap. Where nothing is seen, `lse` is -inf and exp(s - lse) is inf. Beyond the edge, `v` may be NaN,
-# and so is `dp`. 0 * NaN is NaN. So **choose with `jnp.where`, last**: it drops what it does not take.
+# Masks bring one trap. In a row that sees nothing, `lse` is -inf and exp(s - lse) is inf. Beyond the edge, `v` may be
+# NaN, and so is `dp`. Multiply either by 0, and you have NaN. So **let `jnp.where` choose, last**: it drops what it
+# does not take. (`nan_to_num` would hide real overflows, too.)
 
 
 # %%
@@ -1317,9 +1333,10 @@ def dq_spec(q, k, v, do, *, causal: bool = True) -> Float[Array, "B H Sq D"]:
     return attention_grads_spec(q, k, v, do, causal=causal)[0]
 
 
+# %%
 def visible(i, j, bq, bkv, Sq, Skv, causal):
     """(bq, bkv), True where query and key exist, and the query may see the key"""
-    rows = i * bq + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)  # a column at once: Puzzle 6
+    rows = i * bq + column(bq)
     cols = j * bkv + jnp.arange(bkv)[None, :]
     seen = (rows < Sq) & (cols < Skv)
     return seen & (cols <= rows + (Skv - Sq)) if causal else seen
@@ -1328,8 +1345,8 @@ def visible(i, j, bq, bkv, Sq, Skv, causal):
 def p_and_ds(s, dp, lse, delta, seen):
     # s: (bq, bkv), scores, scaled      dp: (bq, bkv), do @ v.T      lse, delta: (bq, 1)      all float32
     # seen: (bq, bkv), True where query and key exist, and the mask lets the query see the key
-    # Return p and ds, (bq, bkv) each: 0 where nothing is seen, whatever s, dp, lse and delta hold there. (Nothing here
-    # needs p itself, but dv of Puzzle 10 does.)
+    # Return p and ds, (bq, bkv) each: 0 where nothing is seen, whatever s, dp, lse and delta hold there.
+    # (p is for Puzzle 10.)
     pass  # YOUR CODE HERE
 
 
@@ -1337,11 +1354,11 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
     # Grid (b, h, i, j). q_ref, do_ref, dq_ref: (bq, D), block i      k_ref, v_ref: (bkv, D), block j
     # lse_ref, delta_ref: (bq, 1), float32      acc_ref: (bq, D), float32
     # last_key_seen, of Puzzle 7, says how far block i sees. Skip blocks of keys beyond that.
-    # visible(i, j, bq, bkv, Sq, Skv, causal): `seen`, as p_and_ds wants it. In a product, ds has the dtype of k.
-    # rows_inside(x, j, Skv): x, which is block j of Skv rows, with zeros for rows beyond the edge
+    # visible, above, makes the `seen` that p_and_ds wants. In a product, ds has the dtype of k. Mind the edge of k.
     pass  # YOUR CODE HERE
 
 
+# %%
 def dq_call(q, k, v, do, lse, delta, kv_map, *, causal, bq, bkv):
     (B, H, Sq, D), Skv = q.shape, k.shape[2]
     q_spec = pl.BlockSpec((None, None, bq, D), lambda b, h, i, j: (b, h, i, 0))
@@ -1357,12 +1374,6 @@ def dq_call(q, k, v, do, lse, delta, kv_map, *, causal, bq, bkv):
     )(q, k, v, do, lse, delta)
 
 
-def kv_blocks(q, k, causal, bq, bkv):
-    """A function of (i, j): which block of keys is in VMEM at that step. As in Puzzle 7, the last one seen stays."""
-    offset = k.shape[2] - q.shape[2]
-    return lambda i, j: jnp.maximum(causal_kv_map(i, j, bq, bkv, offset), 0) if causal else j
-
-
 def attention_dq(q, k, v, do, lse, delta, *, causal: bool = True, bq: int = 64, bkv: int = 128):
     def kv_map(b, h, i, j):
         return (b, h, kv_blocks(q, k, causal, bq, bkv)(i, j), 0)
@@ -1370,6 +1381,7 @@ def attention_dq(q, k, v, do, lse, delta, *, causal: bool = True, bq: int = 64, 
     return dq_call(q, k, v, do, lse, delta, kv_map, causal=causal, bq=bq, bkv=bkv)
 
 
+# %%
 def dq_after_fwd(
     q: Float[Array, "B H Sq D"],
     k: Float[Array, "B H Skv D"],
@@ -1397,8 +1409,8 @@ check("flash_attention/9", dq_after_fwd)
 # The softmax of s is exp(s) over the sum of exp(s), and `lse` is the logarithm of that sum. So the division becomes a
 # subtraction in the exponent, where nothing overflows. For dq: s[i, j] is D**-0.5 times q[i] . k[j]. What is its
 # derivative with respect to q[i]? The sum over `j` of ds[i, j] times that derivative is a matrix product. It has a
-# constant factor, which you may apply once, at the end. And mind the padding: in that product, which rows does a 0 of
-# `ds` meet?
+# constant factor, which you may apply once, at the end. And mind the edge of `k`: which rows does a 0 of `ds` meet in
+# that product?
 #
 # </details>
 #
@@ -1461,8 +1473,8 @@ check("flash_attention/9", dq_after_fwd)
 
 # %% [markdown]
 # **Takeaway.** You never stored anything of size Sq x Skv, forward or backward. One number a row (`lse`) was enough to
-# compute every probability again, and each was finished at once. Recomputing instead of storing is most of what
-# `jax.checkpoint` is about, too. Here it pays within a single kernel.
+# compute every probability again. `jax.checkpoint` makes the same trade for whole layers: it is cheaper to compute
+# twice than to remember. (Do not try this at exams.)
 
 # %% [markdown]
 # ## Puzzle 10: dk and dv, and the whole as one function
@@ -1472,8 +1484,8 @@ check("flash_attention/9", dq_after_fwd)
 # ### Theory
 #
 # `dq[i]` was a sum over keys; `dk[j]` and `dv[j]` are sums over **queries**. In Puzzle 9's order, with 64 blocks of
-# queries, each block of `dk` would come back 64 times, with others in between. So transpose the loop: the axis that you
-# sum over goes last, (b, h, j, i). Keys and values stay, and queries pass by, with their `do`, `lse` and `delta`.
+# queries, each block of `dk` would be needed 64 times, with others in between. So **transpose the loop**: the axis that
+# you sum over goes last, (b, h, j, i). Keys and values stay. Queries pass by, with their `do`, `lse` and `delta`.
 #
 # ```text
 #                     j: blocks of keys
@@ -1485,12 +1497,14 @@ check("flash_attention/9", dq_after_fwd)
 #                                                    v
 # ```
 #
-# Look at the dots. In a row they come last: Puzzle 6 stayed at the *last* live block. In a column they come **first**.
-# So `first_q` returns the first block of queries that sees anything of block `j`, and the map returns the larger of `i`
-# and that. With 64 x 64 blocks, 2016 of the 4096 steps are dots. They neither compute nor fetch.
+# Look at the dots. In a row they come last, so Puzzle 6 stayed at the *last* live block. In a column they come
+# **first**. So `first_q` returns the first block of queries that sees anything of block `j`, and the index map takes
+# the larger of `i` and that. With 64 blocks of queries and 64 of keys, 2016 of the 4096 steps are dots.
 #
-# At the ragged edge, roles change, too. In Puzzle 9, rows of `q` and `do` beyond Sq did no harm, because no row affects
-# another. Now you sum over them.
+# The ragged edge changes, too. In Puzzle 9, rows of `q` and `do` beyond Sq did no harm, because no row affects another.
+# Now you sum over them.
+#
+# The last two holes only put your kernels together.
 
 
 # %%
@@ -1511,6 +1525,17 @@ def add_dkv(i, j, q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_acc_ref, d
     pass  # YOUR CODE HERE
 
 
+def smooth_attention_fwd(q, k, v, causal, bq, bkv):
+    # Return o, and the residuals: what the backward pass needs besides do.
+    pass  # YOUR CODE HERE
+
+
+def smooth_attention_bwd(causal, bq, bkv, residuals, do):
+    # Return dq, dk, dv: three calls, attention_delta, attention_dq and attention_dkv (below; called like attention_dq).
+    pass  # YOUR CODE HERE
+
+
+# %%
 def dkv_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, dk_acc_ref, dv_acc_ref, **options):
     j, i = pl.program_id(2), pl.program_id(3)
 
@@ -1545,19 +1570,10 @@ def attention_dkv(q, k, v, do, lse, delta, *, causal: bool = True, bq: int = 64,
     )(q, k, v, do, lse, delta)
 
 
+# %%
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def smooth_attention(q, k, v, causal, bq, bkv):
     return flash_attention_fwd(q, k, v, causal=causal, bq=bq, bkv=bkv)[0]
-
-
-def smooth_attention_fwd(q, k, v, causal, bq, bkv):
-    # Return o, and the residuals: what the backward pass needs besides do.
-    pass  # YOUR CODE HERE
-
-
-def smooth_attention_bwd(causal, bq, bkv, residuals, do):
-    # Return dq, dk, dv: three calls, of your Puzzles 8, 9 and 10.
-    pass  # YOUR CODE HERE
 
 
 smooth_attention.defvjp(smooth_attention_fwd, smooth_attention_bwd)
@@ -1707,8 +1723,8 @@ else:
 # ```
 #
 # `jnp.repeat(k, group, axis=1)` would make the shapes fit, and write the eight copies to HBM. But **a head is only a
-# block index**, and an index map may send several to the same place. Forward and `dq` need nothing else, and their
-# kernels do not change.
+# block index**, and an index map may send several heads to the same place. Forward and `dq` need nothing else: their
+# kernels stay as they are.
 #
 # `dk` and `dv` need more. All heads of a group use the same keys, so their gradients are sums over the group, too.
 # Their grid is (b, hkv, j, g, i), and `g` counts the heads of a group. The block of `dk` stays through both of the last
@@ -1738,15 +1754,16 @@ def grouped_grads_spec(
     return tuple(a.astype(q.dtype) for a in (o, *vjp(do.astype(jnp.float32))))
 
 
+# %%
 def grouped_kv_map(b, h, i, j, *, group, block):
     # Return the number of the block of k and v, (bkv, D) of a (B, Hkv, Skv, D), for step (b, h, i, j). h counts the
-    # heads of q; `group` of them share one head of k and v. block(i, j): its number along Skv, as in Puzzle 9.
+    # heads of q; `group` of them share one head of k and v. block(i, j): its number along Skv, from kv_blocks.
     pass  # YOUR CODE HERE
 
 
 def grouped_attention_fwd(q, k, v, *, causal, bq, bkv):
-    # Return o and lse. fwd_call, below, is Puzzle 7's call with an index map of k and v that you give it.
-    # kv_blocks(q, k, causal, bq, bkv), of Puzzle 9, returns `block`.
+    # Return o and lse. Look at flash_attention_fwd of Puzzle 7: fwd_call takes an index map of k and v. Give it yours.
+    # kv_blocks(q, k, causal, bq, bkv) returns `block`.
     pass  # YOUR CODE HERE
 
 
@@ -1759,24 +1776,11 @@ def grouped_q_map(b, hkv, j, g, i, *, group, block):
 def grouped_dkv_kernel(
     q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, dk_acc_ref, dv_acc_ref, **options
 ):
-    # As dkv_kernel, but the grid is (b, hkv, j, g, i): members g of the group of key head hkv, one after the other.
+    # Copy dkv_kernel of Puzzle 10. Now the grid is (b, hkv, j, g, i): g, the heads of one group, one after the other.
     pass  # YOUR CODE HERE
 
 
-def fwd_call(q, k, v, kv_map, *, causal, bq, bkv):
-    (B, H, Sq, D), Skv = q.shape, k.shape[2]
-    q_spec = pl.BlockSpec((None, None, bq, D), lambda b, h, i, j: (b, h, i, 0))
-    kv_spec = pl.BlockSpec((None, None, bkv, D), kv_map)
-    return pl.pallas_call(
-        functools.partial(flash_fwd_kernel, causal=causal, Sq=Sq, Skv=Skv),
-        grid=(B, H, pl.cdiv(Sq, bq), pl.cdiv(Skv, bkv)),
-        in_specs=[q_spec, kv_spec, kv_spec],
-        out_specs=[q_spec, pl.BlockSpec((None, None, bq, 1), lambda b, h, i, j: (b, h, i, 0))],
-        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((B, H, Sq, 1), jnp.float32)],
-        scratch_shapes=[pltpu.VMEM((bq, n), jnp.float32) for n in (128, 128, D)],
-    )(q, k, v)
-
-
+# %%
 def grouped_dq(q, k, v, do, lse, delta, *, causal, bq, bkv):
     block = kv_blocks(q, k, causal, bq, bkv)
     kv_map = functools.partial(grouped_kv_map, group=q.shape[1] // k.shape[1], block=block)
@@ -1802,6 +1806,7 @@ def grouped_dkv(q, k, v, do, lse, delta, *, causal, bq, bkv):
     )(q, k, v, do, lse, delta)
 
 
+# %%
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def smooth_grouped(q, k, v, causal, bq, bkv):
     return grouped_attention_fwd(q, k, v, causal=causal, bq=bq, bkv=bkv)[0]
@@ -1834,6 +1839,7 @@ def grouped_attention(
     return smooth_grouped(q, k, v, causal, bq, bkv)
 
 
+# %%
 def grouped_grads(
     q: Float[Array, "B H Sq D"],
     k: Float[Array, "B Hkv Skv D"],
@@ -1852,8 +1858,8 @@ def grouped_grads(
 
 # %%
 # Budget for q (1, 4, 192, 64), k (1, 2, 320, 64), v (1, 2, 320, 64), do (1, 4, 192, 64): hbm_bytes=6_383_616, calls=4,
-# output_stores=1, flops=290_000_000. Forward and dq bring the keys in for each head of queries, shared or not. There
-# the maps only save making and storing copies. dk and dv bring the keys in once for a group.
+# output_stores=1, flops=290_000_000. Forward and dq still fetch the keys once per query head. They save only the copy
+# that `jnp.repeat` would write. dk and dv fetch the keys once for a group.
 check("flash_attention/11", grouped_grads)
 
 # %% [markdown]
@@ -1934,10 +1940,10 @@ check("flash_attention/11", grouped_grads)
 # (D = 128, bfloat16), keys and values of one layer are 32 MiB instead of 256. Where H = Hkv the group is 1, and this is
 # Puzzle 10. So from now on, `grouped_attention` is all that you need.
 #
-# There is one case where a group has a better use. When a model writes text token by token, it has *one* query per
-# head, a block of a single row. Then let **the heads of a group be the rows**: q as (B, Hkv, group, D), in blocks of
-# (group, D). Keys come in once for all of the group instead of once per head. For Llama that is an eighth of the bytes.
-# Puzzle 13 starts from there.
+# In one case a group can do better. When a model writes text token by token, it has *one* query per head, a block of a
+# single row. Then let **the heads of a group be the rows**: q as (B, Hkv, group, D), in blocks of (group, D). The keys
+# are fetched once for the whole group instead of once per head. For Llama that is an eighth of the bytes. Puzzle 13
+# starts from there.
 
 # %% [markdown]
 # ## Puzzle 12: Only the blocks that live
@@ -1946,11 +1952,12 @@ check("flash_attention/11", grouped_grads)
 #
 # ### Theory
 #
-# Let each token see the 1024 before it: a **sliding window**. With 32,768 tokens that is 3% of all pairs. Your causal
-# kernel could skip the rest, but a skipped step is still a step: 0.25 us, as in Puzzle 6. In blocks of 512 x 512 there
-# are 4096 steps per head, a millisecond, and 189 of them do anything.
+# Let each token see the last 1024, itself included: a **sliding window**. With 32,768 tokens that is 3% of all pairs.
+# Your causal kernel could skip the rest, but a skipped step is still a step: 0.25 us, as in Puzzle 6. In blocks of 512
+# x 512 there are 4096 steps per head, a millisecond, and 189 of them do anything.
 #
-# So let the grid run over a **list**: for each row of blocks, the live ones. The grid is as wide as the longest list:
+# So let the grid run over a **list**: for each row of blocks, the live ones from left to right. The grid is as wide as
+# the longest list:
 #
 # ```text
 #     kinds                         data_next       block_mask
@@ -1961,12 +1968,12 @@ check("flash_attention/11", grouped_grads)
 #     [1  .  2  1 ]                  0  2  3         1  2  1
 # ```
 #
-# Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs after the grid indices,
-# the kernel gets them first). **The number of a step no longer says which block it holds**; `data_next` does. At the
-# end of a row, the map should ask for nothing new. What is in VMEM at that moment?
+# Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs last, the kernel first).
+# **The number of a step no longer says which block it holds**; `data_next` does. Past the end of a row's list, the map
+# should ask for nothing new. What is in VMEM at that moment? (If the first rows are empty, nothing is: ask for block
+# 0.) (The ? are yours to fill in.)
 #
-# A full block needs no mask. Only a partial one pays for it, as in Puzzle 6. The budget counts the elements that
-# jnp.where chooses.
+# A full block needs no mask. Only a partial one pays for it, as in Puzzle 6.
 
 
 # %%
@@ -2000,6 +2007,7 @@ def block_kinds(mask: Callable, Sq: int, Skv: int, bq: int, bkv: int) -> np.ndar
     return np.where(full.all(axis=(2, 3)), 2, seen.any(axis=(2, 3)).astype(np.int32))
 
 
+# %%
 def splash_spec(
     q: Float[Array, "B H Sq D"],
     k: Float[Array, "B H Skv D"],
@@ -2015,10 +2023,11 @@ def splash_spec(
     return (jnp.einsum("bhqk,bhkd->bhqd", p, v32) / jnp.where(total == 0, 1, total)).astype(q.dtype)
 
 
+# %%
 def splash_lists(kinds):
     # kinds: a NumPy array of (R, C), from block_kinds. Return data_next and block_mask, NumPy arrays of int32, (R, W).
     # W is the length of the longest list, at least 1. data_next says which block step (i, t) holds; block_mask its
-    # kind, 0 beyond the end of the list. This runs before the kernel, in NumPy: any loop will do.
+    # kind, 0 beyond the end of the list. Live blocks come from left to right. Loops are fine here.
     pass  # YOUR CODE HERE
 
 
@@ -2031,10 +2040,11 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
     # Grid (b, h, i, t). data_next_ref, block_mask_ref: (R, W), in SMEM: data_next_ref[i, t] is a number
     # q_ref, o_ref: (bq, D)      k_ref, v_ref: (bkv, D)      m_ref, l_ref: (bq, 128), acc_ref: (bq, D), float32
     # mask(rows, cols): True where a row sees a column. rows (bq, 1) and cols (1, bkv) are positions in the whole array.
-    # online_step wants scores times LOG2_E (Puzzle 5). Rows that see nothing: start and end as in Puzzle 7.
+    # Start and end as in Puzzle 7. Only blocks of kind 1 may hang over the edge of the keys.
     pass  # YOUR CODE HERE
 
 
+# %%
 def splash_attention(
     q: Float[Array, "B H Sq D"],
     k: Float[Array, "B H Skv D"],
@@ -2058,7 +2068,7 @@ def splash_attention(
             scratch_shapes=[pltpu.VMEM((bq, n), jnp.float32) for n in (128, 128, D)],
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        # Rows of blocks stay in order: an empty list asks for the block at which the row before it has ended.
+        # Rows of blocks have to stay in order, so i is not parallel. Why? See the takeaway.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")),
     )(data_next, block_mask, q, k, v)
 
@@ -2066,16 +2076,17 @@ def splash_attention(
 # %%
 # Budget for q (1, 2, 256, 64), k (1, 2, 384, 64), v (1, 2, 384, 64): hbm_bytes=1_441_792, grid_steps=24, calls=1,
 # output_stores=1. grid_steps: the longest list, for each row of blocks. hbm_bytes: the live blocks, once. Some variants
-# count the elements that jnp.where chooses, too: only partial blocks need masks.
+# also have a budget for masks (how many elements jnp.where selects): only partial blocks need them.
 check("flash_attention/12", splash_attention)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For the lists: at the end of row i, VMEM holds the block of its last live step, and that block stays there while the
-# next row begins. So a row with an empty list asks for the block with which the row before it ended. For the kernel:
-# two of the three kinds have work to do. Which of these may skip the mask *and* the edge? And where is block t of the
-# list, in columns of the whole array: at t * bkv?
+# For the lists: walk through the drawing of `kinds`, step by step and row by row. Note beside each step which block was
+# fetched last: that one is in VMEM. Which number in `data_next` costs nothing, then? Does it matter that a row ends?
+# (Before the first step nothing is in VMEM, so one block is fetched anyway. Make it the one that the next live step
+# needs.) For the kernel: two of the three kinds have work to do. Which of these may skip the mask *and* the edge? And
+# where is block t of the list, in columns of the whole array: at t * bkv?
 #
 # </details>
 #
@@ -2150,9 +2161,7 @@ check("flash_attention/12", splash_attention)
 #
 #     @pl.when(t == 0)
 #     def _():
-#         m_ref[...] = jnp.full(m_ref.shape, FLOOR)
-#         l_ref[...] = jnp.zeros(l_ref.shape)
-#         acc_ref[...] = jnp.zeros(acc_ref.shape)
+#         start(m_ref, l_ref, acc_ref)
 #
 #     @pl.when(kind == 2)
 #     def _():
@@ -2160,7 +2169,7 @@ check("flash_attention/12", splash_attention)
 #
 #     @pl.when(kind == 1)
 #     def _():
-#         rows = i * bq + jnp.arange(bq)[:, None]
+#         rows = i * bq + column(bq)
 #         cols = j * bkv + jnp.arange(bkv)[None, :]
 #         s = jnp.where(mask(rows, cols) & (cols < Skv), scores(), -jnp.inf)
 #         online_step(s, rows_inside(v_ref[...], j, Skv), m_ref, l_ref, acc_ref)
@@ -2174,11 +2183,12 @@ check("flash_attention/12", splash_attention)
 
 # %% [markdown]
 # **Takeaway.** This is splash attention: **sp**arse f**lash**. The mask became data, and the grid became a list of
-# work. One kernel does causal, windows, documents, whatever you can write as a function of row and column. Below is a
-# window: in the strip of `k`, the rows begin at blocks 1, 1, 2, 2 and 3. Of 25 blocks 12 are live, and the longest list
-# has 3. So of the 15 steps, 12 work, and the other 3 pad the shorter lists and fetch nothing.
+# work. One kernel does causal, windows, documents, whatever you can write as a function of row and column. (For an
+# empty row, `data_next` repeats the last block of the row before. That saves a fetch only if the rows run in order, and
+# the call does not mark them 'parallel'.)
 #
-# (The solution makes its column of rows with `jnp.arange`, which is short. Puzzle 6 has measured what that can cost.)
+# Below is a window: in the strip of `k`, the rows begin at blocks 1, 1, 2, 2 and 3. Of 25 blocks 12 are live, and the
+# longest list has 3. So of the 15 steps, 12 work, and the other 3 pad the shorter lists and fetch nothing.
 
 # %%
 window = functools.partial(window_mask, window=150, start=320)
@@ -2193,19 +2203,21 @@ show(splash_attention, *[normal((1, 1, n, 64)) for n in (320, 640, 640)], mask=w
 # ### Theory
 #
 # If you reserve 4096 tokens for each user, and conversations have 300, you waste 13 of 14 bytes. So keys and values are
-# kept in **pages** of, say, 16 tokens, handed out as conversations grow. A **page table** says which page holds what:
+# kept in **pages** of, say, 16 tokens, handed out as conversations grow. A **page table** says which pages hold a
+# conversation, in order:
 #
 # ```text
 #     pages in HBM         0     1     2     3     4     5
 #                        [ ? ] [ B0] [ A1] [ ? ] [ A0] [ A2]          ?: another user's, or free
 #
 #     page_table   user A    4   2   5           lengths   A   40     two pages, and 8 tokens of the third
-#                  user B    1   3   0                     B   16     the rest of the row means nothing
+#                  user B    1   3   0                     B   16     one page; the 3 and the 0 are left over
 # ```
 #
-# There are two counts now. The **position** of a token in its conversation decides whether it exists:
-# `position < length`. The **place** in HBM only decides what is fetched. In the table, a column is a position (in
-# pages), and an entry is a place.
+# The entries left over mean nothing, but every entry is the number of some page. So an index map may use any of them.
+#
+# The **position** of a token in its conversation decides whether it exists: `position < length`. The **page number**
+# says where in HBM to fetch it. `page_table[b, t]` is the page number of tokens t * 16 to t * 16 + 15 of user b.
 #
 # The rows of a block are the heads of a group, as at the end of Puzzle 11: `q_ref` is (group, D).
 #
@@ -2232,6 +2244,7 @@ def paged_spec(
     return jnp.stack(results).astype(q.dtype)
 
 
+# %%
 def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     # Grid (b, hkv, t): step t is for page t of user b. lengths_ref: (B,), table_ref: (B, max_pages), int32, in SMEM
     # q_ref, o_ref: (group, D)      k_ref, v_ref: (page, D), the page of this step
@@ -2260,9 +2273,9 @@ check("flash_attention/13", paged_attention)
 # <details><summary>Hint 1</summary>
 #
 # There are four places where a `t` can occur: the test whether page t of this user exists, the mask inside of it, the
-# edge of `v`, and the page that is fetched. Ask for each: position or place? Only one of them looks into the table. And
-# beyond the last page of a user, which entry makes the map stay where it is? (A user of length 0 has no last page. Any
-# entry of the table will do.)
+# edge of `v`, and the page that is fetched. Ask for each: position or page number? Only one of them looks into the
+# table. And beyond the last page of a user, which entry makes the map stay where it is? (A user of length 0 has no last
+# page. Any entry of the table will do.)
 #
 # </details>
 #
@@ -2320,9 +2333,7 @@ check("flash_attention/13", paged_attention)
 #
 #     @pl.when(t == 0)
 #     def _():
-#         m_ref[...] = jnp.full(m_ref.shape, FLOOR)
-#         l_ref[...] = jnp.zeros(l_ref.shape)
-#         acc_ref[...] = jnp.zeros(acc_ref.shape)
+#         start(m_ref, l_ref, acc_ref)
 #
 #     @pl.when(t * page < lengths_ref[b])
 #     def _():
@@ -2378,47 +2389,38 @@ show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 # %% [markdown]
 # ## What you built
 #
-# You built attention forward and backward, for grouped heads, under any mask, and out of pages. In figures: forward
-# over 131,072 tokens, you keep 512 KiB of `lse` per head beside `o`, and not the 32 GiB of `p`. Backward takes three
-# calls, with seven products per pair of blocks. The window of Puzzle 12 fetches 12 of 25 blocks. Of a cache in pages,
-# each page comes in once.
+# You built attention forward and backward, for grouped heads, under any mask, and out of pages. In figures: over
+# 131,072 tokens you keep 512 KiB of `lse` per head beside `o`, and not the 32 GiB of `p`. The window of Puzzle 12
+# fetches 12 of 25 blocks. Of a cache in pages, each page comes in once.
 #
-# **Read next**, in `jax.experimental.pallas.ops.tpu`: `splash_attention/splash_attention_kernel.py`, which ships with
-# JAX. It has 2600 lines, and you have written most of what is in them:
+# **Read next**, in `jax.experimental.pallas.ops.tpu`: `splash_attention/splash_attention_kernel.py`. It has 2600 lines,
+# and you have written most of what is in them:
 #
 # | there | what it is | yours |
 # |---|---|---|
-# | `_attention_reference` | the spec, in jnp | Puzzle 3 |
 # | `flash_attention_kernel` | `init`, `body`, `end`: m, l, o in scratch | Puzzles 4, 5 |
 # | `_next_nonzero` | reads `data_next` and `block_mask`: where to go, is it live, is it full | Puzzle 12 |
 # | `_apply_mask_and_soft_cap` | the mask of a partial block, from a function or from a stored block | Puzzles 2, 12 |
 # | `k_index_map`, `v_index_map` | the head over the size of the group; the block in `data_next` | Puzzles 11, 12 |
-# | `_splash_attention_forward` | grid, specs, `num_scalar_prefetch` | Puzzles 5, 12 |
 # | `logsumexp_ref` | the residual | Puzzle 7 |
 # | `_splash_attention_bwd` | `di` is delta; then two calls: dk and dv, and dq | Puzzles 8, 9, 10 |
 # | `_flash_attention_dq_kernel` | `ds = (dp - di) * p`, summed over keys | Puzzle 9 |
 # | `_flash_attention_dkv_kernel` | the transposed loop; starts and ends once per group | Puzzles 10, 11 |
-# | `_splash_attention_custom` | the `custom_vjp` | Puzzle 10 |
 # | `splash_attention_mask_info.py` | mask to lists, dead, partial, full as 0, 1, 2 | Puzzle 12 |
 #
-# The file has more than that. A block as it is copied (`bkv`) may be larger than the piece of it that is worked on
-# (`bkv_compute`), with a loop inside the body. **Segment ids** keep documents apart in one sequence, a **soft cap**
-# squeezes scores through tanh, and **sinks** give each head a score that belongs to no key. `dk` and `dv` have lists
-# and mask blocks of their own, because these two walk down columns. With `use_fused_bwd_kernel` one kernel makes all
-# three gradients. Even there, the grid cannot sum `dq` (the question at the end of Puzzle 10). So each block of keys
-# stores a `dq` of its own, and they are summed after the call.
+# New to you there: a block may be copied in one piece (`bkv`) and worked on in smaller ones (`bkv_compute`). **Segment
+# ids** keep documents apart in one sequence. A **soft cap** squeezes scores through tanh. With `use_fused_bwd_kernel`
+# one kernel makes all three gradients. Even there, the grid cannot sum `dq` (the question at the end of Puzzle 10):
+# each block of keys stores a `dq` of its own, and they are summed after the call.
 #
 # `paged_attention/paged_attention_kernel.py` is your Puzzle 13, down to the shapes of its arguments. It takes several
-# pages per step. It fetches them itself, with DMAs and two buffers, because pages that lie apart make no block.
-# `ragged_paged_attention/kernel.py` does so for whole batches: prompts and decoding in one call, so that queries are
-# ragged, too. `tokamax` is a library of such kernels for TPU and GPU. Its attention comes in several implementations
-# behind one function, which picks by hardware and shape, and it can tune block sizes by measuring them. Behind its TPU
-# implementation you will meet splash again.
+# pages per step, and fetches them itself, with DMAs and two buffers, because pages that lie apart make no block.
+# `ragged_paged_attention/kernel.py` takes whole batches, prompts and decoding in one call. `tokamax` is a library of
+# such kernels for TPU and GPU; behind its TPU attention you will meet splash again.
 #
-# Now the proof of the pudding: a transformer block on your own kernels, forward and backward. Its linear layers are
-# your `product` of matmul.py Puzzle 9, and its norm is your `smooth_layer_norm` of softmax.py Puzzle 8, if they are
-# solved in the folder of this notebook. If not, the cell uses short ones of its own, so that this notebook works by
-# itself.
+# And now the real thing: a transformer block on your own kernels, forward and backward. Its linear layers are your
+# `product` of matmul.py Puzzle 9, and its norm is your `smooth_layer_norm` of softmax.py Puzzle 8, if they are solved
+# in the folder of this notebook. If not, the short ones in the next cells take their place. The last cell runs it all.
 
 
 # %%
@@ -2447,6 +2449,7 @@ def product(a, b, dims, tile=128):
     )(a, b)
 
 
+# %%
 @jax.custom_vjp
 def linear(x, w):
     return product(x, w, ((1,), (0,)))
@@ -2464,6 +2467,7 @@ def linear_bwd(residuals, g):
 linear.defvjp(linear_fwd, linear_bwd)
 
 
+# %%
 def norm_call(kernel, x, gamma, *more, out_shape, bm=64):
     """A kernel over blocks of whole rows: softmax.py Puzzles 8 and 9. Arrays of one row stay where they are."""
     rows, one_row = (pl.BlockSpec((n, x.shape[1]), lambda i, n=n: (i if n > 1 else 0, 0)) for n in (bm, 1))
@@ -2478,6 +2482,7 @@ def norm_call(kernel, x, gamma, *more, out_shape, bm=64):
     )(x, gamma, *more)
 
 
+# %%
 def rms_norm_kernel(x_ref, gamma_ref, o_ref):
     x = x_ref[...]
     o_ref[...] = x * jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * gamma_ref[...]
@@ -2512,6 +2517,7 @@ def rms_norm_bwd(residuals, g):
 rms_norm.defvjp(rms_norm_fwd, rms_norm_bwd)
 
 
+# %%
 def plain_layer_norm(x, gamma):
     x = x - x.mean(axis=1, keepdims=True)
     return x * jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) + 1e-5) * gamma
@@ -2537,6 +2543,7 @@ def transformer_block(params, x, *, norm, linear, attend, H=4, Hkv=2):
     return (stream + linear(jax.nn.gelu(linear(h, params["up"])), params["down"])).reshape(B, S, C)
 
 
+# %%
 def block_and_grads(**parts):
     """The loss of one transformer block with random weights, and the gradients of all of them."""
     rng = np.random.default_rng(0)
@@ -2561,6 +2568,7 @@ def block_and_grads(**parts):
         return jax.tree.map(np.asarray, loss(params))
 
 
+# %%
 to_write = unwritten(grouped_attention)
 if to_write:
     print(f"No transformer yet. Still to be written: {', '.join(to_write)}.")
@@ -2574,8 +2582,8 @@ else:
     if own_norm:
         parts["norm"] = lambda x, gamma: own_norm(x, gamma, jnp.zeros_like(gamma), 64)
         jnp_parts["norm"] = plain_layer_norm
-    print(f"linear: {'yours, matmul.py Puzzle 9' if own_product else 'of this cell'}")
-    print(f"norm:   {'yours, softmax.py Puzzle 8' if own_norm else 'of this cell'}")
+    print(f"linear: {'yours, matmul.py Puzzle 9' if own_product else 'of this notebook'}")
+    print(f"norm:   {'yours, softmax.py Puzzle 8' if own_norm else 'of this notebook'}")
     your_loss, yours = block_and_grads(**parts)
     jnp_loss, theirs = block_and_grads(**jnp_parts)
     print(f"loss     {your_loss:.6f} with your kernels, {jnp_loss:.6f} in jnp")

@@ -10,14 +10,14 @@
 # %% [markdown]
 # # Matmul: from a tile to the roofline
 #
-# In twelve puzzles you write the matrix products of a transformer: with a transposed weight, with an epilogue,
+# In thirteen puzzles you write the matrix products of a transformer: with a transposed weight, with an epilogue,
 # backwards, in int8, and with most blocks missing. You also write a function that picks the tile sizes for a given TPU.
-# With the tiles that it picks for 4096 x 4096 x 4096, the TPU compiler's own schedule is within 3% of the roofline, on
-# a v5e and on a v6e.
+# With the tiles that it picks for 4096 x 4096 x 4096, the TPU compiler's own schedule is within 3% of the fastest that
+# the chip can go, on a v5e and on a v6e (before the first copies and the cost of starting each step).
 #
-# You need `basics.py`. If a puzzle uses something from `softmax.py`, it gives it to you (in Puzzle 6, `out_specs` and
-# `out_shape` may be lists, one entry for each result). From Puzzle 1 on, every `check` prints your FLOPs per byte, and
-# Puzzle 4 explains them. Watch that number: it says which half of the chip is idle.
+# You need `basics.py`. Puzzles 6, 8 and 9 use `jax.custom_vjp`, which `softmax.py` Puzzle 6 teaches. Here all of that
+# is given, so you do not need it. From Puzzle 1 on, every `check` prints your FLOPs per byte, and Puzzle 4 explains
+# them. Watch that number: it says whether a TPU would wait for its memory or for its arithmetic.
 
 # %%
 import functools
@@ -30,8 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float, Int, Int8
 
-from pallas_puzzles import check, hint, normal, progress, setup, show, unwritten
-from pallas_puzzles.view.tpu_report import tpu_report
+from pallas_puzzles import check, hint, normal, progress, setup, show, tpu_report, unwritten
 
 setup()
 
@@ -42,8 +41,8 @@ setup()
 #
 # ### Theory
 #
-# The unit that multiplies matrices on a TPU is the **MXU**. On a v5e it is four squares of 128 x 128 multiply-adders. A
-# piece of `y` is loaded into a square, and rows of `x` stream through it, one a cycle:
+# The unit that multiplies matrices on a TPU is the **MXU**. On a v5e it is four squares of 128 x 128 multiply-adders.
+# The chip loads a piece of `y` into a square. Then rows of `x` stream through it, one per cycle:
 #
 # ```text
 #              128 columns of y, held in place
@@ -55,13 +54,13 @@ setup()
 #                 v   v   v    sums: float32
 # ```
 #
-# Two widths are involved. The operands are narrow: a bfloat16 has 8 significant bits, so it fits a small multiplier.
-# The sums are wide: a sum of 640 products of 8 bits each needs more than 8 bits.
+# The operands are narrow: a bfloat16 has 8 significant bits, so it fits a small multiplier. The sums are wide, because
+# a sum of 640 products needs more than 8 bits.
 #
 # NumPy's rule knows only one width: the output has the type of the inputs. By that rule the product of two bfloat16
-# arrays is bfloat16. Then 16 of the 24 bits that the MXU computed are gone before you see them. Casting afterwards does
-# not bring them back. Casting `x` and `y` first asks for float32 operands, and the MXU has none: by default they are
-# rounded to bfloat16 on the way in.
+# arrays is bfloat16. Then 16 of the 24 bits that the MXU computed are gone before you see them. A cast afterwards does
+# not bring them back. If you cast `x` and `y` first, you ask for float32 operands. The MXU has none: by default it
+# rounds them to bfloat16 on the way in.
 
 
 # %%
@@ -93,10 +92,9 @@ check("matmul/1", one_tile)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# When are the 16 bits lost: when the result is stored, or before? Nothing after the product can bring them back, and a
-# cast before the product makes the operands wide. Where else can you ask for float32? In basics.py Puzzle 10 you met a
-# product that was told what its elements should be. (The real TPU compiler refuses a product of 16-bit tiles into 16
-# bits.)
+# When are the 16 bits lost: when the result is stored, or before? A cast after the product comes too late, and a cast
+# before it makes the operands wide. Where else can you ask for float32? In basics.py Puzzle 10, a product was told what
+# its elements should be. (The real TPU compiler refuses a product of 16-bit tiles into 16 bits.)
 #
 # </details>
 #
@@ -119,9 +117,9 @@ check("matmul/1", one_tile)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Narrow in, wide out. Your verdict ends with FLOPs per byte: 81.7 here. A v5e does 197e12 FLOPs in the
-# time of 820e9 bytes, 240 per byte. Below that the MXU waits for memory, so it is idle two thirds of the time here. The
-# kernel can stay as it is. What you feed it has to change.
+# **Takeaway.** Narrow in, wide out. Your verdict ends with FLOPs per byte: 81.7 here. In the time that a v5e needs to
+# move one byte, its MXU does 240 FLOPs. So this product leaves the MXU idle two thirds of the time. The kernel is fine.
+# The tiles that you feed it have to change.
 
 # %% [markdown]
 # ## Puzzle 2: The k loop
@@ -131,8 +129,8 @@ check("matmul/1", one_tile)
 #
 # ### Theory
 #
-# A TPU v4 or v5p has two cores that share one memory, so each core could run half of your grid. You tell the compiler
-# where it may cut, with one word for each grid axis:
+# A TPU v4 or v5p has two cores that share one HBM, so each core could run half of your grid. You tell the compiler
+# where it may cut the grid, with one word for each axis:
 #
 # ```text
 #     compiler_params=pltpu.CompilerParams(dimension_semantics=("...", "...", "..."))
@@ -143,8 +141,8 @@ check("matmul/1", one_tile)
 #
 # Each core has its own VMEM. So ask of an axis: may its index 0 run on one core and its index 1 on the other, at the
 # same time? If both store into the same output block, each core holds half of a sum, and the one that writes last wins.
-# That is a **data race**. `check` looks for it, although your simulated TPU has one core. It also counts the steps that
-# have to follow one another: 60 if you declare nothing, and the budget is 5.
+# That is a **data race**, and `check` looks for it. It also counts the steps that have to follow one another. If you
+# declare nothing, all 60 do. The budget is 5.
 #
 # The blocks need not divide `M` and `N`. A block may hang over the edge of the result, because nothing beyond the edge
 # is written back. But `bk` has to divide `K`. Why is `K` different?
@@ -193,7 +191,7 @@ def k_loop(
 
 # %%
 # Budget for x (256, 1280), y (1280, 384): hbm_bytes=6_094_848, vmem_bytes=262_144, calls=1, serial_steps=5.
-# serial_steps: how many steps would still follow one another if every index of a parallel axis had its own core.
+# serial_steps: the number of steps that one core runs, with one core for each index of the parallel axes.
 check("matmul/2", k_loop)
 
 # %% [markdown]
@@ -201,8 +199,8 @@ check("matmul/2", k_loop)
 #
 # The wiring is that of basics.py Puzzle 10, with `pl.cdiv` where a size may be ragged. To choose the words, write down
 # the output blocks of a few steps: (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0). Two steps that share an output block
-# must stay in order. Along which axes does the block change? About `K`: beyond the edge of `x` there is garbage, and
-# garbage times anything is garbage. Into which sums would it go?
+# must stay in order. Along which axes does the block change? And if a block hung over the edge of `K`: beyond the edge
+# of `x` there is garbage. Garbage times anything is garbage. Into which sums would it go?
 #
 # </details>
 #
@@ -252,8 +250,8 @@ check("matmul/2", k_loop)
 # %% [markdown]
 # **Takeaway.** An axis is parallel when each of its indices has its own output blocks. A v5e has one core, so the words
 # change nothing there. They are a promise about your program, and they are free. Puzzles 3, 4, 9 and 12 use this
-# wiring. You get 41.4 FLOPs per byte: tiles of 64 x 128 are far too small for 240. But first comes something that costs
-# time and moves no bytes at all.
+# wiring. You get 41.4 FLOPs per byte: tiles of 64 x 128 are far too small for 240. Puzzle 4 mends that. First comes
+# something that costs time and moves no bytes at all.
 
 # %%
 show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
@@ -265,31 +263,32 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 #
 # ### Theory
 #
-# A TPU core issues one **bundle** per cycle: a group of instructions that run together, such as loads, a store, vector
-# arithmetic, a step of the MXU. The compiler packs them within a straight line of code. A `pl.when` around more than a
-# few instructions is a jump, and nothing is packed across a jump:
+# A TPU core issues one **bundle** per cycle (1.5 GHz on a v5e, 1.75 on a v6e): a group of instructions that run
+# together. A `pl.when` around more than a few instructions is a jump, and the compiler packs nothing across a jump:
 #
 # ```text
 #     with two branches       [zero?]|[ multiply, add ]|[store?]
 #     without                 [ multiply, add, store, all packed together ]
 # ```
 #
-# The TPU compiler's figures for 4096 x 4096 x 4096 in tiles of 1024 x 1024 x 512: bundles per step (mean over the
-# grid), and the time for all steps:
+# Here is what the TPU compiler makes of 4096 x 4096 x 4096 in tiles of 1024 x 1024 x 512: cycles per step (the mean),
+# and the time of all 128 steps:
 #
 # ```text
-#                          v5e                v6e
-#     two branches      7692   735 us      2932   248 us
-#     none              6609   735 us      2349   216 us
-#     the MXU's part    8192               2048
+#                              v5e                v6e
+#     bundles, two branches  7692   735 us      2932   248 us
+#     bundles, no branch     6609   735 us      2349   216 us
+#     the MXU                8192               2048
+#     the copies             4316               2517
 # ```
 #
-# On a v5e the MXU sets the time either way. A v6e's MXU needs a quarter of the cycles, 2048. So there the code sets the
-# time, and with branches it takes 25% longer.
+# The three overlap, so the longest one counts. The times also include 0.25 us per step, and the first and the last
+# copies. A v5e waits for its MXU either way. On a v6e, the code with branches takes longer than the copies. Without
+# branches it takes less, so the copies set the time: 13% less.
 #
-# So do everything at every step, and choose *values* instead of code. You may store a draft of the result at every `k`:
-# it leaves VMEM only when the block's number changes. But the sum has to start somewhere, and `acc_ref` starts as
-# garbage, which may be NaN.
+# So do everything at every step, and choose *values* instead of code. You may store a draft of the result at every `k`,
+# because a block is copied out only when its number changes. But the sum has to start somewhere, and `acc_ref` starts
+# as garbage, perhaps NaN.
 
 
 # %%
@@ -312,10 +311,10 @@ check("matmul/3", straight_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# At the first step of a tile the sum so far should count as 0. At all other steps it is what `acc_ref` holds. Which
-# `jnp` function picks one of two arrays, element by element, and never lets the other one through? Do not multiply by 0
-# or 1: 0 x NaN is NaN. A grid of 3 x 3 tiles with 5 steps of `k` has 45 steps, and nine of them are the first of a
-# tile. Mind the case of a single step: it is first and last at once.
+# A grid of 3 x 3 tiles with 5 steps of `k` has 45 steps. At how many of them may you not trust what `acc_ref` holds?
+# Which value do you want there instead? Two ways to choose a value look alike, and only one survives garbage: 0 x NaN
+# is NaN, but `jnp.where` computes both of its sides and passes on nothing of the side that it does not pick, not even a
+# NaN.
 #
 # </details>
 #
@@ -346,7 +345,8 @@ check("matmul/3", straight_matmul)
 # %% [markdown]
 # **Takeaway.** A `where` costs less than a jump when both of its sides are cheap. The matmul that ships with JAX
 # branches once, to zero the sum, and stores at every step. For 2048 x 2048 x 2048 in tiles of 512 it takes 2056 bundles
-# on a v5e and 828 on a v6e. Yours takes 1990 and 789. Now for the bytes.
+# a step on a v5e and 828 on a v6e. Yours takes 1990 and 789. You have fewer bundles than JAX, and at this size they buy
+# no time: on both chips the copies take longer than either version. Now for the bytes.
 
 # %% [markdown]
 # ## Puzzle 4: Arithmetic intensity
@@ -356,8 +356,8 @@ check("matmul/3", straight_matmul)
 # ### Theory
 #
 # A v5e does 197e12 FLOPs a second and moves 820e9 bytes: 240 FLOPs in the time of a byte. A kernel's FLOPs per byte are
-# its **arithmetic intensity**. Below 240, a v5e waits for memory. Above 240, memory waits for the MXU. With both axes
-# logarithmic, this is the **roofline**:
+# its **arithmetic intensity**. Below 240, a v5e waits for memory. Above 240, memory waits for the MXU. On logarithmic
+# axes, this is the **roofline**:
 #
 # ```text
 #     TFLOP/s
@@ -370,13 +370,13 @@ check("matmul/3", straight_matmul)
 #                     240
 # ```
 #
-# At best, 4096 x 4096 x 4096 in bfloat16 moves 96 MiB: 1365 FLOPs per byte. In tiles, it moves more. Count what *one*
-# output tile takes: 2 bm bn K FLOPs, and how many bytes of `x` and `y`? Their quotient is the intensity, if you leave
-# out the bytes of the result.
+# At best, 4096 x 4096 x 4096 in bfloat16 moves 96 MiB: 1365 FLOPs per byte. In tiles, it moves more. *One* output tile
+# takes 2 bm bn K FLOPs. How many bytes of `x` and `y` does it take? Divide, and you have its intensity (without the
+# result).
 #
-# Two of the block sizes are in that quotient. The third matters when it is all of K. With a single step of `k`, some
-# blocks stay from one output tile to the next (basics.py Puzzle 13). With two or more, none does. All three count in
-# VMEM: blocks of `x`, `y` and the result, each twice, and the scratch once.
+# Only two of the block sizes are in that quotient. The third, bk, matters when it is all of K. If bk is K, a block
+# stays when its number is the same for two neighbouring tiles (basics.py Puzzle 13). If K is cut, `k` changes the
+# numbers at every step, and nothing stays. VMEM holds two blocks each of `x`, `y` and the result, and the scratch once.
 
 
 # %%
@@ -386,8 +386,8 @@ def tile_sizes(size):
 
 
 def plan_bytes(M, N, K, bm, bn, bk):
-    # Return how many bytes your Puzzle 2 moves between HBM and VMEM: x and y as often as they come in, and the result.
-    # An element has two bytes. The blocks divide M, N and K. Mind bk == K: what stays then?
+    # Return how many bytes your Puzzle 2 moves between HBM and VMEM. x and y may come in several times; count each.
+    # Count the result once. An element has two bytes. The blocks divide M, N and K. Mind bk == K: what stays then?
     # plan_bytes(768, 640, 512, 256, 128, 256) is 6_881_280, and with bk = 512 it is 3_735_552.
     pass  # YOUR CODE HERE
 
@@ -420,10 +420,10 @@ check("matmul/4", frugal_matmul)
 # <details><summary>Hint 1</summary>
 #
 # One output tile takes bm whole rows of `x` and bn whole columns of `y`. Large bm and large bn both help, most of all
-# when they are alike. Now for all tiles: how many blocks of columns has the result, and what does each of them need of
-# `x`? When bk == K, write down the block numbers at a few steps, (0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 0). Which of
-# the two operands keeps its number? A block that is all of an array never changes it. There are few plans: try them
-# all.
+# when they are alike. Now think of all tiles: how many blocks of columns does the result have, and what does each of
+# them need of `x`? When bk == K, write down the block numbers at a few steps: (0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0,
+# 0). Which of the two operands keeps its number? A block that is all of its array always keeps it. There are few plans:
+# try them all.
 #
 # </details>
 #
@@ -472,8 +472,8 @@ check("matmul/4", frugal_matmul)
 # %% [markdown]
 # **Takeaway.** The intensity of a tile is bm bn / (bm + bn): 64 x 128 gives 43, 512 x 512 gives 256, and 1024 x 1024
 # gives 512. On a v5e (240), tiles of 512 are just large enough. On a v6e (920e12 against 1640e9: 561), tiles of 1024
-# are just too small. You buy intensity with VMEM. In the example the best plan takes K whole and reads `x` once: 3.6
-# MiB. The best plan with two steps of `k` moves 5.4.
+# are just too small. You buy intensity with VMEM. In the example, the best plan takes K whole and reads `x` once: 3.6
+# MiB. Of the plans that cut K, the best moves 5.4 (four steps of `k`).
 
 # %% [markdown]
 # ## Puzzle 5: A weight that lies on its side
@@ -482,9 +482,9 @@ check("matmul/4", frugal_matmul)
 #
 # ### Theory
 #
-# PyTorch keeps the weight of a linear layer as (N, K): one row per output. So half of the checkpoints that you will
-# meet want `x @ w.T`. If you pass `w.T` to a `pallas_call`, a transposed copy is made first. For 4096 x 14336 in
-# bfloat16 that reads 112 MiB and writes 112, 0.29 ms at 820 GB/s.
+# PyTorch keeps the weight of an `nn.Linear` as (N, K): one row per output. So its checkpoints want `x @ w.T`. If you
+# pass `w.T` to a `pallas_call`, a transposed copy is made first. For 4096 x 14336 in bfloat16 that reads 112 MiB and
+# writes 112. It takes 0.29 ms at 820 GB/s.
 #
 # You do not need the copy. A matrix product does not care about rows and columns, only about which dimension you sum
 # over. **`jax.lax.dot_general`** lets you say that:
@@ -497,7 +497,7 @@ check("matmul/4", frugal_matmul)
 #     result             what is left of a, then what is left of b
 # ```
 #
-# That settles the inside of a tile. The outside is up to the BlockSpec:
+# That settles what happens inside a tile. Which tile comes in is up to the BlockSpec:
 #
 # ```text
 #          x (M, K)            w (N, K)             result (M, N)
@@ -522,8 +522,8 @@ def linear_kernel(x_ref, w_ref, o_ref, acc_ref):
 def linear(
     x: BFloat16[Array, "M K"], w: BFloat16[Array, "N K"], *, bm: int = 64, bn: int = 128, bk: int = 256
 ) -> BFloat16[Array, "M N"]:
-    # Return the result of one pallas_call of linear_kernel, on the grid (i, j, k). w comes as it is, in blocks of
-    # (bn, bk). bm and bn need not divide M and N, but bk divides K. Two axes are parallel.
+    # Return the result of one pallas_call of linear_kernel, on the grid (i, j, k). Start from a copy of your Puzzle 2:
+    # only w is new. It comes as it is, in blocks of (bn, bk). vmem_limit_bytes is not needed.
     pass  # YOUR CODE HERE
 
 
@@ -537,8 +537,8 @@ check("matmul/5", linear)
 # Along which dimension does `k` run in `x_ref`, and along which in `w_ref`? The rows of `w_ref` become the columns of
 # the result. For the block of `w`, follow the drawing: which of the three grid indices says how far down it lies, and
 # which one how far across? In blocks of (128, 256), the block with rows 128 to 255 and columns 512 to 767 of `w` has
-# the number (1, 2). (`jnp.dot` of two matrices sums the last dimension of the first against the first of the second, so
-# it would need the tile transposed.)
+# the number (1, 2). (`jnp.dot` of two matrices always sums the last dimension of the first against the first of the
+# second. So `jnp.dot` would need the tile transposed.)
 #
 # </details>
 #
@@ -592,20 +592,21 @@ check("matmul/5", linear)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A transpose is a way of counting, not a copy. (`w_ref[...].T` inside the kernel is as good. At 512 x 512
-# x 512 the TPU compiler makes the same 762 bundles of both on a v6e, where the plain product takes 789.) You get 40.5
-# FLOPs per byte, as many as if `w` were stored the other way round. The gradients of Puzzle 9 rely on this.
+# **Takeaway.** You can sum over either dimension of a tile, so you never need a transposed copy. (`w_ref[...].T` inside
+# the kernel is as good. At 512 x 512 x 512 the TPU compiler makes the same 762 bundles of both on a v6e, where the
+# plain product takes 789.) You get 40.5 FLOPs per byte, as many as if `w` were stored the other way round. The
+# gradients of Puzzle 9 rely on this.
 
 # %% [markdown]
 # ## Puzzle 6: Not everything is a matmul
 #
-# **Goal.** Multiply a diagonal matrix by a matrix, `diag(a) @ b`, forward and backward, at the lowest intensity of this
-# notebook.
+# **Goal.** This is practice: it has nothing new, only the lowest intensity of this notebook. Multiply a diagonal matrix
+# by a matrix, `diag(a) @ b`, forward and backward.
 #
 # ### Theory
 #
-# On paper it is a matmul. Done as one on the MXU, 4096 x 4096 in float32 is 137 GFLOP. That is 0.7 ms on a v5e in
-# bfloat16, and several times that at full precision. But everything off the diagonal is zero:
+# On paper it is a matmul. As a matmul, 4096 x 4096 is 137 GFLOP, 0.7 ms of a v5e's MXU in bfloat16. But everything off
+# the diagonal is zero:
 #
 # ```text
 #     [ a0       ]   [ b00 b01 b02 ]     [ a0 b00  a0 b01  a0 b02 ]
@@ -616,16 +617,12 @@ check("matmul/5", linear)
 # So it is one multiplication per element: 4 bytes in, 4 out, 0.125 FLOP per byte. 128 MiB take 0.16 ms. This is the
 # left end of the roofline, where **bytes are the only cost**. So read once, write once.
 #
-# The same is true backward. Let `g` be the gradient of the loss with respect to the result. Then `db` is like the
-# forward pass, and `da` has one number for each row:
+# The same is true backward. Let `g` be the gradient of the loss with respect to the result. The product rule gives you
+# `da` and `db`. Mind that one number `a[m]` multiplies a whole row. Both need `g`, so write both in one kernel, or `g`
+# is read twice.
 #
-# ```text
-#     db[m, n] = a[m] g[m, n]          da[m] = sum over n of  b[m, n] g[m, n]
-# ```
-#
-# Both need `g`, and two kernels would read it twice. The wiring is given. The forward function of `jax.custom_vjp`
-# returns the result, and whatever the backward function needs. The backward function gets that and `g`, and returns a
-# gradient for each input.
+# The wiring is given. A kernel with several results has lists for `out_specs` and `out_shape`, and `jax.custom_vjp`
+# says which functions run forward and backward (softmax.py Puzzles 6 and 7).
 
 
 # %%
@@ -636,6 +633,7 @@ def diagonal_spec(
     return result, *vjp(g)
 
 
+# %%
 def scale_rows_kernel(a_ref, b_ref, o_ref):
     # a_ref: (bm, 1)      b_ref, o_ref: (bm, bn), block (i, j)
     pass  # YOUR CODE HERE
@@ -647,6 +645,8 @@ def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
     pass  # YOUR CODE HERE
 
 
+# %%
+# Given: the call of either kernel, and what makes diagonal_matmul differentiable.
 def scale_rows_call(kernel, arrays, num_columns, num_tiles, bm, bn):
     """Runs kernel on the grid (i, j). It sees block (i, 0) of arrays (M, 1), and block (i, j) of arrays (M, N)."""
     M, N = arrays[-1].shape
@@ -687,15 +687,17 @@ def diagonal_and_grads(a, b, g, *, bm: int = 32, bn: int = 256):
 # %%
 # Budget for a (96, 1), b (96, 1024), g (96, 1024): hbm_bytes=1_967_232, vmem_bytes=197_120, calls=2, flops=393_600.
 # hbm_bytes: forward b in, the result out; backward b and g in, db out. And a little for a and da. flops: 4 an element.
+# Your code may not call jax.vjp, jax.grad or anything like them.
 check("matmul/6", diagonal_and_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `a_ref` is a column and `b_ref` a tile: NumPy already knows what their product is. Backward, `da` is a sum along rows
-# that come in several blocks. So it has a first step, like every sum in basics.py Puzzle 9. `db` is not a sum at all:
-# its block is a different one at every step. What do you read once and use for both? (You may read a Ref as often as
-# you like: it is in VMEM. A second kernel would bring `g` in again, 384 KiB.)
+# `a_ref` is a column and `b_ref` a tile: NumPy already knows what their product is. Backward, write down the gradient
+# of one element, a[m] b[m, n], with respect to each factor. Then ask how many elements of the result each factor is in.
+# An input that is in many of them adds up the gradients of all. A row comes in several blocks, so which of your two
+# results has a first step, as in basics.py Puzzle 9? (You may read a Ref as often as you like: it is in VMEM. A second
+# kernel would bring `g` in again, 384 KiB.)
 #
 # </details>
 #
@@ -733,8 +735,8 @@ check("matmul/6", diagonal_and_grads)
 
 # %% [markdown]
 # **Takeaway.** You get 0.2 FLOP per byte, and 240 would keep a v5e busy. The MXU sleeps through all of it, and it
-# should. When the intensity is that low, forget the arithmetic and count arrays: five of size (M, N) move here, forward
-# and backward, and you cannot spare any of them. The next puzzles go the other way.
+# should. When the intensity is that low, forget the arithmetic and count arrays. Five of size (M, N) move here, forward
+# and backward, and you need them all. The next puzzles wake the MXU up again.
 
 # %%
 show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024)))
@@ -747,12 +749,11 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 #
 # ### Theory
 #
-# You know the epilogue from basics.py Puzzle 12: work on the finished tile in VMEM saves a round trip. For 8192 x 8192
-# bfloat16 that is 256 MiB, 0.33 ms on a v5e.
+# You know the epilogue from basics.py Puzzle 12: work on the finished tile, in VMEM, saves a round trip to HBM. For a
+# result of 8192 x 8192 in bfloat16 that is 256 MiB, 0.33 ms on a v5e.
 #
-# What matters is *when* it runs. If you follow Puzzle 3, it runs at every step, on drafts that nobody reads. For a cast
-# that was cheap. GELU is a dozen operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024
-# x 512:
+# If you follow Puzzle 3, it runs at every step, on drafts that nobody reads. A cast was cheap, but GELU is a dozen
+# operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024 x 512:
 #
 # ```text
 #     bundles per step, mean             v5e                v6e
@@ -760,10 +761,11 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 #     epilogue behind pl.when         7042   737 us      2828   242 us
 # ```
 #
-# On a v5e, seven useless GELUs hide behind the MXU. On a v6e, the MXU is too fast to hide them.
+# With eight steps of `k`, seven of eight GELUs are useless. On a v5e they hide behind the MXU. A v6e's MXU is too fast
+# to hide them.
 #
-# The rule: **cheap work runs at every step, expensive work waits behind a branch.** Here `output_stores=1` makes you
-# follow it for the store. `r` needs an index map, too. What should it do while `k` runs?
+# The rule: **cheap work runs at every step, expensive work waits behind a branch.** The budget has `output_stores=1`,
+# so the store waits, too. `r` needs an index map. What should it do while `k` runs?
 
 
 # %%
@@ -774,6 +776,7 @@ def gelu_residual_spec(
     return (r.astype(jnp.float32) + y).astype(jnp.bfloat16)
 
 
+# %%
 def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
     # x_ref: (bm, bk), w_ref: (bk, bn), bfloat16      bias_ref: (1, bn), float32      r_ref, o_ref: (bm, bn), bfloat16
     # acc_ref: (bm, bn), float32. Stay in float32 until the result is stored.
@@ -785,6 +788,8 @@ def residual_map(i, j, k):
     pass  # YOUR CODE HERE
 
 
+# %%
+# Given: the call.
 def gelu_residual(
     x: BFloat16[Array, "M K"],
     w: BFloat16[Array, "K N"],
@@ -814,15 +819,16 @@ def gelu_residual(
 
 # %%
 # Budget for x (192, 1024), w (1024, 256), bias (1, 256), r (192, 256): hbm_bytes=2_558_976, vmem_bytes=295_936,
-# calls=1, output_stores=1, flops=101_700_000, mxu_bits=16.
+# calls=1, output_stores=1, flops=101_700_000, mxu_bits=16, branches=1.
 check("matmul/7", gelu_residual)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Sort the work. The sum grows at every step, and it is cheap to start: which of your kernels does that? You want bias,
-# GELU, residual and the store once per output tile. As to `r`: a block is copied when its number changes between two
-# steps, whether the kernel looks at it or not. Which number stays the same while `k` runs?
+# Sort the work into two piles: what has to happen at every step, and what once per output tile. Which of your kernels
+# does the first pile in a straight line? As to `r`: a block is copied when its number changes between two steps,
+# whether the kernel looks at it or not. If the number followed `k`, four blocks of `r` would come in for each output
+# tile, and you would use one.
 #
 # </details>
 #
@@ -867,8 +873,127 @@ check("matmul/7", gelu_residual)
 
 # %% [markdown]
 # **Takeaway.** You get 39.6 FLOPs per byte: `r` is one more array to read, so the same tiles have less intensity than
-# in Puzzle 2. With a trip to HBM in between it would be far worse. Can a product be worth computing if you never write
-# it at all?
+# in Puzzle 2. With a trip to HBM in between it would be 36.8. A branch decides whether a step does some work. What
+# if each step has a different amount?
+
+# %% [markdown]
+# ## Puzzle 7b: A loop in the kernel
+#
+# **Goal.** Multiply a lower triangular matrix by a matrix, `a @ y`. Loop over the tiles of a row inside the kernel, and
+# stop where the zeros begin.
+#
+# ### Theory
+#
+# In causal models a token sees only those before it. The matrix that mixes tokens is then lower triangular, and half of
+# the FLOPs of `a @ y` are wasted on zeros.
+#
+# `k` could be a grid axis, with `pl.when` around the product. But a step that does nothing still costs 0.25 us and its
+# copies. 4096 x 4096 x 4096 in tiles of 512 has 512 steps: 128 us. Instead, let one step get a whole row of tiles, and
+# put the loop into the kernel. Then there are 64 steps, 16 us. The loop is JAX's own; new are slices of a Ref:
+#
+# ```text
+#     pl.ds(start, size)            a slice of a Ref: x_ref[:, pl.ds(start, size)]. start counts elements (not blocks)
+#                                   and may be computed by the kernel. size has to be a constant.
+#
+#     jax.lax.fori_loop(lower, upper, body, init)         value = init
+#                                                         for k in range(lower, upper): value = body(k, value)
+# ```
+#
+# The value keeps its shape and dtype. It is the sum so far, so you need no scratch. `upper` may depend on the step,
+# which a Python `for` does not allow. In each row, count the tiles that hold a `#` or a `\`:
+#
+# ```text
+#                tiles of bk = 128 columns
+#     i = 0      \\  |    |    |    |         64 rows of a
+#     i = 1      ##\\|    |    |    |
+#     i = 2      ####|\\  |    |    |
+#     i = 3      ####|##\\|    |    |
+# ```
+
+
+# %%
+def triangle_spec(a: BFloat16[Array, "M M"], y: BFloat16[Array, "M N"]) -> BFloat16[Array, "M N"]:
+    return jnp.dot(a, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+# %%
+def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+    # Grid (j, i). a_ref: (bm, M), block i of the rows      y_ref: (M, bn), block j of the columns, all rows
+    # o_ref: (bm, bn), bfloat16, block (i, j)      bk: how many columns of a_ref to use in one round of the loop
+    pass  # YOUR CODE HERE
+
+
+# %%
+# Given: the call. bk divides M.
+def triangle_matmul(
+    a: BFloat16[Array, "M M"], y: BFloat16[Array, "M N"], *, bm: int = 64, bn: int = 128, bk: int = 128
+) -> BFloat16[Array, "M N"]:
+    M, N = y.shape
+    return pl.pallas_call(
+        functools.partial(triangle_kernel, bk=bk),
+        grid=(N // bn, M // bm),
+        in_specs=[pl.BlockSpec((bm, M), lambda j, i: (i, 0)), pl.BlockSpec((M, bn), lambda j, i: (0, j))],
+        out_specs=pl.BlockSpec((bm, bn), lambda j, i: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), y.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+    )(a, y)
+
+
+# %%
+# Budget for a (640, 640), y (640, 384): hbm_bytes=3_440_640, vmem_bytes=524_288, grid_steps=30, calls=1,
+# flops=190_000_000, mxu_bits=16, branches=1. flops: all of a would take 314,572,800. branches: your loop is the one.
+check("matmul/7b", triangle_matmul)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Block i has bm rows. What is the number of its last row, and up to which column can that row hold anything but zero?
+# The loop has to reach the tile of that column, and the diagonal may cut through it. `pl.cdiv` rounds up. For the
+# slices: the columns of `a` in one round are multiplied by which rows of `y`? Slice the Refs, not what you have loaded
+# from them: the TPU compiler refuses `x_ref[...]` cut at a place that the kernel has computed.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+#     bm, bn = o_ref.shape
+#
+#     def add_tile(k, acc):
+#         part = pl.ds(____, ____)
+#         return ____
+#
+#     num_tiles = pl.cdiv(____, bk)         # of this row that are not all zero
+#     acc = jax.lax.fori_loop(0, num_tiles, add_tile, ____)
+#     o_ref[...] = acc.astype(o_ref.dtype)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+#     bm, bn = o_ref.shape
+#
+#     def add_tile(k, acc):
+#         part = pl.ds(k * bk, bk)
+#         return acc + jnp.dot(a_ref[:, part], y_ref[part, :], preferred_element_type=jnp.float32)
+#
+#     num_tiles = pl.cdiv((pl.program_id(1) + 1) * bm, bk)
+#     acc = jax.lax.fori_loop(0, num_tiles, add_tile, jnp.zeros((bm, bn), jnp.float32))
+#     o_ref[...] = acc.astype(o_ref.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** You get 55 FLOPs per byte. All of `a` would give 91, and that would be no better: the bytes are the
+# same, and the additional FLOPs are zeros. For 4096 x 4096 x 4096 in tiles of 512, `tpu_report` estimates 725 us for
+# all of `a` on a v5e, and 463 us for your loop. On a v6e it says 221 us for either, because the copies alone take 205.
+# A loop saves arithmetic. Only an index map saves copies (Puzzle 11). The splash attention that ships with JAX loops
+# over the keys of a block in this way. Now for a product that is never written at all. Can it be worth computing?
 
 # %% [markdown]
 # ## Puzzle 8: The product that is never written
@@ -878,14 +1003,14 @@ check("matmul/7", gelu_residual)
 #
 # ### Theory
 #
-# You want to know how strongly a layer fires. Take 16,384 tokens and a feed-forward layer of 28,672. `x @ w` has 470
-# million elements, 1.75 GiB in float32, and you need only 16,384 numbers. Written and read again, the product alone
-# takes 4.6 ms on a v5e. So finish a tile of it, square it, sum it along its rows, and forget it.
+# How strongly does a layer fire? Take 16,384 tokens and a feed-forward layer of 28,672. `x @ w` is 1.75 GiB in float32,
+# and you need only 16,384 numbers. On a v5e it takes 4.6 ms just to write the product and read it again. So finish a
+# tile of it, square it, sum it along its rows, and forget it.
 #
 # Backward, the gradient needs all of `h = relu(x @ w)` again. You can store it, or **compute it again**, tile by tile.
-# An element stored in bfloat16 is written once, and read by the two kernels that need it: 6 bytes. In that time a v5e
-# does 1440 FLOPs. Computing it again in both kernels takes 4K FLOPs. So up to K = 360, computing is even faster. Beyond
-# that, you pay time to save memory.
+# If you store an element in bfloat16, you write it once, and two kernels read it: 6 bytes. In that time a v5e does 1440
+# FLOPs. To compute it again in both kernels takes 4K FLOPs. So up to K = 360, computing is even faster. Beyond that,
+# you pay time to save memory.
 #
 # ```text
 #     e[m]      =  sum over n of h[m, n]^2                 h = relu(x @ w)
@@ -894,7 +1019,7 @@ check("matmul/7", gelu_residual)
 #     dw        =  x.T @ t          summed over m
 # ```
 #
-# The kernels for `dx` and `dw` are given. Each computes the tile `t` again with your function, and uses it at once.
+# The kernels for `dx` and `dw` are given. They make each tile of `t` with your function.
 
 
 # %%
@@ -909,6 +1034,7 @@ def energy_spec(
     return e, dx.astype(jnp.bfloat16), dw.astype(jnp.bfloat16)
 
 
+# %%
 def row_energy_kernel(x_ref, w_ref, e_ref):
     # x_ref: (bm, K), whole rows      w_ref: (K, bn), whole columns      e_ref: (bm, 1), float32
     pass  # YOUR CODE HERE
@@ -925,6 +1051,8 @@ def row_energy_grad_tile(x, w, g):
     pass  # YOUR CODE HERE
 
 
+# %%
+# Given: the kernels of dx and dw. Each makes the tile t with your function, and multiplies it at once.
 def dx_kernel(x_ref, w_ref, g_ref, dx_ref, acc_ref):
     t = row_energy_grad_tile(x_ref[...], w_ref[...], g_ref[...])
     before = jnp.where(pl.program_id(1) == 0, 0, acc_ref[...])
@@ -941,6 +1069,8 @@ def dw_kernel(x_ref, w_ref, g_ref, dw_ref, acc_ref):
     dw_ref[...] = acc_ref[...].astype(dw_ref.dtype)
 
 
+# %%
+# Given: the calls of these kernels.
 def row_energy_grads(x, w, g, *, bm, bn):
     (M, K), (_, N) = x.shape, w.shape
     semantics = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
@@ -973,6 +1103,8 @@ def row_energy_grads(x, w, g, *, bm, bn):
     return dx, dw
 
 
+# %%
+# Given: what makes row_energy differentiable.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def row_energy(x, w, bm, bn):
     return row_energy_call(x, w, bm=bm, bn=bn)
@@ -996,15 +1128,17 @@ def energy_and_grads(x, w, g, *, bm: int = 32, bn: int = 128):
 
 # %%
 # Budget for x (160, 256), w (256, 1024), g (160, 1): hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16.
-# hbm_bytes: it leaves no room for an array of (M, N), which would be 655,360 bytes one way.
+# hbm_bytes: it leaves no room for an array of (M, N), which would be 655,360 bytes one way. Your code may not call
+# jax.vjp, jax.grad or anything like them.
 check("matmul/8", energy_and_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
 # Forward it is basics.py Puzzle 9, with a tile that you compute instead of read. The sum over n grows in `e_ref`, so
-# which loop runs inside? For the tile t, use the chain rule: first the square, then the relu. The derivative of h^2 is
-# 2h, that of relu is 1 or 0. Where it is 0, what is h? (So you need no mask.) And each row has its own g.
+# which loop runs inside? For the tile t, use the chain rule, from the square back to x @ w. The relu usually needs a
+# mask in its gradient. Here it does not: look at what h is where the mask would be 0. Each row has its own g, and a
+# (bm, 1) array spreads over a (bm, bn) tile by itself.
 #
 # </details>
 #
@@ -1067,9 +1201,9 @@ check("matmul/8", energy_and_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** You get about 59 FLOPs per byte over all three kernels, and you move not one byte of `x @ w`. The
+# **Takeaway.** You get about 59 FLOPs per byte over all three kernels, and not one byte of `x @ w` leaves the chip. The
 # backward pass computes it a second and a third time, and with K = 256 that is a bargain. In attention K is the size of
-# a head, 64 to 256. Flash attention does the same with its scores.
+# a head, 64 to 256. So flash attention does the same with its scores.
 
 # %% [markdown]
 # ## Puzzle 9: Backward
@@ -1079,7 +1213,7 @@ check("matmul/8", energy_and_grads)
 #
 # ### Theory
 #
-# Two thirds of the FLOPs of training are backward passes. Nearly all of those are these two products:
+# Two thirds of the FLOPs of training are backward passes, nearly all of them in these two products:
 #
 # ```text
 #     y  = x @ w          (M, K) (K, N) -> (M, N)     summed over K
@@ -1087,10 +1221,10 @@ check("matmul/8", energy_and_grads)
 #     dw = x.T @ g        (K, M) (M, N) -> (K, N)     summed over ?
 # ```
 #
-# A copy of `x.T`, for 16,384 tokens of 4096 features in bfloat16, reads 128 MiB and writes 128. That takes 0.33 ms at
-# 820 GB/s, beside 2.8 ms of MXU for a `dw` of 4096 x 4096. Since Puzzle 5 you need no such copy. So one kernel can do
-# all three products, if you tell it the dimensions. An output tile needs every tile along the axis that is summed over.
-# So **the summed axis goes last in the grid**:
+# For 16,384 tokens of 4096 features in bfloat16, a copy of `x.T` takes 0.33 ms at 820 GB/s, and the MXU needs 2.8 ms
+# for a `dw` of 4096 x 4096. Since Puzzle 5 you need no such copy: one kernel can do all three products, if you tell it
+# the dimensions. An output tile needs every tile along the axis that is summed over. So **the summed axis goes last in
+# the grid**:
 #
 # ```text
 #     grid of y    (i, j, k)        i: blocks of M
@@ -1099,7 +1233,8 @@ check("matmul/8", energy_and_grads)
 # ```
 #
 # For `dw`, that axis is the batch: thousands of tokens, and each of them adds to every weight. In bfloat16 the later
-# ones would be lost (256 + 1 is 256). So the sum runs in float32, in `acc_ref`, and is rounded once.
+# ones would be lost (256 + 1 is 256). So the sum runs in float32, in `acc_ref`, and is rounded once. You have typed the
+# start of such a sum often enough: `so_far` is given.
 
 
 # %%
@@ -1109,6 +1244,12 @@ def linear_grads_spec(
     x, w, g = (a.astype(jnp.float32) for a in (x, w, g))
     _, vjp = jax.vjp(lambda x, w: jnp.dot(x, w, precision="highest"), x, w)
     return tuple(d.astype(jnp.bfloat16) for d in vjp(g))
+
+
+# %%
+def so_far(acc_ref):
+    """What acc_ref holds, or 0 at the first step along grid axis 2: the first line of your Puzzle 3."""
+    return jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
 
 
 def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
@@ -1127,6 +1268,8 @@ def dw_plan(bm, bn, bk):
     pass  # YOUR CODE HERE
 
 
+# %%
+# Given: the call for either plan.
 def contraction(plan, grid, a, b, shape):
     dims, in_specs, out_spec = plan
     return pl.pallas_call(
@@ -1140,6 +1283,9 @@ def contraction(plan, grid, a, b, shape):
     )(a, b)
 
 
+# %%
+# Given: what makes product differentiable. bm and bn divide M and N. bk need not divide K here: neither gradient is
+# summed over K, so its last block may hang over the edge.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def product(x, w, bm, bn, bk):
     return tiled(straight_kernel, x, w, bm=bm, bn=bn, bk=bk)  # your Puzzles 2 and 3
@@ -1182,8 +1328,9 @@ check("matmul/9", linear_grads)
 #
 # Which letter do the two operands share that the result does not have? You sum over that one. Then take each operand as
 # it lies in memory: `g` as (M, N), `w` as (K, N), `x` as (M, K). Is that letter its first or its second dimension? The
-# order of what is left is the order of the result. Forward, the letter is K: the second dimension of `x`, the first of
-# `w`, and (M, N) is left. For the maps, each letter of an array gets its grid index.
+# dimensions that are left, in this order, are those of the result. Forward, the letter is K: the second dimension of
+# `x`, the first of `w`, and (M, N) is left. For the maps: an index map gets the grid indices in the order of the grid,
+# and returns them in the order of the array.
 #
 # </details>
 #
@@ -1213,9 +1360,8 @@ check("matmul/9", linear_grads)
 #
 # ```python
 # def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
-#     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
 #     product = jax.lax.dot_general(a_ref[...], b_ref[...], (dims, ((), ())), preferred_element_type=jnp.float32)
-#     acc_ref[...] = before + product
+#     acc_ref[...] = so_far(acc_ref) + product
 #     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 #
 #
@@ -1236,9 +1382,9 @@ check("matmul/9", linear_grads)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** One kernel does forward and backward, and you never transposed an array. You get 54.4 FLOPs per byte,
-# from tiles that give 43 forward: the same tiles are multiplied in another order, and the sides of the output tile are
-# what counts (Puzzle 4). And `jax.grad` finds it by itself:
+# **Takeaway.** One kernel does forward and backward, and you never transposed an array. Forward, these tiles give 39.5
+# FLOPs per byte. Backward you get 54.4: the output tiles are 64 x 256 and 256 x 128, which are larger (Puzzle 4). And
+# `jax.grad` finds your kernel by itself:
 
 # %%
 if unwritten(product) or unwritten(product_bwd) or unwritten(contraction):
@@ -1262,9 +1408,10 @@ else:
 #
 # ### Theory
 #
-# An int8 is half of a bfloat16: half the bytes, and on v5e and v6e twice the peak (394 TOPS on a v5e). So you store
-# round(x / s) in int8 and keep `s`. One scale for a whole matrix would waste bits on the small rows. One for each row
-# of `x` and each column of `w` costs next to nothing:
+# An int8 has half the bytes of a bfloat16, and on v5e and v6e the MXU multiplies it at twice the rate (394e12
+# operations a second on a v5e). So you store round(x / s) in int8 and keep the scale `s`. With one scale for a whole
+# matrix, the small rows would be left with few bits. One scale for each row of `x` and each column of `w` costs next to
+# nothing:
 #
 # ```text
 #     x[m, k]  ~  sx[m] * x8[m, k]            w[k, n]  ~  sw[n] * w8[k, n]
@@ -1275,21 +1422,22 @@ else:
 #
 # Neither scale has a `k` in it. So what can you do with them?
 #
-# The products are whole numbers up to 127 x 127 = 16,129. Their sums are exact in **int32**, which holds 133,000 of the
-# largest. The MXU adds int8 products in int32 if `preferred_element_type` says so. If you do not say it, an int8
-# product is int8, and 100 + 100 is -56.
+# The products are whole numbers up to 127 x 127 = 16,129. Their sums are exact in **int32**, which has room for 133,000
+# of the largest. The MXU adds in int32 if `preferred_element_type` says so. If you do not say it, the product of two
+# int8 arrays is int8 again, and there 100 + 100 is -56.
 
 
 # %%
 def int8_spec(
     x: Int8[Array, "M K"], w: Int8[Array, "K N"], sx: Float[Array, "M 1"], sw: Float[Array, "1 N"]
 ) -> Float[Array, "M N"]:
-    return jnp.dot(x, w, preferred_element_type=jnp.int32).astype(jnp.float32) * sx * sw
+    x, w, sx, sw = (np.asarray(a, np.float64) for a in (x, w, sx, sw))
+    return jnp.asarray((x * sx) @ (w * sw), jnp.float32)
 
 
 def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
     # x_ref: (bm, bk), w_ref: (bk, bn), int8      sx_ref: (bm, 1), sw_ref: (1, bn), float32
-    # o_ref: (bm, bn), float32      acc_ref: (bm, bn), int32      k is grid axis 2
+    # o_ref: (bm, bn), float32      acc_ref: (bm, bn), int32      k is grid axis 2 (so_far of Puzzle 9 fits)
     pass  # YOUR CODE HERE
 
 
@@ -1328,10 +1476,10 @@ check("matmul/10", int8_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# You can take whatever does not depend on `k` out of the sum over `k`. Whole numbers are left inside, and there is a
-# buffer for them. When do they turn into floats? (float32 holds every whole number up to 16,777,216; the sums of two
-# variants are beyond that.) Multiplying by the scales is two operations for each element. Is that cheap or expensive,
-# in the sense of Puzzle 7?
+# You can take whatever does not depend on `k` out of the sum over `k`. What kind of numbers is left inside, and when
+# may they turn into floats? float32 holds every whole number up to 16,777,216, and the sums of two variants go beyond
+# that. The scales are two multiplications for each element of the result. Is that cheap or expensive, in the sense of
+# Puzzle 7?
 #
 # </details>
 #
@@ -1339,8 +1487,7 @@ check("matmul/10", int8_matmul)
 #
 # ```python
 # def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
-#     before = ____
-#     acc = before + jnp.dot(____, ____, preferred_element_type=____)
+#     acc = ____ + jnp.dot(____, ____, preferred_element_type=____)
 #     acc_ref[...] = acc
 #     o_ref[...] = acc.astype(jnp.float32) * ____ * ____
 # ```
@@ -1351,8 +1498,7 @@ check("matmul/10", int8_matmul)
 #
 # ```python
 # def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
-#     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
-#     acc = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+#     acc = so_far(acc_ref) + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
 #     acc_ref[...] = acc
 #     o_ref[...] = acc.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
 # ```
@@ -1360,8 +1506,8 @@ check("matmul/10", int8_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** You get about 75 operations per byte: with the same tiles as in Puzzle 3, the inputs are half as wide,
-# and the result, in float32, is twice as wide. A sum of whole numbers is exact in any order. You round only in the
+# **Takeaway.** You get about 75 operations per byte. The tiles are those of Puzzle 3, but the inputs are half as wide
+# (and the result, in float32, is twice as wide). A sum of whole numbers is exact in any order, so you round only in the
 # epilogue. (A TPU7x has no int8 peak in JAX's table: its MXU is fast with float8 instead.)
 
 # %% [markdown]
@@ -1371,12 +1517,13 @@ check("matmul/10", int8_matmul)
 #
 # ### Theory
 #
-# A pruned weight of 4096 x 4096 has 32 MiB in bfloat16. If nine of ten of its blocks are zero, 28.8 MiB are read for
-# nothing, 37 us on a v5e. `pl.when` saves only FLOPs. To save bytes, an index map must not ask for those blocks. But
-# which blocks exist is *data*, and so far a map got grid indices only.
+# A pruned weight of 4096 x 4096 has 32 MiB in bfloat16. If nine of ten of its blocks are zero, a dense kernel reads
+# 28.8 MiB for nothing, which takes 37 us on a v5e. An index map must not ask for those blocks. But which blocks exist
+# is *data*, and so far a map got grid indices only.
 #
-# **Scalar prefetch** helps: the first operands of the call, small arrays of integers, are copied into SMEM (a memory
-# for single numbers) beforehand. Index maps get them as Refs after the grid indices, and the kernel gets them first:
+# **Scalar prefetch** helps. Before the first step, the first operands of the call, small arrays of integers, are copied
+# into SMEM (a memory for single numbers). Index maps get them as Refs after the grid indices. The kernel gets them
+# first:
 #
 # ```text
 #     grid_spec=pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=2, grid=..., in_specs=..., out_specs=..., ...)
@@ -1393,8 +1540,9 @@ check("matmul/10", int8_matmul)
 #     [ . . . C ]      starts  [ 0  2  2  3 ]         row 1 has none: its result is zero
 # ```
 #
-# Rows are uneven, but the grid is not: its last axis has `most` steps, enough for the longest row. At the end of a
-# shorter row, the map should do what costs nothing: stay.
+# The grid's last axis has `most` steps, enough for the longest row. In the unused steps of a shorter row, the map
+# should repeat the previous block number. Then nothing is copied. The first row may be empty, too, and a map may not
+# return -1.
 
 
 # %%
@@ -1418,6 +1566,7 @@ def sparse_spec(
     return jnp.asarray(result).astype(jnp.bfloat16)
 
 
+# %%
 def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
     # Grid (j, i, s). starts_ref, cols_ref: int32, in SMEM: starts_ref[i] is a number
     # blocks_ref: (bm, bk), the block in the slot of this step      y_ref: (bk, bn), the block of y that belongs to it
@@ -1431,10 +1580,12 @@ def live_slot(i, s, starts_ref):
 
 
 def sparse_y_map(j, i, s, starts_ref, cols_ref):
-    # Return the number of the block of y, (bk, bn), by which the block in this step's slot is multiplied.
+    # Return the number of the block of y, (bk, bn), that goes with the block in this step's slot.
     pass  # YOUR CODE HERE
 
 
+# %%
+# Given: the map of the blocks, which uses your slot, and the call.
 def sparse_blocks_map(j, i, s, starts_ref, cols_ref):
     return (live_slot(i, s, starts_ref), 0, 0)
 
@@ -1467,10 +1618,10 @@ check("matmul/11", sparse_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The difference of two neighbours in `starts` says how many steps of row i are live. In the others you may add nothing.
-# But do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: at the end of a row,
-# which slot is in VMEM already? It is the last one before the next row starts. Is that also true for a row without
-# blocks? And for such a row when it comes first, with nothing before it?
+# The difference of two neighbours in `starts` is the number of blocks in row i. In the steps beyond it you may add
+# nothing. But do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: which slot is
+# in VMEM already when a row ends? It is the last one before the next row starts. Is that also true for a row without
+# blocks? And what if such a row is the first one? (Maps run for every step, also where the kernel adds nothing.)
 #
 # </details>
 #
@@ -1529,10 +1680,10 @@ check("matmul/11", sparse_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** You get 22 FLOPs per byte, somewhat less than a dense product in the same tiles. The result is as large,
-# and there are fewer products to spread it over. Sparsity saves bytes and FLOPs, but it does not raise the intensity.
-# An empty row costs steps and brings nothing in, because its map repeats the block that is there. Its zeros still go
-# out. Mixtures of experts and splash attention are built on this: a list of what exists, and maps that read it.
+# **Takeaway.** You get 22 FLOPs per byte, somewhat less than a dense product in the same tiles: the result is as large,
+# and there are fewer FLOPs. Sparsity saves bytes and FLOPs, but it does not raise the intensity. An empty row costs
+# steps. Its index map returns the block number of the step before, so nothing is copied in. Its zeros still go out.
+# Mixtures of experts and splash attention are built on this: a list of what exists, and maps that read it.
 
 # %%
 show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=128, N=384))
@@ -1544,25 +1695,24 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 #
 # ### Theory
 #
-# Larger tiles have more intensity. For bytes, in Puzzle 4, the largest tiles were the best. Time has two more terms:
+# In Puzzle 4 only bytes counted. Time has two more terms:
 #
 # ```text
 #     MXU   |      #########################################
 #     HBM   | fill ##############################           fill
 #             ^^^^                                          ^^^^
-#             nobody multiplies before the first blocks are here, nor after the last one is done
-#
-#     time  =  max(MXU, HBM - fill)  +  fill  +  steps x step_s
+#             the MXU waits for the first blocks            the last block goes out, after the MXU is done
 # ```
 #
-# **MXU** is FLOPs over peak, **HBM** is bytes over bandwidth. They overlap, so only the longer one counts, except for
-# the **fill**: the first block of `x` and of `y` and the last of the result, each once. Every step also costs 0.25 us,
-# and on a v6e some 300 bundles more, in which its MXU fills and drains. Large tiles have a long fill. Small tiles need
-# many steps. Which is better depends on the chip.
+# **MXU** is FLOPs over peak, **HBM** is bytes over bandwidth. The **fill** is a part of HBM: the first block of `x`,
+# the first of `y` and the last of the result. Which parts overlap in the picture, and which do not? Here MXU is longer.
+# Draw it again with a longer HBM before you write the formula.
 #
-# For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps alone take 220. In tiles of 4096 x
-# 4096 x 128, if VMEM had room for them, the fill would take 22. The best of all 216 plans is in between, and it is not
-# square.
+# Add `step_s` for every step: 0.25 us, and on a v6e some 300 bundles more, in which its MXU starts up and empties.
+# Large tiles have a long fill, small tiles many steps. Which is better depends on the chip.
+#
+# For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps add 220. In tiles of 4096 x 4096 x
+# 128 the fill would take 22. The best of all 216 plans is in between, and it is not square.
 
 
 # %%
@@ -1573,22 +1723,21 @@ class Chip(NamedTuple):
     step_s: float  # seconds that every step takes in addition to its work
 
 
-# VMEM: a plan may use half of what the chip has. The compiler needs some, too; the last cell gives it three quarters.
+# VMEM: a plan may use half of the 128 MiB. The compiler needs some, too: the last cell lets it have three quarters.
 V5E = Chip(flops_per_s=197e12, hbm_bytes_per_s=820e9, vmem_bytes=64 << 20, step_s=0.25e-6)
 V6E = Chip(flops_per_s=920e12, hbm_bytes_per_s=1640e9, vmem_bytes=64 << 20, step_s=0.43e-6)
 SMALL = Chip(1e12, 5e9, 6 << 20, 10e-6)  # nobody sells it: a chip for matrices that are quick to check
 
 
 def plan_time(M, N, K, bm, bn, bk, chip):
-    # Return the time in seconds that x @ y takes in these blocks on this chip, by the model above. plan_bytes of
-    # Puzzle 4 counts the bytes. bm, bn, bk divide M, N, K.
+    # Return the time in seconds that x @ y takes in these blocks on this chip, by the picture above: what overlaps, the
+    # fill, the steps. plan_bytes of Puzzle 4 counts the bytes. bm, bn, bk divide M, N, K.
     # plan_time(1024, 768, 512, 512, 384, 128, SMALL) is 1.2086e-3: MXU 805 us, HBM 1049, fill 124.5, 16 steps 160.
     pass  # YOUR CODE HERE
 
 
 def pick_blocks(M, N, K, chip):
-    # Return (bm, bn, bk), each from tile_sizes. Of all plans whose plan_vmem fits the chip, take the one with the least
-    # plan_time.
+    # Return (bm, bn, bk). Start from a copy of your frugal_blocks: the room is now the chip's, and what counts is time.
     pass  # YOUR CODE HERE
 
 
@@ -1609,10 +1758,11 @@ check("matmul/12", planned_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Take apart the worked example in the comment of `plan_time`: 805 us are 2 M N K FLOPs at 1e12 a second, 16 steps are 2
-# x 2 x 4. Which blocks make the fill, and how many bytes are they? Copies and MXU run at the same time. Only the fill
-# has nothing to hide behind, so it comes out of one term and goes in as another. Which kernel would you get if steps
-# cost nothing?
+# The worked example in the comment of `plan_time` is bound by HBM: without the fill, its copies still take longer than
+# the MXU (1049 - 124.5 > 805). What is left of the copies when the fill is over can hide behind the MXU, or the MXU
+# behind it. Test your model on 4096 x 4096 x 4096 for a v6e, in blocks of (128, 128, 128), (256, 512, 4096) and (4096,
+# 4096, 128). One has far too many steps, one has too many bytes, one has a long fill. Which is which, and how does each
+# term of your sum show it?
 #
 # </details>
 #
@@ -1655,10 +1805,10 @@ check("matmul/12", planned_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** You have written a performance model. `tpu_report` estimates by the same formula with one more term, and
-# that term is not a model: the compiler schedules your kernel for the blocks you picked, and the report counts the
-# bundles of a step. Where the schedule cannot keep the MXU fed, the two differ. Half of VMEM is more than a kernel gets
-# unasked, hence `vmem_limit_bytes`.
+# **Takeaway.** You have written a performance model. `tpu_report` uses the same formula with one more term, the
+# bundles. The report does not guess them. The compiler schedules your kernel for the blocks that you picked, and the
+# report counts what comes out. If the schedule cannot keep the MXU fed, its time is longer than yours. A kernel gets
+# less than half of VMEM unless it asks for more. So the last cell passes `vmem_limit_bytes`.
 
 # %%
 SQUARE = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
@@ -1695,22 +1845,23 @@ else:
 # ## What you built
 #
 # You built a matmul from the tile up: with transposes that cost nothing, an epilogue that runs once per tile, its own
-# gradients, and int8 and sparse versions. You also built the model that says how far each is from the hardware's limit.
-# Two numbers were printed for 4096 x 4096 x 4096, and they say different things. The compiler's schedule of your
-# kernel, step for step, takes 1.00 times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds what
-# surrounds the steps, the fill and the cost of starting each: 1.03 times on a v5e, 1.12 times on a v6e. On the v5e that
-# is 21 us beside 698 us of MXU; on the v6e it is 14 beside 149. The faster the chip, the more it counts. By your model,
-# no other tiles take less. What does it say of 8192 x 8192 x 8192?
+# gradients, and triangular, int8 and sparse versions. You also built the model that says how far each is from the
+# hardware's limit.
+#
+# Two numbers were printed for 4096 x 4096 x 4096. The compiler's schedule of your kernel, step for step, takes 1.00
+# times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds the fill, and the cost of starting
+# each step: 21 us on the v5e (1.03 times the roofline), 14 us on the v6e (1.12 times). The faster the chip, the more
+# they count. By your model, no other tiles take less. What does it say of 8192 x 8192 x 8192?
 
 # %%
 show(straight_matmul, normal((192, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 
 # %% [markdown]
-# **Read next.** `jax.experimental.pallas.ops.tpu.matmul`, the matmul that ships with JAX: your Puzzle 2, with one of
-# its two branches taken away. Then `gmm` in `jax.experimental.pallas.ops.tpu.megablox`. There scalar prefetch picks,
-# for every tile of tokens, the weights of its expert: your Puzzle 11, and a chapter more.
+# **Read next.** `jax.experimental.pallas.ops.tpu.matmul` is the matmul that ships with JAX: your Puzzle 2, with one of
+# its two branches taken away. Then read `gmm` in `jax.experimental.pallas.ops.tpu.megablox`. There scalar prefetch
+# picks the weights of the expert for every tile of tokens. It uses your Puzzle 11, and also handles groups of any size.
 #
-# **Next notebook.** `flash_attention.py`: two matmuls with a softmax between them, and nothing in between leaves the
+# **Next notebook.** `flash_attention.py` has two matmuls with a softmax between them, and nothing in between leaves the
 # chip.
 
 # %%

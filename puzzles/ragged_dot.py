@@ -11,11 +11,12 @@
 # # Ragged dot: a mixture of experts
 #
 # A mixture of experts has many weight matrices, and sends each token to one or two of them. The tokens decide which. So
-# each expert gets a different number of rows: 100, 100 and 824, say, or none at all. In thirteen puzzles you write the
+# each expert gets a different number of rows: 100, 100 and 824, say, or none at all. In fourteen puzzles you write the
 # matrix product for that: for groups of any size, without padding, forward and backward. Around it you build a whole
 # MoE layer, with gradients for everything in it.
 #
-# You need `basics.py`, and Puzzles 1 to 5 of `matmul.py` (the k loop, counting bytes, transposed operands).
+# You need `basics.py`, and Puzzles 1 to 5 of `matmul.py` (the k loop, counting bytes, transposed operands). Puzzles 7b
+# and 8c use `jax.custom_vjp`, which `softmax.py` Puzzle 6 teaches; it is given here.
 
 # %%
 import functools
@@ -40,13 +41,16 @@ setup()
 #
 # ### Theory
 #
-# Suppose that all rows of tile i go to one expert, `experts[i]`. In jnp you would multiply in a batch by `w[experts]`,
-# one matrix for each tile. But that is a new array. For eight tiles and weights of 4096 x 14336 in bfloat16, 0.9 GiB
-# are read and 0.9 GiB written, before anything is multiplied: 2.3 ms on a v5e.
+# Suppose that all rows of tile i go to one expert, `experts[i]`. In jnp you would multiply by `w[experts]`, which is a
+# new array. For eight tiles and weights of 4096 x 14336 in bfloat16, 0.9 GiB are read and 0.9 GiB written: 2.3 ms on a
+# v5e.
 #
-# An index map copies no weights. It points at them, and it may look up where: with **`num_scalar_prefetch=1`**, the
-# first operand of the call is in SMEM, a small memory for single numbers, before the first step. Index maps get it as a
-# Ref after the grid indices. The kernel gets it as its first Ref.
+# An index map copies no weights. It says which block to fetch, and it may look that up in a list.
+# **`num_scalar_prefetch=1`** copies the first operand into SMEM before the first step. SMEM is a small memory for
+# single numbers. Index maps get this operand as a Ref, after the grid indices. The kernel gets it as its first Ref.
+#
+# `pltpu.PrefetchScalarGridSpec` takes this number, and also grid, in_specs, out_specs and scratch_shapes. You give it
+# to `pallas_call` as `grid_spec`, in place of these four.
 #
 # ```text
 #     experts   [ 2  2  0  3  3  3 ]          in SMEM
@@ -55,8 +59,8 @@ setup()
 #     block of w  2  .  0  3  .  .            . : the same as at the step before
 # ```
 #
-# At a dot nothing is fetched, because the block index has not changed. So if tokens are sorted by expert, each expert
-# comes in once.
+# At a dot no weights are fetched: the block number of w has not changed. So if tokens are sorted by expert, the weights
+# of each expert come in once.
 
 
 # %%
@@ -144,9 +148,9 @@ check("ragged_dot/1", by_tile_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The data steer the copies. Nobody asked for experts 1 and 4, and they cost nothing: watch `w_ref` in the
-# picture. But tokens do not arrive in whole tiles. They arrive as 100, 100 and 824. Puzzles 2a to 2c turn sizes like
-# these into a list like `experts`.
+# **Takeaway.** The data decide what is copied. Nobody asked for experts 1 and 4, so their weights cost nothing: watch
+# `w_ref` in the picture. But tokens do not arrive in whole tiles. They arrive as 100, 100 and 824. Puzzles 2a to 2c
+# turn sizes like these into a list like `experts`.
 
 # %%
 show(
@@ -185,8 +189,8 @@ show(
 # - **offsets**, [0, 100, 200, 1024]: group g has the rows from `offsets[g]` up to, but without, `offsets[g + 1]`.
 # - **tiles per group**, [1, 2, 7]: in how many tiles each group has rows.
 #
-# The size alone does not tell. Group 1 has fewer rows than a tile, and touches two. What counts is where a group
-# begins, and where it ends. Which groups touch no tile at all?
+# The size of a group does not tell you the second number: group 1 has only 100 rows, and is in two tiles. You need to
+# know where a group begins and ends. Which groups are in no tile at all?
 
 
 # %%
@@ -232,8 +236,9 @@ def layout(group_sizes, *, num_rows=1024, bm=128):
 
 
 # %%
-# No kernel: your functions run under jit, and value, shape and dtype count. One variant has 40 groups and limits the
-# number of operations: under jit, a Python loop is written out, 40 times.
+# No kernel: your functions run under jit, and value, shape and dtype count. One variant has 40 groups and two limits.
+# One is on the number of operations: under jit, a Python loop is written out, 40 times. The other is on the elements of
+# the largest array: a table of tiles against groups has too many.
 check("ragged_dot/2a", layout)
 
 # %% [markdown]
@@ -320,24 +325,20 @@ show(by_visit, TILES_BY_HAND, GROUPS_BY_HAND, normal((1024, 128), "bfloat16"), n
 #
 # ### Theory
 #
-# With [1, 2, 7] tiles there are ten visits. Each group's number appears once for each of its tiles:
+# With [1, 2, 7] tiles there are ten visits. Each group is listed once for each of its tiles:
 #
 # ```text
 #     visit       0  1  2  3  4  5  6  7  8  9
 #     group_ids   0  1  1  2  2  2  2  2  2  2
 # ```
 #
-# NumPy has `np.repeat` for this. Under `jit` there is a catch: an array's length must be known before its values, and
-# the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. What is too long is cut off.
-# What is missing is filled with the last number.
+# NumPy has `np.repeat` for this. Under `jit` there is a catch. JAX must know the length of an array before it knows any
+# values, and the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. It cuts off what
+# is longer. If the list is shorter, it goes on with the last number of the array that you repeat.
 #
-# Which length is enough, whatever the sizes? Each tile is visited at least once. A group that begins in the *middle* of
-# a tile adds one visit. The first group begins at row 0. At worst, all others begin in the middle: 128 tiles and 64
-# experts may take 191 visits. A list of 128 places loses 63 of them, without an error.
-#
-# Rows behind the last group are **unowned**. Their result is zero, and somebody has to write the zeros. So tiles of
-# unowned rows are visited, too, at the end of the list. They are listed under the last group, G - 1. It has no rows
-# there, so its mask is empty, and only zeros are stored.
+# Which length is enough, whatever the sizes are? Each tile is visited at least once. A group that begins in the
+# *middle* of a tile adds one visit. The first group begins at row 0. At worst, all the others begin in the middle of a
+# tile. So 128 tiles and 64 experts may take 191 visits. A list of 128 places loses 63 of them, without an error.
 
 
 # %%
@@ -354,6 +355,7 @@ def group_ids(group_sizes, *, num_rows=1024, bm=128):
 
 
 # %%
+# One variant has the two limits of Puzzle 2a. A table of visits against groups has too many elements.
 check("ragged_dot/2b", group_ids)
 
 # %% [markdown]
@@ -390,9 +392,9 @@ check("ragged_dot/2b", group_ids)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** At most tiles + G - 1 visits: raggedness costs one visit for each group but the first. Padding every
-# group to whole tiles has the same bound, but it also copies all rows there and back. Below, the kernel fetches weights
-# by your list. Its tiles are still listed by hand.
+# **Takeaway.** There are at most tiles + G - 1 visits. So groups of any size cost at most one more visit for each group
+# after the first. Padding every group to whole tiles has the same bound, but it also copies all rows there and back.
+# Below, the kernel fetches weights by your list. Its tiles are still listed by hand.
 
 
 # %%
@@ -414,28 +416,32 @@ show(
 #
 # ### Theory
 #
-# Count the same visits again, this time by tile:
+# Now count the same visits by tile:
 #
 # ```text
-#     rows     0           100 128      200    256             384     896          1024
-#     group    |-----0-----|-----1------|----------------- ... 2 ... ------------------|
-#     tile     |-------0-------|-------1-------|-------2-------|- ... -|-------7-------|
-#     visits           2               2               1                       1
+#     tile         0     1     2  3  4  5  6  7
+#     visits       2     2     1  1  1  1  1  1
 #
-#     group_ids    0  1  1  2  2  2  2  2  2  2
 #     m_tile_ids   0  0  1  1  2  3  4  5  6  7
+#     group_ids    0  1  1  2  2  2  2  2  2  2
 # ```
+#
+# If tile 1 is listed once, rows 128 to 199 or rows 200 to 255 are lost.
 #
 # Each tile has one visit, and one more for every group that begins **inside** it, after its first row. So let each
 # group add 1 to the tile in which it begins. **`x.at[i].add(v)`** returns a copy of x in which v[g] is added at index
-# i[g], for every g. If an index occurs twice, both are added. Indices beyond the end are ignored.
+# i[g], for every g. If an index occurs twice, both are added. Indices beyond the end are ignored. The rest is
+# `jnp.repeat` again.
 #
-# The rest is `jnp.repeat` again. The two lists fit, because from visit to visit the tile moves on, or the group, or
-# both, and neither goes back. So the visits to one tile are neighbours, as an output block needs (basics.py Puzzle 9).
+# Rows behind the last group are **unowned**. Their result is 0, and only a visit can write the zeros. Each of these
+# tiles needs one visit, to write its zeros. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at these
+# visits.
 #
-# The lists have room for the worst case. How many of the visits are real depends on the sizes. Under `jit` that
-# cannot be a shape, so return it as a number: `num_tiles`, an int32 of shape (). (It counts visits; the name is
-# megablox's.) Which of your two counts adds up to it for [200, 28, 100] of 1024 rows?
+# All visits to one tile follow each other. They must: when the block number changes, the output block is copied out
+# (basics.py Puzzle 5).
+#
+# The lists have room for the worst case. `num_tiles` says how many visits are real: an int32 of shape (). Is it the sum
+# of `tiles_per_group` or of `tile_visits`? Try [200, 28, 100] of 1024 rows.
 
 
 # %%
@@ -446,12 +452,19 @@ class Metadata(NamedTuple):
     num_tiles: Int[Array, ""]  # visits, also those to tiles of unowned rows
 
 
-def metadata_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Metadata:
+class Counted(NamedTuple):
+    tile_visits: Int[Array, "T"]
+    metadata: Metadata
+
+
+def counted_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Counted:
     visits = visits_by_hand(group_sizes, num_rows, bm)
     offsets, group_ids = offsets_spec(group_sizes), group_ids_spec(group_sizes, num_rows=num_rows, bm=bm)
     tiles = [tile for tile, _ in visits]
+    counts = jnp.asarray([tiles.count(tile) for tile in range(pl.cdiv(num_rows, bm))], jnp.int32)
     tiles += tiles[-1:] * (len(group_ids) - len(tiles))  # behind the last visit, the last tile again
-    return Metadata(offsets, group_ids, jnp.asarray(tiles, jnp.int32), jnp.asarray(len(visits), jnp.int32))
+    num_tiles = jnp.asarray(len(visits), jnp.int32)
+    return Counted(counts, Metadata(offsets, group_ids, jnp.asarray(tiles, jnp.int32), num_tiles))
 
 
 # %%
@@ -465,10 +478,14 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
     pass  # YOUR CODE HERE
 
 
+def counted(group_sizes, *, num_rows=1024, bm=128):
+    visits = tile_visits(group_sizes, num_rows=num_rows, bm=bm)
+    return Counted(visits, metadata(group_sizes, num_rows=num_rows, bm=bm))
+
+
 # %%
-# One variant limits the number of operations and the elements of the largest array: a table of groups against tiles has
-# too many.
-check("ragged_dot/2c", metadata)
+# One variant has the two limits of Puzzle 2a. A table of tiles against groups has too many elements.
+check("ragged_dot/2c", counted)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
@@ -519,10 +536,10 @@ check("ragged_dot/2c", metadata)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** For 1024 rows and 64 groups this is less than a kilobyte of integers. You compute it once for all
-# products that share their groups, and no kernel will ever loop over groups. Below, both lists are yours, and the last
-# visits go to tiles of unowned rows. In the result, each visit still has a tile of its own. The next puzzle puts two
-# visits into one tile.
+# **Takeaway.** For 1024 rows and 64 groups these lists are less than a kilobyte of integers. You compute them once for
+# all products that share their groups, and no kernel will ever loop over groups. Below, both lists are yours, and the
+# last visits go to tiles of unowned rows. In the result, each visit still has a tile of its own. The next puzzle puts
+# two visits into one tile.
 
 
 # %%
@@ -545,9 +562,8 @@ show(
 #
 # ### Theory
 #
-# Groups of 100, 28 and 128 rows, in tiles of 64. Tile 1 has 36 rows of group 0 and 28 of group 1, so it is visited
-# twice. The simplest work for a visit is `x + bias[g]`. If every visit stores its whole tile, the last one wins, and 36
-# rows come back with the bias of group 1:
+# Take groups of 100, 28 and 128 rows, in tiles of 64. Tile 1 has 36 rows of group 0 and 28 of group 1, so it is visited
+# twice. If every visit stores `x + bias[g]` for its whole tile, the last one wins, and 36 rows get the bias of group 1:
 #
 # ```text
 #     rows        64                   100           128
@@ -559,10 +575,11 @@ show(
 # ```
 #
 # At visit 2 the tile is still in VMEM, with what visit 1 stored there. So **mask** the store: read the tile, replace
-# the rows of the visit's own group, and store it again. Each visit can tell its own rows by the offsets.
+# the rows of the visit's own group, and store it again. The offsets say which rows these are.
 #
-# Unowned rows should be zero. At the first visit to a tile, `o_ref` holds garbage, so write 0 to all rows that are not
-# your own. At a later visit, keep them: they belong to another group, or they are 0 already.
+# Unowned rows should be 0. At the first visit to a tile, `o_ref` holds garbage, so write 0 to all rows that are not
+# your own. At a later visit, keep them: they belong to another group, or they are 0 already. A tile of unowned rows is
+# visited for group G - 1, with an empty mask.
 
 
 # %%
@@ -681,10 +698,10 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 #
 # ### Theory
 #
-# Puzzle 3 takes `tiles + G - 1` steps, whatever the sizes. For 64 experts and 1024 rows in tiles of 128 that is 71. If
-# all tokens choose one expert, 8 visits would do.
+# Puzzle 3 always takes `tiles + G - 1` steps. For 64 experts and 1024 rows in tiles of 128 that is 71. If all tokens
+# choose one expert, 8 visits are enough.
 #
-# An entry of a grid may also be a value, an int32 of shape (): then **the data decide how long the grid is**. (Leave
+# An entry of a grid may also be a value, an int32 of shape (). Then **the data decide how long the grid is**. (Mark
 # such an axis "arbitrary": JAX's simulator cannot run it in parallel.)
 #
 # ```text
@@ -692,17 +709,17 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 # ```
 #
 # Your grid has three axes: column blocks j of the result, visits v, and blocks k of K. The sum runs along k, so k comes
-# last. Which comes first, j or v? Follow the weights of an expert with three tiles, for two column blocks and a single
-# block of K:
+# last. Which comes first, j or v? Follow the weights of an expert with three tiles, two column blocks and one block of
+# K:
 #
 # ```text
 #     grid (v, j, k)      w(0)  w(1)    w(0)  w(1)    w(0)  w(1)
 #     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
 # ```
 #
-# The kernel is given: for groups of whole tiles, and a K of one block. Later kernels use your wiring for ragged
-# groups, where visit v is not tile v: groups of 40 and 56 rows make four visits to three tiles of 32. Look everything
-# up in the lists.
+# The given kernel needs groups of whole tiles, and K in one block. With this kernel, visit v is to tile v. With later
+# kernels it is not: groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile and every
+# group. `by_visit`, below Puzzle 2a, is a good start.
 
 
 # %%
@@ -757,10 +774,10 @@ check("ragged_dot/4", whole_k_product)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What changes with a visit? The tile of x, the group of w, the tile of the result. Each index map gets three Refs after
-# the grid indices, and looks up the number it needs at place v of one of them. What depends on j and on k is the same
-# as in any matrix product. Which axis is parallel? Column blocks share nothing. Visits may share a tile, and blocks of
-# K share a sum.
+# Which axes are parallel? For each axis: can two of its indices store into the same block of the result, or add to the
+# same sum? For the index maps, ask of each array: which of its blocks changes with j, which with k, and which with the
+# visit? A visit has two numbers, a tile and a group. A map gets three Refs after the grid indices: the offsets, the
+# groups, the tiles.
 #
 # </details>
 #
@@ -813,7 +830,7 @@ check("ragged_dot/4", whole_k_product)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A column block of an expert's weights comes in once, and stays for all of the expert's tiles. The expert
+# **Takeaway.** A column block of an expert's weights comes in once, and stays for all tiles of this expert. The expert
 # without rows is not visited. Watch `w_ref`.
 
 # %%
@@ -832,9 +849,9 @@ show(
 #
 # ### Theory
 #
-# Real weights do not fit. One expert of 14336 x 4096 in bfloat16 has 112 MiB. A block of all of K and 512 columns has
-# 14 MiB, and two buffers. So you cut K, and let the sum wait in `acc_ref`. The kernel is given: it is basics.py Puzzle
-# 10 again. What is new is its price, once per visit:
+# Real weights do not fit into VMEM. One expert of 14336 x 4096 in bfloat16 has 112 MiB. A block of all of K and 512
+# columns is 14 MiB. With two buffers it takes 28 MiB of VMEM, and you have 16. So you cut K, and keep the sum in
+# `acc_ref`. The kernel is given (basics.py Puzzle 10). What is new: every visit has to fetch the weights again.
 #
 # ```text
 #     visit                0            1            2           one expert, three tiles, one j
@@ -843,10 +860,10 @@ show(
 # ```
 #
 # With K in one block, an expert's weights stay from tile to tile. With more, **the last block of one tile is not the
-# first of the next**. So nothing stays, and all weights come in again at every visit.
+# first of the next**. So every visit fetches all the weights of its expert again.
 #
 # There are two ways out, and they compete for VMEM. Keep K whole, and make the blocks narrow. Or cut K, and make tiles
-# tall, so that there are few visits. Which is cheaper depends on how many rows an expert has.
+# tall. Which is cheaper depends on how many rows an expert has.
 
 
 # %%
@@ -950,10 +967,10 @@ check("ragged_dot/5", equal_groups)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A cut brings the weights in once for every visit instead of once for every expert. In the example the
-# best plan cuts K all the same: blocks of (128, 384, 128) move 3.6 MiB, and the best plan with K whole moves 3.9. With
-# two experts of 512 rows, N = 256 and 700,000 bytes of VMEM it is the other way round, 3.5 against 3.0. Count first. In
-# the picture, `w_ref` is fetched at every step.
+# **Takeaway.** With K in one block, the weights come in once for every expert. With a cut, they come in once for every
+# visit. In the example, the best plan cuts K all the same: blocks of (128, 384, 128) move 3.6 MiB, and the best plan
+# with K whole moves 3.9. Now take two experts of 512 rows, K = 512, N = 256 and 700,000 bytes of VMEM. There K stays
+# whole: 3.0 MiB, and 3.5 with a cut. So count first. In the picture, `w_ref` is fetched at every step.
 
 # %%
 show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat16"))
@@ -966,8 +983,8 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 # ### Theory
 #
 # Take groups of 100, 100 and 824 rows, in tiles of 128. To pad them, you copy 1024 rows into 1152, and back. Your ten
-# visits copy none, and multiply 1280. Each visit multiplies a whole tile by the weights of one group, and keeps only
-# that group's rows:
+# visits multiply 1280 rows, but no row is moved. Each visit multiplies a whole tile by the weights of one group, and
+# keeps that group's rows. A tile may also have five groups:
 #
 # ```text
 #     tile 2, rows 256 to 383                visit         product           stored
@@ -979,12 +996,11 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 # ```
 #
 # After the last block of K, a visit stores its sum with a **masked store**. (It may also store a draft at every k,
-# without a branch, as in matmul.py Puzzle 3.) Two buffers have the same shape and different lifetimes. The sum in
-# `acc_ref` belongs to the visit: it starts anew, although the tile stays. `o_ref` belongs to the tile: it stays from
-# visit to visit.
+# without a branch, as in matmul.py Puzzle 3.) `acc_ref` and `o_ref` have the same shape and different lifetimes.
+# `acc_ref` starts anew at each visit, and `o_ref` at each tile.
 #
-# Below the edge of x there is garbage. And if the weights of one expert have become infinite, its visits make the whole
-# product infinite, also in the rows of others. Neither matters if you choose rows after the product.
+# Below the edge of x there is garbage. And if the weights of one expert are infinite, its visits have infinite products
+# in all rows of a tile. Neither does any harm if you choose rows after the product.
 
 
 # %%
@@ -1024,9 +1040,10 @@ check("ragged_dot/6", ragged_product)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from `sum_kernel` of Puzzle 5 and change its last line: where it stores the sum, do what your Puzzle 3 did with
-# x + bias. Which of the three grid axes is the visit now? About the garbage below the edge: a row of a product depends
-# on one row of x only. Who owns the rows below the edge?
+# Two things are remembered between steps: a sum, and the rows that earlier visits stored. When does each of them start
+# anew: with a new k, a new visit, or a new tile? `sum_kernel` of Puzzle 5 has the first, your Puzzle 3 the second. A
+# fact about infinite weights: 0 times infinity is NaN. So a mask that multiplies does not remove a row, and a choice
+# does.
 #
 # </details>
 #
@@ -1067,8 +1084,8 @@ check("ragged_dot/6", ragged_product)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** You have written `jax.lax.ragged_dot`. Raggedness costs you one thing: a tile that two groups share is
-# visited twice. In the picture, `w_ref` changes where a group does, and `o_ref` where a tile does.
+# **Takeaway.** You have written `jax.lax.ragged_dot`. Groups of any size cost you one thing: a tile that two groups
+# share is visited twice. In the picture, `w_ref` changes where a group does, and `o_ref` where a tile does.
 
 # %%
 show(
@@ -1081,10 +1098,11 @@ show(
 )
 
 # %% [markdown]
-# How good is it? JAX ships a grouped matrix product for TPUs, `gmm`, in a library of kernels called megablox. The next
-# cell has the TPU compiler schedule both, without a TPU, and prints the bundles of a step. On a v5e the course's
-# solution takes 500 and `gmm` 522. On a v6e it is 334 against 339. Yours may differ. With a draft at every k, the same
-# kernel takes 478 on a v5e and 374 on a v6e: faster on one chip, slower on the next.
+# How good is it? JAX ships a grouped matrix product for TPUs: `gmm`, in megablox. The next cell has the TPU compiler
+# schedule both, without a TPU, and prints the bundles of a step. On a v5e the course's solution takes 500 and `gmm`
+# 522. On a v6e it is 334 against 339. Yours may differ. With a draft at every k, the same kernel takes 478 bundles on a
+# v5e. That saves no time: both take 66.4 us, because they wait for HBM. On a v6e the draft takes 374 bundles, and is
+# slower: 52.1 us against 49.6.
 
 
 # %%
@@ -1118,8 +1136,8 @@ else:
 #
 # ### Theory
 #
-# `y = ragged(x, w)` has two gradients. That of x has tiles, like y, and the visits of Puzzle 2c will do. That of w has
-# one block for every expert. Suppose all 1024 tokens choose expert 1 of three:
+# `y = ragged(x, w)` has two gradients. That of x has tiles, as y has, and the visits of Puzzle 2c will do. That of w
+# has one block for every expert. Suppose all 1024 tokens choose expert 1 of three:
 #
 # ```text
 #     sizes [0, 1024, 0]         dw[0]      dw[1]      dw[2]
@@ -1129,35 +1147,42 @@ else:
 # ```
 #
 # **A block that no step visits is never written.** For weights of 4096 x 14336 in bfloat16, dw[0] and dw[2] are 112 MiB
-# of garbage each, and the optimizer adds it without blinking. So visit an empty group once, too: in the tile where it
-# would begin, or in the last tile if that one does not exist. Leave out tiles of unowned rows: no dw needs them.
+# of garbage each, and the optimizer adds it without blinking. So visit an empty group once, too. Use tile `offsets[g]
+# // bm`. If there is no such tile, use the last one. Leave out tiles of unowned rows: no dw needs them.
 #
 # `jnp.repeat` gives you the groups. For the tiles: within a group, visits are numbered one after the other, and so are
 # tiles. If group 2 begins in tile 1, and its first visit is number 3, which tile does it have at visit 5?
 
 
 # %%
-def every_group_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> Metadata:
+class GroupVisits(NamedTuple):
+    num_tiles: Int[Array, ""]
+    offsets: Int[Array, "G+1"]
+    group_ids: Int[Array, "V"]
+    m_tile_ids: Int[Array, "V"]
+
+
+def every_group_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int = 128) -> GroupVisits:
     G, T, offsets = len(group_sizes), pl.cdiv(num_rows, bm), np.asarray(offsets_spec(group_sizes))
     tiles = [[tile for tile, group in visits_by_hand(group_sizes, num_rows, bm) if group == g] for g in range(G)]
     tiles = [mine or [min(offsets[g] // bm, T - 1)] for g, mine in enumerate(tiles)]
     visits = [(g, tile) for g, mine in enumerate(tiles) for tile in mine]
     lists = np.full((2, T + G - 1), -1, np.int32)
     lists[:, : len(visits)] = np.transpose(visits)
-    return Metadata(jnp.asarray(offsets), *jnp.asarray(lists), jnp.asarray(len(visits), jnp.int32))
+    return GroupVisits(jnp.asarray(len(visits), jnp.int32), jnp.asarray(offsets), *jnp.asarray(lists))
 
 
 # %%
 def every_group_metadata(group_sizes, *, num_rows, bm):
-    # Return a Metadata. The lists have the length of Puzzle 2b. That is enough here, too: an empty group adds one
-    # visit, and a group with rows adds at most one, except the first, which begins at row 0.
+    # Return a Metadata. The lists have the length of Puzzle 2b. That is enough here, too: count one visit for each
+    # tile. Each group adds at most one more. The first group with rows adds none.
     # Behind the last visit, any group and any tile that exist will do.
     pass  # YOUR CODE HERE
 
 
 # %%
 def every_group_visits(group_sizes, *, num_rows=1024, bm=128):
-    """Your Metadata. Behind the last visit, -1 stands for any group, or tile, that exists."""
+    """What is in your Metadata. Behind the last visit, -1 stands for any group, or tile, that exists."""
     meta = every_group_metadata(group_sizes, num_rows=num_rows, bm=bm)
 
     def up_to_the_last(ids, exist):
@@ -1165,10 +1190,12 @@ def every_group_visits(group_sizes, *, num_rows=1024, bm=128):
         return jnp.where(behind & (ids >= 0) & (ids < exist), -1, ids)
 
     group_ids = up_to_the_last(meta.group_ids, group_sizes.shape[0])
-    return meta._replace(group_ids=group_ids, m_tile_ids=up_to_the_last(meta.m_tile_ids, pl.cdiv(num_rows, bm)))
+    m_tile_ids = up_to_the_last(meta.m_tile_ids, pl.cdiv(num_rows, bm))
+    return GroupVisits(meta.num_tiles, meta.offsets, group_ids, m_tile_ids)
 
 
 # %%
+# One variant has the two limits of Puzzle 2a.
 check("ragged_dot/7a", every_group_visits)
 
 # %% [markdown]
@@ -1212,8 +1239,8 @@ check("ragged_dot/7a", every_group_visits)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The output decides what a kernel visits: tiles for `y` and `dx`, groups for `dw`. An expert that
-# nobody chose costs one step, and gets its zeros.
+# **Takeaway.** The output decides what a kernel visits: tiles for `y` and `dx`, groups for `dw`. An expert that nobody
+# chose costs one visit, and gets its zeros.
 
 # %% [markdown]
 # ## Puzzle 7b: Backward
@@ -1222,8 +1249,9 @@ check("ragged_dot/7a", every_group_visits)
 #
 # ### Theory
 #
-# Groups of 100, 28 and 128 rows again, in tiles of 64. Of tile 1, 36 rows belong to group 0 and 28 to group 1. Going
-# forward, a visit for group 1 computed 36 rows too many, and did not store them. For the weights, you sum over rows:
+# Take groups of 100, 28 and 128 rows again, in tiles of 64. In tile 1, 36 rows belong to group 0 and 28 to group 1.
+# Going forward, a visit for group 1 computed 36 rows too many, and did not store them. For the weights, you sum over
+# rows:
 #
 # ```text
 #     dw[1] = x[100:128].T @ g[100:128]            (K, 28) (28, N) -> (K, N)
@@ -1232,8 +1260,8 @@ check("ragged_dot/7a", every_group_visits)
 #     tile.T @ g  = 36 rows' share     +  28 rows' share      in every element
 # ```
 #
-# Now a masked store comes too late. The neighbour's rows are not rows of the result. They are **a part of every
-# element**, like salt in a soup. Mask them before you multiply.
+# Now a masked store comes too late. The neighbour's rows are **a part of every element**, like salt in a soup. Mask
+# them before you multiply.
 #
 # The output block now belongs to the group, and the visits, those of Puzzle 7a, run innermost:
 #
@@ -1244,7 +1272,10 @@ check("ragged_dot/7a", every_group_visits)
 # ```
 #
 # The sum starts at the first visit for a group. You may store a draft of it at every visit: the block leaves VMEM only
-# when the group changes. And below the edge of x and g there is garbage, which may be NaN.
+# when the group changes.
+#
+# Below the edge of x and g there is garbage, which may be NaN. Keep it out. But an infinity in one of the group's own
+# rows has to show in dw.
 
 
 # %%
@@ -1254,7 +1285,8 @@ def dense_loop(x, w, group_sizes):
     result = jnp.zeros((x.shape[0], w.shape[2]), jnp.float32)
     for e in range(w.shape[0]):
         start, end = end, end + group_sizes[e]
-        result = jnp.where((start <= rows) & (rows < end), jnp.dot(x, w[e], precision="highest"), result)
+        own = (start <= rows) & (rows < end)
+        result = jnp.where(own, jnp.dot(jnp.where(own, x, 0), w[e], precision="highest"), result)
     return result
 
 
@@ -1274,6 +1306,7 @@ def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref
 
 
 # %%
+# Given: the wiring of your kernel. The lists are those of Puzzle 7a.
 def weight_grads(x, g, group_sizes, *, bm, bn, bk):
     (M, K), (_, N), G = x.shape, g.shape, group_sizes.shape[0]
     meta = every_group_metadata(group_sizes, num_rows=M, bm=bm)
@@ -1297,11 +1330,13 @@ def weight_grads(x, g, group_sizes, *, bm, bn, bk):
 
 
 # %%
+# Given: the gradient of x, which is g @ w[e].T for the rows of expert e. It is your Puzzle 4 with other index maps,
+# around your kernel of Puzzle 6.
 def row_grads(g, w, group_sizes, *, bm, bn, bk):
     (M, N), (_, K, _) = g.shape, w.shape
     meta = metadata(group_sizes, num_rows=M, bm=bm)
     return pl.pallas_call(
-        functools.partial(ragged_kernel, dims=((1,), (1,))),  # your Puzzle 6, summed over N
+        functools.partial(ragged_kernel, dims=((1,), (1,))),  # summed over N
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(K // bk, meta.num_tiles, N // bn),
@@ -1426,8 +1461,8 @@ show(
 # You could divide the k best by their sum. But write out p_e / (p_1 + ... + p_k): each p has the same denominator, over
 # all experts. What happens to it? There is a shorter way to the same numbers.
 #
-# Choose by the logits, not by the softmax. In float32, experts that are 200 and 300 below the best both have a share of
-# 0, and a tie between zeros is no way to pick a second expert.
+# Choose by the logits, not by the softmax. In float32, an expert whose logit is 200 below the best has a share of 0,
+# and so has one that is 300 below. Two zeros do not tell you which of them is second.
 
 
 # %%
@@ -1515,9 +1550,9 @@ check("ragged_dot/8a", gate)
 # slot at position p. You want the position of slot s, the **inverse permutation**: in the example, slot 0 is at
 # position 3, and slot 1 at position 0.
 #
-# With the inverse you *fetch* rows. Without it you would have to scatter them (`at[...].set`), and a
-# scatter has to expect that two rows go to one place. There is a short way to
-# it: what happens to the positions if you sort `order` itself?
+# With the inverse you *fetch* rows. Without it you would scatter them, with `at[...].set`. By default, a scatter has to
+# expect that two rows go to one place. There is a short way to the inverse: what happens to the positions if you sort
+# `order` itself?
 
 
 # %%
@@ -1557,7 +1592,8 @@ def permuted(x, experts, weights, *, num_experts=5):
 
 
 # %%
-# One variant bounds the elements of the largest array on the way. A table of slots against tokens has too many.
+# One variant bounds the elements of the largest array on the way. A table of slots against tokens has too many. Your
+# code may not scatter (at[...], segment_sum, the gradient of a gather).
 check("ragged_dot/8b", permuted)
 
 # %% [markdown]
@@ -1608,93 +1644,41 @@ check("ragged_dot/8b", permuted)
 # chose is a group of size 0.
 
 # %% [markdown]
-# ## Puzzle 9: The MoE layer
+# ## Puzzle 8c: The gradient of a copy
 #
-# **Goal.** Build the whole layer, with gradients for everything in it. Decide how tall its tiles are, and which gather
-# needs a gradient of your own.
+# **Goal.** Give `x[order // k]` a gradient that fetches rows instead of scattering them.
 #
 # ### Theory
 #
+# The layer begins with `x[order // k]`, which copies each token k times. Going backward, the gradients of its k copies
+# are added up. JAX does this with a **scatter-add**: it starts with zeros, and adds each row of g to the row of its
+# token.
+#
 # ```text
-#     x @ router ---> route ---> sort_by_expert
-#                       |              | order, group_sizes
-#          x ---------- | ---> x[order // k] ---> @ w1 ---> silu ---> @ w2 ---> combine ---> y
-#                       |                          ragged             ragged       ^
-#                       +--- weights ----------------------------------------------+
+#     order         1  2  5  3  0  4        slots, k = 2
+#     order // k    0  1  2  1  0  2        the token of each row of g
+#
+#     dx[0] = g[0] + g[4]       dx[1] = g[1] + g[3]       dx[2] = g[2] + g[5]
 # ```
 #
-# Each token is multiplied by k experts, not by all E: for 8 experts and k = 2, a quarter of the FLOPs.
+# JAX knows only where each row of g goes. It adds in the dtype of g: in bfloat16, 256 and seven times 1 add up to 256,
+# because 257 is rounded to 256.
 #
-# **How tall is a tile?** E experts share S = T k rows. There are at most S / bm + E - 1 visits, with S / bm rounded up.
-# Each multiplies bm rows. Tall tiles multiply rows for nothing. Low tiles take more steps. The ideal is
-# S rows multiplied, in E visits. Which bm keeps both below about twice that, whatever the sizes?
+# You know more. Each token has exactly k rows, and the inverse of `order` says where they are. So **fetch** those k
+# rows and sum them, in float32.
 #
-# **Whose gradient?** Going backward, JAX turns a gather into a **scatter-add**: every row of the gradient is added
-# where it came from. The layer has two gathers, `x[order // k]` and the one in your `combine`. In one of them, several
-# rows meet in one place. There, let `expand_grad` fetch those rows and sum them. JAX does not know where they are, but
-# you have the inverse of `order`.
+# The wiring is `jax.custom_vjp`, as around `ragged` in Puzzle 7b. It is given, below your function.
 
 
 # %%
-def moe_dense(x, router, w1, w2, k):
-    """Every expert for every token, in float32, without a kernel."""
-    logits = jnp.dot(x, router, precision="highest")
-    least = jnp.sort(logits, axis=1)[:, -k][:, None]
-    p = jax.nn.softmax(jnp.where(logits >= least, logits, -jnp.inf), axis=1)
-    y = 0.0
-    for e in range(w1.shape[0]):
-        h = jax.nn.silu(jnp.dot(x, w1[e], precision="highest"))
-        y += p[:, e][:, None] * jnp.dot(h, w2[e], precision="highest")
-    return y
-
-
-def any_order(num_slots):
-    """A permutation of the slots that no router has made, and that is not its own inverse."""
-    return np.arange(num_slots, dtype=np.int32) * 13 % num_slots
+def expand_grad_spec(g: Float[Array, "T*k D"], order: Int[Array, "T*k"], *, k: int = 2) -> Float[Array, "T D"]:
+    _, vjp = jax.vjp(lambda x: x[order // k], jnp.zeros((g.shape[0] // k, g.shape[1])))
+    return vjp(g.astype(jnp.float32))[0]
 
 
 # %%
-class MoEGrads(NamedTuple):
-    y: BFloat16[Array, "T D"]
-    dx: BFloat16[Array, "T D"]
-    drouter: Float[Array, "D E"]
-    dw1: BFloat16[Array, "E D F"]
-    dw2: BFloat16[Array, "E F D"]
-    spread: Float[Array, "T D"]
-
-
-def moe_spec(
-    x: BFloat16[Array, "T D"],
-    router: Float[Array, "D E"],
-    w1: BFloat16[Array, "E D F"],
-    w2: BFloat16[Array, "E F D"],
-    g: BFloat16[Array, "T D"],
-    *,
-    k: int = 2,
-) -> MoEGrads:
-    arrays = [a.astype(jnp.float32) for a in (x, router, w1, w2)]
-    y, vjp = jax.vjp(lambda *arrays: moe_dense(*arrays, k), *arrays)
-    results = [r.astype(a.dtype) for r, a in zip((y, *vjp(g.astype(jnp.float32))), (x, x, router, w1, w2), strict=True)]
-    expanded = jax.vjp(lambda x: x[any_order(k * x.shape[0]) // k], jnp.zeros(x.shape))
-    return MoEGrads(*results, expanded[1](jnp.concatenate([results[0].astype(jnp.float32)] * k))[0])
-
-
-# %%
-def tile_rows(num_slots, num_experts):
-    # Return bm, a multiple of 16, from two Python integers. Whatever the tokens choose, a call of `ragged` may multiply
-    # 2 num_slots + 16 num_experts rows (for each block of its weights), and make 2 num_experts visits.
-    pass  # YOUR CODE HERE
-
-
-def expand_grad(g, order, *, k):
+def expand_grad(g, order, *, k=2):
     # g: (T * k, D), the gradient of x[order // k]      Return the gradient of x, (T, D), float32.
-    pass  # YOUR CODE HERE
-
-
-def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
-    # Return y, (T, D), of x's dtype. Use tile_rows, ragged (Puzzle 7b), Puzzles 8a and 8b, and expand (below), which is
-    # x[order // k] with your expand_grad. The logits are float32. ragged wants bfloat16. silu is jax.nn.silu.
-    # For x @ w1, cut D into blocks of bk and F into blocks of bn. For h @ w2, it is the other way round.
     pass  # YOUR CODE HERE
 
 
@@ -1714,28 +1698,141 @@ def expand_bwd(k, order, g):
 
 expand.defvjp(expand_fwd, expand_bwd)
 
+# %%
+# One variant limits the number of operations and the elements of the largest array: a table of slots against tokens has
+# too many.
+check("ragged_dot/8c", expand_grad)
 
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# In the example, token 0 has slots 0 and 1. At which positions of `order` are they? These are the rows of g that you
+# need. Your `combine` fetches rows in the same way, for all slots at once. What does it do with them that you leave out
+# here? A fact about dtypes: a sum of bfloat16 numbers is rounded to bfloat16 when it is done. When do you have to cast?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def expand_grad(g, order, *, k=2):
+#     by_slot = g[____].reshape(____)
+#     return by_slot.astype(____).sum(axis=____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def expand_grad(g, order, *, k=2):
+#     by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
+#     return by_slot.astype(jnp.float32).sum(axis=1)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** JAX differentiates whatever you write, but it does not know what you know. What you know about a
+# permutation turns a scatter into a fetch, forward in `combine` and backward here.
+
+# %% [markdown]
+# ## Puzzle 9: The MoE layer
+#
+# **Goal.** Decide how tall the tiles are, and build the whole layer, with gradients for everything in it.
+#
+# ### Theory
+#
+# ```text
+#     x @ router ---> route ---> sort_by_expert
+#                       |              | order, group_sizes
+#          x ---------- | ---> expand(x, order) ---> @ w1 ---> silu ---> @ w2 ---> combine ---> y
+#                       |                            ragged             ragged       ^
+#                       +--- weights ------------------------------------------------+
+# ```
+#
+# Each token is multiplied by k experts, not by all E: for 8 experts and k = 2, that is a quarter of the FLOPs. You have
+# all the parts, and one decision is left.
+#
+# **How tall is a tile?** E experts share S = T k rows. There are at most S / bm + E - 1 visits, with S / bm rounded up.
+# Each multiplies bm rows. Tall tiles multiply rows for nothing: 96 slots and 5 experts make up to 5 visits with bm =
+# 128. That is 640 rows, for 96. Low tiles take more steps: with bm = 16, up to 10 visits.
+#
+# The ideal is S rows multiplied, in E visits. Which bm keeps both below about twice that, whatever the sizes are?
+
+
+# %%
+def moe_dense(x, router, w1, w2, k):
+    """Every expert for every token, in float32, without a kernel."""
+    logits = jnp.dot(x, router, precision="highest")
+    least = jnp.sort(logits, axis=1)[:, -k][:, None]
+    p = jax.nn.softmax(jnp.where(logits >= least, logits, -jnp.inf), axis=1)
+    y = 0.0
+    for e in range(w1.shape[0]):
+        h = jax.nn.silu(jnp.dot(x, w1[e], precision="highest"))
+        y += p[:, e][:, None] * jnp.dot(h, w2[e], precision="highest")
+    return y
+
+
+# %%
+class MoEGrads(NamedTuple):
+    y: BFloat16[Array, "T D"]
+    dx: BFloat16[Array, "T D"]
+    drouter: Float[Array, "D E"]
+    dw1: BFloat16[Array, "E D F"]
+    dw2: BFloat16[Array, "E F D"]
+
+
+def moe_spec(
+    x: BFloat16[Array, "T D"],
+    router: Float[Array, "D E"],
+    w1: BFloat16[Array, "E D F"],
+    w2: BFloat16[Array, "E F D"],
+    g: BFloat16[Array, "T D"],
+    *,
+    k: int = 2,
+) -> MoEGrads:
+    arrays = [a.astype(jnp.float32) for a in (x, router, w1, w2)]
+    y, vjp = jax.vjp(lambda *arrays: moe_dense(*arrays, k), *arrays)
+    results = zip((y, *vjp(g.astype(jnp.float32))), (x, x, router, w1, w2), strict=True)
+    return MoEGrads(*[result.astype(like.dtype) for result, like in results])
+
+
+# %%
+def tile_rows(num_slots, num_experts):
+    # Return bm, a multiple of 16, from two Python integers. Whatever the tokens choose, a call of `ragged` may multiply
+    # 2 num_slots + 16 num_experts rows (for each block of its weights), and make 2 num_experts visits.
+    pass  # YOUR CODE HERE
+
+
+def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
+    # Return y, (T, D), of x's dtype. Use tile_rows, route, sort_by_expert, expand, ragged (Puzzle 7b) and combine.
+    # The logits are float32. ragged takes and returns bfloat16. Compute silu (jax.nn.silu) and combine in float32: cast
+    # before them, and cast their results to bfloat16.
+    # For x @ w1, cut D into blocks of bk and F into blocks of bn. For h @ w2, it is the other way round.
+    pass  # YOUR CODE HERE
+
+
+# %%
 def moe_and_grads(x, router, w1, w2, g, *, k: int = 2, bn: int = 128, bk: int = 128):
     y, vjp = jax.vjp(lambda *arrays: moe_layer(*arrays, k=k, bn=bn, bk=bk), x, router, w1, w2)
-    # and expand_grad by itself: k copies of y for a gradient, and a permutation that no router has made
-    spread = expand_grad(jnp.concatenate([y.astype(jnp.float32)] * k), any_order(k * x.shape[0]), k=k)
-    return y, *vjp(g), spread
+    return y, *vjp(g)
 
 
 # %%
 # Budget for x (48, 128), router (128, 5), w1 (5, 128, 256), w2 (5, 256, 128), g (48, 128): grid_steps=120,
 # calls=6, flops=112_300_000, mxu_bits=16, outside_flops=184_320. grid_steps and flops: what tile_rows may cost.
 # outside_flops: the router's product and its two gradients. Moves, softmax, silu, and work on integers may be outside.
+# The check also calls tile_rows with other sizes.
 check("ragged_dot/9", moe_and_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
 # Suppose every expert had the same number of rows. How tall would a tile be that holds just one expert? Try that height
-# in both formulas. For `expand_grad`: k slots copied the same row of x, so k gradients come back to it. `combine` with
-# weights of 1 does almost the same. Sum in float32, as always. For the layer, read the drawing from left to right, one
-# line of code for each name. `ragged` returns bfloat16, and takes its arguments by position: (x, w, group_sizes, bm,
-# bn, bk), where bk cuts the dimension that is summed over.
+# in both formulas. For the layer, read the drawing from left to right, one line of code for each name. `ragged` takes
+# its arguments by position: (x, w, group_sizes, bm, bn, bk). A fact that helps with the blocks: bk cuts the dimension
+# that is summed over, and bn the columns of the result. Which are they in x @ w1, and which in h @ w2?
 #
 # </details>
 #
@@ -1744,11 +1841,6 @@ check("ragged_dot/9", moe_and_grads)
 # ```python
 # def tile_rows(num_slots, num_experts):
 #     return 16 * pl.cdiv(____, ____)
-#
-#
-# def expand_grad(g, order, *, k):
-#     by_slot = g[____].reshape(____)
-#     return by_slot.astype(jnp.float32).sum(axis=____)
 #
 #
 # def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
@@ -1771,11 +1863,6 @@ check("ragged_dot/9", moe_and_grads)
 #     return 16 * pl.cdiv(num_slots, 16 * num_experts)
 #
 #
-# def expand_grad(g, order, *, k):
-#     by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
-#     return by_slot.astype(jnp.float32).sum(axis=1)
-#
-#
 # def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
 #     logits = jnp.dot(x.astype(jnp.float32), router)
 #     weights, experts = route(logits, k=k)
@@ -1793,7 +1880,8 @@ check("ragged_dot/9", moe_and_grads)
 # %% [markdown]
 # **Takeaway.** You have a layer with E times the weights, k times the FLOPs, and all its gradients. Six `pallas_call`s
 # do its large products. The rest is a softmax and bookkeeping. The best tile holds about one expert's share of rows:
-# for a prompt of 8192 tokens and 64 experts that is 256 rows, for a single token it is the smallest tile there is.
+# for a prompt of 8192 tokens, k = 2 and 64 experts that is 256 rows. For a single token it is the smallest tile there
+# is.
 
 # %%
 show(
@@ -1807,17 +1895,17 @@ show(
 # %% [markdown]
 # ## What you built
 #
-# You built a grouped matrix product for groups of any size. It pads nothing and loops over no groups. Its raggedness is
-# two lists of integers, which steer the copies and mask the stores. You built its gradients. And you built a mixture of
+# You built a grouped matrix product for groups of any size. It pads nothing and loops over no groups. Two lists of
+# integers say which blocks are copied and which rows are stored. You built its gradients. And you built a mixture of
 # experts that agrees with the dense one, in values and in gradients, even when an expert is left out.
 #
 # A real one adds more, and you have the parts already:
 #
 # - **Expert parallelism.** Experts are spread over devices, and tokens travel: an all-to-all before Puzzle 6 and one
-#   after it. Then each device has a range of groups, and more rows than they own. That is what your unowned rows are
-#   for.
+#   after it. Then each device holds some of the groups, and some of its rows belong to none of them. Your unowned rows
+#   are for that.
 # - **Capacity.** A fixed number of rows for each expert keeps shapes static. It drops tokens, or pads: the equal groups
-#   of Puzzle 5. Your ragged groups need neither. The literature calls that "dropless".
+#   of Puzzle 5. Your groups of any size need neither. The literature calls that "dropless".
 # - **Load balancing.** Nothing stops all tokens from choosing one expert. An auxiliary loss helps, or a bias on the
 #   logits that follows the load. Both work on `group_sizes` and on the router of Puzzle 8a. No kernel changes.
 # - **Quantised weights.** A small batch waits for weights. In int8, with a scale for each expert and column, they take

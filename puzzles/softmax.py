@@ -16,8 +16,8 @@
 #
 # You need what `basics.py` taught: Refs and BlockSpecs, masks at the ragged edge, sums that grow from step to step,
 # scratch. You also need a habit: counting bytes. A matrix multiplication uses every number that it fetches hundreds of
-# times. These kernels use it a handful of times. Their cost is mostly the bytes that they move, so every puzzle here
-# has a budget of bytes.
+# times. These kernels use it a handful of times. So their cost is mostly the bytes that they move, and every puzzle
+# here has a budget of bytes.
 
 # %%
 import functools
@@ -47,7 +47,7 @@ setup()
 # ## Puzzle 1: Softmax of a row
 #
 # **Goal.** Turn each row of `x` into probabilities: `exp(x)`, divided by its sum over the row. Write it yourself,
-# without `jax.nn.softmax`: soon no block will hold a whole row, and then it cannot help you.
+# without `jax.nn.softmax`: from Puzzle 2 on, no block holds a whole row, and `jax.nn.softmax` needs one.
 #
 # ### Theory
 #
@@ -93,8 +93,8 @@ def row_softmax(x: Float[Array, "M N"], *, bm: int = 16) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (48, 384): hbm_bytes=147_456, vmem_bytes=98_304. hbm_bytes: x in, the result out, 73,728 bytes each. Your
-# code may not call jax.nn.softmax or anything like it.
+# Budget for x (48, 384): hbm_bytes=147_456, vmem_bytes=98_304. hbm_bytes: x in, the result out, 73,728 bytes each. In
+# this notebook, your code may not call jax.nn.softmax or anything like it.
 check("softmax/1", row_softmax)
 
 # %% [markdown]
@@ -141,7 +141,7 @@ check("softmax/1", row_softmax)
 #
 # ### Theory
 #
-# A vocabulary of 262,144 words makes rows of 1 MiB in float32. Eight of them, in two buffers, are 16 MiB: all of the
+# A vocabulary of 262,144 tokens makes rows of 1 MiB in float32. Eight of them, in two buffers, are 16 MiB: all of the
 # VMEM that a kernel on a v5e gets by default. So a row comes in blocks (basics.py Puzzle 9). But you need the maximum
 # before you can compute any exponential, and the maximum needs the whole row.
 #
@@ -156,7 +156,7 @@ check("softmax/1", row_softmax)
 #     l_ref                            sum ---->                      sum ---->
 # ```
 #
-# `m_ref` and `l_ref` are scratch, one number per row. To recognize the last step you need the length of an axis:
+# `m_ref` and `l_ref` are scratch, one number per row. To recognise the last step, you need the length of an axis:
 # `pl.num_programs(2)` is the number of steps along axis 2. If two conditions have to hold at once, join them with `&`,
 # each in brackets: `@pl.when((a == 0) & (b == 0))`.
 
@@ -251,8 +251,9 @@ check("softmax/2", confidence)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** With two sweeps, VMEM no longer limits the length of a row. But every byte of `x` came in twice. This
-# kernel takes as long as its bytes take, so it takes twice the time. Could the sum start before the maximum is known?
+# **Takeaway.** With two sweeps, VMEM no longer limits the length of a row. But every byte of `x` came in twice. With
+# large blocks the copies take most of the time, so the kernel takes about twice as long. Could the sum start before you
+# know the maximum?
 
 # %% [markdown]
 # ## Puzzle 3: Online softmax
@@ -263,9 +264,10 @@ check("softmax/2", confidence)
 #
 # 8192 rows of 262,144 float32 scores are 8 GiB. At the 820 GB/s of a v5e one sweep takes 10.5 ms, and two take 21.
 #
-# So guess. Use the largest number so far as the maximum, and sum with that. When a larger one turns up, every term in
-# the sum is too large, and all by the same factor: exp(x - 5) is exp(x - 7) times exp(7 - 5). So you can correct the
-# old sum without seeing its terms again. You multiply it once:
+# So guess. Use the largest number so far as the maximum, and start to sum. Later, a larger number may turn up. Then
+# every old term is too large, and all of them by the same factor. Say the maximum grows from 5 to 7: you have added
+# exp(x - 5), and that is exp(x - 7) times exp(7 - 5). So one multiplication corrects the whole sum. You need not see
+# its terms again:
 #
 # ```text
 #     a row:   [ 2  5 | 7  4 | 6  3 ]
@@ -279,8 +281,8 @@ check("softmax/2", confidence)
 #     all at once:   exp(-5) + exp(-2) + exp(0) + exp(-3) + exp(-1) + exp(-4) = 1.5781
 # ```
 #
-# Where does 0.13534 come from, and where does the 1 after it come from? This factor is called the **rescaling**. It is
-# the trick at the heart of flash attention.
+# Each line multiplies the old sum by a factor: first 0.13534, then 1. Where do these two numbers come from? Multiplying
+# by this factor is called **rescaling**. It is the trick at the heart of flash attention.
 
 
 # %%
@@ -360,9 +362,9 @@ check("softmax/3", online_confidence)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** You can sum exponentials without knowing what comes next. Two numbers per row, `m` and `l`, hold all
-# that you need of what you have read. Here are the two kernels. The strip shows what moves at each step. Look for the
-# blocks of `x` that come twice in the first picture, and compare the two figures for HBM: 120 KiB against 60.
+# **Takeaway.** You can sum exponentials without knowing what comes next. All you have to remember is two numbers per
+# row, `m` and `l`. Here are the two kernels. The strip shows what moves at each step. Look for the blocks of `x` that
+# come twice in the first picture, and compare the two figures for HBM: 120 KiB against 60.
 
 # %%
 show(confidence, normal((24, 640)))
@@ -378,8 +380,9 @@ show(online_confidence, normal((24, 640)))
 #
 # ### Theory
 #
-# You cannot write the first probability of a row before you have read its last score. By then the first block is no
-# longer in VMEM, and has to come in again. So with sweeps from left to right, two reads and one write are the least:
+# You cannot write the first probability of a row before you have read its last score. By then, the first block is no
+# longer in VMEM. It has to come in again. If every sweep goes from left to right, you need at least two reads and one
+# write:
 #
 # ```text
 #     sweeps                          bytes, for an x of 61,440
@@ -388,8 +391,9 @@ show(online_confidence, normal((24, 640)))
 # ```
 #
 # There is a trap in the sweeps that only read. An output block leaves VMEM when its number changes (basics.py Puzzle
-# 5), **whether or not anything was stored in it**. If its number follows `j` in a sweep without results, five blocks
-# of garbage are written to HBM, and each block is visited twice.
+# 5), **whether or not anything was stored in it**. Suppose its number follows `j` in the first sweep, too. Then that
+# sweep writes five blocks of garbage to HBM, and the second sweep comes back to each of them. A block that has left
+# may not be visited again: the check refuses that.
 #
 # So keep the output on one block while there is nothing to write. An index map gets all grid indices, and it may use
 # any of them:
@@ -438,9 +442,9 @@ check("softmax/4", wide_softmax)
 # <details><summary>Hint 1</summary>
 #
 # Which kernel of yours already has the maximum *and* the sum after one sweep? After that, the last sweep takes a single
-# line. For the map: during the first sweep the output may wait on any block, as long as that block does not change
-# before the writing begins. Which block is the first to be written? And remember that index maps are traced: you cannot
-# use `if`.
+# line. For the map: during the first sweep, the output has to wait on one block. Only one of the five is right. Any
+# other block would leave VMEM, full of garbage, when the second sweep begins, and would be visited again later. Which
+# block does the second sweep write first? And remember that index maps are traced: you cannot use `if`.
 #
 # </details>
 #
@@ -505,68 +509,14 @@ check("softmax/4", wide_softmax)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Sweeps cost bytes, so count them first; the arithmetic that saves one is cheap. Below you see what the
-# same softmax moves in one sweep (Puzzle 1, when a row fits), in two (yours), and in three: 120, 180 and 240 KiB.
-# (Still hungry? Walk the second sweep backwards, and its first block is already there. The snake of basics.py Puzzle 13
-# makes it 168.)
-#
-# So much for bytes; now for time. `tpu_report` asks the TPU's own compiler. It needs no TPU; if the compiler is
-# missing, the report says what to install. Here is your kernel on 1 GiB of scores. Its **roof** is the time that its
-# bytes take: 3.93 ms for 3 GiB on a v5e, and 1.96 ms on a v6e. With blocks of (256, 2048) the estimate for the solution
-# is 4.18 ms, and 2.22 ms with `tpu="v6e"`. That is 94% and 88% of the roof. The rest is the cost of 1024 steps, 0.25 us
-# each (basics.py Puzzle 6). The check uses blocks of (8, 128). They make 524,288 steps, and the estimate for a v5e is
-# 167 ms: 2% of the roof, for the same bytes. The table below the picture has more figures. **Bundles** are the
-# instructions of a step, one a cycle.
-
-# %%
-# simulate=False leaves out the cycle count of a simulator, which takes half a minute here.
-tpu_report(wide_softmax, normal((8192, 32768)), bm=256, bn=2048, simulate=False)
-
-# %% [markdown]
-# Here are the pictures of all three, the one with the fewest bytes first:
-
-# %%
-show(row_softmax, normal((24, 640)), bm=8)
+# **Takeaway.** Sweeps cost bytes, so count them first; the arithmetic that saves one is cheap. For this `x`, one sweep
+# moves 120 KiB (Puzzle 1, when a row fits), your two move 180, and three would move 240. In the picture, watch the
+# result wait on its first block. (Still hungry? Let the second sweep walk backwards, as the snake of basics.py Puzzle
+# 13 does. It then begins with the block that the first sweep has just read, and that block need not be copied again.
+# With three rows of blocks this saves three copies: 168 KiB.)
 
 # %%
 show(wide_softmax, normal((24, 640)))
-
-
-# %%
-def three_sweeps_kernel(x_ref, o_ref, m_ref, l_ref):
-    sweep, j = pl.program_id(1), pl.program_id(2)
-
-    @pl.when((sweep == 0) & (j == 0))
-    def _():
-        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-
-    @pl.when(sweep == 0)
-    def _():
-        m_ref[...] = jnp.maximum(m_ref[...], x_ref[...].max(axis=1, keepdims=True))
-
-    @pl.when(sweep == 1)
-    def _():
-        l_ref[...] += jnp.exp(x_ref[...] - m_ref[...]).sum(axis=1, keepdims=True)
-
-    @pl.when(sweep == 2)
-    def _():
-        o_ref[...] = jnp.exp(x_ref[...] - m_ref[...]) / l_ref[...]
-
-
-def three_sweeps(x: Float[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float[Array, "M N"]:
-    M, N = x.shape
-    return pl.pallas_call(
-        three_sweeps_kernel,
-        grid=(M // bm, 3, N // bn),
-        in_specs=[pl.BlockSpec((bm, bn), lambda i, sweep, j: (i, j))],
-        out_specs=pl.BlockSpec((bm, bn), lambda i, sweep, j: (i, sweep // 2 * j)),
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        scratch_shapes=[pltpu.VMEM((bm, 1), jnp.float32), pltpu.VMEM((bm, 1), jnp.float32)],
-    )(x)
-
-
-show(three_sweeps, normal((24, 640)))
 
 # %% [markdown]
 # ## Puzzle 5: A loss without probabilities
@@ -576,13 +526,13 @@ show(three_sweeps, normal((24, 640)))
 #
 # ### Theory
 #
-# 8192 tokens and a vocabulary of 262,144 words make 8 GiB of scores in float32. Their softmax is another 8 GiB, written
-# and read again. Scores and softmax together do not even fit into the 16 GB of a v5e. And the loss needs only one
-# probability of each row.
+# 8192 rows and a vocabulary of 262,144 tokens make 8 GiB of scores in float32. Their softmax is another 8 GiB. Together
+# they do not even fit into the 16 GB of a v5e. And the loss needs only one probability of each row.
 #
-# You have nearly all of it: after one sweep, any score of the row has the probability `exp(score-m)/l`. You still need
-# the score of the label. In NumPy that is `x[row, label]`. In a TPU kernel, indexing with arrays is refused.
-# (`jnp.take_along_axis` compiles for blocks of 128 columns, but not for blocks of 512.)
+# You have nearly all of it: after one sweep, a score `t` of the row has the probability `exp(t - m) / l`. (Two helpers
+# now do Puzzle 3's work on `m` and `l`.) You still need the score of the label. In NumPy that is `x[row, label]`. In a
+# TPU kernel, indexing with arrays is refused. (`jnp.take_along_axis` compiles for blocks of 128 columns, but not for
+# blocks of 512.)
 #
 # Instead, compare **positions**. The column numbers of the block are a row, and the labels are a column. Broadcasting
 # turns them into a table with at most one True per row:
@@ -594,7 +544,25 @@ show(three_sweeps, normal((24, 640)))
 #     label  259                            .   .   .   T
 # ```
 #
-# Where it is True, keep the score. Elsewhere, put 0. What is the sum of a row of that, over all blocks?
+# Where it is True, keep the score. Elsewhere, put 0. Sum each row, and add up the sums of all blocks. What do you get?
+#
+# Mind the last step. `t` and `m` may be large and close together, and float32 numbers near 10,000 lie 0.001 apart. So
+# subtract these two from each other **first**, before you add anything small to one of them.
+
+
+# %%
+def start_statistics(m_ref, l_ref):
+    # the starting values of Puzzle 3; call it at the first step of a row
+    m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+    l_ref[...] = jnp.zeros(l_ref.shape)
+
+
+def update_statistics(m_ref, l_ref, x):
+    # x: (bm, bn), an array. Afterwards m_ref and l_ref (bm, 1) are the maximum and the sum of everything up to x
+    m_old = m_ref[...]
+    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+    m_ref[...] = m_new
 
 
 # %%
@@ -619,15 +587,16 @@ def cross_entropy(
 # %%
 # Budget for x (24, 640), labels (24, 1): hbm_bytes=61_632, vmem_bytes=8_416, calls=1, output_stores=1. hbm_bytes: the
 # scores once (61,440), and 96 bytes each for labels and loss. Each of the 24 rows has a random label from 0 to 639.
+# Your code may not call jnp.take_along_axis: other cases have blocks of 512 columns.
 check("softmax/5", cross_entropy)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Do the algebra before the code: minus the logarithm of exp(t - m) / l has no exponential left in it. Take the
-# logarithm of the quotient term by term. You need `m`, `l` and the label's score `t`, each once. (If you compute the
-# probability first and take its logarithm afterwards, you get log(0) as soon as t lies 88 below m.) The columns of
-# block `j` start at `j` times the width of a block.
+# Do the algebra before the code: take the logarithm of the quotient term by term. No exponential should be left, and
+# you need `m`, `l` and the label's score `t` once each. (If you compute the probability first and take its logarithm
+# afterwards, you get log(0) as soon as t lies 88 below m.) For the positions: at which column of the row does block `j`
+# start? For the call: how many rows do the labels have, and does their block change with `j`?
 #
 # </details>
 #
@@ -636,15 +605,15 @@ check("softmax/5", cross_entropy)
 # ```python
 # def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
 #     j = pl.program_id(1)
-#     ____                                    # starting values, for three buffers
+#     ____                                      # starting values, for three buffers
 #
 #     x = x_ref[...]
 #     bn = x.shape[1]
 #     cols = ____ + jnp.arange(bn)[None, :]     # (1, bn), positions in the whole row
 #     t_ref[...] += jnp.where(____, x, 0).sum(axis=1, keepdims=True)
-#     ____                                    # m_ref and l_ref, as in Puzzle 3
+#     ____                                      # m_ref and l_ref
 #
-#     ____                                    # on the last step: the loss
+#     ____                                      # on the last step: the loss
 #
 #
 # def cross_entropy(x, labels, *, bm=8, bn=128):
@@ -670,18 +639,14 @@ check("softmax/5", cross_entropy)
 #
 #     @pl.when(j == 0)
 #     def _():
-#         m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-#         l_ref[...] = jnp.zeros(l_ref.shape)
+#         start_statistics(m_ref, l_ref)
 #         t_ref[...] = jnp.zeros(t_ref.shape)
 #
 #     x = x_ref[...]
 #     bn = x.shape[1]
 #     cols = j * bn + jnp.arange(bn)[None, :]
 #     t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
-#     m_old = m_ref[...]
-#     m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
-#     l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
-#     m_ref[...] = m_new
+#     update_statistics(m_ref, l_ref, x)
 #
 #     @pl.when(j == pl.num_programs(1) - 1)
 #     def _():
@@ -705,9 +670,9 @@ check("softmax/5", cross_entropy)
 
 # %% [markdown]
 # **Takeaway.** You turned 8 GiB of scores into 8192 losses, with nothing stored in between. At 820 GB/s that takes 10.5
-# ms, the time to read the scores. No kernel that looks at every score can be faster. By way of Puzzle 4, with the
-# probabilities stored and read again, it would take four times as long. But a loss is there to be differentiated. Can
-# JAX do that?
+# ms, the time to read the scores. No kernel that looks at every score can be faster. Puzzle 4 reads the scores twice
+# and stores the probabilities. That takes three times as long, before any loss. But what is a loss for? To be
+# differentiated. Can JAX do that?
 
 # %% [markdown]
 # ## Puzzle 6: Softmax, backwards
@@ -726,11 +691,9 @@ check("softmax/5", cross_entropy)
 #     f.defvjp(fwd, bwd)      g is the gradient of the loss with respect to the result, and has its shape
 # ```
 #
-# Arguments that are plain numbers (here `bm`) are listed in `nondiff_argnums`. `bwd` gets them first, before the
-# residuals.
-#
-# The softmax of one row, y = softmax(x), has an N x N matrix of derivatives. For N = 4096 in float32 it is 64 MiB, per
-# row. You never need the matrix itself, because it has a simple form:
+# That is all that is new here. The rest is calculus that you know: y = softmax(x), for one row, has an N x N matrix of
+# derivatives. For N = 4096 in float32 the matrix is 64 MiB, per row. But you never need to build it, because it has a
+# simple form:
 #
 # ```text
 #     dy[j] / dx[i]  =  y[j] * (1 - y[i])     for j = i
@@ -749,6 +712,7 @@ def softmax_vjp_spec(x: Float[Array, "M N"], g: Float[Array, "M N"]) -> tuple[Fl
     return y, vjp(g)[0]
 
 
+# %%
 def softmax_grad_kernel(y_ref, g_ref, dx_ref):
     # y_ref: (bm, N), whole rows of the softmax      g_ref: (bm, N), the gradient that arrives
     # dx_ref: (bm, N), the gradient with respect to x
@@ -767,7 +731,8 @@ def softmax_grad(y: Float[Array, "M N"], g: Float[Array, "M N"], *, bm: int) -> 
     )(y, g)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+# %%
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))  # argument 1, bm, has no gradient: bwd gets it first
 def smooth_softmax(x, bm):
     return row_softmax(x, bm=bm)  # your own, from Puzzle 1
 
@@ -785,6 +750,7 @@ def smooth_softmax_bwd(bm, residuals, g):
 smooth_softmax.defvjp(smooth_softmax_fwd, smooth_softmax_bwd)
 
 
+# %%
 def softmax_vjp(
     x: Float[Array, "M N"], g: Float[Array, "M N"], *, bm: int = 16
 ) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
@@ -794,7 +760,8 @@ def softmax_vjp(
 
 # %%
 # Budget for x (48, 384), g (48, 384): hbm_bytes=368_640, calls=2. hbm_bytes: forward x in, y out; backward y and g in,
-# dx out. Five arrays of 73,728 bytes, in two calls.
+# dx out. Five arrays of 73,728 bytes, in two calls. Your code may not call jax.vjp, jax.grad or anything like them, and
+# all arithmetic belongs in the two kernels.
 check("softmax/6", softmax_vjp)
 
 # %% [markdown]
@@ -847,7 +814,7 @@ check("softmax/6", softmax_vjp)
 # %% [markdown]
 # **Takeaway.** `jax.grad` walks backwards through your kernel, because you told it how. You also chose the residual.
 # With `x` instead of `y`, the backward pass would move the same bytes, but it would have to compute the softmax again.
-# `y` was there anyway. And you never built a matrix of derivatives.
+# `y` was there anyway. And nobody built a matrix of 64 MiB.
 
 # %% [markdown]
 # ## Puzzle 7: LayerNorm, and what it leaves behind
@@ -872,8 +839,8 @@ check("softmax/6", softmax_vjp)
 #     beta   (1, N)  --->  +----------+  --->  rstd    (M, 1)
 # ```
 #
-# The variance of a row is the mean of `(x - mean)` squared. It is divided by N, not by N - 1. The 1e-5 is inside the
-# root. There it keeps a row of equal numbers from a division by zero.
+# The variance of a row is the mean of `(x - mean)` squared. (You divide by N, not by N - 1.) The 1e-5 is inside the
+# root. Without it, a row of equal numbers would be divided by zero.
 
 
 # %%
@@ -974,7 +941,7 @@ check("softmax/7", layer_norm)
 
 # %% [markdown]
 # **Takeaway.** A kernel may return as many results as it likes. Here `x` comes in once and the result goes out once.
-# That is the least, and the two residuals add only a quarter of a percent to it. Next, they earn their keep.
+# That is the least, and the two residuals add only a quarter of a percent to it. Puzzle 8 uses `mean` and `rstd`.
 
 # %% [markdown]
 # ## Puzzle 8: LayerNorm, backwards
@@ -984,31 +951,31 @@ check("softmax/7", layer_norm)
 # ### Theory
 #
 # Call the normalised row n = (x - mean) * rstd, and let `g` be the gradient that arrives. The result was n * gamma +
-# beta, so
+# beta. All rows share one `gamma` and one `beta`. So the chain rule makes their gradients sums over **all** rows. What
+# is summed? That is yours to find. For `x` the calculation is longer, and here is its end:
 #
 # ```text
-#     dbeta  = sum over rows of g              (1, N)
-#     dgamma = sum over rows of g * n          (1, N)
-#     h      = g * gamma                       (M, N), the gradient with respect to n
-#     dx     = rstd * (h - mean of h - n * mean of (h * n))       both means along the row
+#     h      = g * gamma                                          (M, N), the gradient with respect to n
+#     dx     = rstd * (h - mean of h - n * mean of (h * n))       (M, N), both means along the row
+#     dgamma = sum over rows of ?                                 (1, N)
+#     dbeta  = sum over rows of ?                                 (1, N)
 # ```
 #
-# The last line drops two parts of `h`: the part that only shifts the row, and the part that only stretches it.
-# Normalising would undo both.
+# Shifting a row of x does not change n, and stretching it hardly does (only the 1e-5 notices). So dx must not shift the
+# row, and must not stretch it. The two means are those parts of h, and the formula for dx subtracts them.
 #
-# `dx` belongs to rows, so a block of rows is all it needs. `dgamma` and `dbeta` sum over **all** rows, so over all
-# steps. In basics.py Puzzle 9 one output stayed while its sum grew. Now **outputs of one kernel move at different
-# paces**: `dx` moves on at every step, and the two sums stay until the end.
+# In basics.py Puzzle 9 one output stayed while its sum grew. Now **outputs of one kernel move at different paces**. For
+# each of the three, say which of its blocks is in VMEM at each step:
 #
 # ```text
 #     step i       0     1     2
-#     dx          [0]   [1]   [2]       three blocks, three writes
-#     dgamma      [ ?     ?     ?  ]    one block, one write
-#     dbeta       [ ?     ?     ?  ]    one block, one write
+#     dx           ?     ?     ?
+#     dgamma       ?     ?     ?
+#     dbeta        ?     ?     ?
 # ```
 #
-# One read of `x` and `g` serves all three. With three calls, `g` would come in three times; 8192 rows of 8192 are 256
-# MiB.
+# One read of `x` and `g` serves all three. With three calls, `g` comes in three times. For 8192 x 8192 in float32 that
+# is 512 MiB more.
 
 
 # %%
@@ -1018,6 +985,7 @@ def layer_norm_vjp_spec(
     return jax.vjp(lambda *args: layer_norm_spec(*args)[0], x, gamma, beta)[1](g)
 
 
+# %%
 def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
     # x_ref, g_ref, dx_ref: (bm, N), whole rows      mean_ref, rstd_ref: (bm, 1)
     # gamma_ref, dgamma_ref, dbeta_ref: (1, N)
@@ -1029,6 +997,7 @@ def layer_norm_grad_out_specs(N, bm):
     pass  # YOUR CODE HERE
 
 
+# %%
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def smooth_layer_norm(x, gamma, beta, bm):
     return layer_norm(x, gamma, beta, bm=bm)[0]  # your own, from Puzzle 7
@@ -1071,16 +1040,16 @@ def layer_norm_vjp(
 # %%
 # Budget for x (48, 384), gamma (1, 384), beta (1, 384), g (48, 384): hbm_bytes=377_088, calls=2. hbm_bytes: 150,912 for
 # the forward pass (Puzzle 7). The backward pass moves x, g and dx (73,728 each), gamma, dgamma and dbeta (1,536 each),
-# mean and rstd (192 each).
+# mean and rstd (192 each). Your code may not call jax.vjp, jax.grad or anything like them.
 check("softmax/8", layer_norm_vjp)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For each of the three outputs, ask: does its block change from step to step, or stay? One that stays needs a first
-# step that zeroes it, and every step adds something to it. Sums over rows are sums along axis 0 of the block. A step
-# sums only its own block; the other blocks have their own turn. The means in `dx` go along axis 1 and need no memory at
-# all.
+# Two of the outputs start as garbage and are added to. What must happen before the first addition, and at which step?
+# Compare the shapes (1, N) and (bm, 1): which axis does each sum or mean remove? For the two sums: one element of
+# `beta` is added to one column, in every row. One element of `gamma` is multiplied into it. So what does the chain rule
+# put beside `g`?
 #
 # </details>
 #
@@ -1148,9 +1117,9 @@ show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), norm
 #
 # ### Theory
 #
-# Most language models do this between their layers. The output `r` of one layer is added to the stream `x` that runs
-# through the model. The sum goes on as the stream. Normalised, it also goes into the next layer. So both results are
-# needed. (RMSNorm is LayerNorm without mean and shift.)
+# Most language models do this between their layers. A stream `x` runs through the whole model. Each layer adds its
+# output `r` to it. The sum is the new stream, and its normalised copy is the input of the next layer. So both results
+# are needed. (RMSNorm is LayerNorm without mean and shift.)
 #
 # ```text
 #     x ----> (+) ----> h --------------------> h        on to the next sum
@@ -1188,7 +1157,7 @@ def add_rms_norm(
 
 # %%
 # Budget for x (64, 384), r (64, 384), gamma (1, 384): hbm_bytes=198_144, vmem_bytes=99_840, calls=1. hbm_bytes: four
-# arrays of 49,152 bytes, and gamma (1,536).
+# arrays of 49,152 bytes, and gamma (1,536). All arithmetic belongs in the kernel, the casts too.
 check("softmax/9", add_rms_norm)
 
 # %% [markdown]
@@ -1250,8 +1219,8 @@ check("softmax/9", add_rms_norm)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Four trips instead of five save a fifth of the traffic, and every token passes this place twice per
-# layer. With two inputs and two results, four is the least.
+# **Takeaway.** Four trips instead of five save a fifth of the traffic, and a transformer does this twice in each layer.
+# With two inputs and two results, four is the least.
 
 # %% [markdown]
 # ## Puzzle 10: The loss, with GPT-2's vocabulary
@@ -1261,11 +1230,11 @@ check("softmax/9", add_rms_norm)
 #
 # ### Theory
 #
-# GPT-2 knows 50,257 words. That is 392 blocks of 128 columns and 81 columns more; blocks of 2048 leave 1105. So the
-# last block hangs over the edge, and beyond the edge is garbage (basics.py Puzzle 8):
+# GPT-2 knows 50,257 tokens. In blocks of 128, that is 392 full blocks and 81 columns over. In blocks of 2048, 1105
+# columns are over. So the last block hangs over the edge, and beyond the edge is garbage (basics.py Puzzle 8):
 #
 # ```text
-#     1000 words, blocks of 256
+#     1000 tokens, blocks of 256
 #
 #     j = 0        j = 1        j = 2        j = 3
 #     +------------+------------+------------+---------+..+
@@ -1279,8 +1248,8 @@ check("softmax/9", add_rms_norm)
 # largest, and exp(0) would drown every real score. **Replace the padding by a value that changes neither reduction.**
 # Which value leaves a maximum alone, and becomes 0 under exp?
 #
-# The scores are bfloat16, with 8 significant bits. The scratch is float32, and so is any mix of the two, such as
-# `x - m`. Cast the scores at once (`.astype(jnp.float32)`), and you need not think about where the two meet.
+# The scores are bfloat16, with 8 significant bits. A bfloat16 minus a float32 is float32. To be safe, cast the scores
+# to float32 as soon as you read them (`.astype(jnp.float32)`).
 
 
 # %%
@@ -1307,15 +1276,16 @@ def ragged_loss(
 
 # %%
 # Budget for x (32, 1000), labels (32, 1): hbm_bytes=64_256, vmem_bytes=16_832, output_stores=1. hbm_bytes: the scores
-# once, 2 bytes each (64,000), and 128 bytes each for labels and loss.
+# once, 2 bytes each (64,000), and 128 bytes each for labels and loss. Your code may not call jnp.take_along_axis.
 check("softmax/10", ragged_loss)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your kernel of Puzzle 5; one line changes. It decides by position which scores are real, and it has to come
-# before anything else: garbage that has gone through `exp` or a product is still garbage. Which positions does block
-# `j` hold, and when is one of them real? As for the value: a maximum starts from it, too.
+# Start from Puzzle 5. One line is new. It decides by position which scores are real, and it has to come before anything
+# else: garbage that has gone through `exp` or a product is still garbage. Which positions does block `j` hold, and when
+# is one of them real? As for the value: `start_statistics` knows it. Scores near -300 are among the cases, so subtract
+# in the order of Puzzle 5.
 #
 # </details>
 #
@@ -1342,18 +1312,14 @@ check("softmax/10", ragged_loss)
 #
 #     @pl.when(j == 0)
 #     def _():
-#         m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-#         l_ref[...] = jnp.zeros(l_ref.shape)
+#         start_statistics(m_ref, l_ref)
 #         t_ref[...] = jnp.zeros(t_ref.shape)
 #
 #     bn = x_ref.shape[1]
 #     cols = j * bn + jnp.arange(bn)[None, :]
 #     x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)
 #     t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
-#     m_old = m_ref[...]
-#     m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
-#     l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
-#     m_ref[...] = m_new
+#     update_statistics(m_ref, l_ref, x)
 #
 #     @pl.when(j == pl.num_programs(1) - 1)
 #     def _():
@@ -1378,23 +1344,35 @@ check("softmax/10", ragged_loss)
 show(ragged_loss, normal((32, 1000), "bfloat16"), integers((32, 1), 0, 1000))
 
 # %% [markdown]
-# The next cell takes GPT-2's real vocabulary, for 8192 tokens, on a v6e. These are the compiler's estimates for the
-# solutions at real sizes, and the roofs, in ms:
+# So far you counted bytes. Now count time. `tpu_report` asks the TPU's own compiler, and needs no TPU. (If the compiler
+# is missing, the report says what to install.) Here is Puzzle 4 on 1 GiB of scores: two reads and one write, 3 GiB.
+#
+# On a v5e the bytes alone take 3.93 ms. For the solution the compiler's estimate is 4.18 ms, so it runs at 94% of the
+# best possible speed. The rest is the cost of its 1024 steps, 0.25 us each (basics.py Puzzle 4). With the blocks of the
+# check, (8, 128), there are 524,288 steps, and the estimate is 167 ms: 131 ms of step cost, and 36 ms of instructions.
+# The bytes are the same. In the report, a **bundle** is a group of instructions that start together, one group a cycle.
+
+# %%
+# simulate=False leaves out the cycle count of a simulator, which takes half a minute here.
+tpu_report(wide_softmax, normal((8192, 32768)), bm=256, bn=2048, simulate=False)
+
+# %% [markdown]
+# These are the estimates for three of the solutions at real sizes, in ms. Beside each: what the bytes alone take.
 #
 # ```text
 #                                                            v5e                  v6e
-#     Puzzle  4   8192 x 32768 float32,  (256, 2048)     4.18 (roof 3.93)    2.22 (roof 1.96)
-#     Puzzle 10   8192 x 50257 bfloat16, (256, 2048)     1.20 (roof 1.00)    0.98 (roof 0.50)
-#     Puzzle  9   8192 x 8192  bfloat16, 64 rows         0.69 (roof 0.65)    0.36 (roof 0.33)
+#     Puzzle  4   8192 x 32768 float32,  (256, 2048)    4.18 (bytes 3.93)    2.22 (bytes 1.96)
+#     Puzzle 10   8192 x 50257 bfloat16, (256, 2048)    1.20 (bytes 1.00)    0.98 (bytes 0.50)
+#     Puzzle  9   8192 x 8192  bfloat16, 64 rows        0.69 (bytes 0.65)    0.36 (bytes 0.33)
 # ```
 #
-# One of the six is not bounded by HBM: Puzzle 10 on a v6e. A v6e moves bytes twice as fast as a v5e, but this kernel
-# takes about as many cycles on either. And with bfloat16 there are half as many bytes for each exponential. So the
-# bundles, which cost nothing extra on the older chip, set the limit on the newer one.
+# In five of the six, the bytes take longest. The sixth is Puzzle 10 on a v6e. On a v5e the instructions (0.91 ms) hide
+# behind the copies (1.00 ms). On a v6e the copies take only 0.50 ms, so the instructions (0.78 ms) set the limit.
 #
-# The report also counts copies that XLA makes around the kernel. None of its other figures includes them. One of the
-# three copies is the scores themselves: XLA has stored that array column by column, and the kernel wants rows. So all
-# 785 MiB are read and written once more. Even a fast kernel has to wait for its input.
+# The next cell asks for that sixth report. It also counts copies that XLA makes around the kernel. The times in the
+# report leave these copies out. One of the three copies is the scores themselves: XLA has stored that array column by
+# column, and the kernel wants rows. So all 785 MiB are read and written once more. Even a fast kernel has to wait for
+# its input.
 
 # %%
 scores, labels = normal((8192, 50257), "bfloat16"), integers((8192, 1), 0, 50257)
@@ -1404,8 +1382,26 @@ tpu_report(ragged_loss, scores, labels, bm=256, bn=2048, tpu="v6e", simulate=Fal
 # Now train something with them. The images are the digits of a pocket calculator: seven segments on 16 x 8 pixels,
 # under a good deal of noise. The classifier is a matrix, your LayerNorm, a ReLU, another matrix, your loss. It is
 # trained twice, from the same start on the same digits: with your kernels, and with plain `jnp`.
-#
-# The gradient of the loss is short, so it is given: softmax minus 1 at the label. Its softmax is your Puzzle 1.
+
+
+# %%
+def noisy_digits(seed, count):
+    """Images of digits (count, 128), and which digits they are (count, 1)."""
+    rng = np.random.default_rng(seed)
+    segments = np.zeros((7, 16, 8), np.float32)
+    boxes = [(1, 2, 2, 6), (2, 7, 6, 7), (9, 14, 6, 7), (14, 15, 2, 6), (9, 14, 1, 2), (2, 7, 1, 2), (7, 9, 2, 6)]
+    for segment, (top, bottom, left, right) in zip(segments, boxes, strict=True):
+        segment[top:bottom, left:right] = 1
+    lit = ["abcdef", "bc", "abdeg", "abcdg", "bcfg", "acdfg", "acdefg", "abc", "abcdefg", "abcdfg"]  # 0 to 9
+    clean = np.stack([sum(segments["abcdefg".index(s)] for s in letters) for letters in lit])
+    labels = rng.integers(0, 10, (count, 1))
+    images = clean[labels[:, 0]].reshape(count, 128) + 0.6 * rng.standard_normal((count, 128))
+    return images.astype(np.float32), labels.astype(np.int32)
+
+
+# %% [markdown]
+# The gradient of the loss is given: it is the softmax, with 1 subtracted at the label. The softmax comes from your
+# Puzzle 1.
 
 
 # %%
@@ -1435,20 +1431,7 @@ def plain_norm(x, gamma, beta):
     return layer_norm_spec(x, gamma, beta)[0]
 
 
-def noisy_digits(seed, count):
-    """Images of digits (count, 128), and which digits they are (count, 1)."""
-    rng = np.random.default_rng(seed)
-    segments = np.zeros((7, 16, 8), np.float32)
-    boxes = [(1, 2, 2, 6), (2, 7, 6, 7), (9, 14, 6, 7), (14, 15, 2, 6), (9, 14, 1, 2), (2, 7, 1, 2), (7, 9, 2, 6)]
-    for segment, (top, bottom, left, right) in zip(segments, boxes, strict=True):
-        segment[top:bottom, left:right] = 1
-    lit = ["abcdef", "bc", "abdeg", "abcdg", "bcfg", "acdfg", "acdefg", "abc", "abcdefg", "abcdfg"]  # 0 to 9
-    clean = np.stack([sum(segments["abcdefg".index(s)] for s in letters) for letters in lit])
-    labels = rng.integers(0, 10, (count, 1))
-    images = clean[labels[:, 0]].reshape(count, 128) + 0.6 * rng.standard_normal((count, 128))
-    return images.astype(np.float32), labels.astype(np.int32)
-
-
+# %%
 def losses(norm, loss, num_steps=60):
     """The loss at every step of training, as a list."""
     rng = np.random.default_rng(0)
@@ -1475,6 +1458,7 @@ def losses(norm, loss, num_steps=60):
     return curve
 
 
+# %%
 def draw_curves(curves):
     """One character per step and curve; where they meet, an =."""
     marks, high = {"yours": "o", "jnp": "x"}, max(map(max, curves.values()))
@@ -1489,6 +1473,7 @@ def draw_curves(curves):
     print("      o your kernels   x jnp   = both")
 
 
+# %%
 to_write = unwritten(layer_norm_vjp) + unwritten(row_softmax) + unwritten(ragged_loss)
 if to_write:
     print(f"Nothing to train with yet. Still to be written: {', '.join(to_write)}.")
@@ -1504,7 +1489,7 @@ else:
 # %% [markdown]
 # **Read next.** `_flash_attention_kernel_single_batch` in `jax.experimental.pallas.ops.tpu.flash_attention`, which
 # ships with JAX. Its `m_scratch_ref`, `l_scratch_ref` and `alpha` are `m`, `l` and the rescaling of your Puzzle 3, over
-# blocks of keys. A third buffer, `acc_scratch_ref`, is rescaled along with them. Look for one difference: there, `m`
+# blocks of keys. A third buffer, `acc_scratch_ref`, is rescaled along with `l`. Look for one difference: there, `m`
 # and `l` are 128 columns wide and hold each number 128 times. (Recall basics.py Puzzle 5: a block of (8, 1) still fills
 # a whole 8 x 128 tile.)
 #

@@ -122,15 +122,9 @@ def batched_specs(bm, bk, N):
 
 # Puzzle 12
 def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
-    k = pl.program_id(2)
+    accumulate(x_ref, w_ref, acc_ref)
 
-    @pl.when(k == 0)
-    def _():
-        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
-
-    acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-
-    @pl.when(k == num_k - 1)
+    @pl.when(pl.program_id(2) == num_k - 1)
     def _():
         y = acc_ref[...] + bias_ref[...]
         o_ref[...] = jax.nn.gelu(y).astype(o_ref.dtype)

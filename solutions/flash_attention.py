@@ -75,10 +75,10 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     m_old = m_ref[...]
     m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
     p = jnp.exp(s - m_new)
-    mend = jnp.exp(m_old - m_new)
-    l_ref[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)
+    rescale = jnp.exp(m_old - m_new)
+    l_ref[...] = l_ref[...] * rescale + p.sum(axis=1, keepdims=True)
     pv = jnp.dot(p.astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
-    acc_ref[...] = acc_ref[...] * mend + pv
+    acc_ref[...] = acc_ref[...] * rescale + pv
     m_ref[...] = m_new
 
     @pl.when(j == pl.num_programs(0) - 1)
@@ -92,16 +92,14 @@ def flash_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 
     @pl.when(j == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        start(m_ref, l_ref, acc_ref)
 
     s = block_scores(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)
     online_step(s, v_ref[...], m_ref, l_ref, acc_ref)
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _():
-        o_ref[...] = (acc_ref[...] / lanes(l_ref[...], D)).astype(o_ref.dtype)
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 
 
 def flash_forward(q, k, v, *, bq=64, bkv=128):
@@ -114,11 +112,7 @@ def flash_forward(q, k, v, *, bq=64, bkv=128):
         in_specs=[q_block, kv_block, kv_block],
         out_specs=q_block,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        scratch_shapes=[
-            pltpu.VMEM((bq, 128), jnp.float32),
-            pltpu.VMEM((bq, 128), jnp.float32),
-            pltpu.VMEM((bq, D), jnp.float32),
-        ],
+        scratch_shapes=[pltpu.VMEM((bq, n), jnp.float32) for n in (128, 128, D)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
     )(q, k, v)
 
@@ -134,9 +128,7 @@ def causal_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, offset):
 
     @pl.when(j == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        start(m_ref, l_ref, acc_ref)
 
     @pl.when(sees_all)
     def _():
@@ -150,7 +142,7 @@ def causal_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref, *, offset):
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _():
-        o_ref[...] = (acc_ref[...] / lanes(l_ref[...], D)).astype(o_ref.dtype)
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 
 
 def causal_kv_map(i, j, bq, bkv, offset):
@@ -169,9 +161,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
     @pl.when(j == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        start(m_ref, l_ref, acc_ref)
 
     @pl.when(sees_all)
     def _():
@@ -316,9 +306,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
     @pl.when(t == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        start(m_ref, l_ref, acc_ref)
 
     @pl.when(kind == 2)
     def _():
@@ -326,7 +314,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
     @pl.when(kind == 1)
     def _():
-        rows = i * bq + jnp.arange(bq)[:, None]
+        rows = i * bq + column(bq)
         cols = j * bkv + jnp.arange(bkv)[None, :]
         s = jnp.where(mask(rows, cols) & (cols < Skv), scores(), -jnp.inf)
         online_step(s, rows_inside(v_ref[...], j, Skv), m_ref, l_ref, acc_ref)
@@ -343,9 +331,7 @@ def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_re
 
     @pl.when(t == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        start(m_ref, l_ref, acc_ref)
 
     @pl.when(t * page < lengths_ref[b])
     def _():

@@ -153,14 +153,15 @@ def combine(rows, order, weights):
     return (weights[:, :, None] * by_slot).sum(axis=1)
 
 
+# Puzzle 8c
+def expand_grad(g, order, *, k=2):
+    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
+    return by_slot.astype(jnp.float32).sum(axis=1)
+
+
 # Puzzle 9
 def tile_rows(num_slots, num_experts):
     return 16 * pl.cdiv(num_slots, 16 * num_experts)
-
-
-def expand_grad(g, order, *, k):
-    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
-    return by_slot.astype(jnp.float32).sum(axis=1)
 
 
 def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):

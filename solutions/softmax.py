@@ -91,18 +91,14 @@ def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
 
     @pl.when(j == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-        l_ref[...] = jnp.zeros(l_ref.shape)
+        start_statistics(m_ref, l_ref)
         t_ref[...] = jnp.zeros(t_ref.shape)
 
     x = x_ref[...]
     bn = x.shape[1]
     cols = j * bn + jnp.arange(bn)[None, :]
     t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
-    m_old = m_ref[...]
-    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
-    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
-    m_ref[...] = m_new
+    update_statistics(m_ref, l_ref, x)
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
@@ -204,18 +200,14 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-        l_ref[...] = jnp.zeros(l_ref.shape)
+        start_statistics(m_ref, l_ref)
         t_ref[...] = jnp.zeros(t_ref.shape)
 
     bn = x_ref.shape[1]
     cols = j * bn + jnp.arange(bn)[None, :]
     x = jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)
     t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
-    m_old = m_ref[...]
-    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
-    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
-    m_ref[...] = m_new
+    update_statistics(m_ref, l_ref, x)
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():

@@ -736,6 +736,29 @@ def test_vectors_are_compressed_expanded_and_scattered() -> None:
     assert_runs(partial(compact, expand=True), (x,), again, simulator=False)
 
 
+def gathered(x: Any, ids: Any) -> Any:
+    """Rows of x, eight for each of the 16 subcores of one SparseCore."""
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    mesh = plsc.VectorSubcoreMesh(core_axis_name="c", subcore_axis_name="s", num_cores=1)
+
+    def body(x_hbm, ids_hbm, o_hbm, ids_ref, rows_ref):
+        first = 8 * lax.axis_index("s")
+        pltpu.sync_copy(ids_hbm.at[pl.ds(first, 8)], ids_ref)
+        pltpu.sync_copy(x_hbm.at[ids_ref], rows_ref)
+        pltpu.sync_copy(rows_ref, o_hbm.at[pl.ds(first, 8)])
+
+    scratch = [pltpu.VMEM((8,), I32), pltpu.VMEM((8, 128), F32)]
+    return pl.kernel(body, out_type=jax.ShapeDtypeStruct((128, 128), F32), mesh=mesh, scratch_types=scratch)(x, ids)
+
+
+@pytest.mark.filterwarnings("ignore:.*push streams")
+def test_the_simulator_has_no_word_on_what_only_a_sparse_core_does() -> None:
+    x, ids = normal(256, 128), integers(0, 256, 128)
+    assert check_call(gathered, (x, ids), x[ids]).status in ("passed", "unjudged")
+    assert check_call(gathered, (x, ids), x[ids] + 1).status == "failed"
+
+
 def test_cores_that_wait_for_one_another_are_not_followed() -> None:
     from jax.experimental.pallas import tpu_sc as plsc
 
@@ -750,3 +773,47 @@ def test_cores_that_wait_for_one_another_are_not_followed() -> None:
 
     with pytest.raises(lens.Beyond, match="barrier"):
         lens.trace(waits, integers(0, 9, 128))
+
+
+# --- slices of stride 0 ----------------------------------------------------------------------------------------------
+
+
+def test_a_slice_of_stride_0_takes_one_row_many_times() -> None:
+    def spread(x):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = x_ref[pl.ds(2, 16, 0), :] + x_ref[pl.ds(pl.program_id(0), 16, 0), :]
+
+        return pl.pallas_call(kernel, grid=(1,), out_shape=jax.ShapeDtypeStruct((16, 128), F32))(x)
+
+    x = normal(3, 128)
+    assert_runs(spread, (x,), np.tile(x[2] + x[0], (16, 1)), simulator=False)
+
+
+def test_a_slice_of_stride_0_has_bounds() -> None:
+    def beyond(x):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = x_ref[pl.ds(pl.program_id(0) + 3, 16, 0), :]
+
+        return pl.pallas_call(kernel, grid=(1,), out_shape=jax.ShapeDtypeStruct((16, 128), F32))(x)
+
+    x = normal(3, 128)
+    verdict = check_call(beyond, (x,), np.tile(x[2], (16, 1)))
+    assert verdict.findings[0].kind == "ref-bounds"
+
+
+# --- NaN -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_nan_that_is_expected_is_right_and_any_other_is_wrong() -> None:
+    def double(x):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * 2
+
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    whole = np.ones((8, 128), np.float32)
+    holed = whole.copy()
+    holed[3] = np.nan
+    assert check_call(double, (holed,), holed * 2).status == "passed"
+    assert check_call(double, (holed,), whole * 2).status == "failed"
+    assert check_call(double, (whole,), holed * 2).status == "failed"

@@ -255,8 +255,11 @@ def test_inputs_are_what_they_say() -> None:
     assert 5 <= flat.min() < flat.max() < 6
 
 
-def test_nan_never_passes() -> None:
-    assert not judged(twice, spec, np.full((24, 128), np.nan, np.float32))
+def test_nan_passes_only_where_it_is_expected() -> None:
+    some = np.where(np.arange(24)[:, None] == 3, np.nan, 1).astype(np.float32) * np.ones((1, 128), np.float32)
+    assert judged(twice, spec, some)
+    assert not judged(twice, lambda x: 2 * jnp.nan_to_num(x), some)
+    assert not judged(lambda x: twice(jnp.nan_to_num(x)), spec, some, allow=["select_n", "ne"])
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,8 @@ def test_json(place, puzzles):
         ["tpu", "demo/7"],
         ["tpu", "demo/1", "--tpu", "v9"],
         ["tpu", "demo/1", "--with", "missing.py"],
+        ["gpu"],
+        ["gpu", "demo/1", "--gpu", "a100"],
     ],
 )
 def test_wrong_use(puzzles, words):
@@ -405,7 +407,7 @@ COMMANDS = [name for name, each in cli.app.commands.items() if not each.hidden]
 
 
 def test_every_command_that_the_design_lists_is_there():
-    assert sorted(COMMANDS) == sorted("init lab start check watch hint solution show tpu reset list".split())
+    assert sorted(COMMANDS) == sorted("init lab start check watch hint solution show tpu gpu reset list".split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -442,6 +444,7 @@ def test_completion(place):
     assert complete("puzzles check dem") == ["demo", "demo/1", "demo/2a"]
     assert complete("puzzles hint demo/2") == ["demo/2a"]
     assert complete("puzzles tpu demo/1 --tpu v") == ["v5e", "v6e"]
+    assert complete("puzzles gpu demo/1 --gpu h") == ["h100", "h200"]
 
 
 def test_lab_opens_the_notebook_with_the_next_puzzle(place, puzzles, monkeypatch):
@@ -849,6 +852,14 @@ def test_tpu_of_what_is_not_written_yet(place, puzzles):
     code, out, _ = puzzles("tpu", "demo/1")
     assert code == 1
     assert "not solved yet" in out
+
+
+def test_gpu_says_that_a_kernel_is_for_tpus(place, puzzles):
+    answer = place / "answer.py"
+    answer.write_text(ADD_ONE)
+    code, out, _ = puzzles("gpu", "demo/1", "--with", answer)
+    assert code == 1
+    assert "plgpu.kernel" in out
 
 
 def test_tpu_without_the_compiler_is_one_line(place, puzzles, monkeypatch):

@@ -318,7 +318,7 @@ def test_what_fails_before_the_check_is_named(tmp_path, old, new, says):
     wrong = next(number for number, line in enumerate(text.splitlines(), 1) if line not in solved().splitlines())
     assert finding.line.line == wrong
     assert finding.line.text == text.splitlines()[wrong - 1].strip()
-    assert f"demo.py:{wrong}" in finding.cause
+    assert f"demo.py:{wrong}" in verdict.headline
 
 
 @pytest.mark.parametrize("wrong", ["    return (x + 1.0", "    return x + 1.0\n\n\n1 / 0"])
@@ -460,7 +460,7 @@ def test_line_numbers_point_into_the_overlay(tmp_path):
 def test_an_overlay_that_does_not_parse(tmp_path):
     verdict = run("demo/1", overlay=write(tmp_path / "answer.py", ADD_ONE.replace("1.0", "(1.0")))
     assert verdict.status == "error"
-    assert "answer.py:2" in verdict.findings[0].cause
+    assert "answer.py:2" in verdict.headline
 
 
 # ---- the real course -------------------------------------------------------------------------------------------------

@@ -101,6 +101,21 @@ def test_what_is_around_a_kernel() -> None:
     assert "out_type" in wrong.findings[0].cause
 
 
+def test_the_front_end_has_its_say() -> None:
+    def body(x_gmem, o_gmem, x_smem, bar):
+        plgpu.copy_gmem_to_smem(x_gmem, x_smem, bar)
+        plgpu.barrier_wait(bar)
+        o_gmem[...] = x_smem[...]
+
+    x = normal(512, 16)
+    kernel = plgpu.kernel(
+        body, out_type=S(x.shape, x.dtype), scratch_types=[plgpu.SMEM(x.shape, x.dtype), plgpu.Barrier()]
+    )
+    (finding,) = check_call(kernel, (x,), x).findings
+    assert finding.kind == "lowering"
+    assert "at most 256 elements" in finding.cause
+
+
 def test_check_draws_and_varies() -> None:
     def double(x: jax.Array, *, factor: float = 2.0) -> jax.Array:
         return scaled(factor)(x)

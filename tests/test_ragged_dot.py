@@ -1,5 +1,6 @@
 """ragged_dot.py: what its checks do not say by themselves: visits, weights that stay, and megablox beside it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -31,7 +32,7 @@ def traced(puzzle_id, number=0):
 
 def metadata(sizes, bm=128):
     fn = functools.partial(solution("ragged_dot/2c").fn, num_rows=1024, bm=bm)
-    return jax.tree.map(np.asarray, jax.jit(fn)(np.array(sizes, np.int32)))
+    return jax.tree.map(np.asarray, jax.jit(fn)(np.array(sizes, np.int32)).metadata)
 
 
 # --- visits -----------------------------------------------------------------------------------------------------------
@@ -125,7 +126,17 @@ def test_a_wrong_list_is_explained_by_the_rows_of_its_first_wrong_entry(puzzle_i
         ("2a", FIXED[0], "offsets", 0, 5, "Group 0 begins at row 0. With 5, the rows before it would be left out."),
         ("2a", FIXED[0], "tiles_per_group", 1, 1, "in tiles 0 and 1. With 1, rows 128 to 199 would be left out."),
         ("2a", FIXED[0], "tiles_per_group", 2, 9, "in tiles 1 to 7. With 9, 256 more rows would be multiplied"),
+        (
+            "2c",
+            FIXED[0],
+            "tile_visits",
+            1,
+            1,
+            "Tile 1 has rows of group 1 and group 2: 2 visits. With 1, some of its rows",
+        ),
+        ("2c", FIXED[5], "tile_visits", 7, 0, "All rows of tile 7 are unowned: 1 visit. With 0, its zeros would be"),
         ("2c", FIXED[0], "m_tile_ids", 3, 2, "Visit 3 is for tile 1 and group 2, rows 200 to 255. With tile 2, these"),
+        ("7a", FIXED[3], "num_tiles", (), 9, "There are 10 visits. With 9, the kernel would stop before visit 9, for"),
         ("2c", FIXED[0], "num_tiles", (), 8, "There are 10 visits. With 8, the kernel would stop before visit 8, for"),
         (
             "2c",
@@ -147,6 +158,8 @@ def test_a_wrong_list_is_explained_by_the_rows_of_its_first_wrong_entry(puzzle_i
 )
 def test_of_several_lists_the_first_wrong_one_is_explained(puzzle_id, sizes, field, place, value, says):
     def change(result):
+        if field not in result._fields:
+            return result._replace(metadata=change(result.metadata))
         return result._replace(**{field: put(place, value)(getattr(result, field))})
 
     words, picture = explained(f"ragged_dot/{puzzle_id}", np.array(sizes, np.int32), change=change, **TILING)
@@ -201,6 +214,51 @@ ROUNDED = """def group_offsets(group_sizes):
 def tiles_per_group(group_sizes, *, bm=128):
     return pl.cdiv(group_sizes, bm)
 """
+
+
+@pytest.mark.parametrize(
+    ("bm", "says"),
+    [
+        (16, "tile_rows(80, 3) is 16: up to 5 + 3 - 1 = 7 visits, and the limit is 2 * 3 = 6."),
+        (128, "tile_rows(96, 5) is 128: up to 1 + 5 - 1 = 5 visits of 128 rows. That is 640 rows, and the limit is"),
+        (100, "tile_rows(96, 5) is 100: return a multiple of 16"),
+        (None, "tile_rows(96, 5) is None: return a multiple of 16"),
+    ],
+)
+def test_a_wrong_height_of_tiles_is_explained_by_the_bound_that_it_breaks(bm, says):
+    (claim,) = solution("ragged_dot/9").question.claims
+    assert claim.finding() is None
+    assert says in dataclasses.replace(claim, fn=lambda num_slots, num_experts: bm).finding().cause
+
+
+def test_wrong_weights_of_a_token_are_drawn_beside_its_logits():
+    logits = np.array([[2.0, 1.0, 0.0, -1.0]], np.float32)
+
+    def change(gate):
+        return gate._replace(weights=np.array([[0.64, 0.24]], np.float32))
+
+    words, picture = explained("ragged_dot/8a", logits, change=change, k=2)
+    assert words == "The weights of token 0 sum to 0.88, not 1."
+    assert [line.split() for line in picture.splitlines()[1:]] == [
+        ["logits", "2.000", "1.000"],
+        ["yours", "0.640", "0.240", "sum", "0.880"],
+        ["right", "0.731", "0.269", "sum", "1.000"],
+    ]
+
+
+def test_a_gradient_that_follows_the_order_instead_of_its_inverse_is_told_so():
+    order = np.array([1, 2, 5, 3, 0, 4], np.int32)
+    g = np.arange(12, dtype=np.float32).reshape(6, 2) ** 2
+
+    def change(_):
+        return g[order].reshape(3, 2, 2).sum(axis=1)
+
+    words, picture = explained("ragged_dot/8c", g, order, change=change, k=2)
+    assert words == "For token 0 you add rows 1 and 2: these are numbers of order."
+    assert [line.split() for line in picture.splitlines()] == [
+        ["token", "0:", "slot", "0", "1"],
+        ["row", "of", "g", "4", "0"],
+    ]
 
 
 # --- traffic ----------------------------------------------------------------------------------------------------------

@@ -457,3 +457,47 @@ def test_a_function_without_a_kernel_says_so():
     report = tpu_report(lambda x: x + 1, shape(32, 256))
     assert not report.kernels
     assert any("no pallas_call" in note for note in report.notes)
+
+
+# --- kernels built beforehand, and on other cores --------------------------------------------------------------------
+
+
+def doubled(x_ref, o_ref):
+    o_ref[...] = x_ref[...] * 2
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_kernel_built_for_a_simulator_is_reported(chip: str) -> None:
+    x = shape(64, 128)
+    with pltpu.force_tpu_interpret_mode():
+        simulated = pl.pallas_call(doubled, out_shape=x)
+    for kernel in (simulated, pl.pallas_call(doubled, out_shape=x, interpret=True)):
+        for fn in (kernel, jax.jit(lambda x, kernel=kernel: kernel(x))):
+            assert only_kernel(tpu_report(fn, x, tpu=chip, simulate=False)).buffers == {"x_ref": 32768, "o_ref": 32768}
+
+
+def rows_by_subcores(x, ids):
+    """Rows of x, gathered by the subcores of a SparseCore, eight each."""
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    mesh = plsc.VectorSubcoreMesh(core_axis_name="c", subcore_axis_name="s", num_cores=1)
+
+    def body(x_hbm, ids_hbm, o_hbm, ids_ref, rows_ref):
+        first = 8 * lax.axis_index("s")
+        pltpu.sync_copy(ids_hbm.at[pl.ds(first, 8)], ids_ref)
+        pltpu.sync_copy(x_hbm.at[ids_ref], rows_ref)
+        pltpu.sync_copy(rows_ref, o_hbm.at[pl.ds(first, 8)])
+
+    scratch = [pltpu.VMEM((8,), jnp.int32), pltpu.VMEM((8, 128), jnp.float32)]
+    return pl.kernel(body, out_type=jax.ShapeDtypeStruct((128, 128), x.dtype), mesh=mesh, scratch_types=scratch)(x, ids)
+
+
+def test_a_kernel_of_sparse_cores_is_reported_on_chips_that_have_them() -> None:
+    args = shape(256, 128), shape(128, dtype=jnp.int32)
+    refused = tpu_report(rows_by_subcores, *args, simulate=False)
+    assert refused.refusal is not None
+    assert "has no SparseCores" in refused.refusal.sentence
+    assert 'tpu="tpu7x"' in refused.refusal.sentence
+    report = tpu_report(rows_by_subcores, *args, tpu="tpu7x", simulate=False)
+    assert report, report.refusal
+    assert report.notes == ["body runs on SparseCores, of which the compiler shows no schedule"]

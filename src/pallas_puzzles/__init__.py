@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .course.holes import unwritten
     from .course.inputs import Budget, case, integers, normal, uniform
     from .course.progress import progress
+    from .view.gpu_report import Report as GpuReport
     from .view.tpu_report import Report
 
 # Imported when somebody asks for it: the `puzzles` command needs none of it, and it takes most of a second.
@@ -26,7 +27,7 @@ _COMES_FROM = {
 }
 
 __all__ = [
-    "Budget", "case", "check", "check_call", "hint", "integers", "normal", "progress", "setup", "show",
+    "Budget", "case", "check", "check_call", "gpu_report", "hint", "integers", "normal", "progress", "setup", "show",
     "solved_function", "tpu_report", "uniform", "unwritten",
 ]  # fmt: skip
 
@@ -106,3 +107,18 @@ def tpu_report(fn: Any, *args: Any, tpu: str = "v5e", **options: Any) -> "Report
 
     holes = unwritten(fn)
     return emit(nothing_yet(fn, tpu, holes) if holes else compile_and_read(fn, *args, tpu=tpu, **options))
+
+
+def gpu_report(fn: Any, *args: Any, chip: str = "h100", **options: Any) -> "GpuReport":
+    """Compiles `fn(*args, **blocks)` for a GPU that need not be there: registers, SMEM, spills, SASS, time, its bound.
+
+    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. chip: "h100", "h200" or "b200". options:
+    the block sizes, and those of pallas_puzzles.view.gpu_report.gpu_report, which also says how far to trust the time.
+    """
+    from .course.holes import unwritten
+    from .view.gpu_report import gpu_report as compile_and_read
+    from .view.gpu_report import nothing_yet
+    from .view.verdict import emit
+
+    holes = unwritten(fn)
+    return emit(nothing_yet(fn, chip, holes) if holes else compile_and_read(fn, *args, chip=chip, **options))

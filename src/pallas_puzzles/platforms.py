@@ -16,14 +16,15 @@ def gpu_attached() -> bool:
 
 
 def spare_libtpu() -> None:
-    """Keeps JAX from looking for a TPU that is not there.
+    """Keeps JAX from looking for a TPU or a GPU that is not there.
 
     Where libtpu is installed, for its compiler, JAX otherwise loads it to look: a second, five lines of complaints, and
-    a lock that only one process can hold. Does nothing where the reader has chosen a platform, or there is a GPU.
+    a lock that only one process can hold. With a plugin for GPUs it prints a traceback. Does nothing where the reader
+    has chosen a platform, or there is a TPU or a GPU.
     """
     if "JAX_PLATFORMS" in os.environ or tpu_attached() or gpu_attached():
         return
-    if importlib.util.find_spec("libtpu") is None:
+    if all(importlib.util.find_spec(name) is None for name in ("libtpu", "jax_cuda13_plugin")):
         return
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax = sys.modules.get("jax")

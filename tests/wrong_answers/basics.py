@@ -761,15 +761,6 @@ def bias_map(i, j, k):
 
 
 # %% basics/12: the sum is rounded, the rest is not
-# fused_linear_kernel:
-# -    k = pl.program_id(2)
-# -
-# -    @pl.when(k == 0)
-# +    @pl.when(pl.program_id(2) == 0)
-# fused_linear_kernel: `jnp.zeros(acc_ref.shape, acc_ref.dtype)` -> `jnp.zeros_like(acc_ref)`
-# fused_linear_kernel:
-# -    @pl.when(k == num_k - 1)
-# +    @pl.when(pl.program_id(2) == num_k - 1)
 # fused_linear_kernel: `y = acc_ref[...] + bias_ref[...]` -> `total = acc_ref[...].astype(jnp.bfloat16).astype(jnp.float32)`
 # fused_linear_kernel: `(y)` -> `(total + bias_ref[...])`
 

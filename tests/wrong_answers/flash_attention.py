@@ -146,14 +146,14 @@ def naive_attention(q, k, v, *, bq=64, bkv=128):
 # +    )
 
 # %% flash_attention/4: acc is not rescaled
-# one_block_kernel: `[...] * mend + pv` -> `[...] + pv`
+# one_block_kernel: `[...] * rescale + pv` -> `[...] + pv`
 
 # %% flash_attention/4: neither sum is rescaled
-# one_block_kernel: `[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)` -> `[...] = l_ref[...] + p.sum(axis=1, keepdims=True)`
-# one_block_kernel: `[...] * mend + pv` -> `[...] + pv`
+# one_block_kernel: `[...] = l_ref[...] * rescale + p.sum(axis=1, keepdims=True)` -> `[...] = l_ref[...] + p.sum(axis=1, keepdims=True)`
+# one_block_kernel: `[...] * rescale + pv` -> `[...] + pv`
 
 # %% flash_attention/4: l is not rescaled
-# one_block_kernel: `[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)` -> `[...] = l_ref[...] + p.sum(axis=1, keepdims=True)`
+# one_block_kernel: `[...] = l_ref[...] * rescale + p.sum(axis=1, keepdims=True)` -> `[...] = l_ref[...] + p.sum(axis=1, keepdims=True)`
 
 
 # %% flash_attention/4: no maximum
@@ -184,8 +184,8 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 
 # %% flash_attention/4: normalised at every step
 # one_block_kernel:
-# -    acc_ref[...] = acc_ref[...] * mend + pv
-# +    acc_ref[...] = acc_ref[...] * mend + pv
+# -    acc_ref[...] = acc_ref[...] * rescale + pv
+# +    acc_ref[...] = acc_ref[...] * rescale + pv
 # +    acc_ref[...] = acc_ref[...] / l_ref[...]
 # one_block_kernel: `(acc_ref[...] / l_ref[...])` -> `acc_ref[...]`
 
@@ -218,10 +218,10 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     m_ref[...] = m_new
     m_old = m_ref[...]
     p = jnp.exp(s - m_new)
-    mend = jnp.exp(m_old - m_new)
-    l_ref[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)
+    rescale = jnp.exp(m_old - m_new)
+    l_ref[...] = l_ref[...] * rescale + p.sum(axis=1, keepdims=True)
     pv = jnp.dot(p.astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
-    acc_ref[...] = acc_ref[...] * mend + pv
+    acc_ref[...] = acc_ref[...] * rescale + pv
 
     @pl.when(j == pl.num_programs(0) - 1)
     def _():
@@ -268,11 +268,9 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # -
 # -    @pl.when(sees_some & jnp.logical_not(sees_all))
 # +    @pl.when(j >= 0)
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 # causal_kv_map: `jnp.minimum(j, (i * bq + offset + bq - 1) // bkv)` -> `j`
 
 # %% flash_attention/6: the body is skipped, the copies are not
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 # causal_kv_map: `jnp.minimum(j, (i * bq + offset + bq - 1) // bkv)` -> `j`
 
 # %% flash_attention/6: the copies are skipped, the body is not
@@ -286,15 +284,12 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # -
 # -    @pl.when(sees_some & jnp.logical_not(sees_all))
 # +    @pl.when(j >= 0)
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 
 # %% flash_attention/6: blocks are live by number, not by position
 # causal_kernel: `first_key <= first_query + bq - 1` -> `j <= i`
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 # causal_kv_map: `(i * bq + offset + bq - 1) // bkv` -> `i`
 
 # %% flash_attention/6: the map stops one block early
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 # causal_kv_map: `(j, (i * bq + offset + bq - 1) // bkv)` -> `(j, (i * bq + offset) // bkv)`
 
 # %% flash_attention/6: the diagonal is not masked
@@ -315,154 +310,50 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # %% flash_attention/6: a block without a mask as soon as its last query sees it
 # elsewhere: it shows at another line of the function
 # causal_kernel: `1 <= first_query` -> `1 <= first_query + bq - 1`
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 
 # %% flash_attention/6: the offset is forgotten
 # causal_kernel: `bq + offset,` -> `bq,`
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 # causal_kv_map: `(i * bq + offset + bq - 1) //` -> `(i * bq + bq - 1) //`
 
 # %% flash_attention/6: stored only by the last live step
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 # causal_kernel: `j == pl.num_programs(3) - 1` -> `sees_some & jnp.logical_not(sees_all) & (j == pl.num_programs(3) - 1)`
 
 # %% flash_attention/7: the maximum instead of the log-sum-exp
-# flash_fwd_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# +        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-# +        v = jnp.where(real, v_ref[...], 0)
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E)[:, :1]
+# flash_fwd_kernel: `(m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]` -> `(m_ref[...] / LOG2_E)[:, :1]`
 
 # %% flash_attention/7: the log of the sum without the maximum
-# flash_fwd_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# +        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-# +        v = jnp.where(real, v_ref[...], 0)
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = jnp.log(l)[:, :1]
+# flash_fwd_kernel: `(m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]` -> `jnp.log(l_ref[...])[:, :1]`
 
 # %% flash_attention/7: lse in base 2
-# flash_fwd_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# +        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-# +        v = jnp.where(real, v_ref[...], 0)
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] + jnp.log2(l))[:, :1]
+# flash_fwd_kernel: `(m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]` -> `(m_ref[...] + jnp.log2(l_ref[...]))[:, :1]`
 
 # %% flash_attention/7: the maximum in base 2, the sum in base e
-# flash_fwd_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# +        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-# +        v = jnp.where(real, v_ref[...], 0)
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] + jnp.log(l))[:, :1]
+# flash_fwd_kernel: `(m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]` -> `(m_ref[...] + jnp.log(l_ref[...]))[:, :1]`
 
 # %% flash_attention/7: the maximum starts from -inf
-# flash_fwd_kernel: `FLOOR` -> `-jnp.inf`
 # flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# +        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-# +        v = jnp.where(real, v_ref[...], 0)
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
+# -        start(m_ref, l_ref, acc_ref)
+# +        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+# +        l_ref[...] = jnp.zeros(l_ref.shape)
+# +        acc_ref[...] = jnp.zeros(acc_ref.shape)
 
 # %% flash_attention/7: 0 / 0 where nothing is seen
-# flash_fwd_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# +        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-# +        v = jnp.where(real, v_ref[...], 0)
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(l, D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
+# flash_fwd_kernel: `normalized(acc_ref, l_ref)` -> `(acc_ref[...] / lanes(l_ref[...], D))`
 
 # %% flash_attention/7: garbage in v
-# flash_fwd_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# +        v = v_ref[...]
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
+# flash_fwd_kernel: `rows_inside(v_ref[...], j, Skv)` -> `v_ref[...]`
 
 # %% flash_attention/7: no mask beyond the last key
-# flash_fwd_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
 # -        online_step(hide_after(s, last_seen, first_key), v, m_ref, l_ref, acc_ref)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# +        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-# +        v = jnp.where(real, v_ref[...], 0)
 # +        s = hide_after(s, last_seen, first_key) if causal else s
 # +        online_step(s, v, m_ref, l_ref, acc_ref)
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
 
 # %% flash_attention/7: always causal
 # flash_fwd_kernel: `(i, bq, Sq, Skv, causal)` -> `(i, bq, Sq, Skv, True)`
-# flash_fwd_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # flash_fwd_kernel:
 # -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# -        v = rows_inside(v_ref[...], j, Skv)
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)
-# +        real = first_key + jax.lax.broadcasted_iota(jnp.int32, (bkv, 1), 0) < Skv
-# +        v = jnp.where(real, v_ref[...], 0)
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
+# +        last_seen = first_sees + column(bq)
 
 
 # %% flash_attention/7: masked but not skipped
@@ -475,9 +366,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
     @pl.when(j == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, jnp.finfo(jnp.float32).min)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        start(m_ref, l_ref, acc_ref)
 
     @pl.when(j >= 0)
     def _():
@@ -489,9 +378,8 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _():
-        l = l_ref[...]
-        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
+        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
 
 
 # %% flash_attention/1: the product without a transpose
@@ -558,7 +446,7 @@ def flash_fwd_kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, m_ref, l_ref, acc_ref,
 # %% flash_attention/4: p stays float32, and meets a narrow v
 # one_block_kernel: `p.astype(v_ref.dtype),` -> `p,`
 
-# %% flash_attention/4: mended by the inverse
+# %% flash_attention/4: rescaled by the inverse
 # one_block_kernel: `m_old - m_new` -> `m_new - m_old`
 
 
@@ -577,10 +465,10 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
     m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
     p = jnp.exp(s - m_new)
     m_ref[...] = m_new
-    mend = jnp.exp(m_ref[...] - m_new)
-    l_ref[...] = l_ref[...] * mend + p.sum(axis=1, keepdims=True)
+    rescale = jnp.exp(m_ref[...] - m_new)
+    l_ref[...] = l_ref[...] * rescale + p.sum(axis=1, keepdims=True)
     pv = jnp.dot(p.astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
-    acc_ref[...] = acc_ref[...] * mend + pv
+    acc_ref[...] = acc_ref[...] * rescale + pv
 
     @pl.when(j == pl.num_programs(0) - 1)
     def _():
@@ -591,7 +479,7 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # one_block_kernel: `s.max(axis=1, keepdims=True)` -> `s.max(axis=0, keepdims=True)`
 
 # %% flash_attention/4: the sum of p is not kept
-# one_block_kernel: `= l_ref[...] * mend + p.` -> `= p.`
+# one_block_kernel: `= l_ref[...] * rescale + p.` -> `= p.`
 
 # %% flash_attention/4: p measured against the old maximum
 # one_block_kernel: `(s - m_new)` -> `(s - m_old)`
@@ -614,103 +502,50 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # flash_forward: `q.dtype` -> `jnp.float32`
 
 # %% flash_attention/5: the sum is not made as wide as D
-# flash_kernel: `lanes(l_ref[...], D)` -> `l_ref[...]`
+# flash_kernel: `normalized(acc_ref, l_ref)` -> `(acc_ref[...] / l_ref[...])`
 
 # %% flash_attention/5: only the maximum starts
-# flash_kernel:
-# -        l_ref[...] = jnp.zeros(l_ref.shape)
-# -        acc_ref[...] = jnp.zeros(acc_ref.shape)
+# flash_kernel: `start(m_ref, l_ref, acc_ref)` -> `m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)`
 
 # %% flash_attention/5: scores in base 2 without D
 # flash_kernel: `(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)` -> `(q_ref[...], k_ref[...], LOG2_E)`
 
 # %% flash_attention/6: the map asks for the last block at once
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 # causal_kv_map: `jnp.minimum(j, (i * bq + offset + bq - 1) // bkv)` -> `(i * bq + offset + bq - 1) // bkv`
 
 # %% flash_attention/6: the last query's own key is not enough
 # causal_kernel:
 # -    sees_some = first_key <= first_query + bq - 1
 # +    sees_some = first_key < first_query + bq - 1
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 
 # %% flash_attention/6: a block is dead unless its first query sees it
 # causal_kernel: `first_query + bq - 1` -> `first_query`
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 
 # %% flash_attention/6: blocks without a mask are worked on twice
 # causal_kernel: `(sees_some & jnp.logical_not(sees_all))` -> `(sees_some)`
-# causal_kernel: `+ column(bq)` -> `+ jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0)`
 
 # %% flash_attention/7: lse of a row that sees nothing is finite
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(jnp.where(l == 0, 1, l)))[:, :1]
+# flash_fwd_kernel: `(m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]` -> `(m_ref[...] / LOG2_E + jnp.log(jnp.where(l_ref[...] == 0, 1, l_ref[...])))[:, :1]`
 
 # %% flash_attention/7: m multiplied by LOG2_E
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] * LOG2_E + jnp.log(l))[:, :1]
+# flash_fwd_kernel: `(m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]` -> `(m_ref[...] * LOG2_E + jnp.log(l_ref[...]))[:, :1]`
 
 # %% flash_attention/7: natural m, sum in base 2
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log2(l))[:, :1]
+# flash_fwd_kernel: `(m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]` -> `(m_ref[...] / LOG2_E + jnp.log2(l_ref[...]))[:, :1]`
 
 # %% flash_attention/7: the mask of ragged keys alone
 # flash_fwd_kernel:
 # -        last_seen = first_sees + column(bq) if causal else Skv - 1
 # +        last_seen = Skv - 1
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
 
 # %% flash_attention/7: the whole log-sum-exp is divided
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = ((m_ref[...] + jnp.log(l)) / LOG2_E)[:, :1]
+# flash_fwd_kernel: `(m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]` -> `((m_ref[...] + jnp.log(l_ref[...])) / LOG2_E)[:, :1]`
 
 # %% flash_attention/7: live as soon as the first query sees it
 # flash_fwd_kernel:
 # -    first_sees, last_sees = last_key_seen(i, bq, Sq, Skv, causal)
 # +    first_sees, _ = last_key_seen(i, bq, Sq, Skv, causal)
 # flash_fwd_kernel: `= last_sees` -> `= first_sees`
-# flash_fwd_kernel:
-# -        last_seen = first_sees + column(bq) if causal else Skv - 1
-# +        last_seen = first_sees + jax.lax.broadcasted_iota(jnp.int32, (bq, 1), 0) if causal else Skv - 1
-# flash_fwd_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# -        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l_ref[...]))[:, :1]
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-# +        lse_ref[...] = (m_ref[...] / LOG2_E + jnp.log(l))[:, :1]
 
 # %% flash_attention/8: one sum for the whole block
 # delta_kernel: `= product.sum(axis=1, keepdims=True)` -> `= jnp.broadcast_to(product.sum(), delta_ref.shape)`
@@ -951,161 +786,68 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 
 # %% flash_attention/12: every block is in the list
 # splash_lists: `max(1, (kinds > 0).sum(axis=1).max())` -> `kinds.shape[1]`
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: the end of a list points at block 0
 # splash_lists: `= here` -> `= here if t < len(live) else 0`
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: the step taken for the place
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # splash_kernel: `= j *` -> `= t *`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: j is the step's number
+# elsewhere: the verdict names t, where it is defined
 # splash_kernel: `data_next_ref[i, t]` -> `t`
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: the map does not look into the list
 # splash_kv_map: `data_next_ref[i, t]` -> `t`
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: partial blocks are taken whole
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # splash_kernel: `mask(rows, cols) & (cols < Skv)` -> `cols < Skv`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: a row that sees nothing is divided by 0
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(l, D)).astype(o_ref.dtype)
+# splash_kernel: `normalized(acc_ref, l_ref)` -> `(acc_ref[...] / lanes(l_ref[...], D))`
 
 # %% flash_attention/12: the end of the list is worked on again
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # splash_kernel: `== 2` -> `!= 1`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: rows counted from the top of the block
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# splash_kernel: `= i * bq + jnp.` -> `= jnp.`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
+# splash_kernel: `= i * bq + column` -> `= column`
 
 # %% flash_attention/12: the list of row 0 is as wide as all
 # splash_lists: `kinds > 0).sum(axis=1).max(` -> `kinds[-1] > 0).sum(`
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: full blocks only
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # splash_kernel: `(kind == 1)` -> `(kind == 3)`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: the page's number taken for its position
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # paged_kernel:
 # -        s = jnp.where(t * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
 # +        s = jnp.where(table_ref[b, t] * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: the length is ignored
 # paged_kernel: `page, D = k_ref.shape` -> `D = k_ref.shape[1]`
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # paged_kernel: `* page < lengths_ref[b]` -> `>= 0`
 # paged_kernel: `jnp.where(t * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)` -> `s * 1.0`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: the length ends with its page
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # paged_kernel:
 # -        s = jnp.where(t * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: pages beyond the length are fetched
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention:
 # -        last = jnp.maximum(pl.cdiv(lengths_ref[b], page) - 1, 0)
 # -        return (h, table_ref[b, jnp.minimum(t, last)], 0, 0)
 # +        return (h, table_ref[b, t], 0, 0)
 
 # %% flash_attention/13: the position taken for the place
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention: `table_ref[b, jnp.minimum(t, last)]` -> `jnp.minimum(t, last)`
 
 # %% flash_attention/13: values beyond the length meet a 0
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
 # paged_kernel: `rows_inside(v_ref[...], t, lengths_ref[b])` -> `v_ref[...]`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: a page too many
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention: `pl.cdiv(lengths_ref[b], page) - 1` -> `lengths_ref[b] // page`
 
 # %% flash_attention/13: pages gathered outside of the kernel
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention: `table_ref[b, jnp.minimum(t, last)]` -> `b * page_table.shape[1] + jnp.minimum(t, last)`
 # paged_attention:
 # -    )(lengths, page_table, q.reshape(B, Hkv, group, D), k_pages, v_pages)
@@ -1118,62 +860,33 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 # +    )
 
 # %% flash_attention/13: nobody is divided by 0
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(l, D)).astype(o_ref.dtype)
+# paged_kernel: `normalized(acc_ref, l_ref)` -> `(acc_ref[...] / lanes(l_ref[...], D))`
 
 # %% flash_attention/13: the table of the first user for all
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention:
 # -        return (h, table_ref[b, jnp.minimum(t, last)], 0, 0)
 # +        return (h, table_ref[0, jnp.minimum(t, last)], 0, 0)
 
 # %% flash_attention/13: every page starts afresh
 # paged_kernel: `when(t == 0)` -> `when(t >= 0)`
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: lengths and table in each other's place
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention: `lengths, page_table` -> `page_table, lengths`
 
 # %% flash_attention/11: which member of the group comes first
 # grouped_q_map: `hkv * group + g` -> `g * group + hkv`
 
 # %% flash_attention/12: rows that see nothing start from -inf
-# splash_kernel: `FLOOR` -> `-jnp.inf`
 # splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
+# -        start(m_ref, l_ref, acc_ref)
+# +        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+# +        l_ref[...] = jnp.zeros(l_ref.shape)
+# +        acc_ref[...] = jnp.zeros(acc_ref.shape)
 
 # %% flash_attention/12: scores in the wrong base
 # splash_kernel: `(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)` -> `(q_ref[...], k_ref[...], D**-0.5)`
-# splash_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: the first page of every user
-# paged_kernel: `FLOOR` -> `jnp.finfo(jnp.float32).min`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention: `jnp.minimum(t, last)` -> `0`
 
 
@@ -1276,12 +989,6 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 # %% flash_attention/9: dp with the scale of the scores
 # dq_kernel: `1.0` -> `D**-0.5`
 
-# %% flash_attention/10: first_q is 0
-# first_q: `return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0` -> `return 0`
-
-# %% flash_attention/10: first_q rounds up to the next block
-# first_q: `jnp.maximum(j * bkv - (Skv - Sq), 0) // bq` -> `pl.cdiv(jnp.maximum(j * bkv - (Skv - Sq), 0), bq)`
-
 # %% flash_attention/10: first_q is a query, not a block
 # first_q: `(j * bkv - (Skv - Sq), 0) // bq if causal else 0` -> `(j * bkv - (Skv - Sq), 0) if causal else 0`
 
@@ -1333,9 +1040,6 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 # -    dq = attention_dq(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
 # +    dq = attention_dq(q, k, v, o, lse, delta, causal=causal, bq=bq, bkv=bkv)
 
-# %% flash_attention/11: group and member in each other's place
-# grouped_q_map: `hkv * group + g` -> `g * group + hkv`
-
 # %% flash_attention/11: block(i, j) on the way back
 # grouped_q_map: `j, i` -> `i, j`
 
@@ -1353,32 +1057,13 @@ def smooth_attention_bwd(causal, bq, bkv, residuals, do):
 # -
 # -    @pl.when(kind == 1)
 # +    @pl.when(kind > 0)
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-
-# %% flash_attention/12: columns from the place in the list
-# splash_kernel: `= j *` -> `= t *`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: edge of v from the place in the list
 # splash_kernel: `rows_inside(v_ref[...], j, Skv), m_ref, l_ref` -> `rows_inside(v_ref[...], t, Skv), m_ref, l_ref`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: the edge is not in the mask
 # elsewhere: it shows at another line of the function
 # splash_kernel: `(rows, cols) & (cols < Skv), scores(),` -> `(rows, cols), scores(),`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 
 # %% flash_attention/12: kinds partial and full in each other's place
@@ -1410,9 +1095,7 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
     @pl.when(t == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        start(m_ref, l_ref, acc_ref)
 
     @pl.when(kind == 1)
     def _():
@@ -1420,115 +1103,54 @@ def splash_kernel(data_next_ref, block_mask_ref, q_ref, k_ref, v_ref, o_ref, m_r
 
     @pl.when(kind == 2)
     def _():
-        rows = i * bq + jnp.arange(bq)[:, None]
+        rows = i * bq + column(bq)
         cols = j * bkv + jnp.arange(bkv)[None, :]
         s = jnp.where(mask(rows, cols) & (cols < Skv), scores(), -jnp.inf)
         online_step(s, rows_inside(v_ref[...], j, Skv), m_ref, l_ref, acc_ref)
 
     @pl.when(t == pl.num_programs(3) - 1)
     def _():
-        l = l_ref[...]
-        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
+        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
 
 
 # %% flash_attention/12: row and step in each other's place
 # splash_kernel: `i, t], block_mask_ref[i, t` -> `t, i], block_mask_ref[t, i`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: an empty row asks for block 0
 # splash_lists: `= here` -> `= here if len(live) else 0`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: the kinds are lost
 # splash_lists: `row[here]` -> `1`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/12: all live blocks taken as full
 # splash_lists: `row[here]` -> `2`
-# splash_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-
-# %% flash_attention/13: page number in the mask
-# paged_kernel:
-# -        s = jnp.where(t * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
-# +        s = jnp.where(table_ref[b, t] * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: page number in the test
 # paged_kernel:
 # -    @pl.when(t * page < lengths_ref[b])
 # +    @pl.when(table_ref[b, t] * page < lengths_ref[b])
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
-
-# %% flash_attention/13: v is not masked
-# paged_kernel: `rows_inside(v_ref[...], t, lengths_ref[b])` -> `v_ref[...]`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: last without maximum
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention: `jnp.maximum(pl.cdiv(lengths_ref[b], page) - 1, 0)` -> `pl.cdiv(lengths_ref[b], page) - 1`
 
 # %% flash_attention/13: one token too many
 # paged_kernel: `:] < lengths_ref[b` -> `:] <= lengths_ref[b`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: page 0 after the last page
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention: `table_ref[b, jnp.minimum(t, last)]` -> `jnp.where(t <= last, table_ref[b, t], 0)`
 
 # %% flash_attention/13: the table by head
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 # paged_attention:
 # -        return (h, table_ref[b, jnp.minimum(t, last)], 0, 0)
 # +        return (h, table_ref[h, jnp.minimum(t, last)], 0, 0)
 
 # %% flash_attention/13: no page is skipped: masked only
 # paged_kernel: `* page < lengths_ref[b]` -> `>= 0`
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/13: position within the page
 # paged_kernel:
 # -        s = jnp.where(t * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
 # +        s = jnp.where(jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
-# paged_kernel:
-# -        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-# +        l = l_ref[...]
-# +        o_ref[...] = (acc_ref[...] / lanes(jnp.where(l == 0, 1, l), D)).astype(o_ref.dtype)
 
 # %% flash_attention/3: the second product in float32
 # weigh_kernel: `(p_ref[...], v_ref[...], preferred_element_type=jnp.float32)` -> `(p_ref[...].astype(jnp.float32), v_ref[...].astype(jnp.float32))`
@@ -1562,7 +1184,11 @@ def naive_attention(q, k, v, *, bq=64, bkv=128):
 # flash_fwd_kernel: `(i, bq, Sq, Skv, causal)` -> `(i, bq, Sq, Skv, True)`
 
 # %% flash_attention/7: the maximum starts from 0
-# flash_fwd_kernel: `jnp.full(m_ref.shape, FLOOR)` -> `jnp.zeros(m_ref.shape)`
+# flash_fwd_kernel:
+# -        start(m_ref, l_ref, acc_ref)
+# +        m_ref[...] = jnp.zeros(m_ref.shape)
+# +        l_ref[...] = jnp.zeros(l_ref.shape)
+# +        acc_ref[...] = jnp.zeros(acc_ref.shape)
 
 # %% flash_attention/7: the keys end where the queries do
 # flash_fwd_kernel: `else Skv -` -> `else Sq -`
@@ -1594,13 +1220,21 @@ def naive_attention(q, k, v, *, bq=64, bkv=128):
 # p_and_ds: `exp(s - lse), 0` -> `exp(s) / lse, 0`
 
 # %% flash_attention/12: the maximum starts from 0
-# splash_kernel: `jnp.full(m_ref.shape, FLOOR)` -> `jnp.zeros(m_ref.shape)`
+# splash_kernel:
+# -        start(m_ref, l_ref, acc_ref)
+# +        m_ref[...] = jnp.zeros(m_ref.shape)
+# +        l_ref[...] = jnp.zeros(l_ref.shape)
+# +        acc_ref[...] = jnp.zeros(acc_ref.shape)
 
 # %% flash_attention/12: the mask gets columns and rows
 # splash_kernel: `rows, cols` -> `cols, rows`
 
 # %% flash_attention/13: the maximum starts from 0
-# paged_kernel: `jnp.full(m_ref.shape, FLOOR)` -> `jnp.zeros(m_ref.shape)`
+# paged_kernel:
+# -        start(m_ref, l_ref, acc_ref)
+# +        m_ref[...] = jnp.zeros(m_ref.shape)
+# +        l_ref[...] = jnp.zeros(l_ref.shape)
+# +        acc_ref[...] = jnp.zeros(acc_ref.shape)
 
 
 # %% flash_attention/13: the values end with the first page
@@ -1610,9 +1244,7 @@ def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_re
 
     @pl.when(t == 0)
     def _():
-        m_ref[...] = jnp.full(m_ref.shape, FLOOR)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        start(m_ref, l_ref, acc_ref)
 
     @pl.when(t * page < lengths_ref[b])
     def _():

@@ -310,9 +310,7 @@ def row_energy_grad_tile(x, w, g):
 # +    return (2 * h).astype(x.dtype)
 
 # %% matmul/9: dw of the last tokens only
-# contract_kernel:
-# -    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
-# contract_kernel: `= before + product` -> `= product`
+# contract_kernel: `= so_far(acc_ref) + product` -> `= product`
 
 # %% matmul/9: dx summed over the wrong dimension of w
 # dx_plan:
@@ -323,11 +321,10 @@ def row_energy_grad_tile(x, w, g):
 # dw_plan: `i: (i, j)` -> `i: (0, j)`
 
 # %% matmul/9: dw summed in bfloat16
-# contract_kernel: `(pl.program_id(2) == 0, 0, acc_ref[...])` -> `(pl.program_id(2) == 0, 0, o_ref[...])`
 # contract_kernel:
-# -    acc_ref[...] = before + product
+# -    acc_ref[...] = so_far(acc_ref) + product
 # -    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-# +    o_ref[...] = before + product.astype(o_ref.dtype)
+# +    o_ref[...] = so_far(o_ref) + product.astype(o_ref.dtype)
 
 # %% matmul/9: grid indices read in the wrong order
 # dw_plan: `((bk, bn), lambda k, j, i: (k, j))` -> `((bk, bn), lambda i, j, k: (k, j))`
@@ -343,7 +340,7 @@ def row_energy_grad_tile(x, w, g):
 # +    )
 
 # %% matmul/9: never starts from zero
-# contract_kernel: `jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])` -> `acc_ref[...]`
+# contract_kernel: `so_far(acc_ref)` -> `acc_ref[...]`
 
 
 # %% matmul/10: scaled inside the loop, in bfloat16
@@ -359,8 +356,8 @@ def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
 
 # %% matmul/10: cast to bfloat16 for the product
 # int8_kernel:
-# -    acc = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
-# +    acc = before + jnp.dot(
+# -    acc = so_far(acc_ref) + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+# +    acc = so_far(acc_ref) + jnp.dot(
 # +        x_ref[...].astype(jnp.bfloat16), w_ref[...].astype(jnp.bfloat16), preferred_element_type=jnp.float32
 # +    ).astype(jnp.int32)
 
@@ -505,9 +502,9 @@ def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
 
 # %% matmul/10: summed in floating point, and cast
 # int8_kernel:
-# -    acc = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+# -    acc = so_far(acc_ref) + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
 # +    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-# +    acc = before + product.astype(jnp.int32)
+# +    acc = so_far(acc_ref) + product.astype(jnp.int32)
 
 
 # %% matmul/1: the Ref is given another value
@@ -765,9 +762,8 @@ def row_energy_grad_tile(x, w, g):
 
 # %% matmul/9: the dimensions written into the kernel
 def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
-    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     product = jax.lax.dot_general(a_ref[...], b_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    acc_ref[...] = before + product
+    acc_ref[...] = so_far(acc_ref) + product
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
@@ -789,14 +785,13 @@ def dw_plan(bm, bn, bk):
 # contract_kernel: `(dims, ((), ()))` -> `dims`
 
 # %% matmul/9: the first rows instead of the first step
-# contract_kernel: `(2)` -> `(0)`
+# contract_kernel: `so_far(acc_ref)` -> `jnp.where(pl.program_id(0) == 0, 0, acc_ref[...])`
 
 
 # %% matmul/10: scaled and cut to integers at every step
 def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
-    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
     product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
-    acc = before + (product.astype(jnp.float32) * sx_ref[...] * sw_ref[...]).astype(jnp.int32)
+    acc = so_far(acc_ref) + (product.astype(jnp.float32) * sx_ref[...] * sw_ref[...]).astype(jnp.int32)
     acc_ref[...] = acc
     o_ref[...] = acc.astype(jnp.float32)
 
@@ -1028,3 +1023,120 @@ def one_tile_kernel(x_ref, y_ref, o_ref):
 def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
     acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+# %% matmul/10: the sum never starts from zero
+# int8_kernel: `so_far(acc_ref)` -> `acc_ref[...]`
+
+
+# %% matmul/7b: all of a at once
+def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+    o_ref[...] = jnp.dot(a_ref[...], y_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+
+
+# %% matmul/7b: a loop over all tiles
+# triangle_kernel: `pl.cdiv((pl.program_id(1) + 1) * bm, bk)` -> `a_ref.shape[1] // bk`
+
+# %% matmul/7b: the tile on the diagonal is left out
+# triangle_kernel: `pl.cdiv((pl.program_id(1) + 1) * bm, bk)` -> `pl.cdiv(pl.program_id(1) * bm, bk)`
+
+# %% matmul/7b: rounded down
+# triangle_kernel: `pl.cdiv((pl.program_id(1) + 1) * bm, bk)` -> `(pl.program_id(1) + 1) * bm // bk`
+
+# %% matmul/7b: as if tiles were as wide as blocks are high
+# triangle_kernel: `pl.cdiv((pl.program_id(1) + 1) * bm, bk)` -> `pl.program_id(1) + 1`
+
+# %% matmul/7b: the column's number for the row's
+# triangle_kernel: `pl.program_id(1)` -> `pl.program_id(0)`
+
+# %% matmul/7b: a slice that starts at a block number
+# triangle_kernel: `k * bk, bk` -> `k, bk`
+
+# %% matmul/7b: y stays where it is
+# triangle_kernel: `y_ref[part, :]` -> `y_ref[pl.ds(0, bk), :]`
+
+# %% matmul/7b: a stays where it is
+# triangle_kernel: `a_ref[:, part]` -> `a_ref[:, pl.ds(0, bk)]`
+
+# %% matmul/7b: only the last product is kept
+# triangle_kernel: `return acc + jnp` -> `return jnp`
+
+# %% matmul/7b: the first tile is left out
+# triangle_kernel: `fori_loop(0, ` -> `fori_loop(1, `
+
+# %% matmul/7b: the sum in bfloat16
+# triangle_kernel:
+# -        return acc + jnp.dot(a_ref[:, part], y_ref[part, :], preferred_element_type=jnp.float32)
+# +        product = jnp.dot(a_ref[:, part], y_ref[part, :], preferred_element_type=jnp.float32)
+# +        return acc + product.astype(o_ref.dtype)
+# triangle_kernel: `(bm, bn), jnp.float32` -> `(bm, bn), o_ref.dtype`
+
+
+# %% matmul/7b: a Python loop with a branch for each tile
+def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+    last_row = (pl.program_id(1) + 1) * o_ref.shape[0] - 1
+    acc = jnp.zeros(o_ref.shape, jnp.float32)
+    for start in range(0, a_ref.shape[1], bk):
+        a, y = a_ref[:, start : start + bk], y_ref[start : start + bk, :]
+        acc = jax.lax.cond(
+            start <= last_row,
+            lambda acc, a, y: acc + jnp.dot(a, y, preferred_element_type=jnp.float32),
+            lambda acc, a, y: acc,
+            acc,
+            a,
+            y,
+        )
+    o_ref[...] = acc.astype(o_ref.dtype)
+
+
+# %% matmul/7b: a Python loop whose length depends on the step
+def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+    acc = jnp.zeros(o_ref.shape, jnp.float32)
+    for k in range(pl.cdiv((pl.program_id(1) + 1) * o_ref.shape[0], bk)):
+        part = pl.ds(k * bk, bk)
+        acc += jnp.dot(a_ref[:, part], y_ref[part, :], preferred_element_type=jnp.float32)
+    o_ref[...] = acc.astype(o_ref.dtype)
+
+
+# %% matmul/7b: one slice of a length that depends on the step
+def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+    part = pl.ds(0, (pl.program_id(1) + 1) * o_ref.shape[0])
+    o_ref[...] = jnp.dot(a_ref[:, part], y_ref[part, :], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+
+
+# %% matmul/7b: the tiles of a loaded value are cut out
+def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+    bm, bn = o_ref.shape
+    a, y = a_ref[...], y_ref[...]
+
+    def add_tile(k, acc):
+        columns = jax.lax.dynamic_slice(a, (0, k * bk), (bm, bk))
+        rows = jax.lax.dynamic_slice(y, (k * bk, 0), (bk, bn))
+        return acc + jnp.dot(columns, rows, preferred_element_type=jnp.float32)
+
+    num_tiles = pl.cdiv((pl.program_id(1) + 1) * bm, bk)
+    acc = jax.lax.fori_loop(0, num_tiles, add_tile, jnp.zeros((bm, bn), jnp.float32))
+    o_ref[...] = acc.astype(o_ref.dtype)
+
+
+# %% matmul/7b: every product goes straight into the result
+def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+    o_ref[...] = jnp.zeros(o_ref.shape, o_ref.dtype)
+
+    def add_tile(k, _):
+        part = pl.ds(k * bk, bk)
+        o_ref[...] += jnp.dot(a_ref[:, part], y_ref[part, :], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+
+    jax.lax.fori_loop(0, pl.cdiv((pl.program_id(1) + 1) * o_ref.shape[0], bk), add_tile, None)
+
+
+# %% matmul/7b: a branch of its own for each length
+def triangle_kernel(a_ref, y_ref, o_ref, *, bk):
+    def first(num_tiles):
+        return lambda: jnp.dot(
+            a_ref[:, : num_tiles * bk], y_ref[: num_tiles * bk, :], preferred_element_type=jnp.float32
+        )
+
+    num_tiles = pl.cdiv((pl.program_id(1) + 1) * o_ref.shape[0], bk)
+    lengths = range(1, a_ref.shape[1] // bk + 1)
+    o_ref[...] = jax.lax.switch(num_tiles - 1, [first(n) for n in lengths]).astype(o_ref.dtype)

@@ -516,13 +516,13 @@ def route(logits, *, k):
 # %% ragged_dot/8a: float weights for integer experts
 # route: `(best, axis=1), experts` -> `(best, axis=1), experts.astype(jnp.float32)`
 
-# %% ragged_dot/9: the gradient of a slot, by the order instead of its inverse
+# %% ragged_dot/8c: the gradient of a slot, by the order instead of its inverse
 # expand_grad: `jnp.argsort(order)` -> `order`
 
-# %% ragged_dot/9: only the best expert's gradient comes back
+# %% ragged_dot/8c: only the best expert's gradient comes back
 # expand_grad: `(jnp.float32).sum(axis=1)` -> `(jnp.float32)[:, 0]`
 
-# %% ragged_dot/9: a scatter
+# %% ragged_dot/8c: a scatter
 # expand_grad:
 # -    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
 # -    return by_slot.astype(jnp.float32).sum(axis=1)
@@ -536,11 +536,6 @@ def route(logits, *, k):
 
 
 # %% ragged_dot/9: weights are not used
-def expand_grad(g, order, *, k):
-    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
-    return by_slot.astype(jnp.float32).sum(axis=1)
-
-
 def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
     logits = jnp.dot(x.astype(jnp.float32), router)
     weights, experts = route(logits, k=k)
@@ -558,11 +553,6 @@ def tile_rows(num_slots, num_experts):
 
 
 # %% ragged_dot/9: experts in jnp, one after the other
-def expand_grad(g, order, *, k):
-    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
-    return by_slot.astype(jnp.float32).sum(axis=1)
-
-
 def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
     logits = jnp.dot(x.astype(jnp.float32), router)
     weights, experts = route(logits, k=k)
@@ -592,13 +582,6 @@ def tile_rows(num_slots, num_experts):
 # -    position = jnp.argsort(order)
 # -    by_slot = rows[position].reshape(T, k, -1)
 # +    by_slot = jnp.zeros_like(rows).at[order].set(rows).reshape(T, k, -1)
-
-# %% ragged_dot/9: expand_grad never written
-# moe_layer: `expand(x, order, k)` -> `x[order // k]`
-# expand_grad:
-# -    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
-# -    return by_slot.astype(jnp.float32).sum(axis=1)
-# +    return g[: g.shape[0] // k].astype(jnp.float32)
 
 
 # %% ragged_dot/2a: the beginnings only
@@ -1004,7 +987,7 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
 # +    rows = jax.nn.silu(ragged(h, w2, group_sizes, bm, bk, bn).astype(jnp.float32))
 # +    return combine(rows, order, weights).astype(x.dtype)
 
-# %% ragged_dot/9: the mean of what comes back
+# %% ragged_dot/8c: the mean of what comes back
 # expand_grad: `sum` -> `mean`
 
 # %% ragged_dot/9: no gradient for the router
@@ -1013,21 +996,21 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
 # %% ragged_dot/9: a token of the wrong slot
 # moe_layer: `expand(x, order, k)` -> `x[order % x.shape[0]]`
 
-# %% ragged_dot/9: the gradient by jax.grad
+# %% ragged_dot/8c: the gradient by jax.grad
 # expand_grad:
 # -    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
 # -    return by_slot.astype(jnp.float32).sum(axis=1)
 # +    x = jnp.zeros((g.shape[0] // k, g.shape[1]), jnp.float32)
 # +    return jax.grad(lambda x: jnp.sum(x[order // k] * g.astype(jnp.float32)))(x)
 
-# %% ragged_dot/9: the gradient by jax.jacrev
+# %% ragged_dot/8c: the gradient by jax.jacrev
 # expand_grad:
 # -    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
 # -    return by_slot.astype(jnp.float32).sum(axis=1)
 # +    x = jnp.zeros((g.shape[0] // k, g.shape[1]), jnp.float32)
 # +    return jax.jacrev(lambda x: jnp.sum(x[order // k] * g.astype(jnp.float32)))(x)
 
-# %% ragged_dot/9: the gradient by a product with a table of zeros and ones
+# %% ragged_dot/8c: the gradient by a product with a table of zeros and ones
 # expand_grad:
 # -    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
 # -    return by_slot.astype(jnp.float32).sum(axis=1)
@@ -1077,11 +1060,6 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
 
 
 # %% ragged_dot/9: the first product in jnp, with weights looked up
-def expand_grad(g, order, *, k):
-    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
-    return by_slot.astype(jnp.float32).sum(axis=1)
-
-
 def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
     logits = jnp.dot(x.astype(jnp.float32), router)
     weights, experts = route(logits, k=k)
@@ -1293,3 +1271,64 @@ def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_re
 
 # %% ragged_dot/9: rounded down
 # tile_rows: `16 * pl.cdiv(num_slots, 16 * num_experts)` -> `max(16, 16 * (num_slots // (32 * num_experts)))`
+
+
+# %% ragged_dot/2a: a table of tiles against groups
+def tiles_per_group(group_sizes, *, bm=128):
+    offsets = group_offsets(group_sizes)
+    first = jnp.arange(4096)[:, None] * bm
+    inside = (offsets[:-1] < first + bm) & (offsets[1:] > first) & (group_sizes > 0)
+    return inside.sum(axis=0).astype(jnp.int32)
+
+
+def group_offsets(group_sizes):
+    ends = jnp.cumsum(group_sizes)
+    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+
+
+# %% ragged_dot/2b: a table of visits against groups
+def group_ids(group_sizes, *, num_rows=1024, bm=128):
+    G = group_sizes.shape[0]
+    visits = jnp.arange(pl.cdiv(num_rows, bm) + G - 1)
+    ends = jnp.cumsum(tiles_per_group(group_sizes, bm=bm))
+    return jnp.minimum((visits[:, None] >= ends).sum(axis=1), G - 1).astype(jnp.int32)
+
+
+# %% ragged_dot/2c: the visits are counted in metadata alone
+def tile_visits(group_sizes, *, num_rows=1024, bm=128):
+    return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+
+
+def metadata(group_sizes, *, num_rows=1024, bm=128):
+    ids = group_ids(group_sizes, num_rows=num_rows, bm=bm)
+    starts = group_offsets(group_sizes)[:-1]
+    inside = (group_sizes > 0) & (starts % bm != 0)
+    visits = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
+    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
+    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+
+
+# %% ragged_dot/7a: one visit too few
+# every_group_metadata: `visits.sum()` -> `visits.sum() - 1`
+
+# %% ragged_dot/7b: what is not finite is taken out
+# tgmm_kernel:
+# -    x, g = jnp.where(own, x_ref[...], 0), jnp.where(own, g_ref[...], 0)
+# +    x, g = jnp.nan_to_num(x_ref[...] * own), jnp.nan_to_num(g_ref[...] * own)
+
+# %% ragged_dot/8c: a scatter-add by bincount, column by column
+# expand_grad:
+# -    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
+# -    return by_slot.astype(jnp.float32).sum(axis=1)
+# +    tokens = g.shape[0] // k
+# +    sums = [jnp.bincount(order // k, weights=column, length=tokens) for column in g.astype(jnp.float32).T]
+# +    return jnp.stack(sums, axis=1)
+
+# %% ragged_dot/8c: still sorted
+# expand_grad: `g[jnp.argsort(order)]` -> `g`
+
+# %% ragged_dot/8c: summed in bfloat16
+# expand_grad: `by_slot.astype(jnp.float32).sum(axis=1)` -> `by_slot.sum(axis=1).astype(jnp.float32)`
+
+# %% ragged_dot/9: an eighth more than an expert's share
+# tile_rows: `16 * pl.cdiv(num_slots, 16 * num_experts)` -> `16 * pl.cdiv(num_slots, 14 * num_experts)`

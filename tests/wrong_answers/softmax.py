@@ -256,11 +256,10 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
 
 # %% softmax/5: the sum is not rescaled
 # cross_entropy_kernel:
-# -    m_old = m_ref[...]
-# -    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
-# -    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+# -    update_statistics(m_ref, l_ref, x)
 # +    m_new = jnp.maximum(m_ref[...], x.max(axis=1, keepdims=True))
 # +    l_ref[...] += jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+# +    m_ref[...] = m_new
 
 # %% softmax/5: the logarithm of a probability
 # cross_entropy_kernel: `[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])` -> `[...] = -jnp.log(jnp.exp(t_ref[...] - m_ref[...]) / l_ref[...])`
@@ -270,6 +269,9 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
 
 # %% softmax/5: the maximum is forgotten
 # cross_entropy_kernel: `(t_ref[...] - m_ref[...])` -> `t_ref[...]`
+
+# %% softmax/5: two large numbers are subtracted last
+# cross_entropy_kernel: `[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])` -> `[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]`
 
 # %% softmax/5: indexed as in NumPy
 # cross_entropy_kernel:
@@ -319,18 +321,14 @@ def cross_entropy(x, labels, *, bm=8, bn=128):
 
 # %% softmax/5: the probabilities are written after all
 # cross_entropy_kernel:
-# -        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-# -        l_ref[...] = jnp.zeros(l_ref.shape)
+# -        start_statistics(m_ref, l_ref)
 # cross_entropy_kernel:
 # -    x = x_ref[...]
 # -    bn = x.shape[1]
 # +    bn = x_ref.shape[1]
 # cross_entropy_kernel:
 # -    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
-# -    m_old = m_ref[...]
-# -    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
-# -    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
-# -    m_ref[...] = m_new
+# -    update_statistics(m_ref, l_ref, x)
 # +    t_ref[...] += jnp.where(cols == label_ref[...], x_ref[...], 0).sum(axis=1, keepdims=True)
 # cross_entropy_kernel: `[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])` -> `[...] = -jnp.log(t_ref[...])`
 # cross_entropy:
@@ -647,10 +645,13 @@ def add_rms_norm(x, r, gamma, *, bm=16):
 # %% softmax/10: the padding is zero, and left out of the sum
 # ragged_loss_kernel: `(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)` -> `(cols < vocab, x_ref[...].astype(jnp.float32), 0)`
 # ragged_loss_kernel:
-# -    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+# -    update_statistics(m_ref, l_ref, x)
+# +    m_old = m_ref[...]
+# +    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
 # +    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.where(cols < vocab, jnp.exp(x - m_new), 0).sum(
 # +        axis=1, keepdims=True
 # +    )
+# +    m_ref[...] = m_new
 
 # %% softmax/10: masked by multiplication
 # ragged_loss_kernel: `= jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)` -> `= x_ref[...].astype(jnp.float32) * (cols < vocab)`
@@ -658,10 +659,13 @@ def add_rms_norm(x, r, gamma, *, bm=16):
 # %% softmax/10: only the sum is masked
 # ragged_loss_kernel: `= jnp.where(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)` -> `= x_ref[...].astype(jnp.float32)`
 # ragged_loss_kernel:
-# -    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+# -    update_statistics(m_ref, l_ref, x)
+# +    m_old = m_ref[...]
+# +    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
 # +    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.where(cols < vocab, jnp.exp(x - m_new), 0).sum(
 # +        axis=1, keepdims=True
 # +    )
+# +    m_ref[...] = m_new
 
 # %% softmax/10: columns counted from the start of the block
 # ragged_loss_kernel: `= j * bn + jnp.` -> `= jnp.`
@@ -669,10 +673,13 @@ def add_rms_norm(x, r, gamma, *, bm=16):
 
 # %% softmax/10: summed in bfloat16
 # ragged_loss_kernel:
-# -    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
+# -    update_statistics(m_ref, l_ref, x)
+# +    m_old = m_ref[...]
+# +    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
 # +    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).astype(jnp.bfloat16).sum(
 # +        axis=1, keepdims=True
 # +    )
+# +    m_ref[...] = m_new
 
 # %% softmax/10: a padding of -100
 # ragged_loss_kernel: `(cols < vocab, x_ref[...].astype(jnp.float32), -jnp.inf)` -> `(cols < vocab, x_ref[...].astype(jnp.float32), -100.0)`
@@ -690,6 +697,9 @@ def add_rms_norm(x, r, gamma, *, bm=16):
 # +    here = label_ref[...] - j * bn
 # +    picked = jnp.take_along_axis(x, jnp.clip(here, 0, bn - 1), axis=1)
 # +    t_ref[...] += jnp.where((here >= 0) & (here < bn), picked, 0)
+
+# %% softmax/10: two large numbers are subtracted last
+# ragged_loss_kernel: `[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])` -> `[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]`
 
 # %% softmax/10: the maximum is left out of the loss
 # ragged_loss_kernel: `(t_ref[...] - m_ref[...])` -> `t_ref[...]`
@@ -820,8 +830,10 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
 # +    j = pl.program_id(1)
 # +    bn = x_ref.shape[1]
 # +    x = x_ref[...]
-# cross_entropy_kernel: `jnp.inf` -> `1000.0`
-# cross_entropy_kernel: `(l_ref.shape)` -> `(l_ref.shape, l_ref.dtype)`
+# cross_entropy_kernel:
+# -        start_statistics(m_ref, l_ref)
+# +        m_ref[...] = jnp.full(m_ref.shape, -1000.0)
+# +        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
 # cross_entropy_kernel: `(t_ref.shape)` -> `(t_ref.shape, t_ref.dtype)`
 # cross_entropy_kernel:
 # -    x = x_ref[...]
@@ -829,7 +841,10 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
 # -    cols = j * bn + jnp.arange(bn)[None, :]
 # -    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
 # cross_entropy_kernel:
-# -    m_ref[...] = m_new
+# -    update_statistics(m_ref, l_ref, x)
+# +    m_old = m_ref[...]
+# +    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+# +    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
 # +    m_ref[...] = m_new
 # +    cols = j * bn + jnp.arange(bn)[None, :]
 # +    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
@@ -846,8 +861,10 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
 # +    j = pl.program_id(1)
 # +    bn = x_ref.shape[1]
 # +    x = x_ref[...]
-# cross_entropy_kernel: `jnp.full(m_ref.shape, -jnp.inf)` -> `jnp.zeros(m_ref.shape, m_ref.dtype)`
-# cross_entropy_kernel: `(l_ref.shape)` -> `(l_ref.shape, l_ref.dtype)`
+# cross_entropy_kernel:
+# -        start_statistics(m_ref, l_ref)
+# +        m_ref[...] = jnp.zeros(m_ref.shape, m_ref.dtype)
+# +        l_ref[...] = jnp.zeros(l_ref.shape, l_ref.dtype)
 # cross_entropy_kernel: `(t_ref.shape)` -> `(t_ref.shape, t_ref.dtype)`
 # cross_entropy_kernel:
 # -    x = x_ref[...]
@@ -855,7 +872,10 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
 # -    cols = j * bn + jnp.arange(bn)[None, :]
 # -    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
 # cross_entropy_kernel:
-# -    m_ref[...] = m_new
+# -    update_statistics(m_ref, l_ref, x)
+# +    m_old = m_ref[...]
+# +    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
+# +    l_ref[...] = l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True)
 # +    m_ref[...] = m_new
 # +    cols = j * bn + jnp.arange(bn)[None, :]
 # +    t_ref[...] += jnp.where(cols == label_ref[...], x, 0).sum(axis=1, keepdims=True)
@@ -1052,7 +1072,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: the maximum starts from -1000
@@ -1076,7 +1096,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: a right mask, and the exponential of what was read
@@ -1101,7 +1121,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: the mask is added
@@ -1125,7 +1145,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: a padding of +inf
@@ -1149,7 +1169,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: a padding of NaN
@@ -1173,7 +1193,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/10: not masked at all
@@ -1197,7 +1217,7 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        o_ref[...] = m_ref[...] + jnp.log(l_ref[...]) - t_ref[...]
+        o_ref[...] = jnp.log(l_ref[...]) - (t_ref[...] - m_ref[...])
 
 
 # %% softmax/1: divided by way of a logarithm

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -61,6 +61,12 @@ def _complete_any(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def _complete_chip(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from ..targets.tpu.chips import CHIPS
+
+    return [name for name in CHIPS if name.startswith(incomplete)]
+
+
+def _complete_gpu(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from ..targets.gpu.chips import CHIPS
 
     return [name for name in CHIPS if name.startswith(incomplete)]
 
@@ -328,6 +334,13 @@ def tpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
     """Compile your kernel for a TPU, without one: VMEM, bundles, time. Exits with 0 if it compiles, 1 if not."""
     from ..targets.tpu.chips import chips
 
+    _compile_for("tpu", chips, puzzle_id, names, overlay)
+
+
+def _compile_for(
+    machine: str, chips: Callable[[str], Sequence[Any]], puzzle_id: str, names: str, overlay: Path | None
+) -> None:
+    """Reports on a puzzle's answer, compiled for each chip; the exit code says whether it compiles for all."""
     try:
         targets = chips(names)
     except ValueError as error:
@@ -336,7 +349,7 @@ def tpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
     with _source(curriculum.puzzle(puzzle_id).notebook, overlay) as source, Judge() as judge:
         print(f"{puzzle_id}: {source}", flush=True)
         for target in targets:
-            answer = judged(puzzle_id, judge.ask("tpu", puzzle_id, source, overlay, tpu=target.name))
+            answer = judged(puzzle_id, judge.ask(machine, puzzle_id, source, overlay, chip=target.name))
             _say_verdict(answer)
             code = max(code, SOLVED if answer.get("compiles") else NOT_SOLVED)
             if answer.get("unavailable"):
@@ -344,6 +357,25 @@ def tpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
             if "verdict" in answer:
                 break  # the next would say the same
     raise Exit(code)
+
+
+@app.command(epilog="Example: puzzles gpu NAME/3 --gpu h100,b200")
+@click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
+@click.option(
+    "--gpu",
+    "names",
+    metavar="NAMES",
+    default="h100",
+    show_default=True,
+    help="Of h100, h200, b200; commas between.",
+    shell_complete=_complete_gpu,
+)
+@with_overlay
+def gpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
+    """Compile your kernel for a GPU, without one: registers, SMEM, time. Exits with 0 if it compiles, 1 if not."""
+    from ..targets.gpu.chips import chips
+
+    _compile_for("gpu", chips, puzzle_id, names, overlay)
 
 
 @app.group(hidden=True)

@@ -1,9 +1,9 @@
 """Inside the process that runs the reader's file: requests in, answers out, and nothing of the checker's replaced.
 
 Both are lines of JSON. The first line says where we are: {"environment", "folder"}. A request is {"id", "do": "check" |
-"show" | "tpu", "puzzle", "source", "overlay", "columns", "colour"}, or {"do": "stop"}; an answer has its id, what the
-reader's code has printed, and "none", a sentence, where there is no verdict, or "wrong", where the question was wrong;
-after one with "leaves" the process ends.
+"show" | "tpu" | "gpu", "puzzle", "source", "overlay", "columns", "colour"}, or {"do": "stop"}; an answer has its id,
+what the reader's code has printed, and "none", a sentence, where there is no verdict, or "wrong", where the question
+was wrong; after one with "leaves" the process ends.
 
 With an argument, the path of a socket: waits there, JAX imported, and forks a process for whoever connects.
 """
@@ -253,9 +253,15 @@ def _answer(message: Message) -> Message:
         picture = show(fn, *first.inputs, **first.blocks)
         return {"picture": str(picture), "html": picture._repr_html_()}
 
+    if message["do"] == "gpu":
+        from ..view.gpu_report import gpu_report
+
+        gpu = gpu_report(fn, *first.inputs, chip=message["chip"], **first.blocks)
+        return {"text": str(gpu), "compiles": bool(gpu), "unavailable": bool(gpu.unavailable)}
+
     from ..view.tpu_report import tpu_report
 
-    report = tpu_report(fn, *first.inputs, tpu=message["tpu"], **first.blocks)
+    report = tpu_report(fn, *first.inputs, tpu=message["chip"], **first.blocks)
     return {"text": str(report), "compiles": bool(report), "unavailable": bool(report.unavailable)}
 
 

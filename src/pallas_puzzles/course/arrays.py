@@ -229,7 +229,7 @@ def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, A
 
 
 def compare(got: Any, want: Any, tolerance: "Tolerance | None" = None) -> "Finding | None":
-    """What is wrong with a result: its structure, a shape, a dtype, or values. NaN is never right."""
+    """What is wrong with a result: structure, shape, dtype, or values. NaN is right only where it is expected."""
     import jax
 
     from ..diagnose.diagnose import result_names

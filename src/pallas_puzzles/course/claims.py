@@ -154,7 +154,7 @@ class Choice:
         counted = {p: _counted(*self.run(*sizes, *p)) for p in self.plans(*sizes)}
         fitting = {p: self.cost(*c, limits) for p, c in counted.items() if c[0].vmem_bytes <= room}
         best = min(fitting, key=lambda p: fitting[p])
-        rest = f"{best} takes {self.text(fitting[best])}, and fits. These sizes are random: a list will not do."
+        rest = f"{best} takes {self.text(fitting[best])}, and fits. These sizes are drawn at random."
         if not isinstance(plan, tuple) or plan not in counted:
             return Finding(
                 "choice", f"{call}, which is none of the {len(counted)} plans that there are. {rest}", [], line

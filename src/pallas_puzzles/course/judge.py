@@ -348,10 +348,12 @@ class Judge:
     def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> "Verdict | None":
         """The compiler's front end and JAX's simulator: None when both agree with a pass. want: makes what is right."""
         from ..diagnose.findings import Finding
+        from ..ir.capture import SPARSE_CHIP
         from ..lens.machine import Run
         from ..lens.watchdog import TimeLimit
-        from ..targets.simulate import SimulatorTimeout, SimulatorUnable
+        from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable
 
+        sparse = self.chip == SPARSE_CHIP  # the simulator runs kernels of SparseCores as if they were a TensorCore's
         refused = None
         with self.guard.explaining():
             refused = self.machine.refusal(_with(self.fn, blocks), args, self.chip)
@@ -363,12 +365,12 @@ class Judge:
             return None
         try:
             outputs = self.machine.simulate(_with(self.fn, blocks), args, CONFIRM_LIMIT_S, self.chip)
-        except SimulatorUnable as error:
-            if not self.machine.runs_all:
+        except (Exception, TimeLimit) as error:
+            if isinstance(error, SimulatorUnable) and not self.machine.runs_all:
                 self._note(_ALONE.format(self.machine.simulator, error))
                 return None
-            return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
-        except (Exception, TimeLimit) as error:
+            if (sparse and isinstance(error, SimulatorError)) or isinstance(error, SimulatorUnable):
+                return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
             verdict = self._error(error)
             late = isinstance(error, SimulatorTimeout | TimeLimit)
             verdict.notes.append((_TOO_LATE if late else _REFUSED).format(self.machine.simulator))
@@ -376,6 +378,8 @@ class Judge:
         findings = self._diagnosis(Run([], outputs, [], [], []), want()).findings
         if not findings:
             return None
+        if sparse:
+            return self._unjudged(_UNCONFIRMED.format("other values"), "Right, but not confirmed.")
         verdict = self._failed(findings)
         verdict.notes.append(_DISAGREE.format(self.machine.simulator))
         return verdict
@@ -462,7 +466,10 @@ _TOO_LATE = (
 
 _REFUSED = "The lens passed this. {0} refuses it, and its word counts. If your kernel is right, please report it."
 
-_ALONE = "The lens passed this. {0} cannot run it, so nobody has confirmed it yet. JAX says: {1}"
+_ALONE = (
+    "The lens passed this, and JAX's front end for GPUs takes it. {0} cannot run it, so nobody else has confirmed its values. It "
+    "says: {1}"
+)
 
 _DISAGREE = (
     "The lens passed this, {0} did not. One of the two has a bug, most likely the lens: the "

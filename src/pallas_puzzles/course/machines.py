@@ -91,7 +91,13 @@ class Gpu:
         return over_budget(run, budget)
 
     def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> "Refusal | None":
-        return None
+        from ..targets.gpu.chips import chip as chip_named
+        from ..targets.gpu.lowering import refusal
+
+        refused = refusal(fn, *args, chip=chip_named("h100"))
+        if refused is None or refusal(fn, *args, chip=chip_named("b200")) is None:  # it may be for one of them alone
+            return None
+        return refused
 
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         from ..targets.gpu_simulator import simulate

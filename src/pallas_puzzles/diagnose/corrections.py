@@ -73,8 +73,10 @@ def corrections(
             words = f"the mistake is in {called}: with the course's in its place, everything is right"
             found.append(Correction(name, node.lineno, node.end_lineno or node.lineno, words, told=False, whole=True))
         else:
-            words, told = _words(answer, group, named.get(name, {}), untold)
-            edit = _edit(answer, group, named.get(name, {}))
+            own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
+            mine = {value: each for value, each in named.get(name, {}).items() if own is None or each != own.id}
+            words, told = _words(answer, group, mine, untold)
+            edit = _edit(answer, group, mine)
             line, last = group.lines(answer[name])
             found.append(Correction(name, line, last, f"in {called}, {words}", told, edit=edit))
     return sorted(found, key=lambda c: (not c.told, c.line))

@@ -105,9 +105,8 @@ def branches(call: Call, most: int) -> Iterator[Finding]:
     found = list(named(call.kernel, "cond", "while", "scan"))
     if len(found) > most:
         many = "a branch" if len(found) == 1 else f"{len(found)} branches"
-        cause = (
-            f"Right answer, but with {many} (pl.when, cond, or a loop); the budget is {most}. Choose values instead of "
-            "code: jnp.where."
+        cause = f"Right answer, but with {many} (pl.when, cond, or a loop); the budget is {most}. " + (
+            "Choose values instead of code: jnp.where." if most == 0 else "Do more of it in one of them."
         )
         evidence = [f"{line_of(e)}" for e in found[1:4]]
         yield Finding("budget", cause, evidence, line_of(found[0]), operand="branches")

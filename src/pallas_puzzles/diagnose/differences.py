@@ -97,8 +97,7 @@ def differences(answer: Functions, right: Functions) -> list[Difference]:
 
 
 def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[Difference]:
-    """The differences, those of a value that has a name where the name is used, unless its definition is what is wrong:
-    no use of it is right, and what should stand there is not made of it."""
+    """The differences, those of a value that has a name where the name is used, unless no use of it is right."""
 
     def definition(node: Any) -> Any:
         return getattr(node, "defined", None)
@@ -108,8 +107,7 @@ def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[D
     there = []
     for d in found:
         defined, use = definition(d.was), getattr(d.was, "use", None)
-        made_of_it = d.should is not None and _key(d.was) in map(_key, ast.walk(d.should))
-        if use is not None and (made_of_it or alike[defined, _key(d.should)] < uses[defined]):
+        if use is not None and alike[defined, _key(d.should)] < uses[defined]:
             d = dataclasses.replace(d, was=use, line=use.lineno)
         there.append(d)
     return there

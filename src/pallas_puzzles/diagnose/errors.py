@@ -65,8 +65,11 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
      "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
     (r"TracerIntegerConversionError", "python-index",
-     "a Python list or range is indexed with a value that is known only later: compute the number with arithmetic "
-     "instead"),
+     "Python asks for a number that is known only when the kernel runs. For a loop of that many turns there is "
+     "jax.lax.fori_loop(0, n, body, start); in the place of a list, compute the number with arithmetic"),
+    (r"^AssertionError: DShapedArray", "dynamic-slice",
+     "the size of a slice is known only when the kernel runs: take pl.ds(start, size) with a size that is a Python "
+     "int, and mask what is too much"),
     (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion", "python-if",
      "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
      "@pl.when(condition) for a block of code, jnp.where for a value"),

@@ -46,10 +46,12 @@ class Tolerance:
     relative: float
 
     def close(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
-        """Element by element; NaN is never close."""
+        """Element by element. NaN is close to an expected NaN alone, and not where nothing else is expected."""
+        unknown = want != want
+        both = (got != got) & unknown & (not unknown.all())
         if self.relative == 0:
-            return got == want
-        return np.isclose(got, want, rtol=self.relative, atol=self.atol(want))
+            return (got == want) | both
+        return np.isclose(got, want, rtol=self.relative, atol=self.atol(want)) | both
 
     def atol(self, want: np.ndarray) -> float:
         return self.relative * _rms(want) or _BESIDE_ZERO

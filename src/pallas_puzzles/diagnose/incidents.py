@@ -151,7 +151,7 @@ def _padding(trace: Trace, i: Incident) -> str:
         f"{i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the edge of the array: "
         f"block {trace.blocks[k][i.step]} hangs over shape {trace.call.operands[k].shape}, and that padding holds "
         "garbage. Choose by position before it mixes with real data: jnp.where(position < size, x, 0). Multiplying by "
-        "zero leaves NaN NaN."
+        "zero does not help: 0 times NaN is NaN."
     )
 
 

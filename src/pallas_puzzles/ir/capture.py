@@ -196,6 +196,7 @@ class Call:
     dynamic_bounds: int = 0  # dimensions of the grid that are known only at run time
     dynamic_axes: tuple[int, ...] = ()  # which they are
     on_cores: bool = False  # its grid are the cores of a mesh, each of which has scratch memory of its own
+    sparse: bool = False  # these are SparseCores
     scalars: list[np.ndarray] = dataclasses.field(default_factory=list)
     inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     callers: list[SourceLine] = dataclasses.field(default_factory=list)  # the innermost first
@@ -418,6 +419,7 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
         aliases=dict(p.get("input_output_aliases") or {}),
         vmem_limit_bytes=getattr(p.get("compiler_params"), "vmem_limit_bytes", None),
         on_cores=True,
+        sparse=str(mesh.core_type).lower().startswith("sc_"),  # core_type: seen on jax 0.11.2 and 0.12.0.1
     )
 
 

@@ -8,6 +8,7 @@ import jax
 
 from .capture import holds_call, is_call, subprograms
 from .ops import inlined, interpret
+from .program import calls_in
 
 
 def built_for(fn: Callable[..., Any], mode: Any) -> Callable[..., Any]:
@@ -23,6 +24,15 @@ def built_for(fn: Callable[..., Any], mode: Any) -> Callable[..., Any]:
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return run
+
+
+def compiled(fn: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
+    """fn, with its kernels built anew where they were built to be interpreted: after `setup`, or by interpret=True.
+
+    shapes: what it is called with. Raises whatever tracing fn raises.
+    """
+    kernels = calls_in(jax.jit(lambda *a: fn(*a)).trace(*shapes).jaxpr)
+    return fn if all(is_built_for(kernel, False) for kernel in kernels) else built_for(fn, False)
 
 
 def is_built_for(kernel: Any, mode: Any) -> bool:

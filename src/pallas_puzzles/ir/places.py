@@ -155,6 +155,11 @@ def locate(
             key, place.shape, there = _key(t, there, room, noted, value_of)
             place.steps.append(key)
             place.clipped = there != place.shape
+            for axis, size in _repeats(t):
+                if place.clipped:
+                    raise Beyond("a slice beyond the end of a Ref, and one of stride 0")
+                place.steps.append(_repeated(axis, size))
+                place.shape = there = (*there[:axis], size, *there[axis + 1 :])
             continue
         if place.clipped:
             raise Beyond("a slice beyond the end of a Ref, in another shape")
@@ -201,7 +206,9 @@ def _key(
     gathers = False
     for index, dim, most in zip(indexer.indices, shape, room, strict=True):
         if hasattr(index, "start") and hasattr(index, "size") and hasattr(index, "stride"):
-            start, size, stride = int(index.start), int(index.size), int(index.stride or 1)
+            start, size, stride = int(index.start), int(index.size), int(index.stride)
+            if stride == 0:  # one element, many times: see _repeats
+                size = stride = 1
             last = start + (size - 1) * stride
             if size and (start < 0 or (last >= most and out_of_bounds is not None)):
                 if out_of_bounds is not None:
@@ -225,6 +232,19 @@ def _key(
     if not asked:  # nothing can be cut off; and index maps are run for many steps at once
         return tuple(key), there, there
     return tuple(key), tuple(int(np.asarray(d)) for d in indexer.get_indexer_shape()), there
+
+
+def _repeats(indexer: Any) -> list[tuple[int, int]]:
+    """(dimension of the result, how many times) of slices with stride 0, that take the same element again and again."""
+    sliced = [index for index in indexer.indices if hasattr(index, "stride")]
+    found = [(axis, int(index.size)) for axis, index in enumerate(sliced) if int(index.stride) == 0]
+    if found and any(np.ndim(index) for index in indexer.indices if not hasattr(index, "stride")):
+        raise Beyond("a gather beside a slice of stride 0")
+    return found
+
+
+def _repeated(axis: int, size: int) -> _View:
+    return _View(lambda a: np.repeat(a, size, axis), lambda a: a.take([-1], axis))
 
 
 def _reshaped(before: tuple[int, ...], after: tuple[int, ...]) -> _View:

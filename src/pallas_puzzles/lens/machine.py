@@ -29,6 +29,7 @@ from ..ir.capture import (
     line_of,
     space_of,
 )
+from ..ir.held import held
 from ..ir.ops import (
     ELEMENTWISE,
     Beyond,
@@ -48,7 +49,7 @@ from ..ir.ops import (
 )
 from ..ir.places import Place, locate
 from ..ir.program import temporaries
-from ..text import human_bytes
+from ..text import human_bytes, plural
 from .copies import Copies, Semaphore, known_in, plain_ref
 from .memory import Buffer, Marks
 from .sparse import SparseCore
@@ -56,6 +57,7 @@ from .sparse import SparseCore
 MAX_STEPS = 16384
 PLANNED_STEPS = 1 << 20
 MOST_VMEM = 128 << 20  # bytes: what TPU v5e and v6e have, and no other has more
+SURELY = 2  # the compiler may need so much less for temporaries than `ir.held` says
 NOT_VISITED, NOT_STORED, STALE, WRITTEN = range(4)
 
 
@@ -144,12 +146,16 @@ class OperandFigures:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What a call costs: bytes between HBM and VMEM, VMEM held, arithmetic done."""
+    """What a call costs: bytes between HBM and VMEM, VMEM held, arithmetic done.
+
+    temporary_bytes: an estimate of what values of the kernel take of VMEM besides, see `ir.held`.
+    """
 
     name: str
     operands: list[OperandFigures]
     scratch_bytes: int
     vmem_bytes: int
+    temporary_bytes: int
     dma_bytes: int
     hbm_bytes: int
     once_bytes: int
@@ -168,10 +174,10 @@ def figures(trace: Trace) -> Figures:
     """The costs of a traced call; blocks that hang over the edge count only their part inside the array."""
     if trace.total is not None:
         return trace.total
-    held = max((p.vmem_bytes for p in trace.pipelines), default=0)  # they follow one another
+    inside = max((p.vmem_bytes for p in trace.pipelines), default=0)  # they follow one another
     rows = [_operand_figures(trace, k) for k in range(len(trace.call.operands))]
     return dataclasses.replace(
-        figures_of(trace.call, rows, sum(trace.dma_bytes), held),
+        figures_of(trace.call, rows, sum(trace.dma_bytes), inside),
         flops=sum(trace.flops),
         transcendentals=sum(trace.transcendentals),
         steps=trace.n,
@@ -187,6 +193,7 @@ def figures_of(call: Call, rows: list[OperandFigures], dma_bytes: int, held_byte
         operands=rows,
         scratch_bytes=scratch,
         vmem_bytes=scratch + sum(r.vmem_bytes for r in rows) + held_bytes,
+        temporary_bytes=held(call.kernel)[0],
         dma_bytes=dma_bytes,
         hbm_bytes=dma_bytes + sum(r.hbm_bytes for r in rows),
         once_bytes=sum(r.once_bytes for r in rows),
@@ -795,15 +802,20 @@ class TooLarge(Refused):
 
 
 def _check_sizes(call: Call) -> None:
-    """Raises TooLarge for an array that cannot be in VMEM, before memory is allocated for it."""
-    held = [(f"the block of {o.name}", nbytes_of(o.block, o.dtype)) for o in call.operands if not o.in_hbm]
-    held += [(f"the scratch buffer {s.name}", s.nbytes) for s in call.scratch if s.space == "vmem"]
-    for what, nbytes in held:
+    """Raises TooLarge for what cannot be in VMEM, before memory is allocated for it."""
+    buffers = [(f"the block of {o.name}", nbytes_of(o.block, o.dtype)) for o in call.operands if not o.in_hbm]
+    buffers += [(f"the scratch buffer {s.name}", s.nbytes) for s in call.scratch if s.space == "vmem"]
+    for what, nbytes in buffers:
         if nbytes > MOST_VMEM:
             raise TooLarge(call, what, nbytes, call.where)
     for shape, dtype, line in temporaries(call.kernel):
         if (nbytes := nbytes_of(shape, dtype)) > MOST_VMEM:
             raise TooLarge(call, f"a temporary {dtype} array of shape {shape}", nbytes, line)
+    temporary, line = held(call.kernel)
+    needed = sum(nbytes for _, nbytes in buffers) + temporary // SURELY
+    if needed > MOST_VMEM:
+        parts = f"{plural(len(buffers), 'buffer')} and the values that wait for others" if temporary else "its buffers"
+        raise TooLarge(call, f"what the kernel holds at a time, {parts},", needed, line if temporary else call.where)
 
 
 def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:

@@ -42,6 +42,25 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
     counted: what `tally` says of the call. The blocks are exact, and nothing is run: no outputs, no events. Raises
     Beyond where the blocks cannot be known, or are too many to be counted.
     """
+    trace = _part(call, first, count)
+    machine = Machine(call, detail=False)
+    scalars = scalars_of(machine)
+    rows = [
+        OperandFigures(o, 0, 0, 0, 0, o.array_bytes) if _stays(o) else _costs(machine, o, scalars)
+        for o in call.operands
+    ]
+    trace.pipelines = [pipeline for p in counted.pipelines for pipeline in _pipeline(p)]
+    trace.total = _figures(trace, rows, counted)
+    return trace
+
+
+def _stays(o: Operand) -> bool:
+    """Whether no blocks of it are copied for the kernel."""
+    return o.in_hbm or o.index_map is None
+
+
+def _part(call: Call, first: int, count: int) -> Trace:
+    """Which block is where at `count` steps from `first` on."""
     n = math.prod(call.grid)
     first = max(0, min(first, n - count))
     machine = Machine(call, detail=False)
@@ -51,14 +70,12 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
     columns = np.array(np.unravel_index(around, call.grid or (1,)), np.int32)[: len(call.grid)]
     steps = list(map(tuple, columns.T.tolist()))
     trace = Trace(call, steps[lead : lead + shown], [], [], [], [], first=first)
-    rows = []
     for o in call.operands:
         nothing = [False] * shown
-        if o.in_hbm or o.index_map is None:
+        if _stays(o):
             blocks: list[Any] = [None] * shown
             starts: list[Any] = [None] * shown
             into, out = nothing, nothing
-            rows.append(OperandFigures(o, 0, 0, 0, 0, o.array_bytes))
         else:
             found = list(map(tuple, block_rows(machine, o, columns, scalars).tolist()))
             moved = changes(found)
@@ -66,13 +83,10 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
             blocks = found[lead : lead + shown]
             starts = [start_of(o, b) for b in blocks]
             into, out = moved[lead : lead + shown], moved[lead + 1 : lead + shown + 1]
-            rows.append(_costs(machine, o, scalars))
         trace.blocks.append(blocks)
         trace.starts.append(starts)
         trace.fetched.append(into if o.role == "in" else nothing)
         trace.flushed.append(out if o.role == "out" else nothing)
-    trace.pipelines = [pipeline for p in counted.pipelines for pipeline in _pipeline(p)]
-    trace.total = _figures(trace, rows, counted)
     return trace
 
 
@@ -144,10 +158,14 @@ def _visits(machine: Machine, o: Operand, scalars: list[Buffer]) -> Iterator[tup
 
 
 def clip(trace: Trace, first: int, count: int) -> Trace:
-    """`count` steps of a trace from `first` on, with the figures of all of them."""
+    """`count` steps of a grid from `first` on, with the figures of all of them, of which the trace has some or all."""
     n = trace.n
-    if n <= count or trace.total is not None:
+    if n <= count and trace.total is None:
         return trace
+    if trace.total is not None:
+        if first == trace.first or math.prod(trace.call.grid) <= count:
+            return trace
+        return dataclasses.replace(_part(trace.call, first, count), total=trace.total, pipelines=trace.pipelines)
     first = max(0, min(first, n - count))
     part = slice(first, first + count)
     columns: dict[str, Any] = {name: [column[part] for column in getattr(trace, name)] for name in _BY_OPERAND}

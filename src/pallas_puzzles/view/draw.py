@@ -6,6 +6,7 @@ its address, and a table with inline styles. The script, where it may run, puts 
 
 import base64
 import dataclasses
+import gzip
 import html
 import itertools
 import json
@@ -364,7 +365,7 @@ def _html_of(trace: Trace) -> str:
     half = trace.n // 2
     svg, panels, strip = _drawing(trace, half)
     uid = f"pp{secrets.token_hex(5)}"
-    script = _script(trace, panels, strip, uid) if trace.n > 1 else ""
+    script = f"<script>{_script(trace, panels, strip, uid)}</script>" if trace.n > 1 else ""
     return (
         f'<div id="{uid}" style="margin:4px 0">{image(svg, alt_words(trace, half))}'
         f"{html_table(trace, figures(trace))}{script}</div>"
@@ -392,8 +393,7 @@ def _script(trace: Trace, panels: list[_Panel], strip: _Strip, uid: str) -> str:
     told = [_script_panel(trace, p, strip.n) for p in panels]
     data = {"n": strip.n, "f": trace.first, "c": round(strip.cell, 3), "x": round(strip.label_w - 1, 2), "p": told}
     sent = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    filled = _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", sent)
-    return f"<script>{filled}</script>"
+    return _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", sent)
 
 
 _THUMB = "width:16px;height:16px;border-radius:50%;border:2px solid var(--paper);background:var(--blue)"
@@ -465,6 +465,60 @@ function start(root) {
     timer = setInterval(() => { if (!root.isConnected || +range.value >= D.n - 1) stop(); else go(+range.value + 1) },
       Math.max(60, Math.min(450, 24000 / D.n))) };
   img.replaceWith(box); box.parentNode.after(ui); stop(); go(0)
+}
+document.querySelectorAll("[id=@UID]").forEach(start) })()"""
+
+
+# --- other parts of a long grid --------------------------------------------------------------------------------------
+
+MAX_PARTS = 6
+
+
+def _parts_html(trace: Trace, first: int) -> str:
+    """A drawing of the steps from `first` on and, where a script may run, buttons to those of other parts."""
+    n = math.prod(trace.call.grid)
+    shown = clip(trace, first, MAX_DRAWN_STEPS)
+    if n <= MAX_DRAWN_STEPS or not trace.n:
+        return _html_of(shown)
+    count = min(MAX_PARTS, -(-n // MAX_DRAWN_STEPS))
+    firsts = sorted({shown.first, *(round((n - MAX_DRAWN_STEPS) * k / (count - 1)) for k in range(count))})
+    parts = [clip(trace, first, MAX_DRAWN_STEPS) for first in firsts]
+    cards = [[words.window_words(part), *_card(part)] for part in parts]
+    sent = base64.b64encode(gzip.compress(json.dumps(cards).encode(), mtime=0)).decode()
+    uid = f"pp{secrets.token_hex(5)}"
+    script = _MOVE.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@AT", str(firsts.index(shown.first)))
+    return f'<div id="{uid}">{_html_of(shown)}<script>{script.replace("@SENT", sent)}</script></div>'
+
+
+def _card(trace: Trace) -> tuple[str, str]:
+    """(HTML, script) of a drawing that a script puts into the page."""
+    shown, _, script = _html_of(trace).partition("<script>")
+    return shown + "</div>", script.removesuffix("</script></div>")
+
+
+_MOVE = """(() => {
+async function start(root) {
+  if (root.dataset.parts || !window.DecompressionStream) return; root.dataset.parts = 1;
+  const bytes = Uint8Array.from(atob("@SENT"), c => c.charCodeAt(0));
+  const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const cards = await new Response(text).json(), ui = document.createElement("div");
+  let holder = root.firstElementChild, at = @AT;
+  ui.className = "pallas"; ui.style.cssText = "font:13px system-ui,sans-serif;margin:8px 0 4px";
+  ui.innerHTML = `<style>@CONTROLS</style><div class="pallas-steps" style="flex-wrap:wrap">
+    <button type="button">earlier steps</button><button type="button">later steps</button>
+    <span role="status" aria-live="polite"></span></div>`;
+  const [before, after] = ui.querySelectorAll("button"), status = ui.querySelector("span");
+  ui.onkeydown = e => e.stopPropagation(); ui.dataset.lmSuppressShortcuts = true;
+  function tell() {
+    status.textContent = cards[at][0] + ", part " + (at + 1) + " of the " + cards.length + " that are drawn";
+    before.disabled = at == 0; after.disabled = at == cards.length - 1;
+    before.style.opacity = before.disabled ? .45 : 1; after.style.opacity = after.disabled ? .45 : 1 }
+  function go(k) {
+    at = k; const next = document.createElement("div"), script = document.createElement("script");
+    next.innerHTML = cards[k][1]; script.textContent = cards[k][2];
+    holder.replaceWith(next); next.append(script); holder = next; tell() }
+  before.onclick = () => go(at - 1); after.onclick = () => go(at + 1);
+  root.prepend(ui); tell()
 }
 document.querySelectorAll("[id=@UID]").forEach(start) })()"""
 
@@ -566,9 +620,7 @@ class Picture(Displayed):
 
     def _drawn(self, traces: Iterable[Trace]) -> Iterator[Trace]:
         """What is drawn: the steps that there is room for, and the pipelines inside of each kernel after it."""
-        for trace in traces:
-            yield clip(trace, self.first_step, MAX_DRAWN_STEPS)
-            yield from self._drawn(p.traces[0] for p in trace.pipelines if p.traces)
+        return (clip(trace, self.first_step, MAX_DRAWN_STEPS) for trace in _one_by_one(traces))
 
     def svg(self, step: int = 0, call: int = 0) -> str:
         """One call, or one pipeline inside of a call, at one of the drawn steps as a standalone SVG file."""
@@ -597,8 +649,15 @@ class Picture(Displayed):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        drawn = "".join(map(_html_of, self._drawn(self.traces[:MAX_DRAWN_CALLS])))
+        shown = _one_by_one(self.traces[:MAX_DRAWN_CALLS])
+        drawn = "".join(_parts_html(trace, self.first_step) for trace in shown)
         return drawn + sentence_html(self.note) + sentence_html(self._left_out())
+
+
+def _one_by_one(traces: Iterable[Trace]) -> Iterator[Trace]:
+    for trace in traces:
+        yield trace
+        yield from _one_by_one(p.traces[0] for p in trace.pipelines if p.traces)
 
 
 def look(

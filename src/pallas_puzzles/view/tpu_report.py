@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,13 @@ import jax
 import numpy as np
 
 from ..ir.capture import Beyond, Call, SourceLine, capture, describe, on_chip
+from ..ir.modes import compiled as compiled_for
 from ..ir.ops import in_avals, out_avals
 from ..ir.program import calls_in
-from ..lens.machine import Figures, Trace, figures, listed, run_call
+from ..lens.machine import SURELY, Figures, Trace, figures, listed, run_call
 from ..lens.tally import Tally, tally
 from ..targets.tpu import compiler, schedule
-from ..targets.tpu.chips import STEP_OVERHEAD_S, Chip, chip
+from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip, chip
 from ..targets.tpu.explain import explain, explain_abort, over_vmem
 from ..targets.tpu.lowering import Refusal, for_tpu, refusal_on
 from ..text import plain
@@ -160,7 +162,7 @@ def tpu_report(
         compiler.warm(simulator=simulate and not axes)
     report.refusal = refusal_on(target_mesh, call, shapes)
     if report.refusal is not None:
-        report.refusal = _about_the_mesh(report.refusal)
+        report.refusal = _about_the_chip(_about_the_mesh(report.refusal), target)
         return report
     with on_chip(target.kind):
         works, missed = _works(call, values, twins, shapes, target_mesh)
@@ -189,6 +191,14 @@ def _about_the_mesh(refusal: Refusal) -> Refusal:
         words = "jax.shard_map names an axis that the mesh of tpu_report does not have: mesh= maps axis to size."
     else:
         return refusal
+    return dataclasses.replace(refusal, sentence=words, detail=refusal.sentence)
+
+
+def _about_the_chip(refusal: Refusal, target: Chip) -> Refusal:
+    if "SparseCore" not in refusal.sentence or target.info.sparse_core is not None:
+        return refusal
+    others = [f'tpu="{each.name}"' for each in CHIPS.values() if each.info.sparse_core is not None]
+    words = f"A {target.title} has no SparseCores, and this kernel runs on them: ask for {' or '.join(others)}."
     return dataclasses.replace(refusal, sentence=words, detail=refusal.sentence)
 
 
@@ -349,7 +359,7 @@ def _too_large(works: Sequence[_Work], target: Chip) -> Refusal | None:
     for work in works:
         asked = work.call.vmem_limit_bytes
         limit = min(asked or target.scoped_vmem_bytes, target.vmem_bytes)
-        needed = sum(s.nbytes for s in work.call.scratch if s.space == "vmem")
+        needed = sum(s.nbytes for s in work.call.scratch if s.space == "vmem") + work.costs.temporary_bytes // SURELY
         needed += max((p.costs.vmem_bytes for p in work.tally.pipelines if p.costs is not None), default=0)
         needed += sum(
             row.vmem_bytes // (1 if work.costs.steps != 1 else row.buffers or 1) for row in work.costs.operands
@@ -379,9 +389,11 @@ def _compile(
         try:
             from jax import export
 
+            fn = compiled_for(fn, shapes)
             # leaves alone: a NamedTuple of the reader's cannot be serialised
             flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
-            program = bytes(export.export(flat, platforms=["tpu"])(*shapes).serialize())
+            with warnings.catch_warnings(action="ignore"):
+                program = bytes(export.export(flat, platforms=["tpu"])(*shapes).serialize())
         except Exception as error:
             report.refusal = explain(str(error), [w.call for w in works], target)
             return
@@ -404,6 +416,11 @@ def _compile(
     report.copies = compiled.copies
     if not works and not missed:
         report.notes.append("the function reaches no pallas_call")
+    sparse = [w.call.name for w in works if w.call.sparse]
+    if sparse:
+        words = "runs" if len(sparse) == 1 else "run"
+        report.notes.append(f"{listed(sparse)} {words} on SparseCores, of which the compiler shows no schedule")
+    works = [work for work in works if not work.call.sparse]
     for kernel, work in _matched(compiled.kernels, works):
         try:
             report.kernels.append(_kernel_report(compiled, kernel, work, target))

@@ -78,7 +78,8 @@ def title_words(call: Call) -> str:
 def totals_words(trace: Trace, costs: Figures) -> str:
     """VMEM, HBM traffic and, where the kernel was run, arithmetic and intensity, in one line."""
     ratio = f" ({times(costs.hbm_bytes / costs.once_bytes)} the arrays)" if costs.once_bytes else ""
-    parts = [f"VMEM {human_bytes(costs.vmem_bytes)}", f"HBM traffic {human_bytes(costs.hbm_bytes)}{ratio}"]
+    more = f" and about {human_bytes(costs.temporary_bytes)} of temporaries" if costs.temporary_bytes else ""
+    parts = [f"VMEM {human_bytes(costs.vmem_bytes)}{more}", f"HBM traffic {human_bytes(costs.hbm_bytes)}{ratio}"]
     if costs.computed:
         parts.append(f"{plural(costs.flops, 'FLOP')}")
         if costs.transcendentals:

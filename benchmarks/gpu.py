@@ -1,0 +1,353 @@
+"""What the GPU compiler makes of JAX's own GPU kernels, and of a few of ours: writes benchmarks/gpu.md.
+
+    uv run --all-groups --extra gpu-compiler python benchmarks/gpu.py [--gpu h100,h200,b200]
+
+Needs the extra gpu-compiler, and no GPU. Times are estimates (see `gpu_report`). Beside them stand times that were
+measured on a GPU, where gpu_measured.json has some; on a machine with that GPU, this writes the file:
+
+    python benchmarks/gpu.py --measure
+"""
+
+import argparse
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+MEASURED = Path(__file__).with_name("gpu_measured.json")
+SETS, SET_S = 7, 0.05  # sets of calls, and how long one should take
+COLUMNS = ["GPU", "threads", "registers", "spills", "SMEM", "CTAs per SM", "waves", "SASS", "HGMMA", "TMA", "barriers"]
+COLUMNS += ["bound by", "estimate", "measured", "estimate / measured"]
+BARRIERS = ("SYNCS", "BAR", "UTCBAR")
+
+
+@dataclasses.dataclass
+class Job:
+    """A function of arrays. flops, nbytes: what it has to do, for a rate that can be compared with a peak."""
+
+    name: str
+    fn: Callable[..., Any]
+    args: list[Any]
+    chips: tuple[str, ...] = ("h100", "h200")
+    flops: float = 0.0
+    nbytes: float = 0.0
+
+
+def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+# --- kernels of ours, each bounded by one part of a GPU --------------------------------------------------------------
+
+ALL = ("h100", "h200", "b200")
+
+
+def softmax(x: Any) -> Any:
+    """Softmax of each row: HBM."""
+
+    def kernel(x_gmem: Any, o_gmem: Any) -> None:
+        row = jax.lax.axis_index("row")
+        x = x_gmem[row]
+        p = jnp.exp(x - jnp.max(x))
+        o_gmem[row] = p / jnp.sum(p)
+
+    return plgpu.kernel(kernel, out_type=x, grid=(x.shape[0],), grid_names=("row",))(x)
+
+
+def arithmetic(x: Any, *, step: Callable[[Any], Any], steps: int) -> Any:
+    """`steps` times the same on values in registers: instructions, or MUFU."""
+
+    def kernel(x_gmem: Any, o_gmem: Any) -> None:
+        row = jax.lax.axis_index("row")
+        o_gmem[row] = jax.lax.fori_loop(0, steps, lambda _, x: step(x), x_gmem[row])
+
+    return plgpu.kernel(kernel, out_type=x, grid=(x.shape[0],), grid_names=("row",))(x)
+
+
+def reads(x: Any, *, ctas: int, rounds: int) -> Any:
+    """Every CTA copies all of x, of (blocks, rows, columns), into SMEM, `rounds` times: L2."""
+    blocks, rows, columns = x.shape
+    slots = 4
+
+    def kernel(x_gmem: Any, o_gmem: Any, x_smem: Any, o_smem: Any, barriers: Any) -> None:
+        first = jax.lax.axis_index("cta") * 7
+
+        def copy(i: Any) -> None:
+            block, slot = jax.lax.rem(first + i, blocks), jax.lax.rem(i, slots)
+            plgpu.copy_gmem_to_smem(x_gmem.at[block], x_smem.at[slot], barriers.at[slot])
+
+        for i in range(slots):
+            copy(i)
+
+        @functools.partial(jax.lax.fori_loop, 0, rounds * blocks - slots, init_val=None)
+        def _(i: Any, _: None) -> None:
+            plgpu.barrier_wait(barriers.at[jax.lax.rem(i, slots)])
+            copy(i + slots)
+
+        for i in range(slots):
+            plgpu.barrier_wait(barriers.at[(rounds * blocks + i) % slots])
+        o_smem[...] = x_smem[0, 0]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[jax.lax.axis_index("cta")])
+        plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        kernel,
+        out_type=shape(ctas, columns, dtype=x.dtype),
+        grid=(ctas,),
+        grid_names=("cta",),
+        scratch_types=[
+            plgpu.SMEM((slots, rows, columns), x.dtype),
+            plgpu.SMEM((columns,), x.dtype),
+            plgpu.Barrier(num_barriers=slots),
+        ],
+    )(x)
+
+
+def ours() -> Iterator[Job]:
+    f32 = functools.partial(shape, dtype=jnp.float32)
+    for rows in (4096, 65536):
+        x = f32(rows, 4096)
+        yield Job(f"row softmax, {rows} x 4096 f32", softmax, [x], ALL, nbytes=2 * 4 * rows * 4096)
+    x = f32(4096, 4096)
+    fma = functools.partial(arithmetic, step=lambda x: x * 0.999 + 0.001, steps=256)
+    yield Job("256 multiply-adds, 4096 x 4096 f32", fma, [x], ALL, flops=2 * 256 * 4096**2)
+    exp2 = functools.partial(arithmetic, step=lambda x: jnp.exp2(-x), steps=64)
+    yield Job("64 exp2, 4096 x 4096 f32", exp2, [x], ALL, flops=64 * 4096**2)
+    l2 = functools.partial(reads, ctas=132, rounds=16)
+    yield Job("132 CTAs read 16 MiB 16 times, f32", l2, [f32(512, 64, 128)], ("h100", "h200"), nbytes=132 * 16 * 2**24)
+
+
+# --- JAX's own -------------------------------------------------------------------------------------------------------
+
+
+def matmuls() -> Iterator[Job]:
+    from jax.experimental.pallas.ops.gpu import blackwell_matmul_mgpu as blackwell
+    from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as hopper
+
+    tiles = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "max_concurrent_steps": 4}
+    snake = {"grid_tile_width": 8, "grid_minor_dim": hopper.MatmulDimension.M}
+    for n in (4096, 8192):
+        for words, more in (
+            ("", {}),
+            (", snake", snake),
+            (", snake, clusters of 2", {**snake, "cluster_dimension": hopper.MatmulDimension.M}),
+        ):
+            config = hopper.TuningConfig(**tiles, **more)
+            fn = functools.partial(lambda a, b, config: hopper.matmul(a, b, None, config), config=config)
+            yield Job(f"hopper_matmul, {n}^3 bf16{words}", fn, [shape(n, n)] * 2, ("h100", "h200"), flops=2 * n**3)
+        for collective in (False, True):
+            config = blackwell.TuningConfig(**tiles, collective=collective)
+            fn = functools.partial(blackwell.matmul_kernel, config=config)
+            words = ", collective" if collective else ""
+            yield Job(f"blackwell_matmul, {n}^3 bf16{words}", fn, [shape(n, n)] * 2, ("b200",), flops=2 * n**3)
+
+
+def attentions() -> Iterator[Job]:
+    from jax.experimental.pallas.ops.gpu import attention_mgpu as mgpu
+
+    b, s, h, d = 4, 8192, 16, 128
+    args = [shape(b, s, h, d, dtype=jnp.float16)] * 3
+    flops = 4 * b * h * s * s * d
+    for words, kernel, more in (
+        ("attention", mgpu.attention, {"use_schedule_barrier": False}),
+        ("attention, ping-pong", mgpu.attention, {}),
+        ("attention, causal", mgpu.attention, {"causal": True}),
+        ("attention_with_pipeline_emitter", mgpu.attention_with_pipeline_emitter, {}),
+    ):
+        config = mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, **more)
+        fn = functools.partial(kernel, config=config)
+        half = 2 if "causal" in words else 1
+        yield Job(f"{words}, B{b} S{s} H{h} D{d} f16", fn, args, ("h100", "h200"), flops=flops / half)
+
+
+def ragged() -> Iterator[Job]:
+    from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu as mgpu
+
+    m, k, n, groups = 16384, 4096, 4096, 16
+    sizes = np.random.default_rng(0).multinomial(m, [1 / groups] * groups).astype(np.int32)
+    blocks = {"block_m": 128, "block_n": 128, "block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 8}
+
+    def fn(x: Any, w: Any, group_sizes: Any) -> Any:
+        return mgpu.ragged_dot(x, w, group_sizes=group_sizes, **blocks)
+
+    args = [shape(m, k), shape(groups, k, n), sizes]
+    yield Job(f"ragged_dot, {m} x {k} x {n}, {groups} groups, bf16", fn, args, ("h100", "h200"), flops=2 * m * k * n)
+
+
+def jobs() -> list[Job]:
+    return [*ours(), *matmuls(), *attentions(), *ragged()]
+
+
+# --- measuring, on a GPU ---------------------------------------------------------------------------------------------
+
+
+def drawn(x: Any) -> Any:
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        return jnp.asarray(x)
+    return jax.random.normal(jax.random.key(0), x.shape, jnp.float32).astype(x.dtype)
+
+
+def seconds(fn: Callable[..., Any], args: list[Any]) -> list[float]:
+    """Seconds a call, in each of SETS sets of calls that are enqueued one after the other."""
+    run = jax.jit(lambda *a: fn(*a))
+    given = [drawn(x) for x in args]
+    jax.block_until_ready(run(*given))
+    start = time.perf_counter()
+    jax.block_until_ready([run(*given) for _ in range(3)])
+    calls = max(3, min(300, round(SET_S / ((time.perf_counter() - start) / 3))))
+    found = []
+    for _ in range(SETS):
+        start = time.perf_counter()
+        for _ in range(calls):
+            out = run(*given)
+        jax.block_until_ready(out)
+        found.append((time.perf_counter() - start) / calls)
+    return found
+
+
+def libraries() -> list[Job]:
+    """What a part of a GPU gives to the libraries, for comparison."""
+    n = 8192
+    return [
+        Job(f"cuBLAS, {n}^3 bf16", lambda a, b: a @ b, [shape(n, n)] * 2, (), flops=2 * n**3),
+        Job("copy, 1 GiB f32", lambda x: x + 1, [shape(2**28, dtype=jnp.float32)], (), nbytes=2 * 2**30),
+    ]
+
+
+def measure() -> None:
+    device = jax.devices()[0]
+    found: dict[str, Any] = {"device": device.device_kind, "jax": jax.__version__, "sets": SETS, "seconds": {}}
+    for job in [*libraries(), *jobs()]:
+        if job.chips == ("b200",):
+            continue
+        try:
+            each = seconds(job.fn, job.args)
+        except Exception as error:
+            print(f"{job.name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+            continue
+        median = statistics.median(each)
+        found["seconds"][job.name] = median
+        rate = f"{job.flops / median / 1e12:.1f} TFLOP/s, {job.nbytes / median / 1e9:.0f} GB/s"
+        print(f"{job.name}: {median * 1e6:.1f} us ({min(each) * 1e6:.1f} to {max(each) * 1e6:.1f}), {rate}", flush=True)
+    MEASURED.write_text(json.dumps(found, indent=1) + "\n")
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def rows(job: Job, gpus: list[str], measured: dict[str, Any]) -> Iterator[list[str]]:
+    from pallas_puzzles.text import human_bytes
+    from pallas_puzzles.view.gpu_report import gpu_report
+
+    for gpu in gpus:
+        if gpu not in job.chips:
+            continue
+        report = gpu_report(job.fn, *job.args, chip=gpu)
+        if not report:
+            raise SystemExit(f"{job.name} on {gpu}: {report.unavailable or report.refusal}")
+        for kernel in report.kernels:
+            time_s = kernel.time_s
+            took = measured["seconds"].get(job.name) if gpu in measured["device"].lower() else None
+            count = kernel.opcodes.get
+            yield [
+                job.name,
+                gpu,
+                f"{kernel.threads}",
+                f"{kernel.registers}",
+                f"{kernel.spill_store_bytes} B",
+                human_bytes(kernel.smem_bytes),
+                f"{kernel.ctas_per_sm}",
+                f"{kernel.waves:.3g}",
+                f"{kernel.instructions}",
+                f"{count('HGMMA', 0) + count('UTCHMMA', 0)}",
+                f"{kernel.kinds.get('TMA', 0)}",
+                f"{sum(count(name, 0) for name in BARRIERS)}",
+                kernel.bound or "?",
+                "?" if time_s is None else f"{time_s * 1e6:.4g} us",
+                "" if took is None else f"{took * 1e6:.4g} us",
+                "" if took is None or time_s is None else f"{time_s / took:.2f}",
+            ]
+
+
+def table(first: str, lines: list[list[str]]) -> str:
+    head = [first, *COLUMNS]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
+
+
+def how_far(lines: list[list[str]]) -> str:
+    """How far the estimates are from what was measured."""
+    ratios = sorted(float(line[-1]) for line in lines if line[-1])
+    if not ratios:
+        return ""
+    median, within = statistics.median(ratios), sum(0.8 <= ratio <= 1.25 for ratio in ratios)
+    return (
+        f"Estimate over measured time: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {median:.2f}; {within} of "
+        f"{len(ratios)} lie between 0.8 and 1.25."
+    )
+
+
+def written(gpus: list[str]) -> str:
+    measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"device": "", "seconds": {}, "jax": ""}
+    names = ("jax", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    parts = [
+        "# What the GPU compiler makes of kernels",
+        f"Written by `uv run python benchmarks/gpu.py` ({versions}); no GPU was there. Registers: of a thread. Spills: "
+        "bytes of a thread. HGMMA: instructions for the tensor cores; on the B200, UTCHMMA. TMA: those for copies. "
+        f"Barriers: {', '.join(BARRIERS)}. The estimate and what bounds it: see `gpu_report`.",
+    ]
+    everything = {job.name: list(rows(job, gpus, measured)) for job in jobs()}
+    mine = {job.name for job in ours()}
+    if measured["seconds"]:
+        parts.append(
+            f"Measured: on an {measured['device']} with jax {measured['jax']}, normal inputs, the median of "
+            f"{measured['sets']} sets of calls, each with its dispatch. "
+            "What the estimate takes from this GPU is what cuBLAS, the copy and the kernel that only reads reach in "
+            "the same run; nothing is fitted to the others, but how loops are counted was settled on the multiply-"
+            "adds. " + how_far([line for lines in everything.values() for line in lines])
+        )
+    for title, names in (("JAX's own", everything.keys() - mine), ("One part of a GPU each", mine)):
+        lines = [line for name in everything if name in names for line in everything[name]]
+        parts += [f"## {title}", table("kernel", lines)]
+    others = [job for job in libraries() if job.name in measured["seconds"]]
+    if others:
+        told = ["| work | GPU | measured | rate |", "| --- | --- | --- | --- |"]
+        for job in others:
+            took = measured["seconds"][job.name]
+            rate = f"{job.flops / took / 1e12:.0f} TFLOP/s" if job.flops else f"{job.nbytes / took / 1e9:.0f} GB/s"
+            told.append(f"| {job.name} | {measured['device']} | {took * 1e6:.4g} us | {rate} |")
+        parts += ["## Libraries, for comparison", "\n".join(told)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", default="h100,h200,b200", help="which ones, commas between")
+    parser.add_argument("--measure", action="store_true", help="time the kernels on the GPU of this machine")
+    asked = parser.parse_args()
+    if asked.measure:
+        return measure()
+    from pallas_puzzles.targets.gpu import compiler
+    from pallas_puzzles.targets.gpu.chips import chips
+
+    if reason := compiler.missing():
+        raise SystemExit(reason)
+    file = Path(__file__).with_suffix(".md")
+    file.write_text(written([chip.name for chip in chips(asked.gpu)]))
+    print(f"wrote {file}")
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The GPU compiler on a machine without a GPU."""

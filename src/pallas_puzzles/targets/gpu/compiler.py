@@ -1,0 +1,218 @@
+"""The GPU compiler (XLA, Mosaic GPU, ptxas) in a child process for each chip: an exported program in, SASS out.
+
+The compiler is an optional extra; `missing()` says how to get it. It needs neither a GPU nor a driver. Seen on jax
+0.11.2 and 0.12.0.1 with their CUDA 13 plugins, and on ptxas and nvdisasm 13.5.
+"""
+
+import atexit
+import dataclasses
+import functools
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...installation import install_line
+from ..warm import CompilerDied, CompilerError, Warm
+from .chips import Chip
+from .sass import Instruction, read
+
+__all__ = ["Compiled", "CompilerDied", "CompilerError", "Kernel", "compile_program", "missing", "stop", "warm"]
+
+HOW_TO_GET_IT = f"the GPU compiler is not installed: {install_line('gpu-compiler')} (750 MB, Linux x86-64, no GPU)"
+TIME_LIMIT_S = 120.0
+
+PtxasWarning = tuple[str, tuple[str, int] | None]  # what ptxas says, and (file, line)
+
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # the child asks the plugin for its compiler, never for a device
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+    "MOSAIC_GPU_DUMP_PTX": "1",
+    "MOSAIC_GPU_DUMP_HOST_LLVM": "1",  # the code that launches a kernel: its grid, and the SMEM that it asks for
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One kernel as machine code. grid, cluster, block: as it is launched, in CTAs, CTAs, threads.
+
+    smem_bytes: of a CTA. registers: of a thread, at the start. spill_store_bytes, spill_load_bytes: of a thread.
+    warnings: of ptxas.
+    """
+
+    name: str
+    grid: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem_bytes: int
+    registers: int
+    barriers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    tmem_columns: int
+    warnings: tuple[PtxasWarning, ...]
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def threads(self) -> int:
+        x, y, z = self.block
+        return x * y * z
+
+    @property
+    def ctas(self) -> int:
+        x, y, z = self.grid
+        return x * y * z
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled program. fusions: XLA's own kernels around those of Pallas."""
+
+    kernels: tuple[Kernel, ...]
+    fusions: int
+
+
+def missing() -> str | None:
+    """Why there is no GPU compiler here and how to get it, or None when there is one."""
+    absent = [name for name in ("jax_cuda13_plugin", "flatbuffers") if importlib.util.find_spec(name) is None]
+    return HOW_TO_GET_IT if absent or _cuda() is None else None
+
+
+@functools.cache
+def _cuda() -> Path | None:
+    """The folder with CUDA's compiler: ptxas, nvdisasm and libdevice, each out of a wheel of its own."""
+    spec = importlib.util.find_spec("nvidia")
+    needed = ("bin/ptxas", "bin/nvdisasm", "nvvm/libdevice/libdevice.10.bc")
+    for place in (spec and spec.submodule_search_locations) or ():
+        folder = Path(place) / "cu13"
+        if all((folder / name).is_file() for name in needed):
+            return folder
+    return None
+
+
+def compile_program(blob: bytes, chip: Chip, *, timeout_s: float = TIME_LIMIT_S) -> Compiled:
+    """Compiles what jax.export serialised. Raises CompilerError, or CompilerDied."""
+    answer, printed = _child(chip).answer(blob, {"target": chip.target_config()}, timeout_s)
+    kernels = [_kernel(printed[str(number)], chip) for number in range(answer["kernels"])]
+    return Compiled(tuple(kernels), answer["fusions"])
+
+
+class _Child(Warm):
+    """The process that compiles for one chip."""
+
+    def __init__(self) -> None:
+        super().__init__("GPU", Path(__file__).with_name("child.py"), fatal=r"^(?:F\d+ .*?\] |LLVM ERROR: )(.*)$")
+
+    def environment(self) -> dict[str, str]:
+        return _ENVIRONMENT
+
+    def furnish(self) -> None:
+        # XLA looks for libdevice there; without it, it aborts
+        (self._folder / "cuda_sdk_lib").symlink_to(_cuda() or "/nonexistent")
+
+
+@functools.cache
+def _child(chip: Chip) -> _Child:
+    return _Child()
+
+
+def warm(chip: Chip) -> None:
+    """Starts the process in the background: it takes some seconds until it can compile."""
+    _child(chip).warm()
+
+
+@atexit.register
+def stop() -> None:
+    """Ends the warm processes; the next request starts new ones."""
+    from .chips import CHIPS
+
+    for each in CHIPS.values():
+        _child(each).stop()
+
+
+# --- from PTX to SASS ------------------------------------------------------------------------------------------------
+
+# The code that launches a kernel, on jax 0.11.2 and 0.12.0.1: pointer, grid, cluster, block, bytes of SMEM.
+_LAUNCH = re.compile(r"@mosaic_gpu_(?:launch_kernel|build_kernel_spec)\(ptr %\d+, ((?:i32 \d+, ){10})")
+
+
+def _kernel(printed: str, chip: Chip) -> Kernel:
+    """What was printed of a kernel -> its machine code. Raises CompilerError."""
+    launch = _LAUNCH.search(printed)
+    ptx, found, _ = printed.partition("; ModuleID")
+    if launch is None or not found:
+        raise CompilerError("the compiler printed no PTX of a kernel, or no launch: its format has changed")
+    sizes = [int(size) for size in re.findall(r"i32 (\d+)", launch[1])]
+    log, sass = _assembled(ptx, chip)
+    used = re.search(r"Used (\d+) registers(?:, used (\d+) barriers)?", log)
+    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    entry = re.search(r"\.entry (\w+?)(?:_mosaic_gpu_kernel)?\(", ptx)
+    if used is None or spilled is None:
+        raise CompilerError("ptxas told neither registers nor spills: its format has changed")
+    return Kernel(
+        name=entry[1] if entry else "kernel",
+        grid=(sizes[0], sizes[1], sizes[2]),
+        cluster=(max(1, sizes[3]), max(1, sizes[4]), max(1, sizes[5])),
+        block=(sizes[6], sizes[7], sizes[8]),
+        smem_bytes=sizes[9],
+        registers=int(used[1]),
+        barriers=int(used[2] or 0),
+        spill_store_bytes=int(spilled[1]),
+        spill_load_bytes=int(spilled[2]),
+        tmem_columns=_tmem_columns(ptx),
+        warnings=tuple(_warnings(log, ptx)),
+        instructions=tuple(read(sass)),
+    )
+
+
+def _tmem_columns(ptx: str) -> int:
+    """Columns of TMEM that a CTA allocates; PTX takes their number from a register."""
+    registers = re.findall(r"tcgen05\.alloc\S*\s+\[[^\]]*\], *(%r\d+)", ptx)
+    return sum(int(n) for r in registers for n in re.findall(rf"mov\.b32\s+{r}, (\d+);", ptx)[:1])
+
+
+def _assembled(ptx: str, chip: Chip) -> tuple[str, str]:
+    """(what ptxas says, SASS with the source's lines). Raises CompilerError."""
+    cuda = _cuda()
+    assert cuda is not None
+    with tempfile.TemporaryDirectory(prefix="pallas-puzzles-ptx-") as folder:
+        source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(ptx)
+        flags = ["-v", "-lineinfo", "--warn-on-spills", f"-arch={chip.arch}"]
+        log = _run(cuda / "bin" / "ptxas", *flags, str(source), "-o", str(cubin))
+        sass = _run(cuda / "bin" / "nvdisasm", "-c", "-ndf", "-g", str(cubin))
+    return log, sass
+
+
+def _run(tool: Path, *words: str) -> str:
+    try:
+        done = subprocess.run([str(tool), *words], capture_output=True, text=True, timeout=TIME_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise CompilerDied(f"{tool.name} did not finish within {TIME_LIMIT_S:g} s") from None
+    if done.returncode:
+        raise CompilerError(f"{tool.name}: {(done.stderr + done.stdout).strip()}")
+    return done.stdout + done.stderr
+
+
+def _warnings(log: str, ptx: str) -> Iterator[PtxasWarning]:
+    """(a warning of ptxas, where in the source the instruction comes from that it is about)."""
+    lines = ptx.splitlines()
+    files = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', ptx))
+    seen = set()
+    for line in log.splitlines():
+        if not re.search(r"\bwarning\b|Potential Performance Loss", line):
+            continue
+        at = re.search(r"line (\d+)", line)
+        words = re.sub(
+            r"^ptxas.*?(?:warning|info)\s*:\s*|\s+in line \d+.*$|\s+in (?:the )?function .*$", "", line
+        ).strip()
+        where = None
+        for each in reversed(lines[: int(at[1])] if at else []):
+            if location := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", each):
+                where = (files.get(location[1], ""), int(location[2]))
+                break
+        if (words, where) not in seen:
+            seen.add((words, where))
+            yield words, where

@@ -1,0 +1,181 @@
+"""A function -> a program for the GPU compiler, by the Pallas front end, on any machine; or why it takes it not.
+
+JAX's messages are not public API. The patterns here were seen on jax 0.11.2 and 0.12.0.1; a message that none of them
+knows is passed on as it is.
+"""
+
+import contextlib
+import dataclasses
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from ...diagnose.errors import explain_error
+from ...ir.capture import SourceLine, is_readers_file, source_line, subprograms
+from ...ir.program import calls_in, equations
+from ..tpu.lowering import Refusal
+from .chips import SMEM_PER_CTA, Chip
+
+
+@contextlib.contextmanager
+def for_gpu(chip: Chip) -> Iterator[None]:
+    """Trace and lower as on a machine with this GPU: kernels are compiled there, not interpreted."""
+    with jax.sharding.use_abstract_mesh(chip.mesh()):
+        yield
+
+
+def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple[Any, bytes | Refusal]:
+    """(the traced program or None, what the compiler takes or why the front end refuses it)."""
+    program = None
+    with for_gpu(chip), warnings.catch_warnings(action="ignore"):
+        try:
+            flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
+            program = flat.trace(*shapes).jaxpr
+        except Exception as error:
+            return None, _explain(error)
+        try:
+            from jax import export
+
+            return program, bytes(export.export(flat, platforms=["cuda"])(*shapes).serialize())
+        except Exception as error:
+            refusal = _explain(error)
+            return program, dataclasses.replace(refusal, line=refusal.line or _line_in(program, refusal.detail))
+
+
+def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
+    """Why the front end does not take a function for a chip, or None. args: arrays, or pytrees of them."""
+    program = None
+    with for_gpu(chip), warnings.catch_warnings(action="ignore"):
+        try:
+            traced = jax.jit(lambda *a: jax.tree.leaves(fn(*a))).trace(*args)
+            program = traced.jaxpr
+            traced.lower(lowering_platforms=("cuda",))
+        except Exception as error:
+            refused = _explain(error)
+            line = _line_in(program, refused.detail) if program is not None else None
+            return dataclasses.replace(refused, line=refused.line or line)
+    return None
+
+
+def _line_in(program: Any, text: str) -> SourceLine | None:
+    """The reader's line with the primitive that a message names; where it names none, that of the kernel."""
+    named = re.search(r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)", text)
+    inside = [found for call in calls_in(program) for body in subprograms(call) for found in equations(body)]
+    at_fault = [line for eqn, line in inside if named and eqn.primitive.name == named[1] and line]
+    anywhere = [line for _, line in inside if line and not named]
+    return next(iter([*at_fault, *anywhere]), None)
+
+
+# --- reasons ---------------------------------------------------------------------------------------------------------
+
+_REASONS = [
+    (
+        r"available shared memory: smem_bytes=(\d+) > max_smem_bytes=(\d+)",
+        "The kernel asks for {0} bytes of SMEM; a CTA has {1}. Use smaller blocks, or fewer steps at once.",
+    ),
+    (
+        r"accumulator's first dimension must be a multiple of 64, but got (\d+)",
+        "wgmma makes 64 rows at a time, and the accumulator has {0}. Use a multiple of 64.",
+    ),
+    (
+        r"Async copies only support copying <=256 elements along each dimension",
+        "A TMA copy takes at most 256 elements along each dimension. Copy a larger block in parts.",
+    ),
+    (
+        r"[Ss]wizzle (\d+) requires the trailing dimension to be of size (\d+)",
+        "With a swizzle of {0} bytes the last dimension of a tile has {1} elements. Use TilingTransform((8, {1})).",
+    ),
+    (
+        r"Failed to infer a possible set of layouts",
+        "Mosaic GPU finds no layout of registers for the arrays of this kernel. "
+        "Give one with plgpu.layout_cast, or compute step by step to find the operation.",
+    ),
+    (
+        r"(?:object|Device)'? (?:has no attribute|.*)'?core_count",
+        "The function asks jax.devices() how many SMs there are, and no GPU is here. "
+        "Ask jax.sharding.get_abstract_mesh().abstract_device.num_cores, or pass the number.",
+    ),
+    (
+        r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)",
+        "Pallas cannot compile `{0}` for a GPU.",
+    ),
+]
+
+
+def _explain(error: Exception) -> Refusal:
+    text = str(error).strip() or _last_frame(error)
+    known = _sentence(text)
+    if known is None and isinstance(error, AttributeError) and "core_count" in _last_frame(error):
+        known = _REASONS[5][1]
+    if known is not None:
+        return Refusal(known, _first_line(text), _readers_line(error))
+    if isinstance(error, AssertionError):
+        words = f"Mosaic GPU cannot compile this: an assertion fails in it ({_last_frame(error)})."
+        return Refusal(words, "", _readers_line(error))
+    if isinstance(error, NotImplementedError | ValueError) or _raised_in_jax(error):
+        return Refusal(_first_line(text), "", _readers_line(error))
+    finding = explain_error(error)
+    return Refusal(finding.cause, "; ".join(finding.evidence), finding.line or _readers_line(error))
+
+
+def refused(text: str, chip: Chip) -> Refusal:
+    """What XLA, Mosaic GPU or ptxas say when they refuse a program."""
+    at, detail = re.search(r"\nat (/\S+):(\d+)$", text), _first_line(text)
+    line = source_line(at[1], int(at[2])) if at else None
+    if match := re.search(r"uses too much shared data \((0x[0-9a-f]+|\d+) bytes", text):
+        words = f"The kernel asks for {int(match[1], 0)} bytes of SMEM; a CTA of a {chip.title} has {SMEM_PER_CTA}."
+        return Refusal(f"{words} Use smaller blocks.", detail, line)
+    if absent := re.search(r"Instruction '(\w+)[^']*' not supported|Cannot select: intrinsic %llvm\.nvvm\.(\w+)", text):
+        family = (absent[1] or absent[2]).partition("_")[0]
+        words = f"The {chip.title} has no `{family}`: this kernel is written for another generation of GPUs."
+        return Refusal(words, detail, line)
+    return Refusal(_sentence(text) or f"The GPU compiler refuses the program: {detail}", "", line)
+
+
+def refused_by_abort(text: str, chip: Chip) -> Refusal | None:
+    """What the compiler's last words say of the program; None where they say nothing of it."""
+    return refused(text, chip) if "Cannot select" in text else None
+
+
+def _sentence(text: str) -> str | None:
+    for pattern, words in _REASONS:
+        if match := re.search(pattern, text):
+            return words.format(*match.groups())
+    return None
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))
+
+
+def _last_frame(error: BaseException) -> str:
+    """The statement of JAX's that failed."""
+    frames = _frames(error)
+    return (frames[-1].line or "") if frames else ""
+
+
+def _raised_in_jax(error: BaseException) -> bool:
+    frames = _frames(error)
+    return bool(frames) and "/jax/" in frames[-1].filename
+
+
+def _readers_line(error: BaseException) -> SourceLine | None:
+    """The reader's line at fault: the one that JAX names, or the innermost one on the way."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # a lowering error says in which line of the kernel the operation stands
+        for note in [str(cause), *getattr(cause, "__notes__", [])]:
+            for file, line in re.findall(r'(?:File "|at )?(/[^\s":]+\.py)(?:", line |:)(\d+)', note):
+                if is_readers_file(file):
+                    return source_line(file, int(line))
+        cause = cause.__cause__
+    own = [frame for frame in _frames(error) if is_readers_file(frame.filename)]
+    return source_line(own[-1].filename, own[-1].lineno or 0) if own else None

@@ -1,0 +1,165 @@
+"""A compiler in a child process that stays warm: a program in, its answer and its dumps out.
+
+A compiler may abort the process that it lives in, talks on stderr, and takes its flags from the environment once, when
+it is loaded. So it never lives in the reader's process.
+"""
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+START_LIMIT_S = 120.0
+
+
+class CompilerError(Exception):
+    """The compiler refused a program. The text is the compiler's."""
+
+
+class CompilerDied(Exception):
+    """The compiler's process aborted, was killed, or did not come back in time. The next request starts a new one."""
+
+
+class Warm:
+    """One warm process. It runs `script`, which answers each line of JSON with another one, on a pipe of its own.
+
+    name: which compiler it holds. fatal: a regular expression for what the compiler logs before it aborts.
+    """
+
+    def __init__(self, name: str, script: Path, fatal: str) -> None:
+        self._name, self._script, self._fatal = name, script, fatal
+        self._lock = threading.Lock()  # one request at a time: a dump belongs to whoever asked last
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
+        self._answers = -1
+        self._unread = b""
+        self._ready = False
+        self._folder = Path()
+
+    def environment(self) -> dict[str, str]:
+        """What the process finds in its environment beside ours."""
+        return {}
+
+    def furnish(self) -> None:
+        """Puts into the process's own folder what it needs there."""
+
+    def warm(self) -> None:
+        """Starts the process and does not wait for it."""
+        with self._lock:
+            self._start()
+
+    def answer(self, blob: bytes, request: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+        """(the answer, what was dumped: name -> text). Raises CompilerError, or CompilerDied."""
+        with self._lock:
+            self._start()
+            if not self._ready:
+                with self._alive_or_gone():
+                    self._read(time.monotonic() + START_LIMIT_S, START_LIMIT_S)
+                self._ready = True
+            program = self._folder / "program"
+            program.write_bytes(blob)
+            with self._alive_or_gone():
+                answer = self._exchange({"blob": str(program), **request}, timeout_s)
+                files = {path.name: path.read_text(errors="replace") for path in self._dumps()}
+                self._clear()
+        if "error" in answer:
+            raise CompilerError(answer["error"])
+        return answer, files
+
+    def _dumps(self) -> Iterator[Path]:
+        for path in (self._folder / "dumps").iterdir():
+            if not path.name.partition("-")[2].startswith("<late-"):
+                yield path
+
+    def _clear(self) -> None:
+        shutil.rmtree(self._folder / "dumps", ignore_errors=True)
+        (self._folder / "dumps").mkdir(exist_ok=True)
+
+    @contextlib.contextmanager
+    def _alive_or_gone(self) -> Iterator[None]:
+        """Whatever interrupts a request, Ctrl-C included, leaves no process behind that still works on it."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+            return
+        if self._owner == os.getpid():
+            self.stop()
+        self._owner = os.getpid()  # after a fork the parent's child is not ours
+        self._folder = Path(tempfile.mkdtemp(prefix=f"pallas-puzzles-{self._name.lower()}-"))
+        self._clear()
+        self.furnish()
+        read, write = os.pipe()
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(self._script), str(write)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                pass_fds=[write],
+                start_new_session=True,  # Ctrl-C is for the reader's process
+                cwd=self._folder,
+                env={**os.environ, **self.environment()},
+            )
+        os.close(write)
+        self._answers, self._unread, self._ready = read, b"", False
+
+    def _exchange(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died while it waited: reading says so
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        return self._read(time.monotonic() + timeout_s, timeout_s)
+
+    def _read(self, deadline: float, limit_s: float) -> dict[str, Any]:
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise CompilerDied(f"the {self._name} compiler did not finish within {limit_s:g} s")
+            piece = os.read(self._answers, 1 << 16)
+            if not piece:
+                raise CompilerDied(self._last_words())
+            self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
+
+    def _last_words(self) -> str:
+        """Why the process ended: the fatal line that the compiler logs before it aborts, or the signal."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        log = (self._folder / "log").read_text(errors="replace")
+        fatal = re.search(self._fatal, log, re.MULTILINE)
+        code = self._process.returncode
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        return f"the {self._name} compiler {how}" + (f": {fatal[1]}" if fatal else "")
+
+    def stop(self) -> None:
+        """Ends the process, if it is ours, and removes its folder."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        with contextlib.suppress(OSError):
+            os.close(self._answers)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,313 @@
+"""What a GPU would make of a kernel, on a machine without one: does it compile, what does it cost, what bounds it."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import pallas as pl
+
+from ..ir.capture import SourceLine, line_of, source_line
+from ..ir.program import calls_in
+from ..lens.machine import listed
+from ..targets.gpu import compiler, lowering, sass, work
+from ..targets.gpu.chips import LAUNCH_S, REACHED, Chip, Occupancy, chip, occupancy
+from ..targets.tpu.lowering import Refusal
+from ..text import plain
+from . import gpu_picture as picture
+from .draw import Displayed
+
+_MUFU_CYCLES = 8  # of a scheduler for a warp's instruction: 16 results a cycle in an SM
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """The instructions that come from one line. runs: how often the warpgroups of a CTA run it; None: not known.
+
+    opcodes: without modifiers -> count; once: the same, where loops are not unrolled. line: None for what the compiler
+    adds.
+    """
+
+    line: SourceLine | None
+    opcodes: dict[str, int]
+    once: dict[str, float]
+    runs: float | None
+
+    @property
+    def instructions(self) -> int:
+        return sum(self.opcodes.values())
+
+    @property
+    def cycles(self) -> float:
+        """What issuing them takes one CTA: each warp of a warpgroup has a scheduler of its own."""
+        return sum(self.once.values()) * (1.0 if self.runs is None else self.runs)
+
+
+@dataclasses.dataclass
+class KernelReport:
+    """One plgpu.kernel on one GPU. Times are in seconds, sizes in bytes.
+
+    grid: CTAs by axis; cluster: CTAs in one. threads, smem_bytes, tmem_columns: of a CTA; registers, spill_store_bytes,
+    spill_load_bytes: of a thread. waves: how often all SMs together are filled. kinds, opcodes: instructions of the
+    program, see targets/gpu/sass.py. lines: the ones that take longest first. warnings: of ptxas. gmem_bytes: between
+    L2 and the SMs; hbm_bytes: the same, each array counted once at the most. times: what the kernel would take if
+    nothing but this bounded it; time_s: what it should take, see `gpu_report`, None where that is unknown.
+    """
+
+    name: str
+    where: SourceLine | None
+    grid: dict[str, int]
+    ctas: int
+    cluster: int
+    threads: int
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    smem_bytes: int
+    tmem_columns: int
+    occupancy: Occupancy
+    waves: float
+    kinds: dict[str, int]
+    opcodes: dict[str, int]
+    lines: list[Line]
+    warnings: list[tuple[str, SourceLine | None]]
+    tensor_flops: dict[str, float] = dataclasses.field(default_factory=dict)
+    flops: float = 0.0
+    gmem_bytes: float | None = None
+    hbm_bytes: float | None = None
+    times: dict[str, float] = dataclasses.field(default_factory=dict)
+    time_s: float | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def instructions(self) -> int:
+        return sum(self.kinds.values())
+
+    @property
+    def ctas_per_sm(self) -> int:
+        return self.occupancy.ctas
+
+    @property
+    def mxu_dtype(self) -> str | None:
+        """Of the operands of its matrix products (of most of them)."""
+        return max(self.tensor_flops, key=lambda dtype: self.tensor_flops[dtype], default=None)
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs per byte between HBM and L2."""
+        return self.flops / self.hbm_bytes if self.hbm_bytes else None
+
+    @property
+    def bound(self) -> str | None:
+        """Which of `times` decides."""
+        if self.time_s is None:
+            return None
+        return max(self.times, key=lambda name: self.times[name] / REACHED.get(name, 1))
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Report(Displayed):
+    """What `gpu_report` found. Truthy when the program compiles.
+
+    refusal: why it does not. unavailable: why nobody could tell, and what to do about it. fusions: XLA's own kernels.
+    """
+
+    chip: Chip
+    name: str
+    kernels: list[KernelReport] = dataclasses.field(default_factory=list)
+    refusal: Refusal | None = None
+    unavailable: str = ""
+    fusions: int = 0
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.refusal is None and not self.unavailable
+
+    def __str__(self) -> str:
+        return plain(picture.text(self), getattr(sys.stdout, "encoding", None))
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        return picture.rich(self)
+
+    def _repr_html_(self) -> str:
+        return picture.html(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data with stable keys, for programs."""
+        return picture.to_json(self)
+
+
+def gpu_report(
+    fn: Callable[..., Any],
+    *args: Any,
+    chip: str = "h100",
+    timeout_s: float = compiler.TIME_LIMIT_S,
+    **blocks: Any,
+) -> Report:
+    """Compiles `fn(*args, **blocks)` for a GPU that need not be there, and reads what the compiler made of it.
+
+    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; where integers in an array say what a
+    kernel does, give the array. chip: "h100", "h200" or "b200". blocks: static keyword arguments of fn. Never raises
+    for a kernel that does not compile: see Report.refusal. Raises ValueError for a GPU that is not known.
+
+    The estimate is max(tensor / 0.72, HBM / 0.88, L2, instructions, MUFU) + 3 us. tensor: FLOPs of matrix products on
+    the busiest SM, at the datasheet's dense peak. HBM: each array that is touched, once, at the datasheet's bandwidth.
+    L2: all bytes between L2 and the SMs, at 39 bytes a cycle and SM. instructions: those that the busiest SM
+    issues, one a cycle on each of its four schedulers: SASS instructions of a line, times how often the line runs.
+    MUFU: the same for special functions, eight cycles each. 0.72, 0.88 and 39 are what cuBLAS, a copy and a kernel that
+    only reads reach on an H200. The estimate takes it that all of this overlaps; a kernel that waits for its copies, or
+    does arithmetic between its matrix products, takes longer. On an H200 it was 0.84 to 1.06 times the measured time of
+    16 kernels (benchmarks/gpu.md): matrix products, attention, a ragged dot, softmax. No B200 was measured.
+    """
+    target = _chip(chip)
+    report = Report(target, _name(fn))
+    given, shapes = _given(args)
+    if compiler.missing() is None:
+        compiler.warm(target)
+    program, blob = lowering.exported(lambda *a: fn(*a, **blocks), shapes, target)
+    kernels = list(calls_in(program)) if program is not None else []
+    if made_for_tpus := [eqn for eqn in kernels if eqn.primitive is pl.pallas_call_p]:
+        words = "The GPU compiler takes kernels written with plgpu.kernel; this one is a pl.pallas_call, for TPUs."
+        report.refusal = Refusal(words, "", line_of(made_for_tpus[0]))
+        return report
+    if isinstance(blob, Refusal):
+        report.refusal = blob
+        return report
+    report.unavailable = compiler.missing() or ""
+    if report.unavailable:
+        return report
+    try:
+        compiled = compiler.compile_program(blob, target, timeout_s=timeout_s)
+    except compiler.CompilerError as error:
+        report.refusal = lowering.refused(str(error), target)
+        return report
+    except compiler.CompilerDied as error:
+        report.refusal = lowering.refused_by_abort(str(error), target)
+        if report.refusal is None:
+            report.unavailable = f"{error}; the next report starts it afresh"
+        return report
+    report.fusions = compiled.fusions
+    with lowering.for_gpu(target):
+        works = work.calls(program, jax.tree.leaves(given))
+    if not compiled.kernels:
+        report.notes.append("the function reaches no plgpu.kernel")
+    for kernel, call in _matched(compiled.kernels, works):
+        report.kernels.append(_kernel_report(kernel, call, target))
+    return report
+
+
+_chip = chip
+
+
+def nothing_yet(fn: Callable[..., Any], chip: str, holes: Sequence[str]) -> Report:
+    """The report on a function with parts that the reader has still to write."""
+    report = Report(_chip(chip), _name(fn))
+    parts = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'}"
+    report.unavailable = f"nothing to compile yet: {parts} still to be written"
+    return report
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
+
+
+def _given(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(the arguments, integers as arrays and all else as shapes; all of them as shapes)."""
+    rng = np.random.default_rng(0)
+
+    def value(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        if not hasattr(x, "dtype"):
+            x = np.asarray(x)
+        if not np.issubdtype(np.dtype(x.dtype), np.integer):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return x.draw(rng) if hasattr(x, "draw") else np.asarray(x)
+
+    given = jax.tree.map(value, tuple(args))
+    return given, jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), given)
+
+
+def _matched(
+    kernels: Sequence[compiler.Kernel], calls: Sequence[work.Call]
+) -> list[tuple[compiler.Kernel, work.Call | None]]:
+    """Kernels of the compiled program with the calls they come from: by name and size, in their order."""
+    left, pairs = list(calls), []
+    for kernel in kernels:
+        same = [c for c in left if c.ctas == kernel.ctas and c.name == kernel.name]
+        same = same or [c for c in left if c.ctas == kernel.ctas]
+        pairs.append((kernel, same[0] if same else None))
+        left = [c for c in left if not same or c is not same[0]]
+    return pairs
+
+
+def _kernel_report(kernel: compiler.Kernel, call: work.Call | None, target: Chip) -> KernelReport:
+    fits = occupancy(kernel.registers, kernel.threads, kernel.smem_bytes, kernel.tmem_columns)
+    x, y, z = kernel.cluster
+    found = KernelReport(
+        name=kernel.name,
+        where=call.where if call else None,
+        grid=call.grid if call else dict(zip("xyz", kernel.grid, strict=True)),
+        ctas=kernel.ctas,
+        cluster=x * y * z,
+        threads=kernel.threads,
+        registers=kernel.registers,
+        spill_store_bytes=kernel.spill_store_bytes,
+        spill_load_bytes=kernel.spill_load_bytes,
+        smem_bytes=kernel.smem_bytes,
+        tmem_columns=kernel.tmem_columns,
+        occupancy=fits,
+        waves=kernel.ctas / (target.sms * max(1, fits.ctas)),
+        kinds=sass.count(i.kind for i in kernel.instructions),
+        opcodes=sass.count(i.name for i in kernel.instructions),
+        lines=_lines(kernel, call, call.mean if call else None),
+        warnings=[(words, source_line(*at) if at else None) for words, at in kernel.warnings],
+        notes=list(call.notes) if call else ["which call this is could not be told: no time is estimated"],
+    )
+    if call is not None and call.mean is not None and call.most is not None:
+        _estimate(found, kernel, call, call.mean, call.most, target)
+    return found
+
+
+def _lines(kernel: compiler.Kernel, call: work.Call | None, its: work.Work | None) -> list[Line]:
+    by_place: dict[Any, list[sass.Instruction]] = {}
+    for instruction in kernel.instructions:
+        by_place.setdefault(instruction.where, []).append(instruction)
+    runs: Mapping[Any, float] = call.lines(by_place.__contains__, its) if call and its else {}
+    lines = []
+    for at, instructions in by_place.items():
+        once: dict[str, float] = {}
+        for each in instructions:
+            once[each.name] = once.get(each.name, 0) + 1 / each.copies
+        opcodes = sass.count(each.name for each in instructions)
+        lines.append(Line(source_line(*at) if at else None, opcodes, once, runs.get(at)))
+    return sorted(lines, key=lambda line: -line.cycles)
+
+
+def _estimate(
+    found: KernelReport, kernel: compiler.Kernel, call: work.Call, mean: work.Work, most: work.Work, target: Chip
+) -> None:
+    turns = -(-kernel.ctas // target.sms)  # CTAs that the busiest SM runs
+    busiest = most if turns == 1 else mean
+    lines = _lines(kernel, call, busiest)
+    issued = turns * sum(line.cycles for line in lines)
+    special = turns * sum(line.once.get("MUFU", 0) * (line.runs or 0.0) for line in lines)
+    moved = {i: kernel.ctas * (mean.loaded[i] + mean.stored[i]) for i in {*mean.loaded, *mean.stored}}
+    found.tensor_flops = {dtype: kernel.ctas * flops for dtype, flops in mean.tensor_flops.items()}
+    found.flops = sum(found.tensor_flops.values()) + kernel.ctas * (mean.flops + mean.specials)
+    found.gmem_bytes = sum(moved.values())
+    found.hbm_bytes = sum(min(nbytes, call.sizes[i]) for i, nbytes in moved.items())
+    found.times = {
+        "tensor": turns
+        * target.sms
+        * sum(flops / target.flops_per_s(dtype) for dtype, flops in busiest.tensor_flops.items()),
+        "instructions": issued / target.clock_hz,
+        "MUFU": special * _MUFU_CYCLES / target.clock_hz,
+        "L2": found.gmem_bytes / target.l2_bytes_per_s,
+        "HBM": found.hbm_bytes / target.hbm_bytes_per_s,
+    }
+    found.time_s = max(seconds / REACHED.get(name, 1) for name, seconds in found.times.items()) + LAUNCH_S
