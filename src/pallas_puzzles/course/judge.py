@@ -467,8 +467,8 @@ _TOO_LATE = (
 _REFUSED = "The lens passed this. {0} refuses it, and its word counts. If your kernel is right, please report it."
 
 _ALONE = (
-    "The lens passed this, and JAX's front end for GPUs takes it. {0} cannot run it, so nobody else has confirmed its values. It "
-    "says: {1}"
+    "The lens passed this, and JAX's front end for GPUs takes it. {0} cannot run it, so nobody else has confirmed its "
+    "values. It says: {1}"
 )
 
 _DISAGREE = (
