@@ -274,6 +274,7 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # causal_kv_map: `jnp.minimum(j, (i * bq + offset + bq - 1) // bkv)` -> `j`
 
 # %% flash_attention/6: the copies are skipped, the body is not
+# elsewhere: a branch is missing, and the whole function is named
 # causal_kernel:
 # -    sees_all = first_key + bkv - 1 <= first_query
 # -    sees_some = first_key <= first_query + bq - 1

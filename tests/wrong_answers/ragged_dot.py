@@ -882,6 +882,7 @@ def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref
 # +        dw_ref[...] = acc_ref[...].astype(dw_ref.dtype)
 
 # %% ragged_dot/7b: the gradient of the other factor
+# elsewhere: x and g can be exchanged where they are defined, too
 # tgmm_kernel:
 # -    over_rows = (((0,), (0,)), ((), ()))
 # -    acc_ref[...] = before + jax.lax.dot_general(x, g, over_rows, preferred_element_type=jnp.float32)

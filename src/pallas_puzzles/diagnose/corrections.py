@@ -113,7 +113,8 @@ class _Group:
         there = [d.line for d in self.differences if d.was is not None]
         first = min(there or [d.line for d in self.differences])
         last = max(first, *(getattr(d.was, "end_lineno", None) or d.line for d in self.differences))
-        node = _at(tree, self.path)
+        one = self.differences[0]
+        node = one.was if self.path == one.path else _at(tree, self.path)
         start, end = getattr(node, "lineno", first), getattr(node, "end_lineno", last)
         return (first, last) if not there or start <= first <= end else (start, end)
 

@@ -97,7 +97,10 @@ def differences(answer: Functions, right: Functions) -> list[Difference]:
 
 
 def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[Difference]:
-    """The differences, those of a value that has a name where the name is used, unless no use of it is right."""
+    """The differences, those of a value that has a name where the name is used, unless no use of it is right.
+
+    A value that has a name in the right program, too, and does not stand alone there, is used in the wrong way.
+    """
 
     def definition(node: Any) -> Any:
         return getattr(node, "defined", None)
@@ -107,7 +110,9 @@ def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[D
     there = []
     for d in found:
         defined, use = definition(d.was), getattr(d.was, "use", None)
-        if use is not None and alike[defined, _key(d.should)] < uses[defined]:
+        inside = ast.walk(d.should) if d.should is not None else ()
+        part = any(n is not d.should and hasattr(n, "use") and _key(n) == _key(d.was) for n in inside)
+        if use is not None and (part or alike[defined, _key(d.should)] < uses[defined]):
             d = dataclasses.replace(d, was=use, line=use.lineno)
         there.append(d)
     return there
@@ -243,7 +248,7 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[tuple[Pa
     line = getattr(a, "lineno", line)
     if _key(a) == _key(b):
         return
-    if type(a) is not type(b) or not _comparable(a, b):
+    if type(a) is not type(b) or not _comparable(a, b) or (path and _is_around(a, b)):
         yield path, a, b, line
         return
     inner: list[tuple[Path, Any, Any, int]] = []
@@ -270,9 +275,13 @@ def _change(x: ast.AST | None, y: ast.AST | None) -> int:
     large, small = sorted((_size(n) if n is not None else 0 for n in (x, y)), reverse=True)
     if x is None or y is None:
         return large
+    return large - small if _is_around(x, y) else large
+
+
+def _is_around(x: ast.AST, y: ast.AST) -> bool:
+    """Whether one of two programs is a part of the other."""
     outer, inner = (x, y) if _size(x) >= _size(y) else (y, x)
-    around = any(_key(n) == _key(inner) for n in ast.walk(outer) if type(n) is type(inner))
-    return large - small if around else large
+    return any(_key(n) == _key(inner) for n in ast.walk(outer) if type(n) is type(inner))
 
 
 def _straighten(body: list[ast.stmt], whole: ast.FunctionDef) -> None:
