@@ -23,8 +23,9 @@ from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.ir.capture import Operand, SourceLine
 from pallas_puzzles.lens.machine import figures
 from pallas_puzzles.text import human_bytes
+from pallas_puzzles.view.costs import gained
 from pallas_puzzles.view.show import show
-from pallas_puzzles.view.verdict import Standing, TileMap, Verdict, emit, gained
+from pallas_puzzles.view.verdict import Standing, TileMap, Verdict, emit
 from zoo import ZOO
 
 LINE = SourceLine("/home/reader/basics.py", 214, "acc_ref[...] += x_ref[...] @ y_ref[...]")

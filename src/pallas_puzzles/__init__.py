@@ -76,7 +76,8 @@ def hint(puzzle_id: str, solution: bool = False) -> None:
 
 
 def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
-    """A picture of every pallas_call in `fn(*args, **blocks)`: grid, blocks, traffic, VMEM. See lens/draw.py.
+    """A picture of every pallas_call in `fn(*args, **blocks)`: grid, blocks, traffic, VMEM; of every plgpu.kernel: a
+    timeline of its copies, products and waits. See view/draw.py and view/timeline.py.
 
     args: arrays, or Inputs such as normal((24, 512)). live=True: sliders that change the block sizes and re-run.
     first_step: which 512 steps of a longer grid are drawn; the table counts all of them.
@@ -87,7 +88,7 @@ def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
     from .view.verdict import emit
 
     picture = draw(fn, *args, live=live, **blocks)
-    holes = unwritten(fn) if not picture.traces else []
+    holes = unwritten(fn) if picture.empty else []
     if holes:
         picture.note = f"Nothing to show yet: {listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
     return emit(picture)

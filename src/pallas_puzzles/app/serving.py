@@ -267,7 +267,7 @@ def _answer(message: Message) -> Message:
 
 def _told(verdict: Any, message: Message) -> Message:
     """A verdict as an answer: as data, and as text for the terminal of whoever asked."""
-    from ..view.verdict import totals
+    from ..view.costs import totals
 
     command = f"puzzles check {message['puzzle']}"
     command += f" --with {message['overlay']}" if message.get("overlay") else ""

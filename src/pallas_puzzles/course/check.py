@@ -1,5 +1,6 @@
 """One verdict on an answer: what is asked of it, how it is judged, explained, shown and recorded."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -111,7 +112,8 @@ def _to_write(puzzle: str, holes: Sequence[str]) -> "Verdict":
 
 def _show(verdict: "Verdict", answer: "_Answer", recorded: bool) -> None:
     """Displays a verdict, with where it stands in the course, and records it."""
-    from ..view.verdict import emit, totals
+    from ..view.costs import totals
+    from ..view.verdict import emit
     from .finale import around, finale
     from .progress import record
 
@@ -216,6 +218,7 @@ class _Answer:
     def _apart(self, asked: Question, only: tuple[int, int] | None) -> "SourceLine | None":
         """The line in one of the holes where the values of one draw part from those of the course."""
         from ..diagnose.apart import first_apart
+        from ..ir.capture import ForGpu
         from ..lens.machine import trace
 
         assert self.known
@@ -224,7 +227,8 @@ class _Answer:
             args = draw(case.inputs, np.random.default_rng(seed))
             both = [cases.official(self.known.id).fn, self.fn]
             runs = [functools.partial(trace, fn, *args, detail=False, **case.blocks) for fn in both]
-            return next((line for line in first_apart(*runs) if function_at(line, self.holes)), None)
+            with contextlib.suppress(ForGpu):  # whose values nobody observes
+                return next((line for line in first_apart(*runs) if function_at(line, self.holes)), None)
         return None  # what is wrong shows in no draw
 
     def _isolated(self, verdict: "Verdict", asked: Question) -> "tuple[list[Correction], tuple[int, int] | None]":

@@ -24,11 +24,13 @@ from .arrays import (
 from .collecting import is_brief
 from .guard import Guard, is_ours
 from .inputs import Case, Input, Question, draw, seed_of
+from .machines import TPU, Machine, machine_of, reached, trace
 
 if TYPE_CHECKING:
     from ..diagnose.findings import Diagnosis, Finding, Tolerance
     from ..diagnose.lookout import Lookout
     from ..ir.capture import Programs
+    from ..lens.gpu.timeline import Counts
     from ..lens.machine import Figures, Run
     from ..view.verdict import Verdict
     from .claims import Choice, Claim, Helper
@@ -118,7 +120,7 @@ def claimed(claims: "Sequence[Claim | Choice | Helper]", judge: "Judge") -> "Ver
 
 
 _OTHERWISE_WRONG = frozenset(
-    "structure shape dtype map-bounds ref-bounds unvisited revisit never-stored hang unwaited hbm-load "
+    "structure shape dtype map-bounds ref-bounds unvisited revisit never-stored hang deadlock unwaited hbm-load "
     "hbm-store".split()
 )
 
@@ -144,11 +146,12 @@ class Judge:
 
         self.fn, self.tolerance, self.allow = fn, tolerance, allow
         self.explain, self.barred = explain, barred
-        self.figures: list[Figures] = []
+        self.figures: list[Figures | Counts] = []
         self.notes: list[str] = []
         self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
         self.course: CourseOf | None = None  # makes the course's result of the same data
         self.chip = CHIP  # that the answer asks for
+        self.machine: Machine = TPU  # of the kind of kernel that it reaches
         self.wanted = Wanted()
         self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first case, once it has passed
         self.programs: tuple[dict[str, Any], Programs] = {}, {}  # of the blocks that were asked for last
@@ -161,7 +164,7 @@ class Judge:
         from ..diagnose.budgets import dropped
         from ..diagnose.diagnose import SEEN_IN_VALUES
         from ..diagnose.findings import Finding
-        from ..lens.machine import Refused, figures
+        from ..lens.machine import Refused
         from ..lens.watchdog import TimeLimit
 
         try:
@@ -179,9 +182,9 @@ class Judge:
         if is_brief() and (wrong := compare(jax.tree.map(np.asarray, run.outputs), want, self.tolerance)) is not None:
             return self._failed([wrong])
         guard, picture = self.guard, ""
-        costs: list[Figures] = []
+        costs: list[Figures | Counts] = []
         with guard.explaining():
-            costs = [figures(t) for t in run.traces]
+            costs = self.machine.figures(run)
         if first:
             self.figures = costs
         diagnosis = self._diagnosis(run, want)
@@ -215,11 +218,10 @@ class Judge:
         """What is wrong with a result, and why; only what is wrong, if a rule of ours raises."""
         import jax
 
-        from ..diagnose.diagnose import diagnose
         from ..diagnose.findings import Diagnosis
 
         with self.guard.explaining():
-            return diagnose(run, want, self.tolerance)
+            return machine_of(run).diagnose(run, want, self.tolerance)
         finding = compare(jax.tree.map(np.asarray, run.outputs), want, self.tolerance)
         return Diagnosis([finding] if finding else [])
 
@@ -245,13 +247,12 @@ class Judge:
             found = [bypass] if bypass and run.calls else [no_kernel, bypass]
         return [f for f in found if f]
 
-    def _over_budget(self, run: "Run", costs: "list[Figures]", case: Case) -> "list[Finding]":
+    def _over_budget(self, run: "Run", costs: "list[Figures | Counts]", case: Case) -> "list[Finding]":
         """A right answer that costs too much."""
-        from ..diagnose.budgets import over_budget
         from ..diagnose.outside import too_much_outside
 
         assert case.budget is not None, "asked without a budget"
-        findings = over_budget(run, costs, case.budget)
+        findings = self.machine.over_budget(run, costs, case.budget)
         if case.budget.outside_flops is not None:
             outside = too_much_outside(run.outside, case.budget.outside_flops)
             findings[:0] = [outside] if outside else []
@@ -295,9 +296,9 @@ class Judge:
         return [found] if found else []
 
     def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
-        from ..lens.machine import Beyond, Refused, Run, trace
+        from ..lens.machine import Beyond, Refused, Run
         from ..lens.watchdog import time_limit
-        from ..targets.simulate import SimulatorError, SimulatorUnable, simulate
+        from ..targets.simulate import SimulatorError, SimulatorUnable
 
         why = "it has a bug"
         try:
@@ -305,7 +306,7 @@ class Judge:
                 if self.programs[0] is not blocks:
                     self.programs = blocks, {}
                 run = trace(_with(self.fn, blocks), *args, programs=self.programs[1])
-                self.chip = run.chip
+                self.chip, self.machine = run.chip, machine_of(run)
                 return run
         except Refused:
             raise
@@ -319,9 +320,10 @@ class Judge:
             self.guard.keep(e)
         self.beyond = True
         told = bool(self.guard.errors)  # of a bug, by the guard
+        self.machine = reached(self.programs[1])
         instead = "" if told else f"The lens cannot follow this: {why}. JAX's simulator judges instead."
         try:
-            outputs = simulate(_with(self.fn, blocks), *args, timeout_s=TIME_LIMIT_S)
+            outputs = self.machine.simulate(_with(self.fn, blocks), args, TIME_LIMIT_S, self.chip)
         except SimulatorError as e:
             if e.running and not isinstance(e, SimulatorUnable):
                 self._note(instead)
@@ -341,21 +343,20 @@ class Judge:
             return passed
         args, blocks = self.example
         refused = self.confirm(args, blocks, lambda: expected(spec, args, keywords_of(spec, blocks)))
-        return passed if refused is None else refused
+        return self.passed() if refused is None else refused  # with what it has noted
 
     def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> "Verdict | None":
-        """The TPU front end and JAX's own simulator: None when both agree with a pass. want: makes what is expected."""
+        """The compiler's front end and JAX's simulator: None when both agree with a pass. want: makes what is right."""
         from ..diagnose.findings import Finding
         from ..ir.capture import SPARSE_CHIP
         from ..lens.machine import Run
         from ..lens.watchdog import TimeLimit
-        from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable, simulate
-        from ..targets.tpu.lowering import refusal
+        from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable
 
         sparse = self.chip == SPARSE_CHIP  # the simulator runs kernels of SparseCores as if they were a TensorCore's
         refused = None
         with self.guard.explaining():
-            refused = refusal(_with(self.fn, blocks), *args, chip=self.chip)
+            refused = self.machine.refusal(_with(self.fn, blocks), args, self.chip)
         if refused is not None:
             return self._failed(
                 [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
@@ -363,13 +364,16 @@ class Judge:
         if is_brief():
             return None
         try:
-            outputs = simulate(_with(self.fn, blocks), *args, timeout_s=CONFIRM_LIMIT_S, chip=self.chip)
+            outputs = self.machine.simulate(_with(self.fn, blocks), args, CONFIRM_LIMIT_S, self.chip)
         except (Exception, TimeLimit) as error:
+            if isinstance(error, SimulatorUnable) and not self.machine.runs_all:
+                self._note(_ALONE.format(self.machine.simulator, error))
+                return None
             if (sparse and isinstance(error, SimulatorError)) or isinstance(error, SimulatorUnable):
                 return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
             verdict = self._error(error)
             late = isinstance(error, SimulatorTimeout | TimeLimit)
-            verdict.notes.append(_TOO_LATE if late else _REFUSED)
+            verdict.notes.append((_TOO_LATE if late else _REFUSED).format(self.machine.simulator))
             return verdict
         findings = self._diagnosis(Run([], outputs, [], [], []), want()).findings
         if not findings:
@@ -377,15 +381,15 @@ class Judge:
         if sparse:
             return self._unjudged(_UNCONFIRMED.format("other values"), "Right, but not confirmed.")
         verdict = self._failed(findings)
-        verdict.notes.append(_DISAGREE)
+        verdict.notes.append(_DISAGREE.format(self.machine.simulator))
         return verdict
 
     def _no_kernel(self, run: "Run") -> "Finding | None":
         from ..diagnose.findings import Finding
 
-        if run.traces and all(run.from_kernel):
+        if run.calls and all(run.from_kernel):
             return None
-        if not run.traces and self.beyond:
+        if not run.calls and self.beyond:
             return None
         what = "no pallas_call is reached" if not run.calls else "part of the result does not come out of a pallas_call"
         cause = f"{what}: the work is done outside of a kernel, and this puzzle is about doing it inside."
@@ -421,7 +425,7 @@ class Judge:
         return verdict
 
     def passed(self) -> "Verdict":
-        from ..view.verdict import gained
+        from ..view.costs import gained
 
         return self._verdict("passed", [], gained=gained(self.figures))
 
@@ -455,18 +459,20 @@ _UNCONFIRMED = (
 
 
 _TOO_LATE = (
-    "The lens passed this; JAX's TPU simulator, which has the last word, was not done in time. On a busy machine that "
+    "The lens passed this; {0}, which has the last word, was not done in time. On a busy machine that "
     "says nothing about your kernel: check again when there is less to do."
 )
 
 
-_REFUSED = (
-    "The lens passed this. JAX's TPU simulator refuses it, and its word counts. If your kernel is right, please report "
-    "it."
+_REFUSED = "The lens passed this. {0} refuses it, and its word counts. If your kernel is right, please report it."
+
+_ALONE = (
+    "The lens passed this, and JAX's front end for GPUs takes it. {0} cannot run it, so nobody else has confirmed its "
+    "values. It says: {1}"
 )
 
 _DISAGREE = (
-    "The lens passed this, JAX's TPU simulator did not. One of the two has a bug, most likely the lens: the "
+    "The lens passed this, {0} did not. One of the two has a bug, most likely the lens: the "
     "simulator's "
     "word counts. Please report it."
 )

@@ -72,7 +72,7 @@ def _run(subject: "Subject", args: Sequence[Any], blocks: dict[str, Any]) -> tup
     import jax
 
     from ..diagnose.narrow import narrow_kinds
-    from ..lens.machine import trace
+    from .machines import trace
 
     if not subject.kernel:
         made, narrow = jax.jit(functools.partial(subject.fn, **blocks))(*map(jax.numpy.asarray, args)), frozenset[str]()

@@ -23,6 +23,11 @@ class Budget:
     selected: elements of the results of jnp.where, over all calls and steps, which is what masks cost. operations: of
     array code without a kernel, how many primitives it may consist of; elements: how many the largest array that it
     makes may have. outside_flops: arithmetic of matrix products outside of the kernels.
+
+    Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs. smem_bytes:
+    SMEM held by one CTA. ctas: over all kernels. arrivals: on barriers. waited: cycles that warpgroups wait for copies,
+    products and barriers; tensor_idle, copy_idle: cycles of a CTA's life in which the tensor cores or the copy engine
+    have nothing to do; all three over all CTAs, on the machine's logical clock.
     """
 
     hbm_bytes: int | None = None
@@ -38,6 +43,13 @@ class Budget:
     operations: int | None = None
     elements: int | None = None
     outside_flops: int | None = None
+    gmem_bytes: int | None = None
+    smem_bytes: int | None = None
+    ctas: int | None = None
+    arrivals: int | None = None
+    waited: int | None = None
+    tensor_idle: int | None = None
+    copy_idle: int | None = None
 
 
 def dropped(run: "Run", blocks: Mapping[str, Any]) -> "list[Finding]":

@@ -55,7 +55,7 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     import jax
 
     got_leaves, want_leaves = jax.tree.leaves(run.outputs), jax.tree.leaves(want)
-    findings = _structure(got_leaves, want_leaves)
+    findings = structure(got_leaves, want_leaves)
     wrong: list[Diagnosis] = []
     if not findings:
         named = zip(result_names(want), got_leaves, want_leaves, strict=True)
@@ -124,17 +124,20 @@ def result_names(want: Any) -> list[str]:
     return [f"result {n} of {count}, counted from 0," for n in range(count)] if count > 1 else ["the result"]
 
 
-def _structure(got: list[Any], want: list[Any]) -> list[Finding]:
+def structure(
+    got: list[Any], want: list[Any], kernel: str = "pallas_call", declared: str = "out_shape"
+) -> list[Finding]:
+    """What is wrong with the number, shapes and dtypes of results. declared: where a kernel says what they are."""
     if not got and want:
-        return [Finding("structure", "the function returns nothing: return the result of the pallas_call.")]
+        return [Finding("structure", f"the function returns nothing: return the result of the {kernel}.")]
     if len(got) != len(want):
         return [Finding("structure", f"the function returns {plural(len(got), 'array')}, the spec {len(want)}.")]
     for g, w in zip(map(np.asarray, got), map(np.asarray, want), strict=True):
         if g.shape != w.shape:
-            advice = "look at out_shape and at what is done to the result."
+            advice = f"look at {declared} and at what is done to the result."
             return [Finding("shape", f"the result has shape {g.shape}, the spec says {w.shape}: {advice}")]
         if g.dtype != w.dtype:
-            advice = "look at the dtype in out_shape and at astype."
+            advice = f"look at the dtype in {declared} and at astype."
             return [Finding("dtype", f"the result is {g.dtype}, the spec says {w.dtype}: {advice}")]
     return []
 

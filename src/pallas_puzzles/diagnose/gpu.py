@@ -25,7 +25,8 @@ def _lines_of(waiters: Iterable[Waiter]) -> Iterator[SourceLine | None]:
 
 
 def _head(f: Seen) -> str:
-    return f"{f.who}: " if f.who else ""
+    between = ": " if f.verb.startswith("the ") else " "
+    return f"{f.who}{between}" if f.who else ""
 
 
 def _other(f: Seen) -> str:
@@ -46,7 +47,8 @@ _WAITS = {
 
 
 def _no_wait(f: Seen) -> str:
-    return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}"
+    refill = " If the slot is filled again, let its next copy wait until you have read it." if f.other else ""
+    return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"
 
 
 def _reused(f: Seen) -> str:
@@ -114,7 +116,7 @@ def _advice(w: Waiter) -> str:
 
 def _waiting(waiters: Iterable[Waiter]) -> Iterator[str]:
     for w in waiters:
-        came = ", ".join(f"{who} {plural(n, 'time')} ({line})" for who, line, n in w.arrived) or "nobody"
+        came = ", ".join(f"{who} ({line}), {plural(n, 'time')}" for who, line, n in w.arrived) or "nobody"
         could = ", ".join(str(line) for line in w.candidates) or "no line"
         where = f" ({w.line})" if w.line else ""
         yield f"{w.who} waits for {w.what}{where}. Arrived so far: {came}. Lines that arrive: {could}."

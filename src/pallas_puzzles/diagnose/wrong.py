@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -92,6 +92,15 @@ def _status(w: Wrong, block: Block) -> tuple[str, str]:
 
 def _wrong_values(w: Wrong, block: Block, bad: np.ndarray) -> tuple[str, str]:
     got, want = w.cut(w.got, block), w.cut(w.want, block)
+    others = [b for b in w.blocks if b != block] if got.size > 1 and len(w.blocks) <= _COMPARED else []
+    return pattern_of(got, want, bad, w.tolerance, {f"block {b}": w.cut(w.want, b) for b in others})
+
+
+def pattern_of(
+    got: np.ndarray, want: np.ndarray, bad: np.ndarray, tolerance: Tolerance, others: Mapping[str, np.ndarray]
+) -> tuple[str, str]:
+    """(kind of finding, what wrong values have in common), of a part of a result. bad: which elements are wrong.
+    others: what is expected in other parts, by their names."""
     with np.errstate(all="ignore"):
         difference, ratio = (got - want)[bad], (got / want)[bad]
     if np.isnan(got[bad]).all() and not np.isnan(want[bad]).any():
@@ -100,11 +109,10 @@ def _wrong_values(w: Wrong, block: Block, bad: np.ndarray) -> tuple[str, str]:
         return "values", "wrong values"
     if (got[bad] == 0).all():
         return "values", "0"
-    others = [b for b in w.blocks if b != block] if got.size > 1 and len(w.blocks) <= _COMPARED else []
-    other = next((b for b in others if _same(w, got, w.cut(w.want, b))), None)
+    other = next((name for name, belongs in others.items() if _same(tolerance, got, belongs)), None)
     if other is not None:
-        return "moved", f"what belongs in block {other}"
-    if got.ndim > 1 and got.shape[-1] == got.shape[-2] and _same(w, got, np.swapaxes(want, -1, -2)):
+        return "moved", f"what belongs in {other}"
+    if got.ndim > 1 and got.shape[-1] == got.shape[-2] and _same(tolerance, got, np.swapaxes(want, -1, -2)):
         return "values", "transposed"
     most, noise = np.abs(difference).max(), 2e-6 * np.abs(want).max()  # what rounding in float32 makes of a constant
     if difference.size > 1 and np.ptp(difference) <= 1e-3 * most + noise < most:
@@ -120,8 +128,8 @@ def _wrong_values(w: Wrong, block: Block, bad: np.ndarray) -> tuple[str, str]:
     return "values", "wrong values"
 
 
-def _same(w: Wrong, got: np.ndarray, want: np.ndarray) -> bool:
-    return got.shape == want.shape and bool(w.tolerance.close(got, want).all()) and bool(got.any())
+def _same(tolerance: Tolerance, got: np.ndarray, want: np.ndarray) -> bool:
+    return got.shape == want.shape and bool(tolerance.close(got, want).all()) and bool(got.any())
 
 
 def _values(w: Wrong, wrong: dict[Block, tuple[str, str]]) -> Finding:

@@ -472,6 +472,17 @@ def forget_traces() -> None:
     partial_eval.trace_to_jaxpr.cache_clear()
 
 
+def is_gpu_kernel(eqn: Any) -> bool:
+    """Whether an equation is a plgpu.kernel: its meshes have clusters. Seen on jax 0.11.2 and 0.12.0.1."""
+    if eqn.primitive.name != "mpmd_map":
+        return False
+    return all(hasattr(mesh, "cluster_names") for mesh in eqn.params["meshes"])
+
+
+class ForGpu(Beyond):
+    """A function reaches a kernel for a GPU, which another machine runs."""
+
+
 def is_call(eqn: Any) -> bool:
     return eqn.primitive is pl.pallas_call_p or eqn.primitive.name == "mpmd_map"
 
@@ -588,6 +599,8 @@ class Evaluator:
     def _call(self, eqn: Any, values: list[Any]) -> list[Any]:
         if len(self.calls) >= self.limit:
             raise Beyond(f"more than {self.limit} pallas_calls in one run")
+        if is_gpu_kernel(eqn):
+            raise ForGpu("a kernel for a GPU")
         call = describe(eqn, values)
         if handed := [o.name for o in call.operands if o.space == "semaphore"]:
             raise Beyond(f"{handed[0]}, a semaphore that one kernel hands to another")
@@ -675,6 +688,13 @@ def _outside_of_kernels(jaxpr: Any) -> Iterator[Any]:
                 yield from _outside_of_kernels(inner)
 
 
+def _in_gpu_code(error: Exception) -> bool:
+    """Whether an exception came while JAX's own code for GPUs was traced, which may ask what GPU is there."""
+    files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+    parts = (os.path.join("", "mosaic_gpu", ""), os.path.join("", "ops", "gpu", ""))
+    return any(file.startswith(_JAX_DIR) and any(part in file for part in parts) for file in files)
+
+
 def _asks_for_sparse_cores(error: Exception) -> bool:
     return "SparseCore" in str(error)
 
@@ -690,7 +710,8 @@ def capture(
     args: arrays, or pytrees of arrays; kwargs: static (block sizes and the like).
     on_call(call, equation, values) returns the outputs of that call as arrays.
     programs: shared by captures of the same function with the same kwargs. As under jit, equal shapes are traced once.
-    Raises whatever tracing the reader's code raises, and `Beyond` for what cannot be followed.
+    Raises whatever tracing the reader's code raises, ForGpu at a kernel for a GPU, and `Beyond` for what cannot be
+    followed.
     """
     leaves, tree = jax.tree.flatten(args)
 
@@ -718,6 +739,8 @@ def capture(
     try:
         return on(_chip.get())
     except Exception as error:
+        if not isinstance(error, Beyond) and _in_gpu_code(error):
+            raise ForGpu("a kernel for a GPU") from error
         if not _asks_for_sparse_cores(error) or _chip.get() == SPARSE_CHIP:
             raise
     return on(SPARSE_CHIP)

@@ -17,12 +17,13 @@ import numpy as np
 from jax.extend import backend
 
 from .capture import (
+    Capture,
     Evaluator,
     SourceLine,
     _own_lines,
     callers_of,
     for_the_reader,
-    is_call,
+    is_gpu_kernel,
     where_defined,
 )
 from .gpu_program import Program
@@ -54,13 +55,6 @@ class Kernel:
     outputs: list[tuple[str, tuple[int, ...], np.dtype]]
     aliases: dict[int, int]
     arrays: list[np.ndarray] = dataclasses.field(default_factory=list)
-
-
-def is_gpu_kernel(eqn: Any) -> bool:
-    """Whether an equation is a plgpu.kernel."""
-    if eqn.primitive.name != "mpmd_map":
-        return False
-    return all(hasattr(mesh, "cluster_names") for mesh in eqn.params["meshes"])
 
 
 def describe_gpu(eqn: Any) -> Kernel:
@@ -126,7 +120,7 @@ class _Outer(Evaluator):
         raise Beyond("a kernel for a TPU beside one for a GPU")
 
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
-        if is_call(eqn) and is_gpu_kernel(eqn):
+        if is_gpu_kernel(eqn):
             return self._mark(self._followed(eqn, values))
         return super().apply(eqn, values)
 
@@ -141,7 +135,7 @@ class _Outer(Evaluator):
 
 
 @contextlib.contextmanager
-def _traced_for(kind: str, cores: int) -> Iterator[None]:
+def as_on_gpu(kind: str = "NVIDIA H100", cores: int = 132) -> Iterator[None]:
     """Functions are traced as if a GPU with so many SMs were there."""
     device = jax.sharding.AbstractDevice(kind, cores, "gpu")
     before = backend.get_default_device  # kernels that fill a chip ask it how many SMs there are
@@ -165,8 +159,9 @@ class _Device:
 
 def capture_gpu(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], on_kernel: OnKernel, device: tuple[str, int]
-) -> Any:
-    """Runs `fn(*args, **kwargs)` eagerly; every plgpu.kernel goes to on_kernel, which returns its outputs.
+) -> Capture:
+    """Runs `fn(*args, **kwargs)` eagerly; every plgpu.kernel goes to on_kernel, which returns its outputs. None of them
+    is among the calls of what is returned.
 
     args: arrays or pytrees of arrays; kwargs: static; device: JAX's name of a GPU, and how many SMs it has.
     Raises what the reader's code raises, and Beyond.
@@ -177,7 +172,9 @@ def capture_gpu(
     def flat(*xs: Any) -> Any:
         return for_the_reader(fn, *jax.tree.unflatten(tree, xs), **kwargs)
 
-    with _traced_for(*device), _own_lines():
+    with as_on_gpu(*device), _own_lines():
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    out = _Outer(on_kernel).run(closed, leaves)
-    return jax.tree.unflatten(jax.tree.structure(shape), out)
+    outer = _Outer(on_kernel)
+    out = outer.run(closed, leaves)
+    outputs = jax.tree.unflatten(jax.tree.structure(shape), out)
+    return Capture([], outputs, list(outer.outside.values()), [id(y) in outer.made for y in out], device[0])

@@ -1001,13 +1001,16 @@ class Execution:
 
 @dataclasses.dataclass
 class Run:
-    """A function run through the machine. `from_kernel`: per flat output, does it come out of a pallas_call?"""
+    """A function run through a machine. from_kernel: per flat output, does it come out of a kernel?
+
+    calls: the kernels that it reached. traces: of those for TPUs.
+    """
 
     traces: list[Trace]
     outputs: Any
     outside: list[Outside]
     from_kernel: list[bool]
-    calls: list[Call]
+    calls: list[Any]
     chip: str = CHIP  # that the function was traced for
 
 

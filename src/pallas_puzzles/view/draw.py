@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.capture import Call, Operand, capture, wrapped
+from ..ir.capture import Call, ForGpu, Operand, capture, wrapped
 from ..ir.program import count_operations
 from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
 from ..lens.survey import clip, survey
@@ -614,6 +614,10 @@ class Picture(Displayed):
         default=0, kw_only=True
     )  # of the steps that are drawn, where they are more than MAX_DRAWN_STEPS
 
+    @property
+    def empty(self) -> bool:
+        return not self.traces
+
     def _drawn(self, traces: Iterable[Trace]) -> Iterator[Trace]:
         """What is drawn: the steps that there is room for, and the pipelines inside of each kernel after it."""
         return (clip(trace, self.first_step, MAX_DRAWN_STEPS) for trace in _one_by_one(traces))
@@ -663,7 +667,8 @@ def look(
     plan_only: bool = False,
     first_step: int = 0,
 ) -> Picture:
-    """Runs the function in the lens; whatever goes wrong becomes the picture's note."""
+    """Runs the function in the lens; whatever goes wrong becomes the picture's note. Raises ForGpu at a kernel for a
+    GPU: see timeline.timeline."""
     from ..lens.watchdog import TimeLimit, time_limit
 
     traces: list[Trace] = []
@@ -682,8 +687,10 @@ def look(
     try:
         with time_limit(TIME_LIMIT_S, name):
             capture(fn, *args, on_call=on_call, **kwargs)
+    except ForGpu:
+        raise
     except (Exception, TimeLimit) as error:
-        notes.append(_reason(error, name, nothing=not traces))
+        notes.append(reason(error, name, nothing=not traces))
     else:
         if not traces:
             notes.append(f"Nothing to show yet: {name} reaches no pallas_call.")
@@ -722,7 +729,7 @@ def _quick(call: Call, counted: Tally) -> bool:
     return math.prod(call.grid) * operations * _OPERATION_S + work_s <= _RUN_S
 
 
-def _reason(error: BaseException, name: str, nothing: bool) -> str:
+def reason(error: BaseException, name: str, nothing: bool) -> str:
     """One calm sentence."""
     from ..diagnose.errors import explain_error
 

@@ -1,4 +1,4 @@
-"""show(): a picture of every pallas_call that a function reaches, with sliders or without."""
+"""show(): a picture of every kernel that a function reaches: block by block on a TPU, a timeline on a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,12 +6,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..ir.capture import ForGpu
 from .draw import Picture, look
 from .live import LivePicture, why_not_live
+from .timeline import Timeline, timeline
 
 
-def show(fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int = 0, **kwargs: Any) -> Picture:
-    """A picture of every pallas_call that `fn(*args, **kwargs)` reaches. Never raises for a broken or unsolved kernel.
+def show(
+    fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int = 0, **kwargs: Any
+) -> Picture | Timeline:
+    """A picture of every kernel that `fn(*args, **kwargs)` reaches. Never raises for a broken or unsolved kernel.
+
+    Of pallas_calls for a TPU: the grid, the blocks, what moves. Of a plgpu.kernel: who is busy when on the machine's
+    logical clock, in its first CTAs.
 
     args: arrays, or objects with `.draw(rng)` such as normal((24, 512)); kwargs: static, such as block sizes.
     live: in a notebook, sliders that change the block sizes, run the kernel again, and step through it.
@@ -19,7 +26,10 @@ def show(fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int
     """
     rng = np.random.default_rng(0)  # as a check's first draw
     args = jax.tree.map(lambda x: x.draw(rng) if hasattr(x, "draw") else x, args)
-    picture = look(fn, args, kwargs, first_step=first_step)
+    try:
+        picture = look(fn, args, kwargs, first_step=first_step)
+    except ForGpu:
+        return timeline(fn, args, kwargs)
     if not live:
         return picture
     reason = why_not_live()

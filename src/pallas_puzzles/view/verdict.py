@@ -7,11 +7,11 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..installation import PACKAGE
-from ..text import COLUMNS, LINES, Lines, cut, fitted, human_bytes, plain, plural, times, wrapped
+from ..text import COLUMNS, LINES, Lines, cut, fitted, plain, plural, wrapped
+from . import costs
 from .draw import Displayed, card_html, running_shell, source_html, tile_map_html
 from .paper import BAD, GOOD, NEUTRAL
 from .words import tile_map_text
@@ -19,6 +19,7 @@ from .words import tile_map_text
 if TYPE_CHECKING:
     from ..diagnose.findings import Finding
     from ..ir.capture import Operand
+    from ..lens.gpu.timeline import Counts
     from ..lens.machine import Figures
 
 SHOW_TRACEBACK = "`verdict = check(...)`, then `print(verdict.traceback)`"
@@ -82,7 +83,7 @@ class Verdict(Displayed):
     next: str = ""
     notes: list[str] = dataclasses.field(default_factory=list)
     tiles: TileMap | None = None
-    figures: "list[Figures]" = dataclasses.field(default_factory=list)
+    figures: "list[Figures | Counts]" = dataclasses.field(default_factory=list)
     traceback: str = ""
     subject: Any = None  # of an unjudged one: course.check.Subject
     picture: str = ""
@@ -133,31 +134,9 @@ class Verdict(Displayed):
         own = {
             name: getattr(self, name) for name in ("puzzle", "status", "headline", "gained", "notes", "picture", "next")
         }
-        findings, figures = [_finding_json(f) for f in self.findings], [_figures_json(f) for f in self.figures]
+        findings, figures = [_finding_json(f) for f in self.findings], [costs.to_json(f) for f in self.figures]
         told = {**own, "passed": bool(self), "findings": findings, "figures": figures}
         return json.loads(json.dumps(told, default=lambda number: number.item()))  # NumPy's
-
-
-def gained(figures: "Sequence[Figures]") -> str:
-    """One line on what an answer costs, over all of its pallas_calls: bytes, steps, VMEM, intensity."""
-    if not figures:
-        return ""
-    all_of = totals(figures)
-    hbm, once, flops = all_of["hbm_bytes"], all_of["once_bytes"], all_of["flops"]
-    who = "It moves" if len(figures) == 1 else f"Its {len(figures)} pallas_calls move"
-    ratio = f" ({times(hbm / once)} the arrays)" if once else ""
-    words = f"{who} {human_bytes(hbm)}{ratio} between HBM and VMEM in {plural(all_of['steps'], 'step')}"
-    words += f", and {'holds' if len(figures) == 1 else 'hold at most'} {human_bytes(all_of['vmem_bytes'])} of VMEM"
-    return words + (f"; {flops / hbm:.3g} FLOP per byte." if flops and hbm else ".")
-
-
-def totals(figures: "Sequence[Figures]") -> dict[str, int]:
-    """What an answer costs, over all of its pallas_calls; of VMEM the most that one of them holds. {} without any."""
-    if not figures:
-        return {}
-    sums = ("hbm_bytes", "once_bytes", "steps", "flops")
-    found = {name: int(sum(getattr(f, name) for f in figures)) for name in sums}
-    return {**found, "vmem_bytes": int(max(f.vmem_bytes for f in figures))}
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -216,7 +195,7 @@ def _sentence(words: str) -> str:
 
 def _cost(v: Verdict) -> str:
     """The figures of an answer that did not pass, unless the findings are about nothing else."""
-    return "" if any(f.kind == "budget" for f in v.findings) else gained(v.figures)
+    return "" if any(f.kind == "budget" for f in v.findings) else costs.gained(v.figures)
 
 
 def _style(v: Verdict, role: str) -> str:
@@ -333,13 +312,6 @@ def _folded(summary: str, body: str) -> str:
 def _finding_json(f: "Finding") -> dict[str, Any]:
     names = ("kind", "cause", "evidence", "function", "step", "at", "operand", "block")
     return {name: getattr(f, name) for name in names} | {"line": f.line and dataclasses.asdict(f.line)}
-
-
-def _figures_json(f: "Figures") -> dict[str, Any]:
-    names = ("name", "steps", "hbm_bytes", "once_bytes", "vmem_bytes", "flops", "transcendentals", "intensity")
-    each = ("moves", "hbm_bytes", "vmem_bytes")
-    operands = [{"name": r.operand.name} | {name: getattr(r, name) for name in each} for r in f.operands]
-    return {name: getattr(f, name) for name in names} | {"operands": operands}
 
 
 # --- display ---------------------------------------------------------------------------------------------------------

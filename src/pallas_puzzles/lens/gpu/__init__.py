@@ -6,7 +6,7 @@
     run.notes        a list of Finding that are not wrong by themselves: see findings.NOTES
     run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
     run.events       a list of Event: what ran in each CTA and lane from when to when on the logical clock, and its line
-    run.launches     the same for each kernel of fn, a list of Launched; .writer_of(output, index) -> (who, line)
+    run.calls        the same for each kernel of fn, a list of Launched; .writer_of(output, index) -> (who, line)
 
 A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
 another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place
@@ -22,6 +22,7 @@ import numpy as np
 from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond
+from .. import machine as lens
 from .findings import Finding
 from .launch import Launch
 from .memory import Access
@@ -40,11 +41,13 @@ class Launched:
     notes: list[Finding]
     counts: Counts
     events: list[Event]
-    origin: Callable[[int, tuple[int, ...]], Access | None] = dataclasses.field(repr=False)
+    written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)  # number of the write by
+    # element, 0 or less for none; and the writes by number
 
     def writer_of(self, output: int, index: tuple[int, ...]) -> tuple[str, SourceLine | None] | None:
         """(who, the reader's line) of the last store into an element of an output; None: nobody stored it."""
-        access = self.origin(output, index)
+        numbers, writes = self.written[output]
+        access = writes[max(0, int(numbers[index]))]
         return (access.who, access.instr.line if access.instr is not None else None) if access is not None else None
 
     @property
@@ -53,32 +56,30 @@ class Launched:
         return any(f.kind == "deadlock" for f in self.findings)
 
 
-@dataclasses.dataclass
-class Run:
-    """A function run through the machine: what it returned, and its kernels in order. outputs: None where one hangs."""
+class Run(lens.Run):
+    """A function run through the machine. calls: its kernels in order. outputs: None where one hangs."""
 
-    outputs: Any
-    launches: list[Launched]
+    calls: list[Launched]
 
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, whatever the values are."""
-        return [f for launched in self.launches for f in launched.findings]
+        return [f for launched in self.calls for f in launched.findings]
 
     @property
     def notes(self) -> list[Finding]:
         """What is not wrong by itself."""
-        return [f for launched in self.launches for f in launched.notes]
+        return [f for launched in self.calls for f in launched.notes]
 
     @property
     def events(self) -> list[Event]:
         """The timeline of the first kernel."""
-        return self.launches[0].events if self.launches else []
+        return self.calls[0].events if self.calls else []
 
     @property
     def counts(self) -> Counts:
         """What all kernels cost together; what is held at once is the most that one of them holds."""
-        return Counts.together([launched.counts for launched in self.launches])
+        return Counts.together([launched.counts for launched in self.calls])
 
 
 class _Hangs(Exception):
@@ -102,7 +103,7 @@ def run(
     """
     if chip not in CHIPS:
         raise ValueError(f"chip={chip!r} is not known; choose one of {', '.join(CHIPS)}")
-    launches: list[Launched] = []
+    calls: list[Launched] = []
     cores = sms or CHIPS[chip].sms
 
     def on_kernel(kernel: Kernel) -> list[np.ndarray]:
@@ -111,16 +112,16 @@ def run(
         found = launch.found.all()
         wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
         timeline = launch.timeline
-        launches.append(Launched(kernel, outputs, wrong, notes, timeline.counts, timeline.events, launch.writer_of))
-        if launches[-1].hangs:
+        calls.append(Launched(kernel, outputs, wrong, notes, timeline.counts, timeline.events, launch.written()))
+        if calls[-1].hangs:
             raise _Hangs
         return outputs
 
     try:
-        outputs = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, cores))
+        seen = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, cores))
     except _Hangs:
-        outputs = None
-    return Run(outputs, launches)
+        return Run([], None, [], [], calls, CHIPS[chip].kind)
+    return Run([], seen.outputs, seen.outside, seen.from_kernel, calls, seen.chip)
 
 
 __all__ = ["CHIPS", "Beyond", "Counts", "Event", "Finding", "Launched", "Run", "run"]

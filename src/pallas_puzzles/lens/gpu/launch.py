@@ -145,11 +145,9 @@ class Launch(Engines):
             counts.tensor_idle += life - cta.tensor.busy if cta.tensor.busy else 0
             counts.copy_idle += life - cta.copy.busy if cta.copy.busy else 0
 
-    def writer_of(self, output: int, index: tuple[int, ...]) -> Access | None:
-        """Who stored an element of an output, and by which instruction; None: nobody."""
-        buffer = self.outputs[output]
-        number = int(buffer.writer[index])
-        return buffer.writes[number] if number > 0 else None
+    def written(self) -> list[tuple[np.ndarray, list[Access | None]]]:
+        """Of each output, the number of the write that each element is of, 0 or less for none; and the writes."""
+        return [(o.writer, o.writes) for o in self.outputs]
 
     # -- nobody can go on
 
@@ -157,6 +155,11 @@ class Launch(Engines):
         candidates = _candidates(self.kernel.program)
         waiters = [self._waiter(f, candidates) for f in self.fibers if f.wait is not None and f.wait.what is not None]
         first = waiters[0]
+        until = 1.1 * max([1.0, *(e.end for e in self.timeline.events), *(f.thread.now for f in self.fibers)])
+        for f in self.fibers:
+            if f.wait is not None and f.wait.what is not None:
+                t, name = f.thread, f.wait.what.name
+                self.timeline.add(t.cta.number, t.lane, "wait", t.now, until, f.wait, name)
         done = tuple(dict.fromkeys(self.ended))
         where = Finding("deadlock", first.what, first.line, first.who, "waits for", waiters=tuple(waiters), ended=done)
         self.found.add(where)

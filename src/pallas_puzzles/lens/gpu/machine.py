@@ -269,6 +269,7 @@ class Control(Core):
         t.knowledge.learn(knowledge)
         self.timeline.waited(t.cta.number, t.lane, t.now, time, instr, slot.name)
         t.now = max(t.now, time)
+        yield None  # those who are behind now take the engines first
         return []
 
     def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Going:

@@ -46,6 +46,21 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple
             return program, dataclasses.replace(refusal, line=refusal.line or _line_in(program, refusal.detail))
 
 
+def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
+    """Why the front end does not take a function for a chip, or None. args: arrays, or pytrees of them."""
+    program = None
+    with for_gpu(chip), warnings.catch_warnings(action="ignore"):
+        try:
+            traced = jax.jit(lambda *a: jax.tree.leaves(fn(*a))).trace(*args)
+            program = traced.jaxpr
+            traced.lower(lowering_platforms=("cuda",))
+        except Exception as error:
+            refused = _explain(error)
+            line = _line_in(program, refused.detail) if program is not None else None
+            return dataclasses.replace(refused, line=refused.line or line)
+    return None
+
+
 def _line_in(program: Any, text: str) -> SourceLine | None:
     """The reader's line with the primitive that a message names; where it names none, that of the kernel."""
     named = re.search(r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)", text)

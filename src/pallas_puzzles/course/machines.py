@@ -1,0 +1,137 @@
+"""Who judges which kind of kernel: all in which a pallas_call for a TPU and a plgpu.kernel differ, in one place."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ..diagnose.budgets import Budget
+    from ..diagnose.findings import Diagnosis, Finding, Tolerance
+    from ..ir.capture import Programs
+    from ..lens.machine import Run
+    from ..targets.tpu.lowering import Refusal
+
+
+class Machine(Protocol):
+    """What is asked about one kind of kernel.
+
+    simulator: whose word counts beside the lens's. runs_all: whether it runs whatever the course asks for, so that what
+    it cannot run is not taken for right.
+    """
+
+    simulator: str
+    runs_all: bool
+
+    def figures(self, run: "Run") -> list[Any]:
+        """What each kernel costs."""
+
+    def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
+        """What is wrong with a run."""
+
+    def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
+        """A right answer that costs too much."""
+
+    def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> "Refusal | None":
+        """Why the front end of the compiler refuses a function."""
+
+    def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
+        """The outputs under JAX's own simulator. Raises SimulatorError."""
+
+
+class Tpu:
+    """Kernels for a TPU."""
+
+    simulator, runs_all = "JAX's TPU simulator", True
+
+    def figures(self, run: "Run") -> list[Any]:
+        from ..lens.machine import figures
+
+        return [figures(t) for t in run.traces]
+
+    def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
+        from ..diagnose.diagnose import diagnose
+
+        return diagnose(run, want, tolerance)
+
+    def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
+        from ..diagnose.budgets import over_budget
+
+        return over_budget(run, costs, budget)
+
+    def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> "Refusal | None":
+        from ..targets.tpu.lowering import refusal
+
+        return refusal(fn, *args, chip=chip)
+
+    def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
+        from ..targets.simulate import simulate
+
+        return simulate(fn, *args, timeout_s=timeout_s, chip=chip)
+
+
+class Gpu:
+    """Kernels for a GPU."""
+
+    simulator, runs_all = "JAX's GPU simulator", False
+
+    def figures(self, run: "Run") -> list[Any]:
+        return [launched.counts for launched in run.calls]
+
+    def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
+        from ..diagnose.gpu_run import diagnose_gpu
+        from ..lens import gpu
+
+        assert isinstance(run, gpu.Run), "see machine_of"
+        return diagnose_gpu(run, want, tolerance)
+
+    def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
+        from ..diagnose.gpu_budgets import over_budget
+        from ..lens import gpu
+
+        assert isinstance(run, gpu.Run), "see machine_of"
+        return over_budget(run, budget)
+
+    def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> "Refusal | None":
+        from ..targets.gpu.chips import chip as chip_named
+        from ..targets.gpu.lowering import refusal
+
+        refused = refusal(fn, *args, chip=chip_named("h100"))
+        if refused is None or refusal(fn, *args, chip=chip_named("b200")) is None:  # it may be for one of them alone
+            return None
+        return refused
+
+    def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
+        from ..targets.gpu_simulator import simulate
+
+        return simulate(fn, *args, timeout_s=timeout_s)
+
+
+TPU, GPU = Tpu(), Gpu()
+
+
+def machine_of(run: "Run") -> Machine:
+    """Who judges what ran."""
+    from ..lens import gpu
+
+    return GPU if isinstance(run, gpu.Run) else TPU
+
+
+def reached(programs: "Programs") -> Machine:
+    """Who judges a function whose traces are these, also when none of them came to its end."""
+    return GPU if _FOR_GPU in programs else TPU
+
+
+def trace(fn: Callable[..., Any], *args: Any, programs: "Programs | None" = None, **kwargs: Any) -> "Run":
+    """Runs `fn(*args, **kwargs)` with every kernel in the machine of its kind. programs: see ir.capture.capture."""
+    from ..ir.capture import ForGpu
+    from ..lens import gpu, machine
+
+    known: Programs = {} if programs is None else programs
+    if _FOR_GPU not in known:
+        try:
+            return machine.trace(fn, *args, programs=programs, **kwargs)
+        except ForGpu:
+            known[_FOR_GPU] = True
+    return gpu.run(fn, *args, **kwargs)
+
+
+_FOR_GPU = "for a GPU"  # in the programs of a function that reaches such a kernel

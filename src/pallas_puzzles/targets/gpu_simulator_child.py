@@ -1,0 +1,67 @@
+"""The process in which JAX's GPU simulator runs: requests on stdin, answers on stdout, each with its length before it.
+
+A request: (paths to import from, a function with its arrays and keywords). An answer: its outputs, or a SimulatorError.
+"""
+
+import functools
+import os
+import pickle
+import sys
+import traceback
+from typing import IO, Any
+
+_SIZE = 8
+
+
+def main() -> None:
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the kernel prints is no answer
+    import jax  # noqa: F401 - the slow part of the first request, done before it comes
+    from jax.experimental.pallas import mosaic_gpu  # noqa: F401
+
+    _send(answers, b"ready")
+    while head := requests.read(_SIZE):
+        _send(answers, pickle.dumps(_simulated(requests.read(int.from_bytes(head, "big")))))
+
+
+def _send(answers: IO[bytes], message: bytes) -> None:
+    answers.write(len(message).to_bytes(_SIZE, "big") + message)
+    answers.flush()
+
+
+def _simulated(request: bytes) -> Any:
+    import jax
+    import numpy as np
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    from ..ir.gpu import as_on_gpu
+    from ..ir.modes import built_for
+    from .simulate import SimulatorError, SimulatorUnable, _is_inability, _line_of, _listening, _one_line
+
+    try:
+        paths, packed = pickle.loads(request)
+        sys.path[:] = list(dict.fromkeys([*sys.path, *paths]))
+        fn, args, kwargs = pickle.loads(packed)
+    except Exception as error:
+        return SimulatorUnable(f"the function cannot be read in another process: {_one_line(error)}", running=False)
+    mode = plgpu.InterpretGPUParams(uninitialized_memory="nan")
+    with _listening() as heard:
+        try:
+            with as_on_gpu():
+                outputs = jax.tree.map(np.asarray, built_for(functools.partial(fn, **kwargs), mode)(*args))
+                jax.effects_barrier()
+            return outputs
+        except Exception as error:
+            cause = heard.errors[0] if heard.errors else error
+            kind = SimulatorUnable if _is_inability(cause) or _in_simulator(cause) else SimulatorError
+            return kind(_one_line(cause), _line_of(cause), running=bool(heard.errors))
+
+
+def _in_simulator(error: BaseException) -> bool:
+    """Whether JAX's simulator itself does not know how to go on: it has such errors for what it does not support."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, ValueError) and frames[-1].f_globals.get("__name__", "").startswith("jax.")
+
+
+if __name__ == "__main__":
+    main()

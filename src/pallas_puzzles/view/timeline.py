@@ -1,0 +1,316 @@
+"""The timeline of kernels for a GPU: who was busy when on the machine's logical clock, as a picture and as text.
+
+A row for each warpgroup of a CTA, one for its tensor cores and one for its copy engine; copies that are on their way at
+the same time lie below one another, so that double buffering is seen at a glance.
+"""
+
+import dataclasses
+import html
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..ir.capture import wrapped
+from ..lens import gpu
+from ..lens.gpu import Event, Launched
+from ..text import COLUMNS, cut, human_bytes, plain, plural
+from .costs import gained
+from .draw import LEFT, RIGHT, Displayed, image, row_html, sentence_html
+from .paper import BOLD, END, MONO_EM, SANS, card, px, svg_text
+
+CTAS_DRAWN, KERNELS_DRAWN = 3, 4
+_MOST_EVENTS = 1500  # of one picture: what comes after is left out
+_PAGE_PX, _BAR_PX, _ROW_PX, _MARGIN, _LABEL_SIZE = 860.0, 13.0, 17.0, 14.0, 11.0
+_MOST_TRACKS = 6
+
+# kind of event -> (colour, letter in a terminal, in words)
+_KINDS = {
+    "load": ("blue", "L", "copy from GMEM"),
+    "store": ("green", "S", "copy to GMEM"),
+    "product": ("vermilion", "P", "product of the tensor cores"),
+    "compute": ("orange", "C", "a warpgroup loads, computes, stores"),
+    "wait": ("padding", "·", "a warpgroup waits"),
+}
+
+
+def _kind(event: Event) -> str:
+    """The kind of a bar."""
+    if event.lane.startswith("warpgroup"):
+        return "wait" if event.kind == "wait" else "compute"
+    return event.kind if event.kind in _KINDS else "product"
+
+
+@dataclasses.dataclass
+class _Row:
+    """One lane of a CTA: bars that overlap lie on tracks of their own."""
+
+    cta: int
+    lane: str
+    tracks: list[list[Event]]
+
+    @property
+    def label(self) -> str:
+        return {"tensor": "tensor cores", "copy": "copy engine"}.get(self.lane, self.lane)
+
+
+def _rows(launched: Launched) -> list[_Row]:
+    """The lanes of the first CTAs, warpgroups first."""
+    lanes: dict[tuple[int, str], list[Event]] = {}
+    for event in launched.events:
+        if event.cta < CTAS_DRAWN and event.kind != "arrive":
+            lanes.setdefault((event.cta, event.lane), []).append(event)
+
+    def order(key: tuple[int, str]) -> tuple[int, int, str]:
+        return key[0], ["tensor", "copy"].index(key[1]) + 1 if key[1] in ("tensor", "copy") else 0, key[1]
+
+    return [_Row(*key, _tracks(lanes[key])) for key in sorted(lanes, key=order)]
+
+
+def _tracks(events: Sequence[Event]) -> list[list[Event]]:
+    """Events on as few tracks as hold them side by side; what finds no room is put on the last one."""
+    tracks: list[list[Event]] = []
+    for event in sorted(events, key=lambda e: (e.start, e.end)):
+        free = (t for t in tracks if t[-1].end <= event.start + 1e-6)
+        track = next(free, None)
+        if track is None and len(tracks) < _MOST_TRACKS:
+            tracks.append(track := [])
+        (track if track is not None else tracks[-1]).append(event)
+    return tracks
+
+
+def _span(rows: Sequence[_Row]) -> float:
+    """Until when something is drawn, in cycles."""
+    return max((e.end for row in rows for track in row.tracks for e in track), default=0.0)
+
+
+def _shown(rows: Sequence[_Row]) -> float:
+    """How far the picture reaches: to the end, or as far as it can hold all bars."""
+    ends = sorted(e.end for row in rows for track in row.tracks for e in track)
+    return ends[_MOST_EVENTS] if len(ends) > _MOST_EVENTS else _span(rows)
+
+
+# --- the drawing -----------------------------------------------------------------------------------------------------
+
+
+def _svg(launched: Launched) -> str:
+    rows = _rows(launched)
+    until = max(_shown(rows), 1.0)
+    left = max((len(r.label) for r in rows), default=0) * _LABEL_SIZE * MONO_EM + 10
+    wide = _PAGE_PX - left
+    y, marks = 4.0, []
+    cta = -1
+    for row in rows:
+        if row.cta != cta:
+            cta = row.cta
+            y += 14
+            marks.append(svg_text(0, y, f"CTA {cta}", 12, "ink", SANS, BOLD))
+            y += 6
+        height = len(row.tracks) * _ROW_PX
+        marks.append(svg_text(left - 8, y + _BAR_PX - 2, row.label, _LABEL_SIZE, "ink", "", END))
+        marks.append(f'<path d="M{px(left)} {px(y + height)}h{px(wide)}" stroke="var(--line)" stroke-width=".5"/>')
+        for n, track in enumerate(row.tracks):
+            marks += [_bar(e, left, y + n * _ROW_PX, wide / until) for e in track if e.start < until]
+        y += height + 3
+    marks += _axis(left, wide, y, until)
+    y += 30
+    keys, y = _legend(rows, y)
+    w, h = _PAGE_PX + 2 * _MARGIN, y + 2 * _MARGIN
+    return card(w, h, f'<g transform="translate({px(_MARGIN)},{px(_MARGIN)})">{"".join([*marks, *keys])}</g>')
+
+
+def _bar(event: Event, left: float, y: float, scale: float) -> str:
+    kind = _kind(event)
+    x, w = left + event.start * scale, max(0.8, (event.end - event.start) * scale - 0.6)
+    edge = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"' if kind == "wait" else ""
+    bar = (
+        f'<rect x="{px(x)}" y="{px(y)}" width="{px(w)}" height="{px(_BAR_PX)}" rx="2" '
+        f'fill="var(--{_KINDS[kind][0]})"{edge}><title>{html.escape(_words(event))}</title></rect>'
+    )
+    room = int((w - 6) / (9 * MONO_EM))
+    if len(event.ref) > room or room < 2:
+        return bar
+    colour = "muted" if kind == "wait" else "paper"
+    return bar + svg_text(x + 3, y + _BAR_PX - 3.5, event.ref, 9, colour)
+
+
+def _words(event: Event) -> str:
+    """'copy from GMEM of x_gmem, cycles 0-3,063, a.py:7: plgpu.copy_gmem_to_smem(...)'."""
+    about = f" for {event.ref}" if event.kind == "wait" and event.ref else f" of {event.ref}" if event.ref else ""
+    where = f", {event.line}: {event.line.text}" if event.line is not None else ""
+    return f"{_KINDS[_kind(event)][2]}{about}, cycles {event.start:,.0f}-{event.end:,.0f}{where}"
+
+
+def _axis(left: float, wide: float, y: float, until: float) -> Iterator[str]:
+    step = _step(until, 6)
+    for n in range(int(until / step) + 1):
+        x = left + n * step * wide / until
+        yield f'<path d="M{px(x)} {px(y)}v4" stroke="var(--muted)"/>'
+        more = ' text-anchor="middle"' if n else ""
+        if x < left + wide - 70:
+            yield svg_text(x, y + 15, f"{n * step:,.0f}", 10, "muted", SANS, more)
+    yield svg_text(left + wide, y + 15, f"{until:,.0f} cycles", 10, "muted", SANS, END)
+
+
+def _step(until: float, most: int) -> float:
+    """A round number of cycles, of which at most so many fit."""
+    step = 1.0
+    while until / step > most:
+        step *= 2 if str(step)[0] in "15" else 2.5
+    return step
+
+
+def _legend(rows: Sequence[_Row], y: float) -> tuple[list[str], float]:
+    there = {_kind(e) for row in rows for track in row.tracks for e in track}
+    marks, x = [], 0.0
+    for kind in (k for k in _KINDS if k in there):
+        colour, _, words = _KINDS[kind]
+        w = 16 + len(words) * 11 * 0.56 + 18
+        if x + w > _PAGE_PX:
+            x, y = 0.0, y + 17
+        edge = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"' if kind == "wait" else ""
+        marks.append(f'<rect x="{px(x)}" y="{px(y - 9)}" width="11" height="11" rx="2" fill="var(--{colour})"{edge}/>')
+        marks.append(svg_text(x + 16, y, words, 11, "ink", SANS))
+        x += w
+    return marks, y
+
+
+# --- the table, and the text -----------------------------------------------------------------------------------------
+
+_HEADS = ("line", "what", "times", "cycles", "waited for")
+
+
+def _table(launched: Launched) -> list[tuple[str, str, str, str, str]]:
+    """What each line of the reader's does in the first CTAs, in the order of the lines."""
+    found: dict[Any, list[Event]] = {}
+    for event in launched.events:
+        if event.cta < CTAS_DRAWN and event.kind != "arrive":
+            found.setdefault((event.line, _kind(event)), []).append(event)
+    rows = []
+    in_order = sorted(found.items(), key=lambda each: (each[0][0].file, each[0][0].line) if each[0][0] else ("~", 0))
+    for (line, kind), events in in_order:
+        cycles = sum(e.end - e.start for e in events)
+        refs = ", ".join(dict.fromkeys(e.ref for e in events if e.ref and kind == "wait"))
+        where = f"{line}: {line.text}" if line is not None else "in a library"
+        rows.append((where, _KINDS[kind][2], f"{len(events)}", f"{cycles:,.0f}", refs))
+    return rows
+
+
+def _title(launched: Launched) -> str:
+    kernel, c = launched.kernel, launched.counts
+    drawn = min(CTAS_DRAWN, c.ctas)
+    some = f", of which {drawn} are drawn" if c.ctas > drawn else ""
+    threads = plural(kernel.threads, "warpgroup") + (" each" if c.ctas > 1 else "")
+    size = f"{human_bytes(c.smem_bytes)} of SMEM" if c.smem_bytes else "no SMEM"
+    ends = "It never ends: this is how far it comes." if launched.hangs else f"It takes {c.cycles:,.0f} cycles."
+    return f"{kernel.name}: {plural(c.ctas, 'CTA')}{some}, {threads}, {size}. {ends}"
+
+
+def _text_lines(launched: Launched, columns: int = COLUMNS) -> Iterator[str]:
+    yield cut(_title(launched), columns)
+    rows = _rows(launched)
+    until = max(_shown(rows), 1.0)
+    left = max((len(r.label) for r in rows), default=0) + 2
+    wide = columns - left
+    cta = -1
+    for row in rows:
+        if row.cta != cta:
+            cta = row.cta
+            yield f"CTA {cta}"
+        for n, track in enumerate(row.tracks):
+            yield (row.label if n == 0 else "").rjust(left - 2) + "  " + _text_bar(track, until, wide)
+    yield " " * left + "0" + f"{until:,.0f} cycles".rjust(wide - 1)
+    there = {_kind(e) for row in rows for track in row.tracks for e in track}
+    yield "  ".join(f"{letter} {words}" for kind, (_, letter, words) in _KINDS.items() if kind in there)
+    yield gained([launched.counts])
+
+
+def _text_bar(track: Sequence[Event], until: float, wide: int) -> str:
+    """A letter for each column: what takes most of its time."""
+    share: list[dict[str, float]] = [{} for _ in range(wide)]
+    each = until / wide
+    for event in track:
+        first, last = int(event.start / each), min(wide - 1, int(event.end / each))
+        for column in range(min(first, wide - 1), last + 1):
+            inside = min(event.end, (column + 1) * each) - max(event.start, column * each)
+            letter = _KINDS[_kind(event)][1]
+            weight = inside * (0.25 if letter == "·" else 1)  # work that is short is seen beside a long wait
+            share[column][letter] = share[column].get(letter, 0.0) + weight
+    return "".join(max(s, key=lambda k: s[k]) if sum(s.values()) > each * 0.2 else " " for s in share).rstrip()
+
+
+@dataclasses.dataclass(eq=False)
+class Timeline(Displayed):
+    """What `show` returns for kernels for a GPU: one timeline for each. note: what is missing and why."""
+
+    calls: list[Launched]
+    note: str = ""
+
+    @property
+    def empty(self) -> bool:
+        return not self.calls
+
+    def svg(self, call: int = 0) -> str:
+        """One kernel as a standalone SVG file; hovering over a bar says what it is, and its line."""
+        return _svg(self.calls[call])
+
+    def text(self) -> str:
+        """The picture in characters."""
+        parts = ["\n".join(_text_lines(each)) for each in self.calls[:KERNELS_DRAWN]]
+        return "\n\n".join([*([self.note] if self.note else []), *parts])
+
+    def __str__(self) -> str:
+        return plain(self.text(), getattr(sys.stdout, "encoding", None))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        drawn = "".join(map(_html_of, self.calls[:KERNELS_DRAWN]))
+        return drawn + sentence_html(self.note)
+
+
+def _html_of(launched: Launched) -> str:
+    heads = "".join(
+        f'<th scope="col" style="{RIGHT if head in ("times", "cycles") else LEFT}">{head}</th>' for head in _HEADS
+    )
+    body = [row_html([heads])]
+    for line, what, count, cycles, refs in _table(launched):
+        cells = [f'<th scope="row" style="{LEFT};font-weight:400"><code>{html.escape(line)}</code></th>']
+        cells += [f'<td style="{LEFT}">{html.escape(what)}</td>']
+        cells += [f'<td style="{RIGHT}">{number}</td>' for number in (count, cycles)]
+        cells += [f'<td style="{LEFT}"><code>{html.escape(refs)}</code></td>']
+        body.append(row_html(cells))
+    table = f'<table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;font:12px {SANS}">'
+    return (
+        f'<div style="margin:4px 0"><div style="margin:2px 12px 6px;font:12px {SANS}">'
+        f"<b>{html.escape(_title(launched))}</b></div>{image(_svg(launched), _alt(launched))}"
+        f'<div style="overflow-x:auto">{table}{"".join(body)}</table></div>'
+        f'<div style="margin:2px 12px 10px;font:12px {SANS}">{html.escape(gained([launched.counts]))}</div></div>'
+    )
+
+
+def _alt(launched: Launched) -> str:
+    """The picture in words."""
+    c = launched.counts
+    engines = (("tensor cores", c.tensor_busy, c.tensor_idle), ("copy engines", c.copy_busy, c.copy_idle))
+    busy = [f"the {name} are busy for {b:,.0f} of {b + idle:,.0f} cycles" for name, b, idle in engines if b]
+    words = "; ".join([*busy, f"the warpgroups wait for {c.waited:,.0f} cycles"])
+    return f"Timeline of {_title(launched)} {words[0].upper()}{words[1:]}."
+
+
+def timeline(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:
+    """Runs a function in the machine for GPU kernels; whatever goes wrong becomes the picture's note."""
+    from ..diagnose.gpu import findings_of
+    from ..lens.watchdog import TimeLimit, time_limit
+    from .draw import TIME_LIMIT_S, reason
+
+    name = getattr(wrapped(fn), "__name__", "the function")
+    try:
+        with time_limit(TIME_LIMIT_S, name):
+            run = gpu.run(fn, *args, ctas_drawn=CTAS_DRAWN, **kwargs)
+    except (Exception, TimeLimit) as error:
+        return Timeline([], reason(error, name, nothing=True))
+    wrong = next(findings_of(run.findings), None)
+    note = f"{wrong.cause}{f' ({wrong.line})' if wrong.line is not None else ''}" if wrong is not None else ""
+    more = len(run.calls) - KERNELS_DRAWN
+    left_out = f"and {plural(more, 'more kernel')} not drawn" if more > 0 else ""
+    return Timeline(run.calls, " ".join(filter(None, [note, left_out])))

@@ -1,0 +1,209 @@
+"""check and check_call of a plgpu.kernel: the same verdicts as of a pallas_call, JAX's simulator beside the machine."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+import gpu_kernels
+from gpu_kernels import MISTAKES, S, normal
+from pallas_puzzles import check, show
+from pallas_puzzles.course import inputs
+from pallas_puzzles.course.check import check_call
+from pallas_puzzles.course.inputs import Budget, case
+from pallas_puzzles.targets import gpu_simulator
+from pallas_puzzles.targets.simulate import SimulatorTimeout
+from pallas_puzzles.view.costs import totals
+
+
+def scaled(factor: float = 2.0, shift: int = 0, once: bool = False, last: int = 4):
+    """o = 2 x, a CTA for each 64 rows; with mistakes in the values."""
+
+    def body(x_gmem, o_gmem, x_smem, o_smem, bar):
+        i = lax.axis_index("i")
+        plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(lax.rem(i + shift, 4) * 64, 64)], x_smem, bar)
+        plgpu.barrier_wait(bar)
+        o_smem[...] = x_smem[...] * (jnp.where(i == 2, factor, 2.0) if once else factor)
+        plgpu.commit_smem()
+
+        @pl.when(i < last)
+        def _():
+            plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[pl.ds(i * 64, 64)])
+
+        plgpu.wait_smem_to_gmem(0)
+
+    tile = plgpu.SMEM((64, 128), jnp.float32)
+    out = S((256, 128), jnp.float32)
+    return plgpu.kernel(body, out_type=out, grid=(4,), grid_names=("i",), scratch_types=[tile, tile, plgpu.Barrier()])
+
+
+X = normal(256, 128)
+
+
+@pytest.mark.parametrize("name", ["copies", "matmul", "multicast"])
+def test_a_right_kernel_is_confirmed(name: str) -> None:
+    kernel, args, want = gpu_kernels.RIGHT[name]()
+    verdict = check_call(kernel, args, want)
+    assert verdict, str(verdict)
+    assert verdict.notes == []
+    assert "between GMEM and SMEM in" in verdict.gained
+    assert "TPU" not in str(verdict)
+
+
+@pytest.mark.parametrize("name", ["emit_pipeline", "A from registers"])
+def test_what_the_simulator_cannot_run_is_said(name: str) -> None:
+    kernel, args, want = gpu_kernels.RIGHT[name]()
+    verdict = check_call(kernel, args, want)
+    assert verdict, str(verdict)
+    assert "GPU simulator cannot run it" in verdict.notes[0]
+
+
+@pytest.mark.parametrize("name", ["no barrier_wait", "no commit_smem", "slot never released", "CTAs store one row"])
+def test_mistakes_are_refused(name: str) -> None:
+    made, kind, line, said = MISTAKES[name]
+    kernel, args, want = made()
+    verdict = check_call(kernel, args, want)
+    assert verdict.status == "failed"
+    assert verdict.findings[0].kind == kind
+    assert verdict.findings[0].line is not None
+    assert line in verdict.findings[0].line.text
+    assert said in verdict.findings[0].cause
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ({"factor": 3.0}, "o_gmem[0:64, :] is 1.5 times what is expected, as 3 other parts. CTA 0 stored it."),
+        ({"factor": 3.0, "once": True}, "o_gmem[128:192, :] is 1.5 times what is expected. CTA 2 stored it."),
+        ({"shift": 1}, "o_gmem[0:64, :] holds what belongs in o_gmem[64:128, :], as 3 other parts."),
+        ({"last": 3}, "8,192 elements of o_gmem are never stored: rows 192-255."),
+    ],
+)
+def test_wrong_values_say_where_and_who(mistake: dict, said: str) -> None:
+    (finding,) = check_call(scaled(**mistake), (X,), 2 * X).findings
+    assert said in finding.cause
+    assert "elements are wrong: o_gmem[" in finding.evidence[0]
+    assert finding.line is not None
+    assert ("copy_smem_to_gmem(o_smem" in finding.line.text) == ("last" not in mistake)
+
+
+def test_what_is_around_a_kernel() -> None:
+    refused = check_call(lambda x: jnp.sin(scaled()(x)), (X,), np.sin(2 * X), allow=())
+    assert refused.findings[0].kind == "outside"
+    assert "sin" in refused.findings[0].cause
+    wrong = check_call(lambda x: scaled()(x)[:8], (X,), 2 * X)
+    assert "(8, 128)" in wrong.findings[0].cause
+    assert "out_type" in wrong.findings[0].cause
+
+
+def test_the_front_end_has_its_say() -> None:
+    def body(x_gmem, o_gmem, x_smem, bar):
+        plgpu.copy_gmem_to_smem(x_gmem, x_smem, bar)
+        plgpu.barrier_wait(bar)
+        o_gmem[...] = x_smem[...]
+
+    x = normal(512, 16)
+    kernel = plgpu.kernel(
+        body, out_type=S(x.shape, x.dtype), scratch_types=[plgpu.SMEM(x.shape, x.dtype), plgpu.Barrier()]
+    )
+    (finding,) = check_call(kernel, (x,), x).findings
+    assert finding.kind == "lowering"
+    assert "at most 256 elements" in finding.cause
+
+
+def test_check_draws_and_varies() -> None:
+    def double(x: jax.Array, *, factor: float = 2.0) -> jax.Array:
+        return scaled(factor)(x)
+
+    x = inputs.normal((256, 128))
+    assert check("mine/1", double, lambda x: x * 2, x, variants=[case(x, factor=2.0)])
+    wrong = check("mine/1", double, lambda x: x * 2, x, variants=[case(x, factor=5.0, about="five times")])
+    assert "2.5 times" in wrong.findings[0].cause
+    assert "variant 1 (five times)" in wrong.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        (Budget(gmem_bytes=1 << 10), "it moves 256 KiB to and from GMEM; the budget is 1 KiB"),
+        (Budget(smem_bytes=1 << 10), "a CTA holds 64.01 KiB of SMEM; the budget is 1 KiB"),
+        (Budget(ctas=2), "it takes 4 CTAs; the budget is 2"),
+        (Budget(arrivals=1), "it makes 4 arrivals on barriers; the budget is 1"),
+        (Budget(waited=10), "cycles; the budget is 10"),
+        (Budget(copy_idle=10), "the copy engine has nothing to do in"),
+        (Budget(calls=2), "it uses 1 kernel; this puzzle asks for 2"),
+        (Budget(vmem_bytes=1), "the budget bounds vmem_bytes, which a kernel for a GPU does not have"),
+    ],
+)
+def test_budgets(budget: Budget, said: str) -> None:
+    (finding,) = check_call(scaled(), (X,), 2 * X, budget=budget).findings
+    assert (finding.kind, finding.cause.startswith("Right answer, but ")) == ("budget", True)
+    assert said in finding.cause
+
+
+def test_a_budget_that_holds() -> None:
+    budget = Budget(gmem_bytes=256 << 10, smem_bytes=66 << 10, ctas=4, arrivals=4, tensor_idle=0, calls=1)
+    verdict = check_call(scaled(), (X,), 2 * X, budget=budget, confirm=False)
+    assert verdict, str(verdict)
+    assert totals(verdict.figures)["gmem_bytes"] == 256 << 10
+    assert verdict.to_json()["figures"][0]["smem_bytes"] == (64 << 10) + 8
+
+
+def test_show_draws_who_is_busy_when() -> None:
+    kernel, args, _ = gpu_kernels.specialised()
+    picture = show(kernel, *args)
+    svg, text, page = picture.svg(), str(picture), picture._repr_html_()
+    for lane in ("warpgroup 0", "warpgroup 1", "copy engine"):
+        assert lane in svg
+        assert lane in text
+    assert "tensor cores" not in svg
+    assert "copy from GMEM of x_gmem, cycles 0-" in svg  # on hovering
+    assert "var(--blue)" in svg
+    assert "#0072B2" in page or "<img" in page
+    assert "plgpu.barrier_wait(full.at[i % 2])" in page
+    lines = text.splitlines()
+    assert all(len(line) <= 100 for line in lines[1:5])
+
+
+def test_double_buffering_is_seen() -> None:
+    """With two slots a copy is on its way while another one is, and while the warpgroup computes."""
+    deep, flat = (str(show(*gpu_kernels.pipeline(depth=d)[:1], *gpu_kernels.pipeline()[1])) for d in (2, 1))
+    tracks = [[line for line in text.splitlines() if "LLL" in line] for text in (deep, flat)]
+    assert [len(found) for found in tracks] == [2, 1]
+
+
+def test_show_of_a_kernel_that_never_ends() -> None:
+    kernel, args, _ = gpu_kernels.specialised(release=False)
+    picture = show(kernel, *args)
+    assert "waits for ever" in picture.note
+    assert "It never ends" in str(picture)
+    assert "a warpgroup waits for empty[0]" in picture.svg()
+
+
+def test_show_of_broken_code() -> None:
+    def broken(x: jax.Array) -> jax.Array:
+        return plgpu.kernel(lambda x_gmem, o_gmem: 1 / 0, out_type=S((4, 128), jnp.float32))(x)
+
+    picture = show(broken, X)
+    assert picture.empty
+    assert "ZeroDivisionError" in picture.note
+
+
+@pytest.fixture
+def no_child() -> Iterator[None]:
+    gpu_simulator._Child.end()
+    yield
+    gpu_simulator._Child.end()
+
+
+def test_a_kernel_that_never_ends_is_stopped(no_child: None) -> None:
+    kernel, args, _ = gpu_kernels.turns(both=False)
+    with pytest.raises(SimulatorTimeout, match="more than 2 s"):
+        gpu_simulator.simulate(kernel, *args, timeout_s=2)
+    right, args, want = gpu_kernels.turns()
+    np.testing.assert_array_equal(gpu_simulator.simulate(right, *args), want)
