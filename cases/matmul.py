@@ -219,13 +219,7 @@ def puzzle_7(nb: Any) -> Question:
             ),
         ],
         budget=Budget(
-            hbm_bytes=2_558_976,
-            vmem_bytes=295_936,
-            flops=101_700_000,
-            output_stores=1,
-            calls=1,
-            branches=1,
-            mxu_bits=16,
+            hbm_bytes=2_558_976, vmem_bytes=295_936, flops=101_700_000, output_stores=1, calls=1, mxu_bits=16
         ),
     )
 

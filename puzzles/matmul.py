@@ -819,7 +819,7 @@ def gelu_residual(
 
 # %%
 # Budget for x (192, 1024), w (1024, 256), bias (1, 256), r (192, 256): hbm_bytes=2_558_976, vmem_bytes=295_936,
-# calls=1, output_stores=1, flops=101_700_000, mxu_bits=16, branches=1.
+# calls=1, output_stores=1, flops=101_700_000, mxu_bits=16.
 check("matmul/7", gelu_residual)
 
 # %% [markdown]
