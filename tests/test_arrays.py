@@ -2,9 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from pallas_puzzles import Budget, case, check, normal
 from pallas_puzzles.course import arrays
@@ -115,6 +117,17 @@ def test_nan_never_passes_without_a_kernel(wanted: float) -> None:
     verdict = judged(lambda x: x * jnp.nan, lambda x: x * 0 + wanted, normal((4,)))
     assert not verdict
     assert "nan" in verdict.findings[0].cause
+
+
+def test_a_kernel_in_array_code_is_run() -> None:
+    def with_kernel(x: Any) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = x_ref[...] + 1
+
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+    assert judged(with_kernel, lambda x: x + 1, normal((8, 128)))
+    assert not judged(with_kernel, lambda x: x + 2, normal((8, 128)))
 
 
 # --- under jit --------------------------------------------------------------------------------------------------------

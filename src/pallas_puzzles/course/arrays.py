@@ -99,16 +99,17 @@ class ArrayJudge:
 
         from ..ir.capture import Programs, capture
         from ..ir.ops import Beyond
+        from ..lens.machine import run_call
         from ..lens.watchdog import time_limit
 
         fn, programs = functools.partial(self.fn, **blocks), Programs()
         with time_limit(TIME_LIMIT_S, "your function"), self.lookout.watching():
             try:  # nothing is compiled before it is right
-                got = capture(fn, *args, on_call=lambda *_: [], programs=programs).outputs
+                got = capture(fn, *args, on_call=lambda call, *_: run_call(call).outputs, programs=programs).outputs
             except Beyond:
                 got = self._compiled(args, blocks)
-        (program, _), *_ = programs.values()
-        return jax.tree.map(np.asarray, got), program
+        traced = [program for program, _ in programs.values()] or [jax.make_jaxpr(fn)(*args)]
+        return jax.tree.map(np.asarray, got), traced[0]
 
     def _compiled(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> Any:
         """What the function returns under jit, as NumPy arrays."""
