@@ -23,7 +23,7 @@ class Claim:
 
     model: Callable[..., Any]
     cases: Sequence[tuple[Any, ...]]
-    measured: Callable[..., "_Sum | _Time"]
+    measured: Callable[..., "_Sum | _Time | Count"]
     last = False  # judged before the kernel
 
     def finding(self) -> "Finding | None":
@@ -69,6 +69,12 @@ def hbm_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[
 def vmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
     """model(*case) is how many bytes of VMEM the call in `run(*case)` holds."""
     return Claim(model, cases, lambda *args: _holdings(_figures(*run(*args))[0]))
+
+
+def gmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
+    """model(*case) is how many bytes the kernels of `run(*case)`, which returns (function, its arguments), move to and
+    from the GMEM of a GPU."""
+    return Claim(model, cases, lambda *args: _gmem_traffic(*run(*args)))
 
 
 def time_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
@@ -218,6 +224,25 @@ def _shown(arg: Any, fn: Callable[..., Any]) -> str:
     return next((name for name, value in constants if value == arg), repr(arg))
 
 
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """A number, the sentences that explain it, and (words, number) for mistakes: "if registers had no end"."""
+
+    whose: str
+    value: float
+    explained: Sequence[str] = ()
+    mistakes: Sequence[tuple[str, float]] = ()
+
+    def text(self, value: float) -> str:
+        return f"{value:,.10g}"
+
+    def parts(self) -> list[str]:
+        return [*self.explained]
+
+    def slips(self) -> list[tuple[str, float]]:
+        return [*self.mistakes]
+
+
 # --- sums of bytes ---------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +302,16 @@ def _moved(row: Any, counts: Sequence[int], costs: "Figures") -> _Part:
             )
     text = f"{o.name}, {_bytes(row.once_bytes)} in blocks of {tuple(o.block)}: {way} {_times(times)}"
     return _Part(row.hbm_bytes, text, tuple(slips))
+
+
+def _gmem_traffic(fn: Callable[..., Any], args: Sequence[Any]) -> _Sum:
+    """What the kernels for a GPU in fn(*args) load and store."""
+    from ..lens import gpu
+
+    counts = gpu.run(fn, *args).counts
+    ways = [("loads", counts.gmem_read_bytes), ("stores", counts.gmem_write_bytes)]
+    terms = tuple(_Part(size, f"it {way} {_bytes(size)}", ((0.0, f"if it {way} nothing"),)) for way, size in ways)
+    return _Sum("your kernel moves", terms)
 
 
 def _times(count: float) -> str:

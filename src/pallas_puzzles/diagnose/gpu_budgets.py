@@ -11,7 +11,7 @@ from .budgets import Budget
 from .findings import Finding
 
 _ALSO = frozenset("calls flops outside_flops".split())  # of the fields that are for kernels for a TPU
-_OWN = "gmem_bytes smem_bytes ctas arrivals waited tensor_idle copy_idle".split()
+_OWN = "gmem_bytes thread_bytes smem_bytes ctas arrivals waited tensor_idle copy_idle".split()
 
 
 def over_budget(run: Run, budget: Budget) -> list[Finding]:
@@ -42,6 +42,14 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
             f"{human_bytes(budget.gmem_bytes or 0)}. The arrays hold {human_bytes(once)} together. Read a tile into "
             "SMEM once, and use it there as often as you need it.",
             f"read: {human_bytes(counts.gmem_read_bytes)}, written: {human_bytes(counts.gmem_write_bytes)}",
+        )
+    if _exceeds(counts.thread_bytes, budget.thread_bytes):
+        allowed = f"may move {human_bytes(budget.thread_bytes or 0)}" if budget.thread_bytes else "may move nothing"
+        yield over(
+            "thread_bytes",
+            f"its threads move {human_bytes(counts.thread_bytes)} between GMEM and registers themselves; here they "
+            f"{allowed}. Let the copy engine do it: plgpu.copy_gmem_to_smem on the way in, plgpu.copy_smem_to_gmem on "
+            "the way out.",
         )
     if _exceeds(counts.smem_bytes, budget.smem_bytes):
         yield over(

@@ -199,6 +199,7 @@ class Control(Core):
         if buffer.space == "gmem":
             _, end = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
             t.now = end + (chip.latency if kind == "load" else 0)
+            counts.thread_bytes += nbytes
             if kind == "load":
                 counts.gmem_read_bytes += nbytes
             else:
