@@ -162,9 +162,6 @@ def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
 # %% gpu_basics/6: the bias after GELU
 # bias_gelu_step: `jax.nn.gelu(x_smem[...] + bias_smem[...])` -> `jax.nn.gelu(x_smem[...]) + bias_smem[...]`
 
-# %% gpu_basics/6: an index map that returns a number
-# bias_map: `return (strip,)` -> `return strip`
-
 # %% gpu_basics/7: only what is on its way
 # slots_needed: `1 + ` -> ``
 

@@ -92,9 +92,11 @@ class Gpu:
 
     def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> "Refusal | None":
         from ..targets.gpu.chips import chip as chip_named
-        from ..targets.gpu.lowering import refusal
+        from ..targets.gpu.lowering import NO_LAYOUT, refusal
 
         refused = refusal(fn, *args, chip=chip_named("h100"))
+        if refused is not None and refused.sentence == NO_LAYOUT:  # of any chip, and the search takes seconds
+            return refused
         if refused is None or refusal(fn, *args, chip=chip_named("b200")) is None:  # it may be for one of them alone
             return None
         return refused

@@ -246,6 +246,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: b
     was = _at(tree, group.path) if inside else first.was
     should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
     old, new = _stores(was, should) or (_text(was, named), _text(should, named))
+    if old == new:  # the reader's names hide what differs
+        old = _text(was, {})
     small = max(d.size for d in group.differences) <= _SMALL
     short_old, short_new = (0 < len(x) <= (_SHOWN_SMALL if small else _SHOWN) and "\n" not in x for x in (old, new))
     if should is None and not untold:
