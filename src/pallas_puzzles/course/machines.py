@@ -14,12 +14,19 @@ if TYPE_CHECKING:
 class Machine(Protocol):
     """What is asked about one kind of kernel.
 
-    simulator: whose word counts beside the lens's. runs_all: whether it runs whatever the course asks for, so that what
-    it cannot run is not taken for right.
+    runs_all: whether JAX's own simulator runs whatever the course asks for, so that what it cannot run is not taken for
+    right.
     """
 
-    simulator: str
     runs_all: bool
+
+    @property
+    def second(self) -> str:
+        """Whose word counts beside the lens's."""
+
+    @property
+    def confirmed(self) -> str:
+        """What a pass says of it, in a sentence; "" where that goes without saying."""
 
     def figures(self, run: "Run") -> list[Any]:
         """What each kernel costs."""
@@ -36,11 +43,14 @@ class Machine(Protocol):
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         """The outputs under JAX's own simulator. Raises SimulatorError."""
 
+    def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
+        """The outputs of what the lens has passed, by whoever has the second word. Raises SimulatorError."""
+
 
 class Tpu:
     """Kernels for a TPU."""
 
-    simulator, runs_all = "JAX's TPU simulator", True
+    runs_all, second, confirmed = True, "JAX's TPU simulator", ""
 
     def figures(self, run: "Run") -> list[Any]:
         from ..lens.machine import figures
@@ -67,11 +77,27 @@ class Tpu:
 
         return simulate(fn, *args, timeout_s=timeout_s, chip=chip)
 
+    run_again = simulate
+
 
 class Gpu:
     """Kernels for a GPU."""
 
-    simulator, runs_all = "JAX's GPU simulator", False
+    runs_all = False
+
+    @property
+    def second(self) -> str:
+        from ..targets.gpu_here import gpu_here
+
+        found = gpu_here()
+        return f"this machine's GPU ({found.name})" if found else "JAX's GPU simulator"
+
+    @property
+    def confirmed(self) -> str:
+        from ..targets.gpu_here import gpu_here
+
+        found = gpu_here()
+        return f"Confirmed by the GPU ({found.name}), compiled." if found else ""
 
     def figures(self, run: "Run") -> list[Any]:
         return [launched.counts for launched in run.calls]
@@ -103,6 +129,20 @@ class Gpu:
         from ..targets.gpu_simulator import simulate
 
         return simulate(fn, *args, timeout_s=timeout_s)
+
+    def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
+        from ..targets.gpu.chips import chip as chip_named
+        from ..targets.gpu.lowering import refusal
+        from ..targets.gpu_here import gpu_here
+        from ..targets.gpu_simulator import run_compiled
+        from ..targets.simulate import SimulatorUnable
+
+        found = gpu_here()
+        if found is None:
+            return self.simulate(fn, args, timeout_s, chip)
+        if refusal(fn, *args, chip=chip_named(found.chip)) is not None:
+            raise SimulatorUnable("it is a kernel for another GPU")
+        return run_compiled(fn, *args, timeout_s=timeout_s)
 
 
 TPU, GPU = Tpu(), Gpu()

@@ -125,13 +125,20 @@ class _Outer(Evaluator):
         return super().apply(eqn, values)
 
     def _followed(self, eqn: Any, values: list[Any]) -> list[np.ndarray]:
-        try:
+        with following(eqn.params.get("name")):
             kernel = describe_gpu(eqn)
             kernel.arrays = [to_numpy(v) for v in values]
             return self.on_kernel(kernel)
-        except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            what = str(error).splitlines()[0] if str(error) else ""
-            raise Beyond(f"{eqn.params.get('name')} ({type(error).__name__}: {what})") from error
+
+
+@contextlib.contextmanager
+def following(name: Any) -> Iterator[None]:
+    """What JAX or a rule of ours does not know about a kernel ends as a Beyond."""
+    try:
+        yield
+    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        what = str(error).splitlines()[0] if str(error) else ""
+        raise Beyond(f"{name} ({type(error).__name__}: {what})") from error
 
 
 @contextlib.contextmanager
