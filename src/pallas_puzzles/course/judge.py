@@ -227,11 +227,9 @@ class Judge:
 
     def _rounded(self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Diagnosis | None":
         """What is wrong with the rounding of a result, next to the course's of the same data."""
-        from ..diagnose.diagnose import rounded
-
         with self.guard.explaining():
             course = self.course(args, blocks, run.outputs, want) if self.course else None
-            return rounded(run, want, course) if course else None
+            return machine_of(run).rounded(run, want, course) if course else None
         return None
 
     def _around(self, run: "Run") -> "list[Finding]":

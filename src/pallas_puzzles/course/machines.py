@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from ..diagnose.budgets import Budget
     from ..diagnose.findings import Diagnosis, Finding, Tolerance
+    from ..diagnose.rounding import Course
     from ..ir.capture import Programs
     from ..lens.machine import Run
     from ..targets.tpu.lowering import Refusal
@@ -34,6 +35,12 @@ class Machine(Protocol):
     def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
         """What is wrong with a run."""
 
+    def rounded(self, run: "Run", want: Any, course: "Course") -> "Diagnosis | None":
+        """What is wrong with how its results are rounded."""
+
+    def narrow_kinds(self, run: "Run") -> frozenset[str]:
+        """The kinds of places where it rounds to 16 bits."""
+
     def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
         """A right answer that costs too much."""
 
@@ -61,6 +68,16 @@ class Tpu:
         from ..diagnose.diagnose import diagnose
 
         return diagnose(run, want, tolerance)
+
+    def rounded(self, run: "Run", want: Any, course: "Course") -> "Diagnosis | None":
+        from ..diagnose.diagnose import rounded
+
+        return rounded(run, want, course)
+
+    def narrow_kinds(self, run: "Run") -> frozenset[str]:
+        from ..diagnose.narrow import narrow_kinds, of_call
+
+        return narrow_kinds([of_call(trace) for trace in run.traces])
 
     def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
         from ..diagnose.budgets import over_budget
@@ -108,6 +125,20 @@ class Gpu:
 
         assert isinstance(run, gpu.Run), "see machine_of"
         return diagnose_gpu(run, want, tolerance)
+
+    def rounded(self, run: "Run", want: Any, course: "Course") -> "Diagnosis | None":
+        from ..diagnose.gpu_run import rounded_gpu
+        from ..lens import gpu
+
+        assert isinstance(run, gpu.Run), "see machine_of"
+        return rounded_gpu(run, want, course)
+
+    def narrow_kinds(self, run: "Run") -> frozenset[str]:
+        from ..diagnose.narrow import narrow_kinds, of_launched
+        from ..lens import gpu
+
+        assert isinstance(run, gpu.Run), "see machine_of"
+        return narrow_kinds([of_launched(launched) for launched in run.calls])
 
     def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
         from ..diagnose.gpu_budgets import over_budget
@@ -160,15 +191,24 @@ def reached(programs: "Programs") -> Machine:
     return GPU if _FOR_GPU in programs else TPU
 
 
-def trace(fn: Callable[..., Any], *args: Any, programs: "Programs | None" = None, **kwargs: Any) -> "Run":
-    """Runs `fn(*args, **kwargs)` with every kernel in the machine of its kind. programs: see ir.capture.capture."""
+def trace(
+    fn: Callable[..., Any],
+    *args: Any,
+    programs: "Programs | None" = None,
+    detail: bool = True,
+    **kwargs: Any,
+) -> "Run":
+    """Runs `fn(*args, **kwargs)` with every kernel in the machine of its kind.
+
+    programs: see ir.capture.capture. detail: see lens.machine.trace.
+    """
     from ..ir.capture import ForGpu
     from ..lens import gpu, machine
 
     known: Programs = {} if programs is None else programs
     if _FOR_GPU not in known:
         try:
-            return machine.trace(fn, *args, programs=programs, **kwargs)
+            return machine.trace(fn, *args, programs=programs, detail=detail, **kwargs)
         except ForGpu:
             known[_FOR_GPU] = True
     return gpu.run(fn, *args, **kwargs)

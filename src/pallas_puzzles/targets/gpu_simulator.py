@@ -70,7 +70,7 @@ class _Child:
             process.stdin.write(len(request).to_bytes(_SIZE, "big") + request)
             process.stdin.flush()
             answer = pickle.loads(_message(process, timeout_s))
-            done = not isinstance(answer, Exception)  # a kernel that failed leaves its process in disorder
+            done = not getattr(answer, "running", False)  # a kernel that failed leaves its process in disorder
             return answer
         except TimeoutError:
             raise SimulatorTimeout(f"the kernel ran for more than {timeout_s:g} s and was stopped") from None
