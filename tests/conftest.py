@@ -93,13 +93,16 @@ def _own_sockets() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _simulator_off_again() -> Iterator[None]:
-    """A notebook's `setup()` turns the simulator on for the whole process; the next test starts without."""
+    """A notebook's `setup()` changes who runs kernels in the whole process; the next test starts without."""
     import jax
     from jax.experimental.pallas import tpu as pltpu
 
     mesh = jax.sharding.get_abstract_mesh()
     yield
     pltpu.set_tpu_interpret_mode(None)
+    if calls := sys.modules.get("pallas_puzzles.ir.gpu_calls"):
+        calls.run_on_cpu(None)
+        jax.config.update("jax_default_device", None)
     if jax.sharding.get_abstract_mesh() != mesh:
         jax.sharding.use_abstract_mesh(mesh).__enter__()
 

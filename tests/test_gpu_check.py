@@ -196,9 +196,9 @@ def test_show_of_broken_code() -> None:
 
 @pytest.fixture
 def no_child() -> Iterator[None]:
-    gpu_simulator._Child.end()
+    gpu_simulator._SIMULATOR.end()
     yield
-    gpu_simulator._Child.end()
+    gpu_simulator._SIMULATOR.end()
 
 
 def test_a_kernel_that_never_ends_is_stopped(no_child: None) -> None:

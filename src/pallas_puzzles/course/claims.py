@@ -262,6 +262,7 @@ class _Sum:
     whose: str
     terms: tuple[_Part, ...]
     together: tuple[tuple[str, float], ...] = ()  # changes to several terms at once, and the sums that follow
+    itemsize: int = 2  # of an element
 
     @property
     def value(self) -> float:
@@ -275,7 +276,9 @@ class _Sum:
 
     def slips(self) -> Iterator[tuple[str, float]]:
         """(in words, the sum that follows): other sizes of the terms, the fewest changes first."""
-        yield "if an element had one byte", self.value / 2
+        for size, word in ((1, "one byte"), (2, "two bytes"), (4, "four bytes")):
+            if size != self.itemsize:
+                yield f"if an element had {word}", self.value * size / self.itemsize
         yield from self.together
         options = [((1.0, ""), *part.slips) for part in self.terms]
         for chosen in sorted(itertools.product(*options), key=lambda c: sum(bool(words) for _, words in c)):

@@ -30,6 +30,7 @@ from .gpu_program import Program
 from .gpu_reader import read_program
 from .ops import (
     Beyond,
+    notice,
     np_dtype,
     to_numpy,
 )
@@ -40,7 +41,7 @@ class Kernel:
     """A plgpu.kernel with the arrays that it was given.
 
     grid, cluster: how many clusters there are, and CTAs in each, by the names of their axes. threads: warpgroups a CTA.
-    inputs, outputs: (name, shape, dtype). aliases: input -> output that share memory.
+    inputs, outputs: (name, shape, dtype). aliases: input -> output that share memory. jaxpr: JAX's own program of it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Kernel:
     inputs: list[tuple[str, tuple[int, ...], np.dtype]]
     outputs: list[tuple[str, tuple[int, ...], np.dtype]]
     aliases: dict[int, int]
+    jaxpr: Any = dataclasses.field(repr=False)
     arrays: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
@@ -81,6 +83,7 @@ def describe_gpu(eqn: Any) -> Kernel:
         inputs=described[:n_in],
         outputs=described[n_in:],
         aliases=dict(p.get("input_output_aliases") or {}),
+        jaxpr=jaxpr,
     )
 
 
@@ -121,17 +124,26 @@ class _Outer(Evaluator):
 
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         if is_gpu_kernel(eqn):
-            return self._mark(self._followed(eqn, values))
+            outputs = self._mark(self._followed(eqn, values))
+            notice(eqn, values, outputs)
+            return outputs
         return super().apply(eqn, values)
 
     def _followed(self, eqn: Any, values: list[Any]) -> list[np.ndarray]:
-        try:
+        with following(eqn.params.get("name")):
             kernel = describe_gpu(eqn)
             kernel.arrays = [to_numpy(v) for v in values]
             return self.on_kernel(kernel)
-        except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            what = str(error).splitlines()[0] if str(error) else ""
-            raise Beyond(f"{eqn.params.get('name')} ({type(error).__name__}: {what})") from error
+
+
+@contextlib.contextmanager
+def following(name: Any) -> Iterator[None]:
+    """What JAX or a rule of ours does not know about a kernel ends as a Beyond."""
+    try:
+        yield
+    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        what = str(error).splitlines()[0] if str(error) else ""
+        raise Beyond(f"{name} ({type(error).__name__}: {what})") from error
 
 
 @contextlib.contextmanager

@@ -64,12 +64,12 @@ class Run(lens.Run):
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, whatever the values are."""
-        return [f for launched in self.calls for f in launched.findings]
+        return [f for each in self.calls for f in each.findings]
 
     @property
     def notes(self) -> list[Finding]:
         """What is not wrong by itself."""
-        return [f for launched in self.calls for f in launched.notes]
+        return [f for each in self.calls for f in each.notes]
 
     @property
     def events(self) -> list[Event]:
@@ -79,7 +79,17 @@ class Run(lens.Run):
     @property
     def counts(self) -> Counts:
         """What all kernels cost together; what is held at once is the most that one of them holds."""
-        return Counts.together([launched.counts for launched in self.calls])
+        return Counts.together([each.counts for each in self.calls])
+
+
+def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_drawn: int = CTAS_DRAWN) -> Launched:
+    """Runs one kernel, with the arrays that it has; the rest as in `run`."""
+    launch = Launch(kernel, CHIPS[chip], sms or CHIPS[chip].sms, ctas_drawn)
+    outputs = launch.run_all()
+    found = launch.found.all()
+    wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
+    timeline = launch.timeline
+    return Launched(kernel, outputs, wrong, notes, timeline.counts, timeline.events, launch.written())
 
 
 class _Hangs(Exception):
@@ -104,24 +114,18 @@ def run(
     if chip not in CHIPS:
         raise ValueError(f"chip={chip!r} is not known; choose one of {', '.join(CHIPS)}")
     calls: list[Launched] = []
-    cores = sms or CHIPS[chip].sms
 
     def on_kernel(kernel: Kernel) -> list[np.ndarray]:
-        launch = Launch(kernel, CHIPS[chip], cores, ctas_drawn)
-        outputs = launch.run_all()
-        found = launch.found.all()
-        wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
-        timeline = launch.timeline
-        calls.append(Launched(kernel, outputs, wrong, notes, timeline.counts, timeline.events, launch.written()))
+        calls.append(launched(kernel, chip, sms, ctas_drawn))
         if calls[-1].hangs:
             raise _Hangs
-        return outputs
+        return calls[-1].outputs
 
     try:
-        seen = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, cores))
+        seen = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, sms or CHIPS[chip].sms))
     except _Hangs:
         return Run([], None, [], [], calls, CHIPS[chip].kind)
     return Run([], seen.outputs, seen.outside, seen.from_kernel, calls, seen.chip)
 
 
-__all__ = ["CHIPS", "Beyond", "Counts", "Event", "Finding", "Launched", "Run", "run"]
+__all__ = ["CHIPS", "Beyond", "Counts", "Event", "Finding", "Launched", "Run", "launched", "run"]

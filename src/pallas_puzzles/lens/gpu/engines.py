@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Instr, View
-from ...ir.ops import bits_of, matmul, poison
+from ...ir.ops import bits_of, matmul, notice, poison
 from ...ir.places import Place
 from .accesses import Env
 from .barriers import Slot
@@ -184,7 +184,10 @@ class Engines(Control):
         right = self._operand(t, instr, p["b"], env, number)
 
         def add() -> None:
-            where.set(acc.values, (where.read(acc.values) + matmul(left(), right())).astype(acc.dtype))
+            a, b = left(), right()
+            total = (where.read(acc.values) + matmul(a, b)).astype(acc.dtype)
+            where.set(acc.values, total)
+            notice(instr.eqn, [a, b], [total])
 
         k, width = self._depth(p["a"], env, t, instr)
         end = self._multiply(t, instr, "wgmma", 2 * int(np.prod(where.shape)) * k, width)
@@ -282,9 +285,10 @@ class Engines(Control):
         def add() -> None:
             whole = np.concatenate([b_place.read(r.values) for r in rights], axis=-1)
             for left, ref in zip(lefts, accs, strict=True):
-                product = matmul(a_place.read(left.values), whole)
-                before = where.read(ref.values) if keep else 0
-                where.set(ref.values, (before + product).astype(ref.dtype))
+                a = a_place.read(left.values)
+                total = ((where.read(ref.values) if keep else 0) + matmul(a, whole)).astype(ref.dtype)
+                where.set(ref.values, total)
+                notice(instr.eqn, [a, whole], [total])
 
         flops = 2 * int(np.prod(where.shape)) * a_place.shape[-1]
         cta.mmas.append((number, add, self._multiply(t, instr, "tcgen05", flops, bits_of(lefts[0].dtype))))
