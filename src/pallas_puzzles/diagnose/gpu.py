@@ -145,6 +145,10 @@ def _padding(f: Seen) -> str:
     return f"{_head(f)}{f.verb} {f.ref} beyond its end: the copy engine brings zeros for what is not there. Mask them."
 
 
+def _garbage(f: Seen) -> str:
+    return f"{_unwritten(f)} Here, no output depends on them."
+
+
 def _output(f: Seen) -> str:
     return f"{f.count} of {f.total} elements of {f.ref} are never written."
 
@@ -171,5 +175,6 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
     "output-unwritten": _output,
     "unfenced-read": _unfenced,
     "padding": _padding,
+    "garbage": _garbage,
 }
 _ORDER = list(_WORDS)

@@ -14,6 +14,7 @@ from .capture import (
     arg_names,
     space_of,
 )
+from .gpu_inline import read_inline
 from .gpu_program import Alloc, Instr, Program, View
 from .ops import (
     Beyond,
@@ -280,15 +281,7 @@ def _query(p: Any, ins: Any, eqn: Any) -> Any:
 
 
 def _inline_mgpu(p: Any, ins: Any, eqn: Any) -> Any:
-    """Code of a level below Pallas. Fences are known by the names that they use; the rest is not followed."""
-    fn = p["mgpu_fn"]
-    names, ptx = set(fn.__code__.co_names), [c.cell_contents for c in fn.__closure__ or ()]
-    if "fence_proxy" in names:
-        return "commit_smem", {}
-    fences = names & {"tcgen05_wait", "tcgen05_fence", "warpgroup_barrier"}
-    if fences or any(isinstance(text, str) and text.startswith("fence") for text in ptx):
-        return "silent", {}
-    raise Beyond("inline_mgpu: code of a level below Pallas")
+    return read_inline(p, ins)
 
 
 def _with(kind: str, *names: str) -> Callable[..., Any]:

@@ -47,6 +47,7 @@ class Core:
         found = union.parts.get(alias)
         if found is None:
             found = union.parts[alias] = Buffer(union.name, shape, dtype, union.space)
+            found.offset = offset
             nbytes = math.prod(shape) * bits_of(dtype) // 8
             for (other, its, kind, number), twin in union.parts.items():
                 last = other + math.prod(its) * bits_of(kind) // 8
@@ -112,9 +113,23 @@ class Core:
         for before in buffer.overlapping_reads(region):
             self._in_order(buffer, before, t, access, written=False)
         for twin in buffer.twins:
-            for before in [a for _, a in twin.reads.values()]:
-                self._in_order(buffer, before, t, access, written=False)
+            self._writes_twin(buffer, twin, region, t, access)
         buffer.note_write(place, region, access)
+
+    def _writes_twin(self, buffer: Buffer, twin: Buffer, region: Region, t: Thread, access: Access) -> None:
+        """A write to memory that is another Ref's, too."""
+        part = buffer.shared_with(region, twin)
+        if part.start >= part.stop:
+            return
+        for theirs, before in list(twin.reads.values()):
+            first, last, _ = theirs.hull(twin.shape)
+            if first < part.stop and part.start < last:
+                self._in_order(buffer, before, t, access, written=False)
+        for number in np.unique(twin.writer.reshape(-1)[part]):
+            if number > 0 and (earlier := twin.writes[number]) is not None:
+                self._in_order(buffer, earlier, t, access, written=True)
+        if region.hull(buffer.shape)[2]:
+            twin.overwritten(part)
 
     def _in_order(self, buffer: Buffer, before: Access, t: Thread, access: Access, written: bool) -> None:
         """Whether an access is after an earlier one, by what its thread knows. written: the earlier one is a write."""

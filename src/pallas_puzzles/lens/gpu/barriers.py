@@ -12,6 +12,7 @@ from ...ir.gpu_program import Alloc
 from .clocks import Knowledge, new_agent
 
 _REMEMBERED = 8  # rounds that have ended
+NAMED = Alloc("", "barrier", (), np.dtype(np.int64), "")  # what stands for PTX's named barriers, which nobody allocates
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,9 +38,9 @@ class Slot:
         default_factory=collections.Counter
     )
 
-    def arrive(self, who: str, line: SourceLine | None, knowledge: Knowledge, time: float) -> None:
-        """One arrival, with what its thread knows."""
-        self.count += 1
+    def arrive(self, who: str, line: SourceLine | None, knowledge: Knowledge, time: float, count: int = 1) -> None:
+        """An arrival, with what its thread knows. count: as how many it counts."""
+        self.count += count
         self.arrived[who, line] += 1
         self.knowledge.learn(knowledge)
         self.time = max(self.time, time)

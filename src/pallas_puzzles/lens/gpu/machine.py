@@ -14,7 +14,7 @@ from ...ir.gpu_program import Alloc, Instr, Program, View
 from ...ir.ops import Beyond
 from ...ir.places import Place
 from .accesses import Core, Env
-from .barriers import Barrier, Semaphore, Semaphores, Wait
+from .barriers import NAMED, Barrier, Semaphore, Semaphores, Slot, Wait
 from .memory import Access, Buffer
 from .threads import Cluster, Cta, Thread
 
@@ -111,7 +111,8 @@ class Control(Core):
         values = [env[i] for i in instr.ins]
         children = []
         for w in range(instr.p["warps"]):
-            warp = Thread(t.cta, f"warp {w} of {t.name}", f"{t.lane} warp {w}", {**t.index, instr.p["axis"]: w}, t.now)
+            name, lane, index = f"warp {w} of {t.name}", f"{t.lane} warp {w}", {**t.index, instr.p["axis"]: w}
+            warp = Thread(t.cta, name, lane, index, t.now, width=32)
             warp.knowledge.learn(t.knowledge)
             warp.seen.update(t.seen)
             warp.scopes, warp.tries = t.scopes.copy(), t.tries
@@ -260,6 +261,10 @@ class Control(Core):
         slot = self.slot(t, instr.p["barrier"], env)
         number = t.seen[slot]
         t.seen[slot] += 1
+        return (yield from self._wait_for(t, instr, slot, number))
+
+    def _wait_for(self, t: Thread, instr: Instr, slot: Slot, number: int) -> Going:
+        """Waits for a round of a barrier."""
         yield None
         while slot.round <= number:
             yield Wait(lambda: slot.round > number, instr.line, slot, number)
@@ -275,6 +280,21 @@ class Control(Core):
     def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
         self.arrive(t, instr, instr.p["barrier"], env)
         return (yield from self.go_wait(t, instr, env))
+
+    def go_named(self, t: Thread, instr: Instr, env: Env) -> Going:
+        """bar.sync and bar.arrive: barriers that have a number, and count threads (PTX ISA 9.7.13.1). Every thread that
+        arrives is counted, those that wait included; what it did before is known to all that wait."""
+        p = instr.p
+        number = p["number"] if "number" in p else int(np.asarray(env[p["slot"]]))
+        slot = t.cta.named.get(number)
+        if slot is None:
+            slot = t.cta.named[number] = Slot(f"the named barrier {number}", p["threads"], NAMED)
+        round_ = slot.round
+        self.timeline.counts.arrivals += 1
+        slot.arrive(t.name, instr.line, t.tell(), t.now, t.width)
+        if not p["waits"]:
+            return []
+        return (yield from self._wait_for(t, instr, slot, round_))
 
     def do_test(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         slot = self.slot(t, instr.p["barrier"], env)

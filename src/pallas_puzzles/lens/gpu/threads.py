@@ -7,6 +7,7 @@ from typing import Any
 
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Instr
+from .barriers import Slot
 from .clocks import Knowledge, new_agent
 from .timeline import Engine
 
@@ -41,13 +42,14 @@ class Cta:
     tensor_agent: int = dataclasses.field(default_factory=new_agent)
     products: int = 0
     mmas: list[tuple[int, Callable[[], None], float]] = dataclasses.field(default_factory=list)
+    named: dict[int, Slot] = dataclasses.field(default_factory=dict)  # PTX's named barriers, by number
 
 
 @dataclasses.dataclass(eq=False)
 class Thread:
     """A warpgroup, or a warp of one. now: its time; seen: how many rounds it has waited for, by barrier.
 
-    epoch: counts up where others learn of it. groups: stores that it has committed; stores: those that it has not
+    width: threads. epoch: counts up where others learn of it. groups: stores that it has committed; stores: those that it has not
     waited for, (group, effect, when it has read, when it is done, instruction, source); wgmmas: (number, effect, end,
     accumulator).
     """
@@ -57,6 +59,7 @@ class Thread:
     lane: str
     index: dict[Any, int]
     now: float
+    width: int = 128
     agent: int = dataclasses.field(default_factory=new_agent)
     reading: int = dataclasses.field(default_factory=new_agent)  # the agent of its stores' reads of SMEM
     storing: int = dataclasses.field(default_factory=new_agent)  # of their writes to GMEM
