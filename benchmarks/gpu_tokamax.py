@@ -45,11 +45,12 @@ def attend(
     window: bool = False,
     residuals: bool = False,
     rescale: float = 1.0,
+    chip: str = "sm90",
+    t: int = 256,
     **config: Any,
 ) -> Case:
     """bias, mask: their shape; window: keys 10 back from the query only."""
-    t = 256
-    kernel = _ops("attention.pallas_mosaic_gpu_kernel_sm90")
+    kernel = _ops(f"attention.pallas_mosaic_gpu_kernel_{chip}")
     q = normal(t, 2, d, dtype=BF16)
     k, v = (normal(t, kv_heads, d, dtype=BF16, seed=s) for s in (1, 2))
     added = None if bias is None else normal(*bias, dtype=BF16, seed=3)
@@ -124,9 +125,10 @@ def _config(**config: Any) -> Any:
     return _ops("ragged_dot.pallas_mosaic_gpu_common").Config(**{**blocks, **config})
 
 
-def grouped(**config: Any) -> Case:
+def grouped(kernel: str = "sm90.ragged_dot_kernel", **config: Any) -> Case:
     x, w = normal(256, 128, dtype=BF16), normal(4, 128, 128, dtype=BF16, seed=1)
-    kernel = _ops("ragged_dot.pallas_mosaic_gpu_kernel_sm90").ragged_dot_kernel
+    module, name = kernel.split(".")
+    kernel = getattr(_ops(f"ragged_dot.pallas_mosaic_gpu_kernel_{module}"), name)
     fn = functools.partial(kernel, out_dtype=jnp.dtype(BF16), config=_config(**config))
     return lambda x, w, sizes: fn(x, w, sizes), (x, w, GROUPS), jax.lax.ragged_dot(_f32(x), _f32(w), GROUPS)
 
@@ -154,8 +156,8 @@ def grouped_contracting() -> Case:
     return lambda x, y, sizes: fn(x, y, sizes), (x, y, GROUPS), want
 
 
-def gated(**config: Any) -> Case:
-    kernel = _ops("gated_linear_unit.pallas_mosaic_gpu_kernel_sm90").gated_linear_unit
+def gated(chip: str = "sm90", **config: Any) -> Case:
+    kernel = _ops(f"gated_linear_unit.pallas_mosaic_gpu_kernel_{chip}").gated_linear_unit
     common = _ops("gated_linear_unit.pallas_mosaic_gpu_common")
     if along := config.pop("along", None):
         config["wg_dimension"] = getattr(common.MatmulDimension, along)
@@ -197,4 +199,16 @@ TOKAMAX: dict[str, Callable[[], Case]] = {
     "gated linear unit, clusters along m": lambda: gated(cluster_size_m=2),
     "gated linear unit, clusters along n": lambda: gated(cluster_size_n=2),
 }
+_B200 = {"chip": "sm100", "block_q": 256, "block_kv": 128, "t": 512}
+_RAGGED = "sm100.ragged_dot_gpu_non_quant_blackwell_kernel"
+ON_B200: dict[str, Callable[[], Case]] = {
+    "attention": lambda: attend(**_B200, collective=False),
+    "attention, two CTAs": lambda: attend(**{**_B200, "block_q": 512}, collective=True),
+    "attention, causal": lambda: attend(**_B200, collective=False, causal=True),
+    "attention, a bias": lambda: attend(**_B200, collective=False, bias=(2, 512, 512)),
+    "ragged_dot": lambda: grouped(_RAGGED, block_m=128),
+    "ragged_dot, two CTAs": lambda: grouped(_RAGGED, block_m=128, collective=True),
+    "gated linear unit": lambda: gated("sm100", tile_m=128),
+}
 TOKAMAX = {f"tokamax: {name}": make for name, make in TOKAMAX.items()}
+ON_B200 = {f"tokamax, B200: {name}": make for name, make in ON_B200.items()}

@@ -374,6 +374,61 @@ def shared(rows: int = 64) -> Case:
     return kernel, (x,), 2 * x
 
 
+def in_tmem(wait: bool = True, ordered: bool = True) -> Case:
+    """Two products, one after the other in the same accumulator in TMEM: warpgroup 0 multiplies, warpgroup 1 stores."""
+
+    def body(a_gmem, b_gmem, o_gmem, a_smem, b_smem, acc_tmem, loaded, done, free):
+        wg = lax.axis_index("wg")
+
+        @pl.when(wg == 0)
+        def _():
+            plgpu.copy_gmem_to_smem(b_gmem, b_smem, loaded)
+            plgpu.barrier_wait(loaded)
+            for i in range(2):
+                if i:
+                    plgpu.barrier_wait(free)
+                plgpu.copy_gmem_to_smem(a_gmem.at[pl.ds(i * 128, 128)], a_smem.at[i], loaded)
+                plgpu.barrier_wait(loaded)
+                plgpu.tcgen05_mma(acc_tmem, a_smem.at[i], b_smem, done, accumulate=False)
+
+        @pl.when(wg == 1)
+        def _():
+            for i in range(2):
+                plgpu.barrier_wait(done)
+                o_gmem[pl.ds(i * 128, 128)] = plgpu.async_load_tmem(acc_tmem)
+                if wait:
+                    plgpu.wait_load_tmem()
+                plgpu.barrier_arrive(free)
+
+    a, b = normal(256, 64, dtype=jnp.bfloat16), normal(64, 128, dtype=jnp.bfloat16, seed=1)
+    scratch = [
+        plgpu.SMEM((2, 128, 64), jnp.bfloat16, transforms=TILES),
+        plgpu.SMEM((64, 128), jnp.bfloat16, transforms=TILES),
+        plgpu.TMEM((128, 128), jnp.float32),
+        plgpu.Barrier(),
+        plgpu.Barrier(orders_tensor_core=True),
+        plgpu.Barrier(orders_tensor_core=ordered),
+    ]
+    out = S((256, 128), jnp.float32)
+    kernel = plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg", scratch_types=scratch)
+    return kernel, (a, b), a.astype(np.float32) @ b.astype(np.float32)
+
+
+def through_tmem(commit: bool = True) -> Case:
+    """Stores into TMEM, and loads it again."""
+
+    def body(x_gmem, o_gmem, s_tmem):
+        x = plgpu.load(x_gmem, layout=plgpu.Layout.TCGEN05, optimized=False)
+        plgpu.async_store_tmem(s_tmem, x)
+        if commit:
+            plgpu.commit_tmem()
+        o_gmem[...] = plgpu.async_load_tmem(s_tmem)
+
+    x = normal(128, 128)
+    kernel = plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=[plgpu.TMEM(x.shape, jnp.float32)])
+    return kernel, (x,), x
+
+
 def partly_loaded(stored: int = 40) -> Case:
     """Copies 40 of 64 rows into SMEM, multiplies all of them, and stores so many."""
 
@@ -413,6 +468,8 @@ RIGHT: dict[str, Callable[[], Case]] = {
     "semaphore": counted,
     "dynamic_scheduling_loop": scheduled,
     "refilled": lambda: refilled(commit=True),
+    "accumulators in TMEM": in_tmem,
+    "through TMEM": through_tmem,
     "named barrier": by_name,
     "named barriers, by numbers that are computed": lambda: by_name(computed=True),
     "memory shared by two Refs": shared,
@@ -439,6 +496,9 @@ MISTAKES: dict[str, tuple[Callable[[], Case], str, str, str]] = {
     "half arrives": (lambda: turns(both=False), "deadlock", "barrier_wait(turn", "1 of 2 arrivals"),
     "multicast by one CTA": (lambda: multicast(all_copy=False), "deadlock", "barrier_wait(bar", "multicast"),
     "512 KB of SMEM": (lambda: held(4), "smem", "def body(x_gmem, o_gmem, x_smem", "512"),
+    "no wait_load_tmem": (lambda: in_tmem(wait=False), "reused", "plgpu.tcgen05_mma(", "plgpu.wait_load_tmem()"),
+    "barrier does not order": (lambda: in_tmem(ordered=False), "reused", "plgpu.tcgen05_mma(", "orders_tensor_core"),
+    "no commit_tmem": (lambda: through_tmem(commit=False), "no-wait", "async_load_tmem(", "plgpu.commit_tmem()"),
     "named barrier without an arrival": (lambda: by_name(arrives=False), "deadlock", 'inline_ptx(f"bar', "128 of 256"),
     "one named barrier for two": (lambda: by_name(numbers=1), "deadlock", 'inline_ptx(f"bar', "128 of 256"),
     "no named barrier": (lambda: by_name(sync=False), "race", "o_gmem[i] = s_smem[i]", "warpgroup 0"),

@@ -42,6 +42,8 @@ _WAITS = {
     "store": "Wait for that copy first: plgpu.wait_smem_to_gmem(0).",
     "reduce": "Wait for that copy first: plgpu.wait_smem_to_gmem(0).",
     "wgmma": "Wait for that product first: plgpu.wgmma_wait(0).",
+    "load": "Call plgpu.wait_load_tmem() first, and let a Barrier with orders_tensor_core=True say so to others.",
+    "fill": "Call plgpu.commit_tmem() first, and let a Barrier with orders_tensor_core=True say so to others.",
     "tcgen05": "Wait first for the barrier that the product arrives on: plgpu.barrier_wait.",
 }
 
@@ -51,8 +53,11 @@ def _no_wait(f: Seen) -> str:
     return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"
 
 
+_READERS = {"store": "the copy to GMEM", "wgmma": "wgmma", "tcgen05": "tcgen05_mma", "load": "a load from TMEM"}
+
+
 def _reused(f: Seen) -> str:
-    reader = {"store": "the copy to GMEM", "wgmma": "wgmma", "tcgen05": "tcgen05_mma"}.get(f.engine, "a copy")
+    reader = _READERS.get(f.engine, "a copy")
     where = f" ({f.other_line})" if f.other_line else ""
     return f"{_head(f)}{_does(f)} while {reader}{where} may still be reading it. {_WAITS[f.engine]}"
 

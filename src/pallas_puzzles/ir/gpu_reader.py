@@ -197,7 +197,8 @@ def _alloc(name: str, aval: Any, transforms: Sequence[Any]) -> Alloc:
     shape = tuple(inner.shape)
     if "barrier" in dtype_name:
         arrivals, axes = inner.dtype.num_arrivals, tuple(getattr(inner.dtype, "collective_axes", ()))
-        return Alloc(name, "barrier", shape, np.dtype(np.int64), "smem", arrivals, axes)
+        tensor = bool(getattr(inner.dtype, "orders_tensor_core", False))
+        return Alloc(name, "barrier", shape, np.dtype(np.int64), "smem", arrivals, tensor, axes)
     if space_of(aval) == "semaphore" or "sem" in dtype_name:
         return Alloc(name, "semaphore", shape, np.dtype(np.int32), "gmem")
     if "Accumulator" in type(aval).__name__:
@@ -305,7 +306,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "wait_smem_to_gmem": _wait_stores,
     "commit_group": _with("commit_group"),
     "commit_smem": _with("commit_smem"),
-    "commit_tmem": _with("silent"),
+    "commit_tmem": _with("commit_tmem"),
     "wait_load_tmem": _with("wait_tmem"),
     "barrier_arrive": _barrier("arrive"),
     "barrier_wait": _barrier("wait"),

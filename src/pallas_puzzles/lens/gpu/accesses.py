@@ -157,8 +157,12 @@ class Core:
             engine=before.engine,
         )
 
-    def own(self, t: Thread, instr: Instr, verb: str) -> Access:
-        """An access by a thread itself."""
+    def own(self, t: Thread, instr: Instr, verb: str, space: str = "") -> Access:
+        """An access by a thread itself; in TMEM one that wait_load_tmem or commit_tmem waits for."""
+        if space == "tmem":
+            t.tmem += 1
+            reads = verb == "reads"
+            return Access(t.loading if reads else t.filling, t.tmem, instr, t.name, verb, "load" if reads else "fill")
         return Access(t.agent, t.epoch, instr, t.name, verb)
 
     def slot(self, t: Thread, view: View, env: Env) -> Slot:

@@ -12,7 +12,8 @@ from ...ir.gpu_program import Alloc
 from .clocks import Knowledge, new_agent
 
 _REMEMBERED = 8  # rounds that have ended
-NAMED = Alloc("", "barrier", (), np.dtype(np.int64), "")  # what stands for PTX's named barriers, which nobody allocates
+# What stands for PTX's named barriers, which nobody allocates.
+NAMED = Alloc("", "barrier", (), np.dtype(np.int64), "", tensor=True)
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,7 +43,7 @@ class Slot:
         """An arrival, with what its thread knows. count: as how many it counts."""
         self.count += count
         self.arrived[who, line] += 1
-        self.knowledge.learn(knowledge)
+        self.knowledge.learn(knowledge, self.alloc.tensor)
         self.time = max(self.time, time)
         self._end()
 

@@ -322,6 +322,11 @@ class Engines(Control):
             theirs.arrive(t.name, instr.line, told, end)
 
     def do_wait_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.knowledge.clock[t.loading] = t.tmem
+        return []
+
+    def do_commit_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.knowledge.clock[t.filling] = t.tmem
         return []
 
 

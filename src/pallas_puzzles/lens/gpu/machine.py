@@ -179,7 +179,7 @@ class Control(Core):
 
     def do_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         buffer, place = self.place(t, instr, instr.p["view"], env, "reads")
-        self.reads(buffer, place, t, self.own(t, instr, "reads"))
+        self.reads(buffer, place, t, self.own(t, instr, "reads", buffer.space))
         self._move(t, instr, buffer, place, "load")
         value = place.read(buffer.values)
         return [value, *([] if len(instr.outs) == 1 else [value.max(-1)])]
@@ -188,7 +188,7 @@ class Control(Core):
         buffer, place = self.place(t, instr, instr.p["view"], env, "stores into")
         value = np.asarray(env[instr.p["value"]])
         old = place.read(buffer.values) if instr.outs or instr.p["add"] else None
-        self.writes(buffer, place, t, self.own(t, instr, "stores into"))
+        self.writes(buffer, place, t, self.own(t, instr, "stores into", buffer.space))
         self._move(t, instr, buffer, place, "store")
         place.set(buffer.values, old + value if instr.p["add"] else value)
         return [old] if instr.outs else []

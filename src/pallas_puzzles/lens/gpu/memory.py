@@ -18,7 +18,7 @@ NEVER, GIVEN = -1, 0  # numbers of writers: nobody; whoever launched the kernel
 
 @dataclasses.dataclass(slots=True)
 class Access:
-    """One read or write. proxy_async: by TMA or tensor cores. engine: "copy", "store", "wgmma", "tcgen05" or ""."""
+    """One read or write. engine: "copy", "store", "wgmma", "tcgen05", "load" or "fill" (of TMEM), or ""."""
 
     agent: int
     time: int
