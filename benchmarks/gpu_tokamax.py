@@ -199,11 +199,11 @@ TOKAMAX: dict[str, Callable[[], Case]] = {
     "gated linear unit, clusters along m": lambda: gated(cluster_size_m=2),
     "gated linear unit, clusters along n": lambda: gated(cluster_size_n=2),
 }
-_B200 = {"chip": "sm100", "block_q": 256, "block_kv": 128, "t": 512}
+_B200 = {"chip": "sm100", "block_q": 128, "block_kv": 128, "t": 512}
 _RAGGED = "sm100.ragged_dot_gpu_non_quant_blackwell_kernel"
 ON_B200: dict[str, Callable[[], Case]] = {
     "attention": lambda: attend(**_B200, collective=False),
-    "attention, two CTAs": lambda: attend(**{**_B200, "block_q": 512}, collective=True),
+    "attention, two CTAs": lambda: attend(**{**_B200, "block_q": 256}, collective=True),
     "attention, causal": lambda: attend(**_B200, collective=False, causal=True),
     "attention, a bias": lambda: attend(**_B200, collective=False, bias=(2, 512, 512)),
     "ragged_dot": lambda: grouped(_RAGGED, block_m=128),

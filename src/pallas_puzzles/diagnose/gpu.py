@@ -49,7 +49,8 @@ _WAITS = {
 
 
 def _no_wait(f: Seen) -> str:
-    refill = " If the slot is filled again, let its next copy wait until you have read it." if f.other else ""
+    refill = " If the slot is filled again, let its next copy wait until you have read it."
+    refill = refill if f.other and f.engine == "copy" else ""
     return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"
 
 

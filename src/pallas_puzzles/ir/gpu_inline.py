@@ -20,7 +20,7 @@ _THREADS_OF_A_WARPGROUP = 128
 _BAR = re.compile(r"^(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?\s+(\$?\d+)\s*,\s*(\d+)\s*;?$")
 _RELEASES = ("fence.proxy.async;", "fence.proxy.async.shared", "fence.proxy.async::generic.release")
 # Operations that compute numbers for others, or only order what the machine runs in order.
-_SILENT = ("arith.", "gpu.thread_id", "nvvm.shfl", "nvvm.tcgen05.wait", "nvvm.tcgen05.fence", "nvvm.bar.warp", "func.")
+_SILENT = ("arith.", "gpu.thread_id", "gpu.block_", "nvvm.shfl", "nvvm.bar.warp", "func.")
 
 
 def read_inline(p: Any, ins: Sequence[int]) -> tuple[str, dict[str, Any]]:
@@ -34,7 +34,7 @@ def read_inline(p: Any, ins: Sequence[int]) -> tuple[str, dict[str, Any]]:
 
 
 def _operations(p: Any, n: int) -> list[Any]:
-    """What the function writes: (name, text of assembly, which argument each $ in it is, None for others)."""
+    """What the function writes: (name, its assembly or kind, which argument each $ in it is, None for others)."""
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         context.allow_unregistered_dialects = True
         module = ir.Module.create()
@@ -52,11 +52,14 @@ def _operations(p: Any, n: int) -> list[Any]:
                 p["mgpu_fn"](None, *jax.tree.unflatten(p["pytree_args"], values))
             except Exception as error:
                 raise Beyond(f"inline_mgpu ({type(error).__name__}: {error})") from error
-        return [(op.operation.name, _assembly(op), list(_operands(op, block))) for op in block.operations]
+        return [(op.operation.name, _text(op), list(_operands(op, block))) for op in block.operations]
 
 
-def _assembly(op: Any) -> str:
-    return ir.StringAttr(op.attributes["asm_string"]).value.strip() if op.operation.name == "llvm.inline_asm" else ""
+def _text(op: Any) -> str:
+    """The assembly of an operation that is made of it, and the kind of others."""
+    if op.operation.name == "llvm.inline_asm":
+        return ir.StringAttr(op.attributes["asm_string"]).value.strip()
+    return str(op.attributes["kind"]) if "kind" in op.attributes else ""
 
 
 def _operands(op: Any, block: Any) -> Iterator[int | None]:
@@ -69,6 +72,10 @@ def _read(op: tuple[str, str, list[int | None]], ins: Sequence[int]) -> tuple[st
     name, text, operands = op
     if name == "nvvm.fence.proxy" or text.startswith(_RELEASES):
         return "commit_smem", {}
+    if name == "nvvm.tcgen05.wait":
+        return "commit_tmem" if "store" in text else "wait_tmem", {}
+    if name == "nvvm.tcgen05.fence":
+        return ("fence_tensor", {}) if "before" in text else None
     if name.startswith(_SILENT) or text.startswith("fence"):
         return None
     if (bar := _BAR.match(text)) is None:

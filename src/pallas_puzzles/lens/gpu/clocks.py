@@ -11,7 +11,8 @@ ordinary loads before an asynchronous write to the same place. The other way nee
 in one of its own, which whoever has waited for it relies on (9.7.9.25.2; "wgmma.mma_async").
 
 Agents of tcgen05 (its products; loads and stores of TMEM) have numbers below 0. A barrier passes on what is known of
-them only if it orders the tensor cores, which it does by a tcgen05.fence on both of its sides ("tcgen05.fence").
+them only if it orders the tensor cores, which it does by a tcgen05.fence on both of its sides ("tcgen05.fence"), or if
+a thread has fenced before it arrives: `tensor` is what it knew of them then.
 """
 
 import dataclasses
@@ -35,19 +36,24 @@ def join(into: Clock, other: Clock) -> None:
 
 @dataclasses.dataclass(slots=True)
 class Knowledge:
-    """clock: what has happened before; fenced: the part of it that the async proxy sees, too."""
+    """clock: what has happened before; fenced: the part of it that the async proxy sees, too; tensor: the part of it,
+    of tcgen05, that any barrier passes on."""
 
     clock: Clock = dataclasses.field(default_factory=dict)
     fenced: Clock = dataclasses.field(default_factory=dict)
+    tensor: Clock = dataclasses.field(default_factory=dict)
 
     def learn(self, other: "Knowledge", tensor: bool = True) -> None:
-        """tensor: what is known of tcgen05, too."""
-        clock = other.clock if tensor else {a: time for a, time in other.clock.items() if a > 0}
-        join(self.clock, clock)
+        """tensor: all that is known of tcgen05, too."""
+        join(self.clock, other.clock if tensor else {a: n for a, n in other.clock.items() if a > 0} | other.tensor)
         join(self.fenced, other.fenced)
 
     def copy(self) -> "Knowledge":
-        return Knowledge(dict(self.clock), dict(self.fenced))
+        return Knowledge(dict(self.clock), dict(self.fenced), dict(self.tensor))
+
+    def fence_tensor(self) -> None:
+        """tcgen05.fence::before_thread_sync."""
+        self.tensor = {agent: time for agent, time in self.clock.items() if agent < 0}
 
     def knows(self, agent: int, time: int) -> bool:
         return time <= self.clock.get(agent, 0)

@@ -236,7 +236,7 @@ class Control(Core):
         barrier = env[view.ref]
         at = next(k for k, s in barrier.slots.items() if s is slot)
         for cta in self.partners(t.cta, axes):
-            peer = barrier if cta is t.cta else self.peer_barrier(barrier, cta, t.cta)
+            peer = barrier if cta is t.cta else self.in_cta(barrier, cta, t.cta)
             peer.slots[at].arrive(t.name, instr.line, told, t.now)
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
@@ -247,15 +247,6 @@ class Control(Core):
             for place, other in sorted(cta.cluster.ctas.items())
             if all(i in free or a == b for i, (a, b) in enumerate(zip(place, cta.place, strict=True)))
         ]
-
-    def peer_barrier(self, barrier: Any, cta: Cta, mine: Cta) -> Any:
-        """The same Ref in another CTA, which may not have come as far as to make it."""
-        key = next(k for k, refs in mine.shared.items() if any(r is barrier for r in refs))
-        number = next(i for i, r in enumerate(mine.shared[key]) if r is barrier)
-        if key not in cta.shared:
-            instr = next(i for i in self.kernel.program.everything() if id(i) == key[0])
-            cta.shared[key] = [self.allocate(a, cta, key, i) for i, a in enumerate(instr.p["allocs"])]
-        return cta.shared[key][number]
 
     def go_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
         slot = self.slot(t, instr.p["barrier"], env)

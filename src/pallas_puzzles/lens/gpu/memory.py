@@ -134,6 +134,7 @@ class Buffer:
         self.reads: dict[Any, tuple[Region, Access]] = {}
         self.twins: list[Buffer] = []
         self.offset = 0
+        self.part_of: tuple[Buffer, Any] | None = None
         self.parts: dict[Any, Buffer] = {}  # of a RefUnion
 
     @classmethod
@@ -143,7 +144,7 @@ class Buffer:
         made.name, made.space, made.role, made.shape, made.dtype = name, "gmem", role, values.shape, values.dtype
         made.values, made.tracked, made.writes = np.array(values), True, [None]
         made.writer = np.broadcast_to(np.int32(GIVEN), values.shape)
-        made.reads, made.twins, made.parts, made.offset = {}, [], {}, 0
+        made.reads, made.twins, made.parts, made.offset, made.part_of = {}, [], {}, 0, None
         return made
 
     def writers_of(self, place: Place) -> list[int]:
