@@ -58,7 +58,7 @@ def _four_sms() -> Iterator[None]:
 def simulate(names: list[str], limit: float) -> None:
     """Prints what JAX's simulator makes of each kernel: seconds and error, or the end of its message, and ends the
     process. After the first that fails or hangs nothing more is run."""
-    params = plgpu.InterpretGPUParams(detect_races=True)
+    params = plgpu.InterpretGPUParams(detect_races=True, inline_mgpu="ignore")
     for name in names:
         timer = threading.Timer(limit, _result, (name, f"> {limit:g}", "not done"))
         timer.start()

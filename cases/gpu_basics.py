@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_puzzles.course.claims import Claim, Count, gmem_claim
+from pallas_puzzles.course.claims import Claim, Count
+from pallas_puzzles.course.gpu_claims import gmem_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
 from pallas_puzzles.targets.gpu.chips import occupancy
 

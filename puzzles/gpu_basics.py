@@ -492,8 +492,8 @@ def strip_gelu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (512, 128): copy_idle=5_000, thread_bytes=0. copy_idle: cycles in which the copy engine has nothing to do.
-# With one tile after the other it idles for 18,000 of them.
+# Budget for x (512, 128): copy_idle=5_000, thread_bytes=0. copy_idle: cycles in which the copy engine has nothing to
+# do. With one tile after the other it idles for 18,000 of them.
 check("gpu_basics/5", strip_gelu)
 
 # %% [markdown]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu.utils import inline_ptx
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 S = jax.ShapeDtypeStruct
@@ -306,6 +307,152 @@ def held(slots: int) -> Case:
     return plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=scratch), (x,), x
 
 
+def bar(operation: str, number: Any, threads: int = 256) -> None:
+    """A named barrier of PTX, which Pallas has no name for."""
+    if isinstance(number, int):
+        plgpu.inline_mgpu()(lambda _: inline_ptx(f"bar.{operation} {number}, {threads};"))()
+        return
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WG_SPLAT,))
+    def of_a_number(_, which):
+        inline_ptx(f"bar.{operation} $0, {threads};", which.registers[()])
+
+    of_a_number(number)
+
+
+def by_name(sync: bool = True, arrives: bool = True, computed: bool = False, numbers: int = 2) -> Case:
+    """Warpgroup 0 stores two halves into SMEM, warpgroup 1 reads each; a named barrier for each orders them."""
+
+    def body(o_gmem, s_smem):
+        wg = lax.axis_index("wg")
+
+        def half(i):
+            number = 4 + i % numbers
+
+            @pl.when(wg == 0)
+            def _():
+                s_smem[i] = jnp.full((64, 128), 3.0)
+                if arrives:
+                    bar("arrive", number)
+
+            @pl.when(wg == 1)
+            def _():
+                if sync:
+                    bar("sync", number)
+                o_gmem[i] = s_smem[i]
+
+        if computed:
+            pl.loop(0, 2)(half)
+        else:
+            half(0)
+            half(1)
+
+    out, scratch = S((2, 64, 128), jnp.float32), [plgpu.SMEM((2, 64, 128), jnp.float32)]
+    kernel = plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg", scratch_types=scratch)
+    return kernel, (), np.full((2, 64, 128), 3.0, np.float32)
+
+
+def shared(rows: int = 64) -> Case:
+    """Two warpgroups copy a half of x each, into one Ref, and store it from another one that lies in the same memory.
+    rows: how far apart they lie there."""
+
+    def body(x_gmem, o_gmem, refs, bars):
+        (x_smem,), (o_smem,) = refs
+        wg = lax.axis_index("wg")
+        half, part = pl.ds(wg * 64, 64), pl.ds(wg * rows, 64)
+        plgpu.copy_gmem_to_smem(x_gmem.at[half], x_smem.at[half], bars.at[wg])
+        plgpu.barrier_wait(bars.at[wg])
+        x = x_smem[half]
+        o_smem[part] = x * 2
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(o_smem.at[part], o_gmem.at[half])
+        plgpu.wait_smem_to_gmem(0)
+
+    x, tile = normal(128, 128), plgpu.SMEM((128, 128), jnp.float32)
+    scratch = [plgpu.RefUnion([tile], [tile]), plgpu.Barrier(num_barriers=2)]
+    kernel = plgpu.kernel(body, out_type=S(x.shape, x.dtype), num_threads=2, thread_name="wg", scratch_types=scratch)
+    return kernel, (x,), 2 * x
+
+
+def in_tmem(wait: bool = True, ordered: bool = True) -> Case:
+    """Two products, one after the other in the same accumulator in TMEM: warpgroup 0 multiplies, warpgroup 1 stores."""
+
+    def body(a_gmem, b_gmem, o_gmem, a_smem, b_smem, acc_tmem, loaded, done, free):
+        wg = lax.axis_index("wg")
+
+        @pl.when(wg == 0)
+        def _():
+            plgpu.copy_gmem_to_smem(b_gmem, b_smem, loaded)
+            plgpu.barrier_wait(loaded)
+            for i in range(2):
+                if i:
+                    plgpu.barrier_wait(free)
+                plgpu.copy_gmem_to_smem(a_gmem.at[pl.ds(i * 128, 128)], a_smem.at[i], loaded)
+                plgpu.barrier_wait(loaded)
+                plgpu.tcgen05_mma(acc_tmem, a_smem.at[i], b_smem, done, accumulate=False)
+
+        @pl.when(wg == 1)
+        def _():
+            for i in range(2):
+                plgpu.barrier_wait(done)
+                o_gmem[pl.ds(i * 128, 128)] = plgpu.async_load_tmem(acc_tmem)
+                if wait:
+                    plgpu.wait_load_tmem()
+                plgpu.barrier_arrive(free)
+
+    a, b = normal(256, 64, dtype=jnp.bfloat16), normal(64, 128, dtype=jnp.bfloat16, seed=1)
+    scratch = [
+        plgpu.SMEM((2, 128, 64), jnp.bfloat16, transforms=TILES),
+        plgpu.SMEM((64, 128), jnp.bfloat16, transforms=TILES),
+        plgpu.TMEM((128, 128), jnp.float32),
+        plgpu.Barrier(),
+        plgpu.Barrier(orders_tensor_core=True),
+        plgpu.Barrier(orders_tensor_core=ordered),
+    ]
+    out = S((256, 128), jnp.float32)
+    kernel = plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg", scratch_types=scratch)
+    return kernel, (a, b), a.astype(np.float32) @ b.astype(np.float32)
+
+
+def through_tmem(commit: bool = True) -> Case:
+    """Stores into TMEM, and loads it again."""
+
+    def body(x_gmem, o_gmem, s_tmem):
+        x = plgpu.load(x_gmem, layout=plgpu.Layout.TCGEN05, optimized=False)
+        plgpu.async_store_tmem(s_tmem, x)
+        if commit:
+            plgpu.commit_tmem()
+        o_gmem[...] = plgpu.async_load_tmem(s_tmem)
+
+    x = normal(128, 128)
+    kernel = plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=[plgpu.TMEM(x.shape, jnp.float32)])
+    return kernel, (x,), x
+
+
+def partly_loaded(stored: int = 40) -> Case:
+    """Copies 40 of 64 rows into SMEM, multiplies all of them, and stores so many."""
+
+    def body(a_gmem, b_gmem, o_gmem, a_smem, b_smem, o_smem, bar):
+        plgpu.copy_gmem_to_smem(a_gmem.at[pl.ds(0, 40)], a_smem.at[pl.ds(0, 40)], bar)
+        plgpu.copy_gmem_to_smem(b_gmem, b_smem, bar)
+        plgpu.barrier_wait(bar)
+
+        def scope(acc):
+            plgpu.wgmma(acc, a_smem, b_smem)
+            return acc[...]
+
+        o_smem[...] = pl.run_scoped(scope, plgpu.ACC((64, 64)))
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(o_smem.at[pl.ds(0, stored)], o_gmem)
+        plgpu.wait_smem_to_gmem(0)
+
+    a, b = normal(64, 64, dtype=jnp.bfloat16), normal(64, 64, dtype=jnp.bfloat16, seed=1)
+    slots = [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILES)] * 2
+    scratch = [*slots, plgpu.SMEM((64, 64), jnp.float32), plgpu.Barrier(num_arrivals=2)]
+    kernel = plgpu.kernel(body, out_type=S((stored, 64), jnp.float32), scratch_types=scratch)
+    return kernel, (a, b), (a.astype(np.float32) @ b.astype(np.float32))[:stored]
+
+
 RIGHT: dict[str, Callable[[], Case]] = {
     "copies": double,
     "matmul": matmul,
@@ -321,6 +468,12 @@ RIGHT: dict[str, Callable[[], Case]] = {
     "semaphore": counted,
     "dynamic_scheduling_loop": scheduled,
     "refilled": lambda: refilled(commit=True),
+    "accumulators in TMEM": in_tmem,
+    "through TMEM": through_tmem,
+    "named barrier": by_name,
+    "named barriers, by numbers that are computed": lambda: by_name(computed=True),
+    "memory shared by two Refs": shared,
+    "rows that nobody stores": partly_loaded,
 }
 
 # name -> (kernel, kind of the finding, text of the reader's line, part of what is said)
@@ -343,5 +496,13 @@ MISTAKES: dict[str, tuple[Callable[[], Case], str, str, str]] = {
     "half arrives": (lambda: turns(both=False), "deadlock", "barrier_wait(turn", "1 of 2 arrivals"),
     "multicast by one CTA": (lambda: multicast(all_copy=False), "deadlock", "barrier_wait(bar", "multicast"),
     "512 KB of SMEM": (lambda: held(4), "smem", "def body(x_gmem, o_gmem, x_smem", "512"),
+    "no wait_load_tmem": (lambda: in_tmem(wait=False), "reused", "plgpu.tcgen05_mma(", "plgpu.wait_load_tmem()"),
+    "barrier does not order": (lambda: in_tmem(ordered=False), "reused", "plgpu.tcgen05_mma(", "orders_tensor_core"),
+    "no commit_tmem": (lambda: through_tmem(commit=False), "no-wait", "async_load_tmem(", "plgpu.commit_tmem()"),
+    "named barrier without an arrival": (lambda: by_name(arrives=False), "deadlock", 'inline_ptx(f"bar', "128 of 256"),
+    "one named barrier for two": (lambda: by_name(numbers=1), "deadlock", 'inline_ptx(f"bar', "128 of 256"),
+    "no named barrier": (lambda: by_name(sync=False), "race", "o_gmem[i] = s_smem[i]", "warpgroup 0"),
+    "shared memory reused early": (lambda: shared(rows=32), "race", "o_smem[part] = ", "nothing orders that"),
+    "garbage stored": (lambda: partly_loaded(stored=48), "unwritten", "plgpu.wgmma(acc, a_smem", "1,536 elements"),
     "semaphore one short": (lambda: counted(signals=False), "deadlock", "semaphore_wait(done", "3 of 4"),
 }  # fmt: skip

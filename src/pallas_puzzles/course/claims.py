@@ -71,12 +71,6 @@ def vmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple
     return Claim(model, cases, lambda *args: _holdings(_figures(*run(*args))[0]))
 
 
-def gmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
-    """model(*case) is how many bytes the kernels of `run(*case)`, which returns (function, its arguments), move to and
-    from the GMEM of a GPU."""
-    return Claim(model, cases, lambda *args: _gmem_traffic(*run(*args)))
-
-
 def time_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
     """model(*case) is the time of the call in `run(*case)`; the last of a case is a chip: its peaks, and step_s.
 
@@ -305,16 +299,6 @@ def _moved(row: Any, counts: Sequence[int], costs: "Figures") -> _Part:
             )
     text = f"{o.name}, {_bytes(row.once_bytes)} in blocks of {tuple(o.block)}: {way} {_times(times)}"
     return _Part(row.hbm_bytes, text, tuple(slips))
-
-
-def _gmem_traffic(fn: Callable[..., Any], args: Sequence[Any]) -> _Sum:
-    """What the kernels for a GPU in fn(*args) load and store."""
-    from ..lens import gpu
-
-    counts = gpu.run(fn, *args).counts
-    ways = [("loads", counts.gmem_read_bytes), ("stores", counts.gmem_write_bytes)]
-    terms = tuple(_Part(size, f"it {way} {_bytes(size)}", ((0.0, f"if it {way} nothing"),)) for way, size in ways)
-    return _Sum("your kernel moves", terms)
 
 
 def _times(count: float) -> str:

@@ -37,8 +37,8 @@ _ELSEWHERE = _LAYOUTS | {"ExtractAliasedRef", "ClusterRefTransform"}  # which me
 class Alloc:
     """What run_scoped allocates. kind: "memory", "acc", "barrier", "semaphore" or "union".
 
-    shape: as the kernel sees it. arrivals: of a barrier; axes: the cluster axes whose CTAs share it. nbytes: what it
-    takes of SMEM or TMEM.
+    shape: as the kernel sees it. arrivals: of a barrier; tensor: whether it orders what tcgen05 does; axes: the cluster
+    axes whose CTAs share it. nbytes: what it takes of SMEM or TMEM.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Alloc:
     dtype: np.dtype
     space: str
     arrivals: int = 0
+    tensor: bool = False
     axes: tuple[Any, ...] = ()
 
     @property

@@ -14,6 +14,7 @@ from .capture import (
     arg_names,
     space_of,
 )
+from .gpu_inline import read_inline
 from .gpu_program import Alloc, Instr, Program, View
 from .ops import (
     Beyond,
@@ -196,7 +197,8 @@ def _alloc(name: str, aval: Any, transforms: Sequence[Any]) -> Alloc:
     shape = tuple(inner.shape)
     if "barrier" in dtype_name:
         arrivals, axes = inner.dtype.num_arrivals, tuple(getattr(inner.dtype, "collective_axes", ()))
-        return Alloc(name, "barrier", shape, np.dtype(np.int64), "smem", arrivals, axes)
+        tensor = bool(getattr(inner.dtype, "orders_tensor_core", False))
+        return Alloc(name, "barrier", shape, np.dtype(np.int64), "smem", arrivals, tensor, axes)
     if space_of(aval) == "semaphore" or "sem" in dtype_name:
         return Alloc(name, "semaphore", shape, np.dtype(np.int32), "gmem")
     if "Accumulator" in type(aval).__name__:
@@ -280,15 +282,7 @@ def _query(p: Any, ins: Any, eqn: Any) -> Any:
 
 
 def _inline_mgpu(p: Any, ins: Any, eqn: Any) -> Any:
-    """Code of a level below Pallas. Fences are known by the names that they use; the rest is not followed."""
-    fn = p["mgpu_fn"]
-    names, ptx = set(fn.__code__.co_names), [c.cell_contents for c in fn.__closure__ or ()]
-    if "fence_proxy" in names:
-        return "commit_smem", {}
-    fences = names & {"tcgen05_wait", "tcgen05_fence", "warpgroup_barrier"}
-    if fences or any(isinstance(text, str) and text.startswith("fence") for text in ptx):
-        return "silent", {}
-    raise Beyond("inline_mgpu: code of a level below Pallas")
+    return read_inline(p, ins)
 
 
 def _with(kind: str, *names: str) -> Callable[..., Any]:
@@ -312,7 +306,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "wait_smem_to_gmem": _wait_stores,
     "commit_group": _with("commit_group"),
     "commit_smem": _with("commit_smem"),
-    "commit_tmem": _with("silent"),
+    "commit_tmem": _with("commit_tmem"),
     "wait_load_tmem": _with("wait_tmem"),
     "barrier_arrive": _barrier("arrive"),
     "barrier_wait": _barrier("wait"),

@@ -12,6 +12,8 @@ from ...ir.gpu_program import Alloc
 from .clocks import Knowledge, new_agent
 
 _REMEMBERED = 8  # rounds that have ended
+# What stands for PTX's named barriers, which nobody allocates.
+NAMED = Alloc("", "barrier", (), np.dtype(np.int64), "", tensor=True)
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,11 +39,11 @@ class Slot:
         default_factory=collections.Counter
     )
 
-    def arrive(self, who: str, line: SourceLine | None, knowledge: Knowledge, time: float) -> None:
-        """One arrival, with what its thread knows."""
-        self.count += 1
+    def arrive(self, who: str, line: SourceLine | None, knowledge: Knowledge, time: float, count: int = 1) -> None:
+        """An arrival, with what its thread knows. count: as how many it counts."""
+        self.count += count
         self.arrived[who, line] += 1
-        self.knowledge.learn(knowledge)
+        self.knowledge.learn(knowledge, self.alloc.tensor)
         self.time = max(self.time, time)
         self._end()
 

@@ -91,14 +91,14 @@ class Engines(Control):
         n, mine, leader = len(ctas), ctas.index(t.cta), instr.p["leader"]
         at = next(k for k, s in env[instr.p["barrier"].ref].slots.items() if s is slot)
         barrier = env[instr.p["barrier"].ref]
-        slots = [slot if c is t.cta else self.peer_barrier(barrier, c, t.cta).slots[at] for c in ctas]
+        slots = [slot if c is t.cta else self.in_cta(barrier, c, t.cta).slots[at] for c in ctas]
         end = self._fetch(t, instr, src, here, n)
         told = t.tell()
         if leader is not None:
-            part = here if leader < 0 else here.part(_split(here.shape, n, mine, leader))
+            key = (...,) if leader < 0 else _split(here.shape, n, mine, leader)
             access = Access(slots[0].agent, slots[0].round + 1, instr, t.name, "the copy into", "copy")
-            self.reads(src, part, t, access)
-            self._into((dst, there), t, access, slots[0], _within(part, src.values), end, parts=-1)
+            self.reads(src, here, t, access)
+            self._into((dst, there), t, access, slots[0], _within(here, src.values)[key], end, parts=-1)
             if mine == 0:
                 self.timeline.counts.arrivals += 1
                 slot.parts += n
@@ -109,7 +109,7 @@ class Engines(Control):
         data = _within(here, src.values)
         key = _split(there.shape, n, mine, axis)
         for cta, theirs in zip(ctas, slots, strict=True):
-            ref = dst if cta is t.cta else self.peer_barrier(dst, cta, t.cta)
+            ref = dst if cta is t.cta else self.in_cta(dst, cta, t.cta)
             access = Access(theirs.agent, theirs.round + 1, instr, t.name, "the copy into", "copy")
             self._into((ref, there.part(key)), t, access, theirs, data.reshape(there.shape)[key], end, parts=-1)
         self.reads(src, here, t, Access(slot.agent, slot.round + 1, instr, t.name, "copies from", "copy"))
@@ -271,7 +271,7 @@ class Engines(Control):
             return Access(cta.tensor_agent, number, instr, t.name, verb, "tcgen05")
 
         def parts(ref: Buffer) -> list[Buffer]:
-            return [ref if c is cta else self.peer_barrier(ref, c, cta) for c in ctas]
+            return [ref if c is cta else self.in_cta(ref, c, cta) for c in ctas]
 
         lefts, rights, accs = parts(self.buffer(t, p["a"], env)), parts(self.buffer(t, p["b"], env)), parts(acc)
         for refs, place in ((lefts, a_place), (rights, b_place)):
@@ -320,12 +320,21 @@ class Engines(Control):
         told = t.tell()
         told.clock[cta.tensor_agent] = last
         for other in ctas:
-            theirs = slot if other is cta else self.peer_barrier(barrier, other, cta).slots[at]
+            theirs = slot if other is cta else self.in_cta(barrier, other, cta).slots[at]
             self.timeline.counts.arrivals += 1
             theirs.bring(land, 0, end)
             theirs.arrive(t.name, instr.line, told, end)
 
     def do_wait_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.knowledge.clock[t.loading] = t.tmem
+        return []
+
+    def do_fence_tensor(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.knowledge.fence_tensor()
+        return []
+
+    def do_commit_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.knowledge.clock[t.filling] = t.tmem
         return []
 
 

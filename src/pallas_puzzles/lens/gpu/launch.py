@@ -13,7 +13,7 @@ from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Instr, Program
 from ...ir.ops import Beyond
-from .barriers import Semaphores, Slot, Wait
+from .barriers import NAMED, Semaphores, Slot, Wait
 from .engines import Engines
 from .findings import Finding, Findings, Waiter
 from .machine import Going, Spawn
@@ -208,6 +208,8 @@ def _candidates(program: Program) -> "dict[int, list[SourceLine]]":
 
     def walk(inner: Program, known: dict[int, Any]) -> None:
         for instr in inner.instrs:
+            if instr.kind == "named" and instr.line is not None:
+                found[id(NAMED)][instr.line] = None
             view = instr.p.get("barrier")
             alloc = known.get(view.ref) if view is not None else None
             if alloc is not None and instr.kind in _ARRIVES and instr.line is not None:

@@ -14,7 +14,7 @@ from ...ir.gpu_program import Alloc, Instr, Program, View
 from ...ir.ops import Beyond
 from ...ir.places import Place
 from .accesses import Core, Env
-from .barriers import Barrier, Semaphore, Semaphores, Wait
+from .barriers import NAMED, Barrier, Semaphore, Semaphores, Slot, Wait
 from .memory import Access, Buffer
 from .threads import Cluster, Cta, Thread
 
@@ -111,7 +111,8 @@ class Control(Core):
         values = [env[i] for i in instr.ins]
         children = []
         for w in range(instr.p["warps"]):
-            warp = Thread(t.cta, f"warp {w} of {t.name}", f"{t.lane} warp {w}", {**t.index, instr.p["axis"]: w}, t.now)
+            name, lane, index = f"warp {w} of {t.name}", f"{t.lane} warp {w}", {**t.index, instr.p["axis"]: w}
+            warp = Thread(t.cta, name, lane, index, t.now, width=32)
             warp.knowledge.learn(t.knowledge)
             warp.seen.update(t.seen)
             warp.scopes, warp.tries = t.scopes.copy(), t.tries
@@ -178,7 +179,7 @@ class Control(Core):
 
     def do_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         buffer, place = self.place(t, instr, instr.p["view"], env, "reads")
-        self.reads(buffer, place, t, self.own(t, instr, "reads"))
+        self.reads(buffer, place, t, self.own(t, instr, "reads", buffer.space))
         self._move(t, instr, buffer, place, "load")
         value = place.read(buffer.values)
         return [value, *([] if len(instr.outs) == 1 else [value.max(-1)])]
@@ -187,7 +188,7 @@ class Control(Core):
         buffer, place = self.place(t, instr, instr.p["view"], env, "stores into")
         value = np.asarray(env[instr.p["value"]])
         old = place.read(buffer.values) if instr.outs or instr.p["add"] else None
-        self.writes(buffer, place, t, self.own(t, instr, "stores into"))
+        self.writes(buffer, place, t, self.own(t, instr, "stores into", buffer.space))
         self._move(t, instr, buffer, place, "store")
         place.set(buffer.values, old + value if instr.p["add"] else value)
         return [old] if instr.outs else []
@@ -236,7 +237,7 @@ class Control(Core):
         barrier = env[view.ref]
         at = next(k for k, s in barrier.slots.items() if s is slot)
         for cta in self.partners(t.cta, axes):
-            peer = barrier if cta is t.cta else self.peer_barrier(barrier, cta, t.cta)
+            peer = barrier if cta is t.cta else self.in_cta(barrier, cta, t.cta)
             peer.slots[at].arrive(t.name, instr.line, told, t.now)
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
@@ -248,19 +249,14 @@ class Control(Core):
             if all(i in free or a == b for i, (a, b) in enumerate(zip(place, cta.place, strict=True)))
         ]
 
-    def peer_barrier(self, barrier: Any, cta: Cta, mine: Cta) -> Any:
-        """The same Ref in another CTA, which may not have come as far as to make it."""
-        key = next(k for k, refs in mine.shared.items() if any(r is barrier for r in refs))
-        number = next(i for i, r in enumerate(mine.shared[key]) if r is barrier)
-        if key not in cta.shared:
-            instr = next(i for i in self.kernel.program.everything() if id(i) == key[0])
-            cta.shared[key] = [self.allocate(a, cta, key, i) for i, a in enumerate(instr.p["allocs"])]
-        return cta.shared[key][number]
-
     def go_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
         slot = self.slot(t, instr.p["barrier"], env)
         number = t.seen[slot]
         t.seen[slot] += 1
+        return (yield from self._wait_for(t, instr, slot, number))
+
+    def _wait_for(self, t: Thread, instr: Instr, slot: Slot, number: int) -> Going:
+        """Waits for a round of a barrier."""
         yield None
         while slot.round <= number:
             yield Wait(lambda: slot.round > number, instr.line, slot, number)
@@ -276,6 +272,21 @@ class Control(Core):
     def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
         self.arrive(t, instr, instr.p["barrier"], env)
         return (yield from self.go_wait(t, instr, env))
+
+    def go_named(self, t: Thread, instr: Instr, env: Env) -> Going:
+        """bar.sync and bar.arrive: barriers that have a number, and count threads (PTX ISA 9.7.13.1). Every thread that
+        arrives is counted, those that wait included; what it did before is known to all that wait."""
+        p = instr.p
+        number = p["number"] if "number" in p else int(np.asarray(env[p["slot"]]))
+        slot = t.cta.named.get(number)
+        if slot is None:
+            slot = t.cta.named[number] = Slot(f"the named barrier {number}", p["threads"], NAMED)
+        round_ = slot.round
+        self.timeline.counts.arrivals += 1
+        slot.arrive(t.name, instr.line, t.tell(), t.now, t.width)
+        if not p["waits"]:
+            return []
+        return (yield from self._wait_for(t, instr, slot, round_))
 
     def do_test(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         slot = self.slot(t, instr.p["barrier"], env)
