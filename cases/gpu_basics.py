@@ -70,7 +70,7 @@ def puzzle_5(nb: Any) -> Question:
             case(normal((448, 256)), about="seven tiles in each of two strips"),
             case(normal((64, 128)), about="a single tile"),
         ],
-        budget=Budget(copy_idle=5_000, thread_bytes=0),
+        budget=Budget(copy_idle=5_000, thread_bytes=0, copies=8),
     )
 
 

@@ -140,6 +140,13 @@ def _in_flight(f: Seen) -> str:
     return f"{_head(f)}ends while the copy out of {f.ref} may still read its SMEM. End with plgpu.wait_smem_to_gmem(0)."
 
 
+def _unawaited(f: Seen) -> str:
+    return (
+        f"{_head(f)}ends while this copy into {f.ref} may still be on its way: it would write into the SMEM of the "
+        "next CTA. Start no copy that you do not wait for."
+    )
+
+
 def _unfenced(f: Seen) -> str:
     return (
         f"{_head(f)}{_does(f)} after {_other(f)}, without a plgpu.commit_smem() between them. The PTX memory model "
@@ -175,6 +182,7 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
     "race": _race,
     "acc-in-flight": _acc,
     "store-in-flight": _in_flight,
+    "load-in-flight": _unawaited,
     "deadlock": _deadlock,
     "unwritten": _unwritten,
     "lapped": _lapped,

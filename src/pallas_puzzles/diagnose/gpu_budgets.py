@@ -9,9 +9,10 @@ from ..lens.gpu import Launched, Run
 from ..text import human_bytes, plural
 from .budgets import Budget
 from .findings import Finding
+from .gpu import findings_of
 
 _ALSO = frozenset("calls flops outside_flops".split())  # of the fields that are for kernels for a TPU
-_OWN = "gmem_bytes thread_bytes smem_bytes ctas arrivals waited tensor_idle copy_idle".split()
+_OWN = "gmem_bytes thread_bytes copies smem_bytes ctas arrivals waited tensor_idle copy_idle".split()
 
 
 def over_budget(run: Run, budget: Budget) -> list[Finding]:
@@ -51,6 +52,10 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
             f"{allowed}. Let the copy engine do it: plgpu.copy_gmem_to_smem on the way in, plgpu.copy_smem_to_gmem on "
             "the way out.",
         )
+    if _exceeds(counts.copies, budget.copies):
+        text = f"it starts {counts.copies:,} copies into SMEM; the budget is {budget.copies}."
+        unused = next(findings_of(note for note in run.notes if note.kind == "load-in-flight"), None)
+        yield over("copies", text if unused is None else f"{text} {unused.cause}", line=unused and unused.line)
     if _exceeds(counts.smem_bytes, budget.smem_bytes):
         yield over(
             "smem_bytes",

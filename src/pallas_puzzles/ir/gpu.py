@@ -68,11 +68,12 @@ def describe_gpu(eqn: Any) -> Kernel:
     body = _innermost(jaxpr)
     n_in = len(eqn.invars)
     kinds = [(tuple(v.aval.shape), np_dtype(v.aval)) for v in jaxpr.invars]
-    own = _written_names(where_defined(body))[: len(kinds)]
+    written = _written(where_defined(body))
+    own = [a.arg for a in (*written.args.posonlyargs, *written.args.args)][: len(kinds)] if written is not None else []
     names = [*own, *(f"in{i}" if i < n_in else f"out{i - n_in}" for i in range(len(own), len(kinds)))]
     described = [(name, *kind) for name, kind in zip(names, kinds, strict=True)]
     return Kernel(
-        name=str(p.get("name") or body.debug_info.func_name),
+        name=_name(p.get("name"), written) or str(body.debug_info.func_name),
         where=where_defined(body),
         callers=callers_of(eqn),
         grid=dict(zip(mesh.grid_names, mesh.grid, strict=True)),
@@ -93,20 +94,27 @@ def _innermost(jaxpr: Any) -> Any:
     return first.params["jaxpr"] if first is not None and first.primitive.name == "run_scoped" else jaxpr
 
 
-def _written_names(where: SourceLine | None) -> list[str]:
-    """The names of the arguments of the function on a line: JAX forgets those of a kernel's operands."""
+def _written(where: SourceLine | None) -> ast.FunctionDef | ast.Lambda | None:
+    """The function on a line as it is written: JAX forgets the names of a kernel's operands."""
     if where is None:
-        return []
+        return None
     try:
         tree = ast.parse("".join(linecache.getlines(where.file)))
     except SyntaxError:  # a cell with magics
-        return []
+        return None
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.Lambda):
             first = [node, *getattr(node, "decorator_list", ())]
             if min(n.lineno for n in first) == where.line:
-                return [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
-    return []
+                return node
+    return None
+
+
+def _name(given: str | None, written: ast.FunctionDef | ast.Lambda | None) -> str:
+    """A kernel's name. JAX calls a functools.partial "anonymous"."""
+    if given and given != "anonymous":
+        return given
+    return written.name if isinstance(written, ast.FunctionDef) else given or ""
 
 
 OnKernel = Callable[[Kernel], list[np.ndarray]]

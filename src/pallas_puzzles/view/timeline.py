@@ -247,7 +247,12 @@ class Timeline(Displayed):
 
     @property
     def empty(self) -> bool:
-        return not self.calls
+        """Whether nothing was stored: there is no kernel, or none that is written."""
+        return not any(each.counts.gmem_write_bytes for each in self.calls)
+
+    @property
+    def drawn(self) -> list[Launched]:
+        return [] if self.empty and self.note else self.calls[:KERNELS_DRAWN]
 
     def svg(self, call: int = 0) -> str:
         """One kernel as a standalone SVG file; hovering over a bar says what it is, and its line."""
@@ -255,7 +260,7 @@ class Timeline(Displayed):
 
     def text(self) -> str:
         """The picture in characters."""
-        parts = ["\n".join(_text_lines(each)) for each in self.calls[:KERNELS_DRAWN]]
+        parts = ["\n".join(_text_lines(each)) for each in self.drawn]
         return "\n\n".join([*([self.note] if self.note else []), *parts])
 
     def __str__(self) -> str:
@@ -264,7 +269,7 @@ class Timeline(Displayed):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        drawn = "".join(map(_html_of, self.calls[:KERNELS_DRAWN]))
+        drawn = "".join(map(_html_of, self.drawn))
         return drawn + sentence_html(self.note)
 
 

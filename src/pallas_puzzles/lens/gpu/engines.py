@@ -60,7 +60,11 @@ class Engines(Control):
         self.writes(dst, there, t, access)
         there.set(dst.values, poison((), dst.dtype))
 
+        coming = t.cta.coming
+        coming[id(access)] = access, dst
+
         def land() -> None:
+            coming.pop(id(access), None)
             there.set(dst.values, data.reshape(there.shape))
 
         slot.bring(land, parts, end)

@@ -140,6 +140,8 @@ class Launch(Engines):
         heapq.heappush(self.free, cluster.end)
         counts, life = self.timeline.counts, cluster.end - cluster.start
         for cta in cluster.ctas.values():
+            for access, buffer in cta.coming.values():
+                self.finding("load-in-flight", buffer, t, access.instr, "ends")
             counts.tensor_busy += cta.tensor.busy
             counts.copy_busy += cta.copy.busy
             counts.tensor_idle += life - cta.tensor.busy if cta.tensor.busy else 0
