@@ -54,16 +54,38 @@ FAMILIES = {
         "The result is wrong, or something else than the result was written. What does the kernel store, and into "
         "which Ref?"
     ),
-    "race": "Steps of a parallel axis write the same block. What does `parallel` promise to the compiler?",
+    "race": (
+        "Two write, or one writes and one reads, the same elements, and nothing orders them. TPU: steps of a parallel "
+        "axis; what does `parallel` promise to the compiler? GPU: CTAs, warpgroups, copies; who waits for whom?"
+    ),
     "unwaited hang hbm-load hbm-store": (
         "Copies of the reader's own: not waited for, waited for twice, or HBM touched without one. For each start, "
         "where is its wait?"
     ),
+    "no-wait reused store-in-flight acc-in-flight": (
+        "GPU: a copy or a product is on its way while its memory is used. Which call waits for it, and which line uses "
+        "the memory next?"
+    ),
+    "no-commit unfenced-read": (
+        "GPU: the copy engine and the tensor cores do not see what threads have stored in SMEM. Which call makes it "
+        "seen, and between which two lines does it belong?"
+    ),
+    "deadlock lapped": (
+        "GPU: somebody waits at a barrier that has its arrivals no more, or too early. For this barrier: how many "
+        "arrivals end a round, who arrives, and how often does each wait?"
+    ),
+    "bounds output-unwritten": (
+        "GPU: an index outside of an array, or elements that no CTA stores. Which rows does CTA 0 take, and which the "
+        "last one?"
+    ),
+    "smem": "GPU: a CTA holds more SMEM than there is. What is the size of each scratch, times its slots?",
     "budget": "Right answer, but it costs too much. What is counted, and which loop or index map makes it so many?",
     "forbidden outside": (
         "The work is done by a library function, or outside of the kernel. Which part was the puzzle about?"
     ),
-    "lowering": "JAX refuses the kernel for a TPU. Which rule does the sentence name, and which shape breaks it?",
+    "lowering": (
+        "JAX refuses the kernel for a TPU or a GPU. Which rule does the sentence name, and which shape breaks it?"
+    ),
 }
 
 

@@ -393,8 +393,8 @@ class Judge:
             return None
         if not run.calls and self.beyond:
             return None
-        what = "no pallas_call is reached" if not run.calls else "part of the result does not come out of a pallas_call"
-        cause = f"{what}: the work is done outside of a kernel, and this puzzle is about doing it inside."
+        what = "no kernel is reached" if not run.calls else "part of the result does not come out of a kernel"
+        cause = f"{what}: the work is done outside of one, and this puzzle is about doing it inside."
         return Finding("outside", cause, operand="result" if run.calls else None)
 
     def _error(self, error: BaseException) -> "Verdict":

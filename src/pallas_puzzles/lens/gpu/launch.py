@@ -51,6 +51,8 @@ class Launch(Engines):
         if len(self.pending) * max(1, len(list(_indices(kernel.cluster)))) > MOST_CTAS:
             raise Beyond(f"a grid of more than {MOST_CTAS} CTAs")
         counts = self.timeline.counts
+        arrays = {id(b): b.values.nbytes for b in (*self.inputs, *self.outputs)}  # aliased ones once
+        counts.once_bytes = sum(arrays.values())
         counts.smem_bytes, counts.tmem_bytes = _held(kernel.program, "smem"), _held(kernel.program, "tmem")
         self.fibers: list[_Fiber] = []
         self.launched = self.ctas = 0

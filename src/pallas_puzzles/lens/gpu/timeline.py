@@ -56,14 +56,15 @@ class Event:
 class Counts:
     """What a kernel costs, over all CTAs. Bytes; cycles on the logical clock.
 
-    gmem_*: by copies and by loads and stores of threads; padding beyond an array costs nothing, multicast data counts
-    once. thread_bytes: those that threads load and store themselves. smem_bytes, tmem_bytes: held at once by one CTA.
-    arrivals: on barriers. cycles: until the last CTA ends. tensor_busy, copy_busy: summed over CTAs; tensor_idle,
-    copy_idle: from a CTA's start to its end, where it uses them at all. waited: how long warpgroups stand at barriers,
-    and for copies and products; waited_at: the same by line.
+    once_bytes: of the arrays that it is given and makes. gmem_*: by copies and by loads and stores of threads; padding
+    beyond an array costs nothing, multicast data counts once. thread_bytes: those that threads load and store
+    themselves. smem_bytes, tmem_bytes: held at once by one CTA. arrivals: on barriers. cycles: until the last CTA ends.
+    tensor_busy, copy_busy: summed over CTAs; tensor_idle, copy_idle: from a CTA's start to its end, where it uses them
+    at all. waited: how long warpgroups stand at barriers, and for copies and products; waited_at: the same by line.
     """
 
     ctas: int = 0
+    once_bytes: int = 0
     gmem_read_bytes: int = 0
     gmem_write_bytes: int = 0
     thread_bytes: int = 0
