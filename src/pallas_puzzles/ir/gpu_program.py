@@ -61,8 +61,6 @@ class View:
     at(ref_shape, dtype, numbers, out_of_bounds, clips) is the Place; the same numbers give the same Place.
     """
 
-    __slots__ = ("_places", "_tree", "alias", "leaves", "peer", "ref")
-
     def __init__(self, ref: int, tree: Any, leaves: Sequence[int]):
         self.ref, self._tree, self.leaves = ref, tree, tuple(leaves)
         self._places: dict[Any, Place] = {}
@@ -82,6 +80,19 @@ class View:
         """Which CTA of the cluster a Ref belongs to that is not one's own: {axis: index}."""
         t = next(t for t in self._transforms(numbers) if _is(t, "ClusterRefTransform"))
         return {axis: int(np.asarray(i)) for axis, i in zip(t.dims, t.idxs, strict=True)}
+
+    @functools.cached_property
+    def tiling(self) -> tuple[tuple[int, ...] | None, int | None]:
+        """The shape of the tiles that the Ref is made of, and their swizzle in bytes, where it has any."""
+        seen = self._transforms([0] * len(self.leaves)) if self._tree is not None else []
+        tile = next((tuple(t.tiling) for t in seen if _is(t, "UntilingTransform")), None)
+        return tile, next((int(t.swizzle) for t in seen if _is(t, "UnswizzleRef")), None)
+
+    @functools.cached_property
+    def transposed(self) -> bool:
+        """Whether it is seen with its dimensions exchanged."""
+        seen = self._transforms([0] * len(self.leaves)) if self._tree is not None else []
+        return any(_is(t, "TransposeTransform") or _is(t, "TransposeRef") for t in seen)
 
     def at(
         self,
@@ -162,6 +173,10 @@ class Instr:
         if any(v.aval.shape or is_floating(np_dtype(v.aval)) for v in self.eqn.invars):
             return None
         return OPS[name], np_dtype(out)
+
+    def keeps_shape(self, slot: int) -> bool:
+        """Whether the first result has the shape of an operand."""
+        return bool(self.eqn.invars[self.ins.index(slot)].aval.shape == self.eqn.outvars[0].aval.shape)
 
     def scan_groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """[constants, initial carry, scanned-over arrays] of a loop."""

@@ -9,6 +9,7 @@ from ...ir.gpu_program import Instr, View
 from ...ir.ops import bits_of, matmul, poison
 from ...ir.places import Place
 from .accesses import Env
+from .banks import of_operand
 from .barriers import Slot
 from .machine import Control, Going, flat
 from .memory import Access, Buffer
@@ -187,9 +188,20 @@ class Engines(Control):
             where.set(acc.values, (where.read(acc.values) + matmul(left(), right())).astype(acc.dtype))
 
         k, width = self._depth(p["a"], env, t, instr)
-        end = self._multiply(t, instr, "wgmma", 2 * int(np.prod(where.shape)) * k, width)
+        conflicts = self._bank_conflicts(t, instr, env, (p["a"], p["b"]), where.shape[0] // 64)
+        end = self._multiply(t, instr, "wgmma", 2 * int(np.prod(where.shape)) * k, width, conflicts)
         t.wgmmas.append((number, add, end, acc))
         return []
+
+    def _bank_conflicts(self, t: Thread, instr: Instr, env: Env, operands: tuple[View, View], times: int) -> int:
+        """The conflicts of reading both operands. times: how often the right one is read, for 64 rows each time."""
+        total = 0
+        for view, n in zip(operands, (1, times), strict=True):
+            if isinstance(buffer := env[view.ref], Buffer) and buffer.space == "smem":
+                buffer, place = self.place(t, instr, view, env, "multiplies")
+                shape = place.shape[::-1] if view.transposed else place.shape
+                total += n * of_operand(shape, bits_of(buffer.dtype) // 8, view.tiling)
+        return self.conflicts(instr, total)
 
     def _depth(self, view: View, env: Env, t: Thread, instr: Instr) -> tuple[int, int]:
         """(the summed dimension of a left operand, bits of its elements)."""
@@ -199,11 +211,12 @@ class Engines(Control):
         buffer, place = self.place(t, instr, view, env, "multiplies")
         return place.shape[-1], bits_of(buffer.dtype)
 
-    def _multiply(self, t: Thread, instr: Instr, kind: str, flops: int, width: int) -> float:
+    def _multiply(self, t: Thread, instr: Instr, kind: str, flops: int, width: int, conflicts: int = 0) -> float:
+        """The time of a product: when it is done. conflicts: cycles that its operands come late by."""
         chip, counts = self.timeline.chip, self.timeline.counts
         counts.products += 1
         counts.flops += flops
-        start, end = t.cta.tensor.take(t.now, flops / chip.tensor_flops * width / 16)
+        start, end = t.cta.tensor.take(t.now, flops / chip.tensor_flops * width / 16 + conflicts)
         self.timeline.add(t.cta.number, "tensor", kind, start, end, instr)
         return end
 
@@ -287,7 +300,9 @@ class Engines(Control):
                 where.set(ref.values, (before + product).astype(ref.dtype))
 
         flops = 2 * int(np.prod(where.shape)) * a_place.shape[-1]
-        cta.mmas.append((number, add, self._multiply(t, instr, "tcgen05", flops, bits_of(lefts[0].dtype))))
+        conflicts = self._bank_conflicts(t, instr, env, (p["a"], p["b"]), 1)
+        end = self._multiply(t, instr, "tcgen05", flops, bits_of(lefts[0].dtype), conflicts)
+        cta.mmas.append((number, add, end))
         if "barrier" in p:
             self._commit_mmas(t, instr, env, ctas)
         return []

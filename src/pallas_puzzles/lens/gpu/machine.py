@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Alloc, Instr, Program, View
-from ...ir.ops import Beyond
+from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from .accesses import Core, Env
+from .banks import of_warps
 from .barriers import NAMED, Barrier, Semaphore, Semaphores, Slot, Wait
 from .memory import Access, Buffer
 from .threads import Cluster, Cta, Thread
@@ -207,7 +208,16 @@ class Control(Core):
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
         elif buffer.space == "smem":
             t.now += nbytes / chip.smem_bytes
+            t.now += self.conflicts(instr, _bank_conflicts(instr, buffer, place))
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
+
+    def conflicts(self, instr: Instr, conflicts: int) -> int:
+        """Counts bank conflicts. Each takes a cycle."""
+        if conflicts:
+            counts = self.timeline.counts
+            counts.bank_conflicts += conflicts
+            counts.conflicts_at[instr.line] = counts.conflicts_at.get(instr.line, 0) + conflicts
+        return conflicts
 
     def do_commit_smem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         t.fence()
@@ -358,6 +368,15 @@ class Control(Core):
         (index,) = t.cta.shared.get((id(buffer), self.region(buffer, place)), [None])
         names = instr.p["names"]
         return [*(np.int32(index[n] if index else 0) for n in names), np.bool_(index is not None)]
+
+
+def _bank_conflicts(instr: Instr, buffer: Buffer, place: Place) -> int:
+    """Those of a load or store by a warpgroup, as far as its layout and that of the Ref are known."""
+    p = instr.p
+    tiling, optimized = p["view"].tiling, p["optimized"]
+    if p.get("layout") != "WGMMA" or p["view"].transposed or (tiling == (None, None) and optimized):
+        return 0
+    return of_warps(place.shape, bits_of(buffer.dtype) // 8, tiling, optimized)
 
 
 def flat(axes: Sequence[Any]) -> list[Any]:

@@ -60,6 +60,7 @@ class Counts:
     once. smem_bytes, tmem_bytes: held at once by one CTA. arrivals: on barriers. cycles: until the last CTA ends.
     tensor_busy, copy_busy: summed over CTAs; tensor_idle, copy_idle: from a CTA's start to its end, where it uses them
     at all. waited: how long warpgroups stand at barriers, and for copies and products; waited_at: the same by line.
+    bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by line.
     """
 
     ctas: int = 0
@@ -80,6 +81,8 @@ class Counts:
     copy_idle: float = 0
     waited: float = 0
     waited_at: dict[SourceLine | None, float] = dataclasses.field(default_factory=dict)
+    bank_conflicts: int = 0
+    conflicts_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def together(cls, each: "Sequence[Counts]") -> "Counts":
@@ -87,10 +90,10 @@ class Counts:
         total = cls()
         for field in dataclasses.fields(cls):
             values = [getattr(c, field.name) for c in each]
-            if field.name == "waited_at":
-                for found in values:
-                    for line, cycles in found.items():
-                        total.waited_at[line] = total.waited_at.get(line, 0.0) + cycles
+            if field.name.endswith("_at"):
+                by_line = getattr(total, field.name)
+                for line, n in (item for found in values for item in found.items()):
+                    by_line[line] = by_line.get(line, 0) + n
             else:
                 together = max if field.name in ("smem_bytes", "tmem_bytes") else sum
                 setattr(total, field.name, together(values) if values else 0)
