@@ -8,6 +8,7 @@ seen on jax 0.11.2 and 0.12.0.1.
 import ast
 import contextlib
 import dataclasses
+import functools
 import linecache
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -92,18 +93,22 @@ def _innermost(jaxpr: Any) -> Any:
 
 def _written_names(where: SourceLine | None) -> list[str]:
     """The names of the arguments of the function on a line: JAX forgets those of a kernel's operands."""
-    if where is None:
-        return []
+    return list(_names_by_line("".join(linecache.getlines(where.file))).get(where.line, ())) if where else []
+
+
+@functools.lru_cache(16)
+def _names_by_line(source: str) -> dict[int, tuple[str, ...]]:
+    """The names of the arguments of each function, by its first line."""
     try:
-        tree = ast.parse("".join(linecache.getlines(where.file)))
+        tree = ast.parse(source)
     except SyntaxError:  # a cell with magics
-        return []
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.Lambda):
-            first = [node, *getattr(node, "decorator_list", ())]
-            if min(n.lineno for n in first) == where.line:
-                return [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
-    return []
+            first = min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
+            found.setdefault(first, tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args)))
+    return found
 
 
 OnKernel = Callable[[Kernel], list[np.ndarray]]

@@ -64,7 +64,7 @@ class View:
     def __init__(self, ref: int, tree: Any, leaves: Sequence[int]):
         self.ref, self._tree, self.leaves = ref, tree, tuple(leaves)
         self._places: dict[Any, Place] = {}
-        first = self._transforms([0] * len(self.leaves)) if tree is not None else []
+        self._first = first = self._unflattened([0] * len(self.leaves)) if tree is not None else []
         self.alias = _alias(first)  # a part of a RefUnion: (byte offset, shape, dtype, group)
         # a Ref of another CTA of the cluster: the axes along which it is another one
         self.peer = next((t.dims for t in first if _is(t, "ClusterRefTransform")), None)
@@ -72,6 +72,9 @@ class View:
             raise Beyond("a Ref of another device")
 
     def _transforms(self, numbers: Sequence[Any]) -> list[Any]:
+        return self._unflattened(numbers) if self.leaves else self._first
+
+    def _unflattened(self, numbers: Sequence[Any]) -> list[Any]:
         return jax.tree.leaves(
             jax.tree.unflatten(self._tree, list(numbers)), is_leaf=lambda t: hasattr(t, "transform_type")
         )
@@ -84,15 +87,14 @@ class View:
     @functools.cached_property
     def tiling(self) -> tuple[tuple[int, ...] | None, int | None]:
         """The shape of the tiles that the Ref is made of, and their swizzle in bytes, where it has any."""
-        seen = self._transforms([0] * len(self.leaves)) if self._tree is not None else []
+        seen = self._first
         tile = next((tuple(t.tiling) for t in seen if _is(t, "UntilingTransform")), None)
         return tile, next((int(t.swizzle) for t in seen if _is(t, "UnswizzleRef")), None)
 
     @functools.cached_property
     def transposed(self) -> bool:
         """Whether it is seen with its dimensions exchanged."""
-        seen = self._transforms([0] * len(self.leaves)) if self._tree is not None else []
-        return any(_is(t, "TransposeTransform") or _is(t, "TransposeRef") for t in seen)
+        return any(_is(t, "TransposeTransform") for t in self._first)
 
     def at(
         self,
