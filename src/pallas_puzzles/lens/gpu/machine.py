@@ -209,6 +209,7 @@ class Control(Core):
         elif buffer.space == "smem":
             t.now += nbytes / chip.smem_bytes
             t.now += self.conflicts(instr, _bank_conflicts(instr, buffer, place))
+            self.use(t.cta, buffer, place, "read" if kind == "load" else "compute", start, t.now)
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
 
     def conflicts(self, instr: Instr, conflicts: int) -> int:
@@ -241,13 +242,13 @@ class Control(Core):
         slot, told = self.slot(t, view, env), t.tell()
         axes = flat(slot.alloc.axes)
         if not axes:
-            slot.arrive(t.name, instr.line, told, t.now)
+            slot.arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
             return
         barrier = env[view.ref]
         at = next(k for k, s in barrier.slots.items() if s is slot)
         for cta in self.partners(t.cta, axes):
             peer = barrier if cta is t.cta else self.in_cta(barrier, cta, t.cta)
-            peer.slots[at].arrive(t.name, instr.line, told, t.now)
+            peer.slots[at].arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
         """The CTAs of a cluster that differ along these axes only, in order."""
@@ -271,10 +272,11 @@ class Control(Core):
             yield Wait(lambda: slot.round > number, instr.line, slot, number)
         if slot.round > number + 1:
             self.finding("lapped", slot, t, instr, "waits for", detail=(number, slot.round))
-        knowledge, time = slot.land(number)
-        t.knowledge.learn(knowledge)
-        self.timeline.waited(t.cta.number, t.lane, t.now, time, instr, slot.name)
-        t.now = max(t.now, time)
+        ended = slot.land(number)
+        t.knowledge.learn(ended.knowledge)
+        self.timeline.waited(t.cta.number, t.lane, t.now, ended.time, instr, slot.name)
+        self.timeline.handover(t.cta.number, slot.name, ended.last, t.lane, t.now)
+        t.now = max(t.now, ended.time)
         yield None  # those who are behind now take the engines first
         return []
 
@@ -292,7 +294,7 @@ class Control(Core):
             slot = t.cta.named[number] = Slot(f"the named barrier {number}", p["threads"], NAMED)
         round_ = slot.round
         self.timeline.counts.arrivals += 1
-        slot.arrive(t.name, instr.line, t.tell(), t.now, t.width)
+        slot.arrive(t.name, instr.line, t.tell(), t.now, (t.cta.number, t.lane), t.width)
         if not p["waits"]:
             return []
         return (yield from self._wait_for(t, instr, slot, round_))
@@ -302,9 +304,9 @@ class Control(Core):
         number = t.seen[slot]
         if slot.round <= number:
             return [np.bool_(False)]
-        knowledge, time = slot.land(number)
-        t.knowledge.learn(knowledge)
-        t.now = max(t.now, time)
+        ended = slot.land(number)
+        t.knowledge.learn(ended.knowledge)
+        t.now = max(t.now, ended.time)
         return [np.bool_(True)]
 
     # -- semaphores

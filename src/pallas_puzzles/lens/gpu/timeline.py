@@ -52,6 +52,31 @@ class Event:
     ref: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Use:
+    """What happens in a part of SMEM. slot: its name, "x_smem[1]". kind: "load", "compute" (a thread stores into it),
+    "read", "store" (a copy out of it). start, end: cycles."""
+
+    cta: int
+    slot: str
+    kind: str
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handover:
+    """A wait at a barrier, and the last arrival that it was for. waited: whether the arrival came after the wait."""
+
+    cta: int
+    barrier: str
+    source: str
+    arrived: float
+    lane: str
+    end: float
+    waited: bool
+
+
 @dataclasses.dataclass
 class Counts:
     """What a kernel costs, over all CTAs. Bytes; cycles on the logical clock.
@@ -127,6 +152,8 @@ class Timeline:
     def __init__(self, chip: Chip, ctas_drawn: int):
         self.chip, self.ctas_drawn = chip, ctas_drawn
         self.events: list[Event] = []
+        self.uses: list[Use] = []
+        self.handovers: list[Handover] = []
         self.counts = Counts()
 
     def add(self, cta: int, lane: str, kind: str, start: float, end: float, instr: Any, ref: str = "") -> None:
@@ -139,3 +166,13 @@ class Timeline:
             at = self.counts.waited_at
             at[instr.line] = at.get(instr.line, 0.0) + end - start
             self.add(cta, lane, "wait", start, end, instr, ref)
+
+    def use(self, cta: int, slot: str, kind: str, start: float, end: float) -> None:
+        if cta < self.ctas_drawn:
+            self.uses.append(Use(cta, slot, kind, start, end))
+
+    def handover(self, cta: int, barrier: str, source: tuple[int, str, float], lane: str, since: float) -> None:
+        """source: the CTA, lane and time of the last arrival; since: when the wait began."""
+        if cta < self.ctas_drawn and source[0] == cta and source[1] != lane:
+            end, waited = max(since, source[2]), source[2] > since
+            self.handovers.append(Handover(cta, barrier, source[1], source[2], lane, end, waited))
