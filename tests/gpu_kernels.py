@@ -56,8 +56,8 @@ def double(
     return plgpu.kernel(body, out_type=S(x.shape, x.dtype), scratch_types=[*slots, bars]), (x,), 2 * x
 
 
-def matmul(wait: bool = True, steps: int = 4, in_registers: bool = False, early: bool = False) -> Case:
-    """a @ b, 64 x 64, by wgmma over k with two slots. early: reads the accumulator of a product that is on its way."""
+def matmul(wait: bool = True, steps: int = 4, in_registers: bool = False, tiles: Any = TILES) -> Case:
+    """a @ b, 64 x 64, by wgmma over k with two slots. tiles: how the operands lie in SMEM."""
 
     def body(a_gmem, b_gmem, o_gmem, a_smem, b_smem, bars):
         def copy(k, slot):
@@ -84,9 +84,33 @@ def matmul(wait: bool = True, steps: int = 4, in_registers: bool = False, early:
         o_gmem[...] = pl.run_scoped(scope, plgpu.ACC((64, 64)))
 
     a, b = normal(64, 64 * steps, dtype=jnp.bfloat16), normal(64 * steps, 64, dtype=jnp.bfloat16, seed=1)
-    slots = [plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=TILES)] * 2
+    slots = [plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiles)] * 2
     bars = plgpu.Barrier(num_barriers=2, num_arrivals=2)
     kernel = plgpu.kernel(body, out_type=S((64, 64), jnp.float32), scratch_types=[*slots, bars])
+    return kernel, (a, b), a.astype(np.float32) @ b.astype(np.float32)
+
+
+def epilogue(dtype: Any, tiles: Any, optimized: bool = True) -> Case:
+    """a @ b, 64 x 64, stored by way of SMEM. tiles: how the result lies there."""
+
+    def body(a_gmem, b_gmem, o_gmem, a_smem, b_smem, o_smem, bar):
+        plgpu.copy_gmem_to_smem(a_gmem, a_smem, bar)
+        plgpu.copy_gmem_to_smem(b_gmem, b_smem, bar)
+        plgpu.barrier_wait(bar)
+
+        def scope(acc):
+            plgpu.wgmma(acc, a_smem, b_smem)
+            return acc[...]
+
+        plgpu.store(o_smem, pl.run_scoped(scope, plgpu.ACC((64, 64))).astype(dtype), optimized=optimized)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(o_smem, o_gmem)
+        plgpu.wait_smem_to_gmem(0)
+
+    a, b = (np.eye(64, dtype=jnp.bfloat16) * n for n in (2, 3))
+    slots = [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILES)] * 2
+    scratch = [*slots, plgpu.SMEM((64, 64), dtype, transforms=tiles), plgpu.Barrier(num_arrivals=2)]
+    kernel = plgpu.kernel(body, out_type=S((64, 64), dtype), scratch_types=scratch)
     return kernel, (a, b), a.astype(np.float32) @ b.astype(np.float32)
 
 

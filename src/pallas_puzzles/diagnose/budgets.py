@@ -26,9 +26,9 @@ class Budget:
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
     thread_bytes: those of them that threads load and store themselves. copies: out of GMEM into SMEM. smem_bytes: SMEM
-    held by one CTA. ctas: over all kernels. arrivals: on barriers. waited: cycles that warpgroups wait for copies,
-    products and barriers; tensor_idle, copy_idle: cycles of a CTA's life in which the tensor cores or the copy engine
-    have nothing to do; all three over all CTAs, on the machine's logical clock.
+    held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts: in SMEM. waited: cycles that
+    warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of a CTA's life in which the
+    tensor cores or the copy engine have nothing to do; all three over all CTAs, on the machine's logical clock.
     """
 
     hbm_bytes: int | None = None
@@ -50,6 +50,7 @@ class Budget:
     smem_bytes: int | None = None
     ctas: int | None = None
     arrivals: int | None = None
+    bank_conflicts: int | None = None
     waited: int | None = None
     tensor_idle: int | None = None
     copy_idle: int | None = None

@@ -12,7 +12,7 @@ from .findings import Finding
 from .gpu import findings_of
 
 _ALSO = frozenset("calls flops outside_flops".split())  # of the fields that are for kernels for a TPU
-_OWN = "gmem_bytes thread_bytes copies smem_bytes ctas arrivals waited tensor_idle copy_idle".split()
+_OWN = "gmem_bytes thread_bytes copies smem_bytes ctas arrivals bank_conflicts waited tensor_idle copy_idle".split()
 
 
 def over_budget(run: Run, budget: Budget) -> list[Finding]:
@@ -55,7 +55,7 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
     if _exceeds(counts.copies, budget.copies):
         text = f"it starts {counts.copies:,} copies into SMEM; the budget is {budget.copies}."
         unused = next(findings_of(note for note in run.notes if note.kind == "load-in-flight"), None)
-        yield over("copies", text if unused is None else f"{text} {unused.cause}", line=unused and unused.line)
+        yield over("copies", text if unused is None else f"{text} {unused.cause}", line=unused.line if unused else None)
     if _exceeds(counts.smem_bytes, budget.smem_bytes):
         yield over(
             "smem_bytes",
@@ -70,8 +70,17 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
     if _exceeds(counts.arrivals, budget.arrivals):
         text = f"it makes {plural(counts.arrivals, 'arrival')} on barriers; the budget is {budget.arrivals}. Wait for "
         yield over("arrivals", text + "larger copies, or for several at one barrier.")
+    if _exceeds(counts.bank_conflicts, budget.bank_conflicts):
+        lines = _most(counts.conflicts_at)
+        text = (
+            f"it has {plural(counts.bank_conflicts, 'bank conflict')} in SMEM; the budget is {budget.bank_conflicts}. "
+            "Rows of a tile that are read together lie in the same banks. Give the Ref "
+            "transforms=(plgpu.TilingTransform((8, n)), plgpu.SwizzleTransform(128)), where n elements are 128 bytes."
+        )
+        where = (f"{line}: {plural(n, 'conflict')}: {line.text}" for n, line in lines[:3])
+        yield over("bank_conflicts", text, *where, line=lines[0][1] if lines else None)
     if _exceeds(counts.waited, budget.waited):
-        lines = sorted(((n, line) for line, n in counts.waited_at.items() if line is not None), key=lambda w: -w[0])
+        lines = _most(counts.waited_at)
         text = f"its warpgroups wait for {counts.waited:,.0f} cycles; the budget is {budget.waited:,}. Start what they "
         text += "wait for earlier, while they still compute: with another slot in SMEM, for instance."
         where = (f"{line}: {n:,.0f} cycles: {line.text}" for n, line in lines[:3])
@@ -87,6 +96,11 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
             yield over(kind, text + "next copy before you compute with the last one, so that the two overlap.")
     if _exceeds(counts.flops, budget.flops):
         yield over("flops", f"it computes {counts.flops:,} FLOPs; the budget is {budget.flops:,}.")
+
+
+def _most(by_line: dict[SourceLine | None, Any]) -> list[tuple[Any, SourceLine]]:
+    """(figure, the reader's line), the largest first."""
+    return sorted(((n, line) for line, n in by_line.items() if line is not None), key=lambda each: -each[0])
 
 
 def _exceeds(figure: float, most: float | None) -> bool:

@@ -8,6 +8,7 @@ seen on jax 0.11.2 and 0.12.0.1.
 import ast
 import contextlib
 import dataclasses
+import functools
 import linecache
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -96,18 +97,21 @@ def _innermost(jaxpr: Any) -> Any:
 
 def _written(where: SourceLine | None) -> ast.FunctionDef | ast.Lambda | None:
     """The function on a line as it is written: JAX forgets the names of a kernel's operands."""
-    if where is None:
-        return None
+    return _by_line("".join(linecache.getlines(where.file))).get(where.line) if where is not None else None
+
+
+@functools.lru_cache(16)
+def _by_line(source: str) -> dict[int, ast.FunctionDef | ast.Lambda]:
+    """Each function by its first line."""
     try:
-        tree = ast.parse("".join(linecache.getlines(where.file)))
+        tree = ast.parse(source)
     except SyntaxError:  # a cell with magics
-        return None
+        return {}
+    found: dict[int, ast.FunctionDef | ast.Lambda] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.Lambda):
-            first = [node, *getattr(node, "decorator_list", ())]
-            if min(n.lineno for n in first) == where.line:
-                return node
-    return None
+            found.setdefault(min(n.lineno for n in (node, *getattr(node, "decorator_list", ()))), node)
+    return found
 
 
 def _name(given: str | None, written: ast.FunctionDef | ast.Lambda | None) -> str:

@@ -79,7 +79,8 @@ class _Reader:
         elif name in _SILENT:
             kind, more = "silent", {}
         elif name in _SAME:
-            kind, more = "same", {}
+            layout = p.get("new_layout")
+            kind, more = "same", {} if layout is None else {"layout": getattr(layout, "name", str(layout))}
         elif (inner := inlined(eqn)) is not None:
             kind, more = "inline", {"programs": [read_program(inner)]}
         elif any(hasattr(v.aval, "inner_aval") for v in eqn.invars):
@@ -110,12 +111,13 @@ def _views(refs: Sequence[int], trees: Sequence[Any], leaves: Sequence[int]) -> 
 
 def _read(p: Any, ins: Any, eqn: Any) -> Any:
     views, rest = _views(ins[:1], [p["tree"]], ins[1:])
-    return "read", {"view": views[0], "mask": rest[0] if rest else None}
+    return "read", {"view": views[0], "mask": rest[0] if rest else None, "optimized": p.get("optimized", True)}
 
 
 def _write(p: Any, ins: Any, eqn: Any) -> Any:
     views, _ = _views(ins[:1], [p["tree"]], ins[2:])
-    return "write", {"view": views[0], "value": ins[1], "add": eqn.primitive.name == "addupdate"}
+    add = eqn.primitive.name == "addupdate"
+    return "write", {"view": views[0], "value": ins[1], "add": add, "optimized": p.get("optimized", True)}
 
 
 def _predicate(p: Any, rest: Sequence[int]) -> int | None:

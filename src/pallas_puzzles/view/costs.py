@@ -42,7 +42,9 @@ def _of_gpu(each: list[Counts]) -> str:
 
 
 _TPU_SUMS = ("hbm_bytes", "once_bytes", "steps", "flops")
-_GPU_SUMS = ("gmem_bytes", "once_bytes", "ctas", "arrivals", "flops", "cycles", "waited", "tensor_idle", "copy_idle")
+_GPU_SUMS = tuple(
+    "gmem_bytes once_bytes ctas arrivals bank_conflicts flops cycles waited tensor_idle copy_idle".split()
+)
 
 
 def totals(figures: Sequence[Figures | Counts]) -> dict[str, int]:

@@ -6,7 +6,8 @@
     run.notes        a list of Finding that are not wrong by themselves: see findings.NOTES
     run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
     run.events       a list of Event: what ran in each CTA and lane from when to when on the logical clock, and its line
-    run.calls        the same for each kernel of fn, a list of Launched; .writer_of(output, index) -> (who, line)
+    run.calls        the same for each kernel of fn, a list of Launched, with .uses of SMEM and .handovers at barriers
+                     for the first CTAs; .writer_of(output, index) -> (who, line)
 
 A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
 another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place
@@ -26,7 +27,7 @@ from .. import machine as lens
 from .findings import Finding
 from .launch import Launch
 from .memory import Access
-from .timeline import CHIPS, Counts, Event
+from .timeline import CHIPS, Counts, Event, Handover, Use
 
 CTAS_DRAWN = 64
 _OTHER_GARBAGE = 3.0
@@ -42,6 +43,8 @@ class Launched:
     notes: list[Finding]
     counts: Counts
     events: list[Event]
+    uses: list[Use]
+    handovers: list[Handover]
     written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)  # number of the write by
     # element, 0 or less for none; and the writes by number
 
@@ -93,7 +96,8 @@ def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_dr
         found = _told_apart(found, launch, Launch(kernel, CHIPS[chip], cores, 0))
     wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
     timeline = launch.timeline
-    return Launched(kernel, outputs, wrong, notes, timeline.counts, timeline.events, launch.written())
+    drawn = timeline.events, timeline.uses, timeline.handovers
+    return Launched(kernel, outputs, wrong, notes, timeline.counts, *drawn, launch.written())
 
 
 def _told_apart(found: list[Finding], launch: Launch, again: Launch) -> list[Finding]:

@@ -176,6 +176,14 @@ class Core:
             return Access(t.loading if reads else t.filling, t.tmem, instr, t.name, verb, "load" if reads else "fill")
         return Access(t.agent, t.epoch, instr, t.name, verb)
 
+    def use(self, cta: Cta, buffer: Buffer, place: Place, kind: str, start: float, end: float) -> None:
+        """Something happens in a part of SMEM, for the timeline."""
+        if buffer.space == "smem":
+            box = self.region(buffer, place).box
+            one = box is not None and len(box) > 2 and box[0][1] - box[0][0] == 1  # one of several slots
+            name = f"{buffer.name}[{box[0][0]}]" if one and box is not None else buffer.name
+            self.timeline.use(cta.number, name, kind, start, end)
+
     def slot(self, t: Thread, view: View, env: Env) -> Slot:
         """The barrier that a view is of."""
         barrier: Barrier = env[view.ref]

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Alloc, Instr, Program, View
-from ...ir.ops import Beyond
+from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from .accesses import Core, Env
+from .banks import of_warps
 from .barriers import NAMED, Barrier, Semaphore, Semaphores, Slot, Wait
 from .memory import Access, Buffer
 from .threads import Cluster, Cta, Thread
@@ -208,7 +209,17 @@ class Control(Core):
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
         elif buffer.space == "smem":
             t.now += nbytes / chip.smem_bytes
+            t.now += self.conflicts(instr, _bank_conflicts(instr, buffer, place))
+            self.use(t.cta, buffer, place, "read" if kind == "load" else "compute", start, t.now)
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
+
+    def conflicts(self, instr: Instr, conflicts: int) -> int:
+        """Counts bank conflicts. Each takes a cycle."""
+        if conflicts:
+            counts = self.timeline.counts
+            counts.bank_conflicts += conflicts
+            counts.conflicts_at[instr.line] = counts.conflicts_at.get(instr.line, 0) + conflicts
+        return conflicts
 
     def do_commit_smem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         t.fence()
@@ -232,13 +243,13 @@ class Control(Core):
         slot, told = self.slot(t, view, env), t.tell()
         axes = flat(slot.alloc.axes)
         if not axes:
-            slot.arrive(t.name, instr.line, told, t.now)
+            slot.arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
             return
         barrier = env[view.ref]
         at = next(k for k, s in barrier.slots.items() if s is slot)
         for cta in self.partners(t.cta, axes):
             peer = barrier if cta is t.cta else self.in_cta(barrier, cta, t.cta)
-            peer.slots[at].arrive(t.name, instr.line, told, t.now)
+            peer.slots[at].arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
         """The CTAs of a cluster that differ along these axes only, in order."""
@@ -262,10 +273,11 @@ class Control(Core):
             yield Wait(lambda: slot.round > number, instr.line, slot, number)
         if slot.round > number + 1:
             self.finding("lapped", slot, t, instr, "waits for", detail=(number, slot.round))
-        knowledge, time = slot.land(number)
-        t.knowledge.learn(knowledge)
-        self.timeline.waited(t.cta.number, t.lane, t.now, time, instr, slot.name)
-        t.now = max(t.now, time)
+        ended = slot.land(number)
+        t.knowledge.learn(ended.knowledge)
+        self.timeline.waited(t.cta.number, t.lane, t.now, ended.time, instr, slot.name)
+        self.timeline.handover(t.cta.number, slot.name, ended.last, t.lane, t.now)
+        t.now = max(t.now, ended.time)
         yield None  # those who are behind now take the engines first
         return []
 
@@ -283,7 +295,7 @@ class Control(Core):
             slot = t.cta.named[number] = Slot(f"the named barrier {number}", p["threads"], NAMED)
         round_ = slot.round
         self.timeline.counts.arrivals += 1
-        slot.arrive(t.name, instr.line, t.tell(), t.now, t.width)
+        slot.arrive(t.name, instr.line, t.tell(), t.now, (t.cta.number, t.lane), t.width)
         if not p["waits"]:
             return []
         return (yield from self._wait_for(t, instr, slot, round_))
@@ -293,9 +305,9 @@ class Control(Core):
         number = t.seen[slot]
         if slot.round <= number:
             return [np.bool_(False)]
-        knowledge, time = slot.land(number)
-        t.knowledge.learn(knowledge)
-        t.now = max(t.now, time)
+        ended = slot.land(number)
+        t.knowledge.learn(ended.knowledge)
+        t.now = max(t.now, ended.time)
         return [np.bool_(True)]
 
     # -- semaphores
@@ -359,6 +371,15 @@ class Control(Core):
         (index,) = t.cta.shared.get((id(buffer), self.region(buffer, place)), [None])
         names = instr.p["names"]
         return [*(np.int32(index[n] if index else 0) for n in names), np.bool_(index is not None)]
+
+
+def _bank_conflicts(instr: Instr, buffer: Buffer, place: Place) -> int:
+    """Those of a load or store by a warpgroup, as far as its layout and that of the Ref are known."""
+    p = instr.p
+    tiling, optimized = p["view"].tiling, p["optimized"]
+    if p.get("layout") != "WGMMA" or p["view"].transposed or (tiling == (None, None) and optimized):
+        return 0
+    return of_warps(place.shape, bits_of(buffer.dtype) // 8, tiling, optimized)
 
 
 def flat(axes: Sequence[Any]) -> list[Any]:

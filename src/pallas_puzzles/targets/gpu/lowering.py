@@ -105,6 +105,12 @@ _REASONS = [
         "With a swizzle of {0} bytes the last dimension of a tile has {1} elements. Use TilingTransform((8, {1})).",
     ),
     (
+        r"no optimized SMEM <-> registers transfer plan .* register layout (\w+) and ref with transforms \((.*?),?\)$",
+        "Threads cannot reach this SMEM without bank conflicts: the layout {0} of the value does not fit "
+        "transforms=({1}). Use (plgpu.TilingTransform((8, n)), plgpu.SwizzleTransform(128)), where n elements are "
+        "128 bytes.",
+    ),
+    (
         r"Failed to infer a possible set of layouts|Layout inference failed",
         NO_LAYOUT,
     ),
@@ -124,7 +130,7 @@ def _explain(error: Exception) -> Refusal:
     text = str(error).strip() or _last_frame(error)
     known = _sentence(text)
     if known is None and isinstance(error, AttributeError) and "core_count" in _last_frame(error):
-        known = _REASONS[5][1]
+        known = next(words for _, words in _REASONS if "how many SMs" in words)
     if known is not None:
         return Refusal(known, _first_line(text), _readers_line(error))
     if isinstance(error, AssertionError):
