@@ -117,9 +117,9 @@ def puzzle_9(nb: Any) -> Question:
         nb.lse_spec,
         normal((200, 256)),
         variants=[
-            case(normal((130, 128), shift=-200.0), about="all numbers are negative"),
+            case(normal((136, 128), shift=-200.0), about="all numbers are negative"),
             case(normal((128, 128), scale=30.0), about="no row is missing"),
-            case(normal((65, 256), shift=100.0), about="one row in the last tile"),
+            case(normal((72, 256), shift=100.0), about="8 rows in the last tile"),
         ],
         budget=Budget(gmem_bytes=208_896, ctas=8),
     )

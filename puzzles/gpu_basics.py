@@ -492,7 +492,7 @@ def strip_gelu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (512, 128): copy_idle=5_000, thread_bytes=0, copies=8. copy_idle: cycles in which the copy engine has
+# Budget for x (512, 128): thread_bytes=0, copies=8, copy_idle=5_000. copy_idle: cycles in which the copy engine has
 # nothing to do. With one tile after the other it idles for 18,000 of them. copies: into SMEM; there are 8 tiles.
 check("gpu_basics/5", strip_gelu)
 
@@ -744,7 +744,7 @@ def largest(x: Float[Array, "T R N"]) -> Float[Array, "R N"]:
 
 
 # %%
-# Budget for x (32, 16, 256): copy_idle=2_000, smem_bytes=25_000. With one slot too few, the engine idles for 7,239
+# Budget for x (32, 16, 256): smem_bytes=25_000, copy_idle=2_000. With one slot too few, the engine idles for 7,239
 # cycles; one slot too many needs 33,000 bytes of SMEM. The check asks for other tiles, too.
 check("gpu_basics/7", largest)
 
@@ -891,7 +891,7 @@ check("gpu_basics/8", rms_norm)
 # %% [markdown]
 # ## Puzzle 9: Ragged edges
 #
-# **Goal.** Log-sum-exp of each column, for every 64 rows of `x`. The number of rows is not a multiple of 64.
+# **Goal.** Log-sum-exp of each column, for every 64 rows of `x`. The number of rows is a multiple of 8, not of 64.
 #
 # ### Theory
 #
@@ -1054,7 +1054,7 @@ def fast_softmax(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (8, 1024) in bfloat16: gmem_bytes=32_768, ctas=8.
+# Budget for x (8, 1024): gmem_bytes=32_768, ctas=8. This x is bfloat16.
 check("gpu_basics/10", fast_softmax)
 
 # %% [markdown]

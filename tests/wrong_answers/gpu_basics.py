@@ -165,8 +165,11 @@ def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
 # %% gpu_basics/7: only what is on its way
 # slots_needed: `1 + ` -> ``
 
+
 # %% gpu_basics/7: always two
-# slots_needed: `1 + pl.cdiv(int(on_their_way), tile_bytes)` -> `2`
+def slots_needed(tile_bytes):
+    return 2
+
 
 # %% gpu_basics/7: as many as one can have
 # slots_needed: `1 + pl.cdiv(int(on_their_way), tile_bytes)` -> `200_000 // tile_bytes`
@@ -174,8 +177,11 @@ def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
 # %% gpu_basics/7: rounded down
 # slots_needed: `pl.cdiv(int(on_their_way), tile_bytes)` -> `int(on_their_way) // tile_bytes`
 
+
 # %% gpu_basics/7: the example's three
-# slots_needed: `1 + pl.cdiv(int(on_their_way), tile_bytes)` -> `3`
+def slots_needed(tile_bytes):
+    return 3
+
 
 # %% gpu_basics/7: a float
 # slots_needed: `pl.cdiv(int(on_their_way), tile_bytes)` -> `on_their_way / tile_bytes`
