@@ -12,9 +12,9 @@
 #
 # Attention is two matrix products with a softmax between them. You can already write three kernels that compute it. For
 # one head over 131,072 tokens they also write 96 GiB of scores and probabilities. In thirteen puzzles you build the
-# kernels that write none of it. The forward pass writes the result, 32 MiB, and 0.5 MiB more. They are causal, take any
-# length, have a backward pass, share keys among heads, follow block masks, and read a cache in pages. After that you
-# can read splash attention, ragged paged attention and tokamax.
+# kernels that write none of it. The forward pass writes the result, 32 MiB, and 0.5 MiB more. Your kernels are causal,
+# take any length, have a backward pass, share keys among heads, follow block masks, and read a cache in pages. After
+# that you can read splash attention, ragged paged attention and tokamax.
 #
 # You need `softmax.py` (above all Puzzle 3, the online softmax), and Puzzles 1 to 5 and 11 of `matmul.py` (the MXU,
 # dimension semantics, `dot_general`, scalar prefetch). All arrays are (batch, head, token, D), and D is 64 or 128.
@@ -314,8 +314,8 @@ check("flash_attention/2", causal_scores)
 # ```
 #
 # Every score goes to HBM as a float32 and comes back. Its probability goes out as a bfloat16 and comes back: 12 bytes
-# in all. For them you do 2 D FLOPs in each of the two products, 512 in all with D = 128. That makes 43 FLOPs per byte,
-# and a v5e needs 240 to keep its MXU busy (matmul.py Puzzle 4). The MXU idles four fifths of the time.
+# in all. For each score you do 2 D FLOPs in each of the two products, 512 in all with D = 128. That makes 43 FLOPs per
+# byte, and a v5e needs 240 to keep its MXU busy (matmul.py Puzzle 4). The MXU idles four fifths of the time.
 #
 # The rule: **store the probabilities in the dtype of `v`.** The second product wants narrow operands on both sides, and
 # rounding moves a p by 1 part in 256 at most, some up and some down. The sum over the keys needs more bits, so
@@ -1954,7 +1954,7 @@ check("flash_attention/11", grouped_grads)
 #
 # Let each token see the last 1024, itself included: a **sliding window**. With 32,768 tokens that is 3% of all pairs.
 # Your causal kernel could skip the rest, but a skipped step is still a step: 0.25 us, as in Puzzle 6. In blocks of 512
-# x 512 there are 4096 steps per head, a millisecond, and 189 of them do anything.
+# x 512 there are 4096 steps per head: a millisecond. Only 189 of them do any work.
 #
 # So let the grid run over a **list**: for each row of blocks, the live ones from left to right. The grid is as wide as
 # the longest list:
@@ -1970,8 +1970,8 @@ check("flash_attention/11", grouped_grads)
 #
 # Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs last, the kernel first).
 # **The number of a step no longer says which block it holds**; `data_next` does. Past the end of a row's list, the map
-# should ask for nothing new. What is in VMEM at that moment? (If the first rows are empty, nothing is: ask for block
-# 0.) (The ? are yours to fill in.)
+# should ask for nothing new. What is in VMEM at that moment? (If the first rows are empty, nothing is. Then ask for
+# block 0.)
 #
 # A full block needs no mask. Only a partial one pays for it, as in Puzzle 6.
 
@@ -2222,7 +2222,7 @@ show(splash_attention, *[normal((1, 1, n, 64)) for n in (320, 640, 640)], mask=w
 # The rows of a block are the heads of a group, as at the end of Puzzle 11: `q_ref` is (group, D).
 #
 # The budget has no page to spare. A user of length 0 gets zeros, and may cost one page per head of keys, because an
-# index map has to name something.
+# index map has to name some page.
 
 
 # %%
@@ -2391,7 +2391,7 @@ show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 #
 # You built attention forward and backward, for grouped heads, under any mask, and out of pages. In figures: over
 # 131,072 tokens you keep 512 KiB of `lse` per head beside `o`, and not the 32 GiB of `p`. The window of Puzzle 12
-# fetches 12 of 25 blocks. Of a cache in pages, each page comes in once.
+# fetches 12 of 25 blocks. Puzzle 13 fetches each page of a cache once.
 #
 # **Read next**, in `jax.experimental.pallas.ops.tpu`: `splash_attention/splash_attention_kernel.py`. It has 2600 lines,
 # and you have written most of what is in them:

@@ -115,7 +115,8 @@ check("ragged_dot/1", by_tile_matmul)
 #
 # The kernel does not need to know the expert. What is in `w_ref` is already the right matrix, and its first dimension
 # is squeezed away. The map returns three numbers: along experts, along rows of w, along columns of w. Which of the
-# three do you look up? (`experts_ref[i]` reads one number from SMEM, in an index map as in a kernel.)
+# three do you look up? (A prefetched Ref is read with an index, in an index map as in a kernel. The index may be
+# traced.)
 #
 # </details>
 #
@@ -333,8 +334,8 @@ show(by_visit, TILES_BY_HAND, GROUPS_BY_HAND, normal((1024, 128), "bfloat16"), n
 # ```
 #
 # NumPy has `np.repeat` for this. Under `jit` there is a catch. JAX must know the length of an array before it knows any
-# values, and the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. It cuts off what
-# is longer. If the list is shorter, it goes on with the last number of the array that you repeat.
+# values, and the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. If the list is
+# longer, the rest is cut off. If it is shorter, it goes on with the last number of the array that you repeat.
 #
 # Which length is enough, whatever the sizes are? Each tile is visited at least once. A group that begins in the
 # *middle* of a tile adds one visit. The first group begins at row 0. At worst, all the others begin in the middle of a
@@ -430,12 +431,12 @@ show(
 #
 # Each tile has one visit, and one more for every group that begins **inside** it, after its first row. So let each
 # group add 1 to the tile in which it begins. **`x.at[i].add(v)`** returns a copy of x in which v[g] is added at index
-# i[g], for every g. If an index occurs twice, both are added. Indices beyond the end are ignored. The rest is
+# i[g], for every g. If an index occurs twice, both values are added. Indices beyond the end are ignored. The rest is
 # `jnp.repeat` again.
 #
-# Rows behind the last group are **unowned**. Their result is 0, and only a visit can write the zeros. Each of these
-# tiles needs one visit, to write its zeros. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at these
-# visits.
+# Rows behind the last group are **unowned**. Their result is 0, and only a visit can write the zeros. So a tile with
+# nothing but unowned rows needs one visit, too. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at
+# these visits.
 #
 # All visits to one tile follow each other. They must: when the block number changes, the output block is copied out
 # (basics.py Puzzle 5).
@@ -641,9 +642,9 @@ check("ragged_dot/3", expert_bias)
 # <details><summary>Hint 1</summary>
 #
 # Take visit 2 of the drawing. A row of the tile has a number in the tile, 0 to 63, and a number in the array. Which of
-# them do the offsets speak of, and how do you get it from the other? (`jnp.arange(bm)[:, None]` is a column. Compared
-# with a number, it stays a column.) In the kernel, each row of `o_ref` gets the new value, the old value, or 0. What
-# decides: the row, or the visit?
+# them do the offsets speak of, and how do you get it from the other? (`[:, None]` turns a row of numbers into a column.
+# Compared with a number, a column stays a column.) In the kernel, each row of `o_ref` gets the new value, the old
+# value, or 0. What decides: the row, or the visit?
 #
 # </details>
 #
@@ -717,8 +718,8 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 #     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
 # ```
 #
-# The given kernel needs groups of whole tiles, and K in one block. With this kernel, visit v is to tile v. With later
-# kernels it is not: groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile and every
+# The given kernel needs groups of whole tiles, and K in one block. With this kernel, visit v goes to tile v. With later
+# kernels it does not: groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile and every
 # group. `by_visit`, below Puzzle 2a, is a good start.
 
 
@@ -859,8 +860,8 @@ show(
 #     K in two blocks      w0  w1       w0  w1       w0  w1      w comes in three times
 # ```
 #
-# With K in one block, an expert's weights stay from tile to tile. With more, **the last block of one tile is not the
-# first of the next**. So every visit fetches all the weights of its expert again.
+# With K in one block, an expert's weights stay from tile to tile. With several blocks, **the last block of one tile is
+# not the first of the next**. So every visit fetches all the weights of its expert again.
 #
 # There are two ways out, and they compete for VMEM. Keep K whole, and make the blocks narrow. Or cut K, and make tiles
 # tall. Which is cheaper depends on how many rows an expert has.
