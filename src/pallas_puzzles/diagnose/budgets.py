@@ -140,7 +140,8 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
                 dtype = next(o.dtype for o in trace.call.outs if o.name == name)
                 back = any(e.op == "load" and e.ref == name for e in trace.events)
                 why = (
-                    f"read back and stored again: it holds the sum, in {dtype}. Gather in scratch, and store {times}"
+                    f"read back and stored again: it holds the sum, in {dtype}. Keep it in scratch, and store "
+                    f"the result {times}"
                     if back
                     else f"and all but the last are thrown away: store it {times}"
                 )
@@ -180,7 +181,7 @@ def _too_much_masked(run: "Run", most: int) -> "list[Finding]":
         return []
     cause = (
         f"Right answer, but jnp.where chooses {total:,} elements, over all steps; the budget is {most:,}. A block in "
-        "which everything is real and everything is seen has nothing to choose: give it a branch without a mask."
+        "which every element is real and seen needs no mask: give it a branch without one."
     )
     rows = [(line, int(count)) for line, count in lines.most_common(4) if line is not None]
     evidence = [f"{line}: {count:,} elements: {line.text}" for line, count in rows]

@@ -60,8 +60,8 @@ def narrow_places(trace: Trace, number: int) -> Iterator[Narrow]:
         yield Narrow("factor", words)
     for eqn in early_casts(call.kernel):
         words = (
-            f"A value is cast to 16-bit {_made(eqn)}, and worked on: whatever comes after it starts from a rounded "
-            "number. Cast once, at the end, in what is stored."
+            f"A value is cast to 16-bit {_made(eqn)}, and the kernel goes on with the rounded number. Cast once, "
+            "at the end, in what is stored."
         )
         yield Narrow("cast", words, line_of(eqn))
     for eqn in narrow_arithmetic(call.kernel):
@@ -87,8 +87,8 @@ def handed_on(traces: Sequence[Trace], last: Trace) -> Iterator[Narrow]:
         for o in trace.call.outs:
             if _narrow(o.dtype):
                 words = (
-                    "What an earlier call has stored in 16 bits is rounded already, and this call computes with it: "
-                    f"{o.name} of {trace.call.name} is {o.dtype}. Hand it on in float32."
+                    f"{o.name} of {trace.call.name} is {o.dtype}, so a later call computes with rounded numbers. Store "
+                    "them in float32."
                 )
                 yield Narrow("handed on", words)
 
