@@ -123,8 +123,8 @@ check("flash_attention/1", scores)
 #
 # For the product: which dimension of each block has size D? (`dot_general` returns what is left of `q`, then what is
 # left of `k`, so you need not transpose anything.) How many bits do the operands have, and how many the result? For the
-# maps, walk over the drawing: which of b, h, i, j say whose matrix this is, which one how far down, and which one how
-# far across?
+# maps, walk over the drawing. Which of b, h, i, j say which matrix it is? Which one says how far down, and which one
+# how far across?
 #
 # </details>
 #
@@ -1003,8 +1003,8 @@ show(
 # ### Theory
 #
 # The backward pass needs the probabilities again: 32 GiB for one head over 131,072 tokens. But you can compute each of
-# them again from its score and *one* number per row, 512 KiB in all: the **log-sum-exp**, the logarithm of the row's
-# sum.
+# them again from its score and *one* number per row: the **log-sum-exp**, the logarithm of the row's sum. That is 512
+# KiB in all.
 #
 # ```text
 #     lse = log(sum of exp(s))          p = exp(s - lse)
@@ -2418,9 +2418,9 @@ show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 # `ragged_paged_attention/kernel.py` takes whole batches, prompts and decoding in one call. `tokamax` is a library of
 # such kernels for TPU and GPU; behind its TPU attention you will meet splash again.
 #
-# And now the real thing: a transformer block on your own kernels, forward and backward. Its linear layers are your
-# `product` of matmul.py Puzzle 9, and its norm is your `smooth_layer_norm` of softmax.py Puzzle 8, if they are solved
-# in the folder of this notebook. If not, the short ones in the next cells take their place. The last cell runs it all.
+# And now the real thing: a transformer block on your own kernels, forward and backward. If matmul.py Puzzle 9 is solved
+# in the folder of this notebook, its linear layers are your `product`. If softmax.py Puzzle 8 is, its norm is your
+# `smooth_layer_norm`. If not, the short ones in the next cells take their place. The last cell runs it all.
 
 
 # %%

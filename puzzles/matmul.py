@@ -12,8 +12,8 @@
 #
 # In thirteen puzzles you write the matrix products of a transformer: with a transposed weight, with an epilogue,
 # backwards, in int8, and with most blocks missing. You also write a function that picks the tile sizes for a given TPU.
-# For 4096 x 4096 x 4096 it picks tiles with which the TPU compiler's own schedule comes within 3% of the chip's limit,
-# on a v5e and on a v6e. (That leaves out the first copies and the fixed cost of each step.)
+# The tiles that it picks for 4096 x 4096 x 4096 are good: by the TPU compiler's own schedule, your kernel comes within
+# 3% of the chip's limit, on a v5e and on a v6e. (That leaves out the first copies and the fixed cost of each step.)
 #
 # You need `basics.py`. Puzzles 6, 8 and 9 use `jax.custom_vjp`, which `softmax.py` Puzzle 6 teaches. Here all of that
 # is given, so you do not need it. From Puzzle 1 on, every `check` prints your FLOPs per byte, and Puzzle 4 explains
@@ -129,8 +129,8 @@ check("matmul/1", one_tile)
 #
 # ### Theory
 #
-# A TPU v4 or v5p has two cores that share one HBM, so each core could run half of your grid. You tell the compiler
-# where it may cut the grid, with one word for each axis:
+# A TPU v4 or v5p has two cores that share one HBM. Each could run half of your grid. You say where it may be cut, with
+# one word for each axis:
 #
 # ```text
 #     compiler_params=pltpu.CompilerParams(dimension_semantics=("...", "...", "..."))
@@ -313,9 +313,9 @@ check("matmul/3", straight_matmul)
 # <details><summary>Hint 1</summary>
 #
 # A grid of 3 x 3 tiles with 5 steps of `k` has 45 steps. At how many of them may you not trust what `acc_ref` holds?
-# Which value do you want there instead? Two ways to choose a value look alike, and only one survives garbage: 0 x NaN
-# is NaN, but `jnp.where` computes both of its sides and passes on nothing of the side that it does not pick, not even a
-# NaN.
+# Which value do you want there instead? Two ways to choose a value look alike, and only one survives garbage. If you
+# multiply by 0, NaN stays NaN. `jnp.where` computes both of its sides, and passes on nothing of the side that it does
+# not pick, not even a NaN.
 #
 # </details>
 #
@@ -826,9 +826,9 @@ check("matmul/7", gelu_residual)
 # <details><summary>Hint 1</summary>
 #
 # Sort the work into two piles: what has to happen at every step, and what once per output tile. Which of your kernels
-# does the first pile in a straight line? As to `r`: a block is copied when its number changes between two steps,
-# whether the kernel looks at it or not. If the number followed `k`, four blocks of `r` would come in for each output
-# tile, and you would use one.
+# does the first pile in a straight line? For `r`: a block is copied when its number changes between two steps, whether
+# the kernel looks at it or not. If the number followed `k`, four blocks of `r` would come in for each output tile, and
+# you would use one.
 #
 # </details>
 #
@@ -1408,10 +1408,9 @@ else:
 #
 # ### Theory
 #
-# An int8 has half the bytes of a bfloat16, and on v5e and v6e the MXU multiplies it at twice the rate (394e12
-# operations a second on a v5e). So you store round(x / s) in int8 and keep the scale `s`. With one scale for a whole
-# matrix, the small rows would be left with few bits. One scale for each row of `x` and each column of `w` costs next to
-# nothing:
+# An int8 has half the bytes of a bfloat16, and on v5e and v6e the MXU multiplies it at twice the rate. So you store
+# round(x / s) in int8 and keep the scale `s`. With one scale for a whole matrix, the small rows would be left with few
+# bits. One scale for each row of `x` and each column of `w` costs next to nothing:
 #
 # ```text
 #     x[m, k]  ~  sx[m] * x8[m, k]            w[k, n]  ~  sw[n] * w8[k, n]

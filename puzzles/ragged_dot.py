@@ -186,7 +186,7 @@ show(
 #
 # Compute two int32 arrays, under `jit`:
 #
-# - **offsets**, [0, 100, 200, 1024]: group g has the rows from `offsets[g]` up to, but without, `offsets[g + 1]`.
+# - **offsets**, [0, 100, 200, 1024]: group g has the rows `offsets[g]` to `offsets[g + 1] - 1`.
 # - **tiles per group**, [1, 2, 7]: in how many tiles each group has rows.
 #
 # The size of a group does not tell you the second number: group 1 has only 100 rows, and is in two tiles. You need to

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Softmax: from one row to a trained loss
 #
-# In ten puzzles you write what comes between the matrix multiplications of a transformer: softmax over rows wider than
-# VMEM, LayerNorm and RMSNorm, a cross-entropy that never stores a probability, and backward passes that `jax.grad`
-# calls by itself. At the end a small classifier trains on them.
+# In ten puzzles you write what comes between the matrix multiplications of a transformer. You write softmax for rows
+# wider than VMEM, LayerNorm, RMSNorm, and a cross-entropy that never stores a probability. You also write backward
+# passes, and `jax.grad` calls them by itself. At the end a small classifier trains on them.
 #
 # You need what `basics.py` taught: Refs and BlockSpecs, masks at the ragged edge, sums that grow from step to step,
 # scratch. You also need a habit: counting bytes. A matrix multiplication uses every number that it fetches hundreds of
