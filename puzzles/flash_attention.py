@@ -317,9 +317,9 @@ check("flash_attention/2", causal_scores)
 # in all. For each score you do 2 D FLOPs in each of the two products, 512 in all with D = 128. That makes 43 FLOPs per
 # byte, and a v5e needs 240 to keep its MXU busy (matmul.py Puzzle 4). The MXU idles four fifths of the time.
 #
-# The rule: **store the probabilities in the dtype of `v`.** The second product wants narrow operands on both sides, and
-# rounding moves a p by 1 part in 256 at most, some up and some down. The sum over the keys needs more bits, so
-# `acc_ref` is float32. (The blocks of keys are grid axis 3, and `bkv` divides Skv here.)
+# **Store the probabilities in the dtype of `v`.** The second product wants narrow operands on both sides, and rounding
+# moves a p by 1 part in 256 at most, some up and some down. The sum over the keys needs more bits, so `acc_ref` is
+# float32. (The blocks of keys are grid axis 3, and `bkv` divides Skv here.)
 
 
 # %%
@@ -548,10 +548,10 @@ check("flash_attention/4", one_block)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in place of `x`. It knows when the
-# buffers start, from what, and how `l` follows a maximum that grows. Then look at the fraction above. Which factor does
-# each term of `acc` share with its partner in `l`? So what happens to the old `acc` before you add to it? (The first
-# step needs no case of its own. There the old maximum is -inf, and exp(-inf) is 0.)
+# Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in place of `x`. It shows when the
+# buffers get their starting values, which ones, and how `l` follows a maximum that grows. Then look at the fraction
+# above. Which factor does each term of `acc` share with its partner in `l`? So what happens to the old `acc` before you
+# add to it? (The first step needs no case of its own. There the old maximum is -inf, and exp(-inf) is 0.)
 #
 # </details>
 #
@@ -1015,7 +1015,7 @@ show(
 # The rest is practice. Copy your Puzzle 6. Replace its two tests by `last_key_seen`. Then look at two corner cases:
 #
 # - **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Its maximum stays at its starting value, and -inf
-#   - (-inf) would be NaN. So `start` takes `FLOOR`, the most negative float32. And `normalized` turns 0 / 0 into 0.
+#   minus -inf would be NaN. So `start` takes `FLOOR`, the most negative float32. And `normalized` turns 0 / 0 into 0.
 # - **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and you can mask those. In `v`
 #   it meets p = 0, and 0 times NaN is NaN (basics.py Puzzle 8). `rows_inside` puts zeros in its place.
 
@@ -1866,7 +1866,7 @@ check("flash_attention/11", grouped_grads)
 # <details><summary>Hint 1</summary>
 #
 # In the drawing, which head of keys belongs to query head 5, and by which arithmetic? (Not the remainder: neighbours
-# share.) The backward pass asks the opposite: which query head is member `g` of the group of key head `hkv`? As to the
+# share.) The backward pass asks the opposite: which query head is member `g` of the group of key head `hkv`? For the
 # sum over two axes: it starts where **both** are at their first step and ends where both are at their last. What
 # happens to the heads of a group if it starts afresh whenever `i` is 0?
 #
@@ -2184,7 +2184,7 @@ check("flash_attention/12", splash_attention)
 # %% [markdown]
 # **Takeaway.** This is splash attention: **sp**arse f**lash**. The mask became data, and the grid became a list of
 # work. One kernel does causal, windows, documents, whatever you can write as a function of row and column. (For an
-# empty row, `data_next` repeats the last block of the row before. That saves a fetch only if the rows run in order, and
+# empty row, `data_next` repeats the last block of the row before. That saves a fetch only if the rows run in order. So
 # the call does not mark them 'parallel'.)
 #
 # Below is a window: in the strip of `k`, the rows begin at blocks 1, 1, 2, 2 and 3. Of 25 blocks 12 are live, and the

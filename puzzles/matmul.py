@@ -284,7 +284,7 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 # ```
 #
 # The three overlap, so the longest one counts. The times also include 0.25 us per step, and the first and the last
-# copies. A v5e waits for its MXU either way. On a v6e, the code with branches takes longer than the copies. Without
+# copies. A v5e waits for its MXU anyway. On a v6e, the code with branches takes longer than the copies. Without
 # branches it takes less, and the copies set the time. That saves 13%.
 #
 # So do everything at every step, and choose *values* instead of code. You may store a draft of the result at every `k`,
@@ -1617,10 +1617,10 @@ check("matmul/11", sparse_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The difference of two neighbours in `starts` is the number of blocks in row i. In the steps beyond it you may add
-# nothing. But do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: which slot is
-# in VMEM already when a row ends? It is the last one before the next row starts. Is that also true for a row without
-# blocks? And what if such a row is the first one? (Maps run for every step, also where the kernel adds nothing.)
+# The difference of two neighbours in `starts` is the number of blocks in row i. In the steps after those, add nothing.
+# But do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: which slot is in VMEM
+# already when a row ends? It is the last one before the next row starts. Is that also true for a row without blocks?
+# And what if such a row is the first one? (Maps run for every step, also where the kernel adds nothing.)
 #
 # </details>
 #
@@ -1708,8 +1708,8 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 # Draw it again with a longer HBM before you write the formula.
 #
 # Add `step_s` for every step: 0.25 us on a v5e, 0.43 on a v6e. There, a step of Puzzle 3 takes 2349 bundles, and its
-# MXU needs 2048. In tiles of 512 it is 789, for 512. So each step takes some 300 bundles more (0.18 us). Large tiles
-# have a long fill, small tiles many steps.
+# MXU needs 2048. In tiles of 512 it takes 789, and the MXU needs 512. So each step takes some 300 more (0.18 us). Large
+# tiles have a long fill, small tiles many steps.
 #
 # For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps add 220. In tiles of 4096 x 4096 x
 # 128 the fill would add 22. The best of all 216 plans is in between, and not square.
@@ -1848,7 +1848,7 @@ else:
 # gradients, and triangular, int8 and sparse versions. You also built the model that says how far each is from the
 # hardware's limit.
 #
-# Two numbers were printed for 4096 x 4096 x 4096. The compiler's schedule of your kernel, step for step, takes 1.00
+# The last cell printed two figures for each chip. The compiler's schedule of your kernel, step for step, takes 1.00
 # times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds the fill, and the cost of starting
 # each step: 21 us on the v5e (1.03 times the roofline), 14 us on the v6e (1.12 times). The faster the chip, the more
 # they count. By your model, no other tiles take less. What does it say of 8192 x 8192 x 8192?

@@ -437,7 +437,7 @@ show(
 # nothing but unowned rows needs one visit, too. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at
 # these visits.
 #
-# All visits to one tile follow each other. They must: when the block number changes, the output block is copied out
+# All visits to one tile must follow each other: when the block number changes, the output block is copied out
 # (basics.py Puzzle 5).
 #
 # The lists have room for the worst case. `num_tiles` says how many visits are real: an int32 of shape (). Is it the sum
@@ -851,7 +851,7 @@ show(
 #
 # Real weights do not fit into VMEM. One expert of 14336 x 4096 in bfloat16 has 112 MiB. A block of all of K and 512
 # columns is 14 MiB. With two buffers it takes 28 MiB of VMEM, and you have 16. So you cut K, and keep the sum in
-# `acc_ref`. The kernel is given (basics.py Puzzle 10). What is new: every visit has to fetch the weights again.
+# `acc_ref`. The kernel is given (basics.py Puzzle 10). New is what the cut costs:
 #
 # ```text
 #     visit                0            1            2           one expert, three tiles, one j
@@ -978,7 +978,7 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 # %% [markdown]
 # ## Puzzle 6: Ragged dot
 #
-# **Goal.** Groups of any size: many in one tile, empty ones, and unowned rows.
+# **Goal.** Multiply groups of any size: many in one tile, empty ones, and unowned rows.
 #
 # ### Theory
 #
@@ -1764,8 +1764,8 @@ check("ragged_dot/8c", expand_grad)
 # all the parts, and one decision is left.
 #
 # **How tall is a tile?** E experts share S = T k rows. There are at most S / bm + E - 1 visits, with S / bm rounded up.
-# Each multiplies bm rows. Tall tiles multiply rows for nothing: 96 slots and 5 experts make up to 5 visits with bm =
-# 128. That is 640 rows, for 96. Low tiles take more steps: with bm = 16, up to 10 visits.
+# Each multiplies bm rows. Tall tiles multiply rows for nothing. With bm = 128, 96 slots and 5 experts make up to 5
+# visits: 640 rows, for 96. Low tiles take more steps: with bm = 16, up to 10 visits.
 #
 # The ideal is S rows multiplied, in E visits. Which bm keeps both below about twice that, whatever the sizes are?
 
