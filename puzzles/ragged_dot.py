@@ -851,7 +851,7 @@ show(
 #
 # Real weights do not fit into VMEM. One expert of 14336 x 4096 in bfloat16 has 112 MiB. A block of all of K and 512
 # columns is 14 MiB. With two buffers it takes 28 MiB of VMEM, and you have 16. So you cut K, and keep the sum in
-# `acc_ref`. The kernel is given (basics.py Puzzle 10). New is what the cut costs:
+# `acc_ref`. The kernel is given (basics.py Puzzle 10). But the cut has a price:
 #
 # ```text
 #     visit                0            1            2           one expert, three tiles, one j

@@ -591,8 +591,9 @@ check("softmax/5", cross_entropy)
 # <details><summary>Hint 1</summary>
 #
 # For the positions: at which column of the row does block `j` start? For the call: how many rows do the labels have,
-# and does their block change with `j`? For the loss: keep the brackets of the formula. Two scores near -10,000 lie at
-# least 0.001 apart in float32. Their difference is exact, but a small number added to one of them is rounded away.
+# and does their block change with `j`? For the loss: keep the brackets of the formula. Scores near -10,000 are among
+# the cases. There, neighbours in float32 are 0.001 apart. The difference of two such scores is exact, but a small
+# number added to one of them is rounded.
 #
 # </details>
 #
@@ -958,8 +959,8 @@ check("softmax/7", layer_norm)
 # ```
 #
 # Add a number to all of a row of x, and n stays as it is. Multiply the row by a number, and n hardly changes (only the
-# 1e-5 notices). So dx must neither shift nor stretch the row. The first mean is what would shift it, and the second is
-# what would stretch it. The formula subtracts both.
+# 1e-5 notices). So dx must neither shift nor stretch the row. The formula subtracts the part of h that would shift it
+# (the first mean) and the part that would stretch it (the second).
 #
 # In basics.py Puzzle 9 one output stayed while its sum grew. Now **outputs of one kernel move at different paces**. For
 # each of the three, say which of its blocks is in VMEM at each step:
