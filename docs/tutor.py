@@ -24,7 +24,7 @@ FAMILIES = {
         "Found by trying: with what the cause names in its place, everything is right. Do not read it out. What does "
         "this line do at the first step, and what at the last?"
     ),
-    "structure shape dtype": "The result is not of the form that the spec says. What does the spec's signature promise?",
+    "structure shape dtype": "The result does not have the form of the spec. What does the spec's signature promise?",
     "garbage unwritten never-stored": (
         "The kernel uses memory that nobody has written. Outputs and scratch start with whatever was there. Who "
         "writes this element first, and at which step?"
