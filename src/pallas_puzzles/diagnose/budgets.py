@@ -137,11 +137,9 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         for name, stores in dead_stores(trace).items():
             if most is not None and stores > most:
                 times = "once" if most == 1 else f"{most} times"
-                dtype = next(o.dtype for o in trace.call.outs if o.name == name)
                 back = any(e.op == "load" and e.ref == name for e in trace.events)
                 why = (
-                    f"read back and stored again: it holds the sum, in {dtype}. Keep it in scratch, and store "
-                    f"the result {times}"
+                    f"read back and stored again. If it holds a sum, keep the sum in scratch. Store the result {times}"
                     if back
                     else f"and all but the last are thrown away: store it {times}"
                 )
