@@ -141,10 +141,9 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         for name, stores in dead_stores(trace).items():
             if most is not None and stores > most:
                 times = "once" if most == 1 else f"{most} times"
-                dtype = next(o.dtype for o in trace.call.outs if o.name == name)
                 back = any(e.op == "load" and e.ref == name for e in trace.events)
                 why = (
-                    f"read back and stored again: it holds the sum, in {dtype}. Gather in scratch, and store {times}"
+                    f"read back and stored again. If it holds a sum, keep the sum in scratch. Store the result {times}"
                     if back
                     else f"and all but the last are thrown away: store it {times}"
                 )
@@ -184,7 +183,7 @@ def _too_much_masked(run: "Run", most: int) -> "list[Finding]":
         return []
     cause = (
         f"Right answer, but jnp.where chooses {total:,} elements, over all steps; the budget is {most:,}. A block in "
-        "which everything is real and everything is seen has nothing to choose: give it a branch without a mask."
+        "which every element is real and seen needs no mask: give it a branch without one."
     )
     rows = [(line, int(count)) for line, count in lines.most_common(4) if line is not None]
     evidence = [f"{line}: {count:,} elements: {line.text}" for line, count in rows]

@@ -54,19 +54,18 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"grid_spec.*scratch_shapes.*must be", "grid-spec",
      "with grid_spec=, the scratch buffers are a part of it: move scratch_shapes= into the grid_spec"),
     (r"Pytree for `out_specs` and `out_shape`", "specs-count",
-     "there are as many out_specs as entries of out_shape, in the same order: one of each per result"),
+     "each result of the call needs one entry in out_specs and one in out_shape, in the same order"),
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
      "the two factors of a product do not fit: the dimensions that are summed over differ in length. jnp.dot sums over "
      "the last of the first factor and the first of the second; jax.lax.dot_general lets you choose"),
     (r"incompatible shapes for broadcasting: \((\d+), (\d+)\), \(\2, \1\)", "turned",
-     "two arrays of incompatible shapes meet, and one is the other on its side: rows and columns are exchanged. In the "
-     "result of a product, what is left of the first factor comes first: look at the order of the factors, or of the "
-     "operands"),
+     "two arrays do not fit, because rows and columns of one are exchanged. The rows of a product come from its first "
+     "factor: look at the order of the factors, or of the operands"),
     (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
      "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
     (r"TracerIntegerConversionError", "python-index",
-     "Python asks for a number that is known only when the kernel runs. For a loop of that many turns there is "
-     "jax.lax.fori_loop(0, n, body, start); in the place of a list, compute the number with arithmetic"),
+     "Python needs a number here, and this one is known only when the kernel runs. For a loop of n turns, take "
+     "jax.lax.fori_loop(0, n, body, start). Instead of an index into a list, use arithmetic"),
     (r"^AssertionError: DShapedArray", "dynamic-slice",
      "the size of a slice is known only when the kernel runs: take pl.ds(start, size) with a size that is a Python "
      "int, and mask what is too much"),
@@ -80,7 +79,7 @@ _ERRORS: list[tuple[str, str, str]] = [
      "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
      "a reduced dimension; jnp.broadcast_to widens"),
     (r"mutable array reference.* cannot be returned|returned a mutable array reference", "map-ref",
-     "an index map returns numbers: a prefetched Ref holds many, take one of them, ids_ref[i]"),
+     "an index map returns numbers, and a prefetched Ref holds many: take one of them, ids_ref[i]"),
     (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
      "an index map returns integer block indices: use // instead of /"),
     (r"Grid must be a tuple of integers", "grid-float",
@@ -88,11 +87,10 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Index map function.*must return|index_map.*must return", "map-length",
      "an index map returns one block index per dimension of the array"),
     (r"Pytree for `in_specs` and `inputs` do not match", "in-specs",
-     "there is not one BlockSpec in in_specs for each operand of the call: the first num_scalar_prefetch operands have "
-     "none, every other one has its own"),
+     "each operand of the call needs one BlockSpec in in_specs, except for the first num_scalar_prefetch operands"),
     (r"parallel semantics must form a prefix", "parallel-first",
-     "the axes of the grid that are marked 'parallel' come first: mark the others 'arbitrary' in dimension_semantics, "
-     "or change their order"),
+     "grid axes that are marked 'parallel' must come first: mark this one 'arbitrary' in dimension_semantics, or "
+     "change the order of the axes"),
     (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
      "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
      "all)"),
@@ -104,8 +102,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
      "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
     (r"unexpected tree structure", "vjp-forward",
-     "the forward function of a custom_vjp returns a pair, (result, residuals), and the result has to look like that "
-     "of the function itself: one array where that returns one"),
+     "the forward function of a custom_vjp returns a pair, (result, residuals), and its result has the same form as "
+     "the function's own: if the function returns one array, so does this"),
     (r"name '(\w+)' is not defined", "name",
      "this name does not exist here: a misspelling, or a cell that has not been run"),
 ]  # fmt: skip
@@ -397,9 +395,8 @@ def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str
             own = getattr(frame.f_locals.get(stored[1]), "shape", "another")
             return (
                 f"A value of shape {shape} is stored in {stored[1]}, a Ref of shape {own}; {fits[0]} has that shape. "
-                "The Refs of the outputs come in the order of out_specs and out_shape: is it that of the kernel's "
-                f"arguments, where {stored[1]} comes before {fits[0]}? If so, the value needs another shape."
-                + _grown(own, shape)
+                f"The kernel names {stored[1]} before {fits[0]}. Do out_specs and out_shape have the same order? If "
+                "they do, the value needs another shape." + _grown(own, shape)
             )
     return ""
 
@@ -448,8 +445,8 @@ def _shape_advice(ref: str, value: str, code: str = "") -> str:
         )
     if len(r) > 1 and v == r[::-1]:
         return head + (
-            "It is the other way round. Are the two factors that it is made of in each other's place? If not, "
-            "transpose the value (.T)."
+            "Rows and columns are exchanged. If the value is a product, check the order of its two factors. If that is "
+            "right, transpose the value (.T)."
         )
     if len(v) > len(r) and 1 in v:
         return head + (
