@@ -2,9 +2,10 @@
 
     uv run --all-groups python benchmarks/gpu_machine.py [--limit 15]
 
-The kernels of tests/gpu_kernels.py, right and wrong, those that JAX ships (tests/gpu_library.py), and where tokamax is
-installed, its own (gpu_tokamax.py; the lock does not have it: add `--with tokamax`), without the simulator. It runs in processes of its own, which are ended after so many seconds: it hangs on some. Seconds of the machine: the
-second run, tracing included; of the simulator: its only run, without the start of the process. Neither needs a GPU.
+The kernels of tests/gpu_kernels.py, right and wrong, those that JAX ships (tests/gpu_library.py), and those of tokamax
+(gpu_tokamax.py) where it is installed: the lock does not have it, add `--with tokamax`. The simulator runs in processes
+of its own, which are ended after so many seconds: it hangs on some. Seconds of the machine: the second run, tracing
+included; of the simulator: its only run, without the start of the process. Neither needs a GPU.
 """
 
 import argparse
@@ -24,6 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import jax
+from gpu_tokamax import ON_B200, TOKAMAX
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend import backend
 
@@ -110,12 +112,11 @@ def ours(name: str, make: Callable[[], Any], chip: str) -> tuple[str, ...]:
     return name, error, kinds, notes, f"{seconds:.3f}", f"{run.counts.cycles:.0f}"
 
 
-_NOTES = (
-    "What stands under findings is true of these kernels. store-in-flight: blackwell_matmul ends without waiting for its "
-    "last copies out of SMEM, for which JAX's simulator refuses it, too. reused: transposed_ragged_dot refills a slot of "
-    "SMEM while a wgmma that nobody has waited for may still read it; its error is what comes of that when the product "
-    "takes place as late as it may. On an H200 60 runs of it were right."
-)
+_NOTES = """\
+What stands under findings is true of these kernels. store-in-flight: blackwell_matmul ends without waiting for its last
+copies out of SMEM, for which JAX's simulator refuses it, too. reused: transposed_ragged_dot refills a slot of SMEM while
+a wgmma that nobody has waited for may still read it; its error is what comes of that when the product takes place as
+late as it may. On an H200 60 runs of it were right."""
 
 
 def row(*cells: object) -> str:
