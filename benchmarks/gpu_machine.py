@@ -114,9 +114,9 @@ def ours(name: str, make: Callable[[], Any], chip: str) -> tuple[str, ...]:
 
 _NOTES = """\
 What stands under findings is true of these kernels. store-in-flight: blackwell_matmul ends without waiting for its last
-copies out of SMEM, for which JAX's simulator refuses it, too. reused: transposed_ragged_dot refills a slot of SMEM while
-a wgmma that nobody has waited for may still read it; its error is what comes of that when the product takes place as
-late as it may. On an H200 60 runs of it were right."""
+copies out of SMEM, for which JAX's simulator refuses it, too. reused: transposed_ragged_dot refills a slot of SMEM
+while a wgmma that nobody has waited for may still read it; its error is what comes of that when the product takes
+place as late as it may. On an H200 60 runs of it were right."""
 
 
 def row(*cells: object) -> str:

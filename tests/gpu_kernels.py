@@ -102,7 +102,11 @@ def epilogue(dtype: Any, tiles: Any, optimized: bool = True) -> Case:
             plgpu.wgmma(acc, a_smem, b_smem)
             return acc[...]
 
-        plgpu.store(o_smem, pl.run_scoped(scope, plgpu.ACC((64, 64))).astype(dtype), optimized=optimized)
+        value = pl.run_scoped(scope, plgpu.ACC((64, 64))).astype(dtype)
+        if optimized:
+            o_smem[...] = value
+        else:
+            plgpu.store(o_smem, value, optimized=False)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(o_smem, o_gmem)
         plgpu.wait_smem_to_gmem(0)
