@@ -152,7 +152,7 @@ class Core:
             if not crosses or knows.fence_knows(before.agent, before.time):
                 return
             kind = "no-commit" if written else "unfenced-read"
-        elif before.is_async:
+        elif before.is_async and (before.engine not in ("store", "reduce") or before.who == t.name):
             kind = "no-wait" if written else "reused"
         else:
             kind = "race"
