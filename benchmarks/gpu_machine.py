@@ -105,7 +105,10 @@ def simulated(names: list[str], limit: float) -> dict[str, tuple[str, str]]:
 
 def ours(name: str, make: Callable[[], Any], chip: str) -> tuple[str, ...]:
     """What the machine makes of a kernel: its error, findings, notes, seconds and cycles."""
-    run, want, seconds = machine(make, chip)
+    try:
+        run, want, seconds = machine(make, chip)
+    except gpu.Beyond as error:
+        return name, f"not followed: {error}", "", "", "", ""
     kinds = ", ".join(dict.fromkeys(f.kind for f in run.findings)) or "none"
     notes = ", ".join(dict.fromkeys(f.kind for f in run.notes))
     error = f"{gpu_library.error(run.outputs, want):.1e}"

@@ -557,7 +557,7 @@ MISTAKES: dict[str, tuple[Callable[[], Case], str, str, str]] = {
     "half arrives": (lambda: turns(both=False), "deadlock", "barrier_wait(turn", "1 of 2 arrivals"),
     "multicast by one CTA": (lambda: multicast(all_copy=False), "deadlock", "barrier_wait(bar", "multicast"),
     "512 KB of SMEM": (lambda: held(4), "smem", "def body(x_gmem, o_gmem, x_smem", "512"),
-    "no wait_load_tmem": (lambda: in_tmem(wait=False), "reused", "plgpu.tcgen05_mma(", "plgpu.wait_load_tmem()"),
+    "no wait_load_tmem": (lambda: in_tmem(wait=False), "unwaited-load", "plgpu.tcgen05_mma(", "plgpu.wait_load_tmem()"),
     "barrier does not order": (lambda: in_tmem(ordered=False), "reused", "plgpu.tcgen05_mma(", "orders_tensor_core"),
     "no commit_tmem": (lambda: through_tmem(commit=False), "no-wait", "async_load_tmem(", "plgpu.commit_tmem()"),
     "named barrier without an arrival": (lambda: by_name(arrives=False), "deadlock", 'inline_ptx(f"bar', "128 of 256"),

@@ -354,6 +354,7 @@ class Engines(Control):
 
     def do_wait_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         t.knowledge.clock[t.loading] = t.tmem
+        self.loaded[t.loading].append((t.tmem, t.agent, t.epoch))
         return []
 
     def do_fence_tensor(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
