@@ -137,6 +137,8 @@ class Engines(Control):
         reduce = p["reduce"]
         self.reads(src, here, t, Access(t.reading, group, instr, t.name, "the copy to GMEM reads", "store"))
         engine = "reduce" if reduce else "store"
+        if reduce:
+            self.reads(dst, there, t, Access(t.storing, group, instr, t.name, "the copy adds to", engine))
         self.writes(dst, there, t, Access(t.storing, group, instr, t.name, "the copy into", engine))
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(there, dst)
@@ -360,6 +362,7 @@ class Engines(Control):
 
     def do_wait_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         t.knowledge.clock[t.loading] = t.tmem
+        self.loaded[t.loading].append((t.tmem, t.agent, t.epoch))
         return []
 
     def do_fence_tensor(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
