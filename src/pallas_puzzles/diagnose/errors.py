@@ -205,10 +205,10 @@ def explain_error(error: BaseException) -> Finding:
         found = _misfit(error, line)
         if found:
             return found.but(evidence=(*found.evidence, _shorten(f"{name}: {first}")))
-    shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
+    shapes = re.search(r"Ref shape: (.*?)\. (?:Expected shape: (.*?)\. )?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
-        code = line.text if line else ""
-        advice = _later_ref(error, line, shapes[2]) or _shape_advice(shapes[1], shapes[2], code)
+        code, into = line.text if line else "", shapes[2] or shapes[1]
+        advice = _later_ref(error, line, shapes[3]) or _shape_advice(into, shapes[3], code, into == shapes[1])
         return Finding("store-shape", advice, [_shorten(f"{name}: {first}")], line)
     indices = re.search(r"`indices` must not be longer than `shape`: indices=(.*), shape=(\([^)]*\))", first)
     if indices:
@@ -432,10 +432,11 @@ def _grown(own: object, shape: tuple[int, ...]) -> str:
     )
 
 
-def _shape_advice(ref: str, value: str, code: str = "") -> str:
-    """What to do about a value of one shape that is stored in a Ref of another. code: the line that stores it."""
+def _shape_advice(ref: str, value: str, code: str = "", whole: bool = True) -> str:
+    """What to do about a value of one shape that is stored in a Ref, or in part of it, of another. code: its line."""
     r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
-    head = f"A value of shape {v} is stored in a Ref of shape {r}, and a store does not broadcast. "
+    into = f"a Ref of shape {r}" if whole else f"part of a Ref, of shape {r}"
+    head = f"A value of shape {v} is stored in {into}; a store does not broadcast. "
     reduced = re.search(r"axis=(-?[012])", code)
     if len(r) == len(v) == 2 and 1 in r and 1 in v and r.index(1) != v.index(1) and reduced:
         left, meant = ("column", "row") if v[0] == 1 else ("row", "column")
