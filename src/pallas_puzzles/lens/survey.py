@@ -137,6 +137,8 @@ def _visits(
     """(blocks that come into VMEM, one a row; how often that happens; whether these are all) over the whole grid."""
     most = max(1, most if is_elementwise(o.index_map) else most // _ALONE)
     grid = machine.call.grid
+    if not math.prod(grid):
+        return
     axes = depends_on(o.index_map, len(grid))
     yield block_rows(machine, o, np.zeros((len(grid), 1), np.int32), scalars), Fraction(1), True
     for d, size in enumerate(grid):
