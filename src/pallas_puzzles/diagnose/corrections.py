@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .differences import Difference, Functions, Path, applied
+from .differences import Difference, Functions, Path, applied, is_step
 
 _SHOWN = 60  # characters: more than that is not told, it is for the reader to write
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
@@ -285,8 +285,12 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 def _parts(node: ast.AST) -> Iterator[str]:
-    """The names in a program, without those of modules."""
-    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id not in _MODULES)
+    """The names in a program, without those of modules, and the indices of steps."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and each.id not in _MODULES:
+            yield each.id
+        elif is_step(each):
+            yield ast.unparse(each)
 
 
 def _stores(was: Any, should: Any) -> tuple[str, str] | None:
