@@ -305,14 +305,14 @@ def _written_as(a: Any, b: Any) -> Any:
         return longer if _key(before) in (_key(a.value.left), _key(a.value.right)) else b
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return _called_as(a, b)
-    turned = None
+    turned: ast.expr | None = None
     if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and isinstance(b.op, _EITHER_WAY):
         turned = ast.BinOp(b.right, b.op, b.left)
         pairs = [(a.left, b.left, b.right), (a.right, b.right, b.left)]
-    if isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1:
-        if type(b.ops[0]) in _TURNED:
-            turned = ast.Compare(b.comparators[0], [_TURNED[type(b.ops[0])]()], [b.left])
-            pairs = [(a.left, b.left, b.comparators[0]), (a.comparators[0], b.comparators[0], b.left)]
+    elif isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1:
+        other = _TURNED.get(type(b.ops[0]))
+        turned = ast.Compare(b.comparators[0], [other()], [b.left]) if other else None
+        pairs = [(a.left, b.left, b.comparators[0]), (a.comparators[0], b.comparators[0], b.left)]
     if turned is None:
         return b
     straight, crossed = (sum(_shared(p[0], p[n]) for p in pairs) for n in (1, 2))
