@@ -298,11 +298,11 @@ _TURNED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, a
 
 def _written_as(a: Any, b: Any) -> Any:
     """Tree b in the form that tree a has, where there are two ways to write one thing."""
-    if isinstance(a, ast.Assign) and isinstance(a.value, ast.BinOp) and isinstance(b, ast.AugAssign):
-        before = copy.deepcopy(b.target)
-        before.ctx = ast.Load()
-        longer = ast.copy_location(ast.Assign([b.target], ast.BinOp(before, b.op, b.value)), b)
-        return longer if _key(before) in (_key(a.value.left), _key(a.value.right)) else b
+    if isinstance(a, ast.Assign) and isinstance(b, ast.AugAssign):
+        longer = ast.copy_location(ast.Assign([b.target], ast.BinOp(_read(b.target), b.op, b.value)), b)
+        return longer if _added_to(a) is not None else b
+    if isinstance(a, ast.AugAssign) and isinstance(b, ast.Assign) and (added := _added_to(b)) is not None:
+        return ast.copy_location(ast.AugAssign(b.targets[0], b.value.op, added), b)  # type: ignore[arg-type, attr-defined]
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return _called_as(a, b)
     turned: ast.expr | None = None
@@ -317,6 +317,23 @@ def _written_as(a: Any, b: Any) -> Any:
         return b
     straight, crossed = (sum(_shared(p[0], p[n]) for p in pairs) for n in (1, 2))
     return ast.copy_location(turned, b) if crossed > straight else b
+
+
+def _read(target: ast.expr) -> Any:
+    """A place that is stored into, as an expression."""
+    copied: Any = copy.deepcopy(target)
+    copied.ctx = ast.Load()
+    return copied
+
+
+def _added_to(store: ast.Assign) -> ast.expr | None:
+    """v of `x = x + v`, whatever the operator."""
+    if not isinstance(store.value, ast.BinOp):
+        return None
+    before, left, right = (_key(n) for n in (_read(store.targets[0]), store.value.left, store.value.right))
+    if before == left:
+        return store.value.right
+    return store.value.left if before == right and isinstance(store.value.op, _EITHER_WAY) else None
 
 
 _EITHER_WAY = (ast.Mult, ast.Add, ast.BitAnd, ast.BitOr)
