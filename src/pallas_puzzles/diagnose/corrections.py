@@ -12,6 +12,7 @@ _SHOWN = 60  # characters: more than that is not told, it is for the reader to w
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
 _BARE = 8  # characters that say nothing without what stands around them
 _MODULES = frozenset("jax jnp np pl pltpu lax".split())
+_WORTH_DOTS = 24  # characters of what two programs share: fewer are told
 _LITTLE = 2  # parts that differ: more of them do not explain a difference
 _CONTEXT = 44  # characters of what stands around a small difference
 
@@ -267,7 +268,7 @@ def _without_shared(was: ast.expr, should: ast.expr) -> tuple[Any, Any]:
     theirs = {ast.dump(n) for n in ast.walk(should) if isinstance(n, ast.expr)}
     shared = [n for n in ast.walk(was) if isinstance(n, ast.Call | ast.BinOp) and ast.dump(n) in theirs]
     largest = max(shared, key=lambda n: len(ast.unparse(n)), default=None)
-    if largest is None:
+    if largest is None or len(ast.unparse(largest)) < _WORTH_DOTS:
         return was, should
     dots = f"{_short_name(largest.func)}(...)" if isinstance(largest, ast.Call) else "(...)"
     return tuple(_Dotted(ast.dump(largest), dots).visit(copy.deepcopy(node)) for node in (was, should))

@@ -287,7 +287,8 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
             inner = [(path, a, b, line, _change(a, b))]
             break
     changed = sum(much for *_, much in inner)
-    if isinstance(a, ast.expr) and changed > (1 - _SHARED) * max(_size(a), _size(b)) and path:
+    several = len(inner) > 1 and bool(path)
+    if several and isinstance(a, ast.expr) and changed > (1 - _SHARED) * max(_size(a), _size(b)):
         yield path, a, b, line, changed  # an expression that has little in common with the other is replaced as a whole
     else:
         yield from inner
