@@ -39,6 +39,9 @@ EXPECTED: dict[str, First] = {
     "read_in_vain_and_wrong_for_another_reason": First(
         "values", ("block (0, 0) of o_ref is 2 times what is expected",), "o_ref"
     ),
+    "added_in_vain_and_wrong_for_another_reason": First(
+        "values", ("block (0, 0) of o_ref is 2 times what is expected",), "o_ref"
+    ),
     "zeroed_by_value_for_the_first_tile_only": First(
         "carry", ("acc_ref as step 2 left it", "not only once"), "acc_ref", 3
     ),

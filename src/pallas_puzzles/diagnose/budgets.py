@@ -198,8 +198,16 @@ def _moved_most(run: "Run", costs: "list[Figures]") -> "tuple[str, list[SourceLi
     rule = "A block is copied whenever its index differs from the step before"
     rows = [(r.hbm_bytes - r.once_bytes, t, r) for t, c in zip(run.traces, costs, strict=True) for r in c.operands]
     more, trace, row = max(rows, key=lambda each: each[0], default=(0, None, None))
-    if trace is None or row is None or more <= 0:
+    if trace is None or row is None:
         return f"{rule}: look at which operand moves more often than it must.", []
+    if more <= 0:  # nothing moves twice
+        _, trace, row = max(rows, key=lambda each: (each[2].operand.role == "out", each[2].hbm_bytes))
+        o = row.operand
+        advice = (
+            f"No block is copied twice, so it is the arrays that are too large, or too many: {o.name} is {o.dtype} of "
+            f"shape {o.shape}, {human_bytes(row.hbm_bytes)}. Compare shapes and dtypes with the spec."
+        )
+        return advice, list(trace.call.callers)
     name = row.operand.name
     advice = f"{rule}: {name} moves {row.moves} times, {human_bytes(more)} more than its array holds."
     lines = list(lines_of(row.operand.index_map)) if row.operand.index_map is not None else []
