@@ -21,7 +21,7 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((3, 640)), bn=128, budget=Budget(gmem_bytes=15_360, ctas=15), about="more parts than rows"),
             case(normal((9, 256)), about="a part is a whole row"),
         ],
-        budget=Budget(gmem_bytes=36_864, ctas=18),
+        budget=Budget(gmem_bytes=36_864, ctas=18, cycles=900),
     )
 
 
@@ -44,9 +44,15 @@ def puzzle_3(nb: Any) -> Question:
         normal((130, 256)),
         variants=[
             case(normal((194, 128)), about="one strip"),
-            case(normal((66, 512)), bm=32, bn=256, budget=Budget(gmem_bytes=270_336), about="blocks of 32 x 256"),
+            case(
+                normal((66, 512)),
+                bm=32,
+                bn=256,
+                budget=Budget(gmem_bytes=270_336, thread_bytes=131_072),
+                about="blocks of 32 x 256",
+            ),
         ],
-        budget=Budget(gmem_bytes=266_240),
+        budget=Budget(gmem_bytes=266_240, thread_bytes=131_072),
     )
 
 
@@ -70,7 +76,7 @@ def puzzle_5(nb: Any) -> Question:
             case(normal((448, 256)), about="seven tiles in each of two strips"),
             case(normal((64, 128)), about="a single tile"),
         ],
-        budget=Budget(copy_idle=5_000, thread_bytes=0, copies=8),
+        budget=Budget(copy_idle=2_000, thread_bytes=0, copies=8),
     )
 
 

@@ -26,9 +26,10 @@ class Budget:
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
     thread_bytes: those of them that threads load and store themselves. copies: out of GMEM into SMEM. smem_bytes: SMEM
-    held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts: in SMEM. waited: cycles that
-    warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of a CTA's life in which the
-    tensor cores or the copy engine have nothing to do; all three over all CTAs, on the machine's logical clock.
+    held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts: in SMEM. cycles: until the last CTA
+    has ended. waited: cycles that warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of
+    a CTA's life in which the tensor cores or the copy engine have nothing to do; these three over all CTAs. Cycles are
+    those of the machine's logical clock.
     """
 
     hbm_bytes: int | None = None
@@ -47,6 +48,7 @@ class Budget:
     gmem_bytes: int | None = None
     thread_bytes: int | None = None
     copies: int | None = None
+    cycles: int | None = None
     smem_bytes: int | None = None
     ctas: int | None = None
     arrivals: int | None = None
