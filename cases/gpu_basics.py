@@ -21,7 +21,7 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((3, 640)), bn=128, budget=Budget(gmem_bytes=15_360, ctas=15), about="more parts than rows"),
             case(normal((9, 256)), about="a part is a whole row"),
         ],
-        budget=Budget(gmem_bytes=36_864, ctas=18, cycles=900),
+        budget=Budget(gmem_bytes=36_864, cta_bytes=2_048, ctas=18),
     )
 
 

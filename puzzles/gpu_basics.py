@@ -85,8 +85,8 @@ def add_ten(x: Float[Array, "M N"], *, bn: int = 256) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (6, 768): gmem_bytes=36_864, ctas=18, cycles=900. gmem_bytes: all that is loaded from GMEM and stored to
-# it. cycles: when the last CTA ends, on the machine's clock.
+# Budget for x (6, 768): gmem_bytes=36_864, cta_bytes=2_048, ctas=18. gmem_bytes: all that is loaded from GMEM and
+# stored to it. cta_bytes: what a single CTA may load and store.
 check("gpu_basics/1", add_ten)
 
 # %% [markdown]

@@ -25,11 +25,11 @@ class Budget:
     makes may have. outside_flops: arithmetic of matrix products outside of the kernels.
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
-    thread_bytes: those of them that threads load and store themselves. copies: out of GMEM into SMEM. smem_bytes: SMEM
-    held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts: in SMEM. cycles: until the last CTA
-    has ended. waited: cycles that warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of
-    a CTA's life in which the tensor cores or the copy engine have nothing to do; these three over all CTAs. Cycles are
-    those of the machine's logical clock.
+    thread_bytes: those of them that threads load and store themselves; cta_bytes: those that one CTA moves. copies: out
+    of GMEM into SMEM. smem_bytes: SMEM held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts:
+    in SMEM. waited: cycles that warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of a
+    CTA's life in which the tensor cores or the copy engine have nothing to do; all three over all CTAs, on the
+    machine's logical clock.
     """
 
     hbm_bytes: int | None = None
@@ -48,7 +48,7 @@ class Budget:
     gmem_bytes: int | None = None
     thread_bytes: int | None = None
     copies: int | None = None
-    cycles: int | None = None
+    cta_bytes: int | None = None
     smem_bytes: int | None = None
     ctas: int | None = None
     arrivals: int | None = None

@@ -76,6 +76,7 @@ class Engines(Control):
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(here, src) // shared
         counts.gmem_read_bytes += nbytes
+        t.cta.moved += nbytes
         counts.copies += 1
         start, busy = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
         self.timeline.add(t.cta.number, "copy", "load", start, busy + chip.latency, instr, src.name)
@@ -143,6 +144,7 @@ class Engines(Control):
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(there, dst)
         counts.gmem_write_bytes += nbytes
+        t.cta.moved += nbytes
         counts.stores += 1
         start, busy = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
         self.timeline.add(t.cta.number, "copy", "store", start, busy, instr, dst.name)
