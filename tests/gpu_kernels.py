@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.utils import inline_ptx
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import nvvm
 
 S = jax.ShapeDtypeStruct
 TILES = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
@@ -430,8 +431,19 @@ def shared(rows: int = 64) -> Case:
     return kernel, (x,), 2 * x
 
 
-def in_tmem(wait: bool = True, ordered: bool = True) -> Case:
-    """Two products, one after the other in the same accumulator in TMEM: warpgroup 0 multiplies, warpgroup 1 stores."""
+@plgpu.inline_mgpu()
+def wait_load(_: Any) -> None:
+    nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.LOAD)
+
+
+@plgpu.inline_mgpu()
+def fence_tensor(_: Any) -> None:
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
+
+
+def in_tmem(wait: bool = True, ordered: bool = True, by_hand: bool = False) -> Case:
+    """Two products, one after the other in the same accumulator in TMEM: warpgroup 0 multiplies, warpgroup 1 stores.
+    by_hand: it waits and fences by instructions of a level below Pallas."""
 
     def body(a_gmem, b_gmem, o_gmem, a_smem, b_smem, acc_tmem, loaded, done, free):
         wg = lax.axis_index("wg")
@@ -452,7 +464,10 @@ def in_tmem(wait: bool = True, ordered: bool = True) -> Case:
             for i in range(2):
                 plgpu.barrier_wait(done)
                 o_gmem[pl.ds(i * 128, 128)] = plgpu.async_load_tmem(acc_tmem)
-                if wait:
+                if by_hand:
+                    wait_load()
+                    fence_tensor()
+                elif wait:
                     plgpu.wait_load_tmem()
                 plgpu.barrier_arrive(free)
 
@@ -526,6 +541,7 @@ RIGHT: dict[str, Callable[[], Case]] = {
     "refilled": lambda: refilled(commit=True),
     "stored by copies": stored_by_copies,
     "accumulators in TMEM": in_tmem,
+    "fenced by hand": lambda: in_tmem(ordered=False, by_hand=True),
     "through TMEM": through_tmem,
     "named barrier": by_name,
     "named barriers, by numbers that are computed": lambda: by_name(computed=True),
