@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "in 16 bits": (
         "1", {"jnp.exp(x - jnp.max(x, axis=1)[:, None])":
               "jnp.exp((x - jnp.max(x, axis=1)[:, None]).astype(jnp.bfloat16)).astype(jnp.float32)"},
-        "this should be `jnp.exp(x - jnp.max(x, axis=1)[:, None])`", "softmax_kernel", "bfloat16",
+        "should be `jnp.exp(", "softmax_kernel", "bfloat16",
     ),
     "no wait for the copy": (
         "2", {"    plgpu.barrier_wait(barrier)\n": ""}, "`plgpu.barrier_wait(barrier)` is missing here",
