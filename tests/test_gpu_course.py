@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
@@ -20,6 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import demo_course
 import gpu_course
 import gpu_kernels
+from course import lay_solutions
 from gpu_course import SOLUTIONS
 from gpu_kernels import S, normal
 from pallas_puzzles.app import notebooks
@@ -98,7 +101,7 @@ WRONG: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "in 16 bits": (
         "1", {"jnp.exp(x - jnp.max(x, axis=1)[:, None])":
               "jnp.exp((x - jnp.max(x, axis=1)[:, None]).astype(jnp.bfloat16)).astype(jnp.float32)"},
-        "this should be `jnp.exp(x - jnp.max(x, axis=1)[:, None])`", "softmax_kernel", "bfloat16",
+        "should be `jnp.exp(", "softmax_kernel", "bfloat16",
     ),
     "no wait for the copy": (
         "2", {"    plgpu.barrier_wait(barrier)\n": ""}, "`plgpu.barrier_wait(barrier)` is missing here",
@@ -331,6 +334,36 @@ def test_the_command(course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert verdict["figures"][0]["gmem_bytes"] == verdict["figures"][0]["once_bytes"] == 2 * 192 * 128 * 4
     shown = puzzles("show", "gpudemo/3", "--with", right)
     assert "copy engine" in shown.stdout, shown.stderr
+
+
+WRONG_CELL = """\
+def slots_kernel(x_gmem, o_gmem, x_smem, o_smem, barriers):
+    plgpu.barrier_wait(barriers.at[0])
+
+slots(x)"""
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="jax 0.11 stores registers of WGMMA's layout in SMEM alone")
+def test_in_a_kernel(course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
+    (book,) = curriculum.notebooks()
+    node = notebooks.build(book.path)
+    lay_solutions(node, book)
+    called = "x = jnp.ones((256, 128))\nprint(double(x).sum(), jax.jit(slots)(x).sum())"
+    code = nbformat.v4.new_code_cell
+    node.cells += [code(called), code(WRONG_CELL, metadata={"tags": ["raises-exception"]})]
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(node, timeout=120, kernel_name="python3", resources=resources).execute()
+    outputs = [output for cell in node.cells if cell.cell_type == "code" for output in cell.outputs]
+    said = "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
+    assert "No H100, H200 or B200 here: kernels run on the CPU" in said
+    assert said.count(": solved.") == 4
+    assert "You have finished gpudemo" in said
+    assert "65536.0 65536.0" in said
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
+    (shown,) = outputs[-1].traceback  # and nothing of JAX's
+    assert "waits for ever" in shown
+    assert re.search(r"In \[\d+\], line 2 +plgpu.barrier_wait", shown)
 
 
 @pytest.mark.parametrize("there", [True, False])
