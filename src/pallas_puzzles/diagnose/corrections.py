@@ -249,7 +249,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: b
     most = _SHOWN_SMALL if max(d.size for d in group.differences) <= _SMALL else _SHOWN
     old, new = _stores(was, should) or (_text(was, named), _text(should, named))
     if max(len(old), len(new)) > most and isinstance(was, ast.expr) and isinstance(should, ast.expr):
-        old, new = (_text(node, named) for node in _without_shared(was, should))
+        dotted = tuple(_text(node, named) for node in _without_shared(was, should))
+        old, new = dotted if max(map(len, dotted)) <= most else (old, new)
     short_old, short_new = (0 < len(x) <= most and "\n" not in x for x in (old, new))
     if should is None and not untold:
         return f"`{old}` does not belong here" if short_old else "this does not belong here", True
