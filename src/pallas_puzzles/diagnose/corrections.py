@@ -315,12 +315,15 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 def _parts(node: ast.AST) -> Iterator[str]:
-    """The names in a program, without those of modules, and the indices of steps."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and each.id not in _MODULES:
-            yield each.id
-        elif is_step(each):
-            yield ast.unparse(each)
+    """The names in a program, without those of modules and of what only lends its dtype, and the indices of steps."""
+    if isinstance(node, ast.Attribute) and node.attr == "dtype":
+        return
+    if isinstance(node, ast.Name) and node.id not in _MODULES:
+        yield node.id
+    elif is_step(node):
+        yield ast.unparse(node)
+    for child in ast.iter_child_nodes(node):
+        yield from _parts(child)
 
 
 def _stores(was: Any, should: Any) -> tuple[str, str] | None:

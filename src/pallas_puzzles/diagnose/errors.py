@@ -395,7 +395,7 @@ def _shape_advice(ref: str, value: str) -> str:
         )
     if len(v) < len(r):
         return head + "keepdims=True keeps a reduced dimension; jnp.broadcast_to widens."
-    if len(v) == len(r) and any(a == 1 < b for a, b in zip(r, v, strict=True)):
+    if len(v) == len(r) and all(a in (1, b) for a, b in zip(r, v, strict=True)):
         return head + "keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast."
     return head + "Compare the two, and look at the block shapes."
 
