@@ -251,7 +251,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: b
     if old == new:  # the reader's names hide what differs
         old = _text(was, {})
     if max(len(old), len(new)) > most and isinstance(was, ast.expr) and isinstance(should, ast.expr):
-        old, new = (_text(node, named) for node in _without_shared(was, should))
+        dotted = tuple(_text(node, named) for node in _without_shared(was, should))
+        old, new = dotted if max(map(len, dotted)) <= most else (old, new)
     short_old, short_new = (0 < len(x) <= most and "\n" not in x for x in (old, new))
     if should is None and not untold:
         return f"`{old}` does not belong here" if short_old else "this does not belong here", True
@@ -316,12 +317,15 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 def _parts(node: ast.AST) -> Iterator[str]:
-    """The names in a program, without those of modules, and the indices of steps."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and each.id not in _MODULES:
-            yield each.id
-        elif is_step(each):
-            yield ast.unparse(each)
+    """The names in a program, without those of modules and of what only lends its dtype, and the indices of steps."""
+    if isinstance(node, ast.Attribute) and node.attr == "dtype":
+        return
+    if isinstance(node, ast.Name) and node.id not in _MODULES:
+        yield node.id
+    elif is_step(node):
+        yield ast.unparse(node)
+    for child in ast.iter_child_nodes(node):
+        yield from _parts(child)
 
 
 def _stores(was: Any, should: Any) -> tuple[str, str] | None:

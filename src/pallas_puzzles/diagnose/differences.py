@@ -61,18 +61,30 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
 
 
 def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
-    """`a, b = x, y` as two statements, where x and y do not use a and b."""
+    """`a, b = x, y` as two statements, where x and y do not use a and b; `M, N = x.shape` as well."""
     if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
         return [statement]
     target, value = statement.targets[0], statement.value
-    if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
+    if not isinstance(target, ast.Tuple) or any(isinstance(each, ast.Starred) for each in target.elts):
+        return [statement]
+    if isinstance(value, ast.Attribute) and value.attr == "shape" and isinstance(value.value, ast.Name):
+        sizes = [_size_along(value, axis) for axis in range(len(target.elts))]
+        parts = [(name, size) for name, size in zip(target.elts, sizes, strict=True) if getattr(name, "id", "") != "_"]
+        return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
+    if not isinstance(value, ast.Tuple) or len(target.elts) != len(value.elts):
         return [statement]
     names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
-    starred = any(isinstance(each, ast.Starred) for each in (*target.elts, *value.elts))
+    starred = any(isinstance(each, ast.Starred) for each in value.elts)
     if starred or any(isinstance(n, ast.Subscript | ast.Call) for n in ast.walk(target)) or names & _reads(value):
         return [statement]
-    parts = zip(target.elts, value.elts, strict=True)
-    return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
+    split = [ast.copy_location(ast.Assign([t], v), t) for t, v in zip(target.elts, value.elts, strict=True)]
+    return [one for each in split for one in _one_by_one(each)]
+
+
+def _size_along(shape: ast.Attribute, axis: int) -> ast.expr:
+    size = ast.copy_location(ast.Subscript(shape, ast.Constant(axis), ast.Load()), shape)
+    size.unpacked = True  # type: ignore[attr-defined]  # it stands nowhere in the text
+    return ast.fix_missing_locations(size)
 
 
 def _reads(node: ast.AST) -> set[str]:
@@ -116,7 +128,7 @@ def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[D
         defined, use = definition(d.was), getattr(d.was, "use", None)
         inside = ast.walk(d.should) if d.should is not None else ()
         part = any(n is not d.should and hasattr(n, "use") and _key(n) == _key(d.was) for n in inside)
-        if use is not None and (part or alike[defined, _key(d.should)] < uses[defined]):
+        if use is not None and (part or hasattr(d.was, "unpacked") or alike[defined, _key(d.should)] < uses[defined]):
             d = dataclasses.replace(d, was=use, line=use.lineno)
         there.append(d)
     return there
@@ -164,7 +176,7 @@ def that_matter(
         return known[key]
 
     kept = list(range(len(found)))
-    if not kept or not right_with(kept):
+    if not kept or right_with([]) or not right_with(kept):  # what is wrong may be none of them
         return []
     # whole functions first, then halves and halves of halves: what can go is not what is wrong
     units: dict[str, list[list[int]]] = {}
@@ -275,7 +287,8 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
     b = _written_as(a, b)
     if _key(a) == _key(b):
         return
-    if type(a) is not type(b) or not _comparable(a, b) or (path and _is_around(a, b)):
+    apart = type(a) is not type(b) or not _comparable(a, b) or hasattr(a, "unpacked")
+    if apart or (path and _is_around(a, b)):
         yield path, a, b, line, _change(a, b)
         return
     inner: list[_Place] = []
@@ -291,9 +304,9 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
             inner = [(path, a, b, line, _change(a, b))]
             break
     changed = sum(much for *_, much in inner)
-    several = len(inner) > 1 and bool(path)
-    if several and isinstance(a, ast.expr) and changed > (1 - _SHARED) * max(_size(a), _size(b)):
-        yield path, a, b, line, changed  # an expression that has little in common with the other is replaced as a whole
+    little = changed > (1 - _SHARED) * max(_size(a), _size(b))  # in common with the other: it is replaced as a whole
+    if path and len(inner) > 1 and (isinstance(a, ast.Compare) or (isinstance(a, ast.expr) and little)):
+        yield path, a, b, line, changed
     else:
         yield from inner
 
@@ -311,7 +324,7 @@ def _written_as(a: Any, b: Any) -> Any:
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return _called_as(a, b)
     turned: ast.expr | None = None
-    if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and isinstance(b.op, _EITHER_WAY):
+    if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and type(a.op) is type(b.op) in _EITHER_WAY:
         turned = ast.BinOp(b.right, b.op, b.left)
         pairs = [(a.left, b.left, b.right), (a.right, b.right, b.left)]
     elif isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1:
@@ -338,7 +351,7 @@ def _added_to(store: ast.Assign) -> ast.expr | None:
     before, left, right = (_key(n) for n in (_read(store.targets[0]), store.value.left, store.value.right))
     if before == left:
         return store.value.right
-    return store.value.left if before == right and isinstance(store.value.op, _EITHER_WAY) else None
+    return store.value.left if before == right and type(store.value.op) in _EITHER_WAY else None
 
 
 _EITHER_WAY = (ast.Mult, ast.Add, ast.BitAnd, ast.BitOr)

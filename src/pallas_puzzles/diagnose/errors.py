@@ -5,6 +5,7 @@ import traceback as tb
 
 from ..ir.capture import SourceLine, is_readers_file, source_line
 from ..lens.watchdog import TimeLimit
+from ..text import cut
 from .findings import Finding
 
 _ERRORS: list[tuple[str, str, str]] = [
@@ -117,10 +118,6 @@ _DYNAMIC_SLICE = (
     "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
     "Python int."
 )
-_AND = (
-    "Python's `{0}` asks for a bool, and these conditions are known only when the kernel runs: join them with `{1}`, "
-    "each in brackets: @pl.when((a == 0) {1} (b == 0))."
-)
 _ARRAY_AND = (
     "Python's `{0}` asks for one bool, and these conditions are arrays, with one for each element: join them with "
     "`{1}`, each in brackets: (a > 0) {1} (b != 0)."
@@ -139,11 +136,6 @@ _DOT_DIMS = (
 )
 _MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
 
-_NARROW = (
-    "A product of 16-bit tiles is asked for in 16 bits: its result is {0}, as its operands are, and what the MXU has "
-    "summed in 32 bits is rounded before any cast. Ask for more where the product is made: "
-    "preferred_element_type=jnp.float32. Then it has the type of the Ref, too."
-)
 _MAP_ORDER = (
     "A prefetched Ref stands where an index is wanted. An index map gets the indices of the grid first, and behind "
     "them the prefetched Refs, in the order of the call: lambda i, j, ids_ref: (ids_ref[i], j)."
@@ -191,9 +183,6 @@ def explain_error(error: BaseException) -> Finding:
     if _in_index_map(error) and re.search(r"valid indices. Got .*Ref|Got .*Tracer\(Ref|[Tt]oo many indices", text):
         return Finding("map-order", _MAP_ORDER, [_shorten(f"{name}: {first}")], line)
     dtypes = re.search(r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: (b?float16)", text, re.S)
-    product = _product_line(error, line) if dtypes else None
-    if dtypes and product:
-        return Finding("narrow-dot", _NARROW.format(dtypes[1]), [_shorten(f"{name}: {first}")], product)
     if dtypes:
         advice = (
             f"A {dtypes[1]} value is stored in a float32 Ref. If it is a matrix product, ask for float32 where it is "
@@ -207,17 +196,9 @@ def explain_error(error: BaseException) -> Finding:
             return found.but(evidence=(*found.evidence, _shorten(f"{name}: {first}")))
     shapes = re.search(r"Ref shape: (.*?)\. (?:Expected shape: (.*?)\. )?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
-        code, into = line.text if line else "", shapes[2] or shapes[1]
-        advice = _later_ref(error, line, shapes[3]) or _shape_advice(into, shapes[3], code, into == shapes[1])
+        into = shapes[2] or shapes[1]
+        advice = _later_ref(error, line, shapes[3]) or _shape_advice(into, shapes[3], into == shapes[1])
         return Finding("store-shape", advice, [_shorten(f"{name}: {first}")], line)
-    indices = re.search(r"`indices` must not be longer than `shape`: indices=(.*), shape=(\([^)]*\))", first)
-    if indices:
-        count = indices[1].count("Tracer(") + len(re.findall(r"(?<=[(, ])\d+(?=[,)])", indices[1]))
-        advice = (
-            f"A Ref of shape {indices[2]} is indexed by {count} numbers. Is it the Ref that its name says? Prefetched "
-            "Refs arrive in the order in which their arrays are given to the call, before all others."
-        )
-        return Finding("ref-rank", advice, [_shorten(f"{name}: {first}")], line)
     if re.search("ncompatible shapes for broadcasting", text):
         ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
         if len(ranks) > 1:
@@ -230,11 +211,6 @@ def explain_error(error: BaseException) -> Finding:
         return Finding("int-of-value", _INT, [_shorten(f"{name}: {first}")], line)
     if "dot_general" in code and re.search(r"(not enough|too many) values to unpack", text):
         return Finding("dot-dims", _DOT_DIMS, [_shorten(f"{name}: {first}")], line)
-    joined = re.search(r"\bpl\.when\(.*?\b(and|or)\b", code)
-    if joined and re.search("TracerBoolConversion|ConcretizationTypeError", name):
-        return Finding(
-            "python-and", _AND.format(joined[1], "&|"[joined[1] == "or"]), [_shorten(f"{name}: {first}")], line
-        )
     if "ConcretizationTypeError" in name and "arange" in code:
         return Finding("arange", _ARANGE, [_shorten(f"{name}: {first}")], line)
     slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
@@ -313,32 +289,6 @@ def explain_array_error(error: BaseException) -> Finding:
         if re.search(pattern, haystack, re.S):
             return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
     return Finding("error", f"{name}: {_shorten(first)}", [], line)
-
-
-_PRODUCT = re.compile(r"\b(dot|matmul|einsum|dot_general)\(|[\w\])] @ [\w(]")
-
-
-def _product_line(error: BaseException, line: SourceLine | None) -> SourceLine | None:
-    """The line of the matrix product that nothing is said about, in a value that is stored at `line`: there, or where
-    the names of that line are set."""
-    frames = [(f, n) for f, n in tb.walk_tb(error.__traceback__) if line and f.f_code.co_filename == line.file]
-    first = next((f.f_code.co_firstlineno for f, n in reversed(frames) if line and n == line.line), None)
-    if line is None or first is None:
-        return None
-    names = set(re.findall(r"\b[A-Za-z_]\w*\b", line.text.split("=", 1)[-1]))
-    for number in range(line.line, first, -1):
-        at = source_line(line.file, number)
-        set_here = at is not None and re.match(r"\s*(\w+)\s*=[^=]", at.text)
-        if at is None or not (number == line.line or (set_here and set_here[1] in names)):
-            continue
-        following = (
-            source_line(line.file, n) for n in range(number, line.line + 1 if number < line.line else number + 1)
-        )
-        if _PRODUCT.search(at.text):
-            told = "".join(f.text for f in following if f).find("preferred_element_type") >= 0
-            return None if told else at
-        names |= set(re.findall(r"\b[A-Za-z_]\w*\b", at.text.split("=", 1)[-1]))
-    return None
 
 
 def _misfit(error: BaseException, line: SourceLine | None) -> Finding | None:
@@ -432,23 +382,11 @@ def _grown(own: object, shape: tuple[int, ...]) -> str:
     )
 
 
-def _shape_advice(ref: str, value: str, code: str = "", whole: bool = True) -> str:
-    """What to do about a value of one shape that is stored in a Ref, or in part of it, of another. code: its line."""
+def _shape_advice(ref: str, value: str, whole: bool = True) -> str:
+    """What to do about a value of one shape that is stored in a Ref, or in part of it, of another."""
     r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
     into = f"a Ref of shape {r}" if whole else f"part of a Ref, of shape {r}"
-    head = f"A value of shape {v} is stored in {into}; a store does not broadcast. "
-    reduced = re.search(r"axis=(-?[012])", code)
-    if len(r) == len(v) == 2 and 1 in r and 1 in v and r.index(1) != v.index(1) and reduced:
-        left, meant = ("column", "row") if v[0] == 1 else ("row", "column")
-        return head + (
-            f"A reduction with axis={reduced[1]} leaves one number for each {left}; the Ref holds one for each "
-            f"{meant}: axis={r.index(1)}."
-        )
-    if len(r) > 1 and v == r[::-1]:
-        return head + (
-            "Rows and columns are exchanged. If the value is a product, check the order of its two factors. If that is "
-            "right, transpose the value (.T)."
-        )
+    head = f"A value of shape {v} is stored in {into}, and a store does not broadcast. "
     if len(v) > len(r) and 1 in v:
         return head + (
             "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "
@@ -456,10 +394,13 @@ def _shape_advice(ref: str, value: str, code: str = "", whole: bool = True) -> s
         )
     if len(v) < len(r):
         return head + "keepdims=True keeps a reduced dimension; jnp.broadcast_to widens."
-    if len(v) == len(r) and any(a == 1 < b for a, b in zip(r, v, strict=True)):
+    if len(v) == len(r) and all(a in (1, b) for a, b in zip(r, v, strict=True)):
         return head + "keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast."
     return head + "Compare the two, and look at the block shapes."
 
 
-def _shorten(text: str, width: int = 220) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+def _shorten(text: str) -> str:
+    return cut(text, _LONGEST)
+
+
+_LONGEST = 220  # characters of JAX's own words
