@@ -587,6 +587,10 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     votes: Counter[tuple[str, str]] = Counter()
     for x, y in zip(_arguments(mine), _arguments(theirs), strict=False):
         votes[y, x] += 100
+    with_mine = _Renamed(dict(zip(_arguments(theirs), _arguments(mine), strict=False))).visit(copy.deepcopy(theirs))
+    given = dict(_values_of_names(mine))
+    for value, name in _values_of_names(with_mine):
+        votes[name, given.get(value, "")] += 50 if value in given else 0
     a, b = [_word(n, other) for n in _in_order(mine)], [_word(n, own) for n in _in_order(theirs)]
     nodes, others = list(_in_order(mine)), list(_in_order(theirs))
     made, theirs_made = ({_name(n) for n in each if isinstance(n, ast.FunctionDef)} for each in (nodes, others))
@@ -595,12 +599,19 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             if _name(node) in other and _name(match) in own and (_name(node) in made) == (_name(match) in theirs_made):
                 votes[_name(match), _name(node)] += 1
     names: dict[str, str] = {}
-    for (from_, to), _ in votes.most_common():
-        if from_ not in names and to not in names.values():
+    for (from_, to), count in votes.most_common():
+        if count and from_ not in names and to not in names.values():
             names[from_] = to
     taken = set(names.values())
     names |= {n: f"{n}_" for n in own - names.keys() if n in taken}
     return _Renamed(names).visit(copy.deepcopy(theirs))
+
+
+def _values_of_names(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    """(value, name) for every name that is given to a value."""
+    for n in ast.walk(function):
+        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
+            yield _key(n.value), n.targets[0].id
 
 
 def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
