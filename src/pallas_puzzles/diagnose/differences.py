@@ -585,9 +585,10 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     """The right function, its own names replaced by those that the answer has for the same things."""
     own, other = _bound(theirs), _bound(mine)
     votes: Counter[tuple[str, str]] = Counter()
-    for x, y in zip(_arguments(mine), _arguments(theirs), strict=False):
-        votes[y, x] += 100
-    with_mine = _Renamed(dict(zip(_arguments(theirs), _arguments(mine), strict=False))).visit(copy.deepcopy(theirs))
+    arguments = _arguments_of(mine, theirs)
+    for pair in arguments.items():
+        votes[pair] += 100
+    with_mine = _Renamed(arguments).visit(copy.deepcopy(theirs))
     given = dict(_values_of_names(mine))
     for value, name in _values_of_names(with_mine):
         votes[name, given.get(value, "")] += 50 if value in given else 0
@@ -633,9 +634,13 @@ def _name(node: ast.AST) -> str:
     return node.name if isinstance(node, ast.FunctionDef) and not node.decorator_list else ""
 
 
-def _arguments(function: ast.FunctionDef) -> list[str]:
-    spec = function.args
-    return [each.arg for each in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+def _arguments_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> dict[str, str]:
+    """What each argument of theirs is called in mine: by its place, and by its name where it is given by name."""
+    (a, by_name), (b, theirs_by_name) = (
+        ([x.arg for x in (*f.args.posonlyargs, *f.args.args)], [x.arg for x in f.args.kwonlyargs])
+        for f in (mine, theirs)
+    )
+    return dict(zip(b, a, strict=False)) | {name: name for name in theirs_by_name if name in by_name}
 
 
 def _bound(function: ast.FunctionDef) -> set[str]:
