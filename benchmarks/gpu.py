@@ -1,4 +1,4 @@
-"""What the GPU compiler makes of JAX's own GPU kernels, and of a few of ours: writes benchmarks/gpu.md.
+"""What the GPU compiler makes of JAX's own GPU kernels, of a few of ours, and of every solution: writes gpu.md.
 
     uv run --all-groups --extra gpu-compiler python benchmarks/gpu.py [--gpu h100,h200,b200]
 
@@ -189,6 +189,19 @@ def jobs() -> list[Job]:
     return [*ours(), *matmuls(), *attentions(), *ragged()]
 
 
+def solutions() -> Iterator[Job]:
+    """Every solution for a GPU, at the first shapes and blocks of its check."""
+    from pallas_puzzles.course import cases, curriculum
+
+    books = [book for book in curriculum.notebooks() if book.accelerator == "gpu"]
+    for puzzle in (each for book in books for each in book.puzzles):
+        official = cases.official(puzzle.id)
+        first = official.cases[0]
+        if official.kernel:
+            fn = functools.partial(official.fn, **first.blocks)
+            yield Job(f"{puzzle.id} {puzzle.title}", fn, list(first.inputs), ("h100", "h200", "b200"))
+
+
 # --- measuring, on a GPU ---------------------------------------------------------------------------------------------
 
 
@@ -320,6 +333,8 @@ def written(gpus: list[str]) -> str:
     for title, names in (("JAX's own", everything.keys() - mine), ("One part of a GPU each", mine)):
         lines = [line for name in everything if name in names for line in everything[name]]
         parts += [f"## {title}", table("kernel", lines)]
+    lines = [line for job in solutions() for line in rows(job, gpus, measured)]
+    parts += ["## Every solution, at the first shapes and blocks of its check", table("puzzle", lines)] if lines else []
     others = [job for job in libraries() if job.name in measured["seconds"]]
     if others:
         told = ["| work | GPU | measured | rate |", "| --- | --- | --- | --- |"]

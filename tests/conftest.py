@@ -23,7 +23,7 @@ from pallas_puzzles.targets.tpu.compiler import missing
 
 ROOT = Path(__file__).parents[1]
 FETCH = "sync --locked --inexact --extra tpu-compiler"
-FETCHES = "Fetching the TPU compiler for the tests, once: 0.2 GB to download (.venv then takes 0.9 GB)."
+FETCHES = "Fetching the TPU compiler for the tests, once: 0.2 GB to download (.venv then takes 1.6 GB)."
 NOT_FETCHED = "The TPU compiler could not be fetched: the tests that need it are skipped."
 
 # Whatever else is there, the puzzles run on the CPU. Set before anything asks JAX for a device.
@@ -93,13 +93,16 @@ def _own_sockets() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _simulator_off_again() -> Iterator[None]:
-    """A notebook's `setup()` turns the simulator on for the whole process; the next test starts without."""
+    """A notebook's `setup()` changes who runs kernels in the whole process; the next test starts without."""
     import jax
     from jax.experimental.pallas import tpu as pltpu
 
     mesh = jax.sharding.get_abstract_mesh()
     yield
     pltpu.set_tpu_interpret_mode(None)
+    if calls := sys.modules.get("pallas_puzzles.ir.gpu_calls"):
+        calls.run_on_cpu(None)
+        jax.config.update("jax_default_device", None)
     if jax.sharding.get_abstract_mesh() != mesh:
         jax.sharding.use_abstract_mesh(mesh).__enter__()
 

@@ -399,9 +399,9 @@ def test_operands_of_a_product_may_be_too_wide() -> None:
 
 def test_without_a_kernel_nothing_passes() -> None:
     verdict = judged(lambda x: x + x, spec, X)
-    assert "no pallas_call is reached" in verdict.findings[0].cause
+    assert "no kernel is reached" in verdict.findings[0].cause
     verdict = judged(lambda x: (twice(x), x), lambda x: (2 * x, x), X)
-    assert "does not come out of a pallas_call" in verdict.findings[0].cause
+    assert "does not come out of a kernel" in verdict.findings[0].cause
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

@@ -11,14 +11,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gpu_kernels
+import gpu_library
 from gpu_kernels import MISTAKES, S, normal
 from pallas_puzzles import check, show
 from pallas_puzzles.course import inputs
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.inputs import Budget, case
+from pallas_puzzles.lens.gpu.timeline import Use
 from pallas_puzzles.targets import gpu_simulator
 from pallas_puzzles.targets.simulate import SimulatorTimeout
 from pallas_puzzles.view.costs import totals
+from pallas_puzzles.view.slots import MOST_SLOTS, slot_events
 
 
 def scaled(factor: float = 2.0, shift: int = 0, once: bool = False, last: int = 4):
@@ -173,8 +176,51 @@ def test_show_draws_who_is_busy_when() -> None:
 def test_double_buffering_is_seen() -> None:
     """With two slots a copy is on its way while another one is, and while the warpgroup computes."""
     deep, flat = (str(show(*gpu_kernels.pipeline(depth=d)[:1], *gpu_kernels.pipeline()[1])) for d in (2, 1))
-    tracks = [[line for line in text.splitlines() if "LLL" in line] for text in (deep, flat)]
-    assert [len(found) for found in tracks] == [2, 1]
+    rows = [[line for line in text.splitlines() if "LLL" in line] for text in (deep, flat)]
+    assert [len(found) for found in rows] == [4, 2]  # copies that are on their way at once, and slots that they fill
+    assert ["refs[0][1]" in text for text in (deep, flat)] == [True, False]
+
+
+def test_show_draws_slots_and_barriers() -> None:
+    kernel, args, _ = gpu_kernels.specialised()
+    svg = show(kernel, *args).svg()
+    for words in ("x_smem[0]", "x_smem[1]", "full[0]: warpgroup 0 goes on", "empty[1]: warpgroup 1 goes on"):
+        assert words in svg
+    assert "var(--tint)" in svg  # a slot that is full
+
+
+def test_show_says_what_it_costs() -> None:
+    kernel, args, _ = gpu_kernels.matmul(tiles=(plgpu.TilingTransform((8, 64)),))
+    text, page = " ".join(str(show(kernel, *args)).split()), show(kernel, *args)._repr_html_()
+    for words in ("A CTA has 2 barriers; 8 arrivals in all.", "computes 2,097,152 FLOPs: 25.6 per byte", "3,584 bank"):
+        assert words in text
+        assert words in page
+
+
+def test_show_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with gpu_library.on_a_gpu():
+        fn, args, _ = gpu_library.matmul()
+        lines = str(show(fn, *args)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.strip().startswith("tensor cores  ") and "P" in line for line in lines)
+
+
+def test_what_happens_in_a_slot() -> None:
+    """It is filled, holds what is read, is copied out, and is filled again."""
+    uses = [Use(0, "s[0]", kind, a, b) for kind, a, b in (("load", 0, 4), ("read", 5, 6), ("store", 8, 9))]
+    uses += [Use(0, "s[0]", "compute", 12, 13), Use(0, "s[0]", "read", 13, 15), Use(0, "s[1]", "load", 1, 2)]
+    events, left_out = slot_events(uses)
+    assert [(e.lane, e.kind, e.start, e.end) for e in events] == [
+        ("s[0]", "load", 0, 4),
+        ("s[0]", "full", 4, 8),
+        ("s[0]", "store", 8, 9),
+        ("s[0]", "compute", 12, 13),
+        ("s[0]", "full", 13, 15),
+        ("s[1]", "load", 1, 2),
+    ]
+    assert left_out == 0
+    assert slot_events([Use(0, f"s[{i}]", "load", 0, 1) for i in range(MOST_SLOTS + 2)])[1] == 2
 
 
 def test_show_of_a_kernel_that_never_ends() -> None:
@@ -196,9 +242,9 @@ def test_show_of_broken_code() -> None:
 
 @pytest.fixture
 def no_child() -> Iterator[None]:
-    gpu_simulator._Child.end()
+    gpu_simulator._SIMULATOR.end()
     yield
-    gpu_simulator._Child.end()
+    gpu_simulator._SIMULATOR.end()
 
 
 def test_a_kernel_that_never_ends_is_stopped(no_child: None) -> None:

@@ -25,10 +25,11 @@ def test_library(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLACKWELL)
 def test_blackwell(name: str) -> None:
-    """The results are right; the kernel ends without waiting for its last copies out of SMEM, and that is told."""
+    """The results are right. The kernel ends without waiting for its last copies out of SMEM: JAX's own simulator
+    refuses it for that (jax 0.12.0.1, inline_mgpu="ignore")."""
     fn, args, want = BLACKWELL[name]()
     run = gpu.run(fn, *args, chip="b200")
-    assert {f.kind for f in run.findings} <= {"store-in-flight"}
+    assert ({f.kind for f in run.findings}, run.notes) == ({"store-in-flight"}, [])
     assert gpu_library.error(run.outputs, want) < ROUNDING
     assert run.counts.tmem_bytes > 0
 

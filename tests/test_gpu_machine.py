@@ -20,10 +20,8 @@ def test_right_kernels(name: str) -> None:
     run = gpu.run(kernel, *args)
     np.testing.assert_allclose(np.asarray(run.outputs, np.float32), want, rtol=1e-5, atol=1e-4)
     assert run.findings == []
-    assert {note.kind for note in run.notes} <= {
-        "padding",
-        "unfenced-read",
-    }  # a pipeline of JAX's own does without a fence
+    # a pipeline of JAX's own does without a fence
+    assert {note.kind for note in run.notes} <= {"padding", "unfenced-read", "garbage"}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -116,16 +114,38 @@ def test_scopes_share_their_memory() -> None:
     assert gpu.run(plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg")).counts.smem_bytes == 32 << 10
 
 
-def test_what_is_not_followed() -> None:
-    def body(o_gmem):
-        @plgpu.inline_mgpu()
-        def below(_):
-            raise AssertionError("this is never run here")
+def test_garbage_that_no_output_depends_on() -> None:
+    kernel, args, _ = gpu_kernels.partly_loaded()
+    (note,) = gpu.run(kernel, *args).notes
+    assert (note.kind, note.count) == ("garbage", 24 * 64)
 
-        below()
+
+def test_what_lies_in_the_same_memory_is_overwritten() -> None:
+    """Whoever reads a Ref after another one of its RefUnion was stored reads what nobody has written into it."""
+
+    def body(o_gmem, refs):
+        (one,), (two,) = refs
+        one[...] = jnp.ones((64, 128))
+        two[...] = jnp.zeros((64, 128))
+        o_gmem[...] = one[...]
+
+    tile = plgpu.SMEM((64, 128), jnp.float32)
+    out = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    run = gpu.run(plgpu.kernel(body, out_type=out, scratch_types=[plgpu.RefUnion([tile], [tile])]))
+    assert [(f.kind, f.count) for f in run.findings] == [("unwritten", 64 * 128)]
+    assert np.isnan(run.outputs).all()
+
+
+@pytest.mark.parametrize(
+    ("ptx", "said"),
+    [("mov.u32 %r1, 0;", "mov.u32"), ("bar.sync 1, 256; bar.sync 2, 256;", "bar.sync 1, 256; bar")],
+)
+def test_what_is_not_followed(ptx: str, said: str) -> None:
+    def body(o_gmem):
+        plgpu.inline_mgpu()(lambda _: gpu_kernels.inline_ptx(ptx))()
         o_gmem[...] = jnp.ones((128,))
 
-    with pytest.raises(gpu.Beyond, match="inline_mgpu"):
+    with pytest.raises(gpu.Beyond, match=said):
         gpu.run(plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32)))
 
 

@@ -90,7 +90,7 @@ EXPECTED: dict[str, First] = {
     "index_map_that_captures_an_array": First("map-constants", ("PrefetchScalarGridSpec", "behind the grid indices")),
     "gradient_without_custom_vjp": First("no-gradient", ("jax.custom_vjp", "backward function")),
     "signal_to_a_copy_semaphore": First("semaphore-kind", ("SemaphoreType.REGULAR",)),
-    "one_block_spec_too_many": First("in-specs", ("one BlockSpec in in_specs for each operand",)),
+    "one_block_spec_too_many": First("in-specs", ("one BlockSpec in in_specs",)),
     "factors_that_do_not_fit": First(
         "product-shape", ("b_ref, (96, 256), is summed against a_ref, (64, 96): that is",)
     ),

@@ -36,6 +36,10 @@ each_puzzle = pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puzz
 each_book = pytest.mark.parametrize("book", BOOKS, ids=lambda book: book.name)
 
 
+def for_gpu(puzzle: Puzzle) -> bool:
+    return book_of(puzzle).accelerator == "gpu"
+
+
 def book_of(puzzle: Puzzle) -> Notebook:
     return next(book for book in BOOKS if book.name == puzzle.notebook)
 
@@ -218,12 +222,14 @@ def test_the_solution_passes(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch, py
     assert verdict.status == "passed"
     assert verdict.gained, "a pass says what was gained"
     assert not verdict.findings
-    assert not verdict.notes, "no solution is beyond the lens"
+    # of kernels for GPUs, JAX's simulator runs some alone, and says so of the others
+    notes = [note for note in verdict.notes if not (for_gpu(puzzle) and "GPU simulator cannot run it" in note)]
+    assert not notes, "no solution is beyond the lens"
     assert judged == ([puzzle.id] if verdict.figures else []), "JAX's simulator has its say on every kernel"
 
 
 @pytest.mark.skipif(jax.default_backend() != "tpu", reason="needs a TPU: the solutions run compiled there")
-@each_puzzle
+@pytest.mark.parametrize("puzzle", [each for each in PUZZLES if not for_gpu(each)], ids=lambda each: each.id)
 def test_the_solution_runs_compiled(puzzle: Puzzle) -> None:
     official = cases.official(puzzle.id)
     for case in official.cases:

@@ -195,6 +195,13 @@ def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture) -> None:
     assert said.rstrip().count("\nRight.\n") == 1
 
 
+def test_the_readme_repeats_the_table_of_foreign_kernels() -> None:
+    table = (ROOT / "benchmarks" / "foreign.md").read_text("utf-8")
+    (ran,) = re.findall(r"The lens ran (\d+ of \d+), ", table)
+    assert f"The lens runs {ran} calls" in (ROOT / "README.md").read_text("utf-8")
+    assert ran.endswith(f" of {len(re.findall('^[|] [a-z-]+: ', table, re.MULTILINE))}")
+
+
 def test_the_public_api_is_what_init_says() -> None:
     names = pallas_puzzles.__all__
     assert sorted(names) == sorted(set(names))
@@ -213,15 +220,17 @@ def test_importing_is_cheap() -> None:
     assert not loaded.intersection(EXPENSIVE)
 
 
-def test_the_table_of_the_compiler_has_every_solution() -> None:
-    """Its figures are a benchmark's. That a puzzle is missing means that nobody has run it: benchmarks/tpu.py."""
-    table = (ROOT / "benchmarks" / "tpu.md").read_text("utf-8")
-    for puzzle in curriculum.all_puzzles():
+@pytest.mark.parametrize("accelerator", ["tpu", "gpu"])
+def test_the_table_of_the_compiler_has_every_solution(accelerator: str) -> None:
+    """Its figures are those of benchmarks/tpu.py and gpu.py. A puzzle is missing where nobody has run them."""
+    table = (ROOT / "benchmarks" / f"{accelerator}.md").read_text("utf-8")
+    books = [book for book in curriculum.notebooks() if book.accelerator == accelerator]
+    for puzzle in (each for book in books for each in book.puzzles):
         answer = curriculum.course_folder() / "solutions" / f"{puzzle.notebook}.py"
         subject = session.run(puzzle.id, overlay=answer, judge=False).subject
         assert subject is not None
         if not subject.kernel:
             continue
-        for chip in CHIPS:
+        for chip in {"tpu": list(CHIPS), "gpu": ["h100", "h200", "b200"]}[accelerator]:
             assert re.search(rf"^\| {puzzle.id} .*\| {chip} \|", table, re.MULTILINE), f"{puzzle.id} on {chip}"
-    assert "jax ops.tpu.matmul" in table
+    assert {"tpu": "jax ops.tpu.matmul", "gpu": "hopper_matmul"}[accelerator] in table

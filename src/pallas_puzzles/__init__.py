@@ -45,19 +45,27 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def setup() -> None:
-    """Turns JAX's TPU simulator on, unless this machine has a TPU, and says in one line which of the two it is.
+def setup(accelerator: str = "tpu") -> None:
+    """Lets kernels run on this machine, whatever it has, and says in one line how they run.
 
-    Raises WrongVersion when JAX is too old, and says so when it is newer than any that was tested.
+    accelerator: what the notebook's kernels are for. "tpu": JAX's TPU simulator runs them, unless there is a TPU.
+    "gpu": our own machine runs them on the CPU, unless there is an H100, H200 or B200.
+    Raises ValueError for another word, and WrongVersion when JAX is too old; says so when it is newer than any that was
+    tested.
     """
+    if accelerator not in ("tpu", "gpu"):
+        raise ValueError(f'setup({accelerator!r}): choose "tpu" or "gpu"; setup() is for TPU kernels')
     require_versions()
     if note := untested():
         print(note)
-    # The checker is imported here, before turn_on starts a thread that imports parts of it: two threads that import the
-    # same modules at once may each get half of one.
+    # The checker is imported here, before the set-up starts a thread that imports parts of it: two threads that import
+    # the same modules at once may each get half of one.
     from .course import check  # noqa: F401
-    from .targets.simulate import setup as turn_on
 
+    if accelerator == "gpu":
+        from .targets.gpu_here import setup as turn_on
+    else:
+        from .targets.simulate import setup as turn_on
     turn_on()
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ..course.curriculum import ORDER, PUZZLE_HEADING, Cell, find_check
+from ..course.curriculum import FOR_GPU, ORDER, PUZZLE_HEADING, Cell, find_check
 from ..installation import ROOT, repository
 from .formats import NotebookNode, jupytext, nbformat
 
@@ -39,8 +39,7 @@ class NotInstalled(Exception):
 
 if importlib.util.find_spec("pallas_puzzles") is None:
     wanted = ["pallas-puzzles @ git+{repository}"]
-    if importlib.util.find_spec("libtpu"):
-        wanted.append("jax[tpu]")  # on a TPU machine, JAX and its TPU compiler must be of one age
+{extras}
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-color", *wanted]
     pip = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if pip.returncode:
@@ -50,6 +49,19 @@ if importlib.util.find_spec("pallas_puzzles") is None:
     importlib.invalidate_caches()
 
 from pallas_puzzles import check  # says so if JAX is too old, or was imported too early"""
+
+# What a machine with the notebook's accelerator needs beside the package: JAX and its compiler for it are of one age
+EXTRAS = {
+    "tpu": """\
+    if importlib.util.find_spec("libtpu"):
+        wanted.append("jax[tpu]")  # on a TPU machine, JAX and its TPU compiler must be of one age""",
+    "gpu": """\
+    import pathlib
+
+    for cuda in ("cuda12", "cuda13"):
+        if pathlib.Path("/dev/nvidia0").exists() and importlib.util.find_spec(f"jax_{cuda}_plugin"):
+            wanted.append(f"jax[{cuda}]")  # on a GPU machine, JAX and its CUDA plugin must be of one age""",
+}
 
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
@@ -70,8 +82,11 @@ def build(source: Path) -> NotebookNode:
     Below each check, a link leads to what is next.
     """
     keep = nbformat.v4.new_markdown_cell(f"{badge(source.stem)}\n\n{COLAB_KEEP}")
-    set_up = nbformat.v4.new_code_cell(COLAB_SETUP.format(repository=repository()))
-    node = _notebook(source.stem, [keep, set_up, *_read(source).cells], {})
+    cells = _read(source).cells
+    for_gpu = any(cell.cell_type == "code" and FOR_GPU.search(cell.source) for cell in cells)
+    extras = EXTRAS["gpu" if for_gpu else "tpu"]
+    set_up = nbformat.v4.new_code_cell(COLAB_SETUP.format(repository=repository(), extras=extras))
+    node = _notebook(source.stem, [keep, set_up, *cells], {})
     _link(node, source)
     return node
 

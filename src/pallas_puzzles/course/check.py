@@ -1,6 +1,5 @@
 """One verdict on an answer: what is asked of it, how it is judged, explained, shown and recorded."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -218,8 +217,7 @@ class _Answer:
     def _apart(self, asked: Question, only: tuple[int, int] | None) -> "SourceLine | None":
         """The line in one of the holes where the values of one draw part from those of the course."""
         from ..diagnose.apart import first_apart
-        from ..ir.capture import ForGpu
-        from ..lens.machine import trace
+        from .machines import trace
 
         assert self.known
         drawn = [each for each in draws(self.puzzle, asked.cases, asked.seed) if (each[0], each[2]) == only]
@@ -227,8 +225,7 @@ class _Answer:
             args = draw(case.inputs, np.random.default_rng(seed))
             both = [cases.official(self.known.id).fn, self.fn]
             runs = [functools.partial(trace, fn, *args, detail=False, **case.blocks) for fn in both]
-            with contextlib.suppress(ForGpu):  # whose values nobody observes
-                return next((line for line in first_apart(*runs) if function_at(line, self.holes)), None)
+            return next((line for line in first_apart(*runs) if function_at(line, self.holes)), None)
         return None  # what is wrong shows in no draw
 
     def _isolated(self, verdict: "Verdict", asked: Question) -> "tuple[list[Correction], tuple[int, int] | None]":

@@ -23,7 +23,7 @@ class Claim:
 
     model: Callable[..., Any]
     cases: Sequence[tuple[Any, ...]]
-    measured: Callable[..., "_Sum | _Time"]
+    measured: Callable[..., "_Sum | _Time | Count"]
     last = False  # judged before the kernel
 
     def finding(self) -> "Finding | None":
@@ -218,6 +218,25 @@ def _shown(arg: Any, fn: Callable[..., Any]) -> str:
     return next((name for name, value in constants if value == arg), repr(arg))
 
 
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """A number, the sentences that explain it, and (words, number) for mistakes: "if registers had no end"."""
+
+    whose: str
+    value: float
+    explained: Sequence[str] = ()
+    mistakes: Sequence[tuple[str, float]] = ()
+
+    def text(self, value: float) -> str:
+        return f"{value:,.10g}"
+
+    def parts(self) -> list[str]:
+        return [*self.explained]
+
+    def slips(self) -> list[tuple[str, float]]:
+        return [*self.mistakes]
+
+
 # --- sums of bytes ---------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +256,7 @@ class _Sum:
     whose: str
     terms: tuple[_Part, ...]
     together: tuple[tuple[str, float], ...] = ()  # changes to several terms at once, and the sums that follow
+    itemsize: int = 2  # of an element
 
     @property
     def value(self) -> float:
@@ -250,7 +270,9 @@ class _Sum:
 
     def slips(self) -> Iterator[tuple[str, float]]:
         """(in words, the sum that follows): other sizes of the terms, the fewest changes first."""
-        yield "if an element had one byte", self.value / 2
+        for size, word in ((1, "one byte"), (2, "two bytes"), (4, "four bytes")):
+            if size != self.itemsize:
+                yield f"if an element had {word}", self.value * size / self.itemsize
         yield from self.together
         options = [((1.0, ""), *part.slips) for part in self.terms]
         for chosen in sorted(itertools.product(*options), key=lambda c: sum(bool(words) for _, words in c)):

@@ -34,6 +34,7 @@ ORDER = re.compile(r"^#.*\border: *(\d+)", re.MULTILINE)
 HINT = re.compile(r"<details>\s*<summary>.*?</summary>(.*?)</details>", re.DOTALL)
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MAGIC = re.compile(r"^(\s*)(?:[%!].*|\??[\w.]+\?{1,2}\s*)$")
+FOR_GPU = re.compile(r"""^setup\(["']gpu["']\)""", re.MULTILINE)
 PYTHON_MAGIC = re.compile(r"^\s*%%(?:time|timeit|capture|prun)\b")
 
 SHOWS = {"check", "show", "hint", "progress"}  # what a notebook calls to display something
@@ -96,6 +97,11 @@ class Notebook:
     def holes(self) -> set[str]:
         """The functions that are for the reader to write, in all of its puzzles."""
         return {hole for puzzle in self.puzzles for hole in puzzle.holes}
+
+    @property
+    def accelerator(self) -> str:
+        """What its kernels are for: the "tpu" or "gpu" of its call of `setup`."""
+        return "gpu" if any(cell.kind == "code" and FOR_GPU.search(cell.source) for cell in self.cells) else "tpu"
 
 
 # ---- finding things --------------------------------------------------------------------------------------------------

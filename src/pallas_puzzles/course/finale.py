@@ -18,11 +18,15 @@ from .curriculum import Notebook
 from .progress import Progress, load
 
 BUILT = re.compile(r"^## What you (?:have )?built *\n+(.*)", re.DOTALL)
-COLUMNS = ("", "puzzle", "HBM", "the arrays", "steps", "VMEM", "FLOP/byte")
+# What each kind of kernel costs, by its name in view/costs.py: what it moves, in how many steps, what it holds
+_COSTS = {
+    "tpu": {"HBM": "hbm_bytes", "steps": "steps", "VMEM": "vmem_bytes"},
+    "gpu": {"GMEM": "gmem_bytes", "CTAs": "ctas", "SMEM": "smem_bytes"},
+}
 
 FROM_HERE = """\
-Where to go from here: kernels of your own. show(), tpu_report() and check_call() take any of them, and say as much of
-them as of these. The kernels that ship with JAX lie in jax.experimental.pallas.ops; you can read all of them now."""
+Where to go from here: kernels of your own. show(), tpu_report(), gpu_report() and check_call() take any of them. The
+kernels that ship with JAX are in jax.experimental.pallas.ops, and you can read all of them now."""
 
 
 @dataclass(eq=False, repr=False)
@@ -49,10 +53,14 @@ class Finale(Displayed):
     def rows(self) -> list[tuple[str, ...]]:
         """The reader's own kernels: puzzle and cost, those alone whose cost is known."""
         return [
-            (each.number, each.title, *_cells(figures))
+            (each.number, each.title, *_cells(figures, self.book.accelerator))
             for each in self.book.puzzles
             if (figures := self.state.figures(each.id))
         ]
+
+    def columns(self) -> tuple[str, ...]:
+        moved, steps, held = _COSTS[self.book.accelerator]
+        return ("", "puzzle", moved, "the arrays", steps, held, "FLOP/byte")
 
     def whither(self) -> str:
         """What is next; of the whole course, where nothing is left."""
@@ -65,14 +73,14 @@ class Finale(Displayed):
         return f"Next notebook: {book.name}. {book.title}. It begins with {upcoming.id} {upcoming.title}."
 
     def __str__(self) -> str:
-        parts = [self.title(), self.built(), _table(self.rows()), self.whither()]
+        parts = [self.title(), self.built(), _table(self.columns(), self.rows()), self.whither()]
         return "\n\n".join(part for part in parts if part)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr>{''.join(f'<td>{html.escape(x)}</td>' for x in row)}</tr>" for row in self.rows())
-        head = "".join(f"<th>{x}</th>" for x in COLUMNS)
+        head = "".join(f"<th>{x}</th>" for x in self.columns())
         table = f"<table><tr>{head}</tr>{rows}</table>" if rows else ""
         end = html.escape(self.whither())
         end = end if self.state.next() else f"<pre>{end}</pre>"
@@ -128,7 +136,8 @@ def course_text(state: Progress) -> str:
     dates = sorted(str(entry["solved"])[:10] for entry in entries if entry["solved"])
     attempts, hints = (sum(entry[key] for entry in entries) for key in ("attempts", "hints"))
     counts = f"{plural(attempts, 'attempt')}, {plural(hints, 'hint')}"
-    moved = sum(state.figures(each.id).get("hbm_bytes", 0) for each in everything)
+    costs = [state.figures(each.id) for each in everything]
+    moved = sum(each.get("hbm_bytes", 0) + each.get("gmem_bytes", 0) for each in costs)
     tiles = [f"    {book.name:{width}}  {'[#]' * len(book.puzzles)}" for book in books]
     when = f"on {dates[0]}" if dates and dates[0] == dates[-1] else f"from {dates[0]} to {dates[-1]}" if dates else ""
     carried = f" Your kernels moved {human_bytes(moved)}, every one of them on purpose." if moved else ""
@@ -143,21 +152,22 @@ def course_text(state: Progress) -> str:
     )
 
 
-def _cells(figures: dict[str, float]) -> tuple[str, ...]:
-    hbm, once, flops = (figures.get(key, 0) for key in ("hbm_bytes", "once_bytes", "flops"))
+def _cells(figures: dict[str, float], accelerator: str) -> tuple[str, ...]:
+    moved, steps, held = (figures.get(key, 0) for key in _COSTS[accelerator].values())
+    once, flops = (figures.get(key, 0) for key in ("once_bytes", "flops"))
     return (
-        human_bytes(hbm),
-        times(hbm / once) if once else "",
-        f"{int(figures.get('steps', 0))}",
-        human_bytes(figures.get("vmem_bytes", 0)),
-        f"{flops / hbm:.3g}" if flops and hbm else "",
+        human_bytes(moved),
+        times(moved / once) if once else "",
+        f"{int(steps)}",
+        human_bytes(held),
+        f"{flops / moved:.3g}" if flops and moved else "",
     )
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     if not rows:
         return ""
-    lines = [("", "your kernels", *COLUMNS[2:]), *rows]
+    lines = [("", "your kernels", *columns[2:]), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[f"{x:{'<' if n == 1 else '>'}{widths[n]}}" for n, x in enumerate(row)] for row in lines]
     return "\n".join("  ".join(row).rstrip() for row in padded)

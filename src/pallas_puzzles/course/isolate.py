@@ -37,8 +37,9 @@ def isolated(
     asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right.
     """
     written = _answer(puzzle, names, used)
-    answer = {name: straightened(node) for name, node in written.items()}
-    right = {name: straightened(node) for name, node in cases.solutions(puzzle).items() if name in answer}
+    right = {name: straightened(node) for name, node in cases.solutions(puzzle).items() if name in written}
+    answer = {name: straightened(node, beside=right.get(name)) for name, node in written.items()}
+    right = {name: straightened(cases.solutions(puzzle)[name], beside=answer[name]) for name in right}
     found = differences(answer, right)
     own = set(puzzle.holes)
     extra = _extra(puzzle, names)

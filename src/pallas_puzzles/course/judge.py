@@ -227,11 +227,9 @@ class Judge:
 
     def _rounded(self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Diagnosis | None":
         """What is wrong with the rounding of a result, next to the course's of the same data."""
-        from ..diagnose.diagnose import rounded
-
         with self.guard.explaining():
             course = self.course(args, blocks, run.outputs, want) if self.course else None
-            return rounded(run, want, course) if course else None
+            return machine_of(run).rounded(run, want, course) if course else None
         return None
 
     def _around(self, run: "Run") -> "list[Finding]":
@@ -346,7 +344,10 @@ class Judge:
         return self.passed() if refused is None else refused  # with what it has noted
 
     def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> "Verdict | None":
-        """The compiler's front end and JAX's simulator: None when both agree with a pass. want: makes what is right."""
+        """The compiler's front end, and JAX's simulator or the GPU of this machine: None when both agree with a pass.
+
+        want: makes what is right.
+        """
         from ..diagnose.findings import Finding
         from ..ir.capture import SPARSE_CHIP
         from ..lens.machine import Run
@@ -364,24 +365,25 @@ class Judge:
         if is_brief():
             return None
         try:
-            outputs = self.machine.simulate(_with(self.fn, blocks), args, CONFIRM_LIMIT_S, self.chip)
+            outputs = self.machine.run_again(_with(self.fn, blocks), args, CONFIRM_LIMIT_S, self.chip)
         except (Exception, TimeLimit) as error:
             if isinstance(error, SimulatorUnable) and not self.machine.runs_all:
-                self._note(_ALONE.format(self.machine.simulator, error))
+                self._note(_ALONE.format(self.machine.second, error))
                 return None
             if (sparse and isinstance(error, SimulatorError)) or isinstance(error, SimulatorUnable):
                 return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
             verdict = self._error(error)
             late = isinstance(error, SimulatorTimeout | TimeLimit)
-            verdict.notes.append((_TOO_LATE if late else _REFUSED).format(self.machine.simulator))
+            verdict.notes.append((_TOO_LATE if late else _REFUSED).format(self.machine.second))
             return verdict
         findings = self._diagnosis(Run([], outputs, [], [], []), want()).findings
         if not findings:
+            self._note(self.machine.confirmed)
             return None
         if sparse:
             return self._unjudged(_UNCONFIRMED.format("other values"), "Right, but not confirmed.")
         verdict = self._failed(findings)
-        verdict.notes.append(_DISAGREE.format(self.machine.simulator))
+        verdict.notes.append(_DISAGREE.format(self.machine.second))
         return verdict
 
     def _no_kernel(self, run: "Run") -> "Finding | None":
@@ -391,8 +393,8 @@ class Judge:
             return None
         if not run.calls and self.beyond:
             return None
-        what = "no pallas_call is reached" if not run.calls else "part of the result does not come out of a pallas_call"
-        cause = f"{what}: the work is done outside of a kernel, and this puzzle is about doing it inside."
+        what = "no kernel is reached" if not run.calls else "part of the result does not come out of a kernel"
+        cause = f"{what}: the work is done outside of one, and this puzzle is about doing it inside."
         return Finding("outside", cause, operand="result" if run.calls else None)
 
     def _error(self, error: BaseException) -> "Verdict":
@@ -453,8 +455,8 @@ _RANDOM = (
 
 _LONGEST_REASON = 90  # a note has three lines
 _UNCONFIRMED = (
-    "The lens passed this, and nobody has confirmed it, for JAX's simulator cannot run it. check_call(..., "
-    "confirm=False) takes the lens's word. JAX says: {0}"
+    "The lens passed this. JAX's simulator cannot run it, so nobody has confirmed it. check_call(..., confirm=False) "
+    "takes the lens's word. JAX says: {0}"
 )
 
 
@@ -472,7 +474,6 @@ _ALONE = (
 )
 
 _DISAGREE = (
-    "The lens passed this, {0} did not. One of the two has a bug, most likely the lens: the "
-    "simulator's "
-    "word counts. Please report it."
+    "The lens passed this, {0} did not. One of the two has a bug, most likely the lens, so its word does not count. "
+    "Please report it."
 )

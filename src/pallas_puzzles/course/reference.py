@@ -71,12 +71,11 @@ def _results(puzzle: str, args: Sequence[Any], blocks: dict[str, Any]) -> tuple[
 def _run(subject: "Subject", args: Sequence[Any], blocks: dict[str, Any]) -> tuple[list[np.ndarray], frozenset[str]]:
     import jax
 
-    from ..diagnose.narrow import narrow_kinds
-    from .machines import trace
+    from .machines import machine_of, trace
 
     if not subject.kernel:
         made, narrow = jax.jit(functools.partial(subject.fn, **blocks))(*map(jax.numpy.asarray, args)), frozenset[str]()
     else:
         run = trace(subject.fn, *args, **blocks)
-        made, narrow = run.outputs, narrow_kinds(run.traces)
+        made, narrow = run.outputs, machine_of(run).narrow_kinds(run)
     return [np.asarray(x) for x in jax.tree.leaves(made)], narrow

@@ -17,7 +17,6 @@ from .check import check
 from .collecting import collecting
 from .curriculum import (
     DEFINITIONS,
-    HOLE,
     Cell,
     CurriculumError,
     Notebook,
@@ -258,7 +257,7 @@ class _Session:
                 where, theirs = self.elsewhere.get(node.name, ("", ""))
                 if where and puzzle is self.target and not ast_equal(theirs, mine):
                     self.notes.append(f"{place} belongs to {where}, and is left out: the course's own answer is used")
-                elif HOLE not in given[node.name] and not ast_equal(given[node.name], mine):
+                elif node.name not in notebook(puzzle.path).holes and not ast_equal(given[node.name], mine):
                     self.notes.append(f"{place} is left out: the notebook's own is used")
             elif isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef) or (
                 isinstance(node, ast.Assign | ast.AnnAssign)
@@ -287,7 +286,7 @@ class _Session:
             puzzle=self.target.id,
             status="error",
             findings=[Finding("error", cause, earlier, line)],
-            headline=f"{line or 'Your file'} {stops}",
+            headline=f"Your code {stops}.",  # its line stands below, once
             next=f"{'Remove' if isinstance(error, SystemExit) else 'Fix'} that line, then check again.",
             notes=self.notes[:1],
             traceback="".join(traceback.format_exception(error)),

@@ -57,7 +57,7 @@ def told(
 # Kinds that see that something is wrong, and not how it came about.
 SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
 
-_APART = "This is the first line whose value is not one that a right answer has."
+_APART = "This is the first line whose value differs from all that a right answer computes."
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
 
 

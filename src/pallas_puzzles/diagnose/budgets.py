@@ -24,10 +24,12 @@ class Budget:
     array code without a kernel, how many primitives it may consist of; elements: how many the largest array that it
     makes may have. outside_flops: arithmetic of matrix products outside of the kernels.
 
-    Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs. smem_bytes:
-    SMEM held by one CTA. ctas: over all kernels. arrivals: on barriers. waited: cycles that warpgroups wait for copies,
-    products and barriers; tensor_idle, copy_idle: cycles of a CTA's life in which the tensor cores or the copy engine
-    have nothing to do; all three over all CTAs, on the machine's logical clock.
+    Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
+    thread_bytes: those of them that threads load and store themselves; cta_bytes: those that one CTA moves. copies: out
+    of GMEM into SMEM. smem_bytes: SMEM held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts:
+    in SMEM. waited: cycles that warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of a
+    CTA's life in which the tensor cores or the copy engine have nothing to do; all three over all CTAs, on the
+    machine's logical clock.
     """
 
     hbm_bytes: int | None = None
@@ -44,9 +46,13 @@ class Budget:
     elements: int | None = None
     outside_flops: int | None = None
     gmem_bytes: int | None = None
+    thread_bytes: int | None = None
+    copies: int | None = None
+    cta_bytes: int | None = None
     smem_bytes: int | None = None
     ctas: int | None = None
     arrivals: int | None = None
+    bank_conflicts: int | None = None
     waited: int | None = None
     tensor_idle: int | None = None
     copy_idle: int | None = None
@@ -137,10 +143,9 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         for name, stores in dead_stores(trace).items():
             if most is not None and stores > most:
                 times = "once" if most == 1 else f"{most} times"
-                dtype = next(o.dtype for o in trace.call.outs if o.name == name)
                 back = any(e.op == "load" and e.ref == name for e in trace.events)
                 why = (
-                    f"read back and stored again: it holds the sum, in {dtype}. Gather in scratch, and store {times}"
+                    f"read back and stored again. If it holds a sum, keep the sum in scratch. Store the result {times}"
                     if back
                     else f"and all but the last are thrown away: store it {times}"
                 )
@@ -180,7 +185,7 @@ def _too_much_masked(run: "Run", most: int) -> "list[Finding]":
         return []
     cause = (
         f"Right answer, but jnp.where chooses {total:,} elements, over all steps; the budget is {most:,}. A block in "
-        "which everything is real and everything is seen has nothing to choose: give it a branch without a mask."
+        "which every element is real and seen needs no mask: give it a branch without one."
     )
     rows = [(line, int(count)) for line, count in lines.most_common(4) if line is not None]
     evidence = [f"{line}: {count:,} elements: {line.text}" for line, count in rows]

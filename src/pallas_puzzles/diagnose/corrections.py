@@ -249,6 +249,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: b
     should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
     most = _SHOWN_SMALL if max(d.size for d in group.differences) <= _SMALL else _SHOWN
     old, new = _stores(was, should) or (_text(was, named), _text(should, named))
+    if old == new:  # the reader's names hide what differs
+        old = _text(was, {})
     if max(len(old), len(new)) > most and isinstance(was, ast.expr) and isinstance(should, ast.expr):
         dotted = tuple(_text(node, named) for node in _without_shared(was, should))
         old, new = dotted if max(map(len, dotted)) <= most else (old, new)

@@ -12,8 +12,8 @@ from ..lens.machine import Run, Trace, fed_by
 from ..text import plural
 from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, default_tolerance
 from .incidents import incidents_of, index_maps, races
-from .narrow import too_rough
-from .rounding import Course, excess
+from .narrow import of_call, too_rough
+from .rounding import Course, Excess, excess
 from .steps import at
 from .wrong import Wrong, diagnose_output, sample_of
 
@@ -83,15 +83,23 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
 
 def rounded(run: Run, want: Any, course: Course) -> Diagnosis | None:
     """The first result that is rounded worse than the course's, or None. Every value is within tolerance."""
+    for name, got, found in rougher(run, want, course):
+        trace, j = next(_makers(run, got), (None, 0))
+        where = next(((n, j) for n, each in enumerate(run.traces) if each is trace), None)
+        told = too_rough([of_call(t) for t in run.traces], where, name, found, course.narrow)
+        return Diagnosis([told], trace.call.outs[j] if trace is not None else None)
+    return None
+
+
+def rougher(run: Run, want: Any, course: Course) -> Iterator[tuple[str, np.ndarray, Excess]]:
+    """What is rounded worse than the course's: the name of a result, the result, and how much worse."""
     import jax
 
     gots = [np.asarray(x) for x in jax.tree.leaves(run.outputs)]
     for name, got, theirs, exact in zip(result_names(want), gots, course.results, course.exact, strict=True):
         found = excess(got, theirs, exact) if is_floating(theirs.dtype) and got.shape == theirs.shape else None
         if found is not None:
-            trace, j = next(_makers(run, got), (None, 0))
-            return too_rough(run.traces, trace, j, name, found, course.narrow)
-    return None
+            yield name, got, found
 
 
 def explain_garbage(run: Run, run_again: Run, want: Any, tolerance: Tolerance | None = None) -> Finding | None:

@@ -45,14 +45,18 @@ class Difference:
         return max(_size(node) for node in (self.was, self.should) if node is not None)
 
 
-def straightened(function: ast.FunctionDef) -> ast.FunctionDef:
-    """The same function, with the values of names that it uses for convenience in the places of these names."""
+def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = None) -> ast.FunctionDef:
+    """The same function, with the values of names that it uses for convenience in the places of these names.
+
+    beside: another one that is straightened; a value that has a name there keeps its own.
+    """
     tree = copy.deepcopy(function)
     if ast.get_docstring(tree, clean=False) is not None:
         tree.body = tree.body[1:] or [ast.Pass()]
+    named = {_key(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
     for block in [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]:
         block.body = [one for each in block.body for one in _one_by_one(each)]  # type: ignore[attr-defined]
-        _straighten(block.body, tree)  # type: ignore[attr-defined]
+        _straighten(block.body, tree, named)  # type: ignore[attr-defined]
     return ast.fix_missing_locations(tree)
 
 
@@ -385,27 +389,33 @@ def _is_around(x: ast.AST, y: ast.AST) -> bool:
     return any(_key(n) == _key(inner) for n in ast.walk(outer) if type(n) is type(inner))
 
 
-def _straighten(body: list[ast.stmt], whole: ast.FunctionDef) -> None:
-    for n in reversed(range(len(body) - 1)):
-        each = body[n] = _as_lambda(body[n])
-        if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
-            continue
-        name = each.targets[0].id
-        used = [u for u in ast.walk(whole) if isinstance(u, ast.Name) and u.id == name]
-        if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
-            continue
-        steady = isinstance(each.value, ast.Lambda) or not any(
-            _may_change(u) or _is_work(u) for u in ast.walk(each.value)
-        )
-        following = body[n + 1]
-        next_alone = (
-            isinstance(following, ast.Assign | ast.AugAssign | ast.Return)
-            and sum(isinstance(u, ast.Name) and u.id == name for u in ast.walk(following)) == len(used) - 1 == 1
-        )
-        if next_alone or (steady and _size(each.value) < _SHORT):
-            inline = _Inlined(name, each.value)
-            body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
-            del body[n]
+def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, named: set[str]) -> None:
+    """Puts values in the places of their names: first what is short, then what only the next statement uses."""
+    for short in (True, False):
+        for n in reversed(range(len(body) - 1)):
+            each = body[n] = _as_lambda(body[n])
+            if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
+                continue
+            name = each.targets[0].id
+            used = [u for u in ast.walk(whole) if isinstance(u, ast.Name) and u.id == name]
+            if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
+                continue
+            if _is_steady(each.value) if short else _key(each.value) not in named and _next_alone(used, body[n + 1]):
+                inline = _Inlined(name, each.value)
+                body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
+                del body[n]
+
+
+def _is_steady(value: ast.expr) -> bool:
+    """Whether a value is short, and the same wherever it stands."""
+    changes = any(_may_change(u) or _is_work(u) for u in ast.walk(value))
+    return (isinstance(value, ast.Lambda) or not changes) and _size(value) < _SHORT
+
+
+def _next_alone(used: Sequence[ast.Name], following: ast.stmt) -> bool:
+    """Whether a name is used once, in the statement that follows. used: where it stands, with where it is stored."""
+    there = sum(n in used for n in ast.walk(following))
+    return isinstance(following, ast.Assign | ast.AugAssign | ast.Return) and there == len(used) - 1 == 1
 
 
 def _as_lambda(statement: ast.stmt) -> ast.stmt:
@@ -431,8 +441,8 @@ def _is_work(node: ast.AST) -> bool:
 
 
 def is_step(node: ast.AST) -> bool:
-    """Whether a node is the index of a step, or their number: as good as a name."""
-    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("program_id", "num_programs")
+    """Whether a node is the index of a step or a CTA, or their number: as good as a name."""
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("program_id", "num_programs", "axis_index")
 
 
 _SHORT = 12  # nodes of a value that may stand in several places

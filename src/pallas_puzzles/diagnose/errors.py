@@ -55,19 +55,18 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"grid_spec.*scratch_shapes.*must be", "grid-spec",
      "with grid_spec=, the scratch buffers are a part of it: move scratch_shapes= into the grid_spec"),
     (r"Pytree for `out_specs` and `out_shape`", "specs-count",
-     "there are as many out_specs as entries of out_shape, in the same order: one of each per result"),
+     "each result of the call needs one entry in out_specs and one in out_shape, in the same order"),
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
      "the two factors of a product do not fit: the dimensions that are summed over differ in length. jnp.dot sums over "
      "the last of the first factor and the first of the second; jax.lax.dot_general lets you choose"),
     (r"incompatible shapes for broadcasting: \((\d+), (\d+)\), \(\2, \1\)", "turned",
-     "two arrays of incompatible shapes meet, and one is the other on its side: rows and columns are exchanged. In the "
-     "result of a product, what is left of the first factor comes first: look at the order of the factors, or of the "
-     "operands"),
+     "two arrays do not fit, because rows and columns of one are exchanged. The rows of a product come from its first "
+     "factor: look at the order of the factors, or of the operands"),
     (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
      "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
     (r"TracerIntegerConversionError", "python-index",
-     "Python asks for a number that is known only when the kernel runs. For a loop of that many turns there is "
-     "jax.lax.fori_loop(0, n, body, start); in the place of a list, compute the number with arithmetic"),
+     "Python needs a number here, and this one is known only when the kernel runs. For a loop of n turns, take "
+     "jax.lax.fori_loop(0, n, body, start). Instead of an index into a list, use arithmetic"),
     (r"^AssertionError: DShapedArray", "dynamic-slice",
      "the size of a slice is known only when the kernel runs: take pl.ds(start, size) with a size that is a Python "
      "int, and mask what is too much"),
@@ -81,7 +80,7 @@ _ERRORS: list[tuple[str, str, str]] = [
      "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
      "a reduced dimension; jnp.broadcast_to widens"),
     (r"mutable array reference.* cannot be returned|returned a mutable array reference", "map-ref",
-     "an index map returns numbers: a prefetched Ref holds many, take one of them, ids_ref[i]"),
+     "an index map returns numbers, and a prefetched Ref holds many: take one of them, ids_ref[i]"),
     (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
      "an index map returns integer block indices: use // instead of /"),
     (r"Grid must be a tuple of integers", "grid-float",
@@ -89,11 +88,10 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Index map function.*must return|index_map.*must return", "map-length",
      "an index map returns one block index per dimension of the array"),
     (r"Pytree for `in_specs` and `inputs` do not match", "in-specs",
-     "there is not one BlockSpec in in_specs for each operand of the call: the first num_scalar_prefetch operands have "
-     "none, every other one has its own"),
+     "each operand of the call needs one BlockSpec in in_specs, except for the first num_scalar_prefetch operands"),
     (r"parallel semantics must form a prefix", "parallel-first",
-     "the axes of the grid that are marked 'parallel' come first: mark the others 'arbitrary' in dimension_semantics, "
-     "or change their order"),
+     "grid axes that are marked 'parallel' must come first: mark this one 'arbitrary' in dimension_semantics, or "
+     "change the order of the axes"),
     (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
      "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
      "all)"),
@@ -105,8 +103,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
      "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
     (r"unexpected tree structure", "vjp-forward",
-     "the forward function of a custom_vjp returns a pair, (result, residuals), and the result has to look like that "
-     "of the function itself: one array where that returns one"),
+     "the forward function of a custom_vjp returns a pair, (result, residuals), and its result has the same form as "
+     "the function's own: if the function returns one array, so does this"),
     (r"name '(\w+)' is not defined", "name",
      "this name does not exist here: a misspelling, or a cell that has not been run"),
 ]  # fmt: skip
@@ -196,9 +194,10 @@ def explain_error(error: BaseException) -> Finding:
         found = _misfit(error, line)
         if found:
             return found.but(evidence=(*found.evidence, _shorten(f"{name}: {first}")))
-    shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
+    shapes = re.search(r"Ref shape: (.*?)\. (?:Expected shape: (.*?)\. )?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
-        advice = _later_ref(error, line, shapes[2]) or _shape_advice(shapes[1], shapes[2])
+        into = shapes[2] or shapes[1]
+        advice = _later_ref(error, line, shapes[3]) or _shape_advice(into, shapes[3], into == shapes[1])
         return Finding("store-shape", advice, [_shorten(f"{name}: {first}")], line)
     if re.search("ncompatible shapes for broadcasting", text):
         ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
@@ -346,9 +345,8 @@ def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str
             own = getattr(frame.f_locals.get(stored[1]), "shape", "another")
             return (
                 f"A value of shape {shape} is stored in {stored[1]}, a Ref of shape {own}; {fits[0]} has that shape. "
-                "The Refs of the outputs come in the order of out_specs and out_shape: is it that of the kernel's "
-                f"arguments, where {stored[1]} comes before {fits[0]}? If so, the value needs another shape."
-                + _grown(own, shape)
+                f"The kernel names {stored[1]} before {fits[0]}. Do out_specs and out_shape have the same order? If "
+                "they do, the value needs another shape." + _grown(own, shape)
             )
     return ""
 
@@ -384,10 +382,11 @@ def _grown(own: object, shape: tuple[int, ...]) -> str:
     )
 
 
-def _shape_advice(ref: str, value: str) -> str:
-    """What to do about a value of one shape that is stored in a Ref of another."""
+def _shape_advice(ref: str, value: str, whole: bool = True) -> str:
+    """What to do about a value of one shape that is stored in a Ref, or in part of it, of another."""
     r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
-    head = f"A value of shape {v} is stored in a Ref of shape {r}, and a store does not broadcast. "
+    into = f"a Ref of shape {r}" if whole else f"part of a Ref, of shape {r}"
+    head = f"A value of shape {v} is stored in {into}, and a store does not broadcast. "
     if len(v) > len(r) and 1 in v:
         return head + (
             "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "

@@ -42,17 +42,23 @@ _WAITS = {
     "store": "Wait for that copy first: plgpu.wait_smem_to_gmem(0).",
     "reduce": "Wait for that copy first: plgpu.wait_smem_to_gmem(0).",
     "wgmma": "Wait for that product first: plgpu.wgmma_wait(0).",
+    "load": "Call plgpu.wait_load_tmem() first, and let a Barrier with orders_tensor_core=True say so to others.",
+    "fill": "Call plgpu.commit_tmem() first, and let a Barrier with orders_tensor_core=True say so to others.",
     "tcgen05": "Wait first for the barrier that the product arrives on: plgpu.barrier_wait.",
 }
 
 
 def _no_wait(f: Seen) -> str:
-    refill = " If the slot is filled again, let its next copy wait until you have read it." if f.other else ""
+    refill = " If the slot is filled again, let its next copy wait until you have read it."
+    refill = refill if f.other and f.engine == "copy" else ""
     return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"
 
 
+_READERS = {"store": "the copy to GMEM", "wgmma": "wgmma", "tcgen05": "tcgen05_mma", "load": "a load from TMEM"}
+
+
 def _reused(f: Seen) -> str:
-    reader = {"store": "the copy to GMEM", "wgmma": "wgmma", "tcgen05": "tcgen05_mma"}.get(f.engine, "a copy")
+    reader = _READERS.get(f.engine, "a copy")
     where = f" ({f.other_line})" if f.other_line else ""
     return f"{_head(f)}{_does(f)} while {reader}{where} may still be reading it. {_WAITS[f.engine]}"
 
@@ -134,6 +140,13 @@ def _in_flight(f: Seen) -> str:
     return f"{_head(f)}ends while the copy out of {f.ref} may still read its SMEM. End with plgpu.wait_smem_to_gmem(0)."
 
 
+def _unawaited(f: Seen) -> str:
+    return (
+        f"{_head(f)}ends while this copy into {f.ref} may still be on its way: it would write into the SMEM of the "
+        "next CTA. Start no copy that you do not wait for."
+    )
+
+
 def _unfenced(f: Seen) -> str:
     return (
         f"{_head(f)}{_does(f)} after {_other(f)}, without a plgpu.commit_smem() between them. The PTX memory model "
@@ -141,8 +154,17 @@ def _unfenced(f: Seen) -> str:
     )
 
 
+def _unwaited(f: Seen) -> str:
+    where = f" ({f.other_line})" if f.other_line else ""
+    return f"{_head(f)}{_does(f)} after a load from it{where} that nobody has waited for. {_WAITS['load']}"
+
+
 def _padding(f: Seen) -> str:
     return f"{_head(f)}{f.verb} {f.ref} beyond its end: the copy engine brings zeros for what is not there. Mask them."
+
+
+def _garbage(f: Seen) -> str:
+    return f"{_unwritten(f)} Here, no output depends on them."
 
 
 def _output(f: Seen) -> str:
@@ -165,11 +187,14 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
     "race": _race,
     "acc-in-flight": _acc,
     "store-in-flight": _in_flight,
+    "load-in-flight": _unawaited,
     "deadlock": _deadlock,
     "unwritten": _unwritten,
     "lapped": _lapped,
     "output-unwritten": _output,
     "unfenced-read": _unfenced,
+    "unwaited-load": _unwaited,
     "padding": _padding,
+    "garbage": _garbage,
 }
 _ORDER = list(_WORDS)

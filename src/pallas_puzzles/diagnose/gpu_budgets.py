@@ -9,9 +9,13 @@ from ..lens.gpu import Launched, Run
 from ..text import human_bytes, plural
 from .budgets import Budget
 from .findings import Finding
+from .gpu import findings_of
 
 _ALSO = frozenset("calls flops outside_flops".split())  # of the fields that are for kernels for a TPU
-_OWN = "gmem_bytes smem_bytes ctas arrivals waited tensor_idle copy_idle".split()
+_OWN = [
+    *("gmem_bytes", "thread_bytes", "cta_bytes", "copies", "smem_bytes", "ctas", "arrivals", "bank_conflicts"),
+    *("waited", "tensor_idle", "copy_idle"),
+]
 
 
 def over_budget(run: Run, budget: Budget) -> list[Finding]:
@@ -43,6 +47,18 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
             "SMEM once, and use it there as often as you need it.",
             f"read: {human_bytes(counts.gmem_read_bytes)}, written: {human_bytes(counts.gmem_write_bytes)}",
         )
+    if _exceeds(counts.thread_bytes, budget.thread_bytes):
+        allowed = f"may move {human_bytes(budget.thread_bytes or 0)}" if budget.thread_bytes else "may move nothing"
+        yield over(
+            "thread_bytes",
+            f"its threads move {human_bytes(counts.thread_bytes)} between GMEM and registers themselves; here they "
+            f"{allowed}. Let the copy engine do it: plgpu.copy_gmem_to_smem on the way in, plgpu.copy_smem_to_gmem on "
+            "the way out.",
+        )
+    if _exceeds(counts.copies, budget.copies):
+        text = f"it starts {counts.copies:,} copies into SMEM; the budget is {budget.copies}."
+        unused = next(findings_of(note for note in run.notes if note.kind == "load-in-flight"), None)
+        yield over("copies", text if unused is None else f"{text} {unused.cause}", line=unused.line if unused else None)
     if _exceeds(counts.smem_bytes, budget.smem_bytes):
         yield over(
             "smem_bytes",
@@ -57,8 +73,23 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
     if _exceeds(counts.arrivals, budget.arrivals):
         text = f"it makes {plural(counts.arrivals, 'arrival')} on barriers; the budget is {budget.arrivals}. Wait for "
         yield over("arrivals", text + "larger copies, or for several at one barrier.")
+    if _exceeds(counts.bank_conflicts, budget.bank_conflicts):
+        lines = _most(counts.conflicts_at)
+        text = (
+            f"it has {plural(counts.bank_conflicts, 'bank conflict')} in SMEM; the budget is {budget.bank_conflicts}. "
+            "Rows of a tile that are read together lie in the same banks. Give the Ref "
+            "transforms=(plgpu.TilingTransform((8, n)), plgpu.SwizzleTransform(128)), where n elements are 128 bytes."
+        )
+        where = (f"{line}: {plural(n, 'conflict')}: {line.text}" for n, line in lines[:3])
+        yield over("bank_conflicts", text, *where, line=lines[0][1] if lines else None)
+    if _exceeds(counts.cta_bytes, budget.cta_bytes):
+        text = f"one of its CTAs moves {human_bytes(counts.cta_bytes)} to and from GMEM; the budget is "
+        text += (
+            f"{human_bytes(budget.cta_bytes or 0)}. All CTAs run at the same time: let each of them do an equal part."
+        )
+        yield over("cta_bytes", text)
     if _exceeds(counts.waited, budget.waited):
-        lines = sorted(((n, line) for line, n in counts.waited_at.items() if line is not None), key=lambda w: -w[0])
+        lines = _most(counts.waited_at)
         text = f"its warpgroups wait for {counts.waited:,.0f} cycles; the budget is {budget.waited:,}. Start what they "
         text += "wait for earlier, while they still compute: with another slot in SMEM, for instance."
         where = (f"{line}: {n:,.0f} cycles: {line.text}" for n, line in lines[:3])
@@ -74,6 +105,11 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
             yield over(kind, text + "next copy before you compute with the last one, so that the two overlap.")
     if _exceeds(counts.flops, budget.flops):
         yield over("flops", f"it computes {counts.flops:,} FLOPs; the budget is {budget.flops:,}.")
+
+
+def _most(by_line: dict[SourceLine | None, Any]) -> list[tuple[Any, SourceLine]]:
+    """(figure, the reader's line), the largest first."""
+    return sorted(((n, line) for line, n in by_line.items() if line is not None), key=lambda each: -each[0])
 
 
 def _exceeds(figure: float, most: float | None) -> bool:

@@ -8,9 +8,11 @@ import numpy as np
 from ..ir.capture import SourceLine
 from ..lens.gpu import Launched, Run
 from ..text import plural
-from .diagnose import result_names, structure
+from .diagnose import result_names, rougher, structure
 from .findings import Diagnosis, Finding, Tolerance, default_tolerance
 from .gpu import findings_of
+from .narrow import of_launched, too_rough
+from .rounding import Course
 from .wrong import pattern_of, sample_of, where_in
 
 _PARTS = 64  # of one output: with more, nobody looks whether one holds the values of another
@@ -39,6 +41,15 @@ def diagnose_gpu(run: Run, want: object, tolerance: Tolerance | None = None) -> 
     if seen:  # how wrong it is, is evidence of it
         first = first.but(evidence=[*wrong[0].evidence[:1], *first.evidence])
     return Diagnosis([first, *others])
+
+
+def rounded_gpu(run: Run, want: object, course: Course) -> Diagnosis | None:
+    """The first result that is rounded worse than the course's, or None. Every value is within tolerance."""
+    for name, got, found in rougher(run, want, course):
+        launched, number = next(_makers(run.calls, got), (None, 0))
+        where = next(((n, number) for n, each in enumerate(run.calls) if each is launched), None)
+        return Diagnosis([too_rough([of_launched(each) for each in run.calls], where, name, found, course.narrow)])
+    return None
 
 
 def _output(

@@ -15,8 +15,9 @@ from ..ir.program import (
     rounded_factors,
     rounded_operands,
 )
+from ..lens.gpu import Launched
 from ..lens.machine import Trace
-from .findings import Diagnosis, Finding
+from .findings import Finding
 from .rounding import Excess, times
 
 SUMS = frozenset({"product", "scratch", "output"})  # kinds of places where a sum grows, or is made
@@ -31,26 +32,63 @@ class Narrow:
     line: SourceLine | None = None
 
 
-def narrow_places(trace: Trace, number: int) -> Iterator[Narrow]:
-    """The places in the call that makes output `number`, the likeliest first."""
-    call, out = trace.call, trace.call.outs[number]
-    for eqn in narrow_products(call.kernel):
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """What one kernel of a run computes with: its program, and names with dtypes.
+
+    sums: memory in which a sum may grow, beside the outputs. read_back: the outputs that it loads. stored: the line of
+    the last store into each output.
+    """
+
+    name: str
+    program: Any
+    outs: Sequence[tuple[str, Any]]
+    sums: Sequence[tuple[str, Any]]
+    read_back: frozenset[str]
+    stored: dict[str, SourceLine]
+
+
+def of_call(trace: Trace) -> Kernel:
+    """A pallas_call that has run."""
+    call = trace.call
+    outs = [(o.name, o.dtype) for o in call.outs]
+    sums = [(s.name, s.dtype) for s in call.scratch if s.space == "vmem"]
+    loaded = frozenset(e.ref for e in trace.events if e.op == "load")
+    stored = {e.ref: e.line for e in trace.events if e.op == "store" and e.line is not None}
+    return Kernel(call.name, call.kernel, outs, sums, loaded, stored)
+
+
+def of_launched(launched: Launched) -> Kernel:
+    """A plgpu.kernel that has run."""
+    kernel = launched.kernel
+    outs = [(name, dtype) for name, _, dtype in kernel.outputs]
+    allocs = [alloc for instr in kernel.program.everything() for alloc in instr.p.get("allocs", ())]
+    sums = [(alloc.name, alloc.dtype) for alloc in allocs if alloc.kind == "acc" or alloc.space == "tmem"]
+    lines = [[w.instr.line for w in writes if w is not None and w.instr is not None] for _, writes in launched.written]
+    stored = {name: line for (name, _), mine in zip(outs, lines, strict=True) for line in mine if line is not None}
+    return Kernel(kernel.name, kernel.jaxpr, outs, sums, frozenset(), stored)
+
+
+def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
+    """The places in the kernel that makes output `number`, the likeliest first."""
+    out, dtype = kernel.outs[number]
+    for eqn in narrow_products(kernel.program):
         words = (
             f"A product of 16-bit tiles is asked for in 16 bits: its result is {out_dtype(eqn)}, as its operands are, "
             "and what the MXU has summed in 32 bits is rounded before any cast. Ask for more where the product is "
             "made: preferred_element_type=jnp.float32."
         )
         yield Narrow("product", words, line_of(eqn))
-    for s in call.scratch:
-        if _narrow(s.dtype) and s.space == "vmem":
-            yield Narrow("scratch", f"{s.name} is {s.dtype}, and every addition to it rounds: accumulate in float32.")
-    if _narrow(out.dtype) and any(e.op == "load" and e.ref == out.name for e in trace.events):
+    for name, held in kernel.sums:
+        if _narrow(held):
+            yield Narrow("scratch", f"{name} is {held}, and every addition to it rounds: accumulate in float32.")
+    if _narrow(dtype) and out in kernel.read_back:
         words = (
-            f"The sum grows in {out.name}, which is 16-bit ({out.dtype}), and every addition to it rounds: keep it in "
+            f"The sum grows in {out}, which is 16-bit ({dtype}), and every addition to it rounds: keep it in "
             "a float32 scratch buffer, and cast once at the end."
         )
         yield Narrow("output", words)
-    for eqn in rounded_factors(call.kernel):
+    for eqn in rounded_factors(kernel.program):
         bits = f", to the 8 bits of a {out_dtype(eqn)}" if str(out_dtype(eqn)) == "bfloat16" else ""
         words = (
             f"A factor is multiplied into an operand of the matrix product ({line_of(eqn)}), and what goes into the "
@@ -58,20 +96,20 @@ def narrow_places(trace: Trace, number: int) -> Iterator[Narrow]:
             "product instead: it is float32."
         )
         yield Narrow("factor", words)
-    for eqn in early_casts(call.kernel):
+    for eqn in early_casts(kernel.program):
         words = (
-            f"A value is cast to 16-bit {_made(eqn)}, and worked on: whatever comes after it starts from a rounded "
-            "number. Cast once, at the end, in what is stored."
+            f"A value is cast to 16-bit {_made(eqn)}, and the kernel goes on with the rounded number. Cast once, "
+            "at the end, in what is stored."
         )
         yield Narrow("cast", words, line_of(eqn))
-    for eqn in narrow_arithmetic(call.kernel):
+    for eqn in narrow_arithmetic(kernel.program):
         name = NARROWED[eqn.primitive.name]
         words = (
             f"{'An' if name[0] in 'aeiou' else 'A'} {name} is done in 16-bit {_made(eqn)}, and each of its results is "
             "rounded: cast what goes into it first (.astype(jnp.float32)), and back once at the end."
         )
         yield Narrow(name, words, line_of(eqn))
-    for eqn in rounded_operands(call.kernel):
+    for eqn in rounded_operands(kernel.program):
         words = (
             f"What goes into the matrix product was computed in float32 and cast to 16-bit {_made(eqn)}: every element "
             "is rounded before it is summed. Multiply first; do the rest with the sum, which is float32."
@@ -79,48 +117,45 @@ def narrow_places(trace: Trace, number: int) -> Iterator[Narrow]:
         yield Narrow("operand", words, line_of(eqn))
 
 
-def handed_on(traces: Sequence[Trace], last: Trace) -> Iterator[Narrow]:
-    """16-bit results of calls that a later one, at the latest `last`, may work with."""
-    for trace in traces:
-        if trace is last:
-            return
-        for o in trace.call.outs:
-            if _narrow(o.dtype):
+def handed_on(kernels: Sequence[Kernel], last: int) -> Iterator[Narrow]:
+    """16-bit results of kernels that a later one, at the latest number `last`, may work with."""
+    for kernel in kernels[:last]:
+        for name, dtype in kernel.outs:
+            if _narrow(dtype):
                 words = (
-                    "What an earlier call has stored in 16 bits is rounded already, and this call computes with it: "
-                    f"{o.name} of {trace.call.name} is {o.dtype}. Hand it on in float32."
+                    f"{name} of {kernel.name} is {dtype}, so a later call computes with rounded numbers. Store them in "
+                    "float32."
                 )
                 yield Narrow("handed on", words)
 
 
-def narrow_kinds(traces: Sequence[Trace]) -> frozenset[str]:
+def narrow_kinds(kernels: Sequence[Kernel]) -> frozenset[str]:
     """The kinds of places that a run has. What a right answer does, too, is no mistake."""
-    own = {p.kind for t in traces for number in range(len(t.call.outs)) for p in narrow_places(t, number)}
-    return frozenset(own | {p.kind for t in traces[-1:] for p in handed_on(traces, t)})
+    own = {p.kind for k in kernels for number in range(len(k.outs)) for p in narrow_places(k, number)}
+    return frozenset(own | {p.kind for p in handed_on(kernels, len(kernels) - 1)})
 
 
 def too_rough(
-    traces: Sequence[Trace], trace: Trace | None, number: int, name: str, excess: Excess, known: frozenset[str]
-) -> Diagnosis:
+    kernels: Sequence[Kernel], where: tuple[int, int] | None, name: str, excess: Excess, known: frozenset[str]
+) -> Finding:
     """A result of which every value is within tolerance, and all of them together are not.
 
-    trace, number: the call and the output that it comes from, if it does. known: narrow_kinds of a right answer.
+    where: the numbers of the kernel and of its output that it comes from, if it does. known: narrow_kinds of a right
+    answer.
     """
-    if trace is None:
-        return Diagnosis([Finding("rounding", f"{name}: {excess.words} {excess.advice}")])
-    out = trace.call.outs[number]
-    places = [p for p in (*narrow_places(trace, number), *handed_on(traces, trace)) if p.kind not in known]
+    if where is None:
+        return Finding("rounding", f"{name}: {excess.words} {excess.advice}")
+    kernel = kernels[where[0]]
+    out, _ = kernel.outs[where[1]]
+    places = [p for p in (*narrow_places(kernel, where[1]), *handed_on(kernels, where[0])) if p.kind not in known]
     place = next((p for p in places if p.kind in SUMS or not excess.one_way), None)
     if place is None:
         cause = f"{excess.words} {excess.advice}"
     else:  # a sum in 16 bits may lose more than it rounds: its errors may well point one way
         size = f"the error is {times(excess.ratio)} the course's, though each value is nearly right."
         cause = f"{size if excess.one_way else f'rounding, not logic: {excess.words}'} {place.words}"
-    stores = [e.line for e in trace.events if e.op == "store" and e.ref == out.name and e.line is not None]
-    line = (place and place.line) or next(reversed(stores), None)
-    near = list(lines_of(trace.call.kernel))
-    found = Finding("rounding", f"{out.name}: {cause}", [], line, operand=out.name, near=near)
-    return Diagnosis([found], out)
+    line = (place and place.line) or kernel.stored.get(out)
+    return Finding("rounding", f"{out}: {cause}", [], line, operand=out, near=list(lines_of(kernel.program)))
 
 
 def _narrow(dtype: Any) -> bool:

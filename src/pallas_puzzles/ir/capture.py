@@ -7,6 +7,7 @@ here was seen on jax 0.11.2 and 0.12.0.1.
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import inspect
 import itertools
 import linecache
@@ -75,6 +76,7 @@ def _notebook_cell(file: str) -> str | None:
     return f"In [{number}]" if number is not None else "your cell"
 
 
+@functools.lru_cache(1024)
 def is_readers_file(file: str) -> bool:
     """True for code that is neither JAX's, nor ours, nor the standard library's."""
     if file.startswith(_COURSE_DIR):

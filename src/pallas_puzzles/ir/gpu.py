@@ -8,6 +8,7 @@ seen on jax 0.11.2 and 0.12.0.1.
 import ast
 import contextlib
 import dataclasses
+import functools
 import linecache
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from .gpu_program import Program
 from .gpu_reader import read_program
 from .ops import (
     Beyond,
+    notice,
     np_dtype,
     to_numpy,
 )
@@ -40,7 +42,7 @@ class Kernel:
     """A plgpu.kernel with the arrays that it was given.
 
     grid, cluster: how many clusters there are, and CTAs in each, by the names of their axes. threads: warpgroups a CTA.
-    inputs, outputs: (name, shape, dtype). aliases: input -> output that share memory.
+    inputs, outputs: (name, shape, dtype). aliases: input -> output that share memory. jaxpr: JAX's own program of it.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Kernel:
     inputs: list[tuple[str, tuple[int, ...], np.dtype]]
     outputs: list[tuple[str, tuple[int, ...], np.dtype]]
     aliases: dict[int, int]
+    jaxpr: Any = dataclasses.field(repr=False)
     arrays: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
@@ -66,11 +69,12 @@ def describe_gpu(eqn: Any) -> Kernel:
     body = _innermost(jaxpr)
     n_in = len(eqn.invars)
     kinds = [(tuple(v.aval.shape), np_dtype(v.aval)) for v in jaxpr.invars]
-    own = _written_names(where_defined(body))[: len(kinds)]
+    written = _written(where_defined(body))
+    own = [a.arg for a in (*written.args.posonlyargs, *written.args.args)][: len(kinds)] if written is not None else []
     names = [*own, *(f"in{i}" if i < n_in else f"out{i - n_in}" for i in range(len(own), len(kinds)))]
     described = [(name, *kind) for name, kind in zip(names, kinds, strict=True)]
     return Kernel(
-        name=str(p.get("name") or body.debug_info.func_name),
+        name=_name(p.get("name"), written) or str(body.debug_info.func_name),
         where=where_defined(body),
         callers=callers_of(eqn),
         grid=dict(zip(mesh.grid_names, mesh.grid, strict=True)),
@@ -81,6 +85,7 @@ def describe_gpu(eqn: Any) -> Kernel:
         inputs=described[:n_in],
         outputs=described[n_in:],
         aliases=dict(p.get("input_output_aliases") or {}),
+        jaxpr=jaxpr,
     )
 
 
@@ -90,20 +95,30 @@ def _innermost(jaxpr: Any) -> Any:
     return first.params["jaxpr"] if first is not None and first.primitive.name == "run_scoped" else jaxpr
 
 
-def _written_names(where: SourceLine | None) -> list[str]:
-    """The names of the arguments of the function on a line: JAX forgets those of a kernel's operands."""
-    if where is None:
-        return []
+def _written(where: SourceLine | None) -> ast.FunctionDef | ast.Lambda | None:
+    """The function on a line as it is written: JAX forgets the names of a kernel's operands."""
+    return _by_line("".join(linecache.getlines(where.file))).get(where.line) if where is not None else None
+
+
+@functools.lru_cache(16)
+def _by_line(source: str) -> dict[int, ast.FunctionDef | ast.Lambda]:
+    """Each function by its first line."""
     try:
-        tree = ast.parse("".join(linecache.getlines(where.file)))
+        tree = ast.parse(source)
     except SyntaxError:  # a cell with magics
-        return []
+        return {}
+    found: dict[int, ast.FunctionDef | ast.Lambda] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.Lambda):
-            first = [node, *getattr(node, "decorator_list", ())]
-            if min(n.lineno for n in first) == where.line:
-                return [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
-    return []
+            found.setdefault(min(n.lineno for n in (node, *getattr(node, "decorator_list", ()))), node)
+    return found
+
+
+def _name(given: str | None, written: ast.FunctionDef | ast.Lambda | None) -> str:
+    """A kernel's name. JAX calls a functools.partial "anonymous"."""
+    if given and given != "anonymous":
+        return given
+    return written.name if isinstance(written, ast.FunctionDef) else given or ""
 
 
 OnKernel = Callable[[Kernel], list[np.ndarray]]
@@ -121,17 +136,26 @@ class _Outer(Evaluator):
 
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         if is_gpu_kernel(eqn):
-            return self._mark(self._followed(eqn, values))
+            outputs = self._mark(self._followed(eqn, values))
+            notice(eqn, values, outputs)
+            return outputs
         return super().apply(eqn, values)
 
     def _followed(self, eqn: Any, values: list[Any]) -> list[np.ndarray]:
-        try:
+        with following(eqn.params.get("name")):
             kernel = describe_gpu(eqn)
             kernel.arrays = [to_numpy(v) for v in values]
             return self.on_kernel(kernel)
-        except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            what = str(error).splitlines()[0] if str(error) else ""
-            raise Beyond(f"{eqn.params.get('name')} ({type(error).__name__}: {what})") from error
+
+
+@contextlib.contextmanager
+def following(name: Any) -> Iterator[None]:
+    """What JAX or a rule of ours does not know about a kernel ends as a Beyond."""
+    try:
+        yield
+    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        what = str(error).splitlines()[0] if str(error) else ""
+        raise Beyond(f"{name} ({type(error).__name__}: {what})") from error
 
 
 @contextlib.contextmanager

@@ -37,8 +37,8 @@ _ELSEWHERE = _LAYOUTS | {"ExtractAliasedRef", "ClusterRefTransform"}  # which me
 class Alloc:
     """What run_scoped allocates. kind: "memory", "acc", "barrier", "semaphore" or "union".
 
-    shape: as the kernel sees it. arrivals: of a barrier; axes: the cluster axes whose CTAs share it. nbytes: what it
-    takes of SMEM or TMEM.
+    shape: as the kernel sees it. arrivals: of a barrier; tensor: whether it orders what tcgen05 does; axes: the cluster
+    axes whose CTAs share it. nbytes: what it takes of SMEM or TMEM.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Alloc:
     dtype: np.dtype
     space: str
     arrivals: int = 0
+    tensor: bool = False
     axes: tuple[Any, ...] = ()
 
     @property
@@ -60,12 +61,10 @@ class View:
     at(ref_shape, dtype, numbers, out_of_bounds, clips) is the Place; the same numbers give the same Place.
     """
 
-    __slots__ = ("_places", "_tree", "alias", "leaves", "peer", "ref")
-
     def __init__(self, ref: int, tree: Any, leaves: Sequence[int]):
         self.ref, self._tree, self.leaves = ref, tree, tuple(leaves)
         self._places: dict[Any, Place] = {}
-        first = self._transforms([0] * len(self.leaves)) if tree is not None else []
+        self._first = first = self._unflattened([0] * len(self.leaves)) if tree is not None else []
         self.alias = _alias(first)  # a part of a RefUnion: (byte offset, shape, dtype, group)
         # a Ref of another CTA of the cluster: the axes along which it is another one
         self.peer = next((t.dims for t in first if _is(t, "ClusterRefTransform")), None)
@@ -73,6 +72,9 @@ class View:
             raise Beyond("a Ref of another device")
 
     def _transforms(self, numbers: Sequence[Any]) -> list[Any]:
+        return self._unflattened(numbers) if self.leaves else self._first
+
+    def _unflattened(self, numbers: Sequence[Any]) -> list[Any]:
         return jax.tree.leaves(
             jax.tree.unflatten(self._tree, list(numbers)), is_leaf=lambda t: hasattr(t, "transform_type")
         )
@@ -81,6 +83,18 @@ class View:
         """Which CTA of the cluster a Ref belongs to that is not one's own: {axis: index}."""
         t = next(t for t in self._transforms(numbers) if _is(t, "ClusterRefTransform"))
         return {axis: int(np.asarray(i)) for axis, i in zip(t.dims, t.idxs, strict=True)}
+
+    @functools.cached_property
+    def tiling(self) -> tuple[tuple[int, ...] | None, int | None]:
+        """The shape of the tiles that the Ref is made of, and their swizzle in bytes, where it has any."""
+        seen = self._first
+        tile = next((tuple(t.tiling) for t in seen if _is(t, "UntilingTransform")), None)
+        return tile, next((int(t.swizzle) for t in seen if _is(t, "UnswizzleRef")), None)
+
+    @functools.cached_property
+    def transposed(self) -> bool:
+        """Whether it is seen with its dimensions exchanged."""
+        return any(_is(t, "TransposeTransform") for t in self._first)
 
     def at(
         self,
@@ -161,6 +175,10 @@ class Instr:
         if any(v.aval.shape or is_floating(np_dtype(v.aval)) for v in self.eqn.invars):
             return None
         return OPS[name], np_dtype(out)
+
+    def keeps_shape(self, slot: int) -> bool:
+        """Whether the first result has the shape of an operand."""
+        return bool(self.eqn.invars[self.ins.index(slot)].aval.shape == self.eqn.outvars[0].aval.shape)
 
     def scan_groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """[constants, initial carry, scanned-over arrays] of a loop."""

@@ -14,6 +14,7 @@ from .capture import (
     arg_names,
     space_of,
 )
+from .gpu_inline import read_inline
 from .gpu_program import Alloc, Instr, Program, View
 from .ops import (
     Beyond,
@@ -78,7 +79,8 @@ class _Reader:
         elif name in _SILENT:
             kind, more = "silent", {}
         elif name in _SAME:
-            kind, more = "same", {}
+            layout = p.get("new_layout")
+            kind, more = "same", {} if layout is None else {"layout": getattr(layout, "name", str(layout))}
         elif (inner := inlined(eqn)) is not None:
             kind, more = "inline", {"programs": [read_program(inner)]}
         elif any(hasattr(v.aval, "inner_aval") for v in eqn.invars):
@@ -109,12 +111,13 @@ def _views(refs: Sequence[int], trees: Sequence[Any], leaves: Sequence[int]) -> 
 
 def _read(p: Any, ins: Any, eqn: Any) -> Any:
     views, rest = _views(ins[:1], [p["tree"]], ins[1:])
-    return "read", {"view": views[0], "mask": rest[0] if rest else None}
+    return "read", {"view": views[0], "mask": rest[0] if rest else None, "optimized": p.get("optimized", True)}
 
 
 def _write(p: Any, ins: Any, eqn: Any) -> Any:
     views, _ = _views(ins[:1], [p["tree"]], ins[2:])
-    return "write", {"view": views[0], "value": ins[1], "add": eqn.primitive.name == "addupdate"}
+    add = eqn.primitive.name == "addupdate"
+    return "write", {"view": views[0], "value": ins[1], "add": add, "optimized": p.get("optimized", True)}
 
 
 def _predicate(p: Any, rest: Sequence[int]) -> int | None:
@@ -196,7 +199,8 @@ def _alloc(name: str, aval: Any, transforms: Sequence[Any]) -> Alloc:
     shape = tuple(inner.shape)
     if "barrier" in dtype_name:
         arrivals, axes = inner.dtype.num_arrivals, tuple(getattr(inner.dtype, "collective_axes", ()))
-        return Alloc(name, "barrier", shape, np.dtype(np.int64), "smem", arrivals, axes)
+        tensor = bool(getattr(inner.dtype, "orders_tensor_core", False))
+        return Alloc(name, "barrier", shape, np.dtype(np.int64), "smem", arrivals, tensor, axes)
     if space_of(aval) == "semaphore" or "sem" in dtype_name:
         return Alloc(name, "semaphore", shape, np.dtype(np.int32), "gmem")
     if "Accumulator" in type(aval).__name__:
@@ -280,15 +284,7 @@ def _query(p: Any, ins: Any, eqn: Any) -> Any:
 
 
 def _inline_mgpu(p: Any, ins: Any, eqn: Any) -> Any:
-    """Code of a level below Pallas. Fences are known by the names that they use; the rest is not followed."""
-    fn = p["mgpu_fn"]
-    names, ptx = set(fn.__code__.co_names), [c.cell_contents for c in fn.__closure__ or ()]
-    if "fence_proxy" in names:
-        return "commit_smem", {}
-    fences = names & {"tcgen05_wait", "tcgen05_fence", "warpgroup_barrier"}
-    if fences or any(isinstance(text, str) and text.startswith("fence") for text in ptx):
-        return "silent", {}
-    raise Beyond("inline_mgpu: code of a level below Pallas")
+    return read_inline(p, ins)
 
 
 def _with(kind: str, *names: str) -> Callable[..., Any]:
@@ -312,7 +308,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "wait_smem_to_gmem": _wait_stores,
     "commit_group": _with("commit_group"),
     "commit_smem": _with("commit_smem"),
-    "commit_tmem": _with("silent"),
+    "commit_tmem": _with("commit_tmem"),
     "wait_load_tmem": _with("wait_tmem"),
     "barrier_arrive": _barrier("arrive"),
     "barrier_wait": _barrier("wait"),

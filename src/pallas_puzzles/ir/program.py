@@ -101,7 +101,9 @@ def _made_by(made: dict[Any, Any], v: Any) -> Any:
 
 def early_casts(kernel: Any) -> Iterator[Any]:
     """Casts from float32 to a 16-bit float whose result goes into arithmetic other than a matrix product."""
-    harmless = {"swap", "masked_swap", "dot_general", "reshape", "broadcast_in_dim", "select_n", "_where"}
+    harmless = set(
+        "swap masked_swap dot_general wgmma_ref layout_cast reshape broadcast_in_dim select_n _where".split()
+    )
     for jaxpr, eqn in everywhere(kernel):
         if eqn.primitive.name == "convert_element_type" and _rounds(eqn) and _users(jaxpr, eqn) - harmless:
             yield eqn

@@ -134,7 +134,7 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class OperandFigures:
-    """What one operand costs. `once_bytes`: moving the whole array exactly once."""
+    """What one operand costs. once_bytes: moving the whole array once. exact: False where moves are estimated."""
 
     operand: Operand
     buffers: int
@@ -142,6 +142,7 @@ class OperandFigures:
     moves: int
     hbm_bytes: int
     once_bytes: int
+    exact: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +164,11 @@ class Figures:
     transcendentals: int
     steps: int
     computed: bool  # whether the arithmetic is known
+
+    @property
+    def exact(self) -> bool:
+        """Whether the traffic is counted, not estimated."""
+        return all(row.exact for row in self.operands)
 
     @property
     def intensity(self) -> float | None:
@@ -627,11 +633,11 @@ def _of_a_tpu(key: Any) -> bool:
 # --- the grid --------------------------------------------------------------------------------------------------------
 
 
-def _is_elementwise(jaxpr: Any) -> bool:
+def is_elementwise(jaxpr: Any) -> bool:
     for eqn in jaxpr.eqns:
         inner = inlined(eqn)
         if inner is not None:
-            if not _is_elementwise(inner):
+            if not is_elementwise(inner):
                 return False
         elif eqn.primitive.name == "get":
             if len(eqn.invars) - 1 != len(eqn.invars[0].aval.shape):  # a number of a table, not a part of it
@@ -647,7 +653,7 @@ def block_rows(machine: Machine, o: Operand, columns: np.ndarray, scalars: list[
     All at once where its index map is plain arithmetic, also with numbers that it looks up.
     """
     count, rank = columns.shape[1], len(o.dims)
-    if count and rank and _is_elementwise(o.index_map):
+    if count and rank and is_elementwise(o.index_map):
         before = len(machine.incidents)
         out = machine.run(o.index_map, [*columns, *scalars], o.index_consts)
         if len(machine.incidents) == before:

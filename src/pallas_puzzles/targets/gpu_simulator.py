@@ -1,7 +1,8 @@
-"""JAX's own GPU simulator behind one call, which always comes back: it runs in a process of its own.
+"""JAX's own GPU simulator, and a GPU of this machine, each behind one call that always comes back.
 
-A kernel may wait in it for ever, in threads of XLA's that nothing can end but the end of their process. The process is
-kept for the next call, as starting one takes a second or more. A function travels by value, with all that it refers to.
+Each runs in a process of its own. A kernel may wait there for ever, where nothing can end it but the end of its
+process; on a GPU, a wild access leaves nothing of the process that can be used. A process is kept for the next call, as
+starting one takes seconds. A function travels by value, with all that it refers to.
 """
 
 import atexit
@@ -30,43 +31,78 @@ def simulate(fn: Callable[..., Any], *args: Any, timeout_s: float = 30.0, **kwar
     args: arrays or pytrees of arrays; kwargs: static. Uninitialised memory is NaN. Raises SimulatorError for what goes
     wrong in the kernel, SimulatorTimeout when it does not end, and SimulatorUnable for what the simulator cannot run.
     """
-    import cloudpickle
+    return _SIMULATOR.outputs(fn, args, kwargs, timeout_s)
 
-    arrays = jax.tree.map(np.asarray, args)
-    try:
-        request = cloudpickle.dumps((fn, arrays, kwargs))
-    except Exception as error:
-        raise SimulatorUnable(f"the function cannot be handed to another process: {_first_line(error)}") from error
-    with _ALONE:
-        answer = _asked(pickle.dumps((_paths(), request)), timeout_s)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+
+def run_compiled(fn: Callable[..., Any], *args: Any, timeout_s: float = 60.0, **kwargs: Any) -> Any:
+    """The same on the GPU of this machine, compiled. SimulatorUnable: also where there is none that JAX can use."""
+    return _GPU.outputs(fn, args, kwargs, timeout_s)
+
+
+def start(compiled: bool) -> None:
+    """Starts the process of `simulate`, or that of `run_compiled`, so that the first call need not wait for it."""
+    with _ALONE, contextlib.suppress(SimulatorUnable):
+        (_GPU if compiled else _SIMULATOR).there()
 
 
 class _Child:
-    """The process, and the one in it now."""
+    """A process, and the one in it now. environment: its own, on top of that of this one; None takes away."""
 
-    process: "subprocess.Popen[bytes] | None" = None
+    def __init__(self, environment: "dict[str, str | None]") -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.environment = environment
+        atexit.register(self.end)
 
-    @classmethod
-    def there(cls) -> "subprocess.Popen[bytes]":
+    def outputs(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], timeout_s: float) -> Any:
+        import cloudpickle
+
+        arrays = jax.tree.map(np.asarray, args)
+        try:
+            request = cloudpickle.dumps((fn, arrays, kwargs))
+        except Exception as error:
+            raise SimulatorUnable(f"the function cannot be handed to another process: {_first_line(error)}") from error
+        with _ALONE:
+            answer = self._asked(pickle.dumps((_paths(), request, self is _GPU)), timeout_s)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _asked(self, request: bytes, timeout_s: float) -> Any:
+        """What the process answers; it ends with whatever goes wrong in it."""
+        done = False
+        try:
+            process = self.there()
+            assert process.stdin is not None, "a pipe"
+            process.stdin.write(len(request).to_bytes(_SIZE, "big") + request)
+            process.stdin.flush()
+            answer = pickle.loads(_message(process, timeout_s))
+            done = not getattr(answer, "running", False)  # a kernel that failed leaves its process in disorder
+            return answer
+        except TimeoutError:
+            raise SimulatorTimeout(f"the kernel ran for more than {timeout_s:g} s and was stopped") from None
+        except (BrokenPipeError, EOFError) as error:
+            raise SimulatorUnable("its process ended without an answer") from error
+        finally:
+            if not done:
+                self.end()
+
+    def there(self) -> "subprocess.Popen[bytes]":
         """The process that runs, a new one where there is none, or the last one has ended."""
-        if cls.process is None or cls.process.poll() is not None:
+        if self.process is None or self.process.poll() is not None:
             command = [sys.executable, "-m", "pallas_puzzles.targets.gpu_simulator_child"]
-            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(_paths())}
+            merged = {**os.environ, "PYTHONPATH": os.pathsep.join(_paths()), **self.environment}
+            environment = {name: value for name, value in merged.items() if value is not None}
             pipe = subprocess.PIPE
             quiet = subprocess.DEVNULL
-            cls.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, env=environment)
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, env=environment)
             try:
-                _message(cls.process, _START_S)
+                _message(self.process, _START_S)
             except TimeoutError:
                 raise SimulatorUnable(f"its process did not start within {_START_S:g} s") from None
-        return cls.process
+        return self.process
 
-    @classmethod
-    def end(cls) -> None:
-        process, cls.process = cls.process, None
+    def end(self) -> None:
+        process, self.process = self.process, None
         if process is None:
             return
         process.kill()
@@ -77,31 +113,13 @@ class _Child:
                     pipe.close()
 
 
-atexit.register(_Child.end)
+_SIMULATOR = _Child({"JAX_PLATFORMS": "cpu"})
+# The process that asks may have taken most of the GPU's memory: this one takes what it needs.
+_GPU = _Child({"JAX_PLATFORMS": None, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
 
 
 def _paths() -> list[str]:
     return [path for path in sys.path if path] + [os.getcwd()]
-
-
-def _asked(request: bytes, timeout_s: float) -> Any:
-    """What the process answers; it ends with whatever goes wrong in it."""
-    done = False
-    try:
-        process = _Child.there()
-        assert process.stdin is not None, "a pipe"
-        process.stdin.write(len(request).to_bytes(_SIZE, "big") + request)
-        process.stdin.flush()
-        answer = pickle.loads(_message(process, timeout_s))
-        done = not isinstance(answer, Exception)  # a kernel that failed leaves the simulator in disorder
-        return answer
-    except TimeoutError:
-        raise SimulatorTimeout(f"the kernel ran for more than {timeout_s:g} s and was stopped") from None
-    except (BrokenPipeError, EOFError) as error:
-        raise SimulatorUnable("its process ended without an answer") from error
-    finally:
-        if not done:
-            _Child.end()
 
 
 def _message(process: "subprocess.Popen[bytes]", timeout_s: float) -> bytes:

@@ -1,8 +1,10 @@
-"""The process in which JAX's GPU simulator runs: requests on stdin, answers on stdout, each with its length before it.
+"""A process in which JAX's GPU simulator runs, or a GPU: requests on stdin, answers on stdout, after their lengths.
 
-A request: (paths to import from, a function with its arrays and keywords). An answer: its outputs, or a SimulatorError.
+A request: (paths to import from, a function with its arrays and keywords, whether it runs compiled, on a GPU). An
+answer: its outputs, or a SimulatorError.
 """
 
+import contextlib
 import functools
 import os
 import pickle
@@ -39,16 +41,19 @@ def _simulated(request: bytes) -> Any:
     from .simulate import SimulatorError, SimulatorUnable, _is_inability, _line_of, _listening, _one_line
 
     try:
-        paths, packed = pickle.loads(request)
+        paths, packed, compiled = pickle.loads(request)
         sys.path[:] = list(dict.fromkeys([*sys.path, *paths]))
         fn, args, kwargs = pickle.loads(packed)
     except Exception as error:
         return SimulatorUnable(f"the function cannot be read in another process: {_one_line(error)}", running=False)
-    mode = plgpu.InterpretGPUParams(uninitialized_memory="nan")
+    if compiled and jax.default_backend() != "gpu":
+        return SimulatorUnable("JAX finds no GPU here")
+    mode = False if compiled else plgpu.InterpretGPUParams(uninitialized_memory="nan")
+    run = built_for(functools.partial(fn, **kwargs), mode)
     with _listening() as heard:
         try:
-            with as_on_gpu():
-                outputs = jax.tree.map(np.asarray, built_for(functools.partial(fn, **kwargs), mode)(*args))
+            with contextlib.nullcontext() if compiled else as_on_gpu():
+                outputs = jax.tree.map(np.asarray, (jax.jit(run) if compiled else run)(*args))
                 jax.effects_barrier()
             return outputs
         except Exception as error:

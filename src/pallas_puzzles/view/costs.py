@@ -30,7 +30,8 @@ def _of_gpu(each: list[Counts]) -> str:
     c = Counts.together(each)
     who = "It moves" if len(each) == 1 else f"Its {len(each)} kernels move"
     to = "SMEM" if c.copies or c.stores else "registers"
-    words = f"{who} {human_bytes(c.gmem_bytes)} between GMEM and {to} in {plural(c.ctas, 'CTA')}"
+    ratio = f" ({times(c.gmem_bytes / c.once_bytes)} the arrays)" if c.once_bytes else ""
+    words = f"{who} {human_bytes(c.gmem_bytes)}{ratio} between GMEM and {to} in {plural(c.ctas, 'CTA')}"
     if c.smem_bytes:
         words += f", and {'holds' if len(each) == 1 else 'hold at most'} {human_bytes(c.smem_bytes)} of SMEM"
     engine, busy, idle = "tensor cores wait", c.tensor_busy, c.tensor_idle
@@ -41,7 +42,9 @@ def _of_gpu(each: list[Counts]) -> str:
 
 
 _TPU_SUMS = ("hbm_bytes", "once_bytes", "steps", "flops")
-_GPU_SUMS = ("gmem_bytes", "ctas", "arrivals", "flops", "cycles", "waited", "tensor_idle", "copy_idle")
+_GPU_SUMS = tuple(
+    "gmem_bytes once_bytes ctas arrivals bank_conflicts flops cycles waited tensor_idle copy_idle".split()
+)
 
 
 def totals(figures: Sequence[Figures | Counts]) -> dict[str, int]:

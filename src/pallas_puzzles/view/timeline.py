@@ -1,27 +1,31 @@
 """The timeline of kernels for a GPU: who was busy when on the machine's logical clock, as a picture and as text.
 
 A row for each warpgroup of a CTA, one for its tensor cores and one for its copy engine; copies that are on their way at
-the same time lie below one another, so that double buffering is seen at a glance.
+the same time lie below one another. Below them a row for each slot in SMEM, as it is filled and emptied, and from an
+arrival at a barrier an arrow to who waits for it: so that double buffering is seen at a glance.
 """
 
 import dataclasses
 import html
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..ir.capture import wrapped
 from ..lens import gpu
 from ..lens.gpu import Event, Launched
-from ..text import COLUMNS, cut, human_bytes, plain, plural
+from ..text import COLUMNS, human_bytes, plain, plural
 from .costs import gained
 from .draw import LEFT, RIGHT, Displayed, image, row_html, sentence_html
 from .paper import BOLD, END, MONO_EM, SANS, card, px, svg_text
+from .slots import ref_of, short, slot_events
 
 CTAS_DRAWN, KERNELS_DRAWN = 3, 4
 _MOST_EVENTS = 1500  # of one picture: what comes after is left out
 _PAGE_PX, _BAR_PX, _ROW_PX, _MARGIN, _LABEL_SIZE = 860.0, 13.0, 17.0, 14.0, 11.0
-_MOST_TRACKS = 6
+_MOST_TRACKS, _MOST_ARROWS, _MOST_REFS = 6, 200, 4
 
 # kind of event -> (colour, letter in a terminal, in words)
 _KINDS = {
@@ -30,6 +34,7 @@ _KINDS = {
     "product": ("vermilion", "P", "product of the tensor cores"),
     "compute": ("orange", "C", "a warpgroup loads, computes, stores"),
     "wait": ("padding", "·", "a warpgroup waits"),
+    "full": ("tint", "=", "a slot of SMEM holds data that is still needed"),
 }
 
 
@@ -50,18 +55,21 @@ class _Row:
 
     @property
     def label(self) -> str:
-        return {"tensor": "tensor cores", "copy": "copy engine"}.get(self.lane, self.lane)
+        return {"tensor": "tensor cores", "copy": "copy engine"}.get(self.lane, short(self.lane))
 
 
 def _rows(launched: Launched) -> list[_Row]:
-    """The lanes of the first CTAs, warpgroups first."""
+    """The lanes of the first CTAs: warpgroups, tensor cores, copy engine, slots in SMEM."""
     lanes: dict[tuple[int, str], list[Event]] = {}
-    for event in launched.events:
+    for event in [*launched.events, *slot_events(launched.uses)[0]]:
         if event.cta < CTAS_DRAWN and event.kind != "arrive":
             lanes.setdefault((event.cta, event.lane), []).append(event)
 
-    def order(key: tuple[int, str]) -> tuple[int, int, str]:
-        return key[0], ["tensor", "copy"].index(key[1]) + 1 if key[1] in ("tensor", "copy") else 0, key[1]
+    made = list(lanes)
+
+    def order(key: tuple[int, str]) -> tuple[int, int, str, int]:
+        group = {"tensor": 1, "copy": 2}.get(key[1], 0 if key[1].startswith("warpgroup") else 3)
+        return key[0], group, key[1] if group == 0 else "", made.index(key)
 
     return [_Row(*key, _tracks(lanes[key])) for key in sorted(lanes, key=order)]
 
@@ -99,6 +107,7 @@ def _svg(launched: Launched) -> str:
     wide = _PAGE_PX - left
     y, marks = 4.0, []
     cta = -1
+    places: dict[tuple[int, str], tuple[float, _Row]] = {}
     for row in rows:
         if row.cta != cta:
             cta = row.cta
@@ -106,14 +115,21 @@ def _svg(launched: Launched) -> str:
             marks.append(svg_text(0, y, f"CTA {cta}", 12, "ink", SANS, BOLD))
             y += 6
         height = len(row.tracks) * _ROW_PX
+        places[row.cta, row.lane] = (y, row)
         marks.append(svg_text(left - 8, y + _BAR_PX - 2, row.label, _LABEL_SIZE, "ink", "", END))
         marks.append(f'<path d="M{px(left)} {px(y + height)}h{px(wide)}" stroke="var(--line)" stroke-width=".5"/>')
         for n, track in enumerate(row.tracks):
             marks += [_bar(e, left, y + n * _ROW_PX, wide / until) for e in track if e.start < until]
         y += height + 3
+    marks += _arrows(launched, places, left, wide / until, until)
     marks += _axis(left, wide, y, until)
     y += 30
-    keys, y = _legend(rows, y)
+    keys, y = _legend(rows, y, bool(launched.handovers))
+    if left_out := slot_events(launched.uses)[1]:
+        y += 17
+        keys.append(
+            svg_text(0, y, f"{plural(left_out, 'more slot')} of SMEM in a CTA are not drawn", 11, "muted", SANS)
+        )
     w, h = _PAGE_PX + 2 * _MARGIN, y + 2 * _MARGIN
     return card(w, h, f'<g transform="translate({px(_MARGIN)},{px(_MARGIN)})">{"".join([*marks, *keys])}</g>')
 
@@ -131,6 +147,33 @@ def _bar(event: Event, left: float, y: float, scale: float) -> str:
         return bar
     colour = "muted" if kind == "wait" else "paper"
     return bar + svg_text(x + 3, y + _BAR_PX - 3.5, event.ref, 9, colour)
+
+
+def _arrows(
+    launched: Launched, places: dict[tuple[int, str], tuple[float, _Row]], left: float, scale: float, until: float
+) -> Iterator[str]:
+    """From each arrival at a barrier to who waits for it; paler where nobody had to wait."""
+    drawn = [h for h in launched.handovers if h.end <= until and (h.cta, h.lane) in places]
+    for handover in drawn[:_MOST_ARROWS]:
+        if (source := places.get((handover.cta, handover.source))) is None:
+            continue
+        y, row = source
+        last = (n for n, track in enumerate(row.tracks) if any(abs(e.end - handover.arrived) < 1e-6 for e in track))
+        y1 = y + next(last, 0) * _ROW_PX + _BAR_PX / 2
+        target = places[handover.cta, handover.lane][0]
+        y2 = target + (_BAR_PX if target < y1 else 0.0)
+        x1, x2 = left + handover.arrived * scale, left + handover.end * scale
+        title = f"{short(handover.barrier)}: {handover.lane} goes on, cycle {handover.end:,.0f}"
+        yield _arrow(x1, y1, x2, y2, title, "" if handover.waited else ' opacity=".35"')
+
+
+def _arrow(x1: float, y1: float, x2: float, y2: float, title: str, more: str) -> str:
+    tip = 4.0 if y2 < y1 else -4.0
+    return (
+        f'<g stroke="var(--ink)" fill="var(--ink)"{more}><title>{html.escape(title)}</title>'
+        f'<path d="M{px(x1)} {px(y1)}L{px(x2)} {px(y2 + tip)}" fill="none"/>'
+        f'<path d="M{px(x2)} {px(y2)}l-2.5 {px(tip)}h5z" stroke="none"/></g>'
+    )
 
 
 def _words(event: Event) -> str:
@@ -159,7 +202,7 @@ def _step(until: float, most: int) -> float:
     return step
 
 
-def _legend(rows: Sequence[_Row], y: float) -> tuple[list[str], float]:
+def _legend(rows: Sequence[_Row], y: float, arrows: bool) -> tuple[list[str], float]:
     there = {_kind(e) for row in rows for track in row.tracks for e in track}
     marks, x = [], 0.0
     for kind in (k for k in _KINDS if k in there):
@@ -171,11 +214,18 @@ def _legend(rows: Sequence[_Row], y: float) -> tuple[list[str], float]:
         marks.append(f'<rect x="{px(x)}" y="{px(y - 9)}" width="11" height="11" rx="2" fill="var(--{colour})"{edge}/>')
         marks.append(svg_text(x + 16, y, words, 11, "ink", SANS))
         x += w
+    if arrows:
+        words = "an arrival at a barrier, and who waits for it; pale: nobody had to wait"
+        x, y = (0.0, y + 17) if x + 16 + len(words) * 11 * 0.56 > _PAGE_PX else (x, y)
+        marks.append(_arrow(x + 5, y + 2, x + 5, y - 9, "the arrival", ""))
+        marks.append(svg_text(x + 16, y, words, 11, "ink", SANS))
     return marks, y
 
 
 # --- the table, and the text -----------------------------------------------------------------------------------------
 
+_WRAPS = "font-weight:400;white-space:normal;overflow-wrap:anywhere;min-width:18em"
+_WRAPS_NAMES = "white-space:normal;min-width:9em"
 _HEADS = ("line", "what", "times", "cycles", "waited for")
 
 
@@ -189,15 +239,16 @@ def _table(launched: Launched) -> list[tuple[str, str, str, str, str]]:
     in_order = sorted(found.items(), key=lambda each: (each[0][0].file, each[0][0].line) if each[0][0] else ("~", 0))
     for (line, kind), events in in_order:
         cycles = sum(e.end - e.start for e in events)
-        refs = ", ".join(dict.fromkeys(e.ref for e in events if e.ref and kind == "wait"))
+        refs = list(dict.fromkeys(short(ref_of(e.ref)) for e in events if e.ref and kind == "wait"))
+        waited_for = ", ".join([*refs[:_MOST_REFS], *(["..."] if len(refs) > _MOST_REFS else [])])
         where = f"{line}: {line.text}" if line is not None else "in a library"
-        rows.append((where, _KINDS[kind][2], f"{len(events)}", f"{cycles:,.0f}", refs))
+        rows.append((where, _KINDS[kind][2], f"{len(events)}", f"{cycles:,.0f}", waited_for))
     return rows
 
 
 def _title(launched: Launched) -> str:
     kernel, c = launched.kernel, launched.counts
-    drawn = min(CTAS_DRAWN, c.ctas)
+    drawn = len({event.cta for event in launched.events if event.cta < CTAS_DRAWN})
     some = f", of which {drawn} are drawn" if c.ctas > drawn else ""
     threads = plural(kernel.threads, "warpgroup") + (" each" if c.ctas > 1 else "")
     size = f"{human_bytes(c.smem_bytes)} of SMEM" if c.smem_bytes else "no SMEM"
@@ -205,8 +256,24 @@ def _title(launched: Launched) -> str:
     return f"{kernel.name}: {plural(c.ctas, 'CTA')}{some}, {threads}, {size}. {ends}"
 
 
-def _text_lines(launched: Launched, columns: int = COLUMNS) -> Iterator[str]:
-    yield cut(_title(launched), columns)
+def _costs(launched: Launched) -> str:
+    """Bytes, SMEM, barriers, FLOPs: in sentences."""
+    c = launched.counts
+    words = [gained([c])]
+    if c.barriers:
+        each = plural(c.barriers // max(1, c.ctas), "barrier")
+        words.append(f"A CTA has {each}; {plural(c.arrivals, 'arrival')} in all.")
+    if c.flops:
+        ratio = f": {c.flops / c.gmem_bytes:.3g} per byte of GMEM" if c.gmem_bytes else ""
+        words.append(f"It computes {c.flops:,} FLOPs{ratio}.")
+    if c.bank_conflicts:
+        words.append(f"SMEM has {plural(c.bank_conflicts, 'bank conflict')}.")
+    return " ".join(words)
+
+
+def _text_lines(launched: Launched) -> Iterator[str]:
+    columns = max(60, min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns))
+    yield from textwrap.wrap(_title(launched), columns)
     rows = _rows(launched)
     until = max(_shown(rows), 1.0)
     left = max((len(r.label) for r in rows), default=0) + 2
@@ -220,8 +287,9 @@ def _text_lines(launched: Launched, columns: int = COLUMNS) -> Iterator[str]:
             yield (row.label if n == 0 else "").rjust(left - 2) + "  " + _text_bar(track, until, wide)
     yield " " * left + "0" + f"{until:,.0f} cycles".rjust(wide - 1)
     there = {_kind(e) for row in rows for track in row.tracks for e in track}
-    yield "  ".join(f"{letter} {words}" for kind, (_, letter, words) in _KINDS.items() if kind in there)
-    yield gained([launched.counts])
+    legend = "  ".join(f"{letter} {words}".replace(" ", "\0") for k, (_, letter, words) in _KINDS.items() if k in there)
+    yield from (line.replace("\0", " ") for line in textwrap.wrap(legend, columns))
+    yield from textwrap.wrap(_costs(launched), columns)
 
 
 def _text_bar(track: Sequence[Event], until: float, wide: int) -> str:
@@ -247,7 +315,12 @@ class Timeline(Displayed):
 
     @property
     def empty(self) -> bool:
-        return not self.calls
+        """Whether nothing was stored: there is no kernel, or none that is written."""
+        return not any(each.counts.gmem_write_bytes for each in self.calls)
+
+    @property
+    def drawn(self) -> list[Launched]:
+        return [] if self.empty and self.note else self.calls[:KERNELS_DRAWN]
 
     def svg(self, call: int = 0) -> str:
         """One kernel as a standalone SVG file; hovering over a bar says what it is, and its line."""
@@ -255,7 +328,7 @@ class Timeline(Displayed):
 
     def text(self) -> str:
         """The picture in characters."""
-        parts = ["\n".join(_text_lines(each)) for each in self.calls[:KERNELS_DRAWN]]
+        parts = ["\n".join(_text_lines(each)) for each in self.drawn]
         return "\n\n".join([*([self.note] if self.note else []), *parts])
 
     def __str__(self) -> str:
@@ -264,7 +337,7 @@ class Timeline(Displayed):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        drawn = "".join(map(_html_of, self.calls[:KERNELS_DRAWN]))
+        drawn = "".join(map(_html_of, self.drawn))
         return drawn + sentence_html(self.note)
 
 
@@ -274,17 +347,17 @@ def _html_of(launched: Launched) -> str:
     )
     body = [row_html([heads])]
     for line, what, count, cycles, refs in _table(launched):
-        cells = [f'<th scope="row" style="{LEFT};font-weight:400"><code>{html.escape(line)}</code></th>']
+        cells = [f'<th scope="row" style="{LEFT};{_WRAPS}"><code>{html.escape(line)}</code></th>']
         cells += [f'<td style="{LEFT}">{html.escape(what)}</td>']
         cells += [f'<td style="{RIGHT}">{number}</td>' for number in (count, cycles)]
-        cells += [f'<td style="{LEFT}"><code>{html.escape(refs)}</code></td>']
+        cells += [f'<td style="{LEFT};{_WRAPS_NAMES}"><code>{html.escape(refs)}</code></td>']
         body.append(row_html(cells))
     table = f'<table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;font:12px {SANS}">'
     return (
         f'<div style="margin:4px 0"><div style="margin:2px 12px 6px;font:12px {SANS}">'
         f"<b>{html.escape(_title(launched))}</b></div>{image(_svg(launched), _alt(launched))}"
         f'<div style="overflow-x:auto">{table}{"".join(body)}</table></div>'
-        f'<div style="margin:2px 12px 10px;font:12px {SANS}">{html.escape(gained([launched.counts]))}</div></div>'
+        f'<div style="margin:2px 12px 10px;font:12px {SANS}">{html.escape(_costs(launched))}</div></div>'
     )
 
 

@@ -6,7 +6,8 @@
     run.notes        a list of Finding that are not wrong by themselves: see findings.NOTES
     run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
     run.events       a list of Event: what ran in each CTA and lane from when to when on the logical clock, and its line
-    run.calls        the same for each kernel of fn, a list of Launched; .writer_of(output, index) -> (who, line)
+    run.calls        the same for each kernel of fn, a list of Launched, with .uses of SMEM and .handovers at barriers
+                     for the first CTAs; .writer_of(output, index) -> (who, line)
 
 A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
 another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place
@@ -21,14 +22,15 @@ import numpy as np
 
 from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel, capture_gpu
-from ...ir.ops import Beyond
+from ...ir.ops import Beyond, garbage
 from .. import machine as lens
 from .findings import Finding
 from .launch import Launch
 from .memory import Access
-from .timeline import CHIPS, Counts, Event
+from .timeline import CHIPS, Counts, Event, Handover, Use
 
 CTAS_DRAWN = 64
+_OTHER_GARBAGE = 3.0
 
 
 @dataclasses.dataclass
@@ -41,6 +43,8 @@ class Launched:
     notes: list[Finding]
     counts: Counts
     events: list[Event]
+    uses: list[Use]
+    handovers: list[Handover]
     written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)  # number of the write by
     # element, 0 or less for none; and the writes by number
 
@@ -64,12 +68,12 @@ class Run(lens.Run):
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, whatever the values are."""
-        return [f for launched in self.calls for f in launched.findings]
+        return [f for each in self.calls for f in each.findings]
 
     @property
     def notes(self) -> list[Finding]:
         """What is not wrong by itself."""
-        return [f for launched in self.calls for f in launched.notes]
+        return [f for each in self.calls for f in each.notes]
 
     @property
     def events(self) -> list[Event]:
@@ -79,7 +83,33 @@ class Run(lens.Run):
     @property
     def counts(self) -> Counts:
         """What all kernels cost together; what is held at once is the most that one of them holds."""
-        return Counts.together([launched.counts for launched in self.calls])
+        return Counts.together([each.counts for each in self.calls])
+
+
+def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_drawn: int = CTAS_DRAWN) -> Launched:
+    """Runs one kernel, with the arrays that it has; the rest as in `run`."""
+    cores = sms or CHIPS[chip].sms
+    launch = Launch(kernel, CHIPS[chip], cores, ctas_drawn)
+    outputs = launch.run_all()
+    found = launch.found.all()
+    if any(f.kind == "unwritten" for f in found) and not any(f.kind == "deadlock" for f in found):
+        found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores, 0))
+    wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
+    timeline = launch.timeline
+    drawn = timeline.events, timeline.uses, timeline.handovers
+    return Launched(kernel, outputs, wrong, notes, timeline.counts, *drawn, launch.written())
+
+
+def _told_apart(found: list[Finding], launch: Launch, relaunch: Callable[[], Launch]) -> list[Finding]:
+    """Garbage that is read is a mistake where an output depends on it: a second run starts with other garbage."""
+    with garbage(_OTHER_GARBAGE):
+        again = relaunch()
+        again.run_all()
+    for one, two in zip(launch.outputs, again.outputs, strict=True):
+        stored = one.writer > 0
+        if one.values[stored].tobytes() != two.values[stored].tobytes():
+            return found
+    return [dataclasses.replace(f, kind="garbage") if f.kind == "unwritten" else f for f in found]
 
 
 class _Hangs(Exception):
@@ -104,24 +134,18 @@ def run(
     if chip not in CHIPS:
         raise ValueError(f"chip={chip!r} is not known; choose one of {', '.join(CHIPS)}")
     calls: list[Launched] = []
-    cores = sms or CHIPS[chip].sms
 
     def on_kernel(kernel: Kernel) -> list[np.ndarray]:
-        launch = Launch(kernel, CHIPS[chip], cores, ctas_drawn)
-        outputs = launch.run_all()
-        found = launch.found.all()
-        wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
-        timeline = launch.timeline
-        calls.append(Launched(kernel, outputs, wrong, notes, timeline.counts, timeline.events, launch.written()))
+        calls.append(launched(kernel, chip, sms, ctas_drawn))
         if calls[-1].hangs:
             raise _Hangs
-        return outputs
+        return calls[-1].outputs
 
     try:
-        seen = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, cores))
+        seen = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, sms or CHIPS[chip].sms))
     except _Hangs:
         return Run([], None, [], [], calls, CHIPS[chip].kind)
     return Run([], seen.outputs, seen.outside, seen.from_kernel, calls, seen.chip)
 
 
-__all__ = ["CHIPS", "Beyond", "Counts", "Event", "Finding", "Launched", "Run", "run"]
+__all__ = ["CHIPS", "Beyond", "Counts", "Event", "Finding", "Launched", "Run", "launched", "run"]

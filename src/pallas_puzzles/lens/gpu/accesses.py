@@ -1,12 +1,14 @@
 """Refs, who reads and writes them, and whether anything orders that: what the rules of the machine share."""
 
+import collections
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ...ir.gpu import Kernel
-from ...ir.gpu_program import Instr, View
+from ...ir.gpu_program import Alloc, Instr, View
 from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from .barriers import Barrier, Slot
@@ -24,9 +26,12 @@ class Core:
     kernel: Kernel
     found: Findings
     timeline: Timeline
+    allocate: Callable[[Alloc, Cta, Any, int], Any]
 
     def __init__(self) -> None:
         self._regions: dict[int, tuple[Place, Region]] = {}
+        # Waits of threads for their loads from TMEM, by the agent of these: (how many, agent and epoch of the thread).
+        self.loaded: dict[int, list[tuple[int, int, int]]] = collections.defaultdict(list)
 
     # -- Refs
 
@@ -38,7 +43,7 @@ class Core:
         if view.peer is not None:
             block = view.block([env[i] for i in view.leaves])
             place = tuple(block.get(axis, t.cta.index[axis]) for axis in self.kernel.cluster)
-            buffer = self.of_cta(buffer, t.cta.cluster.ctas[place], t.cta)
+            buffer = self.in_cta(buffer, t.cta.cluster.ctas[place], t.cta)
         return buffer
 
     def _part(self, union: Buffer, alias: tuple[Any, ...]) -> Buffer:
@@ -47,6 +52,7 @@ class Core:
         found = union.parts.get(alias)
         if found is None:
             found = union.parts[alias] = Buffer(union.name, shape, dtype, union.space)
+            found.offset, found.part_of = offset, (union, alias)
             nbytes = math.prod(shape) * bits_of(dtype) // 8
             for (other, its, kind, number), twin in union.parts.items():
                 last = other + math.prod(its) * bits_of(kind) // 8
@@ -55,12 +61,19 @@ class Core:
                     found.twins.append(twin)
         return found
 
-    def of_cta(self, ref: Any, cta: Cta, mine: Cta) -> Any:
-        """The same Ref in another CTA of the cluster."""
+    def in_cta(self, ref: Any, cta: Cta, mine: Cta) -> Any:
+        """The same Ref in another CTA of the cluster, which may not have come as far as to make it."""
+        if isinstance(ref, Buffer) and ref.part_of is not None:
+            union, alias = ref.part_of
+            return self._part(self.in_cta(union, cta, mine), alias)
         key = next((k for k, refs in mine.shared.items() if any(r is ref for r in refs)), None)
-        if key is None or key not in cta.shared:
-            raise Beyond(f"{ref.name} in another CTA that has none")
-        return cta.shared[key][next(i for i, r in enumerate(mine.shared[key]) if r is ref)]
+        if key is None:
+            raise Beyond(f"{ref.name} of another CTA: it is in a scope that is not collective")
+        number = next(i for i, r in enumerate(mine.shared[key]) if r is ref)
+        if key not in cta.shared:
+            instr = next(i for i in self.kernel.program.everything() if id(i) == key[0])
+            cta.shared[key] = [self.allocate(a, cta, key, i) for i, a in enumerate(instr.p["allocs"])]
+        return cta.shared[key][number]
 
     def place(
         self, t: Thread, instr: Instr, view: View, env: Env, verb: str, clips: bool = False
@@ -112,21 +125,41 @@ class Core:
         for before in buffer.overlapping_reads(region):
             self._in_order(buffer, before, t, access, written=False)
         for twin in buffer.twins:
-            for before in [a for _, a in twin.reads.values()]:
-                self._in_order(buffer, before, t, access, written=False)
+            self._writes_twin(buffer, twin, region, t, access)
         buffer.note_write(place, region, access)
+
+    def _writes_twin(self, buffer: Buffer, twin: Buffer, region: Region, t: Thread, access: Access) -> None:
+        """A write to memory that is another Ref's, too."""
+        part = buffer.shared_with(region, twin)
+        if part.start >= part.stop:
+            return
+        for theirs, before in list(twin.reads.values()):
+            first, last, _ = theirs.hull(twin.shape)
+            if first < part.stop and part.start < last:
+                self._in_order(buffer, before, t, access, written=False)
+        for number in np.unique(twin.writer.reshape(-1)[part]):
+            if number > 0 and (earlier := twin.writes[number]) is not None:
+                self._in_order(buffer, earlier, t, access, written=True)
+        if buffer.space != "tmem" and region.hull(buffer.shape)[2]:
+            twin.overwritten(part)
 
     def _in_order(self, buffer: Buffer, before: Access, t: Thread, access: Access, written: bool) -> None:
         """Whether an access is after an earlier one, by what its thread knows. written: the earlier one is a write."""
         if before.agent == access.agent or (before.engine == access.engine == "reduce"):
             return
+        if before.engine == "load" and access.engine == "fill" and before.agent == t.loading:
+            return  # it stores what it has computed from what it has loaded
         knows = t.knowledge
         if knows.knows(before.agent, before.time):
             crosses = access.is_async and not before.is_async and buffer.space == "smem"
             if not crosses or knows.fence_knows(before.agent, before.time):
                 return
             kind = "no-commit" if written else "unfenced-read"
-        elif before.is_async:
+        elif before.engine == "load" and not any(
+            number >= before.time and knows.knows(agent, epoch) for number, agent, epoch in self.loaded[before.agent]
+        ):
+            kind = "unwaited-load"
+        elif before.is_async and (before.engine not in ("store", "reduce") or before.who == t.name):
             kind = "no-wait" if written else "reused"
         else:
             kind = "race"
@@ -142,9 +175,21 @@ class Core:
             engine=before.engine,
         )
 
-    def own(self, t: Thread, instr: Instr, verb: str) -> Access:
-        """An access by a thread itself."""
+    def own(self, t: Thread, instr: Instr, verb: str, space: str = "") -> Access:
+        """An access by a thread itself; in TMEM one that wait_load_tmem or commit_tmem waits for."""
+        if space == "tmem":
+            t.tmem += 1
+            reads = verb == "reads"
+            return Access(t.loading if reads else t.filling, t.tmem, instr, t.name, verb, "load" if reads else "fill")
         return Access(t.agent, t.epoch, instr, t.name, verb)
+
+    def use(self, cta: Cta, buffer: Buffer, place: Place, kind: str, start: float, end: float) -> None:
+        """Something happens in a part of SMEM, for the timeline."""
+        if buffer.space == "smem":
+            box = self.region(buffer, place).box
+            one = box is not None and len(box) > 2 and box[0][1] - box[0][0] == 1  # one of several slots
+            name = f"{buffer.name}[{box[0][0]}]" if one and box is not None else buffer.name
+            self.timeline.use(cta.number, name, kind, start, end)
 
     def slot(self, t: Thread, view: View, env: Env) -> Slot:
         """The barrier that a view is of."""
@@ -152,7 +197,7 @@ class Core:
         if view.peer is not None:
             block = view.block([env[i] for i in view.leaves])
             place = tuple(block.get(axis, t.cta.index[axis]) for axis in self.kernel.cluster)
-            barrier = self.of_cta(barrier, t.cta.cluster.ctas[place], t.cta)
+            barrier = self.in_cta(barrier, t.cta.cluster.ctas[place], t.cta)
         return barrier.slots[self.number_of(barrier.alloc.shape, view, env, t, barrier)]
 
     def number_of(self, shape: tuple[int, ...], view: View, env: Env, t: Thread, ref: Any) -> tuple[int, ...]:

@@ -12,14 +12,27 @@ from ...ir.gpu_program import Alloc
 from .clocks import Knowledge, new_agent
 
 _REMEMBERED = 8  # rounds that have ended
+# What stands for PTX's named barriers, which nobody allocates.
+NAMED = Alloc("", "barrier", (), np.dtype(np.int64), "", tensor=True)
+
+
+@dataclasses.dataclass(slots=True)
+class Round:
+    """A round that has ended. knowledge, time: what whoever waits for it learns, and when it ended. effects: what lands
+    first; last: the CTA, lane and time of the last arrival."""
+
+    knowledge: Knowledge
+    time: float
+    effects: list[Callable[[], None]]
+    last: tuple[int, str, float]
 
 
 @dataclasses.dataclass(eq=False)
 class Slot:
     """One barrier. round: the number of the one that is going on; count: its arrivals so far.
 
-    parts: of multicast copies that it still waits for; effects: what lands with this round. ended: of the last rounds,
-    what whoever waits for them learns, when they ended, and what has to land first. An mbarrier remembers one bit.
+    parts: of multicast copies that it still waits for; effects: what lands with this round. ended: the last rounds. An
+    mbarrier remembers one bit.
     """
 
     name: str
@@ -32,16 +45,26 @@ class Slot:
     time: float = 0.0
     knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
     effects: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    ended: dict[int, tuple[Knowledge, float, list[Callable[[], None]]]] = dataclasses.field(default_factory=dict)
+    ended: "dict[int, Round]" = dataclasses.field(default_factory=dict)
+    last: tuple[int, str, float] = (-1, "", 0.0)  # CTA, lane and time of the last arrival
     arrived: "collections.Counter[tuple[str, SourceLine | None]]" = dataclasses.field(
         default_factory=collections.Counter
     )
 
-    def arrive(self, who: str, line: SourceLine | None, knowledge: Knowledge, time: float) -> None:
-        """One arrival, with what its thread knows."""
-        self.count += 1
+    def arrive(
+        self,
+        who: str,
+        line: SourceLine | None,
+        knowledge: Knowledge,
+        time: float,
+        source: tuple[int, str],
+        count: int = 1,
+    ) -> None:
+        """An arrival, with what its thread knows. source: its CTA and lane; count: as how many it counts."""
+        self.count += count
+        self.last = max(self.last, (*source, time), key=lambda each: each[2])
         self.arrived[who, line] += 1
-        self.knowledge.learn(knowledge)
+        self.knowledge.learn(knowledge, self.alloc.tensor)
         self.time = max(self.time, time)
         self._end()
 
@@ -57,19 +80,17 @@ class Slot:
         if self.count < self.needed or self.parts:
             return
         self.knowledge.clock[self.agent] = self.round + 1
-        self.ended[self.round] = (self.knowledge.copy(), self.time, self.effects)
+        self.ended[self.round] = Round(self.knowledge.copy(), self.time, self.effects, self.last)
         self.ended.pop(self.round - _REMEMBERED, None)
         self.round, self.count, self.effects = self.round + 1, 0, []
 
-    def land(self, number: int) -> tuple[Knowledge, float]:
+    def land(self, number: int) -> Round:
         """Somebody has waited for a round: what came with it, and before, is there now."""
         for n in [n for n in self.ended if n <= number]:
-            knowledge, time, effects = self.ended[n]
-            for effect in effects:
+            for effect in self.ended[n].effects:
                 effect()
-            self.ended[n] = (knowledge, time, [])
-        knowledge, time, _ = self.ended.get(number) or self.ended[max(self.ended)]
-        return knowledge, time
+            self.ended[n].effects = []
+        return self.ended.get(number) or self.ended[max(self.ended)]
 
 
 @dataclasses.dataclass(eq=False)

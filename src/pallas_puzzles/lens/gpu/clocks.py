@@ -1,11 +1,18 @@
 """Who knows of what: vector clocks, with one entry for each agent that does something in its own time.
 
 Agents are warpgroups, their queues of stores and of wgmmas, and the phases of barriers, which copies end in. A clock
-says up to which of an agent's own times one knows what it has done. `fenced` is what one knew, or was told of, at the
-last commit_smem on the way: what the async proxy (TMA, wgmma) may rely on of what ordinary loads and stores have done
-in SMEM (PTX ISA 9, section 8.9.5 "Causality Order": operations of two proxies are ordered by a proxy fence only; and
-9.7.15 "fence.proxy.async"). The other way needs none: a copy that has been waited for, and a wgmma, end in such a fence
-of their own.
+says up to which of an agent's own times one knows what it has done.
+
+Generic and async proxies: `fenced` is what one knew, or was told of, at the last commit_smem on the way: what the async
+proxy (TMA, wgmma, tcgen05) may rely on of what ordinary loads and stores have done in SMEM. PTX ISA 9.0: causality
+order keeps to accesses through one proxy (8.9.5, "Causality Order"), and fence.proxy.async joins two of them
+(9.7.9.25.2, "Async Proxy"), in both directions: the example of clusterlaunchcontrol.try_cancel fences a read by
+ordinary loads before an asynchronous write to the same place. The other way needs no fence: a copy, and a wgmma, ends
+in one of its own, which whoever has waited for it relies on (9.7.9.25.2; "wgmma.mma_async").
+
+Agents of tcgen05 (its products; loads and stores of TMEM) have numbers below 0. A barrier passes on what is known of
+them only if it orders the tensor cores, which it does by a tcgen05.fence on both of its sides ("tcgen05.fence"), or if
+a thread has fenced before it arrives: `tensor` is what it knew of them then.
 """
 
 import dataclasses
@@ -29,17 +36,24 @@ def join(into: Clock, other: Clock) -> None:
 
 @dataclasses.dataclass(slots=True)
 class Knowledge:
-    """clock: what has happened before; fenced: the part of it that the async proxy sees, too."""
+    """clock: what has happened before; fenced: the part of it that the async proxy sees, too; tensor: the part of it,
+    of tcgen05, that any barrier passes on."""
 
     clock: Clock = dataclasses.field(default_factory=dict)
     fenced: Clock = dataclasses.field(default_factory=dict)
+    tensor: Clock = dataclasses.field(default_factory=dict)
 
-    def learn(self, other: "Knowledge") -> None:
-        join(self.clock, other.clock)
+    def learn(self, other: "Knowledge", tensor: bool = True) -> None:
+        """tensor: all that is known of tcgen05, too."""
+        join(self.clock, other.clock if tensor else {a: n for a, n in other.clock.items() if a > 0} | other.tensor)
         join(self.fenced, other.fenced)
 
     def copy(self) -> "Knowledge":
-        return Knowledge(dict(self.clock), dict(self.fenced))
+        return Knowledge(dict(self.clock), dict(self.fenced), dict(self.tensor))
+
+    def fence_tensor(self) -> None:
+        """tcgen05.fence::before_thread_sync."""
+        self.tensor = {agent: time for agent, time in self.clock.items() if agent < 0}
 
     def knows(self, agent: int, time: int) -> bool:
         return time <= self.clock.get(agent, 0)

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Instr, View
-from ...ir.ops import bits_of, matmul, poison
+from ...ir.ops import bits_of, matmul, notice, poison
 from ...ir.places import Place
 from .accesses import Env
+from .banks import of_operand
 from .barriers import Slot
 from .machine import Control, Going, flat
 from .memory import Access, Buffer
@@ -39,10 +40,11 @@ class Engines(Control):
         data = _within(here, src.values)
         access = Access(slot.agent, slot.round + 1, instr, t.name, "the copy into", "copy")
         self.reads(src, here, t, Access(slot.agent, slot.round + 1, instr, t.name, "copies from", "copy"))
-        end = self._fetch(t, instr, src, here, 1)
+        start, end = self._fetch(t, instr, src, here, 1)
         told = t.tell()
         self._into((dst, there), t, access, slot, data, end)
-        slot.arrive(t.name, instr.line, told, end)
+        self.use(t.cta, dst, there, "load", start, end)
+        slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
         return []
 
     def _into(
@@ -60,20 +62,25 @@ class Engines(Control):
         self.writes(dst, there, t, access)
         there.set(dst.values, poison((), dst.dtype))
 
+        coming = t.cta.coming
+        coming[id(access)] = access, dst
+
         def land() -> None:
+            coming.pop(id(access), None)
             there.set(dst.values, data.reshape(there.shape))
 
         slot.bring(land, parts, end)
 
-    def _fetch(self, t: Thread, instr: Instr, src: Buffer, here: Place, shared: int) -> float:
-        """The time of a copy out of GMEM: when it is all there. shared: by how many CTAs the work is."""
+    def _fetch(self, t: Thread, instr: Instr, src: Buffer, here: Place, shared: int) -> tuple[float, float]:
+        """The time of a copy out of GMEM: its start, and when it is all there. shared: by how many CTAs the work is."""
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(here, src) // shared
         counts.gmem_read_bytes += nbytes
+        t.cta.moved += nbytes
         counts.copies += 1
         start, busy = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
         self.timeline.add(t.cta.number, "copy", "load", start, busy + chip.latency, instr, src.name)
-        return busy + chip.latency
+        return start, busy + chip.latency
 
     def _multicast(
         self,
@@ -91,30 +98,32 @@ class Engines(Control):
         n, mine, leader = len(ctas), ctas.index(t.cta), instr.p["leader"]
         at = next(k for k, s in env[instr.p["barrier"].ref].slots.items() if s is slot)
         barrier = env[instr.p["barrier"].ref]
-        slots = [slot if c is t.cta else self.peer_barrier(barrier, c, t.cta).slots[at] for c in ctas]
-        end = self._fetch(t, instr, src, here, n)
+        slots = [slot if c is t.cta else self.in_cta(barrier, c, t.cta).slots[at] for c in ctas]
+        start, end = self._fetch(t, instr, src, here, n)
         told = t.tell()
         if leader is not None:
-            part = here if leader < 0 else here.part(_split(here.shape, n, mine, leader))
+            key = (...,) if leader < 0 else _split(here.shape, n, mine, leader)
             access = Access(slots[0].agent, slots[0].round + 1, instr, t.name, "the copy into", "copy")
-            self.reads(src, part, t, access)
-            self._into((dst, there), t, access, slots[0], _within(part, src.values), end, parts=-1)
+            self.reads(src, here, t, access)
+            self._into((dst, there), t, access, slots[0], _within(here, src.values)[key], end, parts=-1)
+            self.use(t.cta, dst, there, "load", start, end)
             if mine == 0:
                 self.timeline.counts.arrivals += 1
                 slot.parts += n
-                slot.arrive(t.name, instr.line, told, end)
+                slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
             return
         self.timeline.counts.arrivals += 1
         axis = next((d for d, size in enumerate(there.shape) if size % n == 0), 0)
         data = _within(here, src.values)
         key = _split(there.shape, n, mine, axis)
         for cta, theirs in zip(ctas, slots, strict=True):
-            ref = dst if cta is t.cta else self.peer_barrier(dst, cta, t.cta)
+            ref = dst if cta is t.cta else self.in_cta(dst, cta, t.cta)
             access = Access(theirs.agent, theirs.round + 1, instr, t.name, "the copy into", "copy")
             self._into((ref, there.part(key)), t, access, theirs, data.reshape(there.shape)[key], end, parts=-1)
+            self.use(cta, ref, there, "load", start, end)
         self.reads(src, here, t, Access(slot.agent, slot.round + 1, instr, t.name, "copies from", "copy"))
         slot.parts += n
-        slot.arrive(t.name, instr.line, told, end)
+        slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
 
     # -- from SMEM to GMEM
 
@@ -129,13 +138,17 @@ class Engines(Control):
         reduce = p["reduce"]
         self.reads(src, here, t, Access(t.reading, group, instr, t.name, "the copy to GMEM reads", "store"))
         engine = "reduce" if reduce else "store"
+        if reduce:
+            self.reads(dst, there, t, Access(t.storing, group, instr, t.name, "the copy adds to", engine))
         self.writes(dst, there, t, Access(t.storing, group, instr, t.name, "the copy into", engine))
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(there, dst)
         counts.gmem_write_bytes += nbytes
+        t.cta.moved += nbytes
         counts.stores += 1
         start, busy = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
         self.timeline.add(t.cta.number, "copy", "store", start, busy, instr, dst.name)
+        self.use(t.cta, src, here, "store", start, busy)
 
         def land() -> None:
             value = here.read(src.values).reshape(there.shape)
@@ -184,12 +197,34 @@ class Engines(Control):
         right = self._operand(t, instr, p["b"], env, number)
 
         def add() -> None:
-            where.set(acc.values, (where.read(acc.values) + matmul(left(), right())).astype(acc.dtype))
+            a, b = left(), right()
+            total = (where.read(acc.values) + matmul(a, b)).astype(acc.dtype)
+            where.set(acc.values, total)
+            notice(instr.eqn, [a, b], [total])
 
         k, width = self._depth(p["a"], env, t, instr)
-        end = self._multiply(t, instr, "wgmma", 2 * int(np.prod(where.shape)) * k, width)
+        conflicts = self._bank_conflicts(t, instr, env, (p["a"], p["b"]), where.shape[0] // 64)
+        end = self._multiply(t, instr, "wgmma", 2 * int(np.prod(where.shape)) * k, width, conflicts)
+        for view in (p["a"], p["b"]):
+            self._read_until(t, instr, view, env, end)
         t.wgmmas.append((number, add, end, acc))
         return []
+
+    def _read_until(self, t: Thread, instr: Instr, view: View, env: Env, end: float) -> None:
+        """Until when a product reads an operand, for the timeline."""
+        if isinstance(env[view.ref], Buffer):
+            buffer, place = self.place(t, instr, view, env, "multiplies")
+            self.use(t.cta, buffer, place, "read", t.now, end)
+
+    def _bank_conflicts(self, t: Thread, instr: Instr, env: Env, operands: tuple[View, View], times: int) -> int:
+        """The conflicts of reading both operands. times: how often the right one is read, for 64 rows each time."""
+        total = 0
+        for view, n in zip(operands, (1, times), strict=True):
+            if isinstance(buffer := env[view.ref], Buffer) and buffer.space == "smem":
+                buffer, place = self.place(t, instr, view, env, "multiplies")
+                shape = place.shape[::-1] if view.transposed else place.shape
+                total += n * of_operand(shape, bits_of(buffer.dtype) // 8, view.tiling)
+        return self.conflicts(instr, total)
 
     def _depth(self, view: View, env: Env, t: Thread, instr: Instr) -> tuple[int, int]:
         """(the summed dimension of a left operand, bits of its elements)."""
@@ -199,11 +234,12 @@ class Engines(Control):
         buffer, place = self.place(t, instr, view, env, "multiplies")
         return place.shape[-1], bits_of(buffer.dtype)
 
-    def _multiply(self, t: Thread, instr: Instr, kind: str, flops: int, width: int) -> float:
+    def _multiply(self, t: Thread, instr: Instr, kind: str, flops: int, width: int, conflicts: int = 0) -> float:
+        """The time of a product: when it is done. conflicts: cycles that its operands come late by."""
         chip, counts = self.timeline.chip, self.timeline.counts
         counts.products += 1
         counts.flops += flops
-        start, end = t.cta.tensor.take(t.now, flops / chip.tensor_flops * width / 16)
+        start, end = t.cta.tensor.take(t.now, flops / chip.tensor_flops * width / 16 + conflicts)
         self.timeline.add(t.cta.number, "tensor", kind, start, end, instr)
         return end
 
@@ -268,7 +304,7 @@ class Engines(Control):
             return Access(cta.tensor_agent, number, instr, t.name, verb, "tcgen05")
 
         def parts(ref: Buffer) -> list[Buffer]:
-            return [ref if c is cta else self.peer_barrier(ref, c, cta) for c in ctas]
+            return [ref if c is cta else self.in_cta(ref, c, cta) for c in ctas]
 
         lefts, rights, accs = parts(self.buffer(t, p["a"], env)), parts(self.buffer(t, p["b"], env)), parts(acc)
         for refs, place in ((lefts, a_place), (rights, b_place)):
@@ -282,12 +318,17 @@ class Engines(Control):
         def add() -> None:
             whole = np.concatenate([b_place.read(r.values) for r in rights], axis=-1)
             for left, ref in zip(lefts, accs, strict=True):
-                product = matmul(a_place.read(left.values), whole)
-                before = where.read(ref.values) if keep else 0
-                where.set(ref.values, (before + product).astype(ref.dtype))
+                a = a_place.read(left.values)
+                total = ((where.read(ref.values) if keep else 0) + matmul(a, whole)).astype(ref.dtype)
+                where.set(ref.values, total)
+                notice(instr.eqn, [a, whole], [total])
 
         flops = 2 * int(np.prod(where.shape)) * a_place.shape[-1]
-        cta.mmas.append((number, add, self._multiply(t, instr, "tcgen05", flops, bits_of(lefts[0].dtype))))
+        conflicts = self._bank_conflicts(t, instr, env, (p["a"], p["b"]), 1)
+        end = self._multiply(t, instr, "tcgen05", flops, bits_of(lefts[0].dtype), conflicts)
+        for view in (p["a"], p["b"]):
+            self._read_until(t, instr, view, env, end)
+        cta.mmas.append((number, add, end))
         if "barrier" in p:
             self._commit_mmas(t, instr, env, ctas)
         return []
@@ -316,12 +357,22 @@ class Engines(Control):
         told = t.tell()
         told.clock[cta.tensor_agent] = last
         for other in ctas:
-            theirs = slot if other is cta else self.peer_barrier(barrier, other, cta).slots[at]
+            theirs = slot if other is cta else self.in_cta(barrier, other, cta).slots[at]
             self.timeline.counts.arrivals += 1
             theirs.bring(land, 0, end)
-            theirs.arrive(t.name, instr.line, told, end)
+            theirs.arrive(t.name, instr.line, told, end, (cta.number, "tensor"))
 
     def do_wait_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.knowledge.clock[t.loading] = t.tmem
+        self.loaded[t.loading].append((t.tmem, t.agent, t.epoch))
+        return []
+
+    def do_fence_tensor(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.knowledge.fence_tensor()
+        return []
+
+    def do_commit_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+        t.knowledge.clock[t.filling] = t.tmem
         return []
 
 

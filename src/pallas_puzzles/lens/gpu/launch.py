@@ -11,9 +11,10 @@ import numpy as np
 
 from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel
-from ...ir.gpu_program import Instr, Program
+from ...ir.gpu_program import Program
 from ...ir.ops import Beyond
-from .barriers import Semaphores, Slot, Wait
+from .banks import inside, note_layouts
+from .barriers import NAMED, Semaphores, Slot, Wait
 from .engines import Engines
 from .findings import Finding, Findings, Waiter
 from .machine import Going, Spawn
@@ -51,7 +52,10 @@ class Launch(Engines):
         if len(self.pending) * max(1, len(list(_indices(kernel.cluster)))) > MOST_CTAS:
             raise Beyond(f"a grid of more than {MOST_CTAS} CTAs")
         counts = self.timeline.counts
+        arrays = {id(b): b.values.nbytes for b in (*self.inputs, *self.outputs)}  # aliased ones once
+        counts.once_bytes = sum(arrays.values())
         counts.smem_bytes, counts.tmem_bytes = _held(kernel.program, "smem"), _held(kernel.program, "tmem")
+        note_layouts(kernel.program)
         self.fibers: list[_Fiber] = []
         self.launched = self.ctas = 0
         self.ended: list[str] = []
@@ -140,6 +144,9 @@ class Launch(Engines):
         heapq.heappush(self.free, cluster.end)
         counts, life = self.timeline.counts, cluster.end - cluster.start
         for cta in cluster.ctas.values():
+            for access, buffer in cta.coming.values():
+                self.finding("load-in-flight", buffer, t, access.instr, "ends")
+            counts.cta_bytes = max(counts.cta_bytes, cta.moved)
             counts.tensor_busy += cta.tensor.busy
             counts.copy_busy += cta.copy.busy
             counts.tensor_idle += life - cta.tensor.busy if cta.tensor.busy else 0
@@ -208,25 +215,15 @@ def _candidates(program: Program) -> "dict[int, list[SourceLine]]":
 
     def walk(inner: Program, known: dict[int, Any]) -> None:
         for instr in inner.instrs:
+            if instr.kind == "named" and instr.line is not None:
+                found[id(NAMED)][instr.line] = None
             view = instr.p.get("barrier")
             alloc = known.get(view.ref) if view is not None else None
             if alloc is not None and instr.kind in _ARRIVES and instr.line is not None:
                 found[id(alloc)][instr.line] = None
-            for sub, slots in _inside(instr):
+            for sub, slots in inside(instr):
                 passed = [known.get(s) for s in slots] + list(instr.p.get("allocs", ()))
                 walk(sub, dict(zip(sub.ins, passed, strict=False)))
 
     walk(program, {})
     return {key: list(lines) for key, lines in found.items()}
-
-
-def _inside(instr: Instr) -> Iterator[tuple[Program, tuple[int, ...]]]:
-    """The programs inside of an instruction, each with the slots that it is given."""
-    programs, ins = instr.p.get("programs", ()), instr.ins
-    if instr.kind == "while":
-        nt, nb = instr.p["consts"]
-        yield programs[0], (*ins[:nt], *ins[nt + nb :])
-        yield programs[1], ins[nt:]
-        return
-    for program in programs:
-        yield program, ins[1:] if instr.kind == "cond" else ins

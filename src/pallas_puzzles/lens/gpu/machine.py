@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Alloc, Instr, Program, View
-from ...ir.ops import Beyond
+from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from .accesses import Core, Env
-from .barriers import Barrier, Semaphore, Semaphores, Wait
+from .banks import of_warps
+from .barriers import NAMED, Barrier, Semaphore, Semaphores, Slot, Wait
 from .memory import Access, Buffer
 from .threads import Cluster, Cta, Thread
 
@@ -111,7 +112,8 @@ class Control(Core):
         values = [env[i] for i in instr.ins]
         children = []
         for w in range(instr.p["warps"]):
-            warp = Thread(t.cta, f"warp {w} of {t.name}", f"{t.lane} warp {w}", {**t.index, instr.p["axis"]: w}, t.now)
+            name, lane, index = f"warp {w} of {t.name}", f"{t.lane} warp {w}", {**t.index, instr.p["axis"]: w}
+            warp = Thread(t.cta, name, lane, index, t.now, width=32)
             warp.knowledge.learn(t.knowledge)
             warp.seen.update(t.seen)
             warp.scopes, warp.tries = t.scopes.copy(), t.tries
@@ -178,7 +180,7 @@ class Control(Core):
 
     def do_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         buffer, place = self.place(t, instr, instr.p["view"], env, "reads")
-        self.reads(buffer, place, t, self.own(t, instr, "reads"))
+        self.reads(buffer, place, t, self.own(t, instr, "reads", buffer.space))
         self._move(t, instr, buffer, place, "load")
         value = place.read(buffer.values)
         return [value, *([] if len(instr.outs) == 1 else [value.max(-1)])]
@@ -187,7 +189,7 @@ class Control(Core):
         buffer, place = self.place(t, instr, instr.p["view"], env, "stores into")
         value = np.asarray(env[instr.p["value"]])
         old = place.read(buffer.values) if instr.outs or instr.p["add"] else None
-        self.writes(buffer, place, t, self.own(t, instr, "stores into"))
+        self.writes(buffer, place, t, self.own(t, instr, "stores into", buffer.space))
         self._move(t, instr, buffer, place, "store")
         place.set(buffer.values, old + value if instr.p["add"] else value)
         return [old] if instr.outs else []
@@ -199,6 +201,8 @@ class Control(Core):
         if buffer.space == "gmem":
             _, end = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
             t.now = end + (chip.latency if kind == "load" else 0)
+            counts.thread_bytes += nbytes
+            t.cta.moved += nbytes
             if kind == "load":
                 counts.gmem_read_bytes += nbytes
             else:
@@ -206,7 +210,17 @@ class Control(Core):
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
         elif buffer.space == "smem":
             t.now += nbytes / chip.smem_bytes
+            t.now += self.conflicts(instr, _bank_conflicts(instr, buffer, place))
+            self.use(t.cta, buffer, place, "read" if kind == "load" else "compute", start, t.now)
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
+
+    def conflicts(self, instr: Instr, conflicts: int) -> int:
+        """Counts bank conflicts. Each takes a cycle."""
+        if conflicts:
+            counts = self.timeline.counts
+            counts.bank_conflicts += conflicts
+            counts.conflicts_at[instr.line] = counts.conflicts_at.get(instr.line, 0) + conflicts
+        return conflicts
 
     def do_commit_smem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         t.fence()
@@ -230,13 +244,13 @@ class Control(Core):
         slot, told = self.slot(t, view, env), t.tell()
         axes = flat(slot.alloc.axes)
         if not axes:
-            slot.arrive(t.name, instr.line, told, t.now)
+            slot.arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
             return
         barrier = env[view.ref]
         at = next(k for k, s in barrier.slots.items() if s is slot)
         for cta in self.partners(t.cta, axes):
-            peer = barrier if cta is t.cta else self.peer_barrier(barrier, cta, t.cta)
-            peer.slots[at].arrive(t.name, instr.line, told, t.now)
+            peer = barrier if cta is t.cta else self.in_cta(barrier, cta, t.cta)
+            peer.slots[at].arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
         """The CTAs of a cluster that differ along these axes only, in order."""
@@ -247,28 +261,24 @@ class Control(Core):
             if all(i in free or a == b for i, (a, b) in enumerate(zip(place, cta.place, strict=True)))
         ]
 
-    def peer_barrier(self, barrier: Any, cta: Cta, mine: Cta) -> Any:
-        """The same Ref in another CTA, which may not have come as far as to make it."""
-        key = next(k for k, refs in mine.shared.items() if any(r is barrier for r in refs))
-        number = next(i for i, r in enumerate(mine.shared[key]) if r is barrier)
-        if key not in cta.shared:
-            instr = next(i for i in self.kernel.program.everything() if id(i) == key[0])
-            cta.shared[key] = [self.allocate(a, cta, key, i) for i, a in enumerate(instr.p["allocs"])]
-        return cta.shared[key][number]
-
     def go_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
         slot = self.slot(t, instr.p["barrier"], env)
         number = t.seen[slot]
         t.seen[slot] += 1
+        return (yield from self._wait_for(t, instr, slot, number))
+
+    def _wait_for(self, t: Thread, instr: Instr, slot: Slot, number: int) -> Going:
+        """Waits for a round of a barrier."""
         yield None
         while slot.round <= number:
             yield Wait(lambda: slot.round > number, instr.line, slot, number)
         if slot.round > number + 1:
             self.finding("lapped", slot, t, instr, "waits for", detail=(number, slot.round))
-        knowledge, time = slot.land(number)
-        t.knowledge.learn(knowledge)
-        self.timeline.waited(t.cta.number, t.lane, t.now, time, instr, slot.name)
-        t.now = max(t.now, time)
+        ended = slot.land(number)
+        t.knowledge.learn(ended.knowledge)
+        self.timeline.waited(t.cta.number, t.lane, t.now, ended.time, instr, slot.name)
+        self.timeline.handover(t.cta.number, slot.name, ended.last, t.lane, t.now)
+        t.now = max(t.now, ended.time)
         yield None  # those who are behind now take the engines first
         return []
 
@@ -276,14 +286,29 @@ class Control(Core):
         self.arrive(t, instr, instr.p["barrier"], env)
         return (yield from self.go_wait(t, instr, env))
 
+    def go_named(self, t: Thread, instr: Instr, env: Env) -> Going:
+        """bar.sync and bar.arrive: barriers that have a number, and count threads (PTX ISA 9.7.13.1). Every thread that
+        arrives is counted, those that wait included; what it did before is known to all that wait."""
+        p = instr.p
+        number = p["number"] if "number" in p else int(np.asarray(env[p["slot"]]))
+        slot = t.cta.named.get(number)
+        if slot is None:
+            slot = t.cta.named[number] = Slot(f"the named barrier {number}", p["threads"], NAMED)
+        round_ = slot.round
+        self.timeline.counts.arrivals += 1
+        slot.arrive(t.name, instr.line, t.tell(), t.now, (t.cta.number, t.lane), t.width)
+        if not p["waits"]:
+            return []
+        return (yield from self._wait_for(t, instr, slot, round_))
+
     def do_test(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         slot = self.slot(t, instr.p["barrier"], env)
         number = t.seen[slot]
         if slot.round <= number:
             return [np.bool_(False)]
-        knowledge, time = slot.land(number)
-        t.knowledge.learn(knowledge)
-        t.now = max(t.now, time)
+        ended = slot.land(number)
+        t.knowledge.learn(ended.knowledge)
+        t.now = max(t.now, ended.time)
         return [np.bool_(True)]
 
     # -- semaphores
@@ -347,6 +372,15 @@ class Control(Core):
         (index,) = t.cta.shared.get((id(buffer), self.region(buffer, place)), [None])
         names = instr.p["names"]
         return [*(np.int32(index[n] if index else 0) for n in names), np.bool_(index is not None)]
+
+
+def _bank_conflicts(instr: Instr, buffer: Buffer, place: Place) -> int:
+    """Those of a load or store by a warpgroup, as far as its layout and that of the Ref are known."""
+    p = instr.p
+    tiling, optimized = p["view"].tiling, p["optimized"]
+    if p.get("layout") != "WGMMA" or p["view"].transposed or (tiling == (None, None) and optimized):
+        return 0
+    return of_warps(place.shape, bits_of(buffer.dtype) // 8, tiling, optimized)
 
 
 def flat(axes: Sequence[Any]) -> list[Any]:

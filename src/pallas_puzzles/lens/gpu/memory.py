@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Instr
-from ...ir.ops import poison
+from ...ir.ops import bits_of, poison
 from ...ir.places import Place
-from .clocks import Knowledge
 
 NEVER, GIVEN = -1, 0  # numbers of writers: nobody; whoever launched the kernel
 
 
 @dataclasses.dataclass(slots=True)
 class Access:
-    """One read or write. proxy_async: by TMA or tensor cores. engine: "copy", "store", "wgmma", "tcgen05" or ""."""
+    """One read or write. engine: "copy", "store", "wgmma", "tcgen05", "load" or "fill" (of TMEM), or ""."""
 
     agent: int
     time: int
@@ -53,6 +52,23 @@ class Region:
         return all(
             a[0] <= b[0] and b[1] <= a[1] and (a[2] == 1 or a == b) for a, b in zip(self.box, other.box, strict=True)
         )
+
+    def hull(self, shape: tuple[int, ...]) -> tuple[int, int, bool]:
+        """(first element, one past the last, whether it has all between them), in row-major order."""
+        if self.box is None:
+            cells = self.cells or frozenset()
+            return (
+                min(cells, default=0),
+                max(cells, default=-1) + 1,
+                max(cells, default=-1) + 1 - min(cells, default=0) == len(cells),
+            )
+        first = last = 0
+        count = 1
+        for (start, stop, step), n in zip(self.box, shape, strict=True):
+            here = range(start, stop, step)
+            count *= len(here)
+            first, last = first * n + start, last * n + (here[-1] if here else start)
+        return first, last + 1 if count else first, last + 1 - first == count
 
     def numbers(self, shape: tuple[int, ...]) -> frozenset[int]:
         if self.cells is not None:
@@ -105,7 +121,8 @@ def _by_number(place: Place, shape: tuple[int, ...]) -> Region:
 class Buffer:
     """A Ref in GMEM, SMEM, TMEM or registers.
 
-    role: "in", "out" or "scratch". twins: other Refs that lie in the same memory (a RefUnion).
+    role: "in", "out" or "scratch". twins: other Refs that lie in the same memory (a RefUnion), each `offset` bytes from
+    its start.
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str = "scratch"):
@@ -116,6 +133,8 @@ class Buffer:
         self.writes: list[Access | None] = [None]  # by number
         self.reads: dict[Any, tuple[Region, Access]] = {}
         self.twins: list[Buffer] = []
+        self.offset = 0
+        self.part_of: tuple[Buffer, Any] | None = None
         self.parts: dict[Any, Buffer] = {}  # of a RefUnion
 
     @classmethod
@@ -125,7 +144,7 @@ class Buffer:
         made.name, made.space, made.role, made.shape, made.dtype = name, "gmem", role, values.shape, values.dtype
         made.values, made.tracked, made.writes = np.array(values), True, [None]
         made.writer = np.broadcast_to(np.int32(GIVEN), values.shape)
-        made.reads, made.twins, made.parts = {}, [], {}
+        made.reads, made.twins, made.parts, made.offset, made.part_of = {}, [], {}, 0, None
         return made
 
     def writers_of(self, place: Place) -> list[int]:
@@ -151,11 +170,21 @@ class Buffer:
         for key in [k for k, (r, _) in self.reads.items() if region.holds(r)]:
             del self.reads[key]
 
-    def readers_of(self, region: Region, knowledge: Knowledge) -> list[Access]:
-        """Who reads some of it and may not be done, as far as one knows."""
-        return [
-            a for r, a in self.reads.values() if not knowledge.knows(a.agent, a.time) and r.meets(region, self.shape)
-        ]
+    def shared_with(self, region: Region, twin: "Buffer") -> slice:
+        """The elements of a twin, in row-major order, that lie where a part of this Ref does. In TMEM they lie by
+        columns: all of them."""
+        if self.space == "tmem":
+            return slice(0, twin.writer.size)
+        first, last, _ = region.hull(self.shape)
+        mine, its = bits_of(self.dtype), bits_of(twin.dtype)
+        start = (first * mine + 8 * (self.offset - twin.offset)) // its
+        stop = -(-(last * mine + 8 * (self.offset - twin.offset)) // its)
+        return slice(min(max(start, 0), twin.writer.size), min(max(stop, 0), twin.writer.size))
+
+    def overwritten(self, part: slice) -> None:
+        """Another Ref has been stored into where this one lies: what it held is gone."""
+        self.writer.reshape(-1)[part] = NEVER
+        self.values.reshape(-1)[part] = poison((), self.dtype)
 
     def overlapping_reads(self, region: Region) -> list[Access]:
         return [a for r, a in self.reads.values() if r.meets(region, self.shape)]

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Instr
+from .barriers import Slot
 from .clocks import Knowledge, new_agent
 from .timeline import Engine
 
@@ -38,18 +39,21 @@ class Cta:
     copy: Engine = dataclasses.field(default_factory=Engine)
     tensor: Engine = dataclasses.field(default_factory=Engine)
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)  # what scopes hold
-    tensor_agent: int = dataclasses.field(default_factory=new_agent)
+    tensor_agent: int = dataclasses.field(default_factory=lambda: -new_agent())
     products: int = 0
     mmas: list[tuple[int, Callable[[], None], float]] = dataclasses.field(default_factory=list)
+    moved: int = 0  # bytes of GMEM
+    coming: dict[int, Any] = dataclasses.field(default_factory=dict)  # copies that nobody has waited for: (access, Ref)
+    named: dict[int, Slot] = dataclasses.field(default_factory=dict)  # PTX's named barriers, by number
 
 
 @dataclasses.dataclass(eq=False)
 class Thread:
     """A warpgroup, or a warp of one. now: its time; seen: how many rounds it has waited for, by barrier.
 
-    epoch: counts up where others learn of it. groups: stores that it has committed; stores: those that it has not
-    waited for, (group, effect, when it has read, when it is done, instruction, source); wgmmas: (number, effect, end,
-    accumulator).
+    width: threads. epoch: counts up where others learn of it. groups: stores that it has committed; stores: those that
+    it has not waited for, (group, effect, when it has read, when it is done, instruction, source); wgmmas: (number,
+    effect, end, accumulator). tmem: how many times it has loaded from TMEM and stored into it.
     """
 
     cta: Cta
@@ -57,11 +61,15 @@ class Thread:
     lane: str
     index: dict[Any, int]
     now: float
+    width: int = 128
     agent: int = dataclasses.field(default_factory=new_agent)
     reading: int = dataclasses.field(default_factory=new_agent)  # the agent of its stores' reads of SMEM
     storing: int = dataclasses.field(default_factory=new_agent)  # of their writes to GMEM
     multiplying: int = dataclasses.field(default_factory=new_agent)  # of its wgmmas
     knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
+    loading: int = dataclasses.field(default_factory=lambda: -new_agent())  # of its loads from TMEM
+    filling: int = dataclasses.field(default_factory=lambda: -new_agent())  # of its stores into TMEM
+    tmem: int = 0
     epoch: int = 1
     seen: "collections.Counter[Any]" = dataclasses.field(default_factory=collections.Counter)
     scopes: "collections.Counter[Any]" = dataclasses.field(default_factory=collections.Counter)

@@ -52,19 +52,50 @@ class Event:
     ref: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Use:
+    """What happens in a part of SMEM. slot: its name, "x_smem[1]". kind: "load", "compute" (a thread stores into it),
+    "read", "store" (a copy out of it). start, end: cycles."""
+
+    cta: int
+    slot: str
+    kind: str
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handover:
+    """A wait at a barrier, and the last arrival that it was for. waited: whether the arrival came after the wait."""
+
+    cta: int
+    barrier: str
+    source: str
+    arrived: float
+    lane: str
+    end: float
+    waited: bool
+
+
 @dataclasses.dataclass
 class Counts:
     """What a kernel costs, over all CTAs. Bytes; cycles on the logical clock.
 
-    gmem_*: by copies and by loads and stores of threads; padding beyond an array costs nothing, multicast data counts
-    once. smem_bytes, tmem_bytes: held at once by one CTA. arrivals: on barriers. cycles: until the last CTA ends.
-    tensor_busy, copy_busy: summed over CTAs; tensor_idle, copy_idle: from a CTA's start to its end, where it uses them
-    at all. waited: how long warpgroups stand at barriers, and for copies and products; waited_at: the same by line.
+    once_bytes: of the arrays that it is given and makes. gmem_*: by copies and by loads and stores of threads; padding
+    beyond an array costs nothing, multicast data counts once. thread_bytes: those that threads load and store
+    themselves. cta_bytes: of GMEM, by the CTA that moves the most. smem_bytes, tmem_bytes: held at once by one CTA.
+    arrivals: on barriers. cycles: until the last CTA ends. tensor_busy, copy_busy: summed over CTAs; tensor_idle,
+    copy_idle: from a CTA's start to its end, where it uses them at all. waited: how long warpgroups stand at barriers,
+    and for copies and products; waited_at: the same by line. bank_conflicts: in SMEM, see banks.py; conflicts_at: the
+    same by line.
     """
 
     ctas: int = 0
+    once_bytes: int = 0
     gmem_read_bytes: int = 0
     gmem_write_bytes: int = 0
+    thread_bytes: int = 0
+    cta_bytes: int = 0
     smem_bytes: int = 0
     tmem_bytes: int = 0
     barriers: int = 0
@@ -80,6 +111,8 @@ class Counts:
     copy_idle: float = 0
     waited: float = 0
     waited_at: dict[SourceLine | None, float] = dataclasses.field(default_factory=dict)
+    bank_conflicts: int = 0
+    conflicts_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def together(cls, each: "Sequence[Counts]") -> "Counts":
@@ -87,12 +120,12 @@ class Counts:
         total = cls()
         for field in dataclasses.fields(cls):
             values = [getattr(c, field.name) for c in each]
-            if field.name == "waited_at":
-                for found in values:
-                    for line, cycles in found.items():
-                        total.waited_at[line] = total.waited_at.get(line, 0.0) + cycles
+            if field.name.endswith("_at"):
+                by_line = getattr(total, field.name)
+                for line, n in (item for found in values for item in found.items()):
+                    by_line[line] = by_line.get(line, 0) + n
             else:
-                together = max if field.name in ("smem_bytes", "tmem_bytes") else sum
+                together = max if field.name in ("cta_bytes", "smem_bytes", "tmem_bytes") else sum
                 setattr(total, field.name, together(values) if values else 0)
         return total
 
@@ -124,6 +157,8 @@ class Timeline:
     def __init__(self, chip: Chip, ctas_drawn: int):
         self.chip, self.ctas_drawn = chip, ctas_drawn
         self.events: list[Event] = []
+        self.uses: list[Use] = []
+        self.handovers: list[Handover] = []
         self.counts = Counts()
 
     def add(self, cta: int, lane: str, kind: str, start: float, end: float, instr: Any, ref: str = "") -> None:
@@ -136,3 +171,13 @@ class Timeline:
             at = self.counts.waited_at
             at[instr.line] = at.get(instr.line, 0.0) + end - start
             self.add(cta, lane, "wait", start, end, instr, ref)
+
+    def use(self, cta: int, slot: str, kind: str, start: float, end: float) -> None:
+        if cta < self.ctas_drawn:
+            self.uses.append(Use(cta, slot, kind, start, end))
+
+    def handover(self, cta: int, barrier: str, source: tuple[int, str, float], lane: str, since: float) -> None:
+        """source: the CTA, lane and time of the last arrival; since: when the wait began."""
+        if cta < self.ctas_drawn and source[0] == cta and source[1] != lane:
+            end, waited = max(since, source[2]), source[2] > since
+            self.handovers.append(Handover(cta, barrier, source[1], source[2], lane, end, waited))

@@ -17,8 +17,15 @@ import jax
 from ...diagnose.errors import explain_error
 from ...ir.capture import SourceLine, is_readers_file, source_line, subprograms
 from ...ir.program import calls_in, equations
+from ...lens.watchdog import TimeLimit, time_limit
 from ..tpu.lowering import Refusal
 from .chips import SMEM_PER_CTA, Chip
+
+FRONT_END_LIMIT_S = 4.0  # right kernels take 0.02 to 0.3 s
+NO_LAYOUT = (
+    "Pallas finds no layout for the arrays of this kernel: which thread holds which element. Name one where a tile is "
+    "loaded, plgpu.load(ref, layout=plgpu.Layout.WGMMA), or with plgpu.layout_cast."
+)
 
 
 @contextlib.contextmanager
@@ -53,7 +60,10 @@ def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
         try:
             traced = jax.jit(lambda *a: jax.tree.leaves(fn(*a))).trace(*args)
             program = traced.jaxpr
-            traced.lower(lowering_platforms=("cuda",))
+            with time_limit(FRONT_END_LIMIT_S, "the front end"):
+                traced.lower(lowering_platforms=("cuda",))
+        except TimeLimit:  # only the search for layouts takes long: it tries one after the other
+            return Refusal(NO_LAYOUT, "", _line_in(program, NO_LAYOUT))
         except Exception as error:
             refused = _explain(error)
             line = _line_in(program, refused.detail) if program is not None else None
@@ -62,10 +72,15 @@ def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
 
 
 def _line_in(program: Any, text: str) -> SourceLine | None:
-    """The reader's line with the primitive that a message names; where it names none, that of the kernel."""
+    """The reader's line with the primitive that a message names; where it names none, that of the kernel.
+
+    A layout is missing where an array of several dimensions is reduced along one of them.
+    """
     named = re.search(r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)", text)
     inside = [found for call in calls_in(program) for body in subprograms(call) for found in equations(body)]
     at_fault = [line for eqn, line in inside if named and eqn.primitive.name == named[1] and line]
+    if re.search("layout", text, re.I):
+        at_fault += [line for eqn, line in inside if eqn.primitive.name.startswith("reduce_") and line]
     anywhere = [line for _, line in inside if line and not named]
     return next(iter([*at_fault, *anywhere]), None)
 
@@ -90,9 +105,14 @@ _REASONS = [
         "With a swizzle of {0} bytes the last dimension of a tile has {1} elements. Use TilingTransform((8, {1})).",
     ),
     (
-        r"Failed to infer a possible set of layouts",
-        "Mosaic GPU finds no layout of registers for the arrays of this kernel. "
-        "Give one with plgpu.layout_cast, or compute step by step to find the operation.",
+        r"no optimized SMEM <-> registers transfer plan .* register layout (\w+) and ref with transforms \((.*?),?\)$",
+        "Threads cannot reach this SMEM without bank conflicts: the layout {0} of the value does not fit "
+        "transforms=({1}). Use (plgpu.TilingTransform((8, n)), plgpu.SwizzleTransform(128)), where n elements are "
+        "128 bytes.",
+    ),
+    (
+        r"Failed to infer a possible set of layouts|Layout inference failed",
+        NO_LAYOUT,
     ),
     (
         r"(?:object|Device)'? (?:has no attribute|.*)'?core_count",
@@ -110,7 +130,7 @@ def _explain(error: Exception) -> Refusal:
     text = str(error).strip() or _last_frame(error)
     known = _sentence(text)
     if known is None and isinstance(error, AttributeError) and "core_count" in _last_frame(error):
-        known = _REASONS[5][1]
+        known = next(words for _, words in _REASONS if "how many SMs" in words)
     if known is not None:
         return Refusal(known, _first_line(text), _readers_line(error))
     if isinstance(error, AssertionError):

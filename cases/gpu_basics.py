@@ -1,0 +1,169 @@
+"""What the checks of gpu_basics.py ask: one function a puzzle, called when that puzzle is checked.
+
+nb: what the notebook defines, with the reader's answers in its holes.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_puzzles.course.claims import Claim, Count
+from pallas_puzzles.course.gpu_claims import gmem_claim
+from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+from pallas_puzzles.targets.gpu.chips import occupancy
+
+
+def puzzle_1(nb: Any) -> Question:
+    return question(
+        nb.add_ten_spec,
+        normal((6, 768)),
+        variants=[
+            case(normal((3, 640)), bn=128, budget=Budget(gmem_bytes=15_360, ctas=15), about="more parts than rows"),
+            case(normal((9, 256)), about="a part is a whole row"),
+        ],
+        budget=Budget(gmem_bytes=36_864, cta_bytes=2_048, ctas=18),
+    )
+
+
+def puzzle_2(nb: Any) -> Question:
+    return question(
+        nb.softmax_spec,
+        normal((6, 1024)),
+        variants=[
+            case(normal((3, 2048), scale=3.0, shift=300.0), about="numbers around 300"),
+            case(normal((5, 384), shift=-200.0), about="numbers around -200"),
+        ],
+        budget=Budget(gmem_bytes=49_152, ctas=6),
+        forbid=["softmax", "log_softmax"],
+    )
+
+
+def puzzle_3(nb: Any) -> Question:
+    return question(
+        nb.smooth_spec,
+        normal((130, 256)),
+        variants=[
+            case(normal((194, 128)), about="one strip"),
+            case(
+                normal((66, 512)),
+                bm=32,
+                bn=256,
+                budget=Budget(gmem_bytes=270_336, thread_bytes=131_072),
+                about="blocks of 32 x 256",
+            ),
+        ],
+        budget=Budget(gmem_bytes=266_240, thread_bytes=131_072),
+    )
+
+
+def puzzle_4(nb: Any) -> Question:
+    return question(
+        nb.gelu_spec,
+        normal((128, 256)),
+        variants=[
+            case(normal((192, 128), scale=2.0)),
+            case(normal((64, 512)), bm=32, bn=256, budget=Budget(gmem_bytes=262_144, thread_bytes=0)),
+        ],
+        budget=Budget(gmem_bytes=262_144, thread_bytes=0),
+    )
+
+
+def puzzle_5(nb: Any) -> Question:
+    return question(
+        nb.strip_gelu_spec,
+        normal((512, 128)),
+        variants=[
+            case(normal((448, 256)), about="seven tiles in each of two strips"),
+            case(normal((64, 128)), about="a single tile"),
+        ],
+        budget=Budget(copy_idle=2_000, thread_bytes=0, copies=8),
+    )
+
+
+def puzzle_6(nb: Any) -> Question:
+    return question(
+        nb.bias_gelu_spec,
+        normal((512, 256)),
+        normal((256,)),
+        variants=[
+            case(normal((192, 512)), normal((512,)), bm=32, slots=3, about="more strips than there are elsewhere"),
+            case(normal((128, 256)), normal((256,)), bm=32, bn=256, about="a single strip"),
+        ],
+        budget=Budget(gmem_bytes=1_056_768, thread_bytes=0),
+    )
+
+
+def puzzle_7(nb: Any) -> Question:
+    return question(
+        nb.largest_spec,
+        normal((32, 16, 256)),
+        variants=[
+            case(normal((32, 8, 128)), budget=Budget(copy_idle=900, smem_bytes=16_500), about="tiles of 4096 bytes"),
+            case(normal((8, 64, 128)), budget=Budget(copy_idle=1_600, smem_bytes=66_000), about="tiles of 32 KiB"),
+        ],
+        budget=Budget(copy_idle=2_000, smem_bytes=25_000),
+    )
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.rms_norm_spec,
+        normal((128, 128)),
+        variants=[
+            case(normal((64, 256), scale=4.0, shift=1.0), about="rows of 256"),
+            case(normal((192, 64), scale=1e-3), about="small numbers: 1e-6 matters"),
+        ],
+        budget=Budget(gmem_bytes=131_072, thread_bytes=0),
+        tol=1e-5,
+    )
+
+
+def puzzle_9(nb: Any) -> Question:
+    return question(
+        nb.lse_spec,
+        normal((200, 256)),
+        variants=[
+            case(normal((136, 128), shift=-200.0), about="all numbers are negative"),
+            case(normal((128, 128), scale=30.0), about="no row is missing"),
+            case(normal((72, 256), shift=100.0), about="8 rows in the last tile"),
+        ],
+        budget=Budget(gmem_bytes=208_896, ctas=8),
+    )
+
+
+def puzzle_10(nb: Any) -> Question:
+    def run(M: int, N: int, itemsize: int) -> tuple[Any, tuple[Any, ...]]:
+        return nb.fast_softmax, (jnp.zeros((M, N), jnp.float32 if itemsize == 4 else jnp.bfloat16),)
+
+    return question(
+        nb.fast_softmax_spec,
+        normal((8, 1024), "bfloat16"),
+        variants=[
+            case(normal((4, 4096), scale=4.0), about="float32, rows of 4096"),
+            case(normal((3, 2048), "bfloat16", shift=300.0), about="numbers around 300"),
+        ],
+        budget=Budget(gmem_bytes=32_768, ctas=8),
+        forbid=["softmax", "log_softmax"],
+        claims=[
+            gmem_claim(nb.softmax_bytes, run, (8, 1024, 2), (3, 512, 4), (5, 384, 4)),
+            Claim(nb.ctas_per_sm, [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000)], fitting),
+        ],
+    )
+
+
+def fitting(registers: int, smem_bytes: int) -> Count:
+    """How many CTAs of 128 threads an SM holds, and what it would be with a line of the table misread."""
+    by = occupancy(registers, 128, smem_bytes).by
+    parts = [f"{name} has room for {room:,}" for name, room in by.items()]
+    most = min(by.values())
+    others = [
+        ("if registers were not rounded up", {**by, "registers": 65_536 // (128 * registers)}),
+        ("if registers were those of a CTA", {**by, "registers": 65_536 // registers}),
+        ("if the system took no SMEM", {**by, "SMEM": 228 * 1024 // max(1, smem_bytes)}),
+        ("if SMEM had no end", {**by, "SMEM": most + 10**6}),
+        ("if an SM had room for any number of threads", {**by, "threads": 10**6}),
+        ("if registers had no end", {**by, "registers": 10**6}),
+        ("if the most plentiful thing decided", {"most": max(by.values())}),
+    ]
+    slips = [(words, float(min(room.values()))) for words, room in others]
+    return Count("an SM holds", float(most), parts, [s for s in slips if s[1] != most])

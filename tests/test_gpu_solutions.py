@@ -1,0 +1,49 @@
+"""Every solution for a GPU is taken by the front end for all GPUs, and by their compiler, where that is installed."""
+
+import functools
+
+import jax
+import pytest
+
+from gpu_compiled import needs_compiler
+from pallas_puzzles.course import cases, curriculum
+from pallas_puzzles.course.inputs import Case, Subject
+from pallas_puzzles.targets.gpu.chips import CHIPS
+from pallas_puzzles.targets.gpu.lowering import refusal
+from pallas_puzzles.view.gpu_report import gpu_report
+
+BOOKS = [book for book in curriculum.notebooks() if book.accelerator == "gpu"]
+IDS = [puzzle.id for book in BOOKS for puzzle in book.puzzles]
+
+
+def with_kernel(puzzle_id: str) -> Subject:
+    official = cases.official(puzzle_id)
+    if not official.kernel:
+        pytest.skip("its answer is no kernel")
+    return official
+
+
+def shapes_of(case: Case) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in case.inputs]
+
+
+@pytest.mark.parametrize("puzzle_id", IDS)
+def test_the_front_end_takes_every_case(puzzle_id: str) -> None:
+    official = with_kernel(puzzle_id)
+    for case in official.cases:
+        for chip in CHIPS.values():
+            refused = refusal(functools.partial(official.fn, **case.blocks), *shapes_of(case), chip=chip)
+            assert refused is None, (chip.name, refused)
+
+
+@needs_compiler
+@pytest.mark.parametrize("chip", ["h100", "b200"])
+@pytest.mark.parametrize("puzzle_id", IDS)
+def test_the_compiler_takes_it(puzzle_id: str, chip: str) -> None:
+    official = with_kernel(puzzle_id)
+    first = official.cases[0]
+    report = gpu_report(official.fn, *first.inputs, chip=chip, **first.blocks)
+    assert report, report.unavailable or report.refusal
+    for kernel in report.kernels:
+        assert kernel.spill_store_bytes == 0
+        assert kernel.registers > 0
