@@ -107,6 +107,20 @@ def test_a_map_in_a_function_of_its_own_is_wrong_where_it_is_written():
     assert [(d.line, ast.unparse(d.was), ast.unparse(d.should)) for d in found] == [(3, "k", "i"), (3, "i", "k")]
 
 
+def test_arguments_are_paired_by_place_or_by_name():
+    right = "def f(sizes, *, bm=128):\n    return sizes // bm + 1\n"
+    answer = "def f(n, *, num_rows=1024, bm=128):\n    return n // bm\n"
+    found = differences(parsed(answer), parsed(right))
+    assert ("n // bm", "n // bm + 1") in [(ast.unparse(d.was), ast.unparse(d.should)) for d in found]
+
+
+def test_arguments_that_are_corrected_can_be_followed():
+    right, answer = (parsed(f"def f(g, *, k{default}):\n    return g[:k]\n") for default in ("=2", ""))
+    (only,) = corrections(answer, differences(answer, right), {}, {})
+    assert only.words == "in `f`, `g, *, k` should be `g, *, k=2`"
+    assert ast.unparse(followed(answer["f"], [only.edit])) == ast.unparse(right["f"])
+
+
 def test_what_two_long_expressions_share_is_told_as_dots():
     product = "jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32, precision='highest')"
     right = f"def f(x_ref, y_ref):\n    return {product}\n"

@@ -212,6 +212,7 @@ def followed(function: ast.FunctionDef, edits: Iterable[Edit]) -> ast.FunctionDe
     for each in edits:
         changes.setdefault(_where(each.old or each.behind or each.before), []).append(each)
     tree = _Followed(changes).visit(copy.deepcopy(function))
+    tree = tree[0] if isinstance(tree, list) else tree  # the function itself is replaced, where its arguments change
     return None if changes else ast.fix_missing_locations(tree)
 
 

@@ -595,8 +595,13 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     """The right function, its own names replaced by those that the answer has for the same things."""
     own, other = _bound(theirs), _bound(mine)
     votes: Counter[tuple[str, str]] = Counter()
-    for x, y in zip(_arguments(mine), _arguments(theirs), strict=False):
-        votes[y, x] += 100
+    arguments = _arguments_of(mine, theirs)
+    for pair in arguments.items():
+        votes[pair] += 100
+    with_mine = _Renamed(arguments).visit(copy.deepcopy(theirs))
+    given = dict(_values_of_names(mine))
+    for value, name in _values_of_names(with_mine):
+        votes[name, given.get(value, "")] += 50 if value in given else 0
     a, b = [_word(n, other) for n in _in_order(mine)], [_word(n, own) for n in _in_order(theirs)]
     nodes, others = list(_in_order(mine)), list(_in_order(theirs))
     made, theirs_made = ({_name(n) for n in each if isinstance(n, ast.FunctionDef)} for each in (nodes, others))
@@ -605,12 +610,19 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             if _name(node) in other and _name(match) in own and (_name(node) in made) == (_name(match) in theirs_made):
                 votes[_name(match), _name(node)] += 1
     names: dict[str, str] = {}
-    for (from_, to), _ in votes.most_common():
-        if from_ not in names and to not in names.values():
+    for (from_, to), count in votes.most_common():
+        if count and from_ not in names and to not in names.values():
             names[from_] = to
     taken = set(names.values())
     names |= {n: f"{n}_" for n in own - names.keys() if n in taken}
     return _Renamed(names).visit(copy.deepcopy(theirs))
+
+
+def _values_of_names(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    """(value, name) for every name that is given to a value."""
+    for n in ast.walk(function):
+        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
+            yield _key(n.value), n.targets[0].id
 
 
 def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
@@ -632,9 +644,13 @@ def _name(node: ast.AST) -> str:
     return node.name if isinstance(node, ast.FunctionDef) and not node.decorator_list else ""
 
 
-def _arguments(function: ast.FunctionDef) -> list[str]:
-    spec = function.args
-    return [each.arg for each in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+def _arguments_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> dict[str, str]:
+    """What each argument of theirs is called in mine: by its place, and by its name where it is given by name."""
+    (a, by_name), (b, theirs_by_name) = (
+        ([x.arg for x in (*f.args.posonlyargs, *f.args.args)], [x.arg for x in f.args.kwonlyargs])
+        for f in (mine, theirs)
+    )
+    return dict(zip(b, a, strict=False)) | {name: name for name in theirs_by_name if name in by_name}
 
 
 def _bound(function: ast.FunctionDef) -> set[str]:
