@@ -27,10 +27,11 @@ _LOOKS = (
 
 
 def svg(results: Results) -> str:
-    """As a standalone SVG; "" where there is nothing to draw: no share is known."""
+    """As a standalone SVG."""
     panels = [(title, rows) for title, rows in blocks(results) if any(row.share for row in rows)]
     if not panels:
-        return ""
+        words = "Nothing to draw: no share of the speed of light is known."
+        return card(_WIDE, 40, svg_text(16, 24, words, _TEXT, "ink", SANS))
     across = min(_ACROSS, len(panels))
     down = -(-len(panels) // across)
     marks = []

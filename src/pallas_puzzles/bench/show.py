@@ -142,6 +142,7 @@ def html(results: Results) -> str:
     if any(row.light_s for row in results.rows):
         parts.append(f'<div style="opacity:.8;font-size:92%">{escape(_KEY)}</div>')
     parts += [f'<div style="margin-top:6px">{escape(note)}</div>' for note in results.notes]
-    drawn = results.svg()
-    words = f"Share of the speed of light. {about(results)}"
-    return (image(drawn, words) if drawn else "") + card_html(NEUTRAL, "".join(parts), FONT)
+    picture = ""
+    if any(row.share for row in results.rows):
+        picture = image(results.svg(), f"Share of the speed of light by size. {about(results)}")
+    return picture + card_html(NEUTRAL, "".join(parts), FONT)
