@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_puzzles.bench import conditions, puzzles, run
-from pallas_puzzles.bench.meter import DeviceMeter
-from pallas_puzzles.bench.results import Results
-from pallas_puzzles.bench.show import compared
-from pallas_puzzles.bench.work import Work, size
+from pallas_puzzles.speed import conditions, puzzles, run
+from pallas_puzzles.speed.compare import compared
+from pallas_puzzles.speed.meter import DeviceMeter
+from pallas_puzzles.speed.results import Results
+from pallas_puzzles.speed.work import Work, size
 
 
 def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:

@@ -1,14 +1,19 @@
 """The picture of a benchmark: the share of the speed of light by size, a panel for each function and chip."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..text import cut
 from ..view.paper import BOLD, END, SANS, card, px, svg_text
 from ..view.roofline import human_count, human_time, percent
-from .results import ESTIMATE, Results, Row
 from .show import blocks
-from .work import YOURS
+from .work import ESTIMATE
+
+if TYPE_CHECKING:
+    from .results import Results, Row
 
 # Of a panel, in px: its size, its axes in it, and of letters
 _WIDE, _HIGH, _LEFT, _TOP, _RIGHT, _BOTTOM = 440.0, 268.0, 52.0, 46.0, 330.0, 206.0
@@ -28,7 +33,7 @@ _LOOKS = (
 
 def svg(results: Results) -> str:
     """As a standalone SVG."""
-    panels = [(title, rows) for title, rows in blocks(results) if any(row.share for row in rows)]
+    panels = [*_panels(results)]
     if not panels:
         words = "Nothing to draw: no share of the speed of light is known."
         return card(_WIDE, 40, svg_text(16, 24, words, _TEXT, "ink", SANS))
@@ -42,13 +47,22 @@ def svg(results: Results) -> str:
     return card(2 * _MARGIN + across * _WIDE, 2 * _MARGIN + down * _HIGH, "".join(marks))
 
 
+def _panels(results: Results) -> Iterator[tuple[str, list[Row]]]:
+    """What is drawn in each: one function on one chip, in one dtype."""
+    for title, rows in blocks(results):
+        for dtype in dict.fromkeys(row.dtype for row in rows):
+            if drawn := [row for row in rows if row.share and row.dtype == dtype]:
+                function, _, chip = title.rpartition(" on ")
+                yield f"{function}, {dtype} on {chip}", drawn
+
+
 def _panel(title: str, rows: Sequence[Row]) -> Iterator[str]:
     function, _, chip = title.rpartition(" on ")
     yield svg_text(_LEFT, 14, cut(function, _TITLE, "…"), _TEXT + 1, "ink", SANS, BOLD)
-    yield svg_text(_LEFT, 31, cut(f"share of the speed of light, {chip}", 60, "…"), _SMALL, "muted", SANS)
+    yield svg_text(_LEFT, 31, cut(f"{chip}: share of the speed of light", 62, "…"), _SMALL, "muted", SANS)
     ticks = _ticks(rows)
-    top = max(1.1, *(1.08 * row.share for row in rows if row.share))
-    yield from _axes(ticks, top)
+    top = max(1.12, *(1.08 * row.share for row in rows if row.share))
+    yield from _axes(ticks, top, rows[-1].bound)
     ends = []
     series = _series(rows)
     for (colour, dashes, mark), (name, each) in zip(_looks(len(series)), series, strict=True):
@@ -68,13 +82,11 @@ def _looks(count: int) -> list[tuple[str, str, str]]:
 
 
 def _series(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """A line for each function and dtype, ours first."""
-    several = len({row.dtype for row in rows}) > 1
+    """A line for each function; what is measured stands before its peers."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        if row.share:
-            found.setdefault(f"{row.who}, {row.dtype}" if several else row.who, []).append(row)
-    return sorted(found.items(), key=lambda pair: not pair[0].startswith(YOURS))
+        found.setdefault(row.who, []).append(row)
+    return [*found.items()]
 
 
 # --- axes ------------------------------------------------------------------------------------------------------------
@@ -103,7 +115,7 @@ def _y(share: float | None, top: float) -> float:
     return _BOTTOM - (share or 0.0) / top * (_BOTTOM - _TOP)
 
 
-def _axes(ticks: dict[float, str], top: float) -> Iterator[str]:
+def _axes(ticks: dict[float, str], top: float, bound: str) -> Iterator[str]:
     line = 'stroke="var(--line)" stroke-width=".7"'
     for share in (0.0, 0.25, 0.5, 0.75):
         y = _y(share, top)
@@ -112,6 +124,8 @@ def _axes(ticks: dict[float, str], top: float) -> Iterator[str]:
     y = _y(1.0, top)
     yield f'<path d="M{px(_LEFT)} {px(y)}H{px(_RIGHT)}" stroke="var(--ink)" stroke-width="1.6"/>'
     yield svg_text(_LEFT - 6, y + 4, "100%", _SMALL, "ink", SANS, END)
+    roof = "speed of light: the bandwidth of HBM" if bound == "HBM" else f"speed of light: the peak for {bound}"
+    yield svg_text(_RIGHT, y - 5, roof, _SMALL - 0.5, "muted", SANS, END)
     last = -math.inf
     for amount, words in ticks.items():
         x = _place(ticks, amount)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from ..view.roofline import Chip
 from .conditions import conditions, device_chip
 from .meter import WALL, DeviceMeter, Meter, Timing
-from .results import MEASURED, Results, Row
-from .work import Size, Work, drawn, speed_of_light
+from .results import Results, Row
+from .work import MEASURED, Size, Work, drawn, speed_of_light
 
 _TOLERANCE = {2: 2e-2, 1: 5e-1}  # by the bytes of an element, relative to the largest element; for all else:
 _FINE_TOLERANCE = 2e-3  # float32, whose products may be computed as TF32

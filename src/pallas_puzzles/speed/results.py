@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from ..files import write_whole
 from ..text import plain
 from ..view.draw import Displayed
 from ..view.facts import as_json
+from . import plot, show
 
 VERSION = 1
-MEASURED, ESTIMATE = "measured", "estimate"
-_NOISE = 0.03  # what two runs on the same GPU differ by, whatever each of them says of its own spread
 
 
 @dataclasses.dataclass
@@ -85,16 +83,12 @@ class Results(Displayed):
         return any(row.median_s is not None for row in self.rows)
 
     def __str__(self) -> str:
-        from .show import text
-
-        return plain(text(self), getattr(sys.stdout, "encoding", None))
+        return plain(show.text(self), getattr(sys.stdout, "encoding", None))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from .show import html
-
-        return html(self)
+        return show.html(self)
 
     def note(self, sentence: str) -> None:
         """Keeps a sentence, once."""
@@ -103,9 +97,7 @@ class Results(Displayed):
 
     def svg(self) -> str:
         """The picture: see plot.py."""
-        from .plot import svg
-
-        return svg(self)
+        return plot.svg(self)
 
     def to_json(self) -> dict[str, Any]:
         """The results as plain data with stable keys, for programs."""
@@ -137,64 +129,20 @@ class Results(Displayed):
         write_whole(path, kinds[path.suffix]().encode())
 
 
+def of_json(told: Any) -> Results:
+    """The results of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+    if told["version"] != VERSION:
+        raise ValueError(f"these results have version {told['version']} of their format; {VERSION} is known")
+    names = {field.name for field in dataclasses.fields(Row)}
+    rows = [Row(**{name: value for name, value in row.items() if name in names}) for row in told["rows"]]
+    return Results(told["conditions"], rows, told["notes"])
+
+
 def read(path: Path) -> Results:
     """Results that were saved as JSON. Raises ValueError, with what is wrong with the file."""
     try:
-        told = json.loads(path.read_text("utf-8"))
-        names = {field.name for field in dataclasses.fields(Row)}
-        if told["version"] != VERSION:
-            raise ValueError(f"{path} is of version {told['version']} of this format, and {VERSION} is known")
-        rows = [Row(**{k: v for k, v in row.items() if k in names}) for row in told["rows"]]
-        return Results(told["conditions"], rows, told["notes"])
+        return of_json(json.loads(path.read_text("utf-8")))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (TypeError, KeyError, json.JSONDecodeError):
-        raise ValueError(f"{path} has no results of `puzzles bench --json`") from None
-
-
-# --- two runs --------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """A row, and the same row of an older run. ratio: new over old time. beyond_noise: whether it counts."""
-
-    row: Row
-    ratio: float
-    beyond_noise: bool
-
-    @property
-    def words(self) -> str:
-        if not self.beyond_noise:
-            return "the same"
-        return f"faster: {self.ratio:.2f}" if self.ratio < 1 else f"slower: {self.ratio:.2f}"
-
-
-def changes(new: Results, old: Results) -> list[Change]:
-    """What both runs have. A change counts when four fifths of the one run lie outside of those of the other, and it is
-    more than 3%, which is what two runs of the same program may differ by.
-    """
-    before = {row.key: row for row in old.rows if row.median_s}
-    found = []
-    for row in new.rows:
-        other = before.get(row.key)
-        if other is None or not row.median_s or not other.median_s:
-            continue
-        ratio = row.median_s / other.median_s
-        apart = _low(row) > _high(other) or _high(row) < _low(other)
-        found.append(Change(row, ratio, apart and max(ratio, 1 / ratio) > 1 + _NOISE))
-    return found
-
-
-def _low(row: Row) -> float:
-    return row.low_s if row.low_s is not None else row.median_s or 0.0
-
-
-def _high(row: Row) -> float:
-    return row.high_s if row.high_s is not None else row.median_s or 0.0
-
-
-def differ(new: Results, old: Results, names: Iterable[str]) -> list[str]:
-    """Conditions that the two runs do not share, in words: they may be why a time has changed."""
-    pairs: Sequence[tuple[str, Any, Any]] = [(n, old.conditions.get(n), new.conditions.get(n)) for n in names]
-    return [f"{name}: {then}, now {now}" for name, then, now in pairs if then != now]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} has no results of `puzzles bench --json`, or of another version") from None

@@ -1,16 +1,21 @@
 """Results as a table in a terminal, and in a notebook with its picture."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterator, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from ..text import cut, wrapped
 from ..view.draw import LEFT, RIGHT, card_html, image, row_html
 from ..view.facts import FONT, table
 from ..view.paper import NEUTRAL
 from ..view.roofline import human_count, human_time, percent
-from .results import ESTIMATE, Change, Results, Row, changes, differ
-from .work import XLA
+from .work import ESTIMATE, XLA
+
+if TYPE_CHECKING:
+    from .results import Results, Row
 
 COLUMNS = 80
 _HEADS = ("size", "who", "time", "spread", "light", "vs", "rate")
@@ -96,32 +101,6 @@ def _line(words: Sequence[str], widths: Sequence[int]) -> str:
     """The first two columns to the left, numbers to the right."""
     cells = [w.ljust(n) if i < 2 else w.rjust(n) for i, (w, n) in enumerate(zip(words, widths, strict=False))]
     return "  " + "  ".join(cells)
-
-
-def compared(new: Results, old: Results, columns: int = COLUMNS) -> str:
-    """What became faster or slower beyond the noise."""
-    found = changes(new, old)
-    if not found:
-        return "The two runs have nothing in common: no function, size and chip is in both."
-    counted = [change for change in found if change.beyond_noise]
-    same = len(found) - len(counted)
-    ratios = sorted(change.ratio for change in found)
-    span = f"New over old time: {ratios[0]:.3f} to {ratios[-1]:.3f}, median {ratios[len(ratios) // 2]:.3f}."
-    words = f"{len(found)} times are in both runs; {same} are the same within the noise. {span}"
-    lines = [line for _, line in wrapped(words, "", columns=columns)]
-    lines += [_change_line(change, columns) for change in sorted(counted, key=lambda change: change.ratio)]
-    from .conditions import SAME
-
-    if others := differ(new, old, SAME):
-        lines += [line for _, line in wrapped(f"The conditions differ: {'; '.join(others)}.", "", columns=columns)]
-    return "\n".join(lines)
-
-
-def _change_line(change: Change, columns: int) -> str:
-    row = change.row
-    assert row.median_s is not None
-    words = f"  {change.words:>12}  {human_time(row.median_s):>8}  {row.work.partition(' ')[0]} {row.size} {row.dtype}"
-    return cut(f"{words} {row.who}", columns)
 
 
 def html(results: Results) -> str:

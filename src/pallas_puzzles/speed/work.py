@@ -12,6 +12,7 @@ from ..course.inputs import Input
 from ..view.roofline import Chip
 
 YOURS, XLA = "yours", "XLA"
+MEASURED, ESTIMATE = "measured", "estimate"  # what a time is
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
 
 
