@@ -75,8 +75,8 @@ def puzzle_5(nb: Any) -> Question:
         nb.strip_gelu_spec,
         normal((512, 128)),
         variants=[
-            case(normal((448, 256)), about="seven tiles in each of two strips"),
-            case(normal((64, 128)), about="a single tile"),
+            case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
+            case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
         ],
         budget=Budget(copy_idle=2_000, thread_bytes=0, copies=8),
     )
@@ -148,7 +148,11 @@ def puzzle_10(nb: Any) -> Question:
         forbid=["softmax", "log_softmax"],
         claims=[
             gmem_claim(nb.softmax_bytes, run, (8, 1024, 2), (3, 512, 4), (5, 384, 4)),
-            Claim(nb.ctas_per_sm, [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000)], fitting),
+            Claim(
+                nb.ctas_per_sm,
+                [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000), (24, 57_344), (24, 76_801)],
+                fitting,
+            ),
         ],
     )
 
