@@ -305,7 +305,8 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
             break
     changed = sum(much for *_, much in inner)
     little = changed > (1 - _SHARED) * max(_size(a), _size(b))  # in common with the other: it is replaced as a whole
-    if path and len(inner) > 1 and (isinstance(a, ast.Compare) or (isinstance(a, ast.expr) and little)):
+    other_way = isinstance(a, ast.Compare) and any(isinstance(x, ast.cmpop) for _, x, *_ in inner)
+    if path and len(inner) > 1 and (other_way or (isinstance(a, ast.expr) and little)):
         yield path, a, b, line, changed
     else:
         yield from inner
