@@ -5,11 +5,13 @@ nb: what the notebook defines, with the reader's answers in its holes.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from pallas_puzzles.course.claims import Claim, Count
 from pallas_puzzles.course.gpu_claims import gmem_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+from pallas_puzzles.speed.work import Sizes, size, sweep
 from pallas_puzzles.targets.gpu.chips import occupancy
 
 
@@ -73,8 +75,8 @@ def puzzle_5(nb: Any) -> Question:
         nb.strip_gelu_spec,
         normal((512, 128)),
         variants=[
-            case(normal((448, 256)), about="seven tiles in each of two strips"),
-            case(normal((64, 128)), about="a single tile"),
+            case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
+            case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
         ],
         budget=Budget(copy_idle=2_000, thread_bytes=0, copies=8),
     )
@@ -146,7 +148,11 @@ def puzzle_10(nb: Any) -> Question:
         forbid=["softmax", "log_softmax"],
         claims=[
             gmem_claim(nb.softmax_bytes, run, (8, 1024, 2), (3, 512, 4), (5, 384, 4)),
-            Claim(nb.ctas_per_sm, [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000)], fitting),
+            Claim(
+                nb.ctas_per_sm,
+                [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000), (24, 57_344), (24, 76_801)],
+                fitting,
+            ),
         ],
     )
 
@@ -167,3 +173,53 @@ def fitting(registers: int, smem_bytes: int) -> Count:
     ]
     slips = [(words, float(min(room.values()))) for words, room in others]
     return Count("an SM holds", float(most), parts, [s for s in slips if s[1] != most])
+
+
+# --- what `puzzles bench` measures: from what the L2 holds up to a quarter of a GiB and more ------------------------
+
+
+def matrices(*shapes: tuple[int, ...], dtypes: tuple[str, ...] = ("float32",)) -> Sizes:
+    return sweep(*[size(normal(shape, dtype)) for dtype in dtypes for shape in shapes])
+
+
+def bench_1(nb: Any) -> Sizes:
+    return matrices((512, 4096), (2048, 4096), (8192, 4096), (32768, 4096))
+
+
+def bench_2(nb: Any) -> Sizes:
+    return matrices((1024, 4096), (4096, 4096), (16384, 4096), (65536, 4096))
+
+
+def bench_3(nb: Any) -> Sizes:
+    return matrices((514, 4096), (2050, 4096), (8194, 4096), (32770, 4096))
+
+
+def bench_4(nb: Any) -> Sizes:
+    return matrices((512, 4096), (2048, 4096), (8192, 4096), (32768, 4096))
+
+
+def bench_5(nb: Any) -> Sizes:
+    return matrices((512, 16896), (2048, 16896), (8192, 16896))  # 132 strips: one for each SM of an H100 or H200
+
+
+def bench_6(nb: Any) -> Sizes:
+    return sweep(*[size(normal((M, 16896)), normal((16896,))) for M in (512, 2048, 8192)])
+
+
+def bench_7(nb: Any) -> Sizes:
+    return matrices((32, 16, 16896), (128, 16, 16896), (512, 16, 16896))
+
+
+def bench_8(nb: Any) -> Sizes:
+    return matrices((8192, 256), (32768, 256), (131072, 256), (524288, 256))
+
+
+def bench_9(nb: Any) -> Sizes:
+    def xla(x: Any) -> Any:
+        return jax.nn.logsumexp(x.reshape(-1, 64, x.shape[1]), axis=1)  # the spec has a program a tile
+
+    return sweep(*[size(normal((M, 4096))) for M in (1024, 4096, 16384, 65536)], xla=xla)
+
+
+def bench_10(nb: Any) -> Sizes:
+    return matrices((1024, 4096), (4096, 4096), (16384, 4096), (65536, 4096), dtypes=("bfloat16", "float32"))

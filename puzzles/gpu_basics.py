@@ -1031,7 +1031,6 @@ check("gpu_basics/9", lse)
 #     65,536 registers                   128 * (registers of a thread, rounded up to a multiple of 8)
 #     228 KiB of SMEM                    its SMEM, and 1 KiB for the system
 #     room for 2048 threads              128
-#     room for 32 CTAs                   1
 # ```
 #
 # For rows of 4096 float32, ptxas (NVIDIA's assembler, which hands out the registers) gives your softmax 80 registers a
@@ -1101,7 +1100,7 @@ check("gpu_basics/10", fast_softmax)
 # def ctas_per_sm(registers, smem_bytes):
 #     by_registers = 65_536 // (128 * ____)
 #     by_smem = 228 * 1024 // ____
-#     return min(by_registers, by_smem, ____, ____)
+#     return min(by_registers, by_smem, ____)
 # ```
 #
 # </details>
@@ -1123,7 +1122,7 @@ check("gpu_basics/10", fast_softmax)
 # def ctas_per_sm(registers, smem_bytes):
 #     by_registers = 65_536 // (128 * 8 * pl.cdiv(registers, 8))
 #     by_smem = 228 * 1024 // (smem_bytes + 1024)
-#     return min(by_registers, by_smem, 2048 // 128, 32)
+#     return min(by_registers, by_smem, 2048 // 128)
 # ```
 #
 # </details>

@@ -111,4 +111,4 @@ def softmax_bytes(M, N, itemsize):
 def ctas_per_sm(registers, smem_bytes):
     by_registers = 65_536 // (128 * 8 * pl.cdiv(registers, 8))
     by_smem = 228 * 1024 // (smem_bytes + 1024)
-    return min(by_registers, by_smem, 2048 // 128, 32)
+    return min(by_registers, by_smem, 2048 // 128)

@@ -271,7 +271,7 @@ def column_lse(x_smem, rows_left):
 # ctas_per_sm: `(128 * 8 *` -> `(8 *`
 
 # %% gpu_basics/10: no end of threads
-# ctas_per_sm: `, 2048 // 128, 32)` -> `, 32)`
+# ctas_per_sm: `by_smem, 2048 // 128)` -> `by_smem)`
 
 # %% gpu_basics/10: SMEM does not count
 # ctas_per_sm: `by_registers, by_smem,` -> `by_registers,`
