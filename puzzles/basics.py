@@ -14,8 +14,8 @@
 # multiply a whole batch, fuse a bias and a GELU, and move fewer bytes. Kernels inside real models have the same
 # skeleton.
 #
-# You need to know JAX and NumPy. You do not need a TPU: your kernels run here in a simulator, exactly as you would ship
-# them.
+# You need to know JAX and NumPy. You do not need a TPU: your kernels run here in a simulator. The same code runs on a
+# TPU.
 #
 # Each puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it. The check runs
 # your kernel one step at a time and says what is wrong. Where it can, it names the step and your line. Stuck? Three
@@ -60,8 +60,8 @@ setup()  # a real TPU if there is one, else JAX's simulator of one
 # ```
 #
 # `x_ref` and `o_ref` are **Refs**: buffers in VMEM, not arrays. `ref[...]` reads a buffer and gives you an array.
-# `ref[...] = value` overwrites the buffer; the value must have exactly its shape and dtype. A kernel returns nothing.
-# It leaves its result in `o_ref`, which starts out as garbage.
+# `ref[...] = value` overwrites the buffer; the value must have exactly its shape, and JAX does not turn a float32 array
+# into a bfloat16 one for you. A kernel returns nothing. It leaves its result in `o_ref`, which starts out as garbage.
 
 
 # %%
@@ -538,10 +538,10 @@ check("basics/5", scale_shift)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The four blocks of scales are copied four times: `j` is the inner loop, and while it runs, the scales
-# stay. The three blocks of shifts are copied twelve times, because each step needs the next one. Look at the copies
-# below. Then guess what happens if the two loops swap places. In the example of Puzzle 13, such a swap cuts the traffic
-# of the inputs to a seventh.
+# **Takeaway.** The scales take 4 copies in all, one for each block: `j` is the inner loop, and while it runs, the
+# scales stay. The shifts take 12 copies in all, one for each step, because each step needs the next one. Look at the
+# copies below. Then guess what happens if the two loops swap places. (Answer: 12 copies of scales, 3 of shifts.) In the
+# example of Puzzle 13, such a swap cuts the traffic of the inputs to a seventh.
 
 # %%
 show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
@@ -569,7 +569,7 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 #
 # You write no code for this: Pallas runs the copies beside your kernel. But a buffer cannot be filled and read at the
 # same time. So every block has **two buffers**, one in use and one in transit. (Only a block that is the whole array,
-# with an index map of literal zeros, has one.)
+# whose index map returns constants, has one.)
 #
 # ```text
 #     VMEM  =  2 x (bytes of a block of x  +  of a block of g  +  of a block of the result)
@@ -789,8 +789,8 @@ check("basics/7", distance_bias)
 # damage anything there. On the way in, the part beyond the edge is **garbage**: any bits at all. They may be NaN, or
 # look like a normal number. (NaN is the kind one: you notice it.)
 #
-# Often that is no problem: garbage columns turn into garbage columns, and are dropped. It is a problem when garbage and
-# data meet in the same number, as in a mean over rows.
+# Often that is no problem: a garbage column of `x` becomes a garbage column of the result, beyond the edge. It is
+# dropped. It is a problem when garbage and data meet in the same number, as in a mean over rows.
 
 
 # %%
@@ -969,9 +969,9 @@ check("basics/9", row_sum)
 
 # %% [markdown]
 # **Takeaway.** Zero on the first visit, add on every visit: this is how you sum something long. It works because the
-# steps come in order, one output block at a time. (You can declare a grid axis parallel. Then no order is promised
-# along it, and no sum may run along it.) Watch the output below: the kernel visits each block four
-# times, and it is copied to HBM once.
+# steps come in order, one output block at a time. (You can declare a grid axis parallel. Its steps may then run in any
+# order, so no sum may run along it.) Watch the output below: the kernel visits each block four times, and it is copied
+# to HBM once.
 
 # %%
 show(row_sum, normal((24, 512)))
@@ -1105,8 +1105,8 @@ show(matmul, normal((96, 512), "bfloat16"), normal((512, 512), "bfloat16"))
 #
 # Attention multiplies matrices per head and per sentence: 32 heads and 16 sentences are 512 products. Suppose you make
 # one call for each. Then every product has to wait for its first two tiles, and the chip computes nothing meanwhile.
-# Two tiles of 512 x 512 bfloat16 are 1 MiB: 1.3 us at 820 GB/s, and 0.66 ms in 512 calls. With one more grid axis in
-# front, there is only one call. The next product's tiles come in while this one finishes.
+# Two tiles of 512 x 512 bfloat16 are 1 MiB. Copying them takes 1.3 us at 820 GB/s. In 512 calls that is 0.66 ms. With
+# one more grid axis in front, there is only one call. The next product's tiles come in while this one finishes.
 #
 # But `x` is now (B, M, K), and a block of (1, bm, bk) makes a three-dimensional Ref. `matmul_kernel` wants two
 # dimensions.
@@ -1327,7 +1327,7 @@ check("basics/12", fused_linear)
 # %% [markdown]
 # ## Puzzle 13: Fewer bytes
 #
-# **Goal.** Multiply `x` and `y` with as little HBM traffic as two plain loops allow. Write the whole
+# **Goal.** Multiply `x` and `y` in the order of loops that moves fewer bytes. Write the whole
 # `pallas_call`, and let the shapes decide which of the two loops goes outside.
 #
 # ### Theory
@@ -1433,8 +1433,8 @@ check("basics/13", lean_matmul)
 
 # %% [markdown]
 # **Takeaway.** You did not change one multiplication, and the traffic still changed. Count bytes before you write a
-# kernel; the grid is where you save them. Still hungry? Walk like a snake, every second row backwards, and save one
-# more copy per turn.
+# kernel. The order of the loops decides how many you copy. Still hungry? Walk like a snake, every second row backwards,
+# and save one more copy per turn.
 
 # %%
 show(lean_matmul, normal((256, 128), "bfloat16"), normal((128, 1536), "bfloat16"))
@@ -1489,7 +1489,7 @@ else:
 # cost? (The rule of Puzzle 5 has the answer.) Its `compiler_params` declare two axes parallel. `matmul.py`, a later
 # notebook, tells that story.
 #
-# **Next notebook.** `softmax.py`: reductions inside a block, rows wider than VMEM, and a way to rescale a running sum.
+# **Next notebook.** `softmax.py`: reductions inside a block, rows too wide for one, and a way to rescale a running sum.
 # That trick makes flash attention possible.
 
 # %%

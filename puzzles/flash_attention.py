@@ -12,7 +12,7 @@
 #
 # Attention is two matrix products with a softmax between them. You can already write three kernels that compute it. For
 # one head over 131,072 tokens they also write 96 GiB of scores and probabilities. In thirteen puzzles you build the
-# kernels that write none of it. The forward pass writes the result, 32 MiB, and 0.5 MiB more. Your kernels are causal,
+# kernels that write none of it. What it keeps is the result, 32 MiB, and 0.5 MiB more. Your kernels are causal,
 # take any length, have a backward pass, share keys among heads, follow block masks, and read a cache in pages. After
 # that you can read splash attention, ragged paged attention and tokamax.
 #
@@ -502,9 +502,9 @@ print(f"{'moved, blocks of 512':>20}: {naive_bytes / 2**30:8.3f} GiB, {time_ms:.
 #     last step:                                o = acc / l
 # ```
 #
-# So what has to happen to `acc` when the maximum grows? Once you know that, no score has to outlive its step, and the
-# 512 KiB become D + 2 numbers. (Dtypes as in Puzzle 3: round `p` to the dtype of `v` for the product; `l` and `acc`
-# stay float32.)
+# So what has to happen to `acc` when the maximum grows? Then you need a score in its own step only. You keep D + 2
+# numbers per row instead of 512 KiB. (Dtypes as in Puzzle 3: round `p` to the dtype of `v` for the product; `l` and
+# `acc` stay float32.)
 
 
 # %%
@@ -630,7 +630,7 @@ FLOOR = float(jnp.finfo(jnp.float32).min)  # the most negative float32
 
 
 def start(m_ref, l_ref, acc_ref):
-    """The starting values. m starts from FLOOR: rows that see nothing cannot have -inf (Puzzle 7)."""
+    """The starting values. m starts from FLOOR, not -inf: in a row that sees nothing, s - m would be NaN (Puzzle 7)."""
     m_ref[...] = jnp.full(m_ref.shape, FLOOR)
     l_ref[...] = jnp.zeros(l_ref.shape)
     acc_ref[...] = jnp.zeros(acc_ref.shape)
@@ -845,12 +845,11 @@ print(f"flash forward: {flash_bytes / 2**30:6.1f} GiB moved, and nothing to keep
 # asks for it. **Only the index map can save the bytes.** In a dead step, let it ask for the block that is already in
 # VMEM, and nothing is copied (as at the end of a row in matmul.py Puzzle 11).
 #
-# A step that skips both still takes some 0.25 us, beside 0.86 us for the body of Puzzle 5 (1293 bundles on a v5e, at
-# 1.5 GHz).
+# A step that skips both still takes some 0.25 us, beside 0.86 us for the body of Puzzle 5 on a v5e.
 #
 # To recognise a dead block (.), compare the position of one query with the position of one key. Which query and which
-# key: the first or the last of the block? (A second comparison finds the #. There, a mask changes nothing, and costs
-# some 2% of the bundles.)
+# key: the first or the last of the block? (A second comparison finds the # blocks. You may mask them, too: the result
+# is the same, and the kernel takes 2% more bundles.)
 
 
 # %%
@@ -1014,8 +1013,9 @@ show(
 #
 # The rest is practice. Copy your Puzzle 6. Replace its two tests by `last_key_seen`. Then look at two corner cases:
 #
-# - **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Its maximum stays at its starting value, and -inf
-#   minus -inf would be NaN. So `start` takes `FLOOR`, the most negative float32. And `normalized` turns 0 / 0 into 0.
+# - **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. All its scores are -inf, so its maximum keeps its
+#   starting value. If that were -inf, too, s - m would be NaN. So `start` takes `FLOOR`, the most negative float32. And
+#   `normalized` turns 0 / 0 into 0.
 # - **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and you can mask those. In `v`
 #   it meets p = 0, and 0 times NaN is NaN (basics.py Puzzle 8). `rows_inside` puts zeros in its place.
 
@@ -1036,7 +1036,7 @@ def rows_inside(x, block, size):
 
 
 def last_key_seen(i, bq, Sq, Skv, causal):
-    """The position of the last key that the first query of block i sees, and of the last one that its last query sees.
+    """Two positions: the last key that the first row of block i sees, and the last key that its last row sees.
 
     In a block of queries that hangs over the edge, the second may lie beyond the last key.
     """
@@ -1191,7 +1191,7 @@ check("flash_attention/7", flash_attention_fwd)
 # ```
 #
 # Every `ds` of a row needs its `delta`, and `delta` needs all keys. Does that take two sweeps over the keys, as in
-# softmax.py Puzzle 2? Put the first line into the last one, and write the dot product as a sum over `d`. Then change
+# softmax.py Puzzle 2? Replace dp[i, j] in the last line by do[i] . v[j], written as a sum over `d`. Then change
 # the order of the two sums:
 #
 # ```text
@@ -1310,8 +1310,8 @@ check("flash_attention/8", delta_after_fwd)
 # `acc_ref` collects dq.
 #
 # Masks bring one trap. In a row that sees nothing, `lse` is -inf and exp(s - lse) is inf. Beyond the edge, `v` may be
-# NaN, and so is `dp`. Multiply either by 0, and you have NaN. So **let `jnp.where` choose, last**: it drops what it
-# does not take. (`nan_to_num` would hide real overflows, too.)
+# NaN, and so is `dp`. Multiply either by 0, and you have NaN. So **let `jnp.where` choose, last**: it ignores the
+# values that it does not select, even NaN. (`nan_to_num` would hide real overflows, too.)
 
 
 # %%
@@ -1497,9 +1497,9 @@ check("flash_attention/9", dq_after_fwd)
 #                                                    v
 # ```
 #
-# Look at the dots. In a row they come last, so Puzzle 6 stayed at the *last* live block. In a column they come
-# **first**. So `first_q` returns the first block of queries that sees anything of block `j`, and the index map takes
-# the larger of `i` and that. With 64 blocks of queries and 64 of keys, 2016 of the 4096 steps are dots.
+# Look at the dots. In each row the dots come last. So the map of Puzzle 6 stayed at the *last* live block. In a column
+# they come **first**. So `first_q` returns the first block of queries that sees anything of block `j`, and the index
+# map takes the larger of `i` and that. With 64 blocks of queries and 64 of keys, 2016 of the 4096 steps are dots.
 #
 # The ragged edge changes, too. In Puzzle 9, rows of `q` and `do` beyond Sq did no harm, because no row affects another.
 # Now you sum over them.
@@ -1727,8 +1727,8 @@ else:
 # kernels stay as they are.
 #
 # `dk` and `dv` need more. All heads of a group use the same keys, so their gradients are sums over the group, too.
-# Their grid is (b, hkv, j, g, i), and `g` counts the heads of a group. The block of `dk` stays through both of the last
-# axes. `add_dkv` is yours, from Puzzle 10. When does the sum start, and when is it done?
+# Their grid is (b, hkv, j, g, i), and `g` counts the heads of a group. The block of `dk` stays in VMEM while g and i
+# run. `add_dkv` is yours, from Puzzle 10. When does the sum start, and when is it done?
 
 
 # %%
@@ -1858,8 +1858,8 @@ def grouped_grads(
 
 # %%
 # Budget for q (1, 4, 192, 64), k (1, 2, 320, 64), v (1, 2, 320, 64), do (1, 4, 192, 64): hbm_bytes=6_383_616, calls=4,
-# output_stores=1, flops=290_000_000. Forward and dq still fetch the keys once per query head. They save only the copy
-# that `jnp.repeat` would write. dk and dv fetch the keys once for a group.
+# output_stores=1, flops=290_000_000. Forward and dq fetch the keys anew for every block of queries of every query
+# head. They save only the copy that `jnp.repeat` would write. dk and dv fetch the keys once for a group.
 check("flash_attention/11", grouped_grads)
 
 # %% [markdown]
@@ -1867,8 +1867,8 @@ check("flash_attention/11", grouped_grads)
 #
 # In the drawing, which head of keys belongs to query head 5, and by which arithmetic? (Not the remainder: neighbours
 # share.) The backward pass asks the opposite: which query head is member `g` of the group of key head `hkv`? For the
-# sum over two axes: it starts where **both** are at their first step and ends where both are at their last. What
-# happens to the heads of a group if it starts afresh whenever `i` is 0?
+# sum over two axes: how many times does one block of `dk` leave VMEM? Write h beside hkv and g in the drawing. What
+# happens to the heads of a group if the sum starts afresh whenever `i` is 0?
 #
 # </details>
 #
@@ -2084,9 +2084,9 @@ check("flash_attention/12", splash_attention)
 #
 # For the lists: walk through the drawing of `kinds`, step by step and row by row. Note beside each step which block was
 # fetched last: that one is in VMEM. Which number in `data_next` costs nothing, then? Does it matter that a row ends?
-# (Before the first step nothing is in VMEM, so one block is fetched anyway. Make it the one that the next live step
-# needs.) For the kernel: two of the three kinds have work to do. Which of these may skip the mask *and* the edge? And
-# where is block t of the list, in columns of the whole array: at t * bkv?
+# (Before the first step nothing is in VMEM, so one block is fetched anyway.) For the kernel: two of the three kinds
+# have work to do. Which of these may skip the mask *and* the edge? And where is block t of the list, in columns of the
+# whole array: at t * bkv?
 #
 # </details>
 #
@@ -2214,15 +2214,15 @@ show(splash_attention, *[normal((1, 1, n, 64)) for n in (320, 640, 640)], mask=w
 #                  user B    1   3   0                     B   16     one page; the 3 and the 0 are left over
 # ```
 #
-# The entries left over mean nothing, but every entry is the number of some page. So an index map may use any of them.
+# Every entry is the number of some page, also those left over. So an index map may use any of them.
 #
 # The **position** of a token in its conversation decides whether it exists: `position < length`. The **page number**
 # says where in HBM to fetch it. `page_table[b, t]` is the page number of tokens t * 16 to t * 16 + 15 of user b.
 #
 # The rows of a block are the heads of a group, as at the end of Puzzle 11: `q_ref` is (group, D).
 #
-# The budget has no page to spare. A user of length 0 gets zeros, and may cost one page per head of keys, because an
-# index map has to name some page.
+# The budget has no page to spare. A user of length 0 gets zeros. An index map has to name some page, so this user may
+# cost one page per head of keys.
 
 
 # %%

@@ -57,7 +57,7 @@ setup()
 # The operands are narrow: a bfloat16 has 8 significant bits, so it fits a small multiplier. The sums are wide, because
 # a sum of 640 products needs more than 8 bits.
 #
-# NumPy's rule knows only one width: the output has the type of the inputs. By that rule the product of two bfloat16
+# By default, a product has the dtype of its inputs. By that rule the product of two bfloat16
 # arrays is bfloat16. Then 16 of the 24 bits that the MXU computed are gone before you see them. A cast afterwards does
 # not bring them back. If you cast `x` and `y` first, you ask for float32 operands. The MXU has none: by default it
 # rounds them to bfloat16 on the way in.
@@ -139,10 +139,10 @@ check("matmul/1", one_tile)
 #     "arbitrary"    they run one after the other (this is the default)
 # ```
 #
-# Each core has its own VMEM. So ask of an axis: may its index 0 run on one core and its index 1 on the other, at the
-# same time? If both store into the same output block, each core holds half of a sum, and the one that writes last wins.
-# That is a **data race**, and `check` looks for it. It also counts the steps that have to follow one another. If you
-# declare nothing, all 60 do. The budget is 5.
+# Each core has its own VMEM. So take one axis. One core runs its index 0 while the other runs its index 1. Is the
+# result still right? If both store into the same output block, each core holds half of a sum, and the one that writes
+# last wins. That is a **data race**, and `check` looks for it. It also counts the steps that have to follow one
+# another. If you declare nothing, all 60 do. The budget is 5.
 #
 # The blocks need not divide `M` and `N`. A block may hang over the edge of the result, because nothing beyond the edge
 # is written back. But `bk` has to divide `K`. Why is `K` different?
@@ -345,9 +345,9 @@ check("matmul/3", straight_matmul)
 
 # %% [markdown]
 # **Takeaway.** A `where` costs less than a jump when both of its sides are cheap. The matmul that ships with JAX
-# branches once, to zero the sum, and stores at every step. For 2048 x 2048 x 2048 in tiles of 512 it takes 2056 bundles
-# a step on a v5e and 828 on a v6e. Yours takes 1990 and 789. You have fewer bundles than JAX, and at this size they buy
-# no time: on both chips the copies take longer than either version. Now for the bytes.
+# branches once, to zero the sum, and stores at every step. For 2048 x 2048 x 2048 in tiles of 512, JAX's kernel takes
+# 2056 bundles a step on a v5e and 828 on a v6e. Yours takes 1990 and 789. You have fewer bundles than JAX, and at this
+# size they buy no time: on both chips the copies take longer than either version. Now for the bytes.
 
 # %% [markdown]
 # ## Puzzle 4: Arithmetic intensity
@@ -374,9 +374,10 @@ check("matmul/3", straight_matmul)
 # *One* output tile takes 2 bm bn K FLOPs. How many bytes of `x` and `y` does it take? Divide, and you have its
 # intensity (without the result).
 #
-# Only two of the block sizes are in that quotient. The third, bk, matters when it is all of K. If bk is K, a block
-# stays when its number is the same for two neighbouring tiles (basics.py Puzzle 13). If K is cut, `k` changes the
-# numbers at every step, and nothing stays. VMEM holds two blocks each of `x`, `y` and the result, and the scratch once.
+# The quotient contains bm and bn, not bk. bk matters in one case: when it is all of K. If bk is K, a block stays when
+# its number is the same for two neighbouring tiles (basics.py Puzzle 13). If K is cut, `k` is in the block numbers of
+# both `x` and `y`, and every step copies both. VMEM holds two blocks each of `x`, `y` and the result, and the scratch
+# once.
 
 
 # %%
@@ -765,7 +766,7 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 # to hide them.
 #
 # The rule: **cheap work runs at every step, expensive work waits behind a branch.** The budget has `output_stores=1`,
-# so the store waits, too. `r` needs an index map. What should it do while `k` runs?
+# so the store waits, too. `r` needs an index map. Should the block number of `r` change with `k`?
 
 
 # %%
@@ -992,8 +993,8 @@ check("matmul/7b", triangle_matmul)
 # **Takeaway.** You get 55 FLOPs per byte. All of `a` would give 91, and that would be no better: the bytes are the
 # same, and the additional FLOPs are zeros. For 4096 x 4096 x 4096 in tiles of 512, `tpu_report` estimates 725 us for
 # all of `a` on a v5e, and 463 us for your loop. On a v6e it says 221 us for either, because the copies alone take 205.
-# A loop saves arithmetic. Only an index map saves copies (Puzzle 11). The splash attention that ships with JAX loops
-# over the keys of a block in this way. Now for a product that is never written at all. Can it be worth computing?
+# A loop saves arithmetic. Only an index map saves copies (Puzzle 11). JAX's splash attention takes slices of its block
+# of keys with `pl.ds` in such a loop. Now for a product that is never written at all. Can it be worth computing?
 
 # %% [markdown]
 # ## Puzzle 8: The product that is never written
@@ -1009,7 +1010,7 @@ check("matmul/7b", triangle_matmul)
 #
 # Backward, the gradient needs all of `h = relu(x @ w)` again. You can store it, or **compute it again**, tile by tile.
 # If you store an element in bfloat16, you write it once, and two kernels read it: 6 bytes. In that time a v5e does 1440
-# FLOPs. To compute it again takes 2 * K FLOPs in each of the two kernels. So up to K = 360, computing is even faster.
+# FLOPs. Computing it again takes 2 * K FLOPs in each kernel, 4 * K in both. Up to K = 360 that is less.
 # Beyond that, you pay time to save memory.
 #
 # ```text
@@ -1223,8 +1224,8 @@ check("matmul/8", energy_and_grads)
 #
 # For 16,384 tokens of 4096 features in bfloat16, a copy of `x.T` takes 0.33 ms at 820 GB/s, and the MXU needs 2.8 ms
 # for a `dw` of 4096 x 4096. Since Puzzle 5 you need no such copy: one kernel can do all three products, if you tell it
-# the dimensions. An output tile needs every tile along the axis that is summed over. So **the summed axis goes last in
-# the grid**:
+# the dimensions. One output tile sums products along one axis, and those steps have to follow one another. So **the
+# summed axis goes last in the grid**:
 #
 # ```text
 #     grid of y    (i, j, k)        i: blocks of M
@@ -1705,14 +1706,14 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 #
 # **MXU** is FLOPs over peak, **HBM** is bytes over bandwidth. The **fill** is a part of HBM: the first block of `x`,
 # the first of `y` and the last of the result. Which parts overlap in the picture, and which do not? Here MXU is longer.
-# Draw it again with a longer HBM before you write the formula.
+# Now let HBM take longer than MXU. Draw that, too, before you write the formula.
 #
-# Add `step_s` for every step: 0.25 us on a v5e, 0.43 on a v6e. There, a step of Puzzle 3 takes 2349 bundles, and its
-# MXU needs 2048. In tiles of 512 it takes 789, and the MXU needs 512. So each step takes some 300 more (0.18 us). Large
-# tiles have a long fill, small tiles many steps.
+# Add `step_s` for every step: 0.25 us on a v5e, 0.43 on a v6e. On a v6e, a step of Puzzle 3 takes 2349 bundles, but its
+# MXU work takes only 2048 cycles. In tiles of 512 it takes 789, and the MXU needs 512. So each step takes some 300 more
+# (0.18 us). Large tiles have a long fill, small tiles many steps.
 #
 # For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps add 220. In tiles of 4096 x 4096 x
-# 128 the fill would add 22. The best of all 216 plans is in between, and not square.
+# 128 the fill would add 22. The best of the 216 plans are in between (three tie).
 
 
 # %%

@@ -428,12 +428,12 @@ show(
 #
 # If tile 1 is listed once, rows 128 to 199 or rows 200 to 255 are lost.
 #
-# Each tile has one visit, and one more for every group that begins **inside** it, after its first row. So let each
-# group add 1 to the tile in which it begins. **`x.at[i].add(v)`** returns a copy of x in which v[g] is added at index
-# i[g], for every g. If an index occurs twice, both values are added. Indices beyond the end are ignored. The rest is
+# Each tile has one visit, and one more for every group that begins **inside** it, after its first row. So every group
+# that begins inside a tile adds 1 to it. **`x.at[i].add(v)`** returns a copy of x in which v[g] is added at index i[g],
+# for every g. If an index occurs twice, both values are added. Indices beyond the end are ignored. The rest is
 # `jnp.repeat` again.
 #
-# Rows behind the last group are **unowned**. Their result is 0, and only a visit can write the zeros. So a tile with
+# Rows after the last group are **unowned**. Their result is 0, and only a visit can write the zeros. So a tile with
 # nothing but unowned rows needs one visit, too. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at
 # these visits.
 #
@@ -462,7 +462,7 @@ def counted_spec(group_sizes: Int[Array, "G"], *, num_rows: int = 1024, bm: int 
     offsets, group_ids = offsets_spec(group_sizes), group_ids_spec(group_sizes, num_rows=num_rows, bm=bm)
     tiles = [tile for tile, _ in visits]
     counts = jnp.asarray([tiles.count(tile) for tile in range(pl.cdiv(num_rows, bm))], jnp.int32)
-    tiles += tiles[-1:] * (len(group_ids) - len(tiles))  # behind the last visit, the last tile again
+    tiles += tiles[-1:] * (len(group_ids) - len(tiles))  # after the last visit, the last tile again
     num_tiles = jnp.asarray(len(visits), jnp.int32)
     return Counted(counts, Metadata(offsets, group_ids, jnp.asarray(tiles, jnp.int32), num_tiles))
 
@@ -474,7 +474,7 @@ def tile_visits(group_sizes, *, num_rows=1024, bm=128):
 
 
 def metadata(group_sizes, *, num_rows=1024, bm=128):
-    # Return a Metadata. m_tile_ids is as long as group_ids; behind the last visit it repeats the last tile.
+    # Return a Metadata. m_tile_ids is as long as group_ids; after the last visit it repeats the last tile.
     pass  # YOUR CODE HERE
 
 
@@ -701,8 +701,8 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 # Puzzle 3 always takes `tiles + G - 1` steps. For 64 experts and 1024 rows in tiles of 128 that is 71. If all tokens
 # choose one expert, 8 visits are enough.
 #
-# An entry of a grid may also be a value, an int32 of shape (). Then **the data decide how long the grid is**. (Mark
-# such an axis "arbitrary": JAX's simulator cannot run it in parallel.)
+# A grid entry may also be a traced number: an int32 array of shape (), such as num_tiles. Then **the data decide how
+# long the grid is**. (Mark such an axis "arbitrary": JAX's simulator cannot run it in parallel.)
 #
 # ```text
 #     grid=(4, num_tiles, 2)        num_tiles: known when the call starts
@@ -717,9 +717,9 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 #     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
 # ```
 #
-# The given kernel needs groups of whole tiles, and K in one block. With this kernel, visit v goes to tile v. With later
-# kernels it does not: groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile and every
-# group. `by_visit`, below Puzzle 2a, is a good start.
+# The given kernel needs groups of whole tiles, and K in one block. If all groups are whole tiles, visit v goes to tile
+# v. From Puzzle 6 on it does not: groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile
+# and every group. `by_visit`, below Puzzle 2a, is a good start.
 
 
 # %%
@@ -859,8 +859,8 @@ show(
 #     K in two blocks      w0  w1       w0  w1       w0  w1      w comes in three times
 # ```
 #
-# With K in one block, an expert's weights stay from tile to tile. With several blocks, **the last block of one tile is
-# not the first of the next**. So every visit fetches all the weights of its expert again.
+# With K in one block, an expert's weights stay from tile to tile. With several blocks, **each visit ends with block w1
+# and the next one begins with w0, so w0 is fetched again**. So every visit fetches all the weights of its expert again.
 #
 # There are two ways out, and they compete for VMEM. Keep K whole, and make the blocks narrow. Or cut K, and make tiles
 # tall. Which is cheaper depends on how many rows an expert has.
@@ -1000,7 +1000,7 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 # `acc_ref` starts anew at each visit, and `o_ref` at each tile.
 #
 # Below the edge of x there is garbage. And if the weights of one expert are infinite, its visits have infinite products
-# in all rows of a tile. Neither does any harm if you choose rows after the product.
+# in all rows of a tile. Neither reaches the result if `jnp.where` picks the group's rows after the product.
 
 
 # %%
@@ -1145,8 +1145,8 @@ else:
 #
 # ### Theory
 #
-# `y = ragged(x, w)` has two gradients. That of x has tiles, as y has, and the visits of Puzzle 2c will do. That of w
-# has one block for every expert. Suppose all 1024 tokens choose expert 1 of three:
+# `y = ragged(x, w)` has two gradients. dx has tiles of rows, like y, so it uses the visits of Puzzle 2c. dw has one
+# block for each expert. Suppose all 1024 tokens choose expert 1 of three:
 #
 # ```text
 #     sizes [0, 1024, 0]         dw[0]      dw[1]      dw[2]
@@ -1539,9 +1539,9 @@ check("ragged_dot/8a", gate)
 #
 # ### Theory
 #
-# Each token has k **slots**, numbered token by token: slot s belongs to token s // k. In the order of the slots below,
-# weights would come in five times. Sorted by expert, they come in three times, once each. At 112 MiB an expert, it pays
-# to move some rows first:
+# Each token has k **slots**, numbered token by token: slot s belongs to token s // k. If you went through the slots in
+# the order below, you would fetch weights five times. Sorted by expert, they come in three times, once each. At 112 MiB
+# an expert, it pays to move some rows first:
 #
 # ```text
 #     token             0      1      2                    k = 2
@@ -1560,8 +1560,8 @@ check("ragged_dot/8a", gate)
 # position 3, and slot 1 at position 0.
 #
 # With the inverse you *fetch* rows. Without it you would scatter them, with `at[...].set`. By default, a scatter has to
-# expect that two rows go to one place. There is a short way to the inverse: what happens to the positions if you sort
-# `order` itself?
+# expect that two rows go to one place. So it may run one row at a time; a fetch need not. There is a short way to the
+# inverse: what happens to the positions if you sort `order` itself?
 
 
 # %%
@@ -1601,8 +1601,8 @@ def permuted(x, experts, weights, *, num_experts=5):
 
 
 # %%
-# One variant bounds the elements of the largest array on the way. A table of slots against tokens has too many. Your
-# code may not scatter (at[...], segment_sum, the gradient of a gather).
+# One variant bounds the elements of the largest array on the way. A table of slots against tokens has too many.
+# `combine` may not scatter rows (at[...], segment_sum, the gradient of a gather).
 check("ragged_dot/8b", permuted)
 
 # %% [markdown]
@@ -1765,9 +1765,9 @@ check("ragged_dot/8c", expand_grad)
 #
 # **How tall is a tile?** E experts share S = T k rows. There are at most S / bm + E - 1 visits, with S / bm rounded up.
 # Each multiplies bm rows. Tall tiles multiply rows for nothing. With bm = 128, 96 slots and 5 experts make up to 5
-# visits: 640 rows, for 96. Low tiles take more steps: with bm = 16, up to 10 visits.
+# visits: 640 rows, for 96. Short tiles take more steps: with bm = 16, up to 10 visits.
 #
-# The ideal is S rows multiplied, in E visits. Which bm keeps both below about twice that, whatever the sizes are?
+# At best you multiply S rows, in E visits. Which bm keeps both below about twice that, whatever the sizes are?
 
 
 # %%
@@ -1818,7 +1818,7 @@ def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
     # Return y, (T, D), of x's dtype. Use tile_rows, route, sort_by_expert, expand, ragged (Puzzle 7b) and combine.
     # The logits are float32. ragged takes and returns bfloat16. Compute silu (jax.nn.silu) and combine in float32: cast
     # before them, and cast their results to bfloat16.
-    # For x @ w1, cut D into blocks of bk and F into blocks of bn. For h @ w2, it is the other way round.
+    # Cut D into blocks of bk and F into blocks of bn, in both products. So in h @ w2, ragged's bn and bk change places.
     pass  # YOUR CODE HERE
 
 

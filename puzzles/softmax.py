@@ -11,8 +11,8 @@
 # # Softmax: from one row to a trained loss
 #
 # In ten puzzles you write what comes between the matrix multiplications of a transformer. You write softmax for rows
-# wider than VMEM, LayerNorm, RMSNorm, and a cross-entropy that never stores a probability. You also write backward
-# passes, and `jax.grad` calls them by itself. At the end a small classifier trains on them.
+# too wide for one block, LayerNorm, RMSNorm, and a cross-entropy that never stores a probability. You also write
+# backward passes, and `jax.grad` calls them by itself. At the end a small classifier trains on them.
 #
 # You need what `basics.py` taught: Refs and BlockSpecs, masks at the ragged edge, sums that grow from step to step,
 # scratch. You also need a habit: counting bytes. A matrix multiplication uses every number that it fetches hundreds of
@@ -66,8 +66,8 @@ setup()
 #     exp(x - c)     [    ?        ?        ?    ]     sum: neither inf nor 0, whatever the row
 # ```
 #
-# Which `c`? It has to work for every row, at 10,000 and at -10,000. Inside a block a reduction is plain `jnp`, as in
-# basics.py Puzzle 9: over `axis=1` with `keepdims=True` it takes (bm, N) to (bm, 1), one number per row.
+# Which `c`? It has to work for every row, at 10,000 and at -10,000. Inside a block, reduce with plain `jnp`, as in
+# basics.py Puzzle 9. `x.sum(axis=1, keepdims=True)` turns (bm, N) into (bm, 1): one number per row.
 
 
 # %%
@@ -134,16 +134,16 @@ check("softmax/1", row_softmax)
 # That took a block as wide as the row. What if there is no room for one?
 
 # %% [markdown]
-# ## Puzzle 2: Rows wider than VMEM
+# ## Puzzle 2: Rows too wide for one block
 #
 # **Goal.** How sure is the model? For each row of scores, compute the largest of its probabilities. The row comes in
 # blocks.
 #
 # ### Theory
 #
-# A vocabulary of 262,144 tokens makes rows of 1 MiB in float32. Eight of them, in two buffers, are 16 MiB: all of the
-# VMEM that a kernel on a v5e gets by default. So a row comes in blocks (basics.py Puzzle 9). But you need the maximum
-# before you can compute any exponential, and the maximum needs the whole row.
+# A vocabulary of 262,144 tokens makes rows of 1 MiB in float32. A block has at least eight (basics.py Puzzle 4). In two
+# buffers they are 16 MiB: all of the VMEM that a kernel on a v5e gets by default. So a row comes in blocks (basics.py
+# Puzzle 9). But you need the maximum before you can compute any exponential, and the maximum needs the whole row.
 #
 # So go over the row twice. One pass over all blocks is called a **sweep**, and it is a grid axis like any other. The
 # index map of `x` ignores the axis `sweep`, so the same blocks come in again.
@@ -281,8 +281,8 @@ check("softmax/2", confidence)
 #     all at once:   exp(-5) + exp(-2) + exp(0) + exp(-3) + exp(-1) + exp(-4) = 1.5781
 # ```
 #
-# Each line multiplies the old sum by a factor: first 0.13534, then 1. Where do these two numbers come from? Multiplying
-# by this factor is called **rescaling**. It is the trick at the heart of flash attention.
+# The second and the third block multiply the old sum: by 0.13534, then by 1. Where do these two numbers come from?
+# Multiplying by this factor is called **rescaling**. It is the trick at the heart of flash attention.
 
 
 # %%
@@ -391,9 +391,9 @@ show(online_confidence, normal((24, 640)))
 # ```
 #
 # There is a trap in the sweeps that only read. An output block leaves VMEM when its number changes (basics.py Puzzle
-# 5), **whether or not anything was stored in it**. Suppose its number follows `j` in the first sweep, too. Then that
-# sweep writes five blocks of garbage to HBM, and the second sweep comes back to each of them. A block that has left
-# may not be visited again: the check refuses that.
+# 5), **whether or not anything was stored in it**. Suppose the output's map returns (i, j) in both sweeps. Then that
+# sweep writes five blocks of garbage to HBM, and the second sweep comes back to each of them. What you wrote into a
+# block that has left does not come back. So the check refuses a second visit, even one that overwrites all of it.
 #
 # So keep the output on one block while there is nothing to write. An index map gets all grid indices, and it may use
 # any of them:
@@ -509,11 +509,11 @@ check("softmax/4", wide_softmax)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A sweep costs bytes. The arithmetic that saves one is cheap. For this `x`, one sweep moves 120 KiB
-# (Puzzle 1, when a row fits), your two move 180, and three would move 240. In the picture, watch the result wait on its
-# first block. (Still hungry? Let the second sweep walk backwards, as the snake of basics.py Puzzle 13 does. It then
-# begins with the block that the first sweep has just read, and that block need not be copied again. With three rows of
-# blocks this saves three copies: 168 KiB.)
+# **Takeaway.** Every sweep moves all of `x`. Rescaling saves a sweep and costs little arithmetic. For this `x`, one
+# sweep moves 120 KiB (Puzzle 1, when a row fits), your two move 180, and three would move 240. In the picture, watch
+# the result wait on its first block. (Still hungry? Let the second sweep walk backwards, as the snake of basics.py
+# Puzzle 13 does. It then begins with the block that the first sweep has just read, and that block need not be copied
+# again. With three rows of blocks this saves three copies: 168 KiB.)
 
 # %%
 show(wide_softmax, normal((24, 640)))
@@ -531,7 +531,7 @@ show(wide_softmax, normal((24, 640)))
 #
 # You have nearly all of it. After one sweep, a score `t` of the row has the probability `exp(t - m) / l`. So the loss
 # is `log(l) - (t - m)`. (Two helpers now do Puzzle 3's work on `m` and `l`.) Only `t` is missing, the score of the
-# label. In NumPy that is `x[row, label]`. In a TPU kernel, indexing with arrays is refused.
+# label. In NumPy that is `x[row, label]`. In a TPU kernel, `x[row, label]` is refused.
 #
 # Instead, compare **positions**. The column numbers of the block are a row, and the labels are a column. Broadcasting
 # turns them into a table with at most one True per row:
@@ -809,7 +809,7 @@ check("softmax/6", softmax_vjp)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** `jax.grad` walks backwards through your kernel, because you told it how. You also chose the residual.
+# **Takeaway.** `jax.grad` now calls your backward kernel. You also chose the residual.
 # With `x` instead of `y`, the backward pass would move the same bytes, but it would have to compute the softmax again.
 # `y` was there anyway. And nobody built a matrix of 64 MiB.
 
@@ -958,9 +958,9 @@ check("softmax/7", layer_norm)
 #     dbeta  = sum over rows of ?                                 (1, N)
 # ```
 #
-# Add a number to all of a row of x, and n stays as it is. Multiply the row by a number, and n hardly changes (only the
-# 1e-5 notices). So dx must neither shift nor stretch the row. The formula subtracts the part of h that would shift it
-# (the first mean) and the part that would stretch it (the second).
+# Add a number to all of a row of x, and n stays as it is. Multiply the row by a positive number, and n hardly changes
+# (only the 1e-5 notices). So these two changes do not change the loss, and dx has no part along them. The formula
+# subtracts the part of h that would shift it (the first mean) and the part that would stretch it (the second).
 #
 # In basics.py Puzzle 9 one output stayed while its sum grew. Now **outputs of one kernel move at different paces**. For
 # each of the three, say which of its blocks is in VMEM at each step:
@@ -1101,8 +1101,8 @@ check("softmax/8", layer_norm_vjp)
 
 # %% [markdown]
 # **Takeaway.** LayerNorm now works in both directions, and `jax.grad` uses both of your kernels. A backward pass has to
-# move at least `x` and `g` in, `dx` out, and small change. Yours moves exactly that. See how the last two outputs stay
-# where they are:
+# move at least `x` and `g` in, `dx` out, and a few small arrays. Yours moves exactly that. See how the last two outputs
+# stay where they are:
 
 # %%
 show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), normal((48, 384)))
@@ -1125,8 +1125,8 @@ show(layer_norm_vjp, normal((48, 384)), normal((1, 384)), normal((1, 384)), norm
 #              r           +--> RMSNorm ------> result   into the next layer
 # ```
 #
-# With two kernels, arrays go in or out five times: `x` and `r` in, `h` out; then `h` in, the result out. How often with
-# one kernel? With 8192 tokens of 8192 bfloat16, each array is 128 MiB, 0.16 ms at 820 GB/s.
+# Two kernels move five arrays: three in the first, two in the second: `x` and `r` in, `h` out; then `h` in, the result
+# out. How often with one kernel? With 8192 tokens of 8192 bfloat16, each array is 128 MiB, 0.16 ms at 820 GB/s.
 #
 # The dtypes are those of basics.py Puzzle 12: bfloat16 in memory, float32 in between, and one cast for each result at
 # the very end.
@@ -1334,9 +1334,9 @@ check("softmax/10", ragged_loss)
 # %% [markdown]
 # ## What you built
 #
-# You built softmax for rows wider than VMEM, a loss that reads its scores once and writes none, LayerNorm in both
-# directions, and RMSNorm with the residual stream. Here is the loss, at work on a vocabulary that the blocks do not
-# divide:
+# You built softmax for rows too wide for one block, a loss that reads its scores once and writes none, LayerNorm in
+# both directions, and RMSNorm with the residual stream. Here is the loss, at work on a vocabulary that the blocks do
+# not divide:
 
 # %%
 show(ragged_loss, normal((32, 1000), "bfloat16"), integers((32, 1), 0, 1000))
@@ -1364,13 +1364,13 @@ tpu_report(wide_softmax, normal((8192, 32768)), bm=256, bn=2048, simulate=False)
 #     Puzzle  9   8192 x 8192  bfloat16, 64 rows        0.69 (bytes 0.65)    0.36 (bytes 0.33)
 # ```
 #
-# In five of the six, the bytes take longest. The sixth is Puzzle 10 on a v6e. On a v5e the instructions (0.91 ms) hide
-# behind the copies (1.00 ms). On a v6e the copies take only 0.50 ms, so the instructions (0.78 ms) set the limit.
+# In five of these six cases the copies set the time. The exception is Puzzle 10 on a v6e. On a v5e the instructions
+# (0.91 ms) hide behind the copies (1.00 ms). On a v6e the copies take only 0.50 ms, so the instructions (0.78 ms) set
+# the limit.
 #
-# The next cell asks for that sixth report. It also counts copies that XLA makes around the kernel. The times in the
-# report leave these copies out. One of the three copies is the scores themselves: XLA has stored that array column by
-# column, and the kernel wants rows. So all 785 MiB are read and written once more. Even a fast kernel has to wait for
-# its input.
+# The next cell asks for that report. It also lists three copies that XLA makes around the kernel, and its times leave
+# them out. One of them copies the scores themselves: XLA has stored that array column by column, and the kernel wants
+# rows. So all 785 MiB are read and written once more. Even a fast kernel has to wait for its input.
 
 # %%
 scores, labels = normal((8192, 50257), "bfloat16"), integers((8192, 1), 0, 50257)
@@ -1487,9 +1487,9 @@ else:
 # %% [markdown]
 # **Read next.** `_flash_attention_kernel_single_batch` in `jax.experimental.pallas.ops.tpu.flash_attention`, which
 # ships with JAX. Its `m_scratch_ref`, `l_scratch_ref` and `alpha` are `m`, `l` and the rescaling of your Puzzle 3, over
-# blocks of keys. A third buffer, `acc_scratch_ref`, is rescaled along with `l`. Look for one difference: there, `m`
-# and `l` are 128 columns wide and hold each number 128 times. (Recall basics.py Puzzle 5: a block of (8, 1) still fills
-# a whole 8 x 128 tile.)
+# blocks of keys. A third buffer, `acc_scratch_ref`, is rescaled, too; it is divided by `l` at every block, and not once
+# at the end. Another difference: there, `m` and `l` are 128 columns wide and hold each number 128 times. (Recall
+# basics.py Puzzle 5: a block of (8, 1) still fills a whole 8 x 128 tile.)
 #
 # **Next notebook.** `matmul.py`: how large a tile should be, what the matrix unit wants, and how close to the roofline
 # you can get.
