@@ -23,7 +23,7 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((3, 640)), bn=128, budget=Budget(gmem_bytes=15_360, ctas=15), about="more parts than rows"),
             case(normal((9, 256)), about="a part is a whole row"),
         ],
-        budget=Budget(gmem_bytes=36_864, ctas=18),
+        budget=Budget(gmem_bytes=36_864, cta_bytes=2_048, ctas=18),
     )
 
 
@@ -46,9 +46,15 @@ def puzzle_3(nb: Any) -> Question:
         normal((130, 256)),
         variants=[
             case(normal((194, 128)), about="one strip"),
-            case(normal((66, 512)), bm=32, bn=256, budget=Budget(gmem_bytes=270_336), about="blocks of 32 x 256"),
+            case(
+                normal((66, 512)),
+                bm=32,
+                bn=256,
+                budget=Budget(gmem_bytes=270_336, thread_bytes=131_072),
+                about="blocks of 32 x 256",
+            ),
         ],
-        budget=Budget(gmem_bytes=266_240),
+        budget=Budget(gmem_bytes=266_240, thread_bytes=131_072),
     )
 
 
@@ -69,10 +75,10 @@ def puzzle_5(nb: Any) -> Question:
         nb.strip_gelu_spec,
         normal((512, 128)),
         variants=[
-            case(normal((448, 256)), about="seven tiles in each of two strips"),
-            case(normal((64, 128)), about="a single tile"),
+            case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
+            case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
         ],
-        budget=Budget(copy_idle=5_000, thread_bytes=0, copies=8),
+        budget=Budget(copy_idle=2_000, thread_bytes=0, copies=8),
     )
 
 
@@ -119,9 +125,9 @@ def puzzle_9(nb: Any) -> Question:
         nb.lse_spec,
         normal((200, 256)),
         variants=[
-            case(normal((130, 128), shift=-200.0), about="all numbers are negative"),
+            case(normal((136, 128), shift=-200.0), about="all numbers are negative"),
             case(normal((128, 128), scale=30.0), about="no row is missing"),
-            case(normal((65, 256), shift=100.0), about="one row in the last tile"),
+            case(normal((72, 256), shift=100.0), about="8 rows in the last tile"),
         ],
         budget=Budget(gmem_bytes=208_896, ctas=8),
     )
@@ -142,7 +148,11 @@ def puzzle_10(nb: Any) -> Question:
         forbid=["softmax", "log_softmax"],
         claims=[
             gmem_claim(nb.softmax_bytes, run, (8, 1024, 2), (3, 512, 4), (5, 384, 4)),
-            Claim(nb.ctas_per_sm, [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000)], fitting),
+            Claim(
+                nb.ctas_per_sm,
+                [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000), (24, 57_344), (24, 76_801)],
+                fitting,
+            ),
         ],
     )
 

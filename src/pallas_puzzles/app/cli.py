@@ -266,7 +266,7 @@ def solution(puzzle_id: str, yes: bool, any_order: bool) -> None:
     if not load().solved(puzzle.id):
         left = hints_left(puzzle)
         first = f"{plural(left, 'hint')} would come first (`puzzles hint {puzzle.id}`)"
-        if left and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show it?", yes):
+        if left and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show the solution?", yes):
             raise Exit(NOT_SOLVED)
         record_solution_seen(puzzle)
     terminal.say_markdown(f"```python\n{puzzle.solution}```")
