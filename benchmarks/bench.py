@@ -1,9 +1,10 @@
 """How far the course's GPU kernels, JAX's own and the libraries are from the speed of light, on this machine's GPU.
 
-    uv run python benchmarks/bench.py FOLDER [--quick] [--seconds 250]
+    uv run python benchmarks/bench.py FOLDER [--quick] [--seconds 250] [--read]
 
 Needs a Hopper or Blackwell GPU. Measures everything twice, and compares the two: what differs is noise. Writes
-bench.json, bench.csv and bench.svg of the first run, again.json of the second, and bench.txt, which has both tables.
+bench.json and bench.csv of the first run, the same of the second, again.json and again.csv, and bench.md and bench.svg:
+the table and the picture. --read measures nothing, and writes these two from the files that are there.
 Nothing is lost when one of the kernels fails: it has a line that says so. Each run stops after --seconds.
 """
 
@@ -20,7 +21,8 @@ import jax.numpy as jnp
 from pallas_puzzles.speed import conditions, puzzles, run
 from pallas_puzzles.speed.compare import compared
 from pallas_puzzles.speed.meter import DeviceMeter
-from pallas_puzzles.speed.results import Results
+from pallas_puzzles.speed.results import Results, read
+from pallas_puzzles.speed.show import text
 from pallas_puzzles.speed.work import Work, size
 
 
@@ -93,9 +95,31 @@ def once(name: str, folder: Path, quick: bool, seconds: float) -> Results:
         run.measure(in_time(), results, DeviceMeter(), saved=saved)
         results.conditions |= clocks.told()
     results.note(conditions.slowed(results.conditions))
-    for kind in ("json", "csv", "svg"):
+    for kind in ("json", "csv"):
         results.save(folder / f"{name}.{kind}")
     return results
+
+
+def written(folder: Path) -> str:
+    """The table of the first run, and what the second says."""
+    first, second = (read(folder / f"{name}.json") for name in ("bench", "again"))
+    first.save(folder / "bench.svg")
+    clocks = first.conditions
+    ran = (
+        f"The SM's clock was {clocks['sm_clock_mhz']:.0f} MHz in the median, {clocks['lowest_sm_clock_mhz']:.0f} MHz "
+        f"at the lowest; up to {clocks['temperature_c']:.0f} C. "
+        if "sm_clock_mhz" in clocks
+        else ""
+    )
+    parts = [
+        f"# How far from the speed of light: {clocks['device']}",
+        f"Written by `uv run python benchmarks/bench.py` on a machine with that GPU. {ran}How to read the table: "
+        "[docs/bench.md](../../docs/bench.md). The picture of it: [bench.svg](bench.svg).",
+        f"```\n{text(first)}\n```",
+        "## The same again, against the first run",
+        f"```\n{compared(second, first)}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
@@ -103,14 +127,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true", help="the largest size of each puzzle, small ones of all else")
     parser.add_argument("--seconds", type=float, default=250, help="after which a run starts nothing new")
+    parser.add_argument("--read", action="store_true", help="measure nothing: write the table of what is in FOLDER")
     asked = parser.parse_args()
-    if jax.default_backend() != "gpu":
-        raise SystemExit("JAX finds no GPU here. The compiler's estimates are in benchmarks/gpu.md.")
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    first, second = (once(name, asked.folder, asked.quick, asked.seconds) for name in ("bench", "again"))
-    parts = [str(first), "--- again ---", str(second), "--- the second against the first ---", compared(second, first)]
-    words = "\n\n".join(parts) + "\n"
-    (asked.folder / "bench.txt").write_text(words)
+    if not asked.read:
+        if jax.default_backend() != "gpu":
+            raise SystemExit("JAX finds no GPU here. The compiler's estimates are in benchmarks/gpu.md.")
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("bench", "again"):
+            once(name, asked.folder, asked.quick, asked.seconds)
+    words = written(asked.folder)
+    (asked.folder / "bench.md").write_text(words)
     print(words)
 
 

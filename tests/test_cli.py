@@ -407,7 +407,7 @@ COMMANDS = [name for name, each in cli.app.commands.items() if not each.hidden]
 
 
 def test_every_command_that_the_design_lists_is_there():
-    assert sorted(COMMANDS) == sorted("init lab start check watch hint solution show tpu gpu reset list".split())
+    assert sorted(COMMANDS) == sorted("init lab start check watch hint solution show tpu gpu bench reset list".split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

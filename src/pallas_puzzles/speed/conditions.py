@@ -137,12 +137,13 @@ def summary(lines: str) -> dict[str, float]:
 
 
 def slowed(clocks: Mapping[str, Any]) -> str:
-    """A sentence if the GPU ran clearly below its highest clock, as hot or power-limited ones do; else ""."""
-    if "sm_clock_mhz" not in clocks or clocks["sm_clock_mhz"] >= _SLOW * clocks["highest_sm_clock_mhz"]:
+    """A sentence if the GPU ran clearly below its highest clock at times, as hot or power-limited ones do; else ""."""
+    lowest = clocks.get("lowest_sm_clock_mhz")
+    if lowest is None or lowest >= _SLOW * clocks["highest_sm_clock_mhz"]:
         return ""
     return (
-        f"The GPU ran at {clocks['sm_clock_mhz']:.0f} MHz, of {clocks['highest_sm_clock_mhz']:.0f} MHz at the most "
-        f"({clocks['temperature_c']:.0f} C, {clocks['power_w']:.0f} W): it was hot, or at its power limit."
+        f"At times the GPU ran at {lowest:.0f} MHz, of {clocks['highest_sm_clock_mhz']:.0f} MHz at the most (up to "
+        f"{clocks['temperature_c']:.0f} C): it was hot, or at its power limit. That slows matrix products first."
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 80
 _HEADS = ("size", "who", "time", "spread", "light", "vs", "rate")
-_MOST = (24, 13, 8, 6, 5, 6, 12)  # characters of each column
+_MOST = (24, 13, 8, 6, 5, 9, 12)  # characters of each column
 
 
 def text(results: Results, columns: int = COLUMNS) -> str:
