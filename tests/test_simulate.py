@@ -263,11 +263,11 @@ HANGS = {
 @pytest.mark.parametrize("hang", HANGS)
 def test_it_comes_back_from(hang, capfd, caplog):
     fn, says, line = HANGS[hang]
-    still_works()  # and has imported all that it needs: half a second is for the kernel
+    still_works()  # and has imported all that it needs: two seconds are for the kernel, on a busy machine, too
     start = time.monotonic()
     with pytest.raises(SimulatorTimeout) as caught:
-        simulate(fn, X, timeout_s=0.5)
-    assert time.monotonic() - start < 5
+        simulate(fn, X, timeout_s=2)
+    assert time.monotonic() - start < 8
     assert says in str(caught.value)
     assert line is None or line in caught.value.line.text
     still_works()
