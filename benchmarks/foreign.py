@@ -13,6 +13,8 @@ The others are read from checkouts, and so are the tests whose calls are used (s
     git clone https://github.com/AI-Hypercomputer/maxtext /tmp/src/maxtext
     uv run ... --with sympy --with pybase64 python benchmarks/foreign.py --source /tmp/src
 
+What MaxText imports besides: --with filelock --with pyyaml --with pydantic --with omegaconf --with aqtp --with flax.
+
 Rows of kernels that do not run this time (-k, a project that is not there) stay in the table as they are.
 """
 
@@ -27,7 +29,7 @@ import foreign_jax
 import foreign_tokamax
 import jax
 import numpy as np
-from foreign_jobs import JOBS, Job
+from foreign_jobs import JOBS, REFERENCES, Job
 from foreign_tests import PROJECTS, calls_of, folder_of
 
 from pallas_puzzles.diagnose.diagnose import diagnose
@@ -46,7 +48,7 @@ GROUPS = [foreign_jax, foreign_guides, foreign_tokamax]  # each of them puts its
 # --- one row ---------------------------------------------------------------------------------------------------------
 
 
-def row(make: Callable[[], Job], report: bool) -> list[str]:
+def row(make: Callable[[], Job], report: bool, reference: Callable[..., Any] | None = None) -> list[str]:
     """What the table says of one kernel, behind its name."""
     try:
         fn, args = make()
@@ -70,6 +72,8 @@ def row(make: Callable[[], Job], report: bool) -> list[str]:
         if run is not None
         else ""
     )
+    if outputs is None and run is not None and reference is not None:
+        agrees = f"{difference(run.outputs, reference(*args))}, with plain arrays; the simulator {agrees}"
     chip = "tpu7x" if run is not None and run.chip == SPARSE_CHIP else "v5e"
     said = told(fn, args, chip) if report else ""
     return [ran, findings, agrees, said, f"{lens_s:.2f}", f"{simulator_s:.2f}" if outputs is not None else ""]
@@ -135,6 +139,7 @@ def written(rows: dict[str, list[str]], missing: dict[str, str]) -> str:
         f"orientation only. JAX {jax.__version__}.",
         "",
         f"The lens ran {ran} of {len(rows)}, {clean} of them without a finding.",
+        "The rows of `guides` were written for this table, after what JAX's guides teach.",
         *[f"{name} {why}: its rows are of an earlier run, or left out." for name, why in missing.items()],
         "",
         f"| {' | '.join(COLUMNS)} |",
@@ -154,7 +159,7 @@ def main() -> None:
     found = {name: folder_of(name, asked.source) for name in PROJECTS}
     missing = {name: why for name, why in found.items() if isinstance(why, str)}
     for name, make in jobs(missing, asked.source, word):
-        rows[name] = row(make, report=not asked.no_report)
+        rows[name] = row(make, not asked.no_report, REFERENCES.get(name))
         print(name, *rows[name], sep=" | ", flush=True)
         TABLE.write_text(written(rows, missing), "utf-8")
 

@@ -79,7 +79,7 @@ job("guides", "matmul: with an activation")(functools.partial(matmul_job, BF16, 
 job("guides", "matmul: tall blocks")(functools.partial(matmul_job, bm=256, bk=128, bn=128))
 
 
-@job("guides", "matmul: a batch of them, by vmap")
+@job("guides", "matmul: a batch of them, by vmap", reference=np.matmul)
 def matmul_batch() -> Job:
     return jax.vmap(matmul), (normal(2, 128, 256), normal(2, 256, 128, seed=1))
 
@@ -327,3 +327,192 @@ def scoped() -> Job:
     specs = pl.BlockSpec(memory_space=ANY)
     call = lambda x: pl.pallas_call(kernel, in_specs=[specs], out_specs=specs, out_shape=like(x))(x)  # noqa: E731
     return call, (normal(64, 128),)
+
+
+@job("guides", "block specs: windows that overlap")
+def windows() -> Job:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[:8] + x_ref[1:9] + x_ref[8:]
+
+    def call(x: Any) -> Any:
+        window = pl.BlockSpec((pl.Element(16), pl.Element(128)), lambda i: (8 * i, 0))
+        out = jax.ShapeDtypeStruct((56, 128), x.dtype)
+        rows = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        return pl.pallas_call(kernel, grid=(7,), in_specs=[window], out_specs=rows, out_shape=out)(x)
+
+    return call, (normal(64, 128),)
+
+
+@job("guides", "block specs: a grid whose size is a value")
+def dynamic_grid() -> Job:
+    def kernel(x_ref: Any, _: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] * 2
+
+    def call(n: Any, x: Any) -> Any:
+        rows = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        return pl.pallas_call(
+            kernel, grid=(n[0],), in_specs=[rows, rows], out_specs=rows, out_shape=like(x), input_output_aliases={1: 0}
+        )(x, jnp.zeros_like(x))
+
+    return call, (np.array([3], np.int32), normal(64, 128))
+
+
+def dropped(key: Any, x: Any) -> Any:
+    return jnp.where(jax.random.bernoulli(key, 0.75, x.shape), x / 0.75, 0)
+
+
+@job("guides", "random numbers: a key is an operand", reference=dropped)
+def keyed() -> Job:
+    def kernel(key_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = dropped(key_ref[...], x_ref[...])
+
+    def call(key: Any, x: Any) -> Any:
+        specs = [pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec()]
+        return pl.pallas_call(kernel, in_specs=specs, out_shape=like(x))(key, x)
+
+    return call, (jax.random.key(7), normal(64, 128))
+
+
+@job("guides", "core_map: Refs that are made outside")
+def refs_outside() -> Job:
+    def call(x: Any) -> Any:
+        x_ref, o_ref = jax.new_ref(x), jax.new_ref(jnp.zeros_like(x))
+
+        @pl.core_map(pltpu.create_tensorcore_mesh("core", num_cores=1))
+        def _() -> None:
+            def body(block: Any) -> None:
+                pltpu.sync_copy(x_ref, block)
+                block[...] = jnp.tanh(block[...])
+                pltpu.sync_copy(block, o_ref)
+
+            pl.run_scoped(body, pltpu.VMEM(x.shape, x.dtype))
+
+        return o_ref[...]
+
+    return call, (normal(64, 128),)
+
+
+@job("guides", "core_map: two cores share the rows")
+def two_cores() -> Job:
+    def call(x: Any) -> Any:
+        half = x.shape[0] // 2
+
+        def body(x_hbm: Any, o_hbm: Any, block: Any) -> None:
+            mine = pl.ds(jax.lax.axis_index("core") * half, half)
+            pltpu.sync_copy(x_hbm.at[mine], block)
+            block[...] = jnp.exp(block[...])
+            pltpu.sync_copy(block, o_hbm.at[mine])
+
+        mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=2)
+        scratch = [pltpu.VMEM((half, x.shape[1]), x.dtype)]
+        return pl.kernel(body, out_type=like(x), mesh=mesh, scratch_types=scratch)(x)
+
+    return call, (normal(128, 128),)
+
+
+@job("guides", "copies whose size is a value")
+def ragged_copy() -> Job:
+    def kernel(n_ref: Any, x_hbm: Any, o_ref: Any, sem: Any) -> None:
+        o_ref[...] = jnp.zeros_like(o_ref)
+        some = pl.ds(0, pl.multiple_of(n_ref[0], 8))
+        pltpu.async_copy(x_hbm.at[some], o_ref.at[some], sem).wait()
+
+    def call(n: Any, x: Any) -> Any:
+        specs = [pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=ANY)]
+        return pl.pallas_call(kernel, in_specs=specs, out_shape=like(x), scratch_shapes=[pltpu.SemaphoreType.DMA])(n, x)
+
+    return call, (np.array([24], np.int32), normal(64, 128))
+
+
+def unpacked(x: Any) -> Any:
+    """Two rows of bfloat16 out of each row of words: the lower halves, then the upper ones. Doubled."""
+    halves = np.stack([x & 0xFFFF, x >> 16], axis=1).astype(np.uint16).view(BF16)
+    return 2 * halves.reshape(-1, x.shape[1])
+
+
+@job("guides", "a Ref of 32-bit words, read as bfloat16", reference=unpacked)
+def words() -> Job:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref.bitcast(BF16)[...] * 2
+
+    def call(x: Any) -> Any:
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((2 * x.shape[0], x.shape[1]), BF16))(x)
+
+    halves = normal(2, 64, 128, dtype=BF16).view(np.uint16).astype(np.uint32)
+    return call, (halves[0] | halves[1] << 16,)
+
+
+@job("guides", "pipelining: a matmul by emit_pipeline")
+def inner_matmul() -> Job:
+    def kernel(x_hbm: Any, y_hbm: Any, o_hbm: Any, acc_ref: Any) -> None:
+        def body(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
+            @pl.when(pl.program_id(1) == 0)
+            def zero() -> None:
+                acc_ref[...] = jnp.zeros_like(acc_ref)
+
+            acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+            @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+            def write() -> None:
+                o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+        pltpu.emit_pipeline(
+            body,
+            grid=(2, 4),
+            in_specs=[pl.BlockSpec((128, 128), lambda i, k: (i, k)), pl.BlockSpec((128, 256), lambda i, k: (k, 0))],
+            out_specs=[pl.BlockSpec((128, 256), lambda i, k: (i, 0))],
+        )(x_hbm, y_hbm, o_hbm)
+
+    def call(x: Any, y: Any) -> Any:
+        hbm = pl.BlockSpec(memory_space=ANY)
+        return pl.pallas_call(
+            kernel,
+            in_specs=[hbm, hbm],
+            out_specs=hbm,
+            out_shape=jax.ShapeDtypeStruct((256, 256), x.dtype),
+            scratch_shapes=[pltpu.VMEM((128, 256), jnp.float32)],
+        )(x, y)
+
+    return call, (normal(256, 512, dtype=BF16), normal(512, 256, dtype=BF16, seed=1))
+
+
+@job("guides", "a gradient by custom_vjp, each way a kernel")
+def gradient() -> Job:
+    def both(x_ref: Any, g_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = g_ref[...] * jnp.cos(x_ref[...])
+
+    def forward(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = jnp.sin(x_ref[...])
+
+    @jax.custom_vjp
+    def sine(x: Any) -> Any:
+        return pl.pallas_call(forward, out_shape=like(x))(x)
+
+    def backward(x: Any, g: Any) -> Any:
+        return (pl.pallas_call(both, out_shape=like(x))(x, g),)
+
+    sine.defvjp(lambda x: (sine(x), x), backward)
+    return jax.grad(lambda x: sine(x).sum()), (normal(64, 128),)
+
+
+@job("guides", "loops: a search by while_loop")
+def search() -> Job:
+    def kernel(table_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        def more(state: Any) -> Any:
+            low, high = state
+            return high - low > 1
+
+        def halve(state: Any) -> Any:
+            low, high = state
+            middle = (low + high) // 2
+            right = table_ref[middle] <= x_ref[0]
+            return jnp.where(right, middle, low), jnp.where(right, high, middle)
+
+        o_ref[0] = jax.lax.while_loop(more, halve, (jnp.int32(0), jnp.int32(64)))[0]
+
+    def call(table: Any, x: Any) -> Any:
+        smem = pl.BlockSpec(memory_space=pltpu.SMEM)
+        out = jax.ShapeDtypeStruct((1,), jnp.int32)
+        return pl.pallas_call(kernel, in_specs=[smem, smem], out_specs=smem, out_shape=out)(table, x)
+
+    return call, (np.arange(64, dtype=np.int32) * 3, np.array([100], np.int32))

@@ -115,14 +115,23 @@ def paged_int8() -> Job:
     return int8, args
 
 
-@job("jax")
+def plain_paged(**options: Any) -> Any:
+    def attention(*args: Any) -> Any:
+        from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
+
+        return ref_ragged_paged_attention(*map(jnp.asarray, args), **options)
+
+    return attention
+
+
+@job("jax", reference=plain_paged())
 def ragged_paged_attention() -> Job:
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention as kernel
 
     fn = functools.partial(kernel, num_kv_pages_per_block=2, num_queries_per_block=16)
     q, kv = normal(64, 4, 128, dtype=BF16), normal(16, 16, 4, 128, dtype=BF16, seed=1)
     lengths, starts = np.array([20, 40, 0, 0], np.int32), np.array([0, 10, 40, 40, 40], np.int32)
-    first = lambda *args: fn(*args)[:40]  # noqa: E731 # nobody writes the rest
+    first = lambda *args: fn(*args)[:40]  # noqa: E731 # the rest is not written
     return first, (q, kv, lengths, integers(0, 16, 4, 8), starts, np.array([2], np.int32))
 
 
@@ -240,7 +249,13 @@ def splash_residuals() -> Job:
     return splash(causal, save_residuals=True)
 
 
-@job("jax", "splash attention, a batch of them")
+def attention(q: Any, k: Any, v: Any) -> Any:
+    """Causal, not scaled."""
+    scores = np.where(np.tri(*q.shape[-2:-1], k.shape[-2], dtype=bool), q @ k.swapaxes(-1, -2), -np.inf)
+    return jax.nn.softmax(scores) @ v
+
+
+@job("jax", "splash attention, a batch of them", attention)
 def splash_batch() -> Job:
     fn, args = splash(causal)
     return jax.vmap(fn), tuple(np.stack([x, x[::-1]]) for x in args)
@@ -263,8 +278,9 @@ def ragged(**options: Any) -> Job:
     return lambda *given: functools.partial(inner, **options)(*given)[:40], args
 
 
-job("jax", "ragged paged attention, sliding window")(functools.partial(ragged, sliding_window=9))
-job("jax", "ragged paged attention, soft cap")(functools.partial(ragged, soft_cap=20.0))
+window, cap = {"sliding_window": 9}, {"soft_cap": 20.0}
+job("jax", "ragged paged attention, sliding window", plain_paged(**window))(functools.partial(ragged, **window))
+job("jax", "ragged paged attention, soft cap", plain_paged(**cap))(functools.partial(ragged, **cap))
 
 
 @job("jax", "megablox gmm, bf16, uneven tiles")

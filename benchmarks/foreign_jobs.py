@@ -11,13 +11,20 @@ GROUPS = np.array([100, 0, 28, 128], np.int32)
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]  # a function of arrays, the arrays
 JOBS: dict[str, tuple[str, Callable[[], Job]]] = {}  # name of a row -> package, what makes its job
+REFERENCES: dict[str, Callable[..., Any]] = {}  # name of a row -> the same in plain arrays
 
 
-def job(package: str, name: str = "") -> Callable[[Callable[[], Job]], Callable[[], Job]]:
+def job(
+    package: str, name: str = "", reference: Callable[..., Any] | None = None
+) -> Callable[[Callable[[], Job]], Callable[[], Job]]:
+    """Registers a row. reference: the arguments -> the result, for what JAX's simulator cannot run."""
+
     def register(make: Callable[[], Job]) -> Callable[[], Job]:
         key = f"{package}: {name or make.__name__.replace('_', ' ')}"
         assert key not in JOBS, f"two rows are called {key}"
         JOBS[key] = (package, make)
+        if reference is not None:
+            REFERENCES[key] = reference
         return make
 
     return register

@@ -14,18 +14,39 @@ def tokamax(name: str) -> Any:
     return importlib.import_module(f"tokamax._src.ops.{name}")
 
 
+def each_group(of_one: Any) -> Any:
+    """of_one(rows of a group, ...) for each group: (x, y, sizes of the groups) -> its results."""
+
+    def call(x: Any, y: Any, sizes: Any) -> list[Any]:
+        ends = np.cumsum(sizes)
+        x, y = x.astype(np.float32), y.astype(np.float32)
+        return [of_one(x, y, g, slice(end - size, end)) for g, (size, end) in enumerate(zip(sizes, ends, strict=True))]
+
+    return call
+
+
+products = each_group(lambda x, y, g, rows: x[rows] @ y[g])
+outer = each_group(lambda x, y, g, rows: x[rows].T @ y[rows])
+rows_by_group = lambda *args: np.concatenate(products(*args))  # noqa: E731
+
+
+def gated(*args: Any) -> Any:
+    gate, up = np.split(rows_by_group(*args), 2, axis=1)
+    return jax.nn.silu(gate) * up
+
+
 def gmm_v2(dtype: Any = np.float32, **options: Any) -> Job:
     fn = functools.partial(tokamax("gmm_v2.gmm_v2").gmm_v2, **options)
     weights = normal(4, 256, 256, dtype=dtype, seed=1)
     return lambda *args: fn(*args), (normal(96, 256, dtype=dtype), weights, np.array([30, 0, 50, 16], np.int32))
 
 
-job("tokamax", "gmm_v2")(gmm_v2)
-job("tokamax", "gmm_v2, bf16")(functools.partial(gmm_v2, BF16))
-job("tokamax", "gmm_v2, silu")(functools.partial(gmm_v2, BF16, fuse_act="silu"))
+job("tokamax", "gmm_v2", rows_by_group)(gmm_v2)
+job("tokamax", "gmm_v2, bf16", rows_by_group)(functools.partial(gmm_v2, BF16))
+job("tokamax", "gmm_v2, silu", gated)(functools.partial(gmm_v2, BF16, fuse_act="silu"))
 
 
-@job("tokamax", "tgmm_v2")
+@job("tokamax", "tgmm_v2", lambda *args: np.stack(outer(*args)))
 def tgmm_v2() -> Job:
     fn = tokamax("gmm_v2.tgmm_v2").tgmm_v2
     args = normal(96, 256, dtype=BF16), normal(96, 256, dtype=BF16, seed=1), np.array([30, 0, 50, 16], np.int32)
@@ -46,7 +67,7 @@ def router_topk() -> Job:
     return lambda scores: kernel.select(scores, 8, block_rows=128), (normal(256, 256),)
 
 
-@job("tokamax", "top k, on the SparseCore")
+@job("tokamax", "top k, on the SparseCore", lambda scores: np.sort(jax.lax.top_k(scores, 128)[1]))
 def topk() -> Job:
     kernel = tokamax("topk.pallas_mosaic_tpu_kernel")
     return lambda scores: kernel.sparsecore_topk(scores, 128), (normal(4, 1024),)

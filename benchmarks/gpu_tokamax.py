@@ -86,7 +86,14 @@ def attend(
     return fn, (q, k, v), _attention(q, k, v, added, allowed)[1]
 
 
-def gradients(which: int, causal: bool = False, bias: tuple[int, ...] | None = None, **config: Any) -> Case:
+def gradients(
+    which: int,
+    causal: bool = False,
+    bias: tuple[int, ...] | None = None,
+    chip: str = "sm90",
+    block: int = 64,
+    **config: Any,
+) -> Case:
     """which: 0, 1 or 2 for dq, dk or dv."""
     t, d = 256, 64
     q, k, v, dout = (normal(t, 2, d, dtype=BF16, seed=s) for s in range(4))
@@ -95,9 +102,10 @@ def gradients(which: int, causal: bool = False, bias: tuple[int, ...] | None = N
     s, out = _attention(q, k, v, added, allowed)
     m = s.max(-1)
     residuals = np.asarray(m), np.asarray(jnp.exp(s - m[..., None]).sum(-1))
-    kernel = _ops("attention.pallas_mosaic_gpu_vjp_kernel_sm90").flash_attention_vjp_kernel
-    blocks = dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), 64)
-    chosen = _ops("attention.pallas_mosaic_gpu_vjp_common").Config(**blocks, **{"num_stages": 2, **config})
+    module = _ops(f"attention.pallas_mosaic_gpu_vjp_kernel_{chip}")
+    kernel = module.flash_attention_vjp_kernel
+    blocks = dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block)
+    chosen = module.Config(**blocks, **{"num_stages": 2, **config})
 
     def fn(q: Any, k: Any, v: Any, out: Any, dout: Any) -> Any:
         return kernel(
@@ -206,6 +214,10 @@ ON_B200: dict[str, Callable[[], Case]] = {
     "attention, two CTAs": lambda: attend(**{**_B200, "block_q": 256}, collective=True),
     "attention, causal": lambda: attend(**_B200, collective=False, causal=True),
     "attention, a bias": lambda: attend(**_B200, collective=False, bias=(2, 512, 512)),
+    "attention, a mask": lambda: attend(**_B200, collective=False, mask=(1, 512, 512)),
+    "attention, dq": lambda: gradients(0, chip="sm100", block=128),
+    "attention, dk": lambda: gradients(1, chip="sm100", block=128),
+    "attention, causal, dk": lambda: gradients(1, chip="sm100", block=128, causal=True),
     "ragged_dot": lambda: grouped(_RAGGED, block_m=128),
     "ragged_dot, two CTAs": lambda: grouped(_RAGGED, block_m=128, collective=True),
     "gated linear unit": lambda: gated("sm100", tile_m=128),

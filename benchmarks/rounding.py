@@ -53,6 +53,14 @@ MEAN = """jax.lax.fori_loop(0, h.shape[1] // 8, lambda n, a: a + jax.lax.dynamic
     axis=1, keepdims=True), jnp.zeros((h.shape[0], 1))) / h.shape[1]"""
 SUM = "p.sum(axis=1, keepdims=True)"
 BEFORE = (("acc_ref[...] +=", f"acc_ref[...] = {to_16('acc_ref[...]')} +"),)
+
+
+def accumulated(product: str, before: str = "before") -> Edits:
+    """The call of `accumulate`, which basics/12 gives, with what it does in its place."""
+    first = "before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])"
+    return (("accumulate(x_ref, w_ref, acc_ref)", f"{first}\n    acc_ref[...] = {before} + {product}"),)
+
+
 Y = "(acc_ref[...] + bias_ref[...])"
 
 WRONG: list[tuple[str, str, Edits]] = [
@@ -63,9 +71,9 @@ WRONG: list[tuple[str, str, Edits]] = [
     ("softmax/9", "0.5% too large", (("h * rstd", "1.005 * h * rstd"),)),
     ("flash_attention/4", "0.5% too large", (("(acc_ref[...] / l_ref", "(1.005 * acc_ref[...] / l_ref"),)),
     ("basics/10", "product in 16 bits", ((product("y"), to_16(product("y"))),)),
-    ("basics/12", "product in 16 bits", ((product("w"), to_16(product("w"))),)),
+    ("basics/12", "product in 16 bits", accumulated(to_16(product("w")))),
     ("basics/10", "accumulator in 16 bits", BEFORE),
-    ("basics/12", "accumulator in 16 bits", BEFORE),
+    ("basics/12", "accumulator in 16 bits", accumulated(product("w"), to_16("before"))),
     (
         "flash_attention/4",
         "accumulator in 16 bits",
@@ -79,19 +87,22 @@ WRONG: list[tuple[str, str, Edits]] = [
     ("matmul/7", "x * sigmoid(1.702 x)", ((f"jax.nn.gelu{Y}", f"{Y} * jax.nn.sigmoid(1.702 * {Y})"),)),
 ]
 
-LOG2_E = 1.4426950408889634
+EXP2 = (("jnp.exp(", "(lambda t: jnp.exp2(1.4426950408889634 * t))("),)
 RIGHT: list[tuple[str, str, Edits]] = [
     ("basics/6", "x / (1 + exp(-g))", (("jax.nn.sigmoid(g_ref[...])", "1 / (1 + jnp.exp(-g_ref[...]))"),)),
     ("basics/10", "odd columns after even ones", ((product("y"), halves("y")),)),
     ("basics/10", "a loop over eighths", ((product("y"), EIGHTHS),)),
-    ("basics/12", "odd columns after even ones", ((product("w"), halves("w")),)),
+    ("basics/12", "odd columns after even ones", accumulated(halves("w"))),
     ("matmul/7", "odd columns after even ones", ((product("w"), halves("w")),)),
-    ("softmax/1", "exp2 for exp", (("jnp.exp(", f"jnp.exp2({LOG2_E} * "),)),
+    ("softmax/1", "exp2 for exp", EXP2),
     ("softmax/9", "1 / sqrt", (("jax.lax.rsqrt(", "1 / jnp.sqrt("),)),
     ("softmax/9", "a loop over columns", (("(h * h).mean(axis=1, keepdims=True)", MEAN),)),
-    ("flash_attention/4", "exp2 for exp", (("jnp.exp(", f"jnp.exp2({LOG2_E} * "),)),
+    ("flash_attention/4", "exp2 for exp", EXP2),
     ("flash_attention/4", "times 1 / l", (("(acc_ref[...] / l_ref[...])", "(acc_ref[...] * (1 / l_ref[...]))"),)),
 ]
+
+
+WIDE = Tolerance(0.15)  # what the model says alone; the ordinary tolerance is another matter
 
 
 def solution(puzzle: str, edits: Edits) -> str:
@@ -105,11 +116,27 @@ def solution(puzzle: str, edits: Edits) -> str:
 
 
 def other_blocks(subject: Subject) -> Iterator[Case]:
-    """The first case with one block at a time half or twice as large."""
+    """The first case with one block at a time half or twice as large, if that is a size with which all is right."""
     first = subject.cases[0]
     for name, size in keyword_only(subject.fn).items():
         if re.fullmatch(r"b[a-z]+", name) and isinstance(size, int):
-            yield from (Case(first.inputs, {name: b}, None) for b in (size // 2, size * 2) if b >= 8)
+            sizes = [b for b in (size // 2, size * 2) if b >= 8]
+            others = [Case(first.inputs, {name: b}, None) for b in sizes]
+            yield from (each for each in others if fits(subject, each))
+
+
+def fits(subject: Subject, case: Case) -> bool:
+    """Whether the course's own result is right with these blocks: some have to divide what they cut."""
+    for seed in range(5):  # a label in a block that is left out may be rare
+        args = draw(case.inputs, np.random.default_rng(seed))
+        want = quickly_expected(subject.spec, args, keywords_of(subject.spec, case.blocks))
+        try:
+            run = trace(subject.fn, *args, **case.blocks)
+        except Exception:  # the call itself says that they do not fit
+            return False
+        if compare(*(jax.tree.map(np.asarray, jax.tree.leaves(x)) for x in (run.outputs, want)), WIDE):
+            return False
+    return True
 
 
 def refused(puzzle: str, subject: Subject, case: Case, seed: int) -> str:
@@ -117,10 +144,9 @@ def refused(puzzle: str, subject: Subject, case: Case, seed: int) -> str:
     args = draw(case.inputs, np.random.default_rng(seed))
     want = quickly_expected(subject.spec, args, keywords_of(subject.spec, case.blocks))
     run = trace(subject.fn, *args, **case.blocks)
-    wide = Tolerance(0.15)  # what the model says alone; the ordinary tolerance is another matter
-    if compare(*(jax.tree.map(np.asarray, jax.tree.leaves(x)) for x in (run.outputs, want)), wide):
+    if compare(*(jax.tree.map(np.asarray, jax.tree.leaves(x)) for x in (run.outputs, want)), WIDE):
         return "beyond any tolerance"
-    course = course_of(puzzle, subject.spec, wide, args, case.blocks, run.outputs, want)
+    course = course_of(puzzle, subject.spec, WIDE, args, case.blocks, run.outputs, want)
     found = rounded(run, want, course) if course else None
     return found.findings[0].cause if found else ""
 
@@ -131,11 +157,7 @@ def row(puzzle: str, subject: Subject, cases: list[Case], draws: int) -> tuple[i
     for seed in range(draws):
         texts = []
         for n, case in enumerate(cases):
-            try:
-                texts.append(refused(puzzle, subject, case, seed))
-            except Exception as error:  # blocks that do not fit
-                texts.append("")
-                said = said or f"({type(error).__name__})"
+            texts.append(refused(puzzle, subject, case, seed))
             each[n] += bool(texts[-1])
             if texts[-1]:
                 break

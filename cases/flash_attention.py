@@ -435,7 +435,7 @@ def puzzle_12(nb: Any) -> Question:
             listed = [(int(j), int(mark)) for j, mark in zip(blocks, marks, strict=True) if mark]
             live = [(j, int(kind)) for j, kind in enumerate(kinds[i]) if kind]
             if listed != live:
-                return f"Row {i} of the lists says (block, kind) {listed}; live in that row of blocks are {live}.", ""
+                return f"Row {i} of the lists says (block, kind) {listed}; the live blocks of row {i} are {live}.", ""
         return "", ""
 
     def idle(mask: Any, Sq: int, Skv: int, bq: int, bkv: int) -> Idle:

@@ -5,11 +5,13 @@ nb: what the notebook defines, with the reader's answers in its holes.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from pallas_puzzles.course.claims import Claim, Count
 from pallas_puzzles.course.gpu_claims import gmem_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+from pallas_puzzles.speed.work import Sizes, size, sweep
 from pallas_puzzles.targets.gpu.chips import occupancy
 
 
@@ -21,7 +23,7 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((3, 640)), bn=128, budget=Budget(gmem_bytes=15_360, ctas=15), about="more parts than rows"),
             case(normal((9, 256)), about="a part is a whole row"),
         ],
-        budget=Budget(gmem_bytes=36_864, ctas=18),
+        budget=Budget(gmem_bytes=36_864, cta_bytes=2_048, ctas=18),
     )
 
 
@@ -44,9 +46,15 @@ def puzzle_3(nb: Any) -> Question:
         normal((130, 256)),
         variants=[
             case(normal((194, 128)), about="one strip"),
-            case(normal((66, 512)), bm=32, bn=256, budget=Budget(gmem_bytes=270_336), about="blocks of 32 x 256"),
+            case(
+                normal((66, 512)),
+                bm=32,
+                bn=256,
+                budget=Budget(gmem_bytes=270_336, thread_bytes=131_072),
+                about="blocks of 32 x 256",
+            ),
         ],
-        budget=Budget(gmem_bytes=266_240),
+        budget=Budget(gmem_bytes=266_240, thread_bytes=131_072),
     )
 
 
@@ -67,10 +75,10 @@ def puzzle_5(nb: Any) -> Question:
         nb.strip_gelu_spec,
         normal((512, 128)),
         variants=[
-            case(normal((448, 256)), about="seven tiles in each of two strips"),
-            case(normal((64, 128)), about="a single tile"),
+            case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
+            case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
         ],
-        budget=Budget(copy_idle=5_000, thread_bytes=0, copies=8),
+        budget=Budget(copy_idle=2_000, thread_bytes=0, copies=8),
     )
 
 
@@ -117,9 +125,9 @@ def puzzle_9(nb: Any) -> Question:
         nb.lse_spec,
         normal((200, 256)),
         variants=[
-            case(normal((130, 128), shift=-200.0), about="all numbers are negative"),
+            case(normal((136, 128), shift=-200.0), about="all numbers are negative"),
             case(normal((128, 128), scale=30.0), about="no row is missing"),
-            case(normal((65, 256), shift=100.0), about="one row in the last tile"),
+            case(normal((72, 256), shift=100.0), about="8 rows in the last tile"),
         ],
         budget=Budget(gmem_bytes=208_896, ctas=8),
     )
@@ -140,7 +148,11 @@ def puzzle_10(nb: Any) -> Question:
         forbid=["softmax", "log_softmax"],
         claims=[
             gmem_claim(nb.softmax_bytes, run, (8, 1024, 2), (3, 512, 4), (5, 384, 4)),
-            Claim(nb.ctas_per_sm, [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000)], fitting),
+            Claim(
+                nb.ctas_per_sm,
+                [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000), (24, 57_344), (24, 76_801)],
+                fitting,
+            ),
         ],
     )
 
@@ -161,3 +173,53 @@ def fitting(registers: int, smem_bytes: int) -> Count:
     ]
     slips = [(words, float(min(room.values()))) for words, room in others]
     return Count("an SM holds", float(most), parts, [s for s in slips if s[1] != most])
+
+
+# --- what `puzzles bench` measures: from what the L2 holds up to a quarter of a GiB and more ------------------------
+
+
+def matrices(*shapes: tuple[int, ...], dtypes: tuple[str, ...] = ("float32",)) -> Sizes:
+    return sweep(*[size(normal(shape, dtype)) for dtype in dtypes for shape in shapes])
+
+
+def bench_1(nb: Any) -> Sizes:
+    return matrices((512, 4096), (2048, 4096), (8192, 4096), (32768, 4096))
+
+
+def bench_2(nb: Any) -> Sizes:
+    return matrices((1024, 4096), (4096, 4096), (16384, 4096), (65536, 4096))
+
+
+def bench_3(nb: Any) -> Sizes:
+    return matrices((514, 4096), (2050, 4096), (8194, 4096), (32770, 4096))
+
+
+def bench_4(nb: Any) -> Sizes:
+    return matrices((512, 4096), (2048, 4096), (8192, 4096), (32768, 4096))
+
+
+def bench_5(nb: Any) -> Sizes:
+    return matrices((512, 16896), (2048, 16896), (8192, 16896))  # 132 strips: one for each SM of an H100 or H200
+
+
+def bench_6(nb: Any) -> Sizes:
+    return sweep(*[size(normal((M, 16896)), normal((16896,))) for M in (512, 2048, 8192)])
+
+
+def bench_7(nb: Any) -> Sizes:
+    return matrices((32, 16, 16896), (128, 16, 16896), (512, 16, 16896))
+
+
+def bench_8(nb: Any) -> Sizes:
+    return matrices((8192, 256), (32768, 256), (131072, 256), (524288, 256))
+
+
+def bench_9(nb: Any) -> Sizes:
+    def xla(x: Any) -> Any:
+        return jax.nn.logsumexp(x.reshape(-1, 64, x.shape[1]), axis=1)  # the spec has a program a tile
+
+    return sweep(*[size(normal((M, 4096))) for M in (1024, 4096, 16384, 65536)], xla=xla)
+
+
+def bench_10(nb: Any) -> Sizes:
+    return matrices((1024, 4096), (4096, 4096), (16384, 4096), (65536, 4096), dtypes=("bfloat16", "float32"))

@@ -411,7 +411,7 @@ def puzzle_8b(nb: Any) -> Question:
         ],
         kernel=False,
         forbid={
-            "at": "at[...] is a scatter. An inverse permutation can be had without one; with it, rows are fetched.",
+            "at": "at[...] scatters rows. Fetch them instead, with the inverse permutation.",
             "segment_sum": "segment_sum scatters rows. Fetch them instead, with the inverse permutation.",
             **{
                 name: f"{name} of a gather scatters rows. Fetch them instead, with the inverse permutation."

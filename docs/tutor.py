@@ -24,15 +24,17 @@ FAMILIES = {
         "Found by trying: with what the cause names in its place, everything is right. Do not read it out. What does "
         "this line do at the first step, and what at the last?"
     ),
-    "structure shape dtype": "The result has not the form that the spec has. What does the spec's signature promise?",
+    "structure shape dtype": "The result does not have the form of the spec. What does the spec's signature promise?",
     "garbage unwritten never-stored": (
-        "Memory is used before, or without, anybody writing it. Outputs and scratch start with whatever was there. "
-        "Who writes this element first, and at which step?"
+        "The kernel uses memory that nobody has written. Outputs and scratch start with whatever was there. Who "
+        "writes this element first, and at which step?"
     ),
-    "unvisited": "A block of the result belongs to no step. How many blocks has it, and which ones do the steps name?",
-    "partly-stored": ("Part of a block, or of the steps, stores nothing. Under which condition does the store run?"),
+    "unvisited": "A block of the result belongs to no step. How many blocks does it have, and which do the steps name?",
+    "partly-stored": (
+        "Some steps store nothing, or only a part of the block. Under which condition does the store run?"
+    ),
     "stale revisit": (
-        "A block comes back after others, and holds what it happened to hold. In which order does the grid walk, and "
+        "A block comes back after others, and its earlier contents are gone. In which order does the grid walk, and "
         "when does a block leave VMEM?"
     ),
     "overwritten carry": (
@@ -51,8 +53,7 @@ FAMILIES = {
     ),
     "rounding": "Rounded too often. In which dtype does the sum grow, and how often is it rounded?",
     "values input-store": (
-        "The result is wrong, or something else than the result was written. What does the kernel store, and into "
-        "which Ref?"
+        "The result is wrong, or the kernel stores into an input. What does the kernel store, and into which Ref?"
     ),
     "race": (
         "Two write, or one writes and one reads, the same elements, and nothing orders them. TPU: steps of a parallel "
@@ -116,7 +117,7 @@ def messages() -> str:
     rows = [f"| {kind} | {_cell(advice)} |" for kind, advice in {k: a for _, k, a in errors._ERRORS}.items()]
     parts += [
         "## Errors from JAX and Python",
-        "The reader sees the sentence on the right, not the traceback. It names the rule: they say where it applies.",
+        "The reader sees the sentence on the right, not the traceback. It names a rule. Let them say where it applies.",
         "\n".join(["| kind | what the reader is told |", "|---|---|", *rows]),
     ]
     return "\n\n".join(parts) + "\n"

@@ -234,9 +234,9 @@ show(vector_add, normal((1280,)), normal((1280,)))
 #
 # ### Theory
 #
-# A chat server stores the data that attention reads in pages. A page goes wherever there is free memory. To sort 1 GiB
-# of pages before a kernel uses them, you move 2 GiB, one in and one out: 2.6 ms: a v5e reads and writes HBM at 820
-# GB/s. But a kernel may read its pages in any order, at no extra cost.
+# A chat server stores the data that attention reads in pages. A page goes wherever there is free memory. If you sort 1
+# GiB of pages first, you read 1 GiB and write 1 GiB. A v5e reads and writes HBM at 820 GB/s, so that takes 2.6 ms. But
+# a kernel may read its pages in any order, at no extra cost.
 #
 # The function inside a `BlockSpec` decides the order. It is called an **index map**. It takes the grid index of the
 # step, one argument per grid axis. It returns the block for this step: a tuple with one block *number* per dimension of
@@ -599,8 +599,8 @@ def gated(x: Float[Array, "M N"], g: Float[Array, "M N"], *, vmem_bytes: int = 2
 
 # %%
 # Budget for x (80, 384), g (80, 384): hbm_bytes=307_200, vmem_bytes=262_144, grid_steps=5, calls=1. grid_steps: the
-# number of steps with the largest block that fits. A verdict that says 300 KiB of VMEM has counted two buffers for each
-# block, with 40 rows in it. If you expected 150 KiB, you counted one.
+# number of steps with the largest block that fits. Blocks of 40 rows would take 300 KiB of VMEM, because every block
+# has two buffers. If you expected 150 KiB, you counted one.
 check("basics/6", gated)
 
 # %% [markdown]
@@ -1345,7 +1345,8 @@ check("basics/12", fused_linear)
 # ```
 #
 # That makes two copies of `x` blocks and six of `y` blocks. `x` follows the outer loop, so all of it comes in once. `y`
-# follows the inner loop, so all of it comes in at every turn of the outer loop. (A single block comes in only once.)
+# follows the inner loop, so all of it comes in at every turn of the outer loop. (If an operand is a single block, it
+# comes in only once.)
 #
 # Take (8192, 1024) @ (1024, 4096) in bfloat16, with bm = 128 and bn = 1024. With the loop over rows outside, `x` costs
 # 16 MiB and `y` costs 64 * 8 = 512 MiB: 528 MiB together. With columns outside, `y` costs 8 MiB and `x` 4 times 16: 72
@@ -1379,9 +1380,10 @@ check("basics/13", lean_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Count elements: each has 2 bytes, in either order. One order reads `x` once and `y` once per block of rows. What does
-# the other one read? (Both write the result once, so it does not decide.) Shapes are plain Python integers, so an
-# ordinary `if` can choose. The first grid index is always the outer loop: an index map may name its arguments `(j, i)`.
+# Count elements instead of bytes: each element has 2 bytes. One order reads `x` once and `y` once per block of rows.
+# What does the other one read? (Both write the result once, so it does not decide.) Shapes are plain Python integers,
+# so an ordinary `if` can choose. The first grid index is always the outer loop: an index map may name its arguments
+# `(j, i)`.
 #
 # </details>
 #
@@ -1447,10 +1449,11 @@ show(lean_matmul, normal((256, 128), "bfloat16"), normal((128, 1536), "bfloat16"
 show(fused_linear, normal((96, 768), "bfloat16"), normal((768, 256), "bfloat16", scale=0.05), normal((1, 256)))
 
 # %% [markdown]
-# What would a TPU make of it? `tpu_report` asks the TPU's own compiler, and needs no TPU. (If the compiler is
-# missing, the report says what to install.) Take a real size: 4096 in every direction, with blocks of 512. On a v5e the
-# multiplications take 698 us. The copies take 696 us, at the same time. The estimate for the solution is 858 us, 81% of
-# what the chip can do. What does it say of your kernel?
+# What would a TPU make of it? `tpu_report` asks the TPU's own compiler, and needs no TPU. (If the compiler is missing,
+# the report says what to install.) Take a real size: 4096 in every direction, with blocks of 512. On a v5e the
+# multiplications take 698 us. The copies take 696 us, at the same time. The solution's instructions take a little
+# longer, and its 512 steps cost 128 us more. So the estimate is 858 us, 81% of what the chip can do. What does it say
+# of your kernel?
 
 # %%
 # simulate=False leaves out the cycle count of a simulator, which takes a while.

@@ -12,9 +12,9 @@
 #
 # Attention is two matrix products with a softmax between them. You can already write three kernels that compute it. For
 # one head over 131,072 tokens they also write 96 GiB of scores and probabilities. In thirteen puzzles you build the
-# kernels that write none of it. The forward pass writes the result, 32 MiB, and 0.5 MiB more. They are causal, take any
-# length, have a backward pass, share keys among heads, follow block masks, and read a cache in pages. After that you
-# can read splash attention, ragged paged attention and tokamax.
+# kernels that write none of it. The forward pass writes the result, 32 MiB, and 0.5 MiB more. Your kernels are causal,
+# take any length, have a backward pass, share keys among heads, follow block masks, and read a cache in pages. After
+# that you can read splash attention, ragged paged attention and tokamax.
 #
 # You need `softmax.py` (above all Puzzle 3, the online softmax), and Puzzles 1 to 5 and 11 of `matmul.py` (the MXU,
 # dimension semantics, `dot_general`, scalar prefetch). All arrays are (batch, head, token, D), and D is 64 or 128.
@@ -123,8 +123,8 @@ check("flash_attention/1", scores)
 #
 # For the product: which dimension of each block has size D? (`dot_general` returns what is left of `q`, then what is
 # left of `k`, so you need not transpose anything.) How many bits do the operands have, and how many the result? For the
-# maps, walk over the drawing: which of b, h, i, j say whose matrix this is, which one how far down, and which one how
-# far across?
+# maps, walk over the drawing. Which of b, h, i, j say which matrix it is? Which one says how far down, and which one
+# how far across?
 #
 # </details>
 #
@@ -314,12 +314,12 @@ check("flash_attention/2", causal_scores)
 # ```
 #
 # Every score goes to HBM as a float32 and comes back. Its probability goes out as a bfloat16 and comes back: 12 bytes
-# in all. For them you do 2 D FLOPs in each of the two products, 512 in all with D = 128. That makes 43 FLOPs per byte,
-# and a v5e needs 240 to keep its MXU busy (matmul.py Puzzle 4). The MXU idles four fifths of the time.
+# in all. For each score you do 2 D FLOPs in each of the two products, 512 in all with D = 128. That makes 43 FLOPs per
+# byte, and a v5e needs 240 to keep its MXU busy (matmul.py Puzzle 4). The MXU idles four fifths of the time.
 #
-# The rule: **store the probabilities in the dtype of `v`.** The second product wants narrow operands on both sides, and
-# rounding moves a p by 1 part in 256 at most, some up and some down. The sum over the keys needs more bits, so
-# `acc_ref` is float32. (The blocks of keys are grid axis 3, and `bkv` divides Skv here.)
+# **Store the probabilities in the dtype of `v`.** The second product wants narrow operands on both sides, and rounding
+# moves a p by 1 part in 256 at most, some up and some down. The sum over the keys needs more bits, so `acc_ref` is
+# float32. (The blocks of keys are grid axis 3, and `bkv` divides Skv here.)
 
 
 # %%
@@ -548,10 +548,10 @@ check("flash_attention/4", one_block)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in place of `x`. It knows when the
-# buffers start, from what, and how `l` follows a maximum that grows. Then look at the fraction above. Which factor does
-# each term of `acc` share with its partner in `l`? So what happens to the old `acc` before you add to it? (The first
-# step needs no case of its own. There the old maximum is -inf, and exp(-inf) is 0.)
+# Start from your online kernel, softmax.py Puzzle 3, with your `block_scores` in place of `x`. It shows when the
+# buffers get their starting values, which ones, and how `l` follows a maximum that grows. Then look at the fraction
+# above. Which factor does each term of `acc` share with its partner in `l`? So what happens to the old `acc` before you
+# add to it? (The first step needs no case of its own. There the old maximum is -inf, and exp(-inf) is 0.)
 #
 # </details>
 #
@@ -1003,8 +1003,8 @@ show(
 # ### Theory
 #
 # The backward pass needs the probabilities again: 32 GiB for one head over 131,072 tokens. But you can compute each of
-# them again from its score and *one* number per row, 512 KiB in all: the **log-sum-exp**, the logarithm of the row's
-# sum.
+# them again from its score and *one* number per row: the **log-sum-exp**, the logarithm of the row's sum. That is 512
+# KiB in all.
 #
 # ```text
 #     lse = log(sum of exp(s))          p = exp(s - lse)
@@ -1015,7 +1015,7 @@ show(
 # The rest is practice. Copy your Puzzle 6. Replace its two tests by `last_key_seen`. Then look at two corner cases:
 #
 # - **A row that sees nothing** (Sq > Skv) gets o = 0 and lse = -inf. Its maximum stays at its starting value, and -inf
-#   - (-inf) would be NaN. So `start` takes `FLOOR`, the most negative float32. And `normalized` turns 0 / 0 into 0.
+#   minus -inf would be NaN. So `start` takes `FLOOR`, the most negative float32. And `normalized` turns 0 / 0 into 0.
 # - **Keys that do not divide.** Beyond Skv there is garbage. In `k` it becomes scores, and you can mask those. In `v`
 #   it meets p = 0, and 0 times NaN is NaN (basics.py Puzzle 8). `rows_inside` puts zeros in its place.
 
@@ -1866,7 +1866,7 @@ check("flash_attention/11", grouped_grads)
 # <details><summary>Hint 1</summary>
 #
 # In the drawing, which head of keys belongs to query head 5, and by which arithmetic? (Not the remainder: neighbours
-# share.) The backward pass asks the opposite: which query head is member `g` of the group of key head `hkv`? As to the
+# share.) The backward pass asks the opposite: which query head is member `g` of the group of key head `hkv`? For the
 # sum over two axes: it starts where **both** are at their first step and ends where both are at their last. What
 # happens to the heads of a group if it starts afresh whenever `i` is 0?
 #
@@ -1954,7 +1954,7 @@ check("flash_attention/11", grouped_grads)
 #
 # Let each token see the last 1024, itself included: a **sliding window**. With 32,768 tokens that is 3% of all pairs.
 # Your causal kernel could skip the rest, but a skipped step is still a step: 0.25 us, as in Puzzle 6. In blocks of 512
-# x 512 there are 4096 steps per head, a millisecond, and 189 of them do anything.
+# x 512 there are 4096 steps per head: a millisecond. Only 189 of them do any work.
 #
 # So let the grid run over a **list**: for each row of blocks, the live ones from left to right. The grid is as wide as
 # the longest list:
@@ -1970,8 +1970,8 @@ check("flash_attention/11", grouped_grads)
 #
 # Both lists are prefetched to SMEM (matmul.py Puzzle 11: index maps get scalar-prefetch Refs last, the kernel first).
 # **The number of a step no longer says which block it holds**; `data_next` does. Past the end of a row's list, the map
-# should ask for nothing new. What is in VMEM at that moment? (If the first rows are empty, nothing is: ask for block
-# 0.) (The ? are yours to fill in.)
+# should ask for nothing new. What is in VMEM at that moment? (If the first rows are empty, nothing is. Then ask for
+# block 0.)
 #
 # A full block needs no mask. Only a partial one pays for it, as in Puzzle 6.
 
@@ -2184,7 +2184,7 @@ check("flash_attention/12", splash_attention)
 # %% [markdown]
 # **Takeaway.** This is splash attention: **sp**arse f**lash**. The mask became data, and the grid became a list of
 # work. One kernel does causal, windows, documents, whatever you can write as a function of row and column. (For an
-# empty row, `data_next` repeats the last block of the row before. That saves a fetch only if the rows run in order, and
+# empty row, `data_next` repeats the last block of the row before. That saves a fetch only if the rows run in order. So
 # the call does not mark them 'parallel'.)
 #
 # Below is a window: in the strip of `k`, the rows begin at blocks 1, 1, 2, 2 and 3. Of 25 blocks 12 are live, and the
@@ -2222,7 +2222,7 @@ show(splash_attention, *[normal((1, 1, n, 64)) for n in (320, 640, 640)], mask=w
 # The rows of a block are the heads of a group, as at the end of Puzzle 11: `q_ref` is (group, D).
 #
 # The budget has no page to spare. A user of length 0 gets zeros, and may cost one page per head of keys, because an
-# index map has to name something.
+# index map has to name some page.
 
 
 # %%
@@ -2391,7 +2391,7 @@ show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 #
 # You built attention forward and backward, for grouped heads, under any mask, and out of pages. In figures: over
 # 131,072 tokens you keep 512 KiB of `lse` per head beside `o`, and not the 32 GiB of `p`. The window of Puzzle 12
-# fetches 12 of 25 blocks. Of a cache in pages, each page comes in once.
+# fetches 12 of 25 blocks. Puzzle 13 fetches each page of a cache once.
 #
 # **Read next**, in `jax.experimental.pallas.ops.tpu`: `splash_attention/splash_attention_kernel.py`. It has 2600 lines,
 # and you have written most of what is in them:
@@ -2418,9 +2418,9 @@ show(paged_attention, normal((4, 16, 64)), pages, pages, table, lengths)
 # `ragged_paged_attention/kernel.py` takes whole batches, prompts and decoding in one call. `tokamax` is a library of
 # such kernels for TPU and GPU; behind its TPU attention you will meet splash again.
 #
-# And now the real thing: a transformer block on your own kernels, forward and backward. Its linear layers are your
-# `product` of matmul.py Puzzle 9, and its norm is your `smooth_layer_norm` of softmax.py Puzzle 8, if they are solved
-# in the folder of this notebook. If not, the short ones in the next cells take their place. The last cell runs it all.
+# And now the real thing: a transformer block on your own kernels, forward and backward. If matmul.py Puzzle 9 is solved
+# in the folder of this notebook, its linear layers are your `product`. If softmax.py Puzzle 8 is, its norm is your
+# `smooth_layer_norm`. If not, the short ones in the next cells take their place. The last cell runs it all.
 
 
 # %%

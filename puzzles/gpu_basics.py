@@ -14,9 +14,9 @@
 # meet what every fast kernel on a Hopper GPU is made of: thousands of CTAs at once, values in registers, tiles in
 # shared memory, a copy engine that works while you compute, and barriers that tell you when it is done.
 #
-# You need basics.py. You need no CUDA, and no GPU. A machine inside of this package runs your kernels. It finds the
-# copy that you forgot to wait for, and the barrier that never opens. NVIDIA's real compiler can look at them, too, on
-# this very laptop. On a machine with an H100 or H200, the same cells run compiled.
+# You need basics.py. You need no CUDA, and no GPU. A machine in this package runs your kernels. It finds the copy that
+# you forgot to wait for, and the barrier that never opens. On Linux, NVIDIA's real compiler can look at them, too,
+# without a GPU. On a machine with an H100 or H200, the same cells run compiled.
 #
 # A puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it.
 
@@ -41,8 +41,9 @@ setup("gpu")  # a Hopper or Blackwell GPU if there is one, else this package's m
 #
 # ### Theory
 #
-# An H100 has 132 processors, called **SMs**. You start a kernel many times over. Each start is a **CTA**: 128 threads
-# that run your kernel together. The **grid** says how many there are:
+# An H100 (SXM) has 132 processors, called **SMs**. One of them alone gets 25 GB/s of the chip's 3350. So you start a
+# kernel many times over. Each start is a **CTA**: 128 threads that run your kernel together. The **grid** says how many
+# there are:
 #
 # ```text
 #     grid=(4, 3), grid_names=("row", "part")
@@ -54,9 +55,8 @@ setup("gpu")  # a Hopper or Blackwell GPU if there is one, else this package's m
 #     row 3    [  CTA    |  CTA    |  CTA    ]
 # ```
 #
-# On a TPU the grid is a loop: one step follows the other. On a GPU it is a crowd. As many CTAs run at the same time as
-# the SMs have room for, in any order. So two CTAs must never store into the same place, and none may count on what
-# another one has done.
+# On a TPU the grid is a loop: one step follows the other. On a GPU many CTAs run at once, in any order. The SMs' room
+# limits how many. So two CTAs must never store into the same place, and none may count on what another one has done.
 #
 # `plgpu.kernel` copies nothing for you. Your Refs are the whole arrays, in **GMEM** (global memory: 80 GB on an H100).
 # `x_gmem[0, 5]` loads, `o_gmem[0, 5] = value` stores. `lax.axis_index("row")` says where in the grid this CTA is.
@@ -85,7 +85,8 @@ def add_ten(x: Float[Array, "M N"], *, bn: int = 256) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (6, 768): gmem_bytes=36_864, ctas=18. gmem_bytes: all that is loaded from GMEM and stored to it.
+# Budget for x (6, 768): gmem_bytes=36_864, cta_bytes=2_048, ctas=18. gmem_bytes: all that is loaded from GMEM and
+# stored to it. cta_bytes: what a single CTA may load and store.
 check("gpu_basics/1", add_ten)
 
 # %% [markdown]
@@ -123,11 +124,11 @@ check("gpu_basics/1", add_ten)
 
 # %% [markdown]
 # **Takeaway.** A TPU kernel is told which block it has. A GPU kernel asks who it is, and takes its part of the arrays.
-# Nobody checks on a GPU that the parts do not overlap. The machine here does: it runs the CTAs in one order, and knows
-# that it could have been another.
+# A GPU does not check that the parts do not overlap. The machine here does: it reports two CTAs that store into the
+# same place.
 
 # %% [markdown]
-# ## Puzzle 2: Softmax in five lines
+# ## Puzzle 2: Softmax in four lines
 #
 # **Goal.** Softmax of every row: `exp(x)`, divided by its sum. A CTA takes one row, and loads it once.
 #
@@ -146,11 +147,11 @@ check("gpu_basics/1", add_ten)
 # ```
 #
 # You write `jnp.max(x)`; the exchange is Pallas's work. A thread has 255 registers of 4 bytes. An SM has 65,536 of
-# them, which is 256 KiB, and the whole H100 has 33 MiB. That is the room in which a kernel computes. What it costs is
-# the way there: each element that you load from GMEM again is paid for again.
+# them, which is 256 KiB, and the whole H100 has 33 MiB. Registers are fast, and loads from GMEM are slow. A row that
+# you load twice costs three trips instead of two: in, in, and out. So load each element once.
 #
-# One rule of arithmetic: float32 overflows at exp(89). So subtract the row's maximum first. The softmax stays the same:
-# the factor exp(-max) cancels.
+# (You know the rule of arithmetic: exp(89) is too large for float32, so the row's maximum is subtracted first. The
+# factor exp(-max) cancels.)
 
 
 # %%
@@ -173,7 +174,8 @@ def row_softmax(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (6, 1024): gmem_bytes=49_152, ctas=6. Each element is loaded once and stored once.
+# Budget for x (6, 1024): gmem_bytes=49_152, ctas=6. Each element is loaded once and stored once. jax.nn.softmax is
+# off limits here.
 check("gpu_basics/2", row_softmax)
 
 # %% [markdown]
@@ -211,23 +213,25 @@ check("gpu_basics/2", row_softmax)
 
 # %% [markdown]
 # **Takeaway.** Four lines and no buffer: registers are where a GPU computes. But they end somewhere. A row of 32,768
-# float32 takes 256 registers of each thread, and there are 255. The compiler then **spills**: it parks values in GMEM.
-# On an H200, rows of 16,384 run at 4121 GB/s, and rows of 32,768 at 2251 GB/s (measured). And no thread can see
-# the registers of another one. What if your neighbour's element is what you need?
+# float32 takes 256 registers of each thread, and there are 255. The compiler then **spills**: it keeps some values in
+# GMEM. On an H200, rows of 16,384 run at 4121 GB/s, and rows of 32,768 at 2251 GB/s (measured). And registers have no
+# address: you cannot index the element that your neighbour holds. What if you need it?
 
 # %% [markdown]
 # ## Puzzle 3: The copy engine
 #
-# **Goal.** Smooth a matrix along its rows: `o[r] = (x[r] + x[r+1] + x[r+2]) / 3`. Copy each tile to SMEM once.
+# **Goal.** Average each row with the two rows below it: `o[r] = (x[r] + x[r+1] + x[r+2]) / 3`. Copy each tile to SMEM
+# once.
 #
 # ### Theory
 #
-# Each row is needed three times. Three loads from GMEM would cost three times the bytes. So you keep the tile in
-# **SMEM** (shared memory): up to 227 KiB for a CTA, and all of its threads can read any part of it.
+# Each row is needed three times. With three loads from GMEM you would load three times the bytes. (A cache catches some
+# of them, but you cannot count on it.) So you keep the tile in **SMEM** (shared memory): up to 227 KiB for a CTA. All
+# of its threads can read any part. Slice the Ref, not the array: `x_smem[pl.ds(1, 64)]`.
 #
-# A part of the chip of its own brings the tile there: the **copy engine** (NVIDIA calls it TMA).
-# `plgpu.copy_gmem_to_smem(x_gmem.at[rows, columns], x_smem, loaded)` only *starts* a copy. The call returns at once,
-# and x_smem holds garbage until the copy is done. Then the engine **arrives** at the barrier `loaded`.
+# Each SM has a unit for that, the **copy engine** (NVIDIA calls it TMA). It copies the tile while your threads do
+# something else. `plgpu.copy_gmem_to_smem(x_gmem.at[rows, columns], x_smem, loaded)` only *starts* a copy. The call
+# returns at once, and x_smem holds garbage until the copy is done. Then the engine **arrives** at the barrier `loaded`.
 # `plgpu.barrier_wait(loaded)` waits for that:
 #
 # ```text
@@ -264,7 +268,8 @@ def smooth(x: Float[Array, "M N"], *, bm: int = 64, bn: int = 128) -> Float[Arra
 
 
 # %%
-# Budget for x (130, 256): gmem_bytes=266_240. Four tiles of 66 x 128 come in, four of 64 x 128 go out.
+# Budget for x (130, 256): gmem_bytes=266_240, thread_bytes=131_072. Four tiles of 66 x 128 come in, four of 64 x 128 go
+# out. thread_bytes: what threads load from GMEM and store to it by themselves, here the result.
 check("gpu_basics/3", smooth)
 
 # %% [markdown]
@@ -305,9 +310,9 @@ check("gpu_basics/3", smooth)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Start, wait, use. If you leave out the wait, a GPU gives you garbage on some days and the right answer
-# on others. If you wait twice for one copy, it gives you nothing, for ever: the second arrival never comes. Here you
-# get your line instead. Try both.
+# **Takeaway.** Start, wait, use. Leave out the wait, and a GPU gives you garbage on some days and the right answer on
+# others. Wait twice for one copy, and the kernel hangs: the second arrival never comes. Here you get your line instead.
+# Try both.
 
 # %%
 show(smooth, normal((130, 256)))
@@ -320,21 +325,21 @@ show(smooth, normal((130, 256)))
 #
 # ### Theory
 #
-# A tile of 64 x 128 float32 is 64 stores for each of 128 threads. The copy engine needs one instruction. So put the
-# result into SMEM, and let the engine carry it out. Three calls do that, and each one has a reason:
+# A tile of 64 x 128 float32 is 64 values for each of 128 threads to store. The copy engine needs one instruction. So
+# put the result into SMEM, and let the engine carry it out. Three calls do that. The table has them in the order of the
+# alphabet; yours is another one.
 #
 # ```text
-#     o_smem[...] = value                         threads write SMEM
-#     plgpu.commit_smem()                         now the engine sees it, too
-#     plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[rows, columns])      starts
-#     plgpu.wait_smem_to_gmem(0)                  until 0 such copies are on their way
+#     plgpu.commit_smem()              what threads have stored in SMEM so far, the engine sees from now on
+#     plgpu.copy_smem_to_gmem(a, b)    starts a copy of a, in SMEM, to b, and returns at once
+#     plgpu.wait_smem_to_gmem(n)       waits until at most n such copies are on their way
 # ```
 #
-# `commit_smem` is there because the engine reads SMEM on a path of its own. What your threads have just written may
-# still be on its way there. Without the call, the engine may carry out what was in `o_smem` before.
+# Two things can go wrong. The engine reads SMEM on a path of its own: what your threads have just stored may still be
+# on its way there. An engine that starts too early carries out what was in `o_smem` before.
 #
-# The last wait is there because SMEM is borrowed. When your kernel ends, the next CTA moves in. A copy that is still
-# reading `o_smem` would then carry out a stranger's numbers.
+# And SMEM is borrowed. When your kernel ends, the next CTA moves in. A copy that is still reading `o_smem` would carry
+# out a stranger's numbers.
 
 
 # %%
@@ -361,16 +366,15 @@ def tiled_gelu(x: Float[Array, "M N"], *, bm: int = 64, bn: int = 128) -> Float[
 
 
 # %%
-# Budget for x (128, 256): gmem_bytes=262_144, thread_bytes=0. thread_bytes: what threads load from GMEM and store to it
-# by themselves.
+# Budget for x (128, 256): gmem_bytes=262_144, thread_bytes=0. The threads load and store nothing in GMEM.
 check("gpu_basics/4", tiled_gelu)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The way in is that of Puzzle 3, without the two extra rows. For the way out you need the four lines of the theory.
-# There is no barrier in them: copies out of SMEM are counted, and you wait until the count has fallen to a number. Ask
-# yourself of each line what could go wrong if it came one line later.
+# The way in is that of Puzzle 3, without the two extra rows. For the way out, store the result in o_smem, and then call
+# the three functions of the table, each once. Which of them must lie between your store and the copy? Which must lie
+# between the copy and the end? There is no barrier on the way out: the copies are counted.
 #
 # </details>
 #
@@ -407,9 +411,9 @@ check("gpu_basics/4", tiled_gelu)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** In: a barrier. Out: commit, copy, count down. That is the whole protocol, and every Hopper kernel speaks
-# it. Now look at the picture: while the copy engine works, the threads stand and wait, and while they compute, the
-# engine does. Somebody is always idle. That is the next puzzle.
+# **Takeaway.** In: a barrier. Out: commit, copy, count down. That is the whole protocol. Every kernel that uses the
+# copy engine follows it. Now look at the picture: the threads wait while the engine copies, and the engine waits while
+# the threads compute. Somebody is always idle. That is the next puzzle.
 
 # %%
 show(tiled_gelu, normal((64, 128)))
@@ -436,9 +440,10 @@ show(tiled_gelu, normal((64, 128)))
 # Each slot has a barrier of its own, because two copies are on their way at once: `x_smem` is (2, 64, 128), `loaded`
 # has two barriers, and `loaded.at[slot]` is one of them.
 #
-# The result has two slots, too. Before you overwrite `o_smem.at[slot]`, the copy of two tiles ago must have read it:
-# `plgpu.wait_smem_to_gmem(1, wait_read_only=True)` waits until at most one copy is still reading SMEM. The newest copy
-# may go on.
+# The result has two slots, too. Before you overwrite `o_smem.at[slot]`, the copy of tile t - 2 must have finished
+# reading this slot. `plgpu.wait_smem_to_gmem(1, wait_read_only=True)` waits until at most one copy is still reading
+# SMEM: the newest one may go on. (All 128 threads wait at `commit_smem` for one another. So nobody still reads the slot
+# that the next tile goes into.)
 #
 # The loop and the two copies are given. On the machine here, the strip below takes 55,881 cycles with one slot, and
 # 38,505 with two. The work is the same. A real H200 says the same: with one CTA for each SM, and a matrix of 32,768 x
@@ -492,7 +497,7 @@ def strip_gelu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (512, 128): copy_idle=5_000, thread_bytes=0, copies=8. copy_idle: cycles in which the copy engine has
+# Budget for x (512, 128): thread_bytes=0, copies=8, copy_idle=2_000. copy_idle: cycles in which the copy engine has
 # nothing to do. With one tile after the other it idles for 18,000 of them. copies: into SMEM; there are 8 tiles.
 check("gpu_basics/5", strip_gelu)
 
@@ -558,8 +563,9 @@ show(strip_gelu, normal((512, 128)))
 #
 # ### Theory
 #
-# `plgpu.emit_pipeline` writes Puzzle 5 for you: slots, barriers, waits, commits. You give it a body for one tile, and
-# BlockSpecs as on a TPU. It is called *inside* of a kernel, so each CTA runs a pipeline of its own:
+# Puzzle 5 took you six lines of protocol for one line of arithmetic. `plgpu.emit_pipeline` writes the six: slots,
+# barriers, waits, commits. You give it a body for one tile, and BlockSpecs as on a TPU. It is called *inside* of a
+# kernel, so each CTA runs a pipeline of its own:
 #
 # ```text
 #     kernel, grid=(strips,)              the crowd: all strips at once
@@ -672,8 +678,8 @@ check("gpu_basics/6", bias_gelu)
 
 # %% [markdown]
 # **Takeaway.** Three lines of yours, and the protocol of Puzzle 5 is around them. You know what it does, so you can
-# read its timeline, and tell where it waits. JAX's own Hopper kernels are built on this function. But it asks a
-# question that it does not answer: how many slots?
+# read its timeline, and tell where it waits. JAX's own Hopper kernels are built on this function, or on its
+# warp-specialised sister. But it asks a question that it does not answer: how many slots?
 
 # %% [markdown]
 # ## Puzzle 7: How deep?
@@ -684,21 +690,24 @@ check("gpu_basics/6", bias_gelu)
 # ### Theory
 #
 # A copy out of GMEM takes a while to begin: on the machine here, 700 cycles pass before its first byte arrives. An SM's
-# share of an H100's bandwidth is 3350 GB/s / 132, which is 13.9 bytes a cycle. A tile of 16 x 128 float32 has 8192
-# bytes: they take 590 cycles to come in, after 700 cycles of nothing.
+# share of an H100's bandwidth is 3350 GB/s / 132. At 1.83 GHz, that is 13.9 bytes a cycle. A tile of 16 x 128 float32
+# has 8192 bytes: they take 590 cycles to come in, after 700 cycles of nothing.
 #
 # ```text
-#     one on its way      |..700..|#590#|..700..|#590#|..700..|
+#     one slot       |..700..|#590#|..700..|#590#|..700..|#590#
 #
-#     two on their way    |..700..|#590#|      |#590#|
-#                              |..700..|  #590#|      |#590#|
+#     three slots    |..700..|#590#|     |#590#|     |#590#|
+#                      |..700..    |#590#|     |#590#|
+#                         |..700..       |#590#|     |#590#|
 # ```
 #
-# The pipe is full when enough bytes are on their way. How many is that? **Little's law** says: bandwidth times latency.
-# At every moment, 700 * 13.9 bytes have to be on their way, or the copy engine runs dry. (It is the law of every queue.
-# A bakery that sells 20 loaves an hour and bakes for two hours has 40 in the oven.)
+# The engine runs dry if you ask for the next tile too late. **Little's law** says how much has to be asked for ahead of
+# time: bandwidth times latency, 700 * 13.9 bytes. Those tiles are still waiting for their first byte. One slot more
+# holds the tile whose bytes are coming in right now. (It is the law of every queue. A bakery that sells 20 loaves an
+# hour, and bakes for two hours, has 40 in the oven.)
 #
-# One slot more is not on its way: the one in which your threads work. More slots than that buy nothing, and cost SMEM.
+# Your threads need a full slot, too. But they are quick here: they are done before the slot is needed again. So more
+# slots buy nothing, and cost SMEM.
 
 
 # %%
@@ -744,16 +753,16 @@ def largest(x: Float[Array, "T R N"]) -> Float[Array, "R N"]:
 
 
 # %%
-# Budget for x (32, 16, 256): copy_idle=2_000, smem_bytes=25_000. With one slot too few, the engine idles for 7,239
+# Budget for x (32, 16, 256): smem_bytes=25_000, copy_idle=2_000. With one slot too few, the engine idles for 7,239
 # cycles; one slot too many needs 33,000 bytes of SMEM. The check asks for other tiles, too.
 check("gpu_basics/7", largest)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many bytes have to be on their way? How many tiles is that, if half a tile does not help? Then add the slot that
-# is being worked in. Try it by hand: 8192 bytes a tile, and 32,768. `pl.cdiv` divides integers and rounds up;
-# `math.ceil` needs an import, and takes floats.
+# How many bytes have to be asked for ahead of time? How many tiles is that, if half a tile does not help? Then add the
+# slot of the tile that is coming in. Try it by hand: 8192 bytes a tile, and 32,768. `pl.cdiv` divides integers and
+# rounds up; `math.ceil` needs an import, and takes floats.
 #
 # </details>
 #
@@ -761,8 +770,8 @@ check("gpu_basics/7", largest)
 #
 # ```python
 # def slots_needed(tile_bytes):
-#     on_their_way = ____                          # bytes, by Little's law
-#     return ____ + pl.cdiv(int(on_their_way), ____)
+#     ahead = ____                          # bytes that are asked for ahead of time
+#     return ____ + pl.cdiv(int(ahead), ____)
 # ```
 #
 # </details>
@@ -771,17 +780,17 @@ check("gpu_basics/7", largest)
 #
 # ```python
 # def slots_needed(tile_bytes):
-#     on_their_way = LATENCY_CYCLES * BYTES_PER_CYCLE
-#     return 1 + pl.cdiv(int(on_their_way), tile_bytes)
+#     ahead = LATENCY_CYCLES * BYTES_PER_CYCLE
+#     return 1 + pl.cdiv(int(ahead), tile_bytes)
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Small tiles need many slots, large ones need two. Bytes on their way are what counts, and several CTAs
-# on an SM add theirs up. A real chip is less tidy than this machine: its latency grows with its load. An H200, with one
-# such CTA on each SM, and tiles of 8192 bytes, reads 1589 GB/s with one slot, 2795 with two, 3631 with three, 4119 with
-# four, 4558 with eight. Little's law is where you start. A measurement is where you end.
+# **Takeaway.** Small tiles need many slots, large ones need two. What counts is the bytes on their way. If an SM runs
+# several CTAs, theirs add up. A real chip is less tidy than this machine: its latency grows with its load. An H200,
+# with one such CTA on each SM, and tiles of 8192 bytes, reads 1589 GB/s with one slot, 2795 with two, 3631 with three,
+# 4119 with four, 4558 with eight. Little's law is where you start. A measurement is where you end.
 
 # %%
 show(largest, normal((32, 16, 256)))
@@ -805,9 +814,10 @@ show(largest, normal((32, 16, 256)))
 # ```
 #
 # It is the layout in which the tensor cores leave a product (wgmma is their instruction), so you will meet it again.
-# Pallas does not guess it for you. You name it when you load: `plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)`. From
-# there on it follows: `jnp.sum(x, axis=1)` gives 64 sums, held by the same threads, and `along_rows`, which is given,
-# spreads them over their rows again. (`s[:, None]` would ask for a layout that does not exist.) Storing needs no name.
+# Pallas finds a layout by itself where it can. For a reduction along one axis of such a tile, it cannot. So you name it
+# when you load: `plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)`. From there on it follows: `jnp.sum(x, axis=1)` gives
+# 64 sums, held by the same threads, and `along_rows`, which is given, spreads them over their rows again. (`s[:, None]`
+# would ask for a layout that does not exist.) Storing needs no name.
 
 
 # %%
@@ -856,7 +866,7 @@ check("gpu_basics/8", rms_norm)
 # <details><summary>Hint 1</summary>
 #
 # Load the tile with its layout, once. Then it is NumPy, with two exceptions: `keepdims=True` and `[:, None]` do not
-# work, and `along_rows` stands in for them. The mean is a sum, divided by a Python integer that `x_smem.shape` knows.
+# work, and `along_rows` takes their place. The mean is a sum, divided by a Python integer that `x_smem.shape` knows.
 # Spread the root, not the squares: then there are 64 roots and not 8192.
 #
 # </details>
@@ -891,7 +901,7 @@ check("gpu_basics/8", rms_norm)
 # %% [markdown]
 # ## Puzzle 9: Ragged edges
 #
-# **Goal.** Log-sum-exp of each column, for every 64 rows of `x`. The number of rows is not a multiple of 64.
+# **Goal.** Log-sum-exp of each column, for every 64 rows of `x`. The number of rows is a multiple of 8, not of 64.
 #
 # ### Theory
 #
@@ -907,11 +917,11 @@ check("gpu_basics/8", rms_norm)
 # ```
 #
 # The copy engine knows the shape of the array. On the way in, it fills what lies beyond with zeros. On the way out, it
-# leaves it away. So copies need no care, and reductions do: exp(0) is 1, and 56 of them would be in your sum. Replace
+# skips that part. So copies need no care, and reductions do: exp(0) is 1, and 56 of them would be in your sum. Replace
 # these elements by something that a sum of exponentials does not notice.
 #
-# For that you need to know each element's row. `plgpu.broadcasted_iota(jnp.int32, (64, 128), 0, layout=...)` holds 0 in
-# row 0, 1 in row 1, and so on; it needs a layout, as a load does. `along_columns` is given.
+# For that you need each element's row. `row_numbers(shape)`, which is given, holds 0 in row 0, 1 in row 1, and so on. A
+# sum down the columns works in the layout of Puzzle 8, too. `along_columns` is given.
 
 
 # %%
@@ -925,8 +935,13 @@ def along_columns(s, shape):
     return lax.broadcast_in_dim(s, shape, (1,))
 
 
+def row_numbers(shape):
+    # given: the number of each element's row; it needs a layout, as a load does
+    return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+
+
 def column_lse(x_smem, rows_left):
-    # x_smem: (64, 128), a tile      rows_left: how many of its rows, and of those below it, exist; traced, at least 1
+    # x_smem: (64, 128), a tile      rows_left: so many rows of x there are from the tile's first row on; traced
     # Return log(sum(exp(x))) of each column, (128,). Subtract the column's maximum before exp, and add it at the end.
     pass  # YOUR CODE HERE
 
@@ -959,9 +974,9 @@ check("gpu_basics/9", lse)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The zeros do harm in two places: in the maximum, if all of a column is negative, and in the sum. One replacement,
-# before the maximum, takes care of both. Which number is never a maximum, and has the exponential 0? (Row 0 of every
-# tile exists, so the maximum is never that number.)
+# The zeros do harm in two places: always in the sum, and in the maximum of a column that lies below -87, where every
+# exp is 0. One replacement, before the maximum, takes care of both. Which number is never a maximum, and has the
+# exponential 0? (Row 0 of every tile exists, so the maximum is never that number.)
 #
 # </details>
 #
@@ -970,7 +985,7 @@ check("gpu_basics/9", lse)
 # ```python
 # def column_lse(x_smem, rows_left):
 #     x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)
-#     row = plgpu.broadcasted_iota(____)
+#     row = row_numbers(____)
 #     x = jnp.where(____, x, ____)
 #     top = jnp.max(x, axis=____)
 #     e = jnp.exp(x - along_columns(____, x.shape))
@@ -984,7 +999,7 @@ check("gpu_basics/9", lse)
 # ```python
 # def column_lse(x_smem, rows_left):
 #     x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)
-#     row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=plgpu.Layout.WGMMA)
+#     row = row_numbers(x.shape)
 #     x = jnp.where(row < rows_left, x, -jnp.inf)
 #     top = jnp.max(x, axis=0)
 #     e = jnp.exp(x - along_columns(top, x.shape))
@@ -995,7 +1010,7 @@ check("gpu_basics/9", lse)
 
 # %% [markdown]
 # **Takeaway.** The copy engine takes care of the edges of arrays. You take care of the edges of sums. (On a TPU the
-# padding was garbage; here it is zeros. A maximum of zeros is as wrong, and harder to notice.)
+# padding was garbage; here it is zeros. A zero in a sum of exponentials is as wrong, and harder to notice.)
 
 # %% [markdown]
 # ## Puzzle 10: Softmax at bandwidth
@@ -1006,9 +1021,9 @@ check("gpu_basics/9", lse)
 # ### Theory
 #
 # This softmax moves 2 GiB and hardly computes. Nothing can make it faster than a copy. To come near, an SM needs bytes
-# on their way all the time (Puzzle 7). A CTA of Puzzle 2 loads its row, then computes, then stores: it is its
-# neighbours that load meanwhile. How many neighbours does it have? That is called **occupancy**, and the scarcest thing
-# decides:
+# on their way all the time (Puzzle 7). A CTA of Puzzle 2 loads its row, then computes, then stores. While one CTA
+# computes, other CTAs on the same SM load. How many fit at the same time? The resource that runs out first decides.
+# (The field's word for it is **occupancy**.)
 #
 # ```text
 #     what an SM has                     what a CTA of 128 threads takes
@@ -1016,11 +1031,11 @@ check("gpu_basics/9", lse)
 #     65,536 registers                   128 * (registers of a thread, rounded up to a multiple of 8)
 #     228 KiB of SMEM                    its SMEM, and 1 KiB for the system
 #     room for 2048 threads              128
-#     room for 32 CTAs                   1
 # ```
 #
-# ptxas gives the four lines of Puzzle 2 80 registers a thread for rows of 4096 float32. In bfloat16, load and store
-# half as many bytes, and compute in float32: 8 bits of mantissa are not enough for a sum of 4096.
+# For rows of 4096 float32, ptxas (NVIDIA's assembler, which hands out the registers) gives your softmax 80 registers a
+# thread. In bfloat16, load and store half as many bytes, but compute in float32: 8 significant bits are not enough for
+# a sum of 4096.
 
 
 # %%
@@ -1054,15 +1069,17 @@ def fast_softmax(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (8, 1024) in bfloat16: gmem_bytes=32_768, ctas=8.
+# Budget for x (8, 1024): gmem_bytes=32_768, ctas=8. This x is bfloat16. The check also compares softmax_bytes with a
+# run, and ctas_per_sm with the table, at other sizes. jax.nn.softmax is off limits here.
 check("gpu_basics/10", fast_softmax)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The kernel is Puzzle 2 with two casts; `o_gmem.dtype` says what the second one is to. For the occupancy, compute four
-# numbers, one for each line of the table: how many CTAs would fit if only this line counted? All divisions round down,
-# but the registers are rounded up before they are multiplied.
+# The kernel is Puzzle 2 with two casts; `o_gmem.dtype` says what the second one is to. For the occupancy, compute one
+# number for each line of the table: how many CTAs would fit if only this line counted? By hand first: which line
+# decides for 80 registers and 2 KiB, and which one for 40 registers and 60,000 bytes? Divisions round down. Registers
+# are rounded up before.
 #
 # </details>
 #
@@ -1083,7 +1100,7 @@ check("gpu_basics/10", fast_softmax)
 # def ctas_per_sm(registers, smem_bytes):
 #     by_registers = 65_536 // (128 * ____)
 #     by_smem = 228 * 1024 // ____
-#     return min(by_registers, by_smem, ____, ____)
+#     return min(by_registers, by_smem, ____)
 # ```
 #
 # </details>
@@ -1105,20 +1122,20 @@ check("gpu_basics/10", fast_softmax)
 # def ctas_per_sm(registers, smem_bytes):
 #     by_registers = 65_536 // (128 * 8 * pl.cdiv(registers, 8))
 #     by_smem = 228 * 1024 // (smem_bytes + 1024)
-#     return min(by_registers, by_smem, 2048 // 128, 32)
+#     return min(by_registers, by_smem, 2048 // 128)
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Takeaway.** With 80 registers, an SM holds 6 CTAs: 6 rows of 16 KiB, of which some are on their way at any time. For
-# rows of 16,384 it holds 2. Registers that you do not use are neighbours that you have.
+# **Takeaway.** With 80 registers, an SM holds 6 CTAs: 6 rows of 16 KiB, and some of them are on their way at any time.
+# For rows of 16,384 it holds 2. Fewer registers a thread, more CTAs per SM.
 
 # %% [markdown]
 # ## What you built
 #
-# A softmax that reads each row once and writes it once, and never waits for itself. On an H200 (jax 0.11.2, 1 GiB of
-# float32 in, 1 GiB out, medians of one run):
+# You built a softmax that reads each row once and writes it once, with enough CTAs on each SM that bytes are always on
+# their way. On an H200 (jax 0.11.2, 1 GiB of float32 in, 1 GiB out, medians of one run):
 #
 # ```text
 #     rows of              1024    4096    16,384    32,768
@@ -1137,13 +1154,14 @@ check("gpu_basics/10", fast_softmax)
 
 # %%
 if not unwritten(fast_softmax):
+    # 2048 bytes of SMEM: Pallas's own, in which the threads exchange their maxima and sums
     print(f"you: {softmax_bytes(65536, 4096, 4):,} bytes; {ctas_per_sm(80, 2048)} CTAs per SM with 80 registers")
 gpu_report(fast_softmax, jax.ShapeDtypeStruct((65536, 4096), jnp.float32), chip="h200")
 
 # %% [markdown]
 # **Read next.** The Pallas documentation has a page on Mosaic GPU, with the pipeline and the tensor cores. JAX's
-# `hopper_mixed_type_matmul` and `attention_mgpu` are in `jax.experimental.pallas.ops.gpu`: copies, barriers and slots
-# are all yours by now.
+# `hopper_mixed_type_matmul_mgpu` and `attention_mgpu` are in `jax.experimental.pallas.ops.gpu`: copies, barriers and
+# slots are all yours by now.
 
 # %%
 progress()

@@ -12,8 +12,8 @@
 #
 # In thirteen puzzles you write the matrix products of a transformer: with a transposed weight, with an epilogue,
 # backwards, in int8, and with most blocks missing. You also write a function that picks the tile sizes for a given TPU.
-# With the tiles that it picks for 4096 x 4096 x 4096, the TPU compiler's own schedule is within 3% of the fastest that
-# the chip can go, on a v5e and on a v6e (before the first copies and the cost of starting each step).
+# The tiles that it picks for 4096 x 4096 x 4096 are good: by the TPU compiler's own schedule, your kernel comes within
+# 3% of the chip's limit, on a v5e and on a v6e. (That leaves out the first copies and the fixed cost of each step.)
 #
 # You need `basics.py`. Puzzles 6, 8 and 9 use `jax.custom_vjp`, which `softmax.py` Puzzle 6 teaches. Here all of that
 # is given, so you do not need it. From Puzzle 1 on, every `check` prints your FLOPs per byte, and Puzzle 4 explains
@@ -129,8 +129,8 @@ check("matmul/1", one_tile)
 #
 # ### Theory
 #
-# A TPU v4 or v5p has two cores that share one HBM, so each core could run half of your grid. You tell the compiler
-# where it may cut the grid, with one word for each axis:
+# A TPU v4 or v5p has two cores that share one HBM. Each could run half of your grid. You say where it may be cut, with
+# one word for each axis:
 #
 # ```text
 #     compiler_params=pltpu.CompilerParams(dimension_semantics=("...", "...", "..."))
@@ -191,7 +191,8 @@ def k_loop(
 
 # %%
 # Budget for x (256, 1280), y (1280, 384): hbm_bytes=6_094_848, vmem_bytes=262_144, calls=1, serial_steps=5.
-# serial_steps: the number of steps that one core runs, with one core for each index of the parallel axes.
+# serial_steps: how many steps of a call have to follow one another. Steps with different indices along a parallel axis
+# do not.
 check("matmul/2", k_loop)
 
 # %% [markdown]
@@ -283,8 +284,8 @@ show(k_loop, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 # ```
 #
 # The three overlap, so the longest one counts. The times also include 0.25 us per step, and the first and the last
-# copies. A v5e waits for its MXU either way. On a v6e, the code with branches takes longer than the copies. Without
-# branches it takes less, so the copies set the time: 13% less.
+# copies. A v5e waits for its MXU anyway. On a v6e, the code with branches takes longer than the copies. Without
+# branches it takes less, and the copies set the time. That saves 13%.
 #
 # So do everything at every step, and choose *values* instead of code. You may store a draft of the result at every `k`,
 # because a block is copied out only when its number changes. But the sum has to start somewhere, and `acc_ref` starts
@@ -312,9 +313,9 @@ check("matmul/3", straight_matmul)
 # <details><summary>Hint 1</summary>
 #
 # A grid of 3 x 3 tiles with 5 steps of `k` has 45 steps. At how many of them may you not trust what `acc_ref` holds?
-# Which value do you want there instead? Two ways to choose a value look alike, and only one survives garbage: 0 x NaN
-# is NaN, but `jnp.where` computes both of its sides and passes on nothing of the side that it does not pick, not even a
-# NaN.
+# Which value do you want there instead? Two ways to choose a value look alike, and only one survives garbage. If you
+# multiply by 0, NaN stays NaN. `jnp.where` computes both of its sides, and passes on nothing of the side that it does
+# not pick, not even a NaN.
 #
 # </details>
 #
@@ -370,9 +371,8 @@ check("matmul/3", straight_matmul)
 #                     240
 # ```
 #
-# At best, 4096 x 4096 x 4096 in bfloat16 moves 96 MiB: 1365 FLOPs per byte. In tiles, it moves more. *One* output tile
-# takes 2 bm bn K FLOPs. How many bytes of `x` and `y` does it take? Divide, and you have its intensity (without the
-# result).
+# *One* output tile takes 2 bm bn K FLOPs. How many bytes of `x` and `y` does it take? Divide, and you have its
+# intensity (without the result).
 #
 # Only two of the block sizes are in that quotient. The third, bk, matters when it is all of K. If bk is K, a block
 # stays when its number is the same for two neighbouring tiles (basics.py Puzzle 13). If K is cut, `k` changes the
@@ -605,8 +605,8 @@ check("matmul/5", linear)
 #
 # ### Theory
 #
-# On paper it is a matmul. As a matmul, 4096 x 4096 is 137 GFLOP, 0.7 ms of a v5e's MXU in bfloat16. But everything off
-# the diagonal is zero:
+# On paper it is a matmul: 137 GFLOP for 4096 x 4096, 0.7 ms of a v5e's MXU in bfloat16. But everything off the diagonal
+# is zero:
 #
 # ```text
 #     [ a0       ]   [ b00 b01 b02 ]     [ a0 b00  a0 b01  a0 b02 ]
@@ -752,8 +752,8 @@ show(diagonal_and_grads, normal((96, 1)), normal((96, 1024)), normal((96, 1024))
 # You know the epilogue from basics.py Puzzle 12: work on the finished tile, in VMEM, saves a round trip to HBM. For a
 # result of 8192 x 8192 in bfloat16 that is 256 MiB, 0.33 ms on a v5e.
 #
-# If you follow Puzzle 3, it runs at every step, on drafts that nobody reads. A cast was cheap, but GELU is a dozen
-# operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024 x 512:
+# If you follow Puzzle 3, the epilogue runs at every step, on drafts that nobody reads. A cast was cheap, but GELU is a
+# dozen operations for each element. Here is 4096 x 4096 x 4096 again, in tiles of 1024 x 1024 x 512:
 #
 # ```text
 #     bundles per step, mean             v5e                v6e
@@ -826,9 +826,9 @@ check("matmul/7", gelu_residual)
 # <details><summary>Hint 1</summary>
 #
 # Sort the work into two piles: what has to happen at every step, and what once per output tile. Which of your kernels
-# does the first pile in a straight line? As to `r`: a block is copied when its number changes between two steps,
-# whether the kernel looks at it or not. If the number followed `k`, four blocks of `r` would come in for each output
-# tile, and you would use one.
+# does the first pile in a straight line? For `r`: a block is copied when its number changes between two steps, whether
+# the kernel looks at it or not. If the number followed `k`, four blocks of `r` would come in for each output tile, and
+# you would use one.
 #
 # </details>
 #
@@ -889,7 +889,7 @@ check("matmul/7", gelu_residual)
 #
 # `k` could be a grid axis, with `pl.when` around the product. But a step that does nothing still costs 0.25 us and its
 # copies. 4096 x 4096 x 4096 in tiles of 512 has 512 steps: 128 us. Instead, let one step get a whole row of tiles, and
-# put the loop into the kernel. Then there are 64 steps, 16 us. The loop is JAX's own; new are slices of a Ref:
+# put the loop into the kernel. Then there are 64 steps, 16 us. The loop is JAX's own. The slice of a Ref is new:
 #
 # ```text
 #     pl.ds(start, size)            a slice of a Ref: x_ref[:, pl.ds(start, size)]. start counts elements (not blocks)
@@ -899,8 +899,8 @@ check("matmul/7", gelu_residual)
 #                                                         for k in range(lower, upper): value = body(k, value)
 # ```
 #
-# The value keeps its shape and dtype. It is the sum so far, so you need no scratch. `upper` may depend on the step,
-# which a Python `for` does not allow. In each row, count the tiles that hold a `#` or a `\`:
+# The value keeps its shape and dtype. It is the sum so far, so you need no scratch. `upper` may depend on the step. A
+# Python `for` cannot do that. In each row, count the tiles that hold a `#` or a `\`:
 #
 # ```text
 #                tiles of bk = 128 columns
@@ -1009,8 +1009,8 @@ check("matmul/7b", triangle_matmul)
 #
 # Backward, the gradient needs all of `h = relu(x @ w)` again. You can store it, or **compute it again**, tile by tile.
 # If you store an element in bfloat16, you write it once, and two kernels read it: 6 bytes. In that time a v5e does 1440
-# FLOPs. To compute it again in both kernels takes 4K FLOPs. So up to K = 360, computing is even faster. Beyond that,
-# you pay time to save memory.
+# FLOPs. To compute it again takes 2 * K FLOPs in each of the two kernels. So up to K = 360, computing is even faster.
+# Beyond that, you pay time to save memory.
 #
 # ```text
 #     e[m]      =  sum over n of h[m, n]^2                 h = relu(x @ w)
@@ -1320,7 +1320,7 @@ def linear_grads(
 
 # %%
 # Budget for x (320, 512), w (512, 384), g (320, 384): hbm_bytes=4_653_056, vmem_bytes=360_448, calls=2, serial_steps=5,
-# mxu_bits=16.
+# mxu_bits=16. serial_steps: of each call. dx sums over 3 blocks, dw over 5.
 check("matmul/9", linear_grads)
 
 # %% [markdown]
@@ -1408,10 +1408,9 @@ else:
 #
 # ### Theory
 #
-# An int8 has half the bytes of a bfloat16, and on v5e and v6e the MXU multiplies it at twice the rate (394e12
-# operations a second on a v5e). So you store round(x / s) in int8 and keep the scale `s`. With one scale for a whole
-# matrix, the small rows would be left with few bits. One scale for each row of `x` and each column of `w` costs next to
-# nothing:
+# An int8 has half the bytes of a bfloat16, and on v5e and v6e the MXU multiplies it at twice the rate. So you store
+# round(x / s) in int8 and keep the scale `s`. With one scale for a whole matrix, the small rows would be left with few
+# bits. One scale for each row of `x` and each column of `w` costs next to nothing:
 #
 # ```text
 #     x[m, k]  ~  sx[m] * x8[m, k]            w[k, n]  ~  sw[n] * w8[k, n]
@@ -1518,8 +1517,8 @@ check("matmul/10", int8_matmul)
 # ### Theory
 #
 # A pruned weight of 4096 x 4096 has 32 MiB in bfloat16. If nine of ten of its blocks are zero, a dense kernel reads
-# 28.8 MiB for nothing, which takes 37 us on a v5e. An index map must not ask for those blocks. But which blocks exist
-# is *data*, and so far a map got grid indices only.
+# 28.8 MiB for nothing: 37 us on a v5e. An index map must not ask for those blocks. But which blocks exist is *data*,
+# and so far a map got grid indices only.
 #
 # **Scalar prefetch** helps. Before the first step, the first operands of the call, small arrays of integers, are copied
 # into SMEM (a memory for single numbers). Index maps get them as Refs after the grid indices. The kernel gets them
@@ -1618,10 +1617,10 @@ check("matmul/11", sparse_matmul)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The difference of two neighbours in `starts` is the number of blocks in row i. In the steps beyond it you may add
-# nothing. But do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: which slot is
-# in VMEM already when a row ends? It is the last one before the next row starts. Is that also true for a row without
-# blocks? And what if such a row is the first one? (Maps run for every step, also where the kernel adds nothing.)
+# The difference of two neighbours in `starts` is the number of blocks in row i. In the steps after those, add nothing.
+# But do not skip zeroing and storing there, or rows without blocks keep garbage. For the slot: which slot is in VMEM
+# already when a row ends? It is the last one before the next row starts. Is that also true for a row without blocks?
+# And what if such a row is the first one? (Maps run for every step, also where the kernel adds nothing.)
 #
 # </details>
 #
@@ -1708,11 +1707,12 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 # the first of `y` and the last of the result. Which parts overlap in the picture, and which do not? Here MXU is longer.
 # Draw it again with a longer HBM before you write the formula.
 #
-# Add `step_s` for every step: 0.25 us, and on a v6e some 300 bundles more, in which its MXU starts up and empties.
-# Large tiles have a long fill, small tiles many steps. Which is better depends on the chip.
+# Add `step_s` for every step: 0.25 us on a v5e, 0.43 on a v6e. There, a step of Puzzle 3 takes 2349 bundles, and its
+# MXU needs 2048. In tiles of 512 it takes 789, and the MXU needs 512. So each step takes some 300 more (0.18 us). Large
+# tiles have a long fill, small tiles many steps.
 #
 # For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps add 220. In tiles of 4096 x 4096 x
-# 128 the fill would take 22. The best of all 216 plans is in between, and it is not square.
+# 128 the fill would add 22. The best of all 216 plans is in between, and not square.
 
 
 # %%
@@ -1848,7 +1848,7 @@ else:
 # gradients, and triangular, int8 and sparse versions. You also built the model that says how far each is from the
 # hardware's limit.
 #
-# Two numbers were printed for 4096 x 4096 x 4096. The compiler's schedule of your kernel, step for step, takes 1.00
+# The last cell printed two figures for each chip. The compiler's schedule of your kernel, step for step, takes 1.00
 # times the roofline on a v5e and 1.02 times on a v6e. The stricter estimate adds the fill, and the cost of starting
 # each step: 21 us on the v5e (1.03 times the roofline), 14 us on the v6e (1.12 times). The faster the chip, the more
 # they count. By your model, no other tiles take less. What does it say of 8192 x 8192 x 8192?

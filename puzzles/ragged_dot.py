@@ -29,8 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float, Int
 
-from pallas_puzzles import check, hint, normal, progress, setup, show, unwritten
-from pallas_puzzles.view.tpu_report import tpu_report
+from pallas_puzzles import check, hint, normal, progress, setup, show, tpu_report, unwritten
 
 setup()
 
@@ -115,7 +114,8 @@ check("ragged_dot/1", by_tile_matmul)
 #
 # The kernel does not need to know the expert. What is in `w_ref` is already the right matrix, and its first dimension
 # is squeezed away. The map returns three numbers: along experts, along rows of w, along columns of w. Which of the
-# three do you look up? (`experts_ref[i]` reads one number from SMEM, in an index map as in a kernel.)
+# three do you look up? (A prefetched Ref is read with an index, in an index map as in a kernel. The index may be
+# traced.)
 #
 # </details>
 #
@@ -186,7 +186,7 @@ show(
 #
 # Compute two int32 arrays, under `jit`:
 #
-# - **offsets**, [0, 100, 200, 1024]: group g has the rows from `offsets[g]` up to, but without, `offsets[g + 1]`.
+# - **offsets**, [0, 100, 200, 1024]: group g has the rows `offsets[g]` to `offsets[g + 1] - 1`.
 # - **tiles per group**, [1, 2, 7]: in how many tiles each group has rows.
 #
 # The size of a group does not tell you the second number: group 1 has only 100 rows, and is in two tiles. You need to
@@ -333,8 +333,8 @@ show(by_visit, TILES_BY_HAND, GROUPS_BY_HAND, normal((1024, 128), "bfloat16"), n
 # ```
 #
 # NumPy has `np.repeat` for this. Under `jit` there is a catch. JAX must know the length of an array before it knows any
-# values, and the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. It cuts off what
-# is longer. If the list is shorter, it goes on with the last number of the array that you repeat.
+# values, and the number of visits depends on values. So `jnp.repeat` takes **`total_repeat_length=`**. If the list is
+# longer, the rest is cut off. If it is shorter, it goes on with the last number of the array that you repeat.
 #
 # Which length is enough, whatever the sizes are? Each tile is visited at least once. A group that begins in the
 # *middle* of a tile adds one visit. The first group begins at row 0. At worst, all the others begin in the middle of a
@@ -430,14 +430,14 @@ show(
 #
 # Each tile has one visit, and one more for every group that begins **inside** it, after its first row. So let each
 # group add 1 to the tile in which it begins. **`x.at[i].add(v)`** returns a copy of x in which v[g] is added at index
-# i[g], for every g. If an index occurs twice, both are added. Indices beyond the end are ignored. The rest is
+# i[g], for every g. If an index occurs twice, both values are added. Indices beyond the end are ignored. The rest is
 # `jnp.repeat` again.
 #
-# Rows behind the last group are **unowned**. Their result is 0, and only a visit can write the zeros. Each of these
-# tiles needs one visit, to write its zeros. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at these
-# visits.
+# Rows behind the last group are **unowned**. Their result is 0, and only a visit can write the zeros. So a tile with
+# nothing but unowned rows needs one visit, too. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at
+# these visits.
 #
-# All visits to one tile follow each other. They must: when the block number changes, the output block is copied out
+# All visits to one tile must follow each other: when the block number changes, the output block is copied out
 # (basics.py Puzzle 5).
 #
 # The lists have room for the worst case. `num_tiles` says how many visits are real: an int32 of shape (). Is it the sum
@@ -641,9 +641,9 @@ check("ragged_dot/3", expert_bias)
 # <details><summary>Hint 1</summary>
 #
 # Take visit 2 of the drawing. A row of the tile has a number in the tile, 0 to 63, and a number in the array. Which of
-# them do the offsets speak of, and how do you get it from the other? (`jnp.arange(bm)[:, None]` is a column. Compared
-# with a number, it stays a column.) In the kernel, each row of `o_ref` gets the new value, the old value, or 0. What
-# decides: the row, or the visit?
+# them do the offsets speak of, and how do you get it from the other? (`[:, None]` turns a row of numbers into a column.
+# Compared with a number, a column stays a column.) In the kernel, each row of `o_ref` gets the new value, the old
+# value, or 0. What decides: the row, or the visit?
 #
 # </details>
 #
@@ -717,8 +717,8 @@ show(expert_bias, normal((256, 384)), normal((3, 1, 384)), np.array([100, 28, 12
 #     grid (j, v, k)      w(0)  w(0)  w(0)      w(1)  w(1)  w(1)
 # ```
 #
-# The given kernel needs groups of whole tiles, and K in one block. With this kernel, visit v is to tile v. With later
-# kernels it is not: groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile and every
+# The given kernel needs groups of whole tiles, and K in one block. With this kernel, visit v goes to tile v. With later
+# kernels it does not: groups of 40 and 56 rows make four visits to three tiles of 32. So look up every tile and every
 # group. `by_visit`, below Puzzle 2a, is a good start.
 
 
@@ -851,7 +851,7 @@ show(
 #
 # Real weights do not fit into VMEM. One expert of 14336 x 4096 in bfloat16 has 112 MiB. A block of all of K and 512
 # columns is 14 MiB. With two buffers it takes 28 MiB of VMEM, and you have 16. So you cut K, and keep the sum in
-# `acc_ref`. The kernel is given (basics.py Puzzle 10). What is new: every visit has to fetch the weights again.
+# `acc_ref`. The kernel is given (basics.py Puzzle 10). But the cut has a price:
 #
 # ```text
 #     visit                0            1            2           one expert, three tiles, one j
@@ -859,8 +859,8 @@ show(
 #     K in two blocks      w0  w1       w0  w1       w0  w1      w comes in three times
 # ```
 #
-# With K in one block, an expert's weights stay from tile to tile. With more, **the last block of one tile is not the
-# first of the next**. So every visit fetches all the weights of its expert again.
+# With K in one block, an expert's weights stay from tile to tile. With several blocks, **the last block of one tile is
+# not the first of the next**. So every visit fetches all the weights of its expert again.
 #
 # There are two ways out, and they compete for VMEM. Keep K whole, and make the blocks narrow. Or cut K, and make tiles
 # tall. Which is cheaper depends on how many rows an expert has.
@@ -978,7 +978,7 @@ show(equal_groups, normal((768, 512), "bfloat16"), normal((3, 512, 384), "bfloat
 # %% [markdown]
 # ## Puzzle 6: Ragged dot
 #
-# **Goal.** Groups of any size: many in one tile, empty ones, and unowned rows.
+# **Goal.** Multiply groups of any size: many in one tile, empty ones, and unowned rows.
 #
 # ### Theory
 #
@@ -1098,24 +1098,33 @@ show(
 )
 
 # %% [markdown]
-# How good is it? JAX ships a grouped matrix product for TPUs: `gmm`, in megablox. The next cell has the TPU compiler
-# schedule both, without a TPU, and prints the bundles of a step. On a v5e the course's solution takes 500 and `gmm`
-# 522. On a v6e it is 334 against 339. Yours may differ. With a draft at every k, the same kernel takes 478 bundles on a
-# v5e. That saves no time: both take 66.4 us, because they wait for HBM. On a v6e the draft takes 374 bundles, and is
-# slower: 52.1 us against 49.6.
+# What would a TPU make of it? Here is the TPU compiler's report of your kernel: 1024 rows in four groups, with weights
+# of 1024 x 1024 in blocks of 256. The course's solution takes 66.4 us on a v5e, and waits for HBM.
+
+# %%
+sizes = np.array([100, 200, 500, 224], np.int32)
+FOUR_GROUPS = normal((1024, 1024), "bfloat16"), normal((4, 1024, 1024), "bfloat16"), sizes
+tpu_report(ragged_product, *FOUR_GROUPS, bm=256, bn=256, bk=256, simulate=False)
+
+# %% [markdown]
+# And how good is it? JAX ships a grouped matrix product for TPUs: `gmm`, in its module `megablox`. The next cell has
+# the compiler schedule both, and prints the bundles of a step. On a v5e the course's solution takes 500 and `gmm` 522.
+# On a v6e it is 334 against 339. Yours may differ. With a draft at every k, the same kernel takes 478 bundles on a v5e.
+# That saves no time: both take 66.4 us, because they wait for HBM. On a v6e the draft takes 374 bundles, and is slower:
+# 52.1 us against 49.6.
 
 
 # %%
 def beside_gmm(tpu):
-    """Your kernel and JAX's: x (1024, 1024), w (4, 1024, 1024), four groups, blocks of 256."""
+    """Your kernel and JAX's, in blocks of 256."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    from pallas_puzzles.view.tpu_report import tpu_report as read_report  # the same report, not shown
 
     theirs = functools.partial(gmm, preferred_element_type=jnp.bfloat16, tiling=(256, 256, 256))
     yours = functools.partial(ragged_product, bm=256, bn=256, bk=256)
-    sizes = np.array([100, 200, 500, 224], np.int32)
     for name, fn in (("yours", yours), ("gmm", theirs)):
-        x, w = normal((1024, 1024), "bfloat16"), normal((4, 1024, 1024), "bfloat16")
-        report = tpu_report(fn, x, w, sizes, tpu=tpu, simulate=False)
+        report = read_report(fn, *FOUR_GROUPS, tpu=tpu, simulate=False)
         if not report:
             print(f"{tpu}, {name}: {report.unavailable or report.refusal.sentence}")
         for kernel in report.kernels:
@@ -1755,8 +1764,8 @@ check("ragged_dot/8c", expand_grad)
 # all the parts, and one decision is left.
 #
 # **How tall is a tile?** E experts share S = T k rows. There are at most S / bm + E - 1 visits, with S / bm rounded up.
-# Each multiplies bm rows. Tall tiles multiply rows for nothing: 96 slots and 5 experts make up to 5 visits with bm =
-# 128. That is 640 rows, for 96. Low tiles take more steps: with bm = 16, up to 10 visits.
+# Each multiplies bm rows. Tall tiles multiply rows for nothing. With bm = 128, 96 slots and 5 experts make up to 5
+# visits: 640 rows, for 96. Low tiles take more steps: with bm = 16, up to 10 visits.
 #
 # The ideal is S rows multiplied, in E visits. Which bm keeps both below about twice that, whatever the sizes are?
 

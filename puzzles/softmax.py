@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Softmax: from one row to a trained loss
 #
-# In ten puzzles you write what comes between the matrix multiplications of a transformer: softmax over rows wider than
-# VMEM, LayerNorm and RMSNorm, a cross-entropy that never stores a probability, and backward passes that `jax.grad`
-# calls by itself. At the end a small classifier trains on them.
+# In ten puzzles you write what comes between the matrix multiplications of a transformer. You write softmax for rows
+# wider than VMEM, LayerNorm, RMSNorm, and a cross-entropy that never stores a probability. You also write backward
+# passes, and `jax.grad` calls them by itself. At the end a small classifier trains on them.
 #
 # You need what `basics.py` taught: Refs and BlockSpecs, masks at the ragged edge, sums that grow from step to step,
 # scratch. You also need a habit: counting bytes. A matrix multiplication uses every number that it fetches hundreds of
@@ -52,9 +52,9 @@ setup()
 # ### Theory
 #
 # In float32, exp(89) is infinity: the largest float32 is 3.4e38, which is exp(88.7). A score of 89 is nothing special.
-# Two vectors of 128 elements of size 3 can have a dot product of 1152. Then inf / inf is NaN, and one NaN ends a
-# training run. Very negative scores fail, too. Below about -87.4, `jnp.exp` of a float32 is 0 (whatever is smaller than
-# the smallest normal float32 is flushed to 0). A row with only such scores gives 0 / 0.
+# Two vectors of 128 elements of size 3 can have a dot product of 1152. If exp gives infinity, inf / inf is NaN, and one
+# NaN ends a training run. Very negative scores fail, too. Below about -87.4, `jnp.exp` of a float32 is 0 (whatever is
+# smaller than the smallest normal float32 is flushed to 0). A row with only such scores gives 0 / 0.
 #
 # One fact helps. Subtract the same number `c` from a whole row, and its softmax stays the same: `exp(x - c)` is
 # `exp(x) / exp(c)`, and the `exp(c)` cancels.
@@ -252,8 +252,8 @@ check("softmax/2", confidence)
 
 # %% [markdown]
 # **Takeaway.** With two sweeps, VMEM no longer limits the length of a row. But every byte of `x` came in twice. With
-# large blocks the copies take most of the time, so the kernel takes about twice as long. Could the sum start before you
-# know the maximum?
+# large blocks the copies take most of the time, so the second sweep takes about as long as the first. Could the sum
+# start before you know the maximum?
 
 # %% [markdown]
 # ## Puzzle 3: Online softmax
@@ -509,11 +509,11 @@ check("softmax/4", wide_softmax)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Sweeps cost bytes, so count them first; the arithmetic that saves one is cheap. For this `x`, one sweep
-# moves 120 KiB (Puzzle 1, when a row fits), your two move 180, and three would move 240. In the picture, watch the
-# result wait on its first block. (Still hungry? Let the second sweep walk backwards, as the snake of basics.py Puzzle
-# 13 does. It then begins with the block that the first sweep has just read, and that block need not be copied again.
-# With three rows of blocks this saves three copies: 168 KiB.)
+# **Takeaway.** A sweep costs bytes. The arithmetic that saves one is cheap. For this `x`, one sweep moves 120 KiB
+# (Puzzle 1, when a row fits), your two move 180, and three would move 240. In the picture, watch the result wait on its
+# first block. (Still hungry? Let the second sweep walk backwards, as the snake of basics.py Puzzle 13 does. It then
+# begins with the block that the first sweep has just read, and that block need not be copied again. With three rows of
+# blocks this saves three copies: 168 KiB.)
 
 # %%
 show(wide_softmax, normal((24, 640)))
@@ -529,10 +529,9 @@ show(wide_softmax, normal((24, 640)))
 # 8192 rows and a vocabulary of 262,144 tokens make 8 GiB of scores in float32. Their softmax is another 8 GiB. Together
 # they do not even fit into the 16 GB of a v5e. And the loss needs only one probability of each row.
 #
-# You have nearly all of it: after one sweep, a score `t` of the row has the probability `exp(t - m) / l`. (Two helpers
-# now do Puzzle 3's work on `m` and `l`.) You still need the score of the label. In NumPy that is `x[row, label]`. In a
-# TPU kernel, indexing with arrays is refused. (`jnp.take_along_axis` compiles for blocks of 128 columns, but not for
-# blocks of 512.)
+# You have nearly all of it. After one sweep, a score `t` of the row has the probability `exp(t - m) / l`. So the loss
+# is `log(l) - (t - m)`. (Two helpers now do Puzzle 3's work on `m` and `l`.) Only `t` is missing, the score of the
+# label. In NumPy that is `x[row, label]`. In a TPU kernel, indexing with arrays is refused.
 #
 # Instead, compare **positions**. The column numbers of the block are a row, and the labels are a column. Broadcasting
 # turns them into a table with at most one True per row:
@@ -545,9 +544,6 @@ show(wide_softmax, normal((24, 640)))
 # ```
 #
 # Where it is True, keep the score. Elsewhere, put 0. Sum each row, and add up the sums of all blocks. What do you get?
-#
-# Mind the last step. `t` and `m` may be large and close together, and float32 numbers near 10,000 lie 0.001 apart. So
-# subtract these two from each other **first**, before you add anything small to one of them.
 
 
 # %%
@@ -587,16 +583,17 @@ def cross_entropy(
 # %%
 # Budget for x (24, 640), labels (24, 1): hbm_bytes=61_632, vmem_bytes=8_416, calls=1, output_stores=1. hbm_bytes: the
 # scores once (61,440), and 96 bytes each for labels and loss. Each of the 24 rows has a random label from 0 to 639.
-# Your code may not call jnp.take_along_axis: other cases have blocks of 512 columns.
+# Your code may not call jnp.take_along_axis: it compiles for blocks of 128 columns, and not for blocks of 512, which
+# other cases have.
 check("softmax/5", cross_entropy)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Do the algebra before the code: take the logarithm of the quotient term by term. No exponential should be left, and
-# you need `m`, `l` and the label's score `t` once each. (If you compute the probability first and take its logarithm
-# afterwards, you get log(0) as soon as t lies 88 below m.) For the positions: at which column of the row does block `j`
-# start? For the call: how many rows do the labels have, and does their block change with `j`?
+# For the positions: at which column of the row does block `j` start? For the call: how many rows do the labels have,
+# and does their block change with `j`? For the loss: keep the brackets of the formula. Scores near -10,000 are among
+# the cases. There, neighbours in float32 are 0.001 apart. The difference of two such scores is exact, but a small
+# number added to one of them is rounded.
 #
 # </details>
 #
@@ -961,8 +958,9 @@ check("softmax/7", layer_norm)
 #     dbeta  = sum over rows of ?                                 (1, N)
 # ```
 #
-# Shifting a row of x does not change n, and stretching it hardly does (only the 1e-5 notices). So dx must not shift the
-# row, and must not stretch it. The two means are those parts of h, and the formula for dx subtracts them.
+# Add a number to all of a row of x, and n stays as it is. Multiply the row by a number, and n hardly changes (only the
+# 1e-5 notices). So dx must neither shift nor stretch the row. The formula subtracts the part of h that would shift it
+# (the first mean) and the part that would stretch it (the second).
 #
 # In basics.py Puzzle 9 one output stayed while its sum grew. Now **outputs of one kernel move at different paces**. For
 # each of the three, say which of its blocks is in VMEM at each step:
@@ -1284,8 +1282,8 @@ check("softmax/10", ragged_loss)
 #
 # Start from Puzzle 5. One line is new. It decides by position which scores are real, and it has to come before anything
 # else: garbage that has gone through `exp` or a product is still garbage. Which positions does block `j` hold, and when
-# is one of them real? As for the value: `start_statistics` knows it. Scores near -300 are among the cases, so subtract
-# in the order of Puzzle 5.
+# is one of them real? As for the value: `start_statistics` knows it. Scores near -300 are among the cases, so keep the
+# brackets of Puzzle 5.
 #
 # </details>
 #

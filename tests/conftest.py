@@ -23,7 +23,7 @@ from pallas_puzzles.targets.tpu.compiler import missing
 
 ROOT = Path(__file__).parents[1]
 FETCH = "sync --locked --inexact --extra tpu-compiler"
-FETCHES = "Fetching the TPU compiler for the tests, once: 0.2 GB to download (.venv then takes 0.9 GB)."
+FETCHES = "Fetching the TPU compiler for the tests, once: 0.2 GB to download (.venv then takes 1.6 GB)."
 NOT_FETCHED = "The TPU compiler could not be fetched: the tests that need it are skipped."
 
 # Whatever else is there, the puzzles run on the CPU. Set before anything asks JAX for a device.

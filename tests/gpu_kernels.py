@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.utils import inline_ptx
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import nvvm
 
 S = jax.ShapeDtypeStruct
 TILES = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
@@ -102,7 +103,11 @@ def epilogue(dtype: Any, tiles: Any, optimized: bool = True) -> Case:
             plgpu.wgmma(acc, a_smem, b_smem)
             return acc[...]
 
-        plgpu.store(o_smem, pl.run_scoped(scope, plgpu.ACC((64, 64))).astype(dtype), optimized=optimized)
+        value = pl.run_scoped(scope, plgpu.ACC((64, 64))).astype(dtype)
+        if optimized:
+            o_smem[...] = value
+        else:
+            plgpu.store(o_smem, value, optimized=False)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(o_smem, o_gmem)
         plgpu.wait_smem_to_gmem(0)
@@ -181,6 +186,34 @@ def rows(where: Callable[[Any], Any] = lambda i: i, source: Callable[[Any], Any]
 
     x = normal(4, 128)
     return plgpu.kernel(body, out_type=S(x.shape, x.dtype), grid=(4,), grid_names=("i",)), (x,), x
+
+
+def stored_by_copies(rows: int = 64, reduction: Any = None) -> Case:
+    """Each of four CTAs copies 64 rows into SMEM, and out again, so many rows apart."""
+
+    def body(x_gmem, o_gmem, x_smem, bar):
+        i = lax.axis_index("i")
+        plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(i * 64, 64)], x_smem, bar)
+        plgpu.barrier_wait(bar)
+        plgpu.copy_smem_to_gmem(x_smem, o_gmem.at[pl.ds(i * rows, 64)], reduction_op=reduction)
+        plgpu.wait_smem_to_gmem(0)
+
+    x, scratch = normal(256, 128), [plgpu.SMEM((64, 128), jnp.float32), plgpu.Barrier()]
+    out = S((192 // 64 * rows + 64, 128), jnp.float32)
+    return plgpu.kernel(body, out_type=out, grid=(4,), grid_names=("i",), scratch_types=scratch), (x,), x
+
+
+def passed_on() -> Case:
+    """Each of four CTAs stores a row, and reads the next one's, without waiting."""
+
+    def body(x_gmem, part_gmem, o_gmem):
+        i = lax.axis_index("i")
+        part_gmem[i] = x_gmem[i]
+        o_gmem[i] = part_gmem[(i + 1) % 4]
+
+    x = normal(4, 128)
+    kernel = plgpu.kernel(body, out_type=(S(x.shape, x.dtype),) * 2, grid=(4,), grid_names=("i",))
+    return lambda x: kernel(x)[1], (x,), np.roll(x, -1, 0)
 
 
 def turns(both: bool = True) -> Case:
@@ -398,8 +431,19 @@ def shared(rows: int = 64) -> Case:
     return kernel, (x,), 2 * x
 
 
-def in_tmem(wait: bool = True, ordered: bool = True) -> Case:
-    """Two products, one after the other in the same accumulator in TMEM: warpgroup 0 multiplies, warpgroup 1 stores."""
+@plgpu.inline_mgpu()
+def wait_load(_: Any) -> None:
+    nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.LOAD)
+
+
+@plgpu.inline_mgpu()
+def fence_tensor(_: Any) -> None:
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
+
+
+def in_tmem(wait: bool = True, ordered: bool = True, by_hand: bool = False) -> Case:
+    """Two products, one after the other in the same accumulator in TMEM: warpgroup 0 multiplies, warpgroup 1 stores.
+    by_hand: it waits and fences by instructions of a level below Pallas."""
 
     def body(a_gmem, b_gmem, o_gmem, a_smem, b_smem, acc_tmem, loaded, done, free):
         wg = lax.axis_index("wg")
@@ -420,7 +464,10 @@ def in_tmem(wait: bool = True, ordered: bool = True) -> Case:
             for i in range(2):
                 plgpu.barrier_wait(done)
                 o_gmem[pl.ds(i * 128, 128)] = plgpu.async_load_tmem(acc_tmem)
-                if wait:
+                if by_hand:
+                    wait_load()
+                    fence_tensor()
+                elif wait:
                     plgpu.wait_load_tmem()
                 plgpu.barrier_arrive(free)
 
@@ -492,7 +539,9 @@ RIGHT: dict[str, Callable[[], Case]] = {
     "semaphore": counted,
     "dynamic_scheduling_loop": scheduled,
     "refilled": lambda: refilled(commit=True),
+    "stored by copies": stored_by_copies,
     "accumulators in TMEM": in_tmem,
+    "fenced by hand": lambda: in_tmem(ordered=False, by_hand=True),
     "through TMEM": through_tmem,
     "named barrier": by_name,
     "named barriers, by numbers that are computed": lambda: by_name(computed=True),
@@ -516,11 +565,15 @@ MISTAKES: dict[str, tuple[Callable[[], Case], str, str, str]] = {
     "slot never released": (lambda: specialised(release=False), "deadlock", "barrier_wait(", "waits for ever"),
     "warpgroups not in step": (lambda: handed_over(sync=False), "race", "o_gmem[...] = s_smem", "warpgroup 0"),
     "CTAs store one row": (lambda: rows(where=lambda i: 0), "race", "o_gmem[where(i)]", "CTA 0"),
+    "CTAs copy into the same rows": (lambda: stored_by_copies(32), "race", "copy_smem_to_gmem(x_smem", "by CTA 0"),
+    "CTAs add to garbage": (lambda: stored_by_copies(0, "add"), "unwritten", "copy_smem_to_gmem(x_smem", "8,192"),
+    "a row of another CTA": (passed_on, "race", "part_gmem[i] = x_gmem[i]", "nothing orders that and the read of it"),
+    "a row that is not there yet": (passed_on, "unwritten", "o_gmem[i] = part_gmem", "nobody has written"),
     "GMEM out of bounds": (lambda: rows(source=lambda i: i + 1), "bounds", "o_gmem[where(i)]", "index 4"),
     "half arrives": (lambda: turns(both=False), "deadlock", "barrier_wait(turn", "1 of 2 arrivals"),
     "multicast by one CTA": (lambda: multicast(all_copy=False), "deadlock", "barrier_wait(bar", "multicast"),
     "512 KB of SMEM": (lambda: held(4), "smem", "def body(x_gmem, o_gmem, x_smem", "512"),
-    "no wait_load_tmem": (lambda: in_tmem(wait=False), "reused", "plgpu.tcgen05_mma(", "plgpu.wait_load_tmem()"),
+    "no wait_load_tmem": (lambda: in_tmem(wait=False), "unwaited-load", "plgpu.tcgen05_mma(", "plgpu.wait_load_tmem()"),
     "barrier does not order": (lambda: in_tmem(ordered=False), "reused", "plgpu.tcgen05_mma(", "orders_tensor_core"),
     "no commit_tmem": (lambda: through_tmem(commit=False), "no-wait", "async_load_tmem(", "plgpu.commit_tmem()"),
     "named barrier without an arrival": (lambda: by_name(arrives=False), "deadlock", 'inline_ptx(f"bar', "128 of 256"),

@@ -858,6 +858,16 @@ def read_in_vain_and_wrong_for_another_reason(a, b):
 
 
 @mistake(A, B, want=np.matmul)
+def added_in_vain_and_wrong_for_another_reason(a, b):
+    def kernel(a_ref, b_ref, o_ref, acc_ref):
+        product = jnp.dot(a_ref[...], b_ref[...])
+        acc_ref[...] = jnp.where(pl.program_id(2) == 0, product, acc_ref[...] + product)  # a sum with garbage goes
+        o_ref[...] = 2 * acc_ref[...]  # <- here
+
+    return matmul_call(kernel, a, b)
+
+
+@mistake(A, B, want=np.matmul)
 def zeroed_by_value_for_the_first_tile_only(a, b):
     def kernel(a_ref, b_ref, o_ref, acc_ref):
         first = (pl.program_id(0) == 0) & (pl.program_id(1) == 0) & (pl.program_id(2) == 0)

@@ -32,7 +32,7 @@ from pallas_puzzles.course import curriculum, session
 from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.course.curriculum import CurriculumError, Puzzle
 from pallas_puzzles.course.inputs import draw
-from pallas_puzzles.lens.machine import trace
+from pallas_puzzles.course.machines import trace
 
 COLUMNS = ("made", "refused", "equivalent", "survived", "crashed", "stale")
 _FILE = "<overlay>"  # the name that session.run gives to code that is laid over the holes

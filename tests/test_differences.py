@@ -79,6 +79,58 @@ def test_other_names_and_values_with_names_are_no_differences():
     assert [ast.unparse(d.was) for d in found] == ["jnp.zeros(acc_ref.shape, jnp.float32)"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("acc_ref[...] += x", "acc_ref[...] = acc_ref[...] + x"),
+        ("acc_ref[...] += x", "acc_ref[...] = x + acc_ref[...]"),
+        ("return (a + b) * c", "return c * (b + a)"),
+        ("return a < b", "return b > a"),
+        ("return jnp.sum(x * y, axis=1)", "return (y * x).sum(axis=1)"),
+        ("n = x.shape[1]\n    return n + pl.cdiv(M, n)", "return x.shape[1] + pl.cdiv(M, x.shape[1])"),
+        (
+            "return pl.BlockSpec((m, n), lambda i, j: (i, 0))",
+            "def the_map(i, j):\n        return (i, 0)\n    return pl.BlockSpec((m, n), the_map)",
+        ),
+    ],
+)
+def test_two_ways_to_write_one_thing_are_no_difference(one, other):
+    one, other = (parsed(f"def f(x, y):\n    {text}\n") for text in (one, other))
+    assert differences(one, other) == []
+    assert differences(other, one) == []
+
+
+def test_a_map_in_a_function_of_its_own_is_wrong_where_it_is_written():
+    right = "def f():\n    return pl.BlockSpec((m, n), lambda i, j, k: (i, k))\n"
+    answer = "def f():\n    def x_map(i, j, k):\n        return k, i\n\n    return pl.BlockSpec((m, n), x_map)\n"
+    found = differences(parsed(answer), parsed(right))
+    assert [(d.line, ast.unparse(d.was), ast.unparse(d.should)) for d in found] == [(3, "k", "i"), (3, "i", "k")]
+
+
+def test_arguments_are_paired_by_place_or_by_name():
+    right = "def f(sizes, *, bm=128):\n    return sizes // bm + 1\n"
+    answer = "def f(n, *, num_rows=1024, bm=128):\n    return n // bm\n"
+    found = differences(parsed(answer), parsed(right))
+    assert ("n // bm", "n // bm + 1") in [(ast.unparse(d.was), ast.unparse(d.should)) for d in found]
+
+
+def test_arguments_that_are_corrected_can_be_followed():
+    right, answer = (parsed(f"def f(g, *, k{default}):\n    return g[:k]\n") for default in ("=2", ""))
+    (only,) = corrections(answer, differences(answer, right), {}, {})
+    assert only.words == "in `f`, `g, *, k` should be `g, *, k=2`"
+    assert ast.unparse(followed(answer["f"], [only.edit])) == ast.unparse(right["f"])
+
+
+def test_what_two_long_expressions_share_is_told_as_dots():
+    product = "jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32, precision='highest')"
+    right = f"def f(x_ref, y_ref):\n    return {product}\n"
+    answer = parsed(right.replace("return ", "return 1.0005 * "))
+    chosen = differences(answer, parsed(right))
+    (only,) = corrections(answer, chosen, {}, {})
+    assert only.words == "in `f`, `1.0005 * jnp.dot(...)` should be `jnp.dot(...)`"
+    assert ast.unparse(followed(answer["f"], [only.edit])) == ast.unparse(parsed(right)["f"])
+
+
 def test_all_differences_undone_make_the_right_program():
     answer = parsed(OTHERWISE.replace("return i, k", "return k, i").replace("== 0", "== 1"))
     again = applied(answer, differences(answer, parsed(RIGHT)))

@@ -62,8 +62,9 @@ def test_conflicts_are_counted() -> None:
     """64 rows of 128 bytes: 8 of them that lie in the same banks are stored, or read, at once."""
     kernel, args, _ = gpu_kernels.epilogue(jnp.bfloat16, tiles(64, None))
     assert gpu.run(kernel, *args).counts.bank_conflicts == 64 * 64 * 2 // 128 * 7
-    kernel, args, _ = gpu_kernels.epilogue(jnp.bfloat16, (), optimized=False)
-    assert gpu.run(kernel, *args).counts.bank_conflicts == 64 * 64 * 2 // 128 * 7
+    if hasattr(plgpu, "store"):  # from jax 0.12 on
+        kernel, args, _ = gpu_kernels.epilogue(jnp.bfloat16, (), optimized=False)
+        assert gpu.run(kernel, *args).counts.bank_conflicts == 64 * 64 * 2 // 128 * 7
     for swizzled, per_tile in ((None, 7 * 64), (128, 0)):
         kernel, args, _ = gpu_kernels.matmul(tiles=tiles(64, swizzled))
         counts = gpu.run(kernel, *args).counts

@@ -79,8 +79,15 @@ def test_a_solution_runs_compiled(puzzle: curriculum.Puzzle) -> None:
         right(official.fn, args, expected(official.spec, args, keywords_of(official.spec, case.blocks)), **case.blocks)
 
 
+BLACKWELL = {"dynamic_scheduling_loop", "accumulators in TMEM", "fenced by hand", "through TMEM"}
+
+
 @pytest.mark.parametrize("name", gpu_kernels.RIGHT)
 def test_a_right_kernel_runs_compiled(name: str) -> None:
+    if name in BLACKWELL and "B200" not in in_a_process(ASK):
+        pytest.skip("needs a B200: an H100 or H200 has neither TMEM nor try_cluster_cancel")
+    if name == "semaphore" and jax.__version_info__ < (0, 12):
+        pytest.skip("jax 0.11.2 cannot compile a semaphore as scratch: Pass pipeline failed")
     kernel, args, want = gpu_kernels.RIGHT[name]()
     right(kernel, args, want)
 

@@ -1,5 +1,6 @@
 """setup("gpu"): what it says, what a plain call of a plgpu.kernel does without a GPU, and a GPU as second opinion."""
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ import pallas_puzzles
 from gpu_kernels import MISTAKES, S, normal
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.ir.gpu_calls import run_on_cpu
+from pallas_puzzles.lens.gpu.findings import KINDS, NOTES
 from pallas_puzzles.platforms import gpu_attached
 from pallas_puzzles.targets import gpu_here, gpu_simulator
 from pallas_puzzles.targets.gpu_here import KernelError
@@ -69,7 +71,7 @@ def test_inside_of_other_work() -> None:
 
 
 @pytest.mark.usefixtures("gpu_notebook")
-@pytest.mark.parametrize("name", [name for name in MISTAKES if name != "never stored"])
+@pytest.mark.parametrize("name", [name for name, (_, kind, *_) in MISTAKES.items() if kind in KINDS.keys() - NOTES])
 def test_a_wrong_kernel_says_why(name: str) -> None:
     fn, args, want = MISTAKES[name][0]()
     with pytest.raises(KernelError) as caught:
@@ -138,6 +140,20 @@ def test_switched_off_again() -> None:
     run_on_cpu(None)
     with pytest.raises(ValueError, match="interpret"):
         plus_one(normal(128, 64))
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+def test_a_notebook_has_the_simulator_ready(notebook: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    if not notebook:
+        monkeypatch.delitem(sys.modules, "ipykernel")
+    gpu_simulator._SIMULATOR.end()
+    gpu_here._warm()
+    process = gpu_simulator._SIMULATOR.process
+    assert (process is not None and process.poll() is None) == notebook
+    x = normal(128, 64)
+    np.testing.assert_allclose(gpu_simulator.simulate(plus_one, x), plus_one_spec(x), rtol=1e-5)
+    assert not notebook or gpu_simulator._SIMULATOR.process is process
 
 
 def test_another_word_is_refused() -> None:

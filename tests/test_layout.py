@@ -6,7 +6,20 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "pallas_puzzles"
 # Each may use itself and those before it. What stands directly in src/pallas_puzzles is for all.
-ORDER = ["files", "installation", "platforms", "text", "ir", "lens", "diagnose", "targets", "view", "course", "app"]
+ORDER = [
+    "files",
+    "installation",
+    "platforms",
+    "text",
+    "ir",
+    "lens",
+    "diagnose",
+    "targets",
+    "view",
+    "course",
+    "speed",
+    "app",
+]
 
 
 def modules() -> dict[str, Path]:

@@ -39,6 +39,9 @@ EXPECTED: dict[str, First] = {
     "read_in_vain_and_wrong_for_another_reason": First(
         "values", ("block (0, 0) of o_ref is 2 times what is expected",), "o_ref"
     ),
+    "added_in_vain_and_wrong_for_another_reason": First(
+        "values", ("block (0, 0) of o_ref is 2 times what is expected",), "o_ref"
+    ),
     "zeroed_by_value_for_the_first_tile_only": First(
         "carry", ("acc_ref as step 2 left it", "not only once"), "acc_ref", 3
     ),
@@ -87,7 +90,7 @@ EXPECTED: dict[str, First] = {
     "index_map_that_captures_an_array": First("map-constants", ("PrefetchScalarGridSpec", "behind the grid indices")),
     "gradient_without_custom_vjp": First("no-gradient", ("jax.custom_vjp", "backward function")),
     "signal_to_a_copy_semaphore": First("semaphore-kind", ("SemaphoreType.REGULAR",)),
-    "one_block_spec_too_many": First("in-specs", ("one BlockSpec in in_specs for each operand",)),
+    "one_block_spec_too_many": First("in-specs", ("one BlockSpec in in_specs",)),
     "factors_that_do_not_fit": First(
         "product-shape", ("b_ref, (96, 256), is summed against a_ref, (64, 96): that is",)
     ),

@@ -195,6 +195,13 @@ def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture) -> None:
     assert said.rstrip().count("\nRight.\n") == 1
 
 
+def test_the_readme_repeats_the_table_of_foreign_kernels() -> None:
+    table = (ROOT / "benchmarks" / "foreign.md").read_text("utf-8")
+    (ran,) = re.findall(r"The lens ran (\d+ of \d+), ", table)
+    assert f"The lens runs {ran} calls" in (ROOT / "README.md").read_text("utf-8")
+    assert ran.endswith(f" of {len(re.findall('^[|] [a-z-]+: ', table, re.MULTILINE))}")
+
+
 def test_the_public_api_is_what_init_says() -> None:
     names = pallas_puzzles.__all__
     assert sorted(names) == sorted(set(names))

@@ -3,14 +3,17 @@
 import math
 import re
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 import zoo
 from pallas_puzzles.lens import machine as lens
 from pallas_puzzles.lens import survey as surveying
 from pallas_puzzles.lens.survey import clip, survey
 from pallas_puzzles.lens.tally import tally
+from pallas_puzzles.text import human_bytes
 from pallas_puzzles.view.show import show
 from production_kernels import PRODUCTION
 from zoo import ZOO
@@ -68,6 +71,61 @@ def test_the_work_does_not_grow_with_the_grid(monkeypatch):
     assert sum(looked_at) < n // 32
     assert "steps 10,000,000 to 10,000,511 of 16,777,216" in picture._repr_html_()
     assert "step 10,000,256, grid index (152, 151, 128)" in picture.text()
+
+
+def reversed_rows(n):
+    """n steps over 8 rows of blocks: every fourth step, the next one takes the same block again."""
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    def call(x):
+        block = pl.BlockSpec((8, 128), lambda i: (7 - i // 4 * 3 % 8, 0))
+        return pl.pallas_call(kernel, grid=(n,), in_specs=[block], out_specs=block, out_shape=x)(x)
+
+    return call
+
+
+def test_a_grid_without_end_is_drawn_and_its_traffic_estimated(monkeypatch):
+    looked_at = []
+    block_rows = surveying.block_rows
+
+    def counting(machine, operand, columns, scalars):
+        looked_at.append(columns.shape[1])
+        return block_rows(machine, operand, columns, scalars)
+
+    monkeypatch.setattr(surveying, "block_rows", counting)
+    n = 2**31 - 4
+    picture = show(reversed_rows(n), blank(64, 128), first_step=n // 2)
+    (trace,) = picture.traces
+    assert (trace.n, trace.total.steps) == (512, n)
+    assert sum(looked_at) < 3 * surveying._MOST
+    for row in trace.total.operands:
+        assert row.moves == pytest.approx(n / 4, rel=0.01)
+        assert row.hbm_bytes == pytest.approx(row.moves * 4 * 8 * 128)
+        assert not row.exact
+    assert f"HBM traffic about {human_bytes(trace.total.hbm_bytes)}" in picture.text()
+    page = picture._repr_html_()
+    assert ">about 537,000,000<" in page
+    assert "fetched about 537,000,000 times" in page
+    few = show(reversed_rows(4096), blank(64, 128))
+    assert [row.moves for row in lens.figures(few.traces[0]).operands] == [1024, 1024]
+    assert "about" not in few.text().split("VMEM")[-1]
+
+
+def test_an_index_map_that_is_run_step_by_step_is_looked_at_less(monkeypatch):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    def call(x, n=3000):
+        either = pl.BlockSpec((8, 128), lambda i, j: (jax.lax.cond(i > j, lambda: i % 8, lambda: 0), 0))
+        block = pl.BlockSpec((8, 128), lambda i, j: (i % 8, 0))
+        return pl.pallas_call(kernel, grid=(n, n), in_specs=[either], out_specs=block, out_shape=x)(x)
+
+    monkeypatch.setattr(surveying, "_MOST", surveying._ALONE * 4 * 1000)
+    x, o = show(call, blank(64, 128)).traces[0].total.operands
+    assert (x.exact, o.exact, o.moves) == (False, True, 3000)
+    assert x.moves == pytest.approx(2 * 7 / 8 * 3000, rel=0.5)
 
 
 def test_the_window_can_be_moved_and_ends_with_the_grid():

@@ -217,7 +217,7 @@ def test_what_is_unavailable_is_one_line(reason):
         ("MXU", "bounded by the MXU: the matrix products take longer than all else"),
         ("bundles", "bounded by its bundles: the instructions of a step take longer than its copies"),
         ("HBM", "bounded by HBM: the copies take longer than all else"),
-        ("steps", "bounded by its steps: what each costs beyond its work adds up to the most; larger blocks need"),
+        ("steps", "bounded by its steps: their fixed costs take longer than all else; larger blocks need"),
     ],
 )
 def test_what_bounds_it_in_words(bound, says):

@@ -592,7 +592,7 @@ def not_exported(x_ref, o_ref):  # refused
     o_ref[...] = x_ref[...].astype(F32)
 
 
-refuses(not_exported, "jax.export cannot write int2 down", args=[shape(32, 256, dtype=jnp.int2)], out=X)
+refuses(not_exported, "jax.export cannot write int2", args=[shape(32, 256, dtype=jnp.int2)], out=X)
 
 
 def concatenate_bools(x_ref, y_ref, o_ref):
@@ -847,7 +847,7 @@ def largest_bfloat16(x):
     return jnp.full((32, 256), jnp.max(x))  # refused
 
 
-@storing("jnp.dot takes integers for signed", args=pair(U8, 128, 128), out=shape(128, 128, dtype=U32))
+@storing("In a TPU kernel, jnp.dot multiplies no unsigned", args=pair(U8, 128, 128), out=shape(128, 128, dtype=U32))
 def dot_uint8(x, y):
     return jnp.dot(x, y, preferred_element_type=U32)  # refused
 
@@ -957,7 +957,7 @@ refuses(ref_as_operand, "read it first, x_ref[...]", args=[X, X], front=True)
 refuses(python_if, "@pl.when(condition) for a block of code", front=True, grid=(2,))
 refuses(copy_of_another_shape, shapes, front=True, **copies(8, 256))
 refuses(copy_of_another_type, "the same type on both sides", "cast in VMEM", front=True, **copies(32, 256, BF16))
-refuses(copy_with_a_step, "A copy takes all of a range", front=True, **copies(16, 256))
+refuses(copy_with_a_step, "A copy cannot skip rows", front=True, **copies(16, 256))
 refuses(barrier, "CompilerParams(collective_id=0)", front=True)
 refuses(kernel_in_a_kernel, "call its body with refs, or run pltpu.emit_pipeline", front=True)
 of_a_map = "`dynamic_slice` does not exist in an index map", "table_ref[i]"

@@ -198,7 +198,7 @@ def test_every_chip_traces_as_itself():
     assert "this kernel is for a TPU7x" in str(refused)
 
 
-@pytest.mark.parametrize("broken", ["tally", "figures", "run_call"])
+@pytest.mark.parametrize("broken", ["tally", "figures", "survey"])
 def test_what_cannot_be_counted_is_said_and_does_not_raise(broken, monkeypatch):
     def fails(*_, **__):
         raise AssertionError("nobody has seen this before")
@@ -208,6 +208,39 @@ def test_what_cannot_be_counted_is_said_and_does_not_raise(broken, monkeypatch):
     assert report
     assert "kernel could not be followed" in " ".join(report.notes)
     assert "reaches no pallas_call" not in str(report)
+
+
+def test_a_key_is_an_argument_like_any_other():
+    def kernel(key_ref, x_ref, o_ref):
+        o_ref[...] = x_ref[...] * jax.random.key_data(key_ref[...])[0].astype(jnp.float32)
+
+    def scaled(key, x):
+        specs = [pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec()]
+        return pl.pallas_call(kernel, in_specs=specs, out_shape=x)(key, x)
+
+    key = jax.random.key(3)
+    for given in (key, jax.ShapeDtypeStruct((), key.dtype)):
+        report = tpu_report(scaled, given, X, simulate=False)
+        assert report.refusal is not None  # the front end knows no keys
+        assert "key_data" in str(report)
+
+
+@pytest.mark.parametrize("n", [2**20, 2**30])
+def test_a_long_grid_has_its_figures(n):
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(0) % 2 == 0)
+        def _():
+            o_ref[...] = jnp.exp(x_ref[...])
+
+    def often(x):
+        block = pl.BlockSpec((8, 128), lambda i: (i % (X.shape[0] // 8), 0))
+        return pl.pallas_call(kernel, grid=(n,), in_specs=[block], out_specs=block, out_shape=x)(x)
+
+    report = tpu_report(often, X, simulate=False)
+    found = only_kernel(report)
+    assert (found.steps, found.hbm_bytes) == (n, 2 * n * 8 * 128 * 4)
+    assert found.least_step < found.mean_step <= found.most_step
+    assert ("are estimated" in str(report)) == (n > 2**21)
 
 
 @pytest.mark.parametrize("tpu", CHIPS)

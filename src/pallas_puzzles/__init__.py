@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .course.holes import unwritten
     from .course.inputs import Budget, case, integers, normal, uniform
     from .course.progress import progress
+    from .speed.results import Results
     from .view.gpu_report import Report as GpuReport
     from .view.tpu_report import Report
 
@@ -27,8 +28,8 @@ _COMES_FROM = {
 }
 
 __all__ = [
-    "Budget", "case", "check", "check_call", "gpu_report", "hint", "integers", "normal", "progress", "setup", "show",
-    "solved_function", "tpu_report", "uniform", "unwritten",
+    "Budget", "bench", "case", "check", "check_call", "gpu_report", "hint", "integers", "normal", "progress", "setup",
+    "show", "solved_function", "tpu_report", "uniform", "unwritten",
 ]  # fmt: skip
 
 
@@ -130,3 +131,21 @@ def gpu_report(fn: Any, *args: Any, chip: str = "h100", **options: Any) -> "GpuR
 
     holes = unwritten(fn)
     return emit(nothing_yet(fn, chip, holes) if holes else compile_and_read(fn, *args, chip=chip, **options))
+
+
+def bench(fn: Any, *args: Any, **options: Any) -> "Results":
+    """Times `fn(*args, **blocks)` on this machine's GPU or TPU: median, spread, share of the speed of light.
+
+    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. options: the block sizes, and peers={name:
+    function} to compare with; see pallas_puzzles.speed.choose.bench. Without the chip: the compiler's estimates.
+    """
+    from .course.holes import unwritten
+    from .lens.machine import listed
+    from .speed.choose import bench as run
+    from .speed.results import Results
+    from .view.verdict import emit
+
+    if holes := unwritten(fn):
+        words = f"Nothing to measure yet: {listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
+        return emit(Results(notes=[words]))
+    return emit(run(fn, *args, **options))

@@ -25,6 +25,15 @@ def add_ten_kernel(x_gmem, o_gmem, *, bn):
     o_gmem[...] = x_gmem[...] + 10
 
 
+# %% gpu_basics/1: the first CTA of a row does all of it
+def add_ten_kernel(x_gmem, o_gmem, *, bn):
+    i = lax.axis_index("row")
+
+    @pl.when(lax.axis_index("part") == 0)
+    def _():
+        o_gmem[i] = x_gmem[i] + 10
+
+
 # %% gpu_basics/1: the example's width
 # add_ten_kernel: `pl.ds(j * bn, bn)` -> `pl.ds(j * 256, 256)`
 
@@ -63,6 +72,15 @@ def smooth_kernel(x_gmem, o_gmem, x_smem, loaded, *, bm, bn):
     i, j = lax.axis_index("i"), lax.axis_index("j")
     columns = pl.ds(j * bn, bn)
     total = sum(x_gmem[pl.ds(i * bm + s, bm), columns] for s in range(3))
+    o_gmem[pl.ds(i * bm, bm), columns] = total / 3
+
+
+# %% gpu_basics/3: the threads fill SMEM themselves
+def smooth_kernel(x_gmem, o_gmem, x_smem, loaded, *, bm, bn):
+    i, j = lax.axis_index("i"), lax.axis_index("j")
+    columns = pl.ds(j * bn, bn)
+    x_smem[...] = x_gmem[pl.ds(i * bm, bm + 2), columns]
+    total = x_smem[pl.ds(0, bm)] + x_smem[pl.ds(1, bm)] + x_smem[pl.ds(2, bm)]
     o_gmem[pl.ds(i * bm, bm), columns] = total / 3
 
 
@@ -134,6 +152,9 @@ def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
 # strip_step:
 # -    plgpu.wait_smem_to_gmem(1, wait_read_only=True)
 
+# %% gpu_basics/5: waits until everything is out
+# strip_step: `plgpu.wait_smem_to_gmem(1, wait_read_only=True)` -> `plgpu.wait_smem_to_gmem(0)`
+
 # %% gpu_basics/5: two copies may still read
 # strip_step: `wait_smem_to_gmem(1,` -> `wait_smem_to_gmem(2,`
 
@@ -165,20 +186,26 @@ def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
 # %% gpu_basics/7: only what is on its way
 # slots_needed: `1 + ` -> ``
 
+
 # %% gpu_basics/7: always two
-# slots_needed: `1 + pl.cdiv(int(on_their_way), tile_bytes)` -> `2`
+def slots_needed(tile_bytes):
+    return 2
+
 
 # %% gpu_basics/7: as many as one can have
-# slots_needed: `1 + pl.cdiv(int(on_their_way), tile_bytes)` -> `200_000 // tile_bytes`
+# slots_needed: `1 + pl.cdiv(int(ahead), tile_bytes)` -> `200_000 // tile_bytes`
 
 # %% gpu_basics/7: rounded down
-# slots_needed: `pl.cdiv(int(on_their_way), tile_bytes)` -> `int(on_their_way) // tile_bytes`
+# slots_needed: `pl.cdiv(int(ahead), tile_bytes)` -> `int(ahead) // tile_bytes`
+
 
 # %% gpu_basics/7: the example's three
-# slots_needed: `1 + pl.cdiv(int(on_their_way), tile_bytes)` -> `3`
+def slots_needed(tile_bytes):
+    return 3
+
 
 # %% gpu_basics/7: a float
-# slots_needed: `pl.cdiv(int(on_their_way), tile_bytes)` -> `on_their_way / tile_bytes`
+# slots_needed: `pl.cdiv(int(ahead), tile_bytes)` -> `ahead / tile_bytes`
 
 # %% gpu_basics/8: the mean down the columns
 # normed: `axis=1` -> `axis=0`
@@ -218,7 +245,7 @@ def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
 # %% gpu_basics/9: replaced after the maximum
 def column_lse(x_smem, rows_left):
     x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)
-    row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=plgpu.Layout.WGMMA)
+    row = row_numbers(x.shape)
     top = jnp.max(x, axis=0)
     e = jnp.exp(x - along_columns(top, x.shape))
     e = jnp.where(row < rows_left, e, 0.0)
@@ -244,7 +271,7 @@ def column_lse(x_smem, rows_left):
 # ctas_per_sm: `(128 * 8 *` -> `(8 *`
 
 # %% gpu_basics/10: no end of threads
-# ctas_per_sm: `, 2048 // 128, 32)` -> `, 32)`
+# ctas_per_sm: `by_smem, 2048 // 128)` -> `by_smem)`
 
 # %% gpu_basics/10: SMEM does not count
 # ctas_per_sm: `by_registers, by_smem,` -> `by_registers,`

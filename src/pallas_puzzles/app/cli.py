@@ -266,7 +266,7 @@ def solution(puzzle_id: str, yes: bool, any_order: bool) -> None:
     if not load().solved(puzzle.id):
         left = hints_left(puzzle)
         first = f"{plural(left, 'hint')} would come first (`puzzles hint {puzzle.id}`)"
-        if left and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show it?", yes):
+        if left and not terminal.agreed(f"{puzzle.id} is not solved, and {first}. Show the solution?", yes):
             raise Exit(NOT_SOLVED)
         record_solution_seen(puzzle)
     terminal.say_markdown(f"```python\n{puzzle.solution}```")
@@ -376,6 +376,46 @@ def gpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
     from ..targets.gpu.chips import chips
 
     _compile_for("gpu", chips, puzzle_id, names, overlay)
+
+
+@app.command(epilog="Example: puzzles bench flash_attention/6 --sweep --json mine.json")
+@click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
+@with_overlay
+@click.option("--sweep", is_flag=True, help="At all sizes and dtypes, not at the largest alone.")
+@click.option("--csv", "as_csv", metavar="FILE.csv", type=click.Path(path_type=Path), help="Write the table there.")
+@click.option("--json", "as_data", metavar="FILE.json", type=click.Path(path_type=Path), help="The same as JSON.")
+@click.option("--picture", metavar="FILE.svg", type=click.Path(path_type=Path), help="Draw it there.")
+@click.option("--compare", metavar="OLD.json", type=click.Path(path_type=Path), help="What has changed since that run.")
+def bench(
+    puzzle_id: str,
+    overlay: Path | None,
+    sweep: bool,
+    as_csv: Path | None,
+    as_data: Path | None,
+    picture: Path | None,
+    compare: Path | None,
+) -> None:
+    """Time your kernel beside XLA's; estimates where its chip is not here. Exits with 1 if there is no time."""
+    from . import benchmark
+
+    files = benchmark.files(as_csv, as_data, picture)
+    old = benchmark.older(compare)
+    with _source(curriculum.puzzle(puzzle_id).notebook, overlay) as source, Judge() as judge:
+        print(f"{puzzle_id}: {source}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="puzzles-") as folder:
+            kept = Path(folder) / "kept.json"
+            try:
+                answer = judge.ask("bench", puzzle_id, source, overlay, sweep=sweep, kept=str(kept))
+            except KeyboardInterrupt:
+                benchmark.say(benchmark.kept(kept, "You stopped it."), files, old)
+                raise
+            results = benchmark.results_of(answer, kept)
+    if results is None:
+        _say_verdict(judged(puzzle_id, answer))
+        raise Exit(NOT_SOLVED)
+    benchmark.say(results, files, old)
+    _say_printed(answer.get("printed", ""), sys.stdout)
+    raise Exit(SOLVED if results else NOT_SOLVED)
 
 
 @app.group(hidden=True)

@@ -125,9 +125,8 @@ def _conflict(a: _Half, b: _Half, newest: Path, unknown: bool) -> str:
     older = a.path if newest == b.path else b.path
     how = "differ" if unknown else "have both changed since they were last the same"
     return (
-        f"{a.path.name} and {b.path.name} {how} ({where}), and which one is right is for you to say. "
-        f"The newer, {newest.name}, is used for now. Move what you need out of {older.name} and rename it: "
-        f"the next command makes it anew"
+        f"{a.path.name} and {b.path.name} {how} ({where}). The newer, {newest.name}, is used for now. Copy what you "
+        f"need out of {older.name}, and rename {older.name}: the next command makes it anew"
     )
 
 

@@ -253,6 +253,9 @@ def _answer(message: Message) -> Message:
         picture = show(fn, *first.inputs, **first.blocks)
         return {"picture": str(picture), "html": picture._repr_html_()}
 
+    if message["do"] == "bench":
+        return _benched(verdict.subject, message)
+
     if message["do"] == "gpu":
         from ..view.gpu_report import gpu_report
 
@@ -263,6 +266,16 @@ def _answer(message: Message) -> Message:
 
     report = tpu_report(fn, *first.inputs, tpu=message["chip"], **first.blocks)
     return {"text": str(report), "compiles": bool(report), "unavailable": bool(report.unavailable)}
+
+
+def _benched(subject: Any, message: Message) -> Message:
+    """The results of a benchmark; what there is so far is also in the file message["kept"], whatever becomes of us."""
+    from ..speed.choose import measure_or_estimate
+    from ..speed.puzzles import work_of
+
+    kept = Path(message["kept"])
+    work = work_of(subject, message["puzzle"], every_size=message["sweep"])
+    return {"results": measure_or_estimate([work], lambda results: results.save(kept)).to_json()}
 
 
 def _told(verdict: Any, message: Message) -> Message:

@@ -16,11 +16,20 @@ def entry(puzzle: Puzzle) -> Callable[[Any], Question] | None:
 
     It is called with what the notebook defines, as attributes (see `given`).
     """
+    return _function(puzzle, f"puzzle_{puzzle.number}")
+
+
+def benchmark(puzzle: Puzzle) -> Callable[[Any], Any] | None:
+    """The function bench_9 of the same file, which says at what sizes Puzzle 9 is measured, and beside what."""
+    return _function(puzzle, f"bench_{puzzle.number}")
+
+
+def _function(puzzle: Puzzle, name: str) -> Callable[[Any], Any] | None:
     path = puzzle.path.parents[1] / "cases" / f"{puzzle.notebook}.py"
     if not path.is_file():
         return None
     status = path.stat()
-    return _read(path, status.st_mtime_ns, status.st_size).get(f"puzzle_{puzzle.number}")
+    return _read(path, status.st_mtime_ns, status.st_size).get(name)
 
 
 @functools.lru_cache(maxsize=16)

@@ -25,9 +25,8 @@ _COSTS = {
 }
 
 FROM_HERE = """\
-Where to go from here: kernels of your own. show(), tpu_report(), gpu_report() and check_call() take any of them, and
-say as much of them as of these. The kernels that ship with JAX lie in jax.experimental.pallas.ops; you can read all of
-them now."""
+Where to go from here: kernels of your own. show(), tpu_report(), gpu_report() and check_call() take any of them. The
+kernels that ship with JAX are in jax.experimental.pallas.ops, and you can read all of them now."""
 
 
 @dataclass(eq=False, repr=False)

@@ -63,8 +63,10 @@ def _held(alloc: Any) -> _Part:
         return _Part(
             alloc.nbytes, f"{alloc.name}: {_bytes(alloc.nbytes)}, 8 a barrier", ((0.0, f"without {alloc.name}"),)
         )
-    slips = [(0.0, f"without {alloc.name}"), (0.5, f"if {alloc.name} were half as large")]
-    slips += [(1 / slots, f"if {alloc.name} had one slot") for slots in alloc.shape[:1] if len(alloc.shape) > 2]
+    slots = alloc.shape[0] if len(alloc.shape) > 2 else 1
+    slips = [(0.0, f"without {alloc.name}")]
+    slips += [(1 / slots, f"if {alloc.name} had one slot")] if slots > 1 else []
+    slips += [(0.5, f"if {alloc.name} were half as large")] if slots != 2 else []
     return _Part(alloc.nbytes, f"{alloc.name}: {_bytes(alloc.nbytes)}, {alloc.dtype} {alloc.shape}", tuple(slips))
 
 

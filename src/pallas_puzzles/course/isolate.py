@@ -68,6 +68,8 @@ def isolated(
 
         return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "")
 
+    if tried(answer, works):  # a draw that shows nothing without the judge of its rounding
+        works = works_everywhere
     chosen = that_do(works)
     if chosen and not tried(applied(answer, chosen), works_everywhere):
         chosen = that_do(works, works_everywhere) or chosen

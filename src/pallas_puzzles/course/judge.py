@@ -455,8 +455,8 @@ _RANDOM = (
 
 _LONGEST_REASON = 90  # a note has three lines
 _UNCONFIRMED = (
-    "The lens passed this, and nobody has confirmed it, for JAX's simulator cannot run it. check_call(..., "
-    "confirm=False) takes the lens's word. JAX says: {0}"
+    "The lens passed this. JAX's simulator cannot run it, so nobody has confirmed it. check_call(..., confirm=False) "
+    "takes the lens's word. JAX says: {0}"
 )
 
 

@@ -286,7 +286,7 @@ class _Session:
             puzzle=self.target.id,
             status="error",
             findings=[Finding("error", cause, earlier, line)],
-            headline=f"{line or 'Your file'} {stops}",
+            headline=f"Your code {stops}.",  # its line stands below, once
             next=f"{'Remove' if isinstance(error, SystemExit) else 'Fix'} that line, then check again.",
             notes=self.notes[:1],
             traceback="".join(traceback.format_exception(error)),

@@ -44,6 +44,8 @@ def told(
         first = first.but(evidence=(advice,)) if advice and not found[0].told else first
     elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about
+    elif seen.kind == "rounding" and not found[0].told and seen.line is not None:
+        return [seen, first, *others]  # one says what to look for, and the other one where
     elif covered and seen.kind not in SAYS_LITTLE | _GUESSED:
         at_def = seen.line is not None and seen.line.text.startswith("def ")
         first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
@@ -55,7 +57,7 @@ def told(
 # Kinds that see that something is wrong, and not how it came about.
 SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
 
-_APART = "This is the first line whose value is not one that a right answer has."
+_APART = "This is the first line whose value differs from all that a right answer computes."
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
 
 

@@ -138,5 +138,5 @@ class _Way:
 
 def _varies(value: np.ndarray) -> bool:
     x = value.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        return bool(np.nanstd(x) > _LEVEL * np.sqrt(np.nanmean(x * x)))
+    x = x[np.isfinite(x)]
+    return x.size > 0 and bool(np.std(x) > _LEVEL * np.sqrt(np.mean(x * x)))

@@ -25,10 +25,11 @@ class Budget:
     makes may have. outside_flops: arithmetic of matrix products outside of the kernels.
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
-    thread_bytes: those of them that threads load and store themselves. copies: out of GMEM into SMEM. smem_bytes: SMEM
-    held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts: in SMEM. waited: cycles that
-    warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of a CTA's life in which the
-    tensor cores or the copy engine have nothing to do; all three over all CTAs, on the machine's logical clock.
+    thread_bytes: those of them that threads load and store themselves; cta_bytes: those that one CTA moves. copies: out
+    of GMEM into SMEM. smem_bytes: SMEM held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts:
+    in SMEM. waited: cycles that warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of a
+    CTA's life in which the tensor cores or the copy engine have nothing to do; all three over all CTAs, on the
+    machine's logical clock.
     """
 
     hbm_bytes: int | None = None
@@ -47,6 +48,7 @@ class Budget:
     gmem_bytes: int | None = None
     thread_bytes: int | None = None
     copies: int | None = None
+    cta_bytes: int | None = None
     smem_bytes: int | None = None
     ctas: int | None = None
     arrivals: int | None = None
@@ -141,10 +143,9 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         for name, stores in dead_stores(trace).items():
             if most is not None and stores > most:
                 times = "once" if most == 1 else f"{most} times"
-                dtype = next(o.dtype for o in trace.call.outs if o.name == name)
                 back = any(e.op == "load" and e.ref == name for e in trace.events)
                 why = (
-                    f"read back and stored again: it holds the sum, in {dtype}. Gather in scratch, and store {times}"
+                    f"read back and stored again. If it holds a sum, keep the sum in scratch. Store the result {times}"
                     if back
                     else f"and all but the last are thrown away: store it {times}"
                 )
@@ -184,7 +185,7 @@ def _too_much_masked(run: "Run", most: int) -> "list[Finding]":
         return []
     cause = (
         f"Right answer, but jnp.where chooses {total:,} elements, over all steps; the budget is {most:,}. A block in "
-        "which everything is real and everything is seen has nothing to choose: give it a branch without a mask."
+        "which every element is real and seen needs no mask: give it a branch without one."
     )
     rows = [(line, int(count)) for line, count in lines.most_common(4) if line is not None]
     evidence = [f"{line}: {count:,} elements: {line.text}" for line, count in rows]
@@ -199,8 +200,16 @@ def _moved_most(run: "Run", costs: "list[Figures]") -> "tuple[str, list[SourceLi
     rule = "A block is copied whenever its index differs from the step before"
     rows = [(r.hbm_bytes - r.once_bytes, t, r) for t, c in zip(run.traces, costs, strict=True) for r in c.operands]
     more, trace, row = max(rows, key=lambda each: each[0], default=(0, None, None))
-    if trace is None or row is None or more <= 0:
+    if trace is None or row is None:
         return f"{rule}: look at which operand moves more often than it must.", []
+    if more <= 0:  # nothing moves twice
+        _, trace, row = max(rows, key=lambda each: (each[2].operand.role == "out", each[2].hbm_bytes))
+        o = row.operand
+        advice = (
+            f"No block is copied twice, so it is the arrays that are too large, or too many: {o.name} is {o.dtype} of "
+            f"shape {o.shape}, {human_bytes(row.hbm_bytes)}. Compare shapes and dtypes with the spec."
+        )
+        return advice, list(trace.call.callers)
     name = row.operand.name
     advice = f"{rule}: {name} moves {row.moves} times, {human_bytes(more)} more than its array holds."
     lines = list(lines_of(row.operand.index_map)) if row.operand.index_map is not None else []

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .differences import Difference, Functions, Path, applied
+from .differences import Difference, Functions, Path, applied, is_step
 
 _SHOWN = 60  # characters: more than that is not told, it is for the reader to write
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
 _BARE = 8  # characters that say nothing without what stands around them
 _MODULES = frozenset("jax jnp np pl pltpu lax".split())
+_WORTH_DOTS = 24  # characters of what two programs share: fewer are told
 _LITTLE = 2  # parts that differ: more of them do not explain a difference
 _CONTEXT = 44  # characters of what stands around a small difference
 
@@ -211,6 +212,7 @@ def followed(function: ast.FunctionDef, edits: Iterable[Edit]) -> ast.FunctionDe
     for each in edits:
         changes.setdefault(_where(each.old or each.behind or each.before), []).append(each)
     tree = _Followed(changes).visit(copy.deepcopy(function))
+    tree = tree[0] if isinstance(tree, list) else tree  # the function itself is replaced, where its arguments change
     return None if changes else ast.fix_missing_locations(tree)
 
 
@@ -245,11 +247,14 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: b
     inside = group.path != first.path or len(group.differences) > 1
     was = _at(tree, group.path) if inside else first.was
     should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
+    most = _SHOWN_SMALL if max(d.size for d in group.differences) <= _SMALL else _SHOWN
     old, new = _stores(was, should) or (_text(was, named), _text(should, named))
     if old == new:  # the reader's names hide what differs
         old = _text(was, {})
-    small = max(d.size for d in group.differences) <= _SMALL
-    short_old, short_new = (0 < len(x) <= (_SHOWN_SMALL if small else _SHOWN) and "\n" not in x for x in (old, new))
+    if max(len(old), len(new)) > most and isinstance(was, ast.expr) and isinstance(should, ast.expr):
+        dotted = tuple(_text(node, named) for node in _without_shared(was, should))
+        old, new = dotted if max(map(len, dotted)) <= most else (old, new)
+    short_old, short_new = (0 < len(x) <= most and "\n" not in x for x in (old, new))
     if should is None and not untold:
         return f"`{old}` does not belong here" if short_old else "this does not belong here", True
     if was is None and not untold:
@@ -260,6 +265,32 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: b
         return "something is missing here", False
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
     return wrong + (_used(was, should, _bound(tree)) if should is not None else ""), False
+
+
+def _without_shared(was: ast.expr, should: ast.expr) -> tuple[Any, Any]:
+    """Two expressions, with dots in the place of the largest one that is a part of both: f(...) for a call of f."""
+    theirs = {ast.dump(n) for n in ast.walk(should) if isinstance(n, ast.expr)}
+    shared = [n for n in ast.walk(was) if isinstance(n, ast.Call | ast.BinOp) and ast.dump(n) in theirs]
+    largest = max(shared, key=lambda n: len(ast.unparse(n)), default=None)
+    if largest is None or len(ast.unparse(largest)) < _WORTH_DOTS:
+        return was, should
+    dots = f"{_short_name(largest.func)}(...)" if isinstance(largest, ast.Call) else "(...)"
+    return tuple(_Dotted(ast.dump(largest), dots).visit(copy.deepcopy(node)) for node in (was, should))
+
+
+def _short_name(function: ast.expr) -> str:
+    """jnp.dot, and (...).mean for a method of a longer expression."""
+    if isinstance(function, ast.Attribute) and not isinstance(function.value, ast.Name | ast.Attribute):
+        return f"(...).{function.attr}"
+    return ast.unparse(function)
+
+
+class _Dotted(ast.NodeTransformer):
+    def __init__(self, shared: str, dots: str) -> None:
+        self.shared, self.dots = shared, dots
+
+    def visit(self, node: ast.AST) -> Any:
+        return ast.Name(self.dots, ast.Load()) if ast.dump(node) == self.shared else self.generic_visit(node)
 
 
 def _opening(node: Any, named: Mapping[str, str]) -> str:
@@ -287,8 +318,15 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 def _parts(node: ast.AST) -> Iterator[str]:
-    """The names in a program, without those of modules."""
-    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id not in _MODULES)
+    """The names in a program, without those of modules and of what only lends its dtype, and the indices of steps."""
+    if isinstance(node, ast.Attribute) and node.attr == "dtype":
+        return
+    if isinstance(node, ast.Name) and node.id not in _MODULES:
+        yield node.id
+    elif is_step(node):
+        yield ast.unparse(node)
+    for child in ast.iter_child_nodes(node):
+        yield from _parts(child)
 
 
 def _stores(was: Any, should: Any) -> tuple[str, str] | None:

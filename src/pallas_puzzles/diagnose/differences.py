@@ -61,18 +61,30 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
 
 
 def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
-    """`a, b = x, y` as two statements, where x and y do not use a and b."""
+    """`a, b = x, y` as two statements, where x and y do not use a and b; `M, N = x.shape` as well."""
     if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
         return [statement]
     target, value = statement.targets[0], statement.value
-    if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
+    if not isinstance(target, ast.Tuple) or any(isinstance(each, ast.Starred) for each in target.elts):
+        return [statement]
+    if isinstance(value, ast.Attribute) and value.attr == "shape" and isinstance(value.value, ast.Name):
+        sizes = [_size_along(value, axis) for axis in range(len(target.elts))]
+        parts = [(name, size) for name, size in zip(target.elts, sizes, strict=True) if getattr(name, "id", "") != "_"]
+        return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
+    if not isinstance(value, ast.Tuple) or len(target.elts) != len(value.elts):
         return [statement]
     names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
-    starred = any(isinstance(each, ast.Starred) for each in (*target.elts, *value.elts))
+    starred = any(isinstance(each, ast.Starred) for each in value.elts)
     if starred or any(isinstance(n, ast.Subscript | ast.Call) for n in ast.walk(target)) or names & _reads(value):
         return [statement]
-    parts = zip(target.elts, value.elts, strict=True)
-    return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
+    split = [ast.copy_location(ast.Assign([t], v), t) for t, v in zip(target.elts, value.elts, strict=True)]
+    return [one for each in split for one in _one_by_one(each)]
+
+
+def _size_along(shape: ast.Attribute, axis: int) -> ast.expr:
+    size = ast.copy_location(ast.Subscript(shape, ast.Constant(axis), ast.Load()), shape)
+    size.unpacked = True  # type: ignore[attr-defined]  # it stands nowhere in the text
+    return ast.fix_missing_locations(size)
 
 
 def _reads(node: ast.AST) -> set[str]:
@@ -116,7 +128,7 @@ def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[D
         defined, use = definition(d.was), getattr(d.was, "use", None)
         inside = ast.walk(d.should) if d.should is not None else ()
         part = any(n is not d.should and hasattr(n, "use") and _key(n) == _key(d.was) for n in inside)
-        if use is not None and (part or alike[defined, _key(d.should)] < uses[defined]):
+        if use is not None and (part or hasattr(d.was, "unpacked") or alike[defined, _key(d.should)] < uses[defined]):
             d = dataclasses.replace(d, was=use, line=use.lineno)
         there.append(d)
     return there
@@ -164,7 +176,7 @@ def that_matter(
         return known[key]
 
     kept = list(range(len(found)))
-    if not kept or not right_with(kept):
+    if not kept or right_with([]) or not right_with(kept):  # what is wrong may be none of them
         return []
     # whole functions first, then halves and halves of halves: what can go is not what is wrong
     units: dict[str, list[list[int]]] = {}
@@ -204,8 +216,9 @@ def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
 def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Difference]:
     theirs = _in_order_of(mine, _inlined_as_in(mine, _with_names_of(mine, theirs)))
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
-    found = [Difference(mine.name, p, a, b, line) for p, a, b, line in _between(mine, theirs, (), mine.lineno)]
-    alike = sum(_change(d.was, d.should) for d in found) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
+    places = list(_between(mine, theirs, (), mine.lineno))
+    found = [Difference(mine.name, *place) for *place, _ in places]
+    alike = sum(much for *_, much in places) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
     yield from found if alike or len(found) <= _FEW else [whole]
 
 
@@ -215,7 +228,7 @@ def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     for each in list(theirs.body):
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and _key(each.value) in plain:
             name, there = each.targets[0].id, _bound(mine) | {n.id for n in ast.walk(mine) if isinstance(n, ast.Name)}
-            fixed = not any(isinstance(n, ast.Subscript | ast.Lambda) for n in ast.walk(each.value))
+            fixed = not any(map(_may_change, ast.walk(each.value)))
             if fixed and name not in there and len(_stores_of(name, theirs)) == 1:
                 theirs.body.remove(each)
                 theirs = _Inlined(name, each.value).visit(theirs)
@@ -265,15 +278,20 @@ def _uses(statement: ast.stmt) -> tuple[set[str], set[str]]:
     return _reads(statement), stored | refs
 
 
-def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[tuple[Path, Any, Any, int]]:
-    """The places where tree b differs from tree a, as (path in a, what a has there, what b has, line of a)."""
+_Place = tuple[Path, Any, Any, int, int]
+
+
+def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
+    """The places where tree b differs from tree a: (path in a, what a has there, what b has, line of a, how much)."""
     line = getattr(a, "lineno", line)
+    b = _written_as(a, b)
     if _key(a) == _key(b):
         return
-    if type(a) is not type(b) or not _comparable(a, b) or (path and _is_around(a, b)):
-        yield path, a, b, line
+    apart = type(a) is not type(b) or not _comparable(a, b) or hasattr(a, "unpacked")
+    if apart or (path and _is_around(a, b)):
+        yield path, a, b, line, _change(a, b)
         return
-    inner: list[tuple[Path, Any, Any, int]] = []
+    inner: list[_Place] = []
     for field, x in ast.iter_fields(a):
         y = getattr(b, field)
         if field in _IGNORED or (field == "name" and getattr(a, "decorator_list", None)):
@@ -283,13 +301,78 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[tuple[Pa
         elif isinstance(x, list) and isinstance(y, list):
             inner += _between_lists(x, y, (*path, (field, None)), line, field)
         elif x != y:
-            inner = [(path, a, b, line)]
+            inner = [(path, a, b, line, _change(a, b))]
             break
-    changed = sum(_change(x, y) for _, x, y, _ in inner)
-    if isinstance(a, ast.expr) and changed > (1 - _SHARED) * max(_size(a), _size(b)) and path:
-        yield path, a, b, line  # an expression that has little in common with the other is replaced as a whole
+    changed = sum(much for *_, much in inner)
+    little = changed > (1 - _SHARED) * max(_size(a), _size(b))  # in common with the other: it is replaced as a whole
+    if path and len(inner) > 1 and (isinstance(a, ast.Compare) or (isinstance(a, ast.expr) and little)):
+        yield path, a, b, line, changed
     else:
         yield from inner
+
+
+_TURNED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
+
+
+def _written_as(a: Any, b: Any) -> Any:
+    """Tree b in the form that tree a has, where there are two ways to write one thing."""
+    if isinstance(a, ast.Assign) and isinstance(b, ast.AugAssign):
+        longer = ast.copy_location(ast.Assign([b.target], ast.BinOp(_read(b.target), b.op, b.value)), b)
+        return longer if _added_to(a) is not None else b
+    if isinstance(a, ast.AugAssign) and isinstance(b, ast.Assign) and (added := _added_to(b)) is not None:
+        return ast.copy_location(ast.AugAssign(b.targets[0], b.value.op, added), b)  # type: ignore[arg-type, attr-defined]
+    if isinstance(a, ast.Call) and isinstance(b, ast.Call):
+        return _called_as(a, b)
+    turned: ast.expr | None = None
+    if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and type(a.op) is type(b.op) in _EITHER_WAY:
+        turned = ast.BinOp(b.right, b.op, b.left)
+        pairs = [(a.left, b.left, b.right), (a.right, b.right, b.left)]
+    elif isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1:
+        other = _TURNED.get(type(b.ops[0]))
+        turned = ast.Compare(b.comparators[0], [other()], [b.left]) if other else None
+        pairs = [(a.left, b.left, b.comparators[0]), (a.comparators[0], b.comparators[0], b.left)]
+    if turned is None:
+        return b
+    straight, crossed = (sum(_shared(p[0], p[n]) for p in pairs) for n in (1, 2))
+    return ast.copy_location(turned, b) if crossed > straight else b
+
+
+def _read(target: ast.expr) -> Any:
+    """A place that is stored into, as an expression."""
+    copied: Any = copy.deepcopy(target)
+    copied.ctx = ast.Load()
+    return copied
+
+
+def _added_to(store: ast.Assign) -> ast.expr | None:
+    """v of `x = x + v`, whatever the operator."""
+    if not isinstance(store.value, ast.BinOp):
+        return None
+    before, left, right = (_key(n) for n in (_read(store.targets[0]), store.value.left, store.value.right))
+    if before == left:
+        return store.value.right
+    return store.value.left if before == right and type(store.value.op) in _EITHER_WAY else None
+
+
+_EITHER_WAY = (ast.Mult, ast.Add, ast.BitAnd, ast.BitOr)
+
+
+def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
+    """`x.sum(axis=0)` as `jnp.sum(x, axis=0)`, where that is how call a is written, and the other way round."""
+    if not (isinstance(a.func, ast.Attribute) and isinstance(b.func, ast.Attribute)) or a.func.attr != b.func.attr:
+        return b
+    mine, theirs = (isinstance(n.func.value, ast.Name) and n.func.value.id == "jnp" for n in (a, b))  # type: ignore[attr-defined]
+    if mine and not theirs:
+        b = ast.copy_location(ast.Call(copy.deepcopy(a.func), [b.func.value, *b.args], b.keywords), b)
+    elif theirs and not mine and b.args:
+        method = ast.copy_location(ast.Attribute(b.args[0], a.func.attr, ast.Load()), b)
+        b = ast.copy_location(ast.Call(method, b.args[1:], b.keywords), b)
+    return b
+
+
+def _shared(a: ast.AST, b: ast.AST) -> int:
+    """How many words two trees have in common; all of them and one, if they are the same."""
+    return (Counter(_words(a)) & Counter(_words(b))).total() + (_key(a) == _key(b))
 
 
 def _change(x: ast.AST | None, y: ast.AST | None) -> int:
@@ -310,7 +393,7 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, named: set[str]) -
     """Puts values in the places of their names: first what is short, then what only the next statement uses."""
     for short in (True, False):
         for n in reversed(range(len(body) - 1)):
-            each = body[n]
+            each = body[n] = _as_lambda(body[n])
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
             name = each.targets[0].id
@@ -325,8 +408,8 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, named: set[str]) -
 
 def _is_steady(value: ast.expr) -> bool:
     """Whether a value is short, and the same wherever it stands."""
-    changes = any(isinstance(u, ast.Subscript | ast.Lambda) or _is_work(u) for u in ast.walk(value))
-    return not changes and _size(value) < _SHORT
+    changes = any(_may_change(u) or _is_work(u) for u in ast.walk(value))
+    return (isinstance(value, ast.Lambda) or not changes) and _size(value) < _SHORT
 
 
 def _next_alone(used: Sequence[ast.Name], following: ast.stmt) -> bool:
@@ -335,12 +418,29 @@ def _next_alone(used: Sequence[ast.Name], following: ast.stmt) -> bool:
     return isinstance(following, ast.Assign | ast.AugAssign | ast.Return) and there == len(used) - 1 == 1
 
 
+def _as_lambda(statement: ast.stmt) -> ast.stmt:
+    """A function inside of another that only returns something, as a name for a lambda; else the statement itself."""
+    if not isinstance(statement, ast.FunctionDef) or statement.decorator_list or len(statement.body) != 1:
+        return statement
+    (only,) = statement.body
+    if not isinstance(only, ast.Return) or only.value is None:
+        return statement
+    value = ast.copy_location(ast.Lambda(statement.args, only.value), statement)
+    return ast.copy_location(ast.Assign([ast.Name(statement.name, ast.Store())], value), statement)
+
+
+def _may_change(node: ast.AST) -> bool:
+    """Whether a node may have another value where its name is used: what is read of a Ref, unless it is its shape."""
+    shape = isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") == "shape"
+    return isinstance(node, ast.Subscript | ast.Lambda) and not shape
+
+
 def _is_work(node: ast.AST) -> bool:
     """Whether a node is a call that would be made twice if it stood in two places."""
-    return isinstance(node, ast.Call) and not _is_step(node) and getattr(node.func, "attr", "") != "arange"
+    return isinstance(node, ast.Call) and not is_step(node) and getattr(node.func, "attr", "") != "arange"
 
 
-def _is_step(node: ast.AST) -> bool:
+def is_step(node: ast.AST) -> bool:
     """Whether a node is the index of a step or a CTA, or their number: as good as a name."""
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("program_id", "num_programs", "axis_index")
 
@@ -364,7 +464,7 @@ class _Inlined(ast.NodeTransformer):
 
 def _comparable(a: ast.AST, b: ast.AST) -> bool:
     """Whether two nodes of one type may be compared part by part."""
-    if isinstance(a, ast.Name | ast.Constant | ast.arguments) or _is_step(a):
+    if isinstance(a, ast.Name | ast.Constant | ast.arguments) or is_step(a):
         return False
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return len(a.args) == len(b.args)
@@ -382,9 +482,7 @@ def _has_gaps(field: Any) -> bool:
     return isinstance(field, list) and None in field
 
 
-def _between_lists(
-    x: list[Any], y: list[Any], path: Path, line: int, field: str
-) -> Iterator[tuple[Path, Any, Any, int]]:
+def _between_lists(x: list[Any], y: list[Any], path: Path, line: int, field: str) -> Iterator[_Place]:
     """Of two lists of nodes: what stands in one place of both, and what only one has."""
     at = lambda n: (*path[:-1], (path[-1][0], n))  # noqa: E731
     if field in _UNORDERED:
@@ -393,17 +491,18 @@ def _between_lists(
             if mine.arg in theirs:
                 yield from _between(mine, theirs.pop(mine.arg), at(n), line)
             else:
-                yield at(n), mine, None, line
+                yield at(n), mine, None, line, _size(mine)
         for extra in theirs.values():
-            yield at(len(x)), None, extra, line
+            yield at(len(x)), None, extra, line, _size(extra)
         return
     pairs = _paired(x, y)
     for i, j in pairs:
         if i is None and j is not None:
             before = max((a for a, b in pairs if a is not None and b is not None and b < j), default=-1)
-            yield at(before + 1), None, y[j], getattr(x[before], "lineno", line) if before >= 0 else line
+            there = getattr(x[before], "lineno", line) if before >= 0 else line
+            yield at(before + 1), None, y[j], there, _size(y[j])
         elif i is not None and j is None:
-            yield at(i), x[i], None, getattr(x[i], "lineno", line)
+            yield at(i), x[i], None, getattr(x[i], "lineno", line), _size(x[i])
         elif i is not None and j is not None:
             yield from _between(x[i], y[j], at(i), line)
 
@@ -484,7 +583,7 @@ def _key(node: Any) -> str:
 
 def _size(node: ast.AST) -> int:
     """How many nodes a program has; the index of a step counts as one, as the name that it often has."""
-    if _is_step(node):
+    if is_step(node):
         return 1
     return 1 + sum(_size(n) for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr_context))
 
@@ -496,21 +595,34 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     """The right function, its own names replaced by those that the answer has for the same things."""
     own, other = _bound(theirs), _bound(mine)
     votes: Counter[tuple[str, str]] = Counter()
-    for x, y in zip(_arguments(mine), _arguments(theirs), strict=False):
-        votes[y, x] += 100
+    arguments = _arguments_of(mine, theirs)
+    for pair in arguments.items():
+        votes[pair] += 100
+    with_mine = _Renamed(arguments).visit(copy.deepcopy(theirs))
+    given = dict(_values_of_names(mine))
+    for value, name in _values_of_names(with_mine):
+        votes[name, given.get(value, "")] += 50 if value in given else 0
     a, b = [_word(n, other) for n in _in_order(mine)], [_word(n, own) for n in _in_order(theirs)]
     nodes, others = list(_in_order(mine)), list(_in_order(theirs))
+    made, theirs_made = ({_name(n) for n in each if isinstance(n, ast.FunctionDef)} for each in (nodes, others))
     for start, first, size in difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
         for node, match in zip(nodes[start : start + size], others[first : first + size], strict=True):
-            if _name(node) in other and _name(match) in own:
+            if _name(node) in other and _name(match) in own and (_name(node) in made) == (_name(match) in theirs_made):
                 votes[_name(match), _name(node)] += 1
     names: dict[str, str] = {}
-    for (from_, to), _ in votes.most_common():
-        if from_ not in names and to not in names.values():
+    for (from_, to), count in votes.most_common():
+        if count and from_ not in names and to not in names.values():
             names[from_] = to
     taken = set(names.values())
     names |= {n: f"{n}_" for n in own - names.keys() if n in taken}
     return _Renamed(names).visit(copy.deepcopy(theirs))
+
+
+def _values_of_names(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    """(value, name) for every name that is given to a value."""
+    for n in ast.walk(function):
+        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
+            yield _key(n.value), n.targets[0].id
 
 
 def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
@@ -532,9 +644,13 @@ def _name(node: ast.AST) -> str:
     return node.name if isinstance(node, ast.FunctionDef) and not node.decorator_list else ""
 
 
-def _arguments(function: ast.FunctionDef) -> list[str]:
-    spec = function.args
-    return [each.arg for each in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+def _arguments_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> dict[str, str]:
+    """What each argument of theirs is called in mine: by its place, and by its name where it is given by name."""
+    (a, by_name), (b, theirs_by_name) = (
+        ([x.arg for x in (*f.args.posonlyargs, *f.args.args)], [x.arg for x in f.args.kwonlyargs])
+        for f in (mine, theirs)
+    )
+    return dict(zip(b, a, strict=False)) | {name: name for name in theirs_by_name if name in by_name}
 
 
 def _bound(function: ast.FunctionDef) -> set[str]:

@@ -5,6 +5,7 @@ import traceback as tb
 
 from ..ir.capture import SourceLine, is_readers_file, source_line
 from ..lens.watchdog import TimeLimit
+from ..text import cut
 from .findings import Finding
 
 _ERRORS: list[tuple[str, str, str]] = [
@@ -54,19 +55,18 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"grid_spec.*scratch_shapes.*must be", "grid-spec",
      "with grid_spec=, the scratch buffers are a part of it: move scratch_shapes= into the grid_spec"),
     (r"Pytree for `out_specs` and `out_shape`", "specs-count",
-     "there are as many out_specs as entries of out_shape, in the same order: one of each per result"),
+     "each result of the call needs one entry in out_specs and one in out_shape, in the same order"),
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
      "the two factors of a product do not fit: the dimensions that are summed over differ in length. jnp.dot sums over "
      "the last of the first factor and the first of the second; jax.lax.dot_general lets you choose"),
     (r"incompatible shapes for broadcasting: \((\d+), (\d+)\), \(\2, \1\)", "turned",
-     "two arrays of incompatible shapes meet, and one is the other on its side: rows and columns are exchanged. In the "
-     "result of a product, what is left of the first factor comes first: look at the order of the factors, or of the "
-     "operands"),
+     "two arrays do not fit, because rows and columns of one are exchanged. The rows of a product come from its first "
+     "factor: look at the order of the factors, or of the operands"),
     (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
      "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
     (r"TracerIntegerConversionError", "python-index",
-     "Python asks for a number that is known only when the kernel runs. For a loop of that many turns there is "
-     "jax.lax.fori_loop(0, n, body, start); in the place of a list, compute the number with arithmetic"),
+     "Python needs a number here, and this one is known only when the kernel runs. For a loop of n turns, take "
+     "jax.lax.fori_loop(0, n, body, start). Instead of an index into a list, use arithmetic"),
     (r"^AssertionError: DShapedArray", "dynamic-slice",
      "the size of a slice is known only when the kernel runs: take pl.ds(start, size) with a size that is a Python "
      "int, and mask what is too much"),
@@ -80,7 +80,7 @@ _ERRORS: list[tuple[str, str, str]] = [
      "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
      "a reduced dimension; jnp.broadcast_to widens"),
     (r"mutable array reference.* cannot be returned|returned a mutable array reference", "map-ref",
-     "an index map returns numbers: a prefetched Ref holds many, take one of them, ids_ref[i]"),
+     "an index map returns numbers, and a prefetched Ref holds many: take one of them, ids_ref[i]"),
     (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
      "an index map returns integer block indices: use // instead of /"),
     (r"Grid must be a tuple of integers", "grid-float",
@@ -88,11 +88,10 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Index map function.*must return|index_map.*must return", "map-length",
      "an index map returns one block index per dimension of the array"),
     (r"Pytree for `in_specs` and `inputs` do not match", "in-specs",
-     "there is not one BlockSpec in in_specs for each operand of the call: the first num_scalar_prefetch operands have "
-     "none, every other one has its own"),
+     "each operand of the call needs one BlockSpec in in_specs, except for the first num_scalar_prefetch operands"),
     (r"parallel semantics must form a prefix", "parallel-first",
-     "the axes of the grid that are marked 'parallel' come first: mark the others 'arbitrary' in dimension_semantics, "
-     "or change their order"),
+     "grid axes that are marked 'parallel' must come first: mark this one 'arbitrary' in dimension_semantics, or "
+     "change the order of the axes"),
     (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
      "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
      "all)"),
@@ -104,8 +103,8 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
      "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
     (r"unexpected tree structure", "vjp-forward",
-     "the forward function of a custom_vjp returns a pair, (result, residuals), and the result has to look like that "
-     "of the function itself: one array where that returns one"),
+     "the forward function of a custom_vjp returns a pair, (result, residuals), and its result has the same form as "
+     "the function's own: if the function returns one array, so does this"),
     (r"name '(\w+)' is not defined", "name",
      "this name does not exist here: a misspelling, or a cell that has not been run"),
 ]  # fmt: skip
@@ -118,10 +117,6 @@ _ARANGE = (
 _DYNAMIC_SLICE = (
     "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
     "Python int."
-)
-_AND = (
-    "Python's `{0}` asks for a bool, and these conditions are known only when the kernel runs: join them with `{1}`, "
-    "each in brackets: @pl.when((a == 0) {1} (b == 0))."
 )
 _ARRAY_AND = (
     "Python's `{0}` asks for one bool, and these conditions are arrays, with one for each element: join them with "
@@ -141,11 +136,6 @@ _DOT_DIMS = (
 )
 _MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
 
-_NARROW = (
-    "A product of 16-bit tiles is asked for in 16 bits: its result is {0}, as its operands are, and what the MXU has "
-    "summed in 32 bits is rounded before any cast. Ask for more where the product is made: "
-    "preferred_element_type=jnp.float32. Then it has the type of the Ref, too."
-)
 _MAP_ORDER = (
     "A prefetched Ref stands where an index is wanted. An index map gets the indices of the grid first, and behind "
     "them the prefetched Refs, in the order of the call: lambda i, j, ids_ref: (ids_ref[i], j)."
@@ -193,9 +183,6 @@ def explain_error(error: BaseException) -> Finding:
     if _in_index_map(error) and re.search(r"valid indices. Got .*Ref|Got .*Tracer\(Ref|[Tt]oo many indices", text):
         return Finding("map-order", _MAP_ORDER, [_shorten(f"{name}: {first}")], line)
     dtypes = re.search(r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: (b?float16)", text, re.S)
-    product = _product_line(error, line) if dtypes else None
-    if dtypes and product:
-        return Finding("narrow-dot", _NARROW.format(dtypes[1]), [_shorten(f"{name}: {first}")], product)
     if dtypes:
         advice = (
             f"A {dtypes[1]} value is stored in a float32 Ref. If it is a matrix product, ask for float32 where it is "
@@ -207,19 +194,11 @@ def explain_error(error: BaseException) -> Finding:
         found = _misfit(error, line)
         if found:
             return found.but(evidence=(*found.evidence, _shorten(f"{name}: {first}")))
-    shapes = re.search(r"Ref shape: (\([^)]*\)).*?Value shape: (\([^)]*\))", text, re.S)
+    shapes = re.search(r"Ref shape: (.*?)\. (?:Expected shape: (.*?)\. )?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
-        code = line.text if line else ""
-        advice = _later_ref(error, line, shapes[2]) or _shape_advice(shapes[1], shapes[2], code)
+        into = shapes[2] or shapes[1]
+        advice = _later_ref(error, line, shapes[3]) or _shape_advice(into, shapes[3], into == shapes[1])
         return Finding("store-shape", advice, [_shorten(f"{name}: {first}")], line)
-    indices = re.search(r"`indices` must not be longer than `shape`: indices=(.*), shape=(\([^)]*\))", first)
-    if indices:
-        count = indices[1].count("Tracer(") + len(re.findall(r"(?<=[(, ])\d+(?=[,)])", indices[1]))
-        advice = (
-            f"A Ref of shape {indices[2]} is indexed by {count} numbers. Is it the Ref that its name says? Prefetched "
-            "Refs arrive in the order in which their arrays are given to the call, before all others."
-        )
-        return Finding("ref-rank", advice, [_shorten(f"{name}: {first}")], line)
     if re.search("ncompatible shapes for broadcasting", text):
         ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
         if len(ranks) > 1:
@@ -232,11 +211,6 @@ def explain_error(error: BaseException) -> Finding:
         return Finding("int-of-value", _INT, [_shorten(f"{name}: {first}")], line)
     if "dot_general" in code and re.search(r"(not enough|too many) values to unpack", text):
         return Finding("dot-dims", _DOT_DIMS, [_shorten(f"{name}: {first}")], line)
-    joined = re.search(r"\bpl\.when\(.*?\b(and|or)\b", code)
-    if joined and re.search("TracerBoolConversion|ConcretizationTypeError", name):
-        return Finding(
-            "python-and", _AND.format(joined[1], "&|"[joined[1] == "or"]), [_shorten(f"{name}: {first}")], line
-        )
     if "ConcretizationTypeError" in name and "arange" in code:
         return Finding("arange", _ARANGE, [_shorten(f"{name}: {first}")], line)
     slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
@@ -317,32 +291,6 @@ def explain_array_error(error: BaseException) -> Finding:
     return Finding("error", f"{name}: {_shorten(first)}", [], line)
 
 
-_PRODUCT = re.compile(r"\b(dot|matmul|einsum|dot_general)\(|[\w\])] @ [\w(]")
-
-
-def _product_line(error: BaseException, line: SourceLine | None) -> SourceLine | None:
-    """The line of the matrix product that nothing is said about, in a value that is stored at `line`: there, or where
-    the names of that line are set."""
-    frames = [(f, n) for f, n in tb.walk_tb(error.__traceback__) if line and f.f_code.co_filename == line.file]
-    first = next((f.f_code.co_firstlineno for f, n in reversed(frames) if line and n == line.line), None)
-    if line is None or first is None:
-        return None
-    names = set(re.findall(r"\b[A-Za-z_]\w*\b", line.text.split("=", 1)[-1]))
-    for number in range(line.line, first, -1):
-        at = source_line(line.file, number)
-        set_here = at is not None and re.match(r"\s*(\w+)\s*=[^=]", at.text)
-        if at is None or not (number == line.line or (set_here and set_here[1] in names)):
-            continue
-        following = (
-            source_line(line.file, n) for n in range(number, line.line + 1 if number < line.line else number + 1)
-        )
-        if _PRODUCT.search(at.text):
-            told = "".join(f.text for f in following if f).find("preferred_element_type") >= 0
-            return None if told else at
-        names |= set(re.findall(r"\b[A-Za-z_]\w*\b", at.text.split("=", 1)[-1]))
-    return None
-
-
 def _misfit(error: BaseException, line: SourceLine | None) -> Finding | None:
     """Two factors that do not fit: their shapes, what is summed against what, and which call of the kernel it is."""
     frames = list(tb.walk_tb(error.__traceback__))
@@ -397,9 +345,8 @@ def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str
             own = getattr(frame.f_locals.get(stored[1]), "shape", "another")
             return (
                 f"A value of shape {shape} is stored in {stored[1]}, a Ref of shape {own}; {fits[0]} has that shape. "
-                "The Refs of the outputs come in the order of out_specs and out_shape: is it that of the kernel's "
-                f"arguments, where {stored[1]} comes before {fits[0]}? If so, the value needs another shape."
-                + _grown(own, shape)
+                f"The kernel names {stored[1]} before {fits[0]}. Do out_specs and out_shape have the same order? If "
+                "they do, the value needs another shape." + _grown(own, shape)
             )
     return ""
 
@@ -435,22 +382,11 @@ def _grown(own: object, shape: tuple[int, ...]) -> str:
     )
 
 
-def _shape_advice(ref: str, value: str, code: str = "") -> str:
-    """What to do about a value of one shape that is stored in a Ref of another. code: the line that stores it."""
+def _shape_advice(ref: str, value: str, whole: bool = True) -> str:
+    """What to do about a value of one shape that is stored in a Ref, or in part of it, of another."""
     r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
-    head = f"A value of shape {v} is stored in a Ref of shape {r}, and a store does not broadcast. "
-    reduced = re.search(r"axis=(-?[012])", code)
-    if len(r) == len(v) == 2 and 1 in r and 1 in v and r.index(1) != v.index(1) and reduced:
-        left, meant = ("column", "row") if v[0] == 1 else ("row", "column")
-        return head + (
-            f"A reduction with axis={reduced[1]} leaves one number for each {left}; the Ref holds one for each "
-            f"{meant}: axis={r.index(1)}."
-        )
-    if len(r) > 1 and v == r[::-1]:
-        return head + (
-            "It is the other way round. Are the two factors that it is made of in each other's place? If not, "
-            "transpose the value (.T)."
-        )
+    into = f"a Ref of shape {r}" if whole else f"part of a Ref, of shape {r}"
+    head = f"A value of shape {v} is stored in {into}, and a store does not broadcast. "
     if len(v) > len(r) and 1 in v:
         return head + (
             "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "
@@ -458,10 +394,13 @@ def _shape_advice(ref: str, value: str, code: str = "") -> str:
         )
     if len(v) < len(r):
         return head + "keepdims=True keeps a reduced dimension; jnp.broadcast_to widens."
-    if len(v) == len(r) and any(a == 1 < b for a, b in zip(r, v, strict=True)):
+    if len(v) == len(r) and all(a in (1, b) for a, b in zip(r, v, strict=True)):
         return head + "keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast."
     return head + "Compare the two, and look at the block shapes."
 
 
-def _shorten(text: str, width: int = 220) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+def _shorten(text: str) -> str:
+    return cut(text, _LONGEST)
+
+
+_LONGEST = 220  # characters of JAX's own words

@@ -154,6 +154,11 @@ def _unfenced(f: Seen) -> str:
     )
 
 
+def _unwaited(f: Seen) -> str:
+    where = f" ({f.other_line})" if f.other_line else ""
+    return f"{_head(f)}{_does(f)} after a load from it{where} that nobody has waited for. {_WAITS['load']}"
+
+
 def _padding(f: Seen) -> str:
     return f"{_head(f)}{f.verb} {f.ref} beyond its end: the copy engine brings zeros for what is not there. Mask them."
 
@@ -188,6 +193,7 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
     "lapped": _lapped,
     "output-unwritten": _output,
     "unfenced-read": _unfenced,
+    "unwaited-load": _unwaited,
     "padding": _padding,
     "garbage": _garbage,
 }

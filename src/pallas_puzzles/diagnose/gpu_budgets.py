@@ -12,7 +12,10 @@ from .findings import Finding
 from .gpu import findings_of
 
 _ALSO = frozenset("calls flops outside_flops".split())  # of the fields that are for kernels for a TPU
-_OWN = "gmem_bytes thread_bytes copies smem_bytes ctas arrivals bank_conflicts waited tensor_idle copy_idle".split()
+_OWN = [
+    *("gmem_bytes", "thread_bytes", "cta_bytes", "copies", "smem_bytes", "ctas", "arrivals", "bank_conflicts"),
+    *("waited", "tensor_idle", "copy_idle"),
+]
 
 
 def over_budget(run: Run, budget: Budget) -> list[Finding]:
@@ -79,6 +82,12 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
         )
         where = (f"{line}: {plural(n, 'conflict')}: {line.text}" for n, line in lines[:3])
         yield over("bank_conflicts", text, *where, line=lines[0][1] if lines else None)
+    if _exceeds(counts.cta_bytes, budget.cta_bytes):
+        text = f"one of its CTAs moves {human_bytes(counts.cta_bytes)} to and from GMEM; the budget is "
+        text += (
+            f"{human_bytes(budget.cta_bytes or 0)}. All CTAs run at the same time: let each of them do an equal part."
+        )
+        yield over("cta_bytes", text)
     if _exceeds(counts.waited, budget.waited):
         lines = _most(counts.waited_at)
         text = f"its warpgroups wait for {counts.waited:,.0f} cycles; the budget is {budget.waited:,}. Start what they "

@@ -98,8 +98,8 @@ def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
         yield Narrow("factor", words)
     for eqn in early_casts(kernel.program):
         words = (
-            f"A value is cast to 16-bit {_made(eqn)}, and worked on: whatever comes after it starts from a rounded "
-            "number. Cast once, at the end, in what is stored."
+            f"A value is cast to 16-bit {_made(eqn)}, and the kernel goes on with the rounded number. Cast once, "
+            "at the end, in what is stored."
         )
         yield Narrow("cast", words, line_of(eqn))
     for eqn in narrow_arithmetic(kernel.program):
@@ -123,8 +123,8 @@ def handed_on(kernels: Sequence[Kernel], last: int) -> Iterator[Narrow]:
         for name, dtype in kernel.outs:
             if _narrow(dtype):
                 words = (
-                    "What an earlier call has stored in 16 bits is rounded already, and this call computes with it: "
-                    f"{name} of {kernel.name} is {dtype}. Hand it on in float32."
+                    f"{name} of {kernel.name} is {dtype}, so a later call computes with rounded numbers. Store them in "
+                    "float32."
                 )
                 yield Narrow("handed on", words)
 

@@ -230,9 +230,9 @@ def _scatter(e: _Errors) -> Excess:
         )
     else:
         advice = (
-            "This is rounding, not logic. A float32 keeps seven digits of a number, however large it is. Where two "
-            "large numbers nearly cancel, few digits are left: subtract them before anything is added. And scale a "
-            "sum once, at its end."
+            "Either something is rounded: a float32 keeps seven digits of a number, so few are left where two large "
+            "numbers nearly cancel. Subtract them before anything is added, and scale a sum once, at its end. Or the "
+            "formula is another one, close to the right one."
         )
     return Excess("scatter", e.ratio, e.ratio, words, advice)
 

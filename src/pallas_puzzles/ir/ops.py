@@ -27,13 +27,18 @@ def np_dtype(aval: Any) -> np.dtype:
     try:
         return np.dtype(aval.dtype)
     except TypeError:
-        if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        if not is_key(aval):
             return np.dtype(np.int32)
         # the key's type has _impl.key_shape: seen on jax 0.11.2 and 0.12.0.1
         return np.dtype([(_KEY, np.uint32, aval.dtype._impl.key_shape)])
 
 
 _KEY = "key"
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array, or its shape and dtype, is of PRNG keys."""
+    return jax.dtypes.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
 
 
 def holds_keys(dtype: Any) -> bool:
@@ -47,7 +52,7 @@ def holds_dma_semaphore(aval: Any) -> bool:
 
 def to_numpy(x: Any) -> np.ndarray:
     """An array of NumPy's; PRNG keys as records of their words."""
-    if not jax.dtypes.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key):
+    if not is_key(x):
         return np.asarray(x)
     words = np.ascontiguousarray(jax.random.key_data(x))
     return words.view(np_dtype(x)).reshape(x.shape)

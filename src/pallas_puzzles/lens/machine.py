@@ -134,7 +134,7 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class OperandFigures:
-    """What one operand costs. `once_bytes`: moving the whole array exactly once."""
+    """What one operand costs. once_bytes: moving the whole array once. exact: False where moves are estimated."""
 
     operand: Operand
     buffers: int
@@ -142,6 +142,7 @@ class OperandFigures:
     moves: int
     hbm_bytes: int
     once_bytes: int
+    exact: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +164,11 @@ class Figures:
     transcendentals: int
     steps: int
     computed: bool  # whether the arithmetic is known
+
+    @property
+    def exact(self) -> bool:
+        """Whether the traffic is counted, not estimated."""
+        return all(row.exact for row in self.operands)
 
     @property
     def intensity(self) -> float | None:
@@ -253,14 +259,14 @@ _SILENT = frozenset(["debug_print", "debug_callback", "delay", "check", "trace_v
 
 
 def _selected_once(jaxpr: Any, v: Any) -> bool:
-    """Whether the only use of a value is as a case of a select."""
+    """Whether the only use of a value, and of what is computed of it element by element, is as a case of a select."""
     users = [e for e in jaxpr.eqns if any(u is v for u in e.invars)]
     if len(users) != 1 or any(u is v for u in jaxpr.outvars):
         return False
     (user,) = users
     if user.primitive.name == "select_n":
         return user.invars[0] is not v
-    if user.primitive.name == "convert_element_type":
+    if user.primitive.name in ELEMENTWISE and user.outvars[0].aval.shape == v.aval.shape:
         return _selected_once(jaxpr, user.outvars[0])
     inner = inlined(user)
     if inner is None or sum(u is v for u in user.invars) != 1:
@@ -347,8 +353,8 @@ class Machine(Copies, SparseCore):
         out = evaluate(eqn, values)
         if name == "select_n" and self.unsure:
             self._withdraw(values[0], values[1:])
-        if name == "convert_element_type" and self.unsure:
-            self.unsure += [(out, *rest) for v, *rest in self.unsure if v is values[0]]
+        elif name in ELEMENTWISE and self.unsure:  # what is made of garbage is garbage, too
+            self.unsure += [(out, *rest) for v, *rest in self.unsure if any(v is value for value in values)]
         if name in _WATCHED:
             self._watch(name, eqn, values, out)
         return out
@@ -506,7 +512,7 @@ class Machine(Copies, SparseCore):
                 home.incident("carry", ref.name, eqn, count=value.size, total=value.size, left_at=newest)
                 self._doubt(value, np.True_, eqn, home)
 
-    # -- what is read in vain: jnp.where(first step, 0, acc_ref[...]) reads garbage and lets none of it through
+    # -- what is read in vain: jnp.where(first step, x, acc_ref[...] + x) reads garbage and lets none of it through
 
     def _doubt(self, value: np.ndarray, garbage: Any, eqn: Any, home: "Machine") -> None:
         """Remembers what has just been read, for as long as nothing but a select can look at it."""
@@ -523,12 +529,12 @@ class Machine(Copies, SparseCore):
 
     @functools.cached_property
     def only_selected(self) -> dict[int, str]:
-        """The `get` equations whose value goes into one select, at once or after a cast, and nowhere else."""
+        """The `get` equations whose value goes into one select, at once or after some arithmetic, and nowhere else."""
         found: dict[int, str] = {}
         for jaxpr, e in everywhere(self.call.kernel):
             if e.primitive.name == "get" and _selected_once(jaxpr, e.outvars[0]):
-                casts = any(u.primitive.name == "convert_element_type" and e.outvars[0] in u.invars for u in jaxpr.eqns)
-                found[id(e)] = "after a cast" if casts else "at once"
+                later = any(u.primitive.name in ELEMENTWISE and e.outvars[0] in u.invars for u in jaxpr.eqns)
+                found[id(e)] = "later" if later else "at once"
         return found
 
     def store(self, ref: Buffer, transforms: Any, value: Any, eqn: Any, mask: Any = None) -> np.ndarray:
@@ -627,11 +633,11 @@ def _of_a_tpu(key: Any) -> bool:
 # --- the grid --------------------------------------------------------------------------------------------------------
 
 
-def _is_elementwise(jaxpr: Any) -> bool:
+def is_elementwise(jaxpr: Any) -> bool:
     for eqn in jaxpr.eqns:
         inner = inlined(eqn)
         if inner is not None:
-            if not _is_elementwise(inner):
+            if not is_elementwise(inner):
                 return False
         elif eqn.primitive.name == "get":
             if len(eqn.invars) - 1 != len(eqn.invars[0].aval.shape):  # a number of a table, not a part of it
@@ -647,7 +653,7 @@ def block_rows(machine: Machine, o: Operand, columns: np.ndarray, scalars: list[
     All at once where its index map is plain arithmetic, also with numbers that it looks up.
     """
     count, rank = columns.shape[1], len(o.dims)
-    if count and rank and _is_elementwise(o.index_map):
+    if count and rank and is_elementwise(o.index_map):
         before = len(machine.incidents)
         out = machine.run(o.index_map, [*columns, *scalars], o.index_consts)
         if len(machine.incidents) == before:

@@ -1,18 +1,19 @@
 """A grid of any size: some of its steps in a row, and what all of them cost, without running any.
 
 A block changes where a grid axis moves on and those behind it start again. So it is enough to look at the axes that an
-index map depends on, and at one axis moving on at a time.
+index map depends on, and at one axis moving on at a time. Where those are too many,
+places drawn at random stand for all.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from ..ir.capture import Call, Operand, depends_on
-from ..ir.ops import Beyond
 from .machine import (
     PLANNED_STEPS,
     Figures,
@@ -24,6 +25,7 @@ from .machine import (
     changes,
     figures,
     figures_of,
+    is_elementwise,
     operand_figures,
     plan_pipeline,
     scalars_of,
@@ -33,20 +35,22 @@ from .memory import Buffer
 from .tally import PipelineRuns, Tally
 
 _CHUNK = 1 << 18
-_MOST = 1 << 24  # block indices that are looked at for one operand: some seconds
+_MOST = 1 << 22  # block indices that are looked at for a call: about a second
+_ALONE = 1 << 9  # so much longer it takes where an index map has to be run for each step by itself
 
 
 def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
     """The trace of `count` steps from `first` on, as far as there are, whose figures are those of the whole grid.
 
     counted: what `tally` says of the call. The blocks are exact, and nothing is run: no outputs, no events. Raises
-    Beyond where the blocks cannot be known, or are too many to be counted.
+    Beyond where the blocks cannot be known.
     """
     trace = _part(call, first, count)
     machine = Machine(call, detail=False)
     scalars = scalars_of(machine)
+    most = _MOST // max(1, len(call.grid) * sum(not _stays(o) for o in call.operands))
     rows = [
-        OperandFigures(o, 0, 0, 0, 0, o.array_bytes) if _stays(o) else _costs(machine, o, scalars)
+        OperandFigures(o, 0, 0, 0, 0, o.array_bytes) if _stays(o) else _costs(machine, o, scalars, most)
         for o in call.operands
     ]
     trace.pipelines = [pipeline for p in counted.pipelines for pipeline in _pipeline(p)]
@@ -108,13 +112,14 @@ def _pipeline(p: PipelineRuns) -> Iterator[Pipeline]:
         yield Pipeline(traces, p.runs, round(p.costs.hbm_bytes * p.runs), p.costs.vmem_bytes)
 
 
-def _costs(machine: Machine, o: Operand, scalars: list[Buffer]) -> OperandFigures:
-    """What an operand costs over the whole grid."""
-    moves = elements = 0
-    for blocks, times in _visits(machine, o, scalars):
+def _costs(machine: Machine, o: Operand, scalars: list[Buffer], most: int) -> OperandFigures:
+    """What an operand costs over the whole grid; an estimate where more than `most` places would have to be seen."""
+    moves, elements, exact = Fraction(), Fraction(), True
+    for blocks, times, all_of_them in _visits(machine, o, scalars, most):
         moves += times * len(blocks)
         elements += times * _elements(o, blocks)
-    return operand_figures(o, moves, elements * o.itemsize)
+        exact = exact and all_of_them
+    return dataclasses.replace(operand_figures(o, round(moves), round(elements * o.itemsize)), exact=exact)
 
 
 def _elements(o: Operand, blocks: np.ndarray) -> int:
@@ -126,11 +131,16 @@ def _elements(o: Operand, blocks: np.ndarray) -> int:
     return int(inside.sum())
 
 
-def _visits(machine: Machine, o: Operand, scalars: list[Buffer]) -> Iterator[tuple[np.ndarray, int]]:
-    """(blocks that come into VMEM, one a row; how often that happens) over the whole grid."""
+def _visits(
+    machine: Machine, o: Operand, scalars: list[Buffer], most: int
+) -> Iterator[tuple[np.ndarray, Fraction, bool]]:
+    """(blocks that come into VMEM, one a row; how often that happens; whether these are all) over the whole grid."""
+    most = max(1, most if is_elementwise(o.index_map) else most // _ALONE)
     grid = machine.call.grid
+    if not math.prod(grid):
+        return
     axes = depends_on(o.index_map, len(grid))
-    yield block_rows(machine, o, np.zeros((len(grid), 1), np.int32), scalars), 1
+    yield block_rows(machine, o, np.zeros((len(grid), 1), np.int32), scalars), Fraction(1), True
     for d, size in enumerate(grid):
         behind = [e for e in axes if e > d and grid[e] > 1]
         if size < 2 or not (behind or d in axes):
@@ -143,10 +153,11 @@ def _visits(machine: Machine, o: Operand, scalars: list[Buffer]) -> Iterator[tup
         else:
             times *= size - 1
         points = math.prod(sizes)
-        if points > _MOST:
-            raise Beyond(f"{o.name}: more than {_MOST:,} places of its block")
-        for low in range(0, points, _CHUNK):
-            flat = np.arange(low, min(low + _CHUNK, points))
+        seen = min(points, most)
+        weight = Fraction(times * points, seen)
+        drawn = np.random.default_rng(0).integers(0, points, seen) if seen < points else np.arange(points)
+        for low in range(0, seen, _CHUNK):
+            flat = drawn[low : low + _CHUNK]
             old = np.zeros((len(grid), len(flat)), np.int32)
             if free:
                 old[free] = np.unravel_index(flat, sizes)
@@ -154,7 +165,7 @@ def _visits(machine: Machine, o: Operand, scalars: list[Buffer]) -> Iterator[tup
             new[d] += 1
             old[behind] = np.array([[grid[e] - 1] for e in behind], np.int32).reshape(-1, 1)
             here, there = (block_rows(machine, o, x, scalars) for x in (old, new))
-            yield there[(here != there).any(axis=1)], times
+            yield there[(here != there).any(axis=1)], weight, seen == points
 
 
 def clip(trace: Trace, first: int, count: int) -> Trace:

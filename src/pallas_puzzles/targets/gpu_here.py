@@ -1,7 +1,7 @@
 """What runs kernels for a GPU here: this machine's GPU, or our own machine on the CPU. A notebook's setup("gpu")."""
 
-import contextlib
 import dataclasses
+import sys
 import threading
 from typing import Any
 
@@ -80,8 +80,10 @@ def _run(kernel: Kernel) -> list[np.ndarray]:
 
 
 def _warm() -> None:
-    """Imports what the first check would import, while the reader reads."""
+    """Does what the first check would have to do first, while the reader reads; the process, where it will be kept."""
     from ..diagnose import diagnose, gpu_run  # noqa: F401
+    from . import gpu_simulator
+    from .gpu import lowering  # noqa: F401
 
-    with contextlib.suppress(ImportError):
-        from .gpu import lowering  # noqa: F401
+    if "ipykernel" in sys.modules:
+        gpu_simulator.start(compiled=gpu_here() is not None)

@@ -39,6 +39,12 @@ def run_compiled(fn: Callable[..., Any], *args: Any, timeout_s: float = 60.0, **
     return _GPU.outputs(fn, args, kwargs, timeout_s)
 
 
+def start(compiled: bool) -> None:
+    """Starts the process of `simulate`, or that of `run_compiled`, so that the first call need not wait for it."""
+    with _ALONE, contextlib.suppress(SimulatorUnable):
+        (_GPU if compiled else _SIMULATOR).there()
+
+
 class _Child:
     """A process, and the one in it now. environment: its own, on top of that of this one; None takes away."""
 

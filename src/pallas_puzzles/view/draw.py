@@ -296,10 +296,10 @@ def alt_words(trace: Trace, step: int = 0) -> str:
         parts.append(f"Drawn are {window}.")
     if trace.n:
         parts.append(f"{words.step_words(trace, step)[0].upper()}{words.step_words(trace, step)[1:]}.")
-    counts, moves = [], [row.moves for row in figures(trace).operands]
+    counts, rows = [], figures(trace).operands
     for k, o in enumerate(call.operands):
         if not o.in_hbm:
-            count = plural(moves[k], "time")
+            count = plural(rows[k].moves, "time") if rows[k].exact else f"{words.moves_words(rows[k])} times"
             counts.append(f"{o.name} {o.shape} in blocks {block_words(o)} is {moved_word(o)} {count}")
     return " ".join([*parts, "; ".join(counts) + "." if counts else ""]).strip()
 
@@ -708,10 +708,7 @@ def _run(call: Call, plan_only: bool, first_step: int, notes: list[str]) -> Trac
         except Beyond as error:
             notes.append(f"The lens cannot follow {error}: the blocks are drawn, the arithmetic is not counted.")
             return run_call(call, plan_only=True)
-    try:
-        trace = survey(call, counted, first_step, MAX_DRAWN_STEPS)
-    except Beyond as error:
-        raise Beyond(f"{error}: a grid of {math.prod(call.grid):,} steps") from error
+    trace = survey(call, counted, first_step, MAX_DRAWN_STEPS)
     if counted.copies:
         notes.append(f"{call.name} is too long to be run here: the copies that it makes itself are not counted.")
     return trace

@@ -16,10 +16,10 @@ def slot_events(uses: Iterable[Use]) -> tuple[list[Event], int]:
     by_slot: dict[tuple[int, str], list[Use]] = {}
     refs: dict[str, int] = {}  # in the order in which they are first used
     for use in uses:
-        refs.setdefault(_ref(use.slot), len(refs))
+        refs.setdefault(ref_of(use.slot), len(refs))
         by_slot.setdefault((use.cta, use.slot), []).append(use)
     events, seen, left = [], dict[int, int](), 0
-    for (cta, slot), each in sorted(by_slot.items(), key=lambda item: (refs[_ref(item[0][1])], item[0][1])):
+    for (cta, slot), each in sorted(by_slot.items(), key=lambda item: (refs[ref_of(item[0][1])], item[0][1])):
         seen[cta] = seen.get(cta, 0) + 1
         if seen[cta] > MOST_SLOTS:
             left = max(left, seen[cta] - MOST_SLOTS)
@@ -28,7 +28,7 @@ def slot_events(uses: Iterable[Use]) -> tuple[list[Event], int]:
     return events, left
 
 
-def _ref(slot: str) -> str:
+def ref_of(slot: str) -> str:
     """'x_smem' of 'x_smem[1]'."""
     return slot.rpartition("[")[0] or slot
 

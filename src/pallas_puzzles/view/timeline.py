@@ -20,12 +20,12 @@ from ..text import COLUMNS, human_bytes, plain, plural
 from .costs import gained
 from .draw import LEFT, RIGHT, Displayed, image, row_html, sentence_html
 from .paper import BOLD, END, MONO_EM, SANS, card, px, svg_text
-from .slots import short, slot_events
+from .slots import ref_of, short, slot_events
 
 CTAS_DRAWN, KERNELS_DRAWN = 3, 4
 _MOST_EVENTS = 1500  # of one picture: what comes after is left out
 _PAGE_PX, _BAR_PX, _ROW_PX, _MARGIN, _LABEL_SIZE = 860.0, 13.0, 17.0, 14.0, 11.0
-_MOST_TRACKS, _MOST_ARROWS = 6, 200
+_MOST_TRACKS, _MOST_ARROWS, _MOST_REFS = 6, 200, 4
 
 # kind of event -> (colour, letter in a terminal, in words)
 _KINDS = {
@@ -239,9 +239,10 @@ def _table(launched: Launched) -> list[tuple[str, str, str, str, str]]:
     in_order = sorted(found.items(), key=lambda each: (each[0][0].file, each[0][0].line) if each[0][0] else ("~", 0))
     for (line, kind), events in in_order:
         cycles = sum(e.end - e.start for e in events)
-        refs = ", ".join(dict.fromkeys(short(e.ref) for e in events if e.ref and kind == "wait"))
+        refs = list(dict.fromkeys(short(ref_of(e.ref)) for e in events if e.ref and kind == "wait"))
+        waited_for = ", ".join([*refs[:_MOST_REFS], *(["..."] if len(refs) > _MOST_REFS else [])])
         where = f"{line}: {line.text}" if line is not None else "in a library"
-        rows.append((where, _KINDS[kind][2], f"{len(events)}", f"{cycles:,.0f}", refs))
+        rows.append((where, _KINDS[kind][2], f"{len(events)}", f"{cycles:,.0f}", waited_for))
     return rows
 
 

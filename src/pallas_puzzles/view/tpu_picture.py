@@ -24,7 +24,7 @@ BOUNDS = {
     "MXU": "the MXU: the matrix products take longer than all else",
     "bundles": "its bundles: the instructions of a step take longer than its copies",
     "HBM": "HBM: the copies take longer than all else",
-    "steps": "its steps: what each costs beyond its work adds up to the most; larger blocks need fewer",
+    "steps": "its steps: their fixed costs take longer than all else; larger blocks need fewer steps",
 }
 
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from ..ir.capture import Beyond, Call, SourceLine, capture, describe, on_chip
 from ..ir.modes import compiled as compiled_for
-from ..ir.ops import in_avals, out_avals
+from ..ir.ops import in_avals, is_key, np_dtype, out_avals, to_keys
 from ..ir.program import calls_in
-from ..lens.machine import SURELY, Figures, Trace, figures, listed, run_call
+from ..lens.machine import SURELY, Figures, figures, listed, run_call
+from ..lens.survey import survey
 from ..lens.tally import Tally, tally
 from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip, chip
@@ -27,7 +28,6 @@ from . import tpu_picture as picture
 from .draw import Displayed
 
 _SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
-_MAX_STEPS = 1 << 20
 _FAR_TOO_LARGE = 1.5  # times the limit
 _FOLLOWED_FLOPS = 5e9
 _DRAWN_BYTES = 256 << 20  # inputs up to this size are drawn, larger ones only described
@@ -224,28 +224,28 @@ def _values(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """
     rng = np.random.default_rng(0)
 
-    def nbytes(x: Any) -> int:
-        return math.prod(x.shape) * np.dtype(x.dtype).itemsize
-
-    leaves = [x for arg in args for x in jax.tree.leaves(arg)]
-    drawn = sum(nbytes(x) for x in leaves if hasattr(x, "draw")) <= _DRAWN_BYTES
+    random = [x for arg in args for x in jax.tree.leaves(arg) if hasattr(x, "draw")]
+    drawn = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in random) <= _DRAWN_BYTES
 
     def value(x: Any) -> Any:
         if hasattr(x, "draw"):
             if drawn or np.issubdtype(np.dtype(x.dtype), np.integer):
                 return x.draw(rng)
         elif isinstance(x, (np.ndarray, jax.Array)):
-            return np.asarray(x)
+            return x if is_key(x) else np.asarray(x)
         elif not isinstance(x, jax.ShapeDtypeStruct):
             return np.asarray(jax.numpy.asarray(x))
-        return jax.ShapeDtypeStruct(x.shape, np.dtype(x.dtype))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     given = jax.tree.map(value, tuple(args))
 
     def filled(number: int) -> tuple[Any, ...]:
         def fill(x: Any) -> Any:
-            only_a_shape = isinstance(x, jax.ShapeDtypeStruct)
-            return np.broadcast_to(np.full((), number, x.dtype), x.shape) if only_a_shape else x
+            if not isinstance(x, jax.ShapeDtypeStruct):
+                return x
+            if is_key(x):
+                return to_keys(np.full(x.shape, number, np_dtype(x)), x)
+            return np.broadcast_to(np.full((), number, x.dtype), x.shape)
 
         return jax.tree.map(fill, given)
 
@@ -265,7 +265,6 @@ class _Work:
     call: Call
     costs: Figures
     tally: Tally
-    trace: Trace
     known: bool
     results: tuple[str, ...]
     operands: tuple[str, ...]
@@ -324,12 +323,12 @@ def _steered_alike(call: Call, twin: Call) -> bool:
 
 
 def _work(call: Call, eqn: Any, known: bool, runs: int = 1, twin: Call | None = None) -> _Work:
-    trace = run_call(call, plan_only=True, max_steps=_MAX_STEPS)
+    counted = tally(call, scalars_known=known)
+    own_blocks = survey(call, dataclasses.replace(counted, pipelines=[]), 0, 1)
     return _Work(
         call=call,
-        costs=figures(trace),
-        tally=tally(call, scalars_known=known),
-        trace=trace,
+        costs=figures(own_blocks),
+        tally=counted,
         known=known,
         results=tuple(map(_hlo_type, out_avals(eqn))),
         operands=tuple(map(_hlo_type, in_avals(eqn))),
@@ -520,16 +519,16 @@ def _step_bundles(plan: schedule.Schedule, counts: Tally, steps: int | None) -> 
     if len(skips) < len(branches):  # the compiler runs short bodies under a mask, without a branch
         shortest = sorted(range(len(branches)), key=lambda i: branches[i].elements)[: len(branches) - len(skips)]
         branches = [branch for i, branch in enumerate(branches) if i not in shortest]
-    if len(skips) != len(branches) or steps is None:
+    if len(skips) != len(branches) or not steps:
         return plan.shortest_step, None if skips else float(plan.longest_step), plan.longest_step
-    bounds = []
+    bounds, n = [], max((len(b.taken) for b in branches if b.taken is not None), default=1)  # 1: steps told not apart
     for unknown in (0.0, 1.0):
         shares = iter(branches)
         taken = []
         for skip in plan.skips:
             branch = None if skip.copies else next(shares)
-            share = np.ones(steps) if branch is None else branch.taken
-            taken.append(np.full(steps, unknown) if share is None else np.broadcast_to(share, steps))
+            share = np.ones(n) if branch is None else branch.taken
+            taken.append(np.full(n, unknown) if share is None else np.broadcast_to(share, n))
         bounds.append(plan.step_lengths(taken))
     return round(float(bounds[0].min())), float(bounds[1].mean()), round(float(bounds[1].max()))
 
@@ -538,6 +537,8 @@ def _hbm_bytes(work: _Work, notes: list[str]) -> tuple[int | None, bool]:
     """(bytes between HBM and VMEM, is that exact)."""
     call = work.call
     pipelines = work.tally.pipelines
+    if not work.costs.exact:
+        notes.append("the grid is too long for its copies to be counted: their bytes are estimated")
     if pipelines and work.known and not work.tally.copies and all(p.costs is not None for p in pipelines):
         return work.costs.hbm_bytes + round(sum(p.costs.hbm_bytes * p.runs for p in pipelines if p.costs)), True
     if work.tally.copies or any(o.in_hbm for o in call.operands):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ir.capture import Call, Operand
-from ..lens.machine import Figures, Trace, _outside, figures
+from ..lens.machine import Figures, OperandFigures, Trace, _outside, figures
 from ..text import COLUMNS, LINES, cut, human_bytes, plural, times
 from .paper import Axis, axes_of, even_axes
 
@@ -75,11 +75,17 @@ def title_words(call: Call) -> str:
     return f"{inside}grid {call.grid} = {plural(math.prod(call.grid), 'step')}{semantics}{where}"
 
 
+def moves_words(row: OperandFigures) -> str:
+    """'1,024', or 'about 537,000,000' where it is estimated."""
+    return f"{row.moves:,}" if row.exact else f"about {float(f'{row.moves:.3g}'):,.0f}"
+
+
 def totals_words(trace: Trace, costs: Figures) -> str:
     """VMEM, HBM traffic and, where the kernel was run, arithmetic and intensity, in one line."""
     ratio = f" ({times(costs.hbm_bytes / costs.once_bytes)} the arrays)" if costs.once_bytes else ""
     more = f" and about {human_bytes(costs.temporary_bytes)} of temporaries" if costs.temporary_bytes else ""
-    parts = [f"VMEM {human_bytes(costs.vmem_bytes)}{more}", f"HBM traffic {human_bytes(costs.hbm_bytes)}{ratio}"]
+    about = "" if costs.exact else "about "
+    parts = [f"VMEM {human_bytes(costs.vmem_bytes)}{more}", f"HBM traffic {about}{human_bytes(costs.hbm_bytes)}{ratio}"]
     if costs.computed:
         parts.append(f"{plural(costs.flops, 'FLOP')}")
         if costs.transcendentals:
@@ -110,7 +116,8 @@ def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
     for r in costs.operands:
         o, once = r.operand, times(r.hbm_bytes / r.once_bytes) if r.once_bytes else "–"
         place = f"{r.buffers} × {human_bytes(o.block_bytes)}" if o.space == "vmem" else o.space.upper()
-        numbers = ("–",) * 4 if o.in_hbm else (place, f"{r.moves:,}", human_bytes(r.hbm_bytes), once)
+        counted = (moves_words(r), f"{'' if r.exact else 'about '}{human_bytes(r.hbm_bytes)}", once)
+        numbers = ("–",) * 4 if o.in_hbm else (place, *counted)
         rows.append((o.name, str(o.shape), str(o.dtype), block_words(o), *numbers))
     call = trace.call
     for name, values in zip(call.scalar_names, call.scalars, strict=False):

@@ -93,16 +93,17 @@ def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_dr
     outputs = launch.run_all()
     found = launch.found.all()
     if any(f.kind == "unwritten" for f in found) and not any(f.kind == "deadlock" for f in found):
-        found = _told_apart(found, launch, Launch(kernel, CHIPS[chip], cores, 0))
+        found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores, 0))
     wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
     timeline = launch.timeline
     drawn = timeline.events, timeline.uses, timeline.handovers
     return Launched(kernel, outputs, wrong, notes, timeline.counts, *drawn, launch.written())
 
 
-def _told_apart(found: list[Finding], launch: Launch, again: Launch) -> list[Finding]:
+def _told_apart(found: list[Finding], launch: Launch, relaunch: Callable[[], Launch]) -> list[Finding]:
     """Garbage that is read is a mistake where an output depends on it: a second run starts with other garbage."""
     with garbage(_OTHER_GARBAGE):
+        again = relaunch()
         again.run_all()
     for one, two in zip(launch.outputs, again.outputs, strict=True):
         stored = one.writer > 0

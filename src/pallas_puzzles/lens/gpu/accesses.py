@@ -1,5 +1,6 @@
 """Refs, who reads and writes them, and whether anything orders that: what the rules of the machine share."""
 
+import collections
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,8 @@ class Core:
 
     def __init__(self) -> None:
         self._regions: dict[int, tuple[Place, Region]] = {}
+        # Waits of threads for their loads from TMEM, by the agent of these: (how many, agent and epoch of the thread).
+        self.loaded: dict[int, list[tuple[int, int, int]]] = collections.defaultdict(list)
 
     # -- Refs
 
@@ -137,7 +140,7 @@ class Core:
         for number in np.unique(twin.writer.reshape(-1)[part]):
             if number > 0 and (earlier := twin.writes[number]) is not None:
                 self._in_order(buffer, earlier, t, access, written=True)
-        if region.hull(buffer.shape)[2]:
+        if buffer.space != "tmem" and region.hull(buffer.shape)[2]:
             twin.overwritten(part)
 
     def _in_order(self, buffer: Buffer, before: Access, t: Thread, access: Access, written: bool) -> None:
@@ -152,7 +155,11 @@ class Core:
             if not crosses or knows.fence_knows(before.agent, before.time):
                 return
             kind = "no-commit" if written else "unfenced-read"
-        elif before.is_async:
+        elif before.engine == "load" and not any(
+            number >= before.time and knows.knows(agent, epoch) for number, agent, epoch in self.loaded[before.agent]
+        ):
+            kind = "unwaited-load"
+        elif before.is_async and (before.engine not in ("store", "reduce") or before.who == t.name):
             kind = "no-wait" if written else "reused"
         else:
             kind = "race"

@@ -76,6 +76,7 @@ class Engines(Control):
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(here, src) // shared
         counts.gmem_read_bytes += nbytes
+        t.cta.moved += nbytes
         counts.copies += 1
         start, busy = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
         self.timeline.add(t.cta.number, "copy", "load", start, busy + chip.latency, instr, src.name)
@@ -137,10 +138,13 @@ class Engines(Control):
         reduce = p["reduce"]
         self.reads(src, here, t, Access(t.reading, group, instr, t.name, "the copy to GMEM reads", "store"))
         engine = "reduce" if reduce else "store"
+        if reduce:
+            self.reads(dst, there, t, Access(t.storing, group, instr, t.name, "the copy adds to", engine))
         self.writes(dst, there, t, Access(t.storing, group, instr, t.name, "the copy into", engine))
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(there, dst)
         counts.gmem_write_bytes += nbytes
+        t.cta.moved += nbytes
         counts.stores += 1
         start, busy = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
         self.timeline.add(t.cta.number, "copy", "store", start, busy, instr, dst.name)
@@ -360,6 +364,7 @@ class Engines(Control):
 
     def do_wait_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         t.knowledge.clock[t.loading] = t.tmem
+        self.loaded[t.loading].append((t.tmem, t.agent, t.epoch))
         return []
 
     def do_fence_tensor(self, t: Thread, instr: Instr, env: Env) -> list[Any]:

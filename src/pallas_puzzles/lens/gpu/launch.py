@@ -146,6 +146,7 @@ class Launch(Engines):
         for cta in cluster.ctas.values():
             for access, buffer in cta.coming.values():
                 self.finding("load-in-flight", buffer, t, access.instr, "ends")
+            counts.cta_bytes = max(counts.cta_bytes, cta.moved)
             counts.tensor_busy += cta.tensor.busy
             counts.copy_busy += cta.copy.busy
             counts.tensor_idle += life - cta.tensor.busy if cta.tensor.busy else 0

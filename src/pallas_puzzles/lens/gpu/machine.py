@@ -202,6 +202,7 @@ class Control(Core):
             _, end = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
             t.now = end + (chip.latency if kind == "load" else 0)
             counts.thread_bytes += nbytes
+            t.cta.moved += nbytes
             if kind == "load":
                 counts.gmem_read_bytes += nbytes
             else:

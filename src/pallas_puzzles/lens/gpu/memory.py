@@ -171,7 +171,10 @@ class Buffer:
             del self.reads[key]
 
     def shared_with(self, region: Region, twin: "Buffer") -> slice:
-        """The elements of a twin, in row-major order, that lie where a part of this Ref does."""
+        """The elements of a twin, in row-major order, that lie where a part of this Ref does. In TMEM they lie by
+        columns: all of them."""
+        if self.space == "tmem":
+            return slice(0, twin.writer.size)
         first, last, _ = region.hull(self.shape)
         mine, its = bits_of(self.dtype), bits_of(twin.dtype)
         start = (first * mine + 8 * (self.offset - twin.offset)) // its

@@ -42,6 +42,7 @@ class Cta:
     tensor_agent: int = dataclasses.field(default_factory=lambda: -new_agent())
     products: int = 0
     mmas: list[tuple[int, Callable[[], None], float]] = dataclasses.field(default_factory=list)
+    moved: int = 0  # bytes of GMEM
     coming: dict[int, Any] = dataclasses.field(default_factory=dict)  # copies that nobody has waited for: (access, Ref)
     named: dict[int, Slot] = dataclasses.field(default_factory=dict)  # PTX's named barriers, by number
 

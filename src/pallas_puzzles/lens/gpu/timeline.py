@@ -83,10 +83,11 @@ class Counts:
 
     once_bytes: of the arrays that it is given and makes. gmem_*: by copies and by loads and stores of threads; padding
     beyond an array costs nothing, multicast data counts once. thread_bytes: those that threads load and store
-    themselves. smem_bytes, tmem_bytes: held at once by one CTA. arrivals: on barriers. cycles: until the last CTA ends.
-    tensor_busy, copy_busy: summed over CTAs; tensor_idle, copy_idle: from a CTA's start to its end, where it uses them
-    at all. waited: how long warpgroups stand at barriers, and for copies and products; waited_at: the same by line.
-    bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by line.
+    themselves. cta_bytes: of GMEM, by the CTA that moves the most. smem_bytes, tmem_bytes: held at once by one CTA.
+    arrivals: on barriers. cycles: until the last CTA ends. tensor_busy, copy_busy: summed over CTAs; tensor_idle,
+    copy_idle: from a CTA's start to its end, where it uses them at all. waited: how long warpgroups stand at barriers,
+    and for copies and products; waited_at: the same by line. bank_conflicts: in SMEM, see banks.py; conflicts_at: the
+    same by line.
     """
 
     ctas: int = 0
@@ -94,6 +95,7 @@ class Counts:
     gmem_read_bytes: int = 0
     gmem_write_bytes: int = 0
     thread_bytes: int = 0
+    cta_bytes: int = 0
     smem_bytes: int = 0
     tmem_bytes: int = 0
     barriers: int = 0
@@ -123,7 +125,7 @@ class Counts:
                 for line, n in (item for found in values for item in found.items()):
                     by_line[line] = by_line.get(line, 0) + n
             else:
-                together = max if field.name in ("smem_bytes", "tmem_bytes") else sum
+                together = max if field.name in ("cta_bytes", "smem_bytes", "tmem_bytes") else sum
                 setattr(total, field.name, together(values) if values else 0)
         return total
 

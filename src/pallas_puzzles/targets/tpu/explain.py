@@ -417,8 +417,8 @@ def _product(match: re.Match[str], failure: _Failure) -> str:
             "integers: give jnp.dot preferred_element_type=jnp.int32, and cast what comes out."
         )
     return (
-        f"The MXU of a {failure.chip.title} does not multiply {dtype}: cast both operands to bfloat16 or float32, in "
-        "which whole numbers are exact up to 256 and 16,777,216."
+        f"The MXU of a {failure.chip.title} does not multiply {dtype}: cast both operands to bfloat16 (whole numbers "
+        "are exact up to 256) or float32 (up to 16,777,216)."
     )
 
 
@@ -529,6 +529,6 @@ _REASONS: list[tuple[str, _Sentence]] = [
     (r"failed to legalize operation '([\w.]+)'", _not_legal),
     (
         r"^(?:KeyError: )?dtype\((\w+)\)$",
-        "jax.export cannot write {0} down, so that this kernel does not reach the compiler: try it with a wider type.",
+        "jax.export cannot write {0}, so this kernel does not reach the compiler: try it with a wider type.",
     ),
 ]

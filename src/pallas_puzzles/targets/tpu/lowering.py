@@ -331,7 +331,7 @@ def _without_elements(match: re.Match[str], kernels: list[Any], line: SourceLine
             if 0 in operand.shape:
                 return (
                     f"{operand.name} has no elements, its shape is {_tuple(operand.shape)}, and a TPU kernel needs "
-                    "some: do without the call where a dimension is 0."
+                    "some: leave out the call when a dimension is 0."
                 )
     return (
         f"A value of shape {shape} is made here, and a TPU kernel has no values without elements: do this without "
@@ -412,8 +412,8 @@ _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine |
     (r"32-bit element types can be converted to scalars, but got: (\w+)", _single_number),
     (
         r"Unsigned integer dtype \w+ is not supported for dot_general",
-        "jnp.dot takes integers for signed in a TPU kernel, and these are unsigned: cast both operands to bfloat16 or "
-        "float32, in which whole numbers are exact up to 256 and 16,777,216.",
+        "In a TPU kernel, jnp.dot multiplies no unsigned integers: cast both operands to bfloat16 (whole "
+        "numbers are exact up to 256) or float32 (up to 16,777,216).",
     ),
     (
         r"64-bit types are not supported",
@@ -422,7 +422,7 @@ _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine |
     (r"DMA source and target (shape|element type) mismatch", _unlike_copy),
     (
         r"Strided slices of references are unsupported",
-        "A copy takes all of a range, not every second row: copy the range, and pick in VMEM.",
+        "A copy cannot skip rows: copy the whole range, and pick rows in VMEM.",
     ),
     (
         r"is_stable=True is not supported in Pallas top_k",

@@ -1,0 +1,118 @@
+"""How far the course's GPU kernels, JAX's own and the libraries are from the speed of light, on this machine's GPU.
+
+    uv run python benchmarks/bench.py FOLDER [--quick] [--seconds 250]
+
+Needs a Hopper or Blackwell GPU. Measures everything twice, and compares the two: what differs is noise. Writes
+bench.json, bench.csv and bench.svg of the first run, again.json of the second, and bench.txt, which has both tables.
+Nothing is lost when one of the kernels fails: it has a line that says so. Each run stops after --seconds.
+"""
+
+import argparse
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_puzzles.speed import conditions, puzzles, run
+from pallas_puzzles.speed.compare import compared
+from pallas_puzzles.speed.meter import DeviceMeter
+from pallas_puzzles.speed.results import Results
+from pallas_puzzles.speed.work import Work, size
+
+
+def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def libraries(quick: bool) -> Iterator[Work]:
+    """What a GPU gives to a copy, to cuBLAS and cuDNN, and to the kernels that JAX itself has."""
+    copies = [size(shape(2**n, dtype=jnp.float32)) for n in ((24,) if quick else (22, 24, 26, 28))]
+    yield Work("copy", lambda x: x + 1, copies, {}, "x + 1, by XLA", "gpu")
+
+    from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as hopper
+
+    along = hopper.MatmulDimension.M
+    tiles = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "max_concurrent_steps": 4}
+    config = hopper.TuningConfig(**tiles, grid_tile_width=8, grid_minor_dim=along, cluster_dimension=along)
+    sizes = [size(shape(n, n), shape(n, n), flops=2 * n**3) for n in ((2048,) if quick else (2048, 4096, 8192))]
+    ours = functools.partial(lambda a, b, config: hopper.matmul(a, b, None, config), config=config)
+    yield Work("matmul", ours, sizes, {"cuBLAS": lambda a, b: a @ b}, "JAX's Hopper", "gpu")
+
+    for causal in (False, True):
+        yield attention(causal, (1024,) if quick else (1024, 4096, 8192))
+
+
+def attention(causal: bool, lengths: tuple[int, ...]) -> Work:
+    from jax.experimental.pallas.ops.gpu import attention_mgpu as mgpu
+
+    config = mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, causal=causal)
+    b, h, d = 4, 16, 128
+    sizes = [
+        size(*[shape(b, s, h, d, dtype=jnp.float16)] * 3, flops=4 * b * h * s * s * d / (2 if causal else 1))
+        for s in lengths
+    ]
+
+    def cudnn(q: Any, k: Any, v: Any) -> Any:
+        # JAX's kernel does not scale. Its program for XLA would keep all scores, which no GPU holds at 8192.
+        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", scale=1.0, is_causal=causal)
+
+    ours = functools.partial(mgpu.attention, config=config)
+    return Work("attention, causal" if causal else "attention", ours, sizes, {"cuDNN": cudnn}, "JAX's", "gpu")
+
+
+def everything(quick: bool) -> list[Work]:
+    works = puzzles.solutions("gpu_basics", every_size=not quick)
+    return [*works, *libraries(quick)]
+
+
+def once(name: str, folder: Path, quick: bool, seconds: float) -> Results:
+    """One run, saved as it goes."""
+    begin = time.perf_counter()
+    results = Results()
+
+    def in_time() -> Iterator[Work]:
+        for work in everything(quick):
+            if time.perf_counter() - begin < seconds:
+                yield work
+            else:
+                results.note(f"{work.name} is left out: the {seconds:.0f} seconds of this run were over.")
+
+    results.conditions["driver"] = conditions.driver()
+    results.note(conditions.others())
+    with conditions.Clocks() as clocks:
+
+        def saved(so_far: Results) -> None:
+            so_far.save(folder / f"{name}.json")
+            last = so_far.rows[-1]
+            print(f"{time.perf_counter() - begin:6.1f} s  {last.work}, {last.size} {last.dtype}", flush=True)
+
+        run.measure(in_time(), results, DeviceMeter(), saved=saved)
+        results.conditions |= clocks.told()
+    results.note(conditions.slowed(results.conditions))
+    for kind in ("json", "csv", "svg"):
+        results.save(folder / f"{name}.{kind}")
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--quick", action="store_true", help="the largest size of each puzzle, small ones of all else")
+    parser.add_argument("--seconds", type=float, default=250, help="after which a run starts nothing new")
+    asked = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        raise SystemExit("JAX finds no GPU here. The compiler's estimates are in benchmarks/gpu.md.")
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    first, second = (once(name, asked.folder, asked.quick, asked.seconds) for name in ("bench", "again"))
+    parts = [str(first), "--- again ---", str(second), "--- the second against the first ---", compared(second, first)]
+    words = "\n\n".join(parts) + "\n"
+    (asked.folder / "bench.txt").write_text(words)
+    print(words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What `bench` does on this machine: measures where a function's chip is here, asks the compilers where it is not."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+
+from ..ir.program import calls_in
+from ..targets.gpu_here import gpu_here
+from . import conditions
+from .estimate import estimate, shapes
+from .meter import Meter
+from .results import Results
+from .run import measure
+from .work import Size, Work
+
+_FOR = {"tpu": "a TPU", "gpu": "an H100, H200 or B200"}
+
+Saved = Callable[[Results], None]
+
+
+def bench(
+    fn: Callable[..., Any], *args: Any, peers: Mapping[str, Callable[..., Any]] | None = None, **blocks: Any
+) -> Results:
+    """Times `fn(*args, **blocks)` on this machine's GPU or TPU, beside what else computes the same.
+
+    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. peers: name -> a function of the same
+    arrays; the last one's result is what the others must agree with. blocks: static keyword arguments of fn.
+
+    Returns Results: shown as a table and a picture; `.save(Path("x.json"))`, also .csv and .svg. Where the chip that
+    fn's kernels are for is not here, they are the compiler's estimates, marked as such. Never raises for a kernel that
+    fails: its row says why.
+    """
+    name = str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
+    problem, accelerator = _accelerator(fn, args, blocks)
+    if problem:
+        return Results(notes=[f"{name} cannot be traced: {problem}"])
+    return measure_or_estimate([Work(name, fn, [Size(args, blocks)], dict(peers or {}), accelerator=accelerator)])
+
+
+def measure_or_estimate(
+    works: Sequence[Work], saved: Saved = lambda results: None, meter: Meter | None = None
+) -> Results:
+    """Both, each for the works that it is for. saved: called after each size, with all there is so far."""
+    results = Results()
+    here = [work for work in works if is_here(work.accelerator)]
+    if here:
+        results.conditions["driver"] = conditions.driver()
+        results.note(conditions.others())
+        with conditions.Clocks() as clocks:
+            measure(here, results, meter, saved=saved)
+            results.conditions |= clocks.told()
+        results.note(conditions.slowed(results.conditions))
+    away = [work for work in works if not is_here(work.accelerator)]
+    for accelerator in dict.fromkeys(work.accelerator for work in away):
+        device = jax.devices()[0]
+        idle = "" if device.platform == "cpu" else f" The {device.device_kind} that is here stays idle."
+        results.note(f"Nothing was run: the kernels are for {_FOR[accelerator]}, and there is none here.{idle}")
+        results.note("The times are ESTIMATES by the compiler.")
+    if away:
+        results.conditions = results.conditions or conditions.conditions()
+        estimate(away, results, saved)
+    saved(results)
+    return results
+
+
+def is_here(accelerator: str) -> bool:
+    """Whether kernels for it run compiled on JAX's default device. "" (no kernels) runs anywhere."""
+    if accelerator == "gpu":
+        return gpu_here() is not None
+    return not accelerator or jax.default_backend() == accelerator
+
+
+def _accelerator(fn: Callable[..., Any], args: tuple[Any, ...], blocks: Mapping[str, Any]) -> tuple[str, str]:
+    """("" or why nobody can tell, what fn's kernels are for)."""
+    try:
+        program = jax.make_jaxpr(lambda *a: fn(*a, **blocks))(*shapes(args))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}", ""
+    kernels = [*calls_in(program.jaxpr)]
+    if not kernels:
+        return "", ""
+    return "", "tpu" if any(eqn.primitive is pl.pallas_call_p for eqn in kernels) else "gpu"

@@ -1,0 +1,86 @@
+"""Two runs of the same functions: what became faster or slower by more than noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..text import cut, wrapped
+from ..view.roofline import human_time
+from .conditions import SAME
+from .show import COLUMNS
+
+if TYPE_CHECKING:
+    from .results import Results, Row
+
+_NOISE = 0.03  # what two runs on the same GPU differ by, whatever each of them says of its own spread
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A row, and the same row of an older run. ratio: new over old time. beyond_noise: whether it counts."""
+
+    row: Row
+    ratio: float
+    beyond_noise: bool
+
+    @property
+    def words(self) -> str:
+        if not self.beyond_noise:
+            return "the same"
+        return f"faster: {self.ratio:.2f}" if self.ratio < 1 else f"slower: {self.ratio:.2f}"
+
+
+def changes(new: Results, old: Results) -> list[Change]:
+    """What both runs have. A change counts when four fifths of the one run lie outside of those of the other, and it is
+    more than 3%, which is what two runs of the same program may differ by.
+    """
+    before = {row.key: row for row in old.rows if row.median_s}
+    found = []
+    for row in new.rows:
+        other = before.get(row.key)
+        if other is None or not row.median_s or not other.median_s:
+            continue
+        ratio = row.median_s / other.median_s
+        apart = _low(row) > _high(other) or _high(row) < _low(other)
+        found.append(Change(row, ratio, apart and max(ratio, 1 / ratio) > 1 + _NOISE))
+    return found
+
+
+def _low(row: Row) -> float:
+    return row.low_s if row.low_s is not None else row.median_s or 0.0
+
+
+def _high(row: Row) -> float:
+    return row.high_s if row.high_s is not None else row.median_s or 0.0
+
+
+def differ(new: Results, old: Results, names: Iterable[str]) -> list[str]:
+    """Conditions that the two runs do not share, in words: they may be why a time has changed."""
+    pairs: Sequence[tuple[str, Any, Any]] = [(n, old.conditions.get(n), new.conditions.get(n)) for n in names]
+    return [f"{name}: {then}, now {now}" for name, then, now in pairs if then != now]
+
+
+def compared(new: Results, old: Results, columns: int = COLUMNS) -> str:
+    """What became faster or slower beyond the noise."""
+    found = changes(new, old)
+    if not found:
+        return "The two runs have nothing in common: no function, size and chip is in both."
+    counted = [change for change in found if change.beyond_noise]
+    same = len(found) - len(counted)
+    ratios = sorted(change.ratio for change in found)
+    span = f"New over old time: {ratios[0]:.3f} to {ratios[-1]:.3f}, median {ratios[len(ratios) // 2]:.3f}."
+    words = f"{len(found)} times are in both runs; {same} are the same within the noise. {span}"
+    lines = [line for _, line in wrapped(words, "", columns=columns)]
+    lines += [_change_line(change, columns) for change in sorted(counted, key=lambda change: change.ratio)]
+    if others := differ(new, old, SAME):
+        lines += [line for _, line in wrapped(f"The conditions differ: {'; '.join(others)}.", "", columns=columns)]
+    return "\n".join(lines)
+
+
+def _change_line(change: Change, columns: int) -> str:
+    row = change.row
+    assert row.median_s is not None
+    words = f"  {change.words:>12}  {human_time(row.median_s):>8}  {row.work.partition(' ')[0]} {row.size} {row.dtype}"
+    return cut(f"{words} {row.who}", columns)

@@ -1,0 +1,153 @@
+"""What a measurement holds under: device, versions, clocks, and whoever else is at the device."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import jaxlib
+
+from ..targets.gpu.chips import CHIPS as GPUS
+from ..targets.tpu.chips import CHIPS as TPUS
+from ..view.roofline import Chip
+
+SAME = ("device", "driver", "jax", "jaxlib", "pallas_puzzles")  # what two runs should share to be compared
+_BUSY_PERCENT = 5  # what a GPU may be used while we do nothing
+_SLOW = 0.9  # a clock below this share of the highest is told
+_FIELDS = ("clocks.sm", "clocks.max.sm", "temperature.gpu", "power.draw", "utilization.gpu")
+_TIMEOUT_S = 10.0
+
+Ask = Callable[[Sequence[str]], str]
+
+
+def device_chip() -> Chip | None:
+    """The chip of the default device, where its peaks are known: an H100 on a PCIe card has others than one on SXM."""
+    chips: list[Chip] = [*GPUS.values(), *TPUS.values()]
+    return next((chip for chip in chips if chip.kind == jax.devices()[0].device_kind), None)  # type: ignore[attr-defined]
+
+
+def conditions() -> dict[str, Any]:
+    """Device, versions and time, as plain data."""
+    device = jax.devices()[0]
+    return {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "devices": jax.device_count(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "pallas_puzzles": _version(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("pallas-puzzles")
+    except importlib.metadata.PackageNotFoundError:  # run from the sources
+        return ""
+
+
+# --- nvidia-smi ------------------------------------------------------------------------------------------------------
+
+
+def smi(arguments: Sequence[str]) -> str:
+    """What nvidia-smi prints; "" where there is none, or it fails."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        words = ["nvidia-smi", *_index(), *arguments]
+        return subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+    return ""
+
+
+def _index() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return ["-i", visible or "0"]
+
+
+def driver(ask: Ask = smi) -> str:
+    return ask(["--query-gpu=driver_version", "--format=csv,noheader"]).strip().partition("\n")[0]
+
+
+def others(ask: Ask = smi, wait_s: float = 0.5) -> str:
+    """Who else is at the GPU, in a sentence; "" if nobody is, or nobody can tell. Nothing of ours may be running."""
+    time.sleep(wait_s)
+    used = _numbers(ask(["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]).strip())
+    told = ask(["--query-compute-apps=pid,process_name", "--format=csv,noheader"])
+    found = [line.split(",", 1) for line in told.splitlines() if "," in line]
+    names = [name.strip().rpartition("/")[2] for pid, name in found if pid.strip() != str(os.getpid())]
+    mine = len(names) < len(found)
+    if not mine and names:
+        names = names[1:]  # in a container, one of them is this program under another number
+    busy = bool(used) and used[0] > _BUSY_PERCENT
+    if busy:
+        who = f" ({', '.join(sorted(set(names)))})" if names else ""
+        return f"The GPU is busy: it is used {used[0]:.0f}% while we do nothing{who}. Expect slower and unsteady times."
+    if names:
+        return f"Other programs hold memory of the GPU, but do not use it now: {', '.join(sorted(set(names)))}."
+    return ""
+
+
+class Clocks:
+    """Watches the clocks of the GPU: `with Clocks() as clocks: ...; clocks.told()`. Does nothing without nvidia-smi."""
+
+    def __enter__(self) -> Self:
+        self._file = tempfile.TemporaryFile("w+")
+        self._process: subprocess.Popen[str] | None = None
+        words = ["nvidia-smi", *_index(), f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits", "-lms"]
+        with contextlib.suppress(OSError):
+            null = subprocess.DEVNULL
+            self._process = subprocess.Popen([*words, "250"], stdout=self._file, stderr=null, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+        self._file.close()
+
+    def told(self) -> dict[str, float]:
+        """Medians and extremes of what was seen while the GPU was used, by name; empty where nothing was."""
+        self._file.seek(0)
+        return summary(self._file.read())
+
+
+def summary(lines: str) -> dict[str, float]:
+    """The same from the lines of nvidia-smi. MHz, degrees Celsius, watts."""
+    seen = [values for line in lines.splitlines() if len(values := _numbers(line)) == len(_FIELDS)]
+    used = [values for values in seen if values[4] > 50]
+    if not used:
+        return {}
+    clocks, highest, heat, power, _ = zip(*used, strict=True)
+    return {
+        "sm_clock_mhz": statistics.median(clocks),
+        "lowest_sm_clock_mhz": min(clocks),
+        "highest_sm_clock_mhz": max(highest),
+        "temperature_c": max(heat),
+        "power_w": statistics.median(power),
+    }
+
+
+def slowed(clocks: Mapping[str, Any]) -> str:
+    """A sentence if the GPU ran clearly below its highest clock, as hot or power-limited ones do; else ""."""
+    if "sm_clock_mhz" not in clocks or clocks["sm_clock_mhz"] >= _SLOW * clocks["highest_sm_clock_mhz"]:
+        return ""
+    return (
+        f"The GPU ran at {clocks['sm_clock_mhz']:.0f} MHz, of {clocks['highest_sm_clock_mhz']:.0f} MHz at the most "
+        f"({clocks['temperature_c']:.0f} C, {clocks['power_w']:.0f} W): it was hot, or at its power limit."
+    )
+
+
+def _numbers(line: str) -> list[float]:
+    try:
+        return [float(word) for word in line.split(",")]
+    except ValueError:
+        return []

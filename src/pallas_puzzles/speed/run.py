@@ -1,0 +1,161 @@
+"""Measures one function after the other, and keeps what there is when one of them fails."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..view.roofline import Chip
+from .conditions import conditions, device_chip
+from .meter import WALL, DeviceMeter, Meter, Timing
+from .results import Results, Row
+from .work import MEASURED, Size, Work, drawn, speed_of_light
+
+_TOLERANCE = {2: 2e-2, 1: 5e-1}  # by the bytes of an element, relative to the largest element; for all else:
+_FINE_TOLERANCE = 2e-3  # float32, whose products may be computed as TF32
+_DEAD = "The device answers no more after this: nothing else could be measured. What came before is kept."
+
+Saved = Callable[[Results], None]
+
+
+def measure(
+    works: Iterable[Work],
+    results: Results | None = None,
+    meter: Meter | None = None,
+    chip: Chip | None = None,
+    saved: Saved = lambda results: None,
+) -> Results:
+    """Times all functions of all works at all sizes on the default device.
+
+    results: where the rows are added. meter: whoever times (None: the device's own clock). chip: whose peaks count, by
+    default the device's. saved: called after each size, with all there is. A function that raises, or that computes
+    something else than its peers, gets a row that says so, and no time.
+    """
+    results = results if results is not None else Results()
+    results.conditions |= conditions()
+    chip = chip or device_chip()
+    if chip is None:
+        device = results.conditions["device"]
+        results.note(f"The peaks of this {device} are not known here: no share of the speed of light is given.")
+    meter = meter or DeviceMeter()
+    for work in works:
+        for size in work.sizes:
+            alive = _one_size(work, size, chip, meter, results)
+            saved(results)
+            if not alive:
+                results.note(_DEAD)
+                saved(results)
+                return results
+    if why := getattr(meter, "why", ""):
+        results.note(
+            f"{sum(row.how == WALL for row in results.rows)} of {len(results.rows)} times are of the wall, with the "
+            f"dispatch, and with the L2 as it is: {why}."
+        )
+    return results
+
+
+def _one_size(work: Work, size: Size, chip: Chip | None, meter: Meter, results: Results) -> bool:
+    """Adds the rows of one size. False if the device is lost."""
+    blank = Row(work.name, size.title, size.dtype, "", results.conditions["device"], MEASURED)
+    rows = {name: dataclasses.replace(blank, who=name) for name in work.calls(size)}
+    results.rows += rows.values()
+    try:
+        args = jax.block_until_ready(drawn(size.args))
+    except Exception as error:
+        for row in rows.values():
+            row.problem = f"its arguments could not be made: {sentence(error)}"
+        return _alive()
+    ready = _ready(work.calls(size), args, rows)
+    if not ready:
+        return _alive()
+    shapes = jax.eval_shape(next(iter(ready.values())))
+    light = speed_of_light(dataclasses.replace(size, args=args), shapes, chip) if chip else None
+    for row in rows.values():
+        row.light_s, row.bound = (light.seconds, light.bound) if light else (None, "")
+        row.hbm_bytes, row.flops = (light.hbm_bytes, light.flops) if light else (0.0, size.flops)
+    for name, timing in _timings(meter, ready, rows).items():
+        _enter(rows[name], timing)
+    return _alive()
+
+
+def _ready(
+    calls: Mapping[str, Callable[..., Any]], args: tuple[Any, ...], rows: Mapping[str, Row]
+) -> dict[str, Callable[[], Any]]:
+    """The calls that run and agree, compiled and warm. The last peer's result is what the others are compared with."""
+    ready: dict[str, Callable[[], Any]] = {}
+    want = None
+    for name in reversed([*calls]):
+        run = jax.jit(calls[name])
+        try:
+            got = jax.block_until_ready(run(*args))
+            off = "" if want is None else _difference(got, want[1])
+        except Exception as error:
+            rows[name].problem = sentence(error)
+            continue
+        if off:
+            rows[name].problem = f"{off} those of {want[0] if want else ''}: the time of a wrong answer means nothing"
+            continue
+        want = want or (name, got)
+        ready[name] = functools.partial(run, *args)
+    return dict(reversed(ready.items()))
+
+
+def _difference(got: Any, want: Any) -> str:
+    """ "" or in what the results differ from others."""
+    ours, theirs = jax.tree.leaves(got), jax.tree.leaves(want)
+    if [x.shape for x in ours] != [x.shape for x in theirs]:
+        return f"its results have the shapes {[x.shape for x in ours]}, not"
+    worst = max((float(_off(a, b)) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    return "" if worst <= 1 else "its results differ from"
+
+
+@jax.jit
+def _off(got: Any, want: Any) -> Any:
+    """The largest difference, in units of what is allowed; infinite where only one of the two is NaN."""
+    if not jnp.issubdtype(want.dtype, jnp.floating):
+        return jnp.where(jnp.all(got == want), 0.0, jnp.inf)
+    a, b = got.astype(jnp.float32), want.astype(jnp.float32)
+    scale = jnp.max(jnp.where(jnp.isfinite(b), jnp.abs(b), 0))
+    # A comparison with NaN does not hold: what differs is counted by what does not agree.
+    allowed = _TOLERANCE.get(want.dtype.itemsize, _FINE_TOLERANCE) * scale
+    same = (jnp.abs(a - b) <= allowed) | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+    return jnp.where(jnp.all(same), 0.0, jnp.inf)
+
+
+def _timings(meter: Meter, ready: Mapping[str, Callable[[], Any]], rows: Mapping[str, Row]) -> dict[str, Timing]:
+    """All of them in turns; one by one where that fails, so that only the one that fails has no time."""
+    try:
+        return dict(zip(ready, meter.times([*ready.values()]), strict=True))
+    except Exception:
+        found = {}
+        for name, call in ready.items():
+            try:
+                found[name] = meter.times([call])[0]
+            except Exception as error:
+                rows[name].problem = sentence(error)
+        return found
+
+
+def _enter(row: Row, timing: Timing) -> None:
+    row.median_s, row.low_s, row.high_s = timing.median_s, timing.low_s, timing.high_s
+    row.count, row.how, row.l2_flushed, row.wall_s = timing.count, timing.how, timing.flushed, timing.wall_s
+
+
+def _alive() -> bool:
+    """Whether the device still computes: after an illegal access a GPU refuses everything until the process ends."""
+    try:
+        return int(jax.block_until_ready(jnp.arange(8).sum())) == 28
+    except Exception:
+        return False
+
+
+def sentence(error: BaseException) -> str:
+    """What went wrong, in a sentence for the table."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    words = lines[0][:200].rstrip(".")
+    if "RESOURCE_EXHAUSTED" in words or "out of memory" in words.lower():
+        return f"there is not enough memory on the device ({words}); other programs may hold it"
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -1,0 +1,127 @@
+"""Results as a table in a terminal, and in a notebook with its picture."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from ..text import cut, wrapped
+from ..view.draw import LEFT, RIGHT, card_html, image, row_html
+from ..view.facts import FONT, table
+from ..view.paper import NEUTRAL
+from ..view.roofline import human_count, human_time, percent
+from .work import ESTIMATE, XLA
+
+if TYPE_CHECKING:
+    from .results import Results, Row
+
+COLUMNS = 80
+_HEADS = ("size", "who", "time", "spread", "light", "vs", "rate")
+_MOST = (22, 15, 8, 6, 6, 6, 10)  # characters of each column
+
+
+def text(results: Results, columns: int = COLUMNS) -> str:
+    """The whole table: a block for each function and chip, conditions before them and notes after them."""
+    lines = [line for _, line in wrapped(about(results), "", columns=columns)]
+    for title, rows in blocks(results):
+        cells = [[cut(word, most, "~") for word, most in zip(cells_of(row, rows), _MOST, strict=True)] for row in rows]
+        heads = [*_HEADS[:5], f"vs {rival(rows)}"[: _MOST[5]] if rival(rows) else "", _HEADS[6]]
+        widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(heads))]
+        lines += ["", cut(title, columns), _line(heads, widths)]
+        before = ""
+        for row, line in zip(rows, cells, strict=True):
+            line[0], before = ("" if line[0] == before else line[0]), line[0]
+            if row.problem:
+                words = f"{_line(line[:2], widths)}  no time: {row.problem}"
+                indent = " " * (4 + widths[0])
+                lines += [each for _, each in wrapped(words, "", columns=columns)][:1]
+                lines += [each for _, each in wrapped(words[len(lines[-1]) :].strip(), "", indent, columns=columns)]
+            else:
+                lines.append(_line(line, widths))
+    if any(row.light_s for row in results.rows):
+        lines += ["", *(each for _, each in wrapped(_KEY, "", columns=columns))]
+    for note in results.notes:
+        lines += ["", *(each for _, each in wrapped(note, "", columns=columns))]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+_KEY = (
+    "light: the share of the speed of light, which is what the datasheet's peaks allow for bytes that have to move and "
+    "for matrix products. spread: half of the span that holds four fifths of the calls. vs: how many times as fast."
+)
+
+
+def about(results: Results) -> str:
+    """Device, versions and how it was measured, in a line or two."""
+    told = results.conditions
+    ways = {(row.how, row.l2_flushed) for row in results.rows if row.median_s and row.kind != ESTIMATE}
+    counts = [row.count for row in results.rows if row.count]
+    parts = [str(told.get("device", "")), f"jax {told['jax']}" if told.get("jax") else ""]
+    parts += [f"driver {told['driver']}" if told.get("driver") else "", str(told.get("date", ""))[:10]]
+    for how, flushed in sorted(ways):
+        parts.append(f"{how}; L2 {'flushed before each call' if flushed else 'not flushed'}")
+    if ways:
+        least, most = min(counts), max(counts)
+        parts.append(f"medians of {least if least == most else f'{least} to {most}'}")
+    return ", ".join(part for part in parts if part)
+
+
+def blocks(results: Results) -> Iterator[tuple[str, list[Row]]]:
+    """Rows of one function on one chip, with their title."""
+    for (work, chip, kind), rows in itertools.groupby(results.rows, lambda row: (row.work, row.chip, row.kind)):
+        yield f"{work} on {chip}{', ESTIMATED by its compiler' if kind == ESTIMATE else ''}", list(rows)
+
+
+def rival(rows: Sequence[Row]) -> str:
+    """Whom the others are compared with: XLA, or the last one."""
+    names = list(dict.fromkeys(row.who for row in rows))
+    return "" if len(names) < 2 else XLA if XLA in names else names[-1]
+
+
+def cells_of(row: Row, rows: Sequence[Row]) -> list[str]:
+    if row.median_s is None:
+        return [f"{row.size} {row.dtype}", row.who, *[""] * 5]
+    other = next((r for r in rows if (r.size, r.dtype, r.who) == (row.size, row.dtype, rival(rows))), None)
+    ratio = f"{other.median_s / row.median_s:.2f}x" if other and other.median_s and other is not row else ""
+    rate = row.rate
+    return [
+        f"{row.size} {row.dtype}",
+        row.who,
+        human_time(row.median_s),
+        "" if row.spread is None else f"{row.spread:.1%}",
+        "" if row.share is None else percent(row.share),
+        ratio,
+        human_count(*rate) if rate and rate[0] else "",
+    ]
+
+
+def _line(words: Sequence[str], widths: Sequence[int]) -> str:
+    """The first two columns to the left, numbers to the right."""
+    cells = [w.ljust(n) if i < 2 else w.rjust(n) for i, (w, n) in enumerate(zip(words, widths, strict=False))]
+    return "  " + "  ".join(cells)
+
+
+def html(results: Results) -> str:
+    """The picture, and a table below it; colours are the page's own."""
+    parts = [f'<div style="opacity:.8">{escape(about(results))}</div>']
+    for title, rows in blocks(results):
+        heads = [*_HEADS[:5], f"vs {rival(rows)}" if rival(rows) else "", _HEADS[6]]
+        styles = [LEFT, LEFT, *[RIGHT] * 5]
+        lines = [row_html(f'<th style="{s}">{escape(h)}</th>' for s, h in zip(styles, heads, strict=True))]
+        for row in rows:
+            cells = cells_of(row, rows)
+            if row.problem:
+                wide = f'<td colspan="5" style="{LEFT};white-space:normal">no time: {escape(row.problem)}</td>'
+                lines.append(row_html([*(f'<td style="{LEFT}">{escape(c)}</td>' for c in cells[:2]), wide]))
+            else:
+                lines.append(row_html(f'<td style="{s}">{escape(c)}</td>' for s, c in zip(styles, cells, strict=True)))
+        parts.append(f'<div style="margin-top:8px"><b>{escape(title)}</b></div>{table(lines)}')
+    if any(row.light_s for row in results.rows):
+        parts.append(f'<div style="opacity:.8;font-size:92%">{escape(_KEY)}</div>')
+    parts += [f'<div style="margin-top:6px">{escape(note)}</div>' for note in results.notes]
+    picture = ""
+    if any(row.share for row in results.rows):
+        picture = image(results.svg(), f"Share of the speed of light by size. {about(results)}")
+    return picture + card_html(NEUTRAL, "".join(parts), FONT)

@@ -1,0 +1,142 @@
+"""What is measured: a function at some sizes, beside others that compute the same, and what no chip can beat."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ..course.inputs import Input
+from ..view.roofline import Chip
+
+YOURS, XLA = "yours", "XLA"
+MEASURED, ESTIMATE = "measured", "estimate"  # what a time is
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """The arguments of one measurement. args: arrays, Inputs, or jax.ShapeDtypeStructs, which are drawn as normal.
+
+    blocks: static keywords, for the function that is measured and for no peer. flops: of its matrix products.
+    hbm_bytes: what has to come from HBM and go there at the least; None: every argument and every result once.
+    """
+
+    args: tuple[Any, ...]
+    blocks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    flops: float = 0.0
+    hbm_bytes: float | None = None
+    name: str = ""
+
+    @property
+    def dtype(self) -> str:
+        """Of the first argument that has floats, in short: bf16."""
+        dtypes = [str(x.dtype) for x in jax.tree.leaves(self.args) if hasattr(x, "dtype")]
+        return short(next((each for each in dtypes if "float" in each), dtypes[0] if dtypes else ""))
+
+    @property
+    def title(self) -> str:
+        """The shape of the first argument, unless it has a name."""
+        shapes = [np.shape(x) if not hasattr(x, "shape") else x.shape for x in jax.tree.leaves(self.args)]
+        return self.name or (" x ".join(map(str, shapes[0])) if shapes and shapes[0] else "scalars")
+
+
+def size(*args: Any, flops: float = 0.0, hbm_bytes: float | None = None, name: str = "", **blocks: Any) -> Size:
+    """One of the sizes of a benchmark: see Size."""
+    return Size(args, blocks, flops, hbm_bytes, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What a puzzle's benchmark is: its sizes, and what a user would take in place of its kernel.
+
+    peers: name -> a function of the same arrays. xla: what XLA is given in place of the puzzle's spec.
+    """
+
+    sizes: Sequence[Size]
+    peers: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    xla: Callable[..., Any] | None = None
+
+
+def sweep(
+    *sizes: Size, peers: Mapping[str, Callable[..., Any]] | None = None, xla: Callable[..., Any] | None = None
+) -> Sizes:
+    """What `bench_9` in cases/NAME.py returns: the smallest size first. `puzzles bench` without --sweep takes the last.
+
+    peers, xla: see Sizes.
+    """
+    return Sizes(sizes, peers or {}, xla)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A function to measure. own: what it is called in the table. accelerator: what its kernels are for."""
+
+    name: str
+    fn: Callable[..., Any]
+    sizes: Sequence[Size]
+    peers: Mapping[str, Callable[..., Any]]
+    own: str = YOURS
+    accelerator: str = "tpu"
+
+    def calls(self, size: Size) -> dict[str, Callable[..., Any]]:
+        """All that is measured at one size, by name: functions of its arguments."""
+        return {self.own: lambda *a: self.fn(*a, **size.blocks), **self.peers}
+
+
+class Light(NamedTuple):
+    """What a chip needs at its datasheet's peaks. bound: which of them decides."""
+
+    seconds: float
+    bound: str
+    hbm_bytes: float
+    flops: float
+
+
+def speed_of_light(size: Size, results: Any, chip: Chip) -> Light:
+    """The time that nothing on this chip can beat. results: shapes of what the function returns."""
+    nbytes = size.hbm_bytes if size.hbm_bytes is not None else nbytes_of((size.args, results))
+    hbm, tensor = nbytes / chip.hbm_bytes_per_s, size.flops / chip.flops_per_s(long(size.dtype))
+    return Light(max(hbm, tensor), "HBM" if hbm >= tensor else "matrix products", nbytes, size.flops)
+
+
+def nbytes_of(tree: Any) -> float:
+    leaves: Iterable[Any] = (x if hasattr(x, "dtype") else np.asarray(x) for x in jax.tree.leaves(tree))
+    return float(sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in leaves))
+
+
+def short(dtype: str) -> str:
+    """'bfloat16' -> 'bf16', 'float8_e4m3fn' -> 'f8_e4m3fn'."""
+    word = dtype.rstrip("0123456789") if "_" not in dtype else dtype.partition("8_")[0]
+    return _SHORT.get(word, word) + dtype[len(word) :]
+
+
+def long(dtype: str) -> str:
+    """'bf16' -> 'bfloat16'."""
+    word = dtype.partition("_")[0].rstrip("0123456789")
+    return {v: k for k, v in _SHORT.items()}.get(word, word) + dtype[len(word) :]
+
+
+def drawn(args: Any, seed: int = 0) -> Any:
+    """The arguments as arrays on the device; what can be is drawn there, as large arrays take long on the host."""
+    leaves, tree = jax.tree.flatten(args)
+    return jax.tree.unflatten(tree, [_drawn(x, jax.random.key(seed + i), seed + i) for i, x in enumerate(leaves)])
+
+
+def _drawn(x: Any, key: Any, seed: int) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        if not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
+            raise ValueError(f"{x} has no values: give integers as an array, or as integers(shape, low, high)")
+        return _normal(key, x.shape, str(x.dtype), 1.0, 0.0)
+    if isinstance(x, Input):
+        if x.kind == "normal":
+            return _normal(key, x.shape, str(x.dtype), *x.params)
+        return jax.numpy.asarray(x.draw(np.random.default_rng(seed)))
+    return jax.numpy.asarray(x)
+
+
+def _normal(key: Any, shape: tuple[int, ...], dtype: str, scale: float, shift: float) -> Any:
+    values = jax.jit(lambda k: (jax.random.normal(k, shape) * scale + shift).astype(dtype))
+    return values(key)
