@@ -131,3 +131,17 @@ def puzzle_6(nb: Any) -> Question:
         ],
         budget=Budget(copies=120, tensor_idle=260_000),
     )
+
+
+def puzzle_7(nb: Any) -> Question:
+    return question(
+        nb.fused_spec,
+        normal((256, 320), BF16),
+        normal((320, 512), BF16, scale=0.05),
+        normal((512,)),
+        variants=[
+            case(normal((128, 192), BF16), normal((192, 384), BF16, scale=0.1), normal((384,)), bn=128),
+            case(normal((128, 128), BF16), normal((128, 64), BF16, scale=0.1), normal((64,)), bn=64, about="one part"),
+        ],
+        budget=Budget(gmem_bytes=1_253_376, thread_bytes=8_192),
+    )

@@ -1,5 +1,6 @@
 """Wrong answers to puzzles/gpu_matmul.py, and what a verdict has to say about each."""
 
+import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -168,3 +169,39 @@ def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
 
 # %% gpu_matmul/6: both take the upper half
 # pipeline_step: `a_smem.at[half]` -> `a_smem.at[pl.ds(0, 64)]`
+
+# %% gpu_matmul/7: the slots are not waited for
+# epilogue:
+# -        plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+
+# %% gpu_matmul/7: two copies may still read
+# epilogue: `wait_smem_to_gmem(1,` -> `wait_smem_to_gmem(2,`
+
+# %% gpu_matmul/7: the engine does not see the part
+# epilogue:
+# -        plgpu.commit_smem()
+
+# %% gpu_matmul/7: ends before the copies have
+# epilogue:
+# -    plgpu.wait_smem_to_gmem(0)
+
+# %% gpu_matmul/7: the bias after GELU
+# epilogue: `jax.nn.gelu(x + along_columns(biases(bias_part, part), x.shape))` -> `jax.nn.gelu(x) + along_columns(biases(bias_part, part), x.shape)`
+
+# %% gpu_matmul/7: always the first biases
+# epilogue: `biases(bias_part, part)` -> `biases(bias_part, 0)`
+
+# %% gpu_matmul/7: rounded before the bias
+# epilogue: `x = result[:, columns]` -> `x = result[:, columns].astype(o_smem.dtype)`
+
+# %% gpu_matmul/7: four parts
+# epilogue: `range(result.shape[1] // 64)` -> `range(4)`
+
+
+# %% gpu_matmul/7: threads store the result
+def epilogue(result, bias_part, o_part, o_smem):
+    for part in range(result.shape[1] // 64):
+        columns = slice(part * 64, part * 64 + 64)
+        x = result[:, columns]
+        x = jax.nn.gelu(x + along_columns(biases(bias_part, part), x.shape))
+        plgpu.store(o_part.at[:, columns], x.astype(o_smem.dtype), optimized=False)
