@@ -1,0 +1,1049 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   pallas_puzzles: {order: 7}
+# ---
+
+# %% [markdown]
+# # GPU matmul: from one wgmma to a warp-specialised kernel
+#
+# Matrix products are what a GPU is bought for. An H100 computes 67 TFLOP/s in float32 with its ordinary instructions,
+# and 989 TFLOP/s in bfloat16 with its **tensor cores**. These puzzles take you from one instruction of the tensor
+# cores to a kernel in which a producer, two consumers and the tensor cores all work at the same time. JAX's own Hopper
+# kernels have this form.
+#
+# You need gpu_basics.py: CTAs, SMEM, the copy engine, barriers, slots. You need no GPU. The machine in this package
+# runs your kernels, and NVIDIA's compiler can look at them on your laptop. On a machine with an H100 or H200, the same
+# cells run compiled.
+#
+# A puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it.
+
+# %%
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_puzzles import check, gpu_report, normal, progress, setup, show, unwritten
+
+setup("gpu")  # a Hopper or Blackwell GPU if there is one, else this package's machine
+
+# %% [markdown]
+# ## Puzzle 1: One wgmma
+#
+# **Goal.** Multiply two bfloat16 matrices. Each CTA computes 64 rows and `bn` columns of the product, all of K at
+# once.
+#
+# ### Theory
+#
+# The instruction of the tensor cores is called **wgmma**: warpgroup matrix multiply-accumulate. A warpgroup is 128
+# threads. They issue it together, and it reads its operands from SMEM:
+#
+# ```text
+#                         b_smem (K, bn)
+#                       +----------------+
+#                       |    bfloat16    |           acc += a_smem @ b_smem
+#                       +----------------+
+#     a_smem (64, K)    +----------------+
+#     +------------+    |      acc       |           float32, in the registers
+#     |  bfloat16  |    |    (64, bn)    |           of 128 threads
+#     +------------+    +----------------+
+# ```
+#
+# An instruction takes 64 rows of `a` and at most 256 columns of `b`. `plgpu.wgmma(acc, a_smem, b_smem)` issues as many
+# instructions as K needs. `acc` is an **accumulator**: `plgpu.ACC((64, bn))`, float32, and zero at the start. It
+# exists only inside of a function that you give to `pl.run_scoped`:
+#
+#     result = pl.run_scoped(body, plgpu.ACC((64, bn)))      # calls body(acc), returns what body returns
+#
+# `acc[...]` waits for the product and gives you its values. Two copies arrive at the barrier `loaded`, and it counts
+# to two: one wait is enough for both.
+
+
+# %%
+def product_spec(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    return a.astype(jnp.float32) @ b.astype(jnp.float32)
+
+
+def product_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn):
+    # a_gmem: (M, K)      b_gmem: (K, N)      o_gmem: (M, N), float32
+    # a_smem: (64, K)     b_smem: (K, bn)     loaded: a barrier of two arrivals
+    # The names of the grid are "i", for 64 rows each, and "j", for bn columns each.
+    pass  # YOUR CODE HERE
+
+
+def product(a: Float[Array, "M K"], b: Float[Array, "K N"], *, bn: int = 128) -> Float[Array, "M N"]:
+    (M, K), N = a.shape, b.shape[1]
+    return plgpu.kernel(
+        functools.partial(product_kernel, bn=bn),
+        out_type=jax.ShapeDtypeStruct((M, N), jnp.float32),
+        grid=(M // 64, N // bn),
+        grid_names=("i", "j"),
+        scratch_types=[
+            plgpu.SMEM((64, K), a.dtype),
+            plgpu.SMEM((K, bn), b.dtype),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )(a, b)
+
+
+# %%
+# Budget for a (192, 128), b (128, 256): gmem_bytes=491_520, ctas=6. Six CTAs copy 16 KiB of a and 32 KiB of b each.
+check("gpu_matmul/1", product)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Five steps: two copies, one wait, one product, one store. Which rows of `a` does this CTA need, and which columns of
+# `b`? The result belongs where those rows and those columns cross. The product itself is a function of two lines: it
+# takes the accumulator, multiplies into it, and returns its values. The store is outside of it.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def product_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn):
+#     rows = pl.ds(____, 64)
+#     columns = pl.ds(____, bn)
+#     plgpu.copy_gmem_to_smem(a_gmem.at[____], a_smem, loaded)
+#     plgpu.copy_gmem_to_smem(b_gmem.at[____], b_smem, loaded)
+#     ____
+#
+#     def multiply(acc):
+#         plgpu.wgmma(____)
+#         return ____
+#
+#     o_gmem[rows, columns] = pl.run_scoped(multiply, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def product_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn):
+#     rows = pl.ds(lax.axis_index("i") * 64, 64)
+#     columns = pl.ds(lax.axis_index("j") * bn, bn)
+#     plgpu.copy_gmem_to_smem(a_gmem.at[rows], a_smem, loaded)
+#     plgpu.copy_gmem_to_smem(b_gmem.at[:, columns], b_smem, loaded)
+#     plgpu.barrier_wait(loaded)
+#
+#     def multiply(acc):
+#         plgpu.wgmma(acc, a_smem, b_smem)
+#         return acc[...]
+#
+#     o_gmem[rows, columns] = pl.run_scoped(multiply, plgpu.ACC((64, bn)))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** One line, and 128 threads multiply 15 times faster than their ordinary instructions could. wgmma takes
+# its operands from SMEM. So the rest of this notebook is about one thing: how to have the next tiles there in time.
+
+# %% [markdown]
+# ## Puzzle 2: What a swizzle is
+#
+# **Goal.** Compute how long SMEM takes to serve the tensor cores, and choose the swizzle that makes it fast.
+#
+# ### Theory
+#
+# SMEM has 32 **banks**. Each one gives 4 bytes at a time: together 128 bytes. The address decides: bytes 0 to 3 are in
+# bank 0, bytes 4 to 7 in bank 1, and byte 128 is in bank 0 again. The tensor cores fetch 16 bytes (a **chunk**: four
+# banks) from each of eight rows. If two chunks lie in the same banks, they take a turn each:
+#
+# ```text
+#     rows of 128 bytes                          the same, swizzled
+#
+#     row 0   [0][1][2][3][4][5][6][7]           [0][1][2][3][4][5][6][7]
+#     row 1   [0][1][2][3][4][5][6][7]           [1][0][3][2][5][4][7][6]
+#     row 2   [0][1][2][3][4][5][6][7]           [2][3][0][1][6][7][4][5]
+#     row 3   [0][1][2][3][4][5][6][7]           [3][2][1][0][7][6][5][4]
+#              ^ chunk 0 of each row              chunk 0: other banks in each row
+# ```
+#
+# A **swizzle** of 128 bytes puts chunk `c` of row `r` at position `c ^ (r % 8)`. Eight rows, eight different
+# positions: one turn. The copy engine swizzles on the way in, and wgmma knows how to read it. There are swizzles of
+# 128, 64 and 32 bytes. A row is cut into pieces of that many bytes, so the swizzle has to divide it. The widest one
+# needs the fewest pieces.
+#
+# You say so where you ask for SMEM: `transforms=(TilingTransform((8, n)), SwizzleTransform(128))`, where `n` elements
+# are 128 bytes. wgmma wants the same swizzle for both operands.
+
+
+# %%
+def swizzled_spec(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    return a.astype(jnp.float32) @ b.astype(jnp.float32)
+
+
+def turns(row_bytes):
+    # row_bytes: how far apart the rows of a tile lie in SMEM without a swizzle: a power of 2, at least 16
+    # Return how many turns SMEM takes for the first chunk of each of eight rows.
+    pass  # YOUR CODE HERE
+
+
+def swizzle_for(row_bytes):
+    # row_bytes: the size of a row, a multiple of 32
+    # Return the widest swizzle that divides it: 128, 64 or 32.
+    pass  # YOUR CODE HERE
+
+
+def tiles(row_bytes, dtype):
+    # given: what plgpu.SMEM(..., transforms=) takes
+    swizzle = swizzle_for(row_bytes)
+    return (plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize)), plgpu.SwizzleTransform(swizzle))
+
+
+def swizzled_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn):
+    rows = pl.ds(lax.axis_index("i") * 64, 64)
+    columns = pl.ds(lax.axis_index("j") * bn, bn)
+    plgpu.copy_gmem_to_smem(a_gmem.at[rows], a_smem, loaded)
+    plgpu.copy_gmem_to_smem(b_gmem.at[:, columns], b_smem, loaded)
+    plgpu.barrier_wait(loaded)
+
+    def multiply(acc):
+        plgpu.wgmma(acc, a_smem, b_smem)
+        return acc[...]
+
+    o_gmem[rows, columns] = pl.run_scoped(multiply, plgpu.ACC((64, bn)))
+
+
+def swizzled(a: Float[Array, "M K"], b: Float[Array, "K N"], *, bn: int = 128) -> Float[Array, "M N"]:
+    (M, K), N = a.shape, b.shape[1]
+    how = tiles(K * a.dtype.itemsize, a.dtype)
+    return plgpu.kernel(
+        functools.partial(swizzled_kernel, bn=bn),
+        out_type=jax.ShapeDtypeStruct((M, N), jnp.float32),
+        grid=(M // 64, N // bn),
+        grid_names=("i", "j"),
+        scratch_types=[
+            plgpu.SMEM((64, K), a.dtype, transforms=how),
+            plgpu.SMEM((K, bn), b.dtype, transforms=how),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )(a, b)
+
+
+# %%
+# Budget for a (128, 64), b (64, 256): bank_conflicts=0. A conflict is a turn beyond the first. The check asks for rows
+# of 64, 96, 192 and 256 bytes, too.
+check("gpu_matmul/2", swizzled)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Row `r` begins at byte `r * row_bytes`. Where in the 128 bytes of the banks is that? With rows of 64 bytes, two rows
+# lie side by side before the banks begin again. How many rows are it with 32 bytes, and with 256? There are only eight
+# rows, so the answer is at most 8 and at least 1. For the second function, 96 is the number to try: 64 fits into it,
+# and does not divide it.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def turns(row_bytes):
+#     rows_in_a_turn = 1
+#     while rows_in_a_turn * row_bytes % ____ and rows_in_a_turn < ____:
+#         rows_in_a_turn *= 2
+#     return ____
+#
+#
+# def swizzle_for(row_bytes):
+#     for swizzle in ____:
+#         if ____:
+#             return swizzle
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def turns(row_bytes):
+#     rows_in_a_turn = 1
+#     while rows_in_a_turn * row_bytes % 128 and rows_in_a_turn < 8:
+#         rows_in_a_turn *= 2
+#     return 8 // rows_in_a_turn
+#
+#
+# def swizzle_for(row_bytes):
+#     for swizzle in (128, 64, 32):
+#         if row_bytes % swizzle == 0:
+#             return swizzle
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Eight turns instead of one: that is a tile of 64 bfloat16 columns without a swizzle. If you name no
+# transforms, Pallas chooses some. From here on you name them, because you know what they are for.
+
+# %% [markdown]
+# ## Puzzle 3: The k loop
+#
+# **Goal.** K is too long for SMEM. Walk along it in steps of 64, and keep the copy engine ahead of the tensor cores.
+#
+# ### Theory
+#
+# `plgpu.wgmma` only *starts* a product, as a copy is only started. While the tensor cores read a slot, no copy may
+# fill it. `plgpu.wgmma_wait(n)` waits until at most `n` products are still going on. They end in order. So
+# `wgmma_wait(1)`, just after product `k` was started, means: product `k - 1` is done.
+#
+# ```text
+#     copy engine   | 0 | 1 |     | 2 |     | 3 |            two slots
+#     tensor cores          | 0 |     | 1 |     | 2 |        wgmma_wait(0)
+#
+#     copy engine   | 0 |   | 1 | 2 |   | 3 |                two slots
+#     tensor cores      | 0 |   | 1 |   | 2 |                wgmma_wait(1)
+# ```
+#
+# (The picture is not to scale. `show` below the puzzle draws yours.)
+#
+# The slot of product `k - 1` is the one that becomes free. Which tile belongs into it? With `slots` slots, tile `t`
+# lies in slot `t % slots`. The first `slots - 1` tiles are on their way before the loop begins. `load_step` is given.
+# It starts both copies of a step, and both arrive at `loaded.at[slot]`.
+
+
+# %%
+def load_step(k, slots, a_part, b_part, a_smem, b_smem, loaded):
+    # given: starts the copies of step k into its slot
+    slot, part = lax.rem(k, slots), pl.ds(k * 64, 64)
+    plgpu.copy_gmem_to_smem(a_part.at[:, part], a_smem.at[slot], loaded.at[slot])
+    plgpu.copy_gmem_to_smem(b_part.at[part], b_smem.at[slot], loaded.at[slot])
+
+
+# %%
+def k_loop_spec(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    return a.astype(jnp.float32) @ b.astype(jnp.float32)
+
+
+def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
+    # k: this step, traced      steps: how many there are      slots: at least 2
+    # acc: the accumulator      a_smem: (slots, 64, 64)      b_smem: (slots, 64, bn)
+    # a_part, b_part: the rows of a and the columns of b that this CTA needs, in GMEM
+    # Multiply step k, and start the copies of a later one.
+    pass  # YOUR CODE HERE
+
+
+def k_loop_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn, slots):
+    rows = pl.ds(lax.axis_index("i") * 64, 64)
+    columns = pl.ds(lax.axis_index("j") * bn, bn)
+    a_part, b_part, steps = a_gmem.at[rows], b_gmem.at[:, columns], a_gmem.shape[1] // 64
+    for k in range(min(slots - 1, steps)):
+        load_step(k, slots, a_part, b_part, a_smem, b_smem, loaded)
+
+    def multiply(acc):
+        @pl.loop(0, steps)
+        def _(k):
+            multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded)
+
+        return acc[...]
+
+    o_gmem[rows, columns] = pl.run_scoped(multiply, plgpu.ACC((64, bn)))
+
+
+SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # for rows of 64 bfloat16, and longer ones
+
+
+def k_loop(a: Float[Array, "M K"], b: Float[Array, "K N"], *, bn: int = 128, slots: int = 2) -> Float[Array, "M N"]:
+    M, N = a.shape[0], b.shape[1]
+    return plgpu.kernel(
+        functools.partial(k_loop_kernel, bn=bn, slots=slots),
+        out_type=jax.ShapeDtypeStruct((M, N), jnp.float32),
+        grid=(M // 64, N // bn),
+        grid_names=("i", "j"),
+        scratch_types=[
+            plgpu.SMEM((slots, 64, 64), a.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((slots, 64, bn), b.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_barriers=slots, num_arrivals=2),
+        ],
+    )(a, b)
+
+
+# %%
+# Budget for a (128, 768), b (768, 256): copies=96, waited=125_000. waited: cycles that warpgroups wait. With
+# wgmma_wait(0) they wait for 130,949 of them.
+check("gpu_matmul/3", k_loop)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The step has two halves. First your own product: wait for its tiles, start it. Then the future. Which product has to
+# be over before a copy may fill its slot, and how many products may still be going on then? That product's slot gets
+# the tile that comes `slots` steps after it. Tile numbers end at `steps`.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
+#     slot = lax.rem(k, slots)
+#     plgpu.barrier_wait(____)
+#     plgpu.wgmma(acc, ____, ____)
+#     plgpu.wgmma_wait(____)
+#
+#     @pl.when(____ < steps)
+#     def _():
+#         load_step(____, slots, a_part, b_part, a_smem, b_smem, loaded)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
+#     slot = lax.rem(k, slots)
+#     plgpu.barrier_wait(loaded.at[slot])
+#     plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
+#     plgpu.wgmma_wait(1)
+#
+#     @pl.when(k + slots - 1 < steps)
+#     def _():
+#         load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Three things go on at the same time now: copies, products, and your threads, who only give orders. If
+# you forget `wgmma_wait`, a GPU says nothing. It may multiply with half of the old tile and half of the new one.
+
+# %%
+show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
+
+# %% [markdown]
+# ## Puzzle 4: The accumulator's budget
+#
+# **Goal.** Let two warpgroups share a large tile. Count the registers first.
+#
+# ### Theory
+#
+# A CTA with a tile of `bm` x `bn` copies `bm + bn` values for each step of K, and computes `bm * bn` products with
+# them. So larger tiles need fewer bytes:
+#
+# ```text
+#     tile          bytes a step of 64      FLOPs a byte
+#
+#      64 x 128          24,576                 43
+#     128 x 128          32,768                 64
+#     128 x 256          49,152                 85
+# ```
+#
+# The accumulator sets the limit. It lies in registers, one float32 in each, and a thread has 255. NVIDIA's compiler
+# says of a tile of 128 x 256 with one warpgroup: 255 registers, 1648 bytes spilled, "wgmma.mma_async instructions are
+# serialized".
+#
+# Two warpgroups have twice as many threads. `num_threads=2, thread_name="wg"` starts two in each CTA. (Pallas calls a
+# warpgroup a thread.) Both run your kernel, share its SMEM and its barriers, and `lax.axis_index("wg")` tells them
+# apart. What both of them do is done twice: a copy that both start arrives twice. Both can wait at the same barrier.
+#
+# Here each one takes half of the rows.
+
+
+# %%
+def shared_spec(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    return a.astype(jnp.float32) @ b.astype(jnp.float32)
+
+
+def accumulator_registers(bm, bn, warpgroups):
+    # Return how many registers of a thread the accumulator takes, if a tile of bm x bn is shared by so many warpgroups.
+    pass  # YOUR CODE HERE
+
+
+def shared_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bm, bn):
+    # a_smem: (bm, K)      b_smem: (K, bn)      loaded: a barrier of two arrivals
+    # The names of the grid are "i", for bm rows each, and "j", for bn columns each; that of the warpgroups is "wg".
+    # Warpgroup 0 computes the upper half of the tile's rows, warpgroup 1 the lower half.
+    pass  # YOUR CODE HERE
+
+
+def shared(a: Float[Array, "M K"], b: Float[Array, "K N"], *, bm: int = 128, bn: int = 256) -> Float[Array, "M N"]:
+    (M, K), N = a.shape, b.shape[1]
+    return plgpu.kernel(
+        functools.partial(shared_kernel, bm=bm, bn=bn),
+        out_type=jax.ShapeDtypeStruct((M, N), jnp.float32),
+        grid=(M // bm, N // bn),
+        grid_names=("i", "j"),
+        num_threads=2,
+        thread_name="wg",
+        scratch_types=[
+            plgpu.SMEM((bm, K), a.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((K, bn), b.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )(a, b)
+
+
+# %%
+# Budget for a (256, 128), b (128, 768): gmem_bytes=1_376_256, copies=12, ctas=6. Each tile is copied once for both.
+check("gpu_matmul/4", shared)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# How many threads do the warpgroups have together? Each value of the tile lies in one register of one of them. For the
+# kernel, take Puzzle 1 and ask of each line: should one warpgroup do it, or both, or each for its half? `pl.when(wg ==
+# 0)` is for the first kind. Three lines are of the third kind: an accumulator, an operand, a store.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def accumulator_registers(bm, bn, warpgroups):
+#     return bm * bn // ____
+#
+#
+# def shared_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bm, bn):
+#     wg = lax.axis_index("wg")
+#     row, columns = lax.axis_index("i") * bm, pl.ds(lax.axis_index("j") * bn, bn)
+#
+#     @pl.when(____)
+#     def _():
+#         plgpu.copy_gmem_to_smem(____)
+#         plgpu.copy_gmem_to_smem(____)
+#
+#     plgpu.barrier_wait(loaded)
+#     half = bm // 2
+#
+#     def multiply(acc):
+#         plgpu.wgmma(acc, a_smem.at[____], b_smem)
+#         return acc[...]
+#
+#     o_gmem[____, columns] = pl.run_scoped(multiply, plgpu.ACC(____))
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def accumulator_registers(bm, bn, warpgroups):
+#     return bm * bn // (128 * warpgroups)
+#
+#
+# def shared_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bm, bn):
+#     wg = lax.axis_index("wg")
+#     row, columns = lax.axis_index("i") * bm, pl.ds(lax.axis_index("j") * bn, bn)
+#
+#     @pl.when(wg == 0)
+#     def _():
+#         plgpu.copy_gmem_to_smem(a_gmem.at[pl.ds(row, bm)], a_smem, loaded)
+#         plgpu.copy_gmem_to_smem(b_gmem.at[:, columns], b_smem, loaded)
+#
+#     plgpu.barrier_wait(loaded)
+#     half = bm // 2
+#
+#     def multiply(acc):
+#         plgpu.wgmma(acc, a_smem.at[pl.ds(wg * half, half)], b_smem)
+#         return acc[...]
+#
+#     o_gmem[pl.ds(row + wg * half, half), columns] = pl.run_scoped(multiply, plgpu.ACC((half, bn)))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 128 registers of accumulator for each thread, half of what there is. 128 x 256 is the tile of most fast
+# Hopper kernels, and this is where the number comes from. But now there are two who read a slot. Who knows when both
+# are done with it?
+
+# %% [markdown]
+# ## Puzzle 5: Producer and consumer
+#
+# **Goal.** A third warpgroup does nothing but copy. The other two do nothing but multiply. Write one step of each.
+#
+# ### Theory
+#
+# In Puzzle 3 the same threads gave orders to both engines. When they waited for one, the other got no orders. And with
+# two warpgroups, a slot is free when *both* have read it. So give the copies to a warpgroup of their own. This is
+# called **warp specialisation**:
+#
+# ```text
+#     producer      | wait empty | copy k+1 | wait empty | copy k+2 | ...
+#                         ^           |
+#       empty[slot]       |           |     full[slot]
+#       two arrivals      |           v     two arrivals
+#     consumer 0    | wait full | wgmma k | arrive empty | ...
+#     consumer 1    | wait full | wgmma k | arrive empty | ...
+# ```
+#
+# Each slot has two barriers. The copies arrive at `full.at[slot]`: there are tiles. Each consumer arrives at
+# `empty.at[slot]`, with `plgpu.barrier_arrive(...)`: I am done with them. A wait for a barrier takes one round of
+# arrivals and no more, so the next wait is for the next round. At the start all slots are empty, and nobody has
+# arrived to say so.
+#
+# A producer needs few registers. `plgpu.set_max_registers`, which is given, takes them from it and gives them to the
+# consumers: 40 for one, 232 for each of the two.
+
+
+# %%
+def specialised_spec(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    return a.astype(jnp.float32) @ b.astype(jnp.float32)
+
+
+def produce(k, slots, a_part, b_part, a_smem, b_smem, full, empty):
+    # k: this step, traced      a_smem: (slots, 128, 64)      b_smem: (slots, 64, bn)
+    # a_part: (128, K), b_part: (K, bn): in GMEM, what this CTA needs      full, empty: `slots` barriers of two arrivals
+    # Start the copies of step k as soon as its slot is free.
+    pass  # YOUR CODE HERE
+
+
+def consume(k, slots, acc, half, a_smem, b_smem, full, empty):
+    # half: a pl.ds, the 64 rows of a tile of a that are yours      acc: (64, bn)
+    # Multiply step k as soon as its tiles are there, and give its slot back.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def specialised_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, full, empty, *, bn, slots):
+    wg, steps = lax.axis_index("wg"), a_gmem.shape[1] // 64
+    row, columns = lax.axis_index("i") * 128, pl.ds(lax.axis_index("j") * bn, bn)
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+        a_part, b_part = a_gmem.at[pl.ds(row, 128)], b_gmem.at[:, columns]
+
+        @pl.loop(0, steps)
+        def _(k):
+            produce(k, slots, a_part, b_part, a_smem, b_smem, full, empty)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+
+        def multiply(acc):
+            @pl.loop(0, steps)
+            def _(k):
+                consume(k, slots, acc, pl.ds(wg * 64, 64), a_smem, b_smem, full, empty)
+
+            return acc[...]
+
+        o_gmem[pl.ds(row + wg * 64, 64), columns] = pl.run_scoped(multiply, plgpu.ACC((64, bn)))
+
+
+def specialised(
+    a: Float[Array, "M K"], b: Float[Array, "K N"], *, bn: int = 256, slots: int = 2
+) -> Float[Array, "M N"]:
+    M, N = a.shape[0], b.shape[1]
+    return plgpu.kernel(
+        functools.partial(specialised_kernel, bn=bn, slots=slots),
+        out_type=jax.ShapeDtypeStruct((M, N), jnp.float32),
+        grid=(M // 128, N // bn),
+        grid_names=("i", "j"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=[
+            plgpu.SMEM((slots, 128, 64), a.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((slots, 64, bn), b.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_barriers=slots, num_arrivals=2),
+            plgpu.Barrier(num_barriers=slots, num_arrivals=2),
+        ],
+    )(a, b)
+
+
+# %%
+# Budget for a (128, 640), b (640, 512): copies=40, copy_idle=4_000. Two CTAs, ten steps, two copies each.
+check("gpu_matmul/5", specialised)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Write down who arrives at which barrier, and who waits for it, for a slot that is used three times. The producer
+# waits before its second and its third use. What would its first wait wait for? In `consume`, four things happen in
+# this order: tiles are there, a product starts, the product is over, the slot is free. If you leave the third one out,
+# what may the producer do while the tensor cores read?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def produce(k, slots, a_part, b_part, a_smem, b_smem, full, empty):
+#     slot, part = lax.rem(k, slots), pl.ds(k * 64, 64)
+#
+#     @pl.when(____)
+#     def _():
+#         plgpu.barrier_wait(____)
+#
+#     plgpu.copy_gmem_to_smem(a_part.at[____], a_smem.at[slot], ____)
+#     plgpu.copy_gmem_to_smem(b_part.at[____], b_smem.at[slot], ____)
+#
+#
+# def consume(k, slots, acc, half, a_smem, b_smem, full, empty):
+#     slot = lax.rem(k, slots)
+#     ____
+#     plgpu.wgmma(acc, a_smem.at[slot, half], b_smem.at[slot])
+#     ____
+#     ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def produce(k, slots, a_part, b_part, a_smem, b_smem, full, empty):
+#     slot, part = lax.rem(k, slots), pl.ds(k * 64, 64)
+#
+#     @pl.when(k >= slots)
+#     def _():
+#         plgpu.barrier_wait(empty.at[slot])
+#
+#     plgpu.copy_gmem_to_smem(a_part.at[:, part], a_smem.at[slot], full.at[slot])
+#     plgpu.copy_gmem_to_smem(b_part.at[part], b_smem.at[slot], full.at[slot])
+#
+#
+# def consume(k, slots, acc, half, a_smem, b_smem, full, empty):
+#     slot = lax.rem(k, slots)
+#     plgpu.barrier_wait(full.at[slot])
+#     plgpu.wgmma(acc, a_smem.at[slot, half], b_smem.at[slot])
+#     plgpu.wgmma_wait(0)
+#     plgpu.barrier_arrive(empty.at[slot])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Nobody knows how far the others are, and nobody has to. Two barriers a slot are the whole agreement.
+# JAX's kernels for Hopper are built like this, its attention too. In the picture, the copy engine hardly ever stops.
+
+# %%
+show(specialised, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
+
+# %% [markdown]
+# ## Puzzle 6: The library's pipeline
+#
+# **Goal.** The same kernel with `plgpu.emit_pipeline_warp_specialized`. Say which tiles, and what happens to one pair.
+#
+# ### Theory
+#
+# The library writes the producer, the barriers and both loops of Puzzle 5. You give it BlockSpecs, as in gpu_basics.py
+# Puzzle 6, and a body that the consumers run at each step:
+#
+# ```text
+#     emit_pipeline_warp_specialized(body, grid=(steps,), in_specs=[a, b], ...)
+#        |
+#        +-- warpgroup 2        the producer: copies, written by the library
+#        +-- warpgroups 0, 1    context: acc = ..., then for each step:
+#               |
+#               +-- body(indices, a_smem, b_smem, acc) -> acc
+# ```
+#
+# `acc` is handed from step to step: the body returns it. Where it comes from is in the `context`, which is given.
+#
+# In Puzzle 5 a consumer waits for one product before it starts the next. Between the two, it has nothing on the tensor
+# cores. `delay_release=1` gives a slot back one step *later*. So when your body returns at step `k`, product `k` may
+# still be going on, and product `k - 1` may not. What does the body have to wait for?
+#
+# An index map gets the step, and returns block numbers. `i` and `j` say which tile of the result the CTA has.
+
+
+# %%
+def pipelined_spec(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    return a.astype(jnp.float32) @ b.astype(jnp.float32)
+
+
+def a_map(k, i):
+    # Blocks of a are (128, 64). Return the number of the block for step k and the tile's row i, as a tuple.
+    pass  # YOUR CODE HERE
+
+
+def b_map(k, j):
+    # Blocks of b are (64, bn). Return the number of the block for step k and the tile's column j, as a tuple.
+    pass  # YOUR CODE HERE
+
+
+def pipeline_step(indices, a_smem, b_smem, acc, *, half):
+    # a_smem: (128, 64), b_smem: (64, bn): the tiles of this step, already there
+    # half: a pl.ds, the 64 rows of a_smem that are yours      acc: (64, bn)
+    pass  # YOUR CODE HERE
+
+
+# %%
+def pipelined_kernel(a_gmem, b_gmem, o_gmem, *, bn, slots):
+    wg, i, j = lax.axis_index("wg"), lax.axis_index("i"), lax.axis_index("j")
+
+    def context(pipeline):  # what the consumers do: before the loop, the loop, after it
+        def multiply(acc):
+            pipeline(acc)
+            return acc[...]
+
+        result = pl.run_scoped(multiply, plgpu.ACC((64, bn)))
+        o_gmem[pl.ds(i * 128 + wg * 64, 64), pl.ds(j * bn, bn)] = result
+
+    block = functools.partial(plgpu.BlockSpec, transforms=SWIZZLED, delay_release=1)
+    plgpu.emit_pipeline_warp_specialized(
+        functools.partial(pipeline_step, half=pl.ds(wg * 64, 64)),
+        grid=(a_gmem.shape[1] // 64,),
+        in_specs=[block((128, 64), functools.partial(a_map, i=i)), block((64, bn), functools.partial(b_map, j=j))],
+        wg_axis="wg",
+        num_compute_wgs=2,
+        memory_registers=40,
+        max_concurrent_steps=slots,
+        compute_context=context,
+    )(a_gmem, b_gmem)
+
+
+def pipelined(a: Float[Array, "M K"], b: Float[Array, "K N"], *, bn: int = 256, slots: int = 2) -> Float[Array, "M N"]:
+    return plgpu.kernel(
+        functools.partial(pipelined_kernel, bn=bn, slots=slots),
+        out_type=jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), jnp.float32),
+        grid=(a.shape[0] // 128, b.shape[1] // bn),
+        grid_names=("i", "j"),
+        num_threads=3,
+        thread_name="wg",
+    )(a, b)
+
+
+# %%
+# Budget for a (256, 640), b (640, 768): copies=120, tensor_idle=260_000. With wgmma_wait(0) the tensor cores idle for
+# 297,945 cycles.
+check("gpu_matmul/6", pipelined)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Follow one CTA along K. In which of the two dimensions of `a` does it move, and in which one of `b`? The other number
+# stays where the CTA is. For the body, say in words what is true when it returns: the slot of step `k - 1` is given
+# away right after. Which product may still read it then?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def a_map(k, i):
+#     return (____, ____)
+#
+#
+# def b_map(k, j):
+#     return (____, ____)
+#
+#
+# def pipeline_step(indices, a_smem, b_smem, acc, *, half):
+#     plgpu.wgmma(acc, ____, ____)
+#     plgpu.wgmma_wait(____)
+#     return ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def a_map(k, i):
+#     return (i, k)
+#
+#
+# def b_map(k, j):
+#     return (k, j)
+#
+#
+# def pipeline_step(indices, a_smem, b_smem, acc, *, half):
+#     plgpu.wgmma(acc, a_smem.at[half], b_smem)
+#     plgpu.wgmma_wait(1)
+#     return acc
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Five lines of yours, and Puzzle 5 around them. With `wgmma_wait(1)` the next product is queued before
+# the last one is over. The price is that a slot is held for one step longer, so you need more of them: on an H200, two
+# slots are slower here than in Puzzle 5, and four are faster (the table at the end).
+
+# %% [markdown]
+# ## Puzzle 7: The epilogue
+#
+# **Goal.** The layer of a transformer: `gelu(a @ b + bias)`, in bfloat16. Write what happens after the last product.
+#
+# ### Theory
+#
+# A kernel of its own for bias and GELU would read the whole product from GMEM and write it again. Here it is still in
+# registers. What comes between the last product and the store is called the **epilogue**, and it costs no bytes.
+#
+# Threads store badly from the layout of the accumulator: four of them share 8 columns of a row. The copy engine stores
+# well, from SMEM. But 64 x 256 bfloat16 of each consumer are 64 KiB together, and the slots of the pipeline need that
+# room. So the result leaves in parts of 64 columns, through two slots:
+#
+# ```text
+#     threads         | part 0 | part 1 | wait | part 2 | wait | part 3 |
+#     o_smem[0]       |#### part 0 ####|      |#### part 2 ####|
+#     o_smem[1]                |#### part 1 ####|      |#### part 3 ####|
+#     copy engine              |  0  |    |  1  |      |  2  |
+# ```
+#
+# All of that you know from gpu_basics.py Puzzle 5: `commit_smem`, `copy_smem_to_gmem`, and a wait before a slot is
+# used again. `result[:, 64:128]` is a part of the result, as in NumPy. The number of parts is static, so a Python loop
+# will do.
+
+
+# %%
+def biases(bias_part, part):
+    # given: the 64 biases of a part, in the layout that belongs to the columns of a product
+    columns = pl.ds(part * 64, 64)
+    return plgpu.load(bias_part.at[columns], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+
+
+def along_columns(s, shape):
+    # given: s, one number a column, as an array of `shape`
+    return lax.broadcast_in_dim(s, shape, (1,))
+
+
+# %%
+def fused_spec(a: Float[Array, "M K"], b: Float[Array, "K N"], bias: Float[Array, "N"]) -> Float[Array, "M N"]:
+    product = a.astype(jnp.float32) @ b.astype(jnp.float32)
+    return jax.nn.gelu(product + bias).astype(a.dtype)
+
+
+def epilogue(result, bias_part, o_part, o_smem):
+    # result: (64, bn), float32, in registers: the product      bias_part: (bn,), in GMEM
+    # o_part: (64, bn), in GMEM, where the result belongs       o_smem: (2, 64, 64), two slots, yours alone
+    # jax.nn.gelu works in a kernel; o_smem.dtype is the dtype of the result.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def fused_kernel(a_gmem, b_gmem, bias_gmem, o_gmem, o_smem, *, bn, slots):
+    wg, i, j = lax.axis_index("wg"), lax.axis_index("i"), lax.axis_index("j")
+
+    def context(pipeline):
+        def multiply(acc):
+            pipeline(acc)
+            return acc[...]
+
+        result = pl.run_scoped(multiply, plgpu.ACC((64, bn)))
+        rows, columns = pl.ds(i * 128 + wg * 64, 64), pl.ds(j * bn, bn)
+        epilogue(result, bias_gmem.at[columns], o_gmem.at[rows, columns], o_smem.at[wg])
+
+    block = functools.partial(plgpu.BlockSpec, transforms=SWIZZLED, delay_release=1)
+    plgpu.emit_pipeline_warp_specialized(
+        functools.partial(pipeline_step, half=pl.ds(wg * 64, 64)),
+        grid=(a_gmem.shape[1] // 64,),
+        in_specs=[block((128, 64), functools.partial(a_map, i=i)), block((64, bn), functools.partial(b_map, j=j))],
+        wg_axis="wg",
+        num_compute_wgs=2,
+        memory_registers=40,
+        max_concurrent_steps=slots,
+        compute_context=context,
+    )(a_gmem, b_gmem)
+
+
+def fused(
+    a: Float[Array, "M K"], b: Float[Array, "K N"], bias: Float[Array, "N"], *, bn: int = 256, slots: int = 2
+) -> Float[Array, "M N"]:
+    return plgpu.kernel(
+        functools.partial(fused_kernel, bn=bn, slots=slots),
+        out_type=jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), a.dtype),
+        grid=(a.shape[0] // 128, b.shape[1] // bn),
+        grid_names=("i", "j"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=[plgpu.SMEM((2, 2, 64, 64), a.dtype, transforms=SWIZZLED)],
+        compiler_params=plgpu.CompilerParams(approx_math=True),  # the chip's own tanh: one instruction
+    )(a, b, bias)
+
+
+# %%
+# Budget for a (256, 320), b (320, 512), bias (512,): gmem_bytes=1_253_376, thread_bytes=8_192. Threads load the biases,
+# and nothing else.
+check("gpu_matmul/7", fused)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# One part is: some columns of the result, their biases, GELU, the cast, and the way out. Part 2 goes where part 0 was.
+# So before you store into a slot, how many copies may still be reading SMEM? Two slots: the copy of the *other* one
+# may go on. And at the end SMEM is given back, so nothing may go on any more.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def epilogue(result, bias_part, o_part, o_smem):
+#     for part in range(result.shape[1] // 64):
+#         slot, columns = ____, slice(____, ____)
+#         x = result[:, columns]
+#         x = jax.nn.gelu(____)
+#         plgpu.wait_smem_to_gmem(____, wait_read_only=True)
+#         o_smem[slot] = ____
+#         ____
+#         plgpu.copy_smem_to_gmem(o_smem.at[slot], o_part.at[:, columns])
+#     ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def epilogue(result, bias_part, o_part, o_smem):
+#     for part in range(result.shape[1] // 64):
+#         slot, columns = part % 2, slice(part * 64, part * 64 + 64)
+#         x = result[:, columns]
+#         x = jax.nn.gelu(x + along_columns(biases(bias_part, part), x.shape))
+#         plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+#         o_smem[slot] = x.astype(o_smem.dtype)
+#         plgpu.commit_smem()
+#         plgpu.copy_smem_to_gmem(o_smem.at[slot], o_part.at[:, columns])
+#     plgpu.wait_smem_to_gmem(0)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Bias and GELU cost no bytes: the product never goes to GMEM without them. Residuals, scales of int8
+# weights and the derivative of an activation belong here, too.
+
+# %% [markdown]
+# ## What you built
+#
+# A layer of a transformer in the form that JAX's own Hopper kernels have: a producer, two consumers, and a fused
+# epilogue.
+#
+# The way there, measured on an H200 (8192 x 8192 x 8192, bfloat16 in, float32 out, jax 0.11.2, medians of five rounds
+# of one run, in which all of them took turns):
+#
+# ```text
+#     one warpgroup, 64 x 128 (Puzzle 3)             2 slots    402 TFLOP/s
+#     producer and consumers, 128 x 256 (Puzzle 5)   2 slots    475
+#                                                    4 slots    622
+#     the library's pipeline (Puzzle 6)              2 slots    411
+#                                                    4 slots    632
+#     cuBLAS                                                    670
+# ```
+#
+# (With four slots, Puzzle 3 falls to 283: its CTAs take twice the SMEM, and an SM has room for two of them, not four.
+# Slots and neighbours are paid from the same purse.)
+#
+# What does NVIDIA's compiler say? `gpu_report` compiles your kernel for a chip that need not be there, with real
+# sizes. Look at the registers, at the SMEM, at the number of HGMMA instructions (that is wgmma's name in the machine
+# code), and at what bounds it.
+
+# %%
+if not unwritten(fused):
+    big = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((8192,), jnp.float32)
+    gpu_report(functools.partial(fused, slots=4), big, big, bias, chip="h200")
+
+# %% [markdown]
+# **Read next.** What is missing to cuBLAS? JAX's `hopper_matmul_mgpu`, in `jax.experimental.pallas.ops.gpu`, adds two
+# things. A CTA computes one tile after another, so that the next tiles come in during the epilogue. And two CTAs of a
+# cluster share what they copy.
+
+# %%
+progress()
