@@ -43,6 +43,8 @@ def test_the_compiler_takes_it(puzzle_id: str, chip: str) -> None:
     official = with_kernel(puzzle_id)
     first = official.cases[0]
     report = gpu_report(official.fn, *first.inputs, chip=chip, **first.blocks)
+    if chip == "b200" and report.refusal and "no `wgmma`" in report.refusal.sentence:
+        pytest.skip("wgmma is an instruction of Hopper GPUs alone")
     assert report, report.unavailable or report.refusal
     for kernel in report.kernels:
         assert kernel.spill_store_bytes == 0
