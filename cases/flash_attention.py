@@ -13,6 +13,7 @@ import numpy as np
 
 from pallas_puzzles.course.claims import Helper, helper_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, draw, integers, normal, question
+from pallas_puzzles.speed.work import Size, Sizes, size, sweep
 from pallas_puzzles.text import plural
 
 if TYPE_CHECKING:
@@ -595,3 +596,43 @@ def puzzle_13(nb: Any) -> Question:
         forbid=("softmax",),
         claims=[Idle(nb.paged_attention, nb.paged_attention, nb.paged_spec, inputs, idle_or_empty, word)],
     )
+
+
+# --- what `puzzles bench` measures -----------------------------------------------------------------------------------
+
+
+def attentions(arrays: int, products: int) -> list[Size]:
+    """4 heads and D = 128. arrays: q, k, v, and do for the gradients. products: matrix products of S x S x D."""
+    B, H, D = 1, 4, 128
+    return [
+        size(
+            *[normal((B, H, S, D), dtype)] * arrays,
+            flops=2 * products * B * H * S * S * D,
+            bq=256,
+            bkv=512,
+        )
+        for dtype in ("float32", "bfloat16")
+        for S in (512, 1024, 2048)
+    ]
+
+
+def jax_attention(q: Any, k: Any, v: Any, *, causal: bool) -> Any:
+    """The one that JAX ships, for TPUs, with the same blocks."""
+    from jax.experimental.pallas.ops.tpu import flash_attention as flash
+
+    blocks = flash.BlockSizes(block_q=256, block_k_major=512, block_k=512, block_b=1)
+    return flash.flash_attention(q, k, v, causal=causal, sm_scale=q.shape[-1] ** -0.5, block_sizes=blocks)
+
+
+def bench_5(nb: Any) -> Sizes:
+    return sweep(*attentions(3, 2), peers={"JAX's": functools.partial(jax_attention, causal=False)})
+
+
+def bench_6(nb: Any) -> Sizes:
+    halves = [dataclasses.replace(each, flops=each.flops / 2) for each in attentions(3, 2)]
+    return sweep(*halves, peers={"JAX's": functools.partial(jax_attention, causal=True)})
+
+
+def bench_10(nb: Any) -> Sizes:
+    # forward 2, and backward 7: both of its kernels compute the scores and their gradient again
+    return sweep(*[dataclasses.replace(each, flops=each.flops / 2) for each in attentions(4, 7)])

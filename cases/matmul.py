@@ -11,6 +11,7 @@ import numpy as np
 
 from pallas_puzzles.course.claims import hbm_choice, hbm_claim, time_choice, time_claim, vmem_claim
 from pallas_puzzles.course.inputs import Budget, Case, Question, case, integers, normal, question, uniform
+from pallas_puzzles.speed.work import Sizes, size, sweep
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -445,3 +446,24 @@ def puzzle_12(nb: Any) -> Question:
             time_choice(nb.pick_blocks, blocks, functools.partial(all_plans, nb), any_chip),
         ],
     )
+
+
+# --- what `puzzles bench` measures -----------------------------------------------------------------------------------
+
+
+def bench_3(nb: Any) -> Sizes:
+    from jax.experimental.pallas.ops.tpu.matmul import matmul
+
+    sizes = [size(*[normal((n, n), "bfloat16")] * 2, flops=2 * n**3, bm=512, bn=512, bk=512) for n in (512, 1024, 2048)]
+    return sweep(*sizes, peers={"JAX's": functools.partial(matmul, block_shape=(512, 512), block_k=512)})
+
+
+def bench_10(nb: Any) -> Sizes:
+    def inputs(n: int) -> tuple[Any, ...]:
+        whole = integers((n, n), -127, 128, "int8")
+        return whole, whole, uniform((n, 1), 0.001, 1.0), uniform((1, n), 0.01, 0.1)
+
+    def xla(x: Any, w: Any, sx: Any, sw: Any) -> Any:
+        return jnp.dot(x, w, preferred_element_type=jnp.int32) * sx * sw  # the spec computes with NumPy
+
+    return sweep(*[size(*inputs(n), flops=2 * n**3, bm=512, bn=512, bk=512) for n in (512, 1024, 2048)], xla=xla)

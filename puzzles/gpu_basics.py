@@ -1135,7 +1135,9 @@ check("gpu_basics/10", fast_softmax)
 # ## What you built
 #
 # You built a softmax that reads each row once and writes it once, with enough CTAs on each SM that bytes are always on
-# their way. On an H200 (jax 0.11.2, 1 GiB of float32 in, 1 GiB out, medians of one run):
+# their way.
+#
+# On an H200 (jax 0.11.2, 1 GiB of float32 in, 1 GiB out, medians of one run):
 #
 # ```text
 #     rows of              1024    4096    16,384    32,768

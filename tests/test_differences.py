@@ -107,6 +107,15 @@ def test_a_map_in_a_function_of_its_own_is_wrong_where_it_is_written():
     assert [(d.line, ast.unparse(d.was), ast.unparse(d.should)) for d in found] == [(3, "k", "i"), (3, "i", "k")]
 
 
+def test_an_argument_of_an_inner_function_is_another_name():
+    right = (
+        "def f(x):\n    def add(k, acc):\n        return acc + x[k]\n"
+        "    acc = jax.lax.fori_loop(0, 8, add, 0.0)\n    return acc.sum()\n"
+    )
+    found = differences(parsed(right.replace("acc + x", "x")), parsed(right))
+    assert [(ast.unparse(d.was), ast.unparse(d.should)) for d in found] == [("x[k]", "acc + x[k]")]
+
+
 def test_arguments_are_paired_by_place_or_by_name():
     right = "def f(sizes, *, bm=128):\n    return sizes // bm + 1\n"
     answer = "def f(n, *, num_rows=1024, bm=128):\n    return n // bm\n"

@@ -305,7 +305,8 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
             break
     changed = sum(much for *_, much in inner)
     little = changed > (1 - _SHARED) * max(_size(a), _size(b))  # in common with the other: it is replaced as a whole
-    if path and len(inner) > 1 and (isinstance(a, ast.Compare) or (isinstance(a, ast.expr) and little)):
+    other_way = isinstance(a, ast.Compare) and any(isinstance(x, ast.cmpop) for _, x, *_ in inner)
+    if path and len(inner) > 1 and (other_way or (isinstance(a, ast.expr) and little)):
         yield path, a, b, line, changed
     else:
         yield from inner
@@ -397,7 +398,7 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, named: set[str]) -
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
             name = each.targets[0].id
-            used = [u for u in ast.walk(whole) if isinstance(u, ast.Name) and u.id == name]
+            used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
                 continue
             if _is_steady(each.value) if short else _key(each.value) not in named and _next_alone(used, body[n + 1]):
@@ -445,6 +446,21 @@ def is_step(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("program_id", "num_programs", "axis_index")
 
 
+def _hides(node: ast.AST, name: str) -> bool:
+    """Whether a node is a function with an argument of that name."""
+    if not isinstance(node, ast.FunctionDef | ast.Lambda):
+        return False
+    return any(a.arg == name for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
+
+
+def _in_scope_of(name: str, tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree, without functions inside of it in which the name is another one."""
+    for node in ast.iter_child_nodes(tree):
+        if not _hides(node, name):
+            yield node
+            yield from _in_scope_of(name, node)
+
+
 _SHORT = 12  # nodes of a value that may stand in several places
 
 
@@ -453,6 +469,9 @@ class _Inlined(ast.NodeTransformer):
 
     def __init__(self, name: str, value: ast.expr) -> None:
         self.name, self.value = name, value
+
+    def visit(self, node: ast.AST) -> Any:
+        return node if _hides(node, self.name) else super().visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id != self.name or not isinstance(node.ctx, ast.Load):

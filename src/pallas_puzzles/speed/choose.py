@@ -56,8 +56,10 @@ def measure_or_estimate(
     for accelerator in dict.fromkeys(work.accelerator for work in away):
         device = jax.devices()[0]
         idle = "" if device.platform == "cpu" else f" The {device.device_kind} that is here stays idle."
-        results.note(f"Nothing was run: the kernels are for {_FOR[accelerator]}, and there is none here.{idle}")
-        results.note("The times are ESTIMATES by the compiler.")
+        results.note(
+            f"Nothing was run: the kernels are for {_FOR[accelerator]}, and there is none here.{idle} "
+            "The times are the compiler's estimates."
+        )
     if away:
         results.conditions = results.conditions or conditions.conditions()
         estimate(away, results, saved)

@@ -14,7 +14,7 @@ from ..view.roofline import Chip
 from ..view.tpu_report import Report as TpuReport
 from ..view.tpu_report import tpu_report
 from .results import Results, Row
-from .work import ESTIMATE, XLA, Size, Work, speed_of_light
+from .work import ESTIMATE, Size, Work, nbytes_of, speed_of_light
 
 # How far such estimates have been off, wherever anybody could measure: benchmarks/gpu.md, and `tpu_report` for TPUs
 HOW_FAR = {
@@ -23,7 +23,7 @@ HOW_FAR = {
     "Nothing else could be compared.",
 }
 _ESTIMATED = {"gpu": ("h100",), "tpu": tuple(TPUS)}
-_NO_PEERS = "The compilers estimate the time of Pallas kernels alone, so XLA's own programs have none."
+_STEERS_BYTES = 1 << 20
 
 Report = GpuReport | TpuReport
 Reporter = Callable[..., Report]
@@ -68,8 +68,8 @@ def _rows(work: Work, size: Size, target: Chip, chip: str, report_of: Reporter) 
         row = Row(work.name, size.title, size.dtype, name, target.title, ESTIMATE)
         own = name == work.own
         try:
-            report = report_of(chip, fn, *size.args, **(size.blocks if own else {}))
-            results = jax.eval_shape(work.peers.get(XLA) or work.calls(size)[work.own], *shapes(size.args))
+            report = report_of(chip, fn, *described(size.args), **(size.blocks if own else {}))
+            results = jax.eval_shape(work.calls(size)[name], *shapes(size.args))
         except Exception as error:
             if own:
                 row.problem = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
@@ -91,6 +91,16 @@ def _rows(work: Work, size: Size, target: Chip, chip: str, report_of: Reporter) 
             row.median_s = sum(kernel.time_s * getattr(kernel, "runs", 1) for kernel in kernels)
             row.how = "estimated by the compiler"
         yield row, ""
+
+
+def described(args: Any) -> Any:
+    """Shapes in place of large arrays and of floats, so that nobody computes with them; small integers may steer."""
+
+    def value(x: Any) -> Any:
+        steers = not hasattr(x, "dtype") or (np.issubdtype(x.dtype, np.integer) and nbytes_of(x) <= _STEERS_BYTES)
+        return x if steers else jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    return jax.tree.map(value, args)
 
 
 def shapes(args: Any) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 80
 _HEADS = ("size", "who", "time", "spread", "light", "vs", "rate")
-_MOST = (22, 15, 8, 6, 6, 6, 10)  # characters of each column
+_MOST = (24, 13, 8, 6, 5, 6, 12)  # characters of each column
 
 
 def text(results: Results, columns: int = COLUMNS) -> str:
@@ -28,7 +28,7 @@ def text(results: Results, columns: int = COLUMNS) -> str:
     for title, rows in blocks(results):
         cells = [[cut(word, most, "~") for word, most in zip(cells_of(row, rows), _MOST, strict=True)] for row in rows]
         heads = [*_HEADS[:5], f"vs {rival(rows)}"[: _MOST[5]] if rival(rows) else "", _HEADS[6]]
-        widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(heads))]
+        widths = [max(map(len, column)) if any(column[1:]) else 0 for column in zip(heads, *cells, strict=True)]
         lines += ["", cut(title, columns), _line(heads, widths)]
         before = ""
         for row, line in zip(rows, cells, strict=True):
@@ -40,17 +40,27 @@ def text(results: Results, columns: int = COLUMNS) -> str:
                 lines += [each for _, each in wrapped(words[len(lines[-1]) :].strip(), "", indent, columns=columns)]
             else:
                 lines.append(_line(line, widths))
-    if any(row.light_s for row in results.rows):
-        lines += ["", *(each for _, each in wrapped(_KEY, "", columns=columns))]
+    if key := _key(results):
+        lines += ["", *(each for _, each in wrapped(key, "", columns=columns))]
     for note in results.notes:
         lines += ["", *(each for _, each in wrapped(note, "", columns=columns))]
     return "\n".join(line.rstrip() for line in lines)
 
 
-_KEY = (
-    "light: the share of the speed of light, which is what the datasheet's peaks allow for bytes that have to move and "
-    "for matrix products. spread: half of the span that holds four fifths of the calls. vs: how many times as fast."
-)
+def _key(results: Results) -> str:
+    """What the columns are, of those that are filled."""
+    rows = results.rows
+    words = []
+    if any(row.share is not None for row in rows):
+        words.append(
+            "light: the share of the speed of light, which is what the datasheet's peaks allow for the bytes that have "
+            "to move and for matrix products."
+        )
+    if any(row.spread is not None for row in rows):
+        words.append("spread: half of the span that holds four fifths of the calls.")
+    if any(row.median_s and rival(each) not in ("", row.who) for _, each in blocks(results) for row in each):
+        words.append("vs: how many times as fast as that.")
+    return " ".join(words)
 
 
 def about(results: Results) -> str:
@@ -58,7 +68,8 @@ def about(results: Results) -> str:
     told = results.conditions
     ways = {(row.how, row.l2_flushed) for row in results.rows if row.median_s and row.kind != ESTIMATE}
     counts = [row.count for row in results.rows if row.count]
-    parts = [str(told.get("device", "")), f"jax {told['jax']}" if told.get("jax") else ""]
+    away = all(row.kind == ESTIMATE for row in results.rows)
+    parts = ["" if away else str(told.get("device", "")), f"jax {told['jax']}" if told.get("jax") else ""]
     parts += [f"driver {told['driver']}" if told.get("driver") else "", str(told.get("date", ""))[:10]]
     for how, flushed in sorted(ways):
         parts.append(f"{how}; L2 {'flushed before each call' if flushed else 'not flushed'}")
@@ -82,12 +93,12 @@ def rival(rows: Sequence[Row]) -> str:
 
 def cells_of(row: Row, rows: Sequence[Row]) -> list[str]:
     if row.median_s is None:
-        return [f"{row.size} {row.dtype}", row.who, *[""] * 5]
+        return [f"{row.size.replace(' x ', 'x')} {row.dtype}", row.who, *[""] * 5]
     other = next((r for r in rows if (r.size, r.dtype, r.who) == (row.size, row.dtype, rival(rows))), None)
     ratio = f"{other.median_s / row.median_s:.2f}x" if other and other.median_s and other is not row else ""
     rate = row.rate
     return [
-        f"{row.size} {row.dtype}",
+        f"{row.size.replace(' x ', 'x')} {row.dtype}",
         row.who,
         human_time(row.median_s),
         "" if row.spread is None else f"{row.spread:.1%}",
@@ -98,8 +109,9 @@ def cells_of(row: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def _line(words: Sequence[str], widths: Sequence[int]) -> str:
-    """The first two columns to the left, numbers to the right."""
-    cells = [w.ljust(n) if i < 2 else w.rjust(n) for i, (w, n) in enumerate(zip(words, widths, strict=False))]
+    """The first two columns to the left, numbers to the right; none that is empty."""
+    pairs = enumerate(zip(words, widths, strict=False))
+    cells = [word.ljust(wide) if i < 2 else word.rjust(wide) for i, (word, wide) in pairs if wide]
     return "  " + "  ".join(cells)
 
 
@@ -118,8 +130,8 @@ def html(results: Results) -> str:
             else:
                 lines.append(row_html(f'<td style="{s}">{escape(c)}</td>' for s, c in zip(styles, cells, strict=True)))
         parts.append(f'<div style="margin-top:8px"><b>{escape(title)}</b></div>{table(lines)}')
-    if any(row.light_s for row in results.rows):
-        parts.append(f'<div style="opacity:.8;font-size:92%">{escape(_KEY)}</div>')
+    if key := _key(results):
+        parts.append(f'<div style="opacity:.8;font-size:92%">{escape(key)}</div>')
     parts += [f'<div style="margin-top:6px">{escape(note)}</div>' for note in results.notes]
     picture = ""
     if any(row.share for row in results.rows):

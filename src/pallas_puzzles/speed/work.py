@@ -32,14 +32,14 @@ class Size:
 
     @property
     def dtype(self) -> str:
-        """Of the first argument that has floats, in short: bf16."""
-        dtypes = [str(x.dtype) for x in jax.tree.leaves(self.args) if hasattr(x, "dtype")]
-        return short(next((each for each in dtypes if "float" in each), dtypes[0] if dtypes else ""))
+        """Of the largest argument, in short: bf16."""
+        arrays = [x for x in jax.tree.leaves(self.args) if hasattr(x, "dtype")]
+        return short(str(max(arrays, key=nbytes_of).dtype)) if arrays else ""
 
     @property
     def title(self) -> str:
         """The shape of the first argument, unless it has a name."""
-        shapes = [np.shape(x) if not hasattr(x, "shape") else x.shape for x in jax.tree.leaves(self.args)]
+        shapes = [getattr(x, "shape", ()) for x in jax.tree.leaves(self.args)]
         return self.name or (" x ".join(map(str, shapes[0])) if shapes and shapes[0] else "scalars")
 
 
