@@ -141,7 +141,13 @@ def puzzle_7(nb: Any) -> Question:
         normal((512,)),
         variants=[
             case(normal((128, 192), BF16), normal((192, 384), BF16, scale=0.1), normal((384,)), bn=128),
-            case(normal((128, 128), BF16), normal((128, 64), BF16, scale=0.1), normal((64,)), bn=64, about="one part"),
+            case(
+                normal((128, 128), "float16"),
+                normal((128, 64), "float16", scale=0.1),
+                normal((64,)),
+                bn=64,
+                about="float16",
+            ),
         ],
         budget=Budget(gmem_bytes=1_253_376, thread_bytes=8_192),
     )

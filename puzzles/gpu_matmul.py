@@ -241,9 +241,9 @@ check("gpu_matmul/2", swizzled)
 # <details><summary>Hint 1</summary>
 #
 # Row `r` begins at byte `r * row_bytes`. Where in the 128 bytes of the banks is that? With rows of 64 bytes, two rows
-# lie side by side before the banks begin again. How many rows are it with 32 bytes, and with 256? There are only eight
-# rows, so the answer is at most 8 and at least 1. For the second function, 96 is the number to try: 64 fits into it,
-# and does not divide it.
+# lie side by side before the banks begin again. How many rows is that with 32 bytes, and with 256? With 16 bytes, all
+# eight rows come in one turn. For the second function, 96 is the number to try: 64 fits into it, and does not divide
+# it.
 #
 # </details>
 #
@@ -252,7 +252,7 @@ check("gpu_matmul/2", swizzled)
 # ```python
 # def turns(row_bytes):
 #     rows_in_a_turn = 1
-#     while rows_in_a_turn * row_bytes % ____ and rows_in_a_turn < ____:
+#     while rows_in_a_turn * row_bytes % ____:
 #         rows_in_a_turn *= 2
 #     return ____
 #
@@ -270,7 +270,7 @@ check("gpu_matmul/2", swizzled)
 # ```python
 # def turns(row_bytes):
 #     rows_in_a_turn = 1
-#     while rows_in_a_turn * row_bytes % 128 and rows_in_a_turn < 8:
+#     while rows_in_a_turn * row_bytes % 128:
 #         rows_in_a_turn *= 2
 #     return 8 // rows_in_a_turn
 #

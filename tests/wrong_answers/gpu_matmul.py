@@ -42,8 +42,7 @@ def product_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn):
 # %% gpu_matmul/2: the rows of a turn
 # turns: `return 8 // rows_in_a_turn` -> `return rows_in_a_turn`
 
-# %% gpu_matmul/2: more than eight rows
-# turns: ` and rows_in_a_turn < 8` -> ``
+# %% gpu_matmul/2: banks of 8 bytes
 # turns: `% 128` -> `% 256`
 
 # %% gpu_matmul/2: always 128
