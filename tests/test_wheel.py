@@ -60,12 +60,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(folder: Path) -> Path:
-    """A fresh environment. What the wheel depends on is this environment's, by links: without the checkout."""
+    """A fresh environment. What the wheel depends on is this environment's, by links: no checkout, no JupyterLab."""
     uv("venv", "--offline", "--python", sys.executable, folder / "venv")
     (packages,) = folder.glob("venv/lib/python*/site-packages")
     (shown := folder / "dependencies").mkdir()
     for entry in Path(nbformat.__file__).parents[1].iterdir():
-        if not entry.name.startswith("pallas_puzzles") and entry.suffix != ".pth":
+        if not entry.name.startswith(("pallas_puzzles", "jupyter_server", "jupyterlab")) and entry.suffix != ".pth":
             (shown / entry.name).symlink_to(entry)
     (packages / "dependencies.pth").write_text(str(shown))
     (packages / "sitecustomize.py").write_text(NO_NETWORK)
@@ -251,3 +251,6 @@ def test_the_command_runs(python: Path, outside: dict[str, str], tmp_path: Path)
         assert puzzle.id in listed
     run([python.parent / "puzzles", "init", tmp_path / "mine"], tmp_path, outside)
     assert (tmp_path / "mine" / ".claude" / "commands" / "tutor.md").is_file()
+    answer = tmp_path / "answer.py"
+    answer.write_text("def add_ten_kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 10\n")
+    assert "solved" in run([python.parent / "puzzles", "check", "basics/1", "--with", answer], tmp_path, outside)

@@ -40,7 +40,7 @@ LOOK_S = 5.0  # how often to look whether the socket is still ours
 
 # Parts of the package that no check needs, and that do not belong into a process that waits for one.
 PACKAGE_NAME = (__package__ or "").partition(".")[0]  # the whole of it: what the checker consists of
-APART = {"__main__", "cli", "lab", "watch", "formats", "notebooks", "serving", "child"}
+APART = {"__main__", "cli", "lab", "lab_files", "watch", "formats", "notebooks", "serving", "child"}
 # What the checker stands on, beside its own modules: an answer that replaces a function here gets no verdict.
 STANDS_ON = (
     "builtins json json.decoder json.encoder numpy numpy.random numpy.testing jax jax.numpy jax.lax jax.random "
