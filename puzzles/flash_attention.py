@@ -1972,8 +1972,6 @@ check("flash_attention/11", grouped_grads)
 # **The number of a step no longer says which block it holds**; `data_next` does. Past the end of a row's list, the map
 # should ask for nothing new. What is in VMEM at that moment? (If the first rows are empty, nothing is. Then ask for
 # block 0.)
-#
-# A full block needs no mask. Only a partial one pays for it, as in Puzzle 6.
 
 
 # %%

@@ -1705,12 +1705,12 @@ show(sparse_matmul, *sparse_case(5, [[0, 2], [], [1, 3, 4], [2], []], bm=32, bk=
 # ```
 #
 # **MXU** is FLOPs over peak, **HBM** is bytes over bandwidth. The **fill** is a part of HBM: the first block of `x`,
-# the first of `y` and the last of the result. Which parts overlap in the picture, and which do not? Here MXU is longer.
-# Now let HBM take longer than MXU. Draw that, too, before you write the formula.
+# the first of `y` and the last of the result. Which parts overlap in the picture, and which do not? Now let HBM
+# take longer than MXU. Draw that, too, before you write the formula.
 #
 # Add `step_s` for every step: 0.25 us on a v5e, 0.43 on a v6e. On a v6e, a step of Puzzle 3 takes 2349 bundles, but its
 # MXU work takes only 2048 cycles. In tiles of 512 it takes 789, and the MXU needs 512. So each step takes some 300 more
-# (0.18 us). Large tiles have a long fill, small tiles many steps.
+# (0.18 us).
 #
 # For 4096 x 4096 x 4096 on a v6e the MXU needs 149 us. In tiles of 512, the steps add 220. In tiles of 4096 x 4096 x
 # 128 the fill would add 22. The best of the 216 plans are in between (three tie).

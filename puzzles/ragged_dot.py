@@ -437,9 +437,6 @@ show(
 # nothing but unowned rows needs one visit, too. `group_ids` needs no change: `jnp.repeat` has already put G - 1 at
 # these visits.
 #
-# All visits to one tile must follow each other: when the block number changes, the output block is copied out
-# (basics.py Puzzle 5).
-#
 # The lists have room for the worst case. `num_tiles` says how many visits are real: an int32 of shape (). Is it the sum
 # of `tiles_per_group` or of `tile_visits`? Try [200, 28, 100] of 1024 rows.
 

@@ -472,6 +472,13 @@ def test_small_tiles_are_bound_by_their_steps():
 # --- asking wrongly --------------------------------------------------------------------------------------------------
 
 
+def test_an_argument_that_is_no_array_is_said():
+    report = tpu_report(lambda x: x, "abc")
+    assert not report
+    assert "Value 'abc'" in report.refusal.sentence
+    assert "by keyword" in report.refusal.sentence
+
+
 def test_an_unknown_tpu_is_refused():
     with pytest.raises(ValueError, match="v5e, v6e, tpu7x"):
         tpu_report(double, shape(32, 256), tpu="v2")

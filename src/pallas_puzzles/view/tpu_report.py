@@ -154,7 +154,12 @@ def tpu_report(
     report = Report(target, _name(fn))
     axes = dict(mesh or {})
     call = functools.partial(fn, **blocks) if blocks else fn
-    values, twins = _values(args)
+    try:
+        values, twins = _values(args)
+    except TypeError as error:  # a string, an object
+        words = f"An argument is no array: {error} Give arrays, Inputs or ShapeDtypeStructs, and all else by keyword."
+        report.refusal = Refusal(words, "", None)
+        return report
     target_mesh = target.mesh(axes)
     placed = jax.sharding.NamedSharding(target_mesh, jax.sharding.PartitionSpec()) if axes else None
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placed), values)
