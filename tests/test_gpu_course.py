@@ -28,7 +28,7 @@ from gpu_kernels import S, normal
 from pallas_puzzles.app import notebooks
 from pallas_puzzles.course import curriculum, session
 from pallas_puzzles.course.finale import finale
-from pallas_puzzles.course.gpu_claims import cta_claim, gmem_claim, smem_claim
+from pallas_puzzles.course.gpu_claims import gmem_claim, smem_claim
 from pallas_puzzles.course.machines import GPU, trace
 from pallas_puzzles.course.progress import record
 from pallas_puzzles.diagnose.apart import first_apart
@@ -175,9 +175,6 @@ def claim(make: Callable[..., Any], model: Callable[..., Any], *args: int) -> Fi
         (smem_claim, lambda m, n: 4 * 64 * n * 4 + 16, ""),
         (smem_claim, lambda m, n: 4 * 64 * n * 4, "Yours is what it would be without bar"),
         (smem_claim, lambda m, n: 3 * 64 * n * 4 + 16, "if x_smem had one slot"),
-        (cta_claim, lambda m, n: 1, ""),
-        (cta_claim, lambda m, n: m // 64, "your kernel takes 1"),
-        (cta_claim, lambda m, n: None, "returns None: return a number"),
     ],
 )
 def test_claims(make: Callable[..., Any], model: Callable[..., Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""What a reader's own model says of a kernel for a GPU, held against what the machine counts: GMEM, SMEM, CTAs."""
+"""What a reader's own model says of a kernel for a GPU, held against what the machine counts: GMEM, SMEM."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,6 @@ def gmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple
 def smem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
     """model(*case) is how many bytes of SMEM a CTA of the kernel in `run(*case)` holds, barriers included."""
     return Claim(model, cases, lambda *args: _holdings(_launched(*run(*args))))
-
-
-def cta_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
-    """model(*case) is how many CTAs the kernel in `run(*case)` takes."""
-    return Claim(model, cases, lambda *args: _ctas(_launched(*run(*args))))
 
 
 def _launched(fn: Callable[..., Any], args: Sequence[Any]) -> "Launched":
@@ -75,10 +70,3 @@ def _allocs(program: Any) -> Iterator[Any]:
         yield from (alloc for alloc in instr.p.get("allocs", ()) if alloc.space == "smem")
         for inner in instr.p.get("programs", ()):
             yield from _allocs(inner)
-
-
-def _ctas(launched: "Launched") -> _Sum:
-    grid = {**launched.kernel.grid, **launched.kernel.cluster}
-    along = ", ".join(f"{size} along {name}" for name, size in grid.items())
-    part = _Part(launched.counts.ctas, f"the grid: {along or 'a single CTA'}", ())
-    return _Sum("your kernel takes", (part,))
