@@ -350,7 +350,8 @@ def _html_of(launched: Launched) -> str:
         cells = [f'<th scope="row" style="{LEFT};{_WRAPS}"><code>{html.escape(line)}</code></th>']
         cells += [f'<td style="{LEFT}">{html.escape(what)}</td>']
         cells += [f'<td style="{RIGHT}">{number}</td>' for number in (count, cycles)]
-        cells += [f'<td style="{LEFT};{_WRAPS_NAMES}"><code>{html.escape(refs)}</code></td>']
+        waited_for = f"<code>{html.escape(refs)}</code>" if refs else ""
+        cells += [f'<td style="{LEFT};{_WRAPS_NAMES}">{waited_for}</td>']
         body.append(row_html(cells))
     table = f'<table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;font:12px {SANS}">'
     return (
