@@ -173,8 +173,9 @@ def test_show_draws_who_is_busy_when() -> None:
     assert all(len(line) <= 100 for line in lines[1:5])
 
 
-def test_double_buffering_is_seen() -> None:
+def test_double_buffering_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two slots a copy is on its way while another one is, and while the warpgroup computes."""
+    monkeypatch.setenv("COLUMNS", "100")  # on a narrow terminal a copy is two letters
     deep, flat = (str(show(*gpu_kernels.pipeline(depth=d)[:1], *gpu_kernels.pipeline()[1])) for d in (2, 1))
     rows = [[line for line in text.splitlines() if "LLL" in line] for text in (deep, flat)]
     assert [len(found) for found in rows] == [4, 2]  # copies that are on their way at once, and slots that they fill
