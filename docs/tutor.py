@@ -63,7 +63,7 @@ FAMILIES = {
         "Copies of the reader's own: not waited for, waited for twice, or HBM touched without one. For each start, "
         "where is its wait?"
     ),
-    "no-wait reused store-in-flight load-in-flight acc-in-flight": (
+    "no-wait reused store-in-flight load-in-flight unwaited-load acc-in-flight": (
         "GPU: a copy or a product is on its way while its memory is used. Which call waits for it, and which line uses "
         "the memory next?"
     ),

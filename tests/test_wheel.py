@@ -65,7 +65,8 @@ def environment(folder: Path) -> Path:
     (packages,) = folder.glob("venv/lib/python*/site-packages")
     (shown := folder / "dependencies").mkdir()
     for entry in Path(nbformat.__file__).parents[1].iterdir():
-        if not entry.name.startswith(("pallas_puzzles", "jupyter_server", "jupyterlab")) and entry.suffix != ".pth":
+        lab = entry.name.startswith(("jupyter_server", "jupyterlab")) and "widgets" not in entry.name
+        if not entry.name.startswith("pallas_puzzles") and entry.suffix != ".pth" and not lab:
             (shown / entry.name).symlink_to(entry)
     (packages / "dependencies.pth").write_text(str(shown))
     (packages / "sitecustomize.py").write_text(NO_NETWORK)
