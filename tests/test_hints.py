@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 import time
 import types
@@ -230,6 +231,19 @@ def test_a_cell_edited_and_saved_after_it_ran_is_named(stale):
 )
 def test_in_doubt_nothing_is_said(stale, doubt):
     assert stale(**doubt) == ""
+
+
+def test_another_check_is_said_below_its_cell():
+    code = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in ("from pallas_puzzles import check, setup; setup()", "def check(*_): print('fine')", "check('basics/1', 1)",
+             "print('check of nothing')", "from pallas_puzzles import check", "check('basics/1', len)"):
+    shell.run_cell(cell)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("`check` is not that of pallas_puzzles here") == 1, done.stdout
+    assert "so basics/1 was neither judged nor recorded" in done.stdout.split("fine")[1]
 
 
 def test_without_a_file_nothing_is_said(shell):

@@ -61,8 +61,9 @@ def setup(accelerator: str = "tpu") -> None:
         print(note)
     # The checker is imported here, before the set-up starts a thread that imports parts of it: two threads that import
     # the same modules at once may each get half of one.
-    from .course import check  # noqa: F401
+    from .course import check, page
 
+    page.watch_for_stubs(check.check)
     if accelerator == "gpu":
         from .targets.gpu_here import setup as turn_on
     else:

@@ -7,18 +7,20 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..view.draw import running_shell
 
 if TYPE_CHECKING:
     from .curriculum import Puzzle
 
+_watched: list[bool] = []  # whether cells are watched for another `check`
 _began: list[float] = []  # when this module began to look, once it has
 _ran: dict[int, float] = {}  # number of a cell -> when it ran, since then
 _checked: dict[str, dict[str, CodeType]] = {}  # puzzle -> what was in its holes at its last check
@@ -86,6 +88,24 @@ def unchanged_since_check(puzzle: Puzzle, holes: Mapping[str, CodeType]) -> bool
     """Whether no function in the holes of a puzzle was defined again since it was last asked about here."""
     before, _checked[puzzle.id] = _checked.get(puzzle.id), dict(holes)
     return before is not None and bool(holes) and all(before.get(name) is code for name, code in holes.items())
+
+
+def watch_for_stubs(ours: Callable[..., Any]) -> None:
+    """From now on, a cell that calls another `check` than ours for a puzzle says so below its output."""
+    shell = running_shell()
+    if shell is None or _watched:
+        return
+    _watched.append(True)
+
+    def look(result: Any) -> None:
+        called = re.search(r"^check\(\s*[\"'](\w+/\w+)", result.info.raw_cell or "", re.MULTILINE)
+        if called and shell.user_ns.get("check", ours) is not ours:
+            print(
+                f"`check` is not that of pallas_puzzles here, so {called[1]} was neither judged nor recorded. To have "
+                "it judged: from pallas_puzzles import check"
+            )
+
+    shell.events.register("post_run_cell", look)
 
 
 def _watch_cells() -> None:
