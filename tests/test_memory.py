@@ -1,7 +1,10 @@
 """What a kernel's Refs hold: shared until a part is stored into, and noted once for a buffer whose elements agree."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 import zoo
 from pallas_puzzles.ir import ops
@@ -88,13 +91,14 @@ def test_marks_agree_until_a_part_differs():
 
 def test_a_kernel_that_stores_whole_blocks_needs_no_mark_for_each_element(monkeypatch):
     made = []
-    array = Marks.array
+    each = Marks.each
 
     def noted(self):
-        made.append(self.shape)
-        return array(self)
+        if (found := each.fget(self)) is not None:
+            made.append(self.shape)
+        return found
 
-    monkeypatch.setattr(Marks, "array", noted)
+    monkeypatch.setattr(Marks, "each", property(noted))
     args = np.ones((64, 128), np.float32), np.ones((128, 256), np.float32)
     run = lens.trace(zoo.matmul, *args, bm=16, bn=128, bk=32)
     assert (np.asarray(run.outputs) == 128).all()
@@ -102,6 +106,80 @@ def test_a_kernel_that_stores_whole_blocks_needs_no_mark_for_each_element(monkey
     exhibit = ZOO["swap_halves_by_copies"]
     lens.trace(exhibit.fn, *exhibit.args)
     assert made
+
+
+def test_a_part_of_which_all_agree_is_noted_and_set_when_it_is_asked_for():
+    marks = Marks((4, 3), np.int32, -1)
+    marks.put(TOP, 2, whole=False)
+    marks.put(place((1, ...), shape=(3,)), 5, whole=False)
+    assert marks.seen()[:, 0].tolist() == [2, 5, -1, -1]
+    marks.put(TOP, 7, whole=False)
+    marks.put(WHOLE, 3, whole=True)  # nobody has seen the 7
+    assert marks.at(TOP) == 3
+
+
+def test_an_operand_is_written_over_only_where_nobody_else_has_it():
+    shape = (256, 256)
+
+    def free(values):
+        return ops._free(values, shape, np.dtype(np.float32))
+
+    kept = np.ones(shape, np.float32)
+    assert free([kept, np.ones(shape, np.float32)]) is not None
+    assert free([kept]) is None
+    assert free([kept[:, :]]) is None  # a view
+    assert free([np.broadcast_to(np.float32(1), shape)]) is None
+    assert free([np.ones((1, 256), np.float32)]) is None
+    assert free([np.ones(shape, np.float64)]) is None
+
+
+def test_values_that_are_needed_again_survive_the_arithmetic():
+    def kernel(x_ref, o_ref, p_ref):
+        y = x_ref[...] + 1
+        e = jnp.exp(y)
+        o_ref[...] = jnp.maximum(e, 2) + y
+        p_ref[...] = e
+
+    x = np.linspace(-1, 1, 512 * 256, dtype=np.float32).reshape(512, 256)
+    before = x.copy()
+    run = lens.trace(lambda x: pl.pallas_call(kernel, out_shape=(x, x))(x), x)
+    e = np.exp(before + 1)
+    np.testing.assert_allclose(run.outputs[0], np.maximum(e, 2) + before + 1, rtol=1e-5)
+    np.testing.assert_allclose(run.outputs[1], e, rtol=1e-5)
+    assert (x == before).all()
+
+
+def test_an_output_is_not_the_memory_of_an_input():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    x = np.ones((8, 128), np.float32)
+    (made,) = jax.tree.leaves(lens.trace(lambda x: pl.pallas_call(kernel, out_shape=x)(x), x).outputs)
+    x[...] = 2
+    assert (np.asarray(made) == 1).all()
+
+
+def test_what_no_block_covers_is_garbage():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    x = np.ones((32, 128), np.float32)
+    run = lens.trace(lambda x: pl.pallas_call(kernel, grid=(3,), in_specs=[block], out_specs=block, out_shape=x)(x), x)
+    (made,) = jax.tree.leaves(run.outputs)
+    assert (made[:24] == 1).all()
+    assert np.isnan(made[24:]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_element_that_is_not_finite_is_found(dtype, bad):
+    x = np.full((16, 128), jnp.finfo(dtype).max, dtype)
+    assert ops.all_finite(x)
+    x[7, 3] = bad
+    assert not ops.all_finite(x)
+    assert not ops.all_finite(x.T)
+    assert ops.all_finite(x[:, :3])
 
 
 def test_small_products_leave_the_number_of_threads_as_it_was():

@@ -1,6 +1,7 @@
 """Counting a kernel without its arithmetic gives what running it gives."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
@@ -60,3 +61,26 @@ def test_a_branch_on_a_prefetched_scalar_is_followed_into_run_scoped():
     assert [branch.taken.tolist() for branch in counted.branches] == [[1, 0, 0, 1]]
     assert counted.exact
     assert counted.flops == lens.figures(trace).flops == 2 * 8 * 128
+
+
+def test_what_a_compiler_folds_is_not_counted():
+    size = 128 * 128
+
+    def counted(body):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = body(x_ref[...])
+
+        x = np.ones((128, 128), np.float32)
+        (trace,) = lens.trace(lambda x: pl.pallas_call(kernel, out_shape=x)(x), x).traces
+        found = tally(trace.call)
+        assert (found.flops, found.transcendentals) == (lens.figures(trace).flops, lens.figures(trace).transcendentals)
+        return found.flops / size, found.transcendentals / size, found.mxu_flops.get("float32", 0) / size
+
+    assert counted(lambda x: jnp.exp(x) + 1) == (1, 1, 0)
+    assert counted(lambda x: x * 1.0) == counted(lambda x: x / 1.0) == (0, 0, 0)
+    assert counted(lambda x: x * 2.0) == counted(lambda x: 1.0 / x) == (1, 0, 0)
+    assert counted(lambda x: x + jnp.exp(jnp.full_like(x, 2) * 3)) == (1, 0, 0)  # a constant
+    assert counted(lambda x: x @ x + x @ x) == (257, 0, 256)  # once is enough
+    assert counted(lambda x: x @ x + x @ x.T) == (513, 0, 512)
+    assert counted(lambda x: jax.nn.silu(x) + jax.nn.silu(2 * x))[1] == 2
+    assert counted(lambda x: jax.lax.fori_loop(0, 4, lambda i, y: y * 1.5, x)) == (4, 0, 0)

@@ -8,6 +8,8 @@ import contextlib
 import contextvars
 import functools
 import math
+import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -105,6 +107,7 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, jec.Literal)
 
 
+@functools.cache
 def is_floating(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.floating)
 
@@ -128,7 +131,10 @@ def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if holds_keys(dtype):
         return np.zeros(shape, dtype)
     if is_floating(dtype):
-        return np.full(shape, np.nan if value is None else value, dtype)
+        one = np.full((), np.nan if value is None else value, dtype)
+        if dtype.itemsize == 2:  # filled as integers, which is ten times as fast
+            return np.full(shape, one.view(np.uint16), np.uint16).view(dtype)
+        return np.full(shape, one, dtype)
     if dtype == np.bool_:
         return np.full(shape, value is None, dtype)
     if value is not None:
@@ -137,6 +143,16 @@ def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.full(shape, np.iinfo(dtype).max, dtype)
     except ValueError:  # four-bit integers have no np.iinfo
         return np.full(shape, int(jax.numpy.iinfo(dtype).max), dtype)
+
+
+def all_finite(x: np.ndarray) -> bool:
+    """Whether an array of floats has neither inf nor NaN."""
+    if x.dtype == jax.numpy.bfloat16 and x.flags.c_contiguous:  # by its exponents: a tenth of what np.isfinite takes
+        return bool(np.max(x.view(np.uint16) & _EXPONENT, initial=0) < _EXPONENT)
+    return bool(np.isfinite(x).all())
+
+
+_EXPONENT = np.uint16(0x7F80)  # of a bfloat16; all of its bits are set in inf and NaN
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
@@ -299,6 +315,7 @@ def _blas() -> list[Any]:
 def _one_thread(flops: int) -> Iterator[None]:
     """Small matrix products in one thread: on busy cores, threads that wait for one another cost a hundred times it."""
     before = [(library, library.num_threads) for library in _blas()] if flops < _SHARED_OUT else []
+    before = [(library, number) for library, number in before if number != 1]
     for library, _ in before:
         library.set_num_threads(1)
     try:
@@ -317,6 +334,9 @@ def _dot_general(
         x, y = _wide(x), _wide(y)
     else:  # exact in float64 up to 2^53, and far faster than NumPy's integer product
         x, y = x.astype(np.float64), y.astype(np.float64)
+    if x.ndim == y.ndim == 2 and len(xc) == 1:  # the most frequent one
+        with _one_thread(2 * x.size * y.size // x.shape[xc[0]] if x.size else 0):
+            return np.matmul(x if xc[0] else x.T, y.T if yc[0] else y)
     xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
     yf = [d for d in range(y.ndim) if d not in (*yc, *yb)]
     batch = tuple(x.shape[d] for d in xb)
@@ -392,17 +412,17 @@ ELEMENTWISE: dict[str, Op] = {
     "square": np.square,
     "integer_pow": lambda x, *, y: _integer_pow(np.asarray(x), y) if y >= 0 else 1 / _integer_pow(np.asarray(x), -y),
     "pow": np.power,
-    "exp": lambda x, **_: np.exp(x),
-    "exp2": lambda x, **_: np.exp2(x),
-    "log": lambda x, **_: np.log(x),
-    "log1p": lambda x, **_: np.log1p(x),
-    "expm1": lambda x, **_: np.expm1(x),
-    "tanh": lambda x, **_: np.tanh(x),
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "tanh": np.tanh,
     "logistic": lambda x, **_: _logistic(x),
-    "sqrt": lambda x, **_: np.sqrt(x),
+    "sqrt": np.sqrt,
     "rsqrt": lambda x, **_: 1 / np.sqrt(_wide(np.asarray(x))),
-    "sin": lambda x, **_: np.sin(x),
-    "cos": lambda x, **_: np.cos(x),
+    "sin": np.sin,
+    "cos": np.cos,
     "erf": lambda x, **_: _erf(x),
     "eq": np.equal,
     "ne": np.not_equal,
@@ -525,10 +545,34 @@ def interpret(jaxpr: Any, values: Sequence[Any], apply: Apply, consts: Sequence[
     """
     env = dict(zip(jaxpr.constvars, jaxpr.consts if consts is None else consts, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [v.val if isinstance(v, jec.Literal) else env[v] for v in eqn.invars]
+    for eqn, atoms, done, unused in _plan(jaxpr):
+        operands = [a if literal else env[a] for a, literal in atoms]
+        for v in done:  # memory that is free again is still in the caches
+            del env[v]
         env.update(zip(eqn.outvars, apply(eqn, operands), strict=True))
+        for v in unused:
+            del env[v]
     return [v.val if is_literal(v) else env[v] for v in jaxpr.outvars]
+
+
+Plan = list[tuple[Any, list[tuple[Any, bool]], list[Any], list[Any]]]
+_plans: "weakref.WeakKeyDictionary[Any, Plan]" = weakref.WeakKeyDictionary()
+
+
+def _plan(jaxpr: Any) -> Plan:
+    """Per equation: its operands, each with whether it is a literal, those that no later one needs, unused results."""
+    found = _plans.get(jaxpr)
+    if found is None:
+        found, needed = [], {v for v in jaxpr.outvars if not is_literal(v)}
+        for eqn in reversed(jaxpr.eqns):
+            atoms = [(a.val, True) if is_literal(a) else (a, False) for a in eqn.invars]
+            done = {a for a, literal in atoms if not literal} - needed
+            unused = [v for v in eqn.outvars if v not in needed]
+            needed |= done
+            found.append((eqn, atoms, [*done], unused))
+        found.reverse()
+        _plans[jaxpr] = found
+    return found
 
 
 def scan_groups(eqn: Any, values: Sequence[Any]) -> list[list[Any]]:
@@ -581,9 +625,79 @@ def observed(by: Callable[[Any, list[Any], list[Any]], None]) -> Iterator[None]:
 
 def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
     """One array equation on NumPy values. Returns an array, or a list where the primitive has several results."""
-    out = _evaluate(eqn, values)
-    notice(eqn, values, out if eqn.primitive.multiple_results else [out])
-    return out
+    return evaluator(eqn)(values)
+
+
+Run = Callable[..., Any]  # (values, reuse=False): an operand that nobody else needs may become the result
+
+
+def evaluator(eqn: Any) -> Run:
+    """`evaluate` for one equation, to be called again and again."""
+    name, several = eqn.primitive.name, eqn.primitive.multiple_results
+    op = OPS.get(name)
+    run: Run
+    if name == "split":
+        run = lambda values, reuse=False: _split(values[0], **eqn.params)  # noqa: E731
+    elif op is None or several:
+        run = lambda values, reuse=False: _by_jax(eqn, values)  # noqa: E731
+    else:
+        op = np.true_divide if name == "div" and is_floating(out_dtype(eqn)) else op
+        run = _by_ufunc(eqn, op) if isinstance(op, np.ufunc) else _by_numpy(eqn, op)
+
+    def noticed(values: Sequence[Any], reuse: bool = False) -> Any:
+        observed = _observer.get() is not None
+        out = run(values, reuse and not observed)
+        if observed:
+            notice(eqn, values, out if several else [out])
+        return out
+
+    return noticed
+
+
+def _by_numpy(eqn: Any, op: Op) -> Run:
+    dtype, params = out_dtype(eqn), {} if eqn.primitive.name in TAKES_NO_PARAMS else eqn.params
+
+    def run(values: Sequence[Any], reuse: bool = False) -> Any:
+        try:
+            with np.errstate(all="ignore"):
+                return np.asarray(op(*values, **params)).astype(dtype, copy=False)
+        except KeyError:  # a form that is left to JAX
+            return _by_jax(eqn, values)
+
+    return run
+
+
+def _by_ufunc(eqn: Any, ufunc: np.ufunc) -> Run:
+    dtype, shape = out_dtype(eqn), eqn.outvars[0].aval.shape
+    large = math.prod(shape) * dtype.itemsize >= _LARGE
+    # one element at a time in its own type costs several times as much, and computes in float32, too
+    wide = jax.numpy.bfloat16 in in_dtypes(eqn)
+
+    def run(values: Sequence[Any], reuse: bool = False) -> Any:
+        with np.errstate(all="ignore"):
+            if wide:
+                values = [_wide(np.asarray(v)) for v in values]
+            out = _free(values, shape, dtype) if reuse and large and not wide else None
+            return np.asarray(ufunc(*values, out=out)).astype(dtype, copy=False)
+
+    return run
+
+
+_LARGE = 1 << 18  # bytes: from here on new memory costs more than to look whether there is old
+
+
+def _free(values: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray | None:
+    """An operand that the result can be written over: nobody but this sequence knows of it."""
+    for i in range(len(values)):
+        if sys.getrefcount(values[i]) == _ALONE and isinstance(values[i], np.ndarray):
+            x = values[i]
+            if x.dtype == dtype and x.shape == shape and x.flags.owndata and x.flags.writeable:
+                return x
+    return None
+
+
+_known_here = [np.empty(0)]
+_ALONE = sys.getrefcount(_known_here[0])
 
 
 def notice(eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
@@ -591,21 +705,6 @@ def notice(eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
     observer = _observer.get()
     if observer is not None:
         observer(eqn, list(operands), list(results))
-
-
-def _evaluate(eqn: Any, values: Sequence[Any]) -> Any:
-    name, params = eqn.primitive.name, eqn.params
-    if name == "split":
-        return _split(values[0], **params)
-    op = OPS.get(name)
-    if op is not None and not eqn.primitive.multiple_results:
-        try:
-            with np.errstate(all="ignore"):
-                out = op(*values, **(params if name not in TAKES_NO_PARAMS else {}))
-                return np.asarray(out).astype(out_dtype(eqn), copy=False)
-        except KeyError:
-            pass  # a form that is left to JAX
-    return _by_jax(eqn, values)
 
 
 TAKES_NO_PARAMS = frozenset(k for k, op in ELEMENTWISE.items() if isinstance(op, np.ufunc)) | {

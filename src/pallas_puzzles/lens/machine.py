@@ -29,12 +29,15 @@ from ..ir.capture import (
     line_of,
     space_of,
 )
+from ..ir.folded import folded
 from ..ir.held import held
 from ..ir.ops import (
     ELEMENTWISE,
     Beyond,
+    all_finite,
     cost,
     evaluate,
+    evaluator,
     holds_keys,
     inlined,
     interpret,
@@ -108,8 +111,8 @@ class Trace:
     fetched: list[list[bool]]
     flushed: list[list[bool]]
     outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
-    state: list[np.ndarray] = dataclasses.field(default_factory=list)
-    writer: list[np.ndarray] = dataclasses.field(default_factory=list)
+    states: list[Marks] = dataclasses.field(default_factory=list)
+    writers: list[Marks] = dataclasses.field(default_factory=list)
     visits: list[dict[tuple[int, ...], list[list[int]]]] = dataclasses.field(default_factory=list)
     events: list[Event] = dataclasses.field(default_factory=list)
     incidents: list[Incident] = dataclasses.field(default_factory=list)
@@ -123,6 +126,16 @@ class Trace:
     @property
     def n(self) -> int:
         return len(self.steps)
+
+    @functools.cached_property
+    def state(self) -> list[np.ndarray]:
+        """Per output and element: NOT_VISITED, NOT_STORED, STALE or WRITTEN."""
+        return [marks.seen() for marks in self.states]
+
+    @functools.cached_property
+    def writer(self) -> list[np.ndarray]:
+        """Per output and element: the last step that stored it, or -1."""
+        return [marks.seen() for marks in self.writers]
 
     def with_pipelines(self) -> "Iterator[Trace]":
         """This trace, and those of the pipelines inside of the kernel."""
@@ -288,8 +301,14 @@ def _born(name: str, values: list[np.ndarray], out: np.ndarray) -> tuple[str, in
         zero_by_zero = int(np.count_nonzero((a == 0) & (b == 0)))
         by_zero = int(np.count_nonzero(np.isfinite(a) & (b == 0)))
         return ("0 / 0 is NaN", zero_by_zero) if zero_by_zero else ("a division by 0 is infinite", by_zero)
-    bad = np.isnan(out) & ~np.isnan(a) & ~np.isnan(b)
+    bad = np.isnan(out)
+    if bad.any():  # an infinity alone is none that has been made here
+        bad &= ~(np.isnan(a) | np.isnan(b))
     return ("inf - inf is NaN" if name == "sub" else "0 times infinity is NaN"), int(np.count_nonzero(bad))
+
+
+def _silent(eqn: Any, values: list[Any]) -> Any:
+    return [] if eqn.primitive.multiple_results else values[0] if values else None
 
 
 def _wanted(eqn: Any) -> bool:
@@ -313,7 +332,7 @@ class Machine(Copies, SparseCore):
         self.pipelines: dict[int, Pipeline] = {}
         self.semaphores: dict[tuple[Buffer, int], Semaphore] = outer.semaphores if outer is not None else {}
         self.dma_semaphores: dict[tuple[int, int], bool] = {}
-        self.costs: dict[int, tuple[int, int]] = {}
+        self.acts: dict[int, Callable[[Any, list[Any]], Any]] = {}
         self.static: dict[int, Any] = {}
         self.places: dict[int, tuple[Place, bool]] = {}
         self.grid_axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
@@ -336,47 +355,57 @@ class Machine(Copies, SparseCore):
         return out if eqn.primitive.multiple_results else [out]
 
     def apply(self, eqn: Any, values: list[Any]) -> Any:
+        act = self.acts.get(id(eqn))
+        if act is None:
+            act = self.acts[id(eqn)] = self._act(eqn, values)
+        return act(eqn, values)
+
+    def _act(self, eqn: Any, values: list[Any]) -> Callable[[Any, list[Any]], Any]:
+        """What an equation does, each time."""
         name = eqn.primitive.name
-        rule = self.rules.get(name)
-        if rule is not None:
-            return rule(eqn, values)
+        if name in self.rules:
+            return self.rules[name]
         if name in _SILENT:
-            return [] if eqn.primitive.multiple_results else values[0] if values else None
+            return _silent
         inner = inlined(eqn)
         if inner is not None:
-            return self.run(inner, values)
+            return lambda _, values: self.run(inner, values)
         if any(isinstance(v, Buffer) for v in values):
             raise Beyond(f"the primitive {name} on a Ref")
-        flops, transcendentals = self._cost(eqn)
-        self.flops += flops
-        self.transcendentals += transcendentals
-        out = evaluate(eqn, values)
-        if name == "select_n" and self.unsure:
-            self._withdraw(values[0], values[1:])
-        elif name in ELEMENTWISE and self.unsure:  # what is made of garbage is garbage, too
-            self.unsure += [(out, *rest) for v, *rest in self.unsure if any(v is value for value in values)]
-        if name in _WATCHED:
-            self._watch(name, eqn, values, out)
-        return out
+        return self._arithmetic(eqn)
 
-    def _watch(self, name: str, eqn: Any, values: list[Any], out: Any) -> None:
-        """Notes arithmetic that may explain a wrong result: where the first inf or NaN is born, and the like."""
-        out = np.asarray(out)
-        if not is_floating(out.dtype):
-            return
+    def _arithmetic(self, eqn: Any) -> Callable[[Any, list[Any]], Any]:
+        name, run = eqn.primitive.name, evaluator(eqn)
+        flops, transcendentals = (0, 0) if id(eqn) in folded(self.call.kernel) else cost(eqn)
+        selects, elementwise = name == "select_n", name in ELEMENTWISE
+        dtype = np_dtype(eqn.outvars[0].aval)
+        watched = name in _WATCHED and is_floating(dtype)
+        limit = math.log(np.finfo(dtype).max) if name == "exp" and dtype.kind == "f" else None
+
+        def act(eqn: Any, values: list[Any]) -> Any:
+            self.flops += flops
+            self.transcendentals += transcendentals
+            fits = limit is not None and bool(np.max(values[0], initial=-np.inf) < limit)
+            out = run(values, reuse=fits or not watched)
+            if self.unsure and selects:
+                self._withdraw(values[0], values[1:])
+            elif self.unsure and elementwise:  # what is made of garbage is garbage, too
+                self.unsure += [(out, *rest) for v, *rest in self.unsure if any(v is value for value in values)]
+            if watched and not fits and not all_finite(out):
+                self._watch(name, eqn, values, out)
+            return out
+
+        return act
+
+    def _watch(self, name: str, eqn: Any, values: list[Any], out: np.ndarray) -> None:
+        """Notes arithmetic that may explain a wrong result, not all of which is finite: where inf or NaN is born."""
         if name in _EXPONENTIALS:
             if np.isinf(out).any() and not np.isinf(np.asarray(values[0])).any():
                 self.incident("overflow", "", eqn, largest=float(np.max(np.asarray(values[0]), initial=-np.inf)))
-        elif not np.isfinite(out).all():
-            what, count = _born(name, [np.asarray(v, np.float64) for v in values], out.astype(np.float64))
-            if count:
-                self.incident("born", "", eqn, what=what, count=count, total=out.size)
-
-    def _cost(self, eqn: Any) -> tuple[int, int]:
-        found = self.costs.get(id(eqn))
-        if found is None:
-            found = self.costs[id(eqn)] = cost(eqn)
-        return found
+            return
+        what, count = _born(name, [np.asarray(v) for v in values], out)
+        if count:
+            self.incident("born", "", eqn, what=what, count=count, total=out.size)
 
     def _do_cond(self, eqn: Any, values: list[Any]) -> list[Any]:
         return self.run(eqn.params["branches"][int(np.asarray(values[0]))], values[1:])
@@ -577,7 +606,9 @@ class Machine(Copies, SparseCore):
 
     def _where(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> tuple[Place, bool]:
         """(place, is it all of the Ref). Remembered where no index of it is known only at run time."""
-        found = self.places.get(id(transforms)) if transforms else None
+        if not transforms:
+            return Place(ref.shape, ref.values.dtype), True
+        found = self.places.get(id(transforms))
         if found is None:
             before = len(self.incidents)
             place = self.locate(ref, transforms, verb, eqn)
@@ -855,6 +886,16 @@ def run_grid(
     return trace
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """Where a block lies. place: its part of the array; local: the part of the block that is inside of the array."""
+
+    place: Place
+    local: tuple[slice, ...]
+    inside: bool  # all of it
+    outside: bool  # it starts where there is nothing
+
+
 class Execution:
     """The loop over grid steps: fetch what changed, run the body, write back what is about to change."""
 
@@ -876,16 +917,17 @@ class Execution:
             h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role, machine)
             for h, o in zip(self.hbm, call.operands, strict=True)
         ]
+        self.parts: dict[tuple[int, tuple[int, ...]], _Part] = {}
         self.scratch = self._new_scratch()
         self.outs = [k for k, o in enumerate(call.operands) if o.role == "out"]
         trace.visits = [{} for _ in self.outs]
         if self.inner:
             return
-        trace.state = [np.zeros(o.shape, np.int8) for o in call.outs]
-        trace.writer = [np.full(o.shape, -1, np.int32) for o in call.outs]
-        for j, k in enumerate(self.outs):
-            if self.hbm[k].written is None:
-                trace.state[j][...] = WRITTEN  # what the aliased input held counts as written
+        steps = np.min_scalar_type(-1 - trace.n)
+        # what the input of an alias held counts as written
+        states = [NOT_VISITED if self.hbm[k].written is not None else WRITTEN for k in self.outs]
+        self.state = [Marks(o.shape, np.int8, state) for o, state in zip(call.outs, states, strict=True)]
+        self.writer = [Marks(o.shape, steps, -1) for o in call.outs]
 
     def _new_scratch(self) -> list[Buffer]:
         return [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch", self.m) for s in self.t.call.scratch]
@@ -902,7 +944,8 @@ class Execution:
             aliased = [inputs[i] for i, out in call.aliases.items() if out == j]
             for shared in aliased[:1]:
                 shared.role, shared.writer = "out", Marks(shared.shape, np.int32, -1)
-            outputs += aliased[:1] or [Buffer.empty(o.name, o.shape, o.dtype, "hbm", "out", self.m)]
+            new = Buffer.empty if o.in_hbm else Buffer.allocated
+            outputs += aliased[:1] or [new(o.name, o.shape, o.dtype, "hbm", "out", self.m)]
         return [*inputs, *outputs]
 
     def run(self, after: Callable[[int], bool] | None = None) -> None:
@@ -935,10 +978,10 @@ class Execution:
         t = self.t
         start, block = t.starts[k][s], t.blocks[k][s]
         if self.changed[k][s]:
-            if _outside(o, start):
+            if self._part(k, start).outside:
                 self.m.incident("map-bounds", o.name, None, block=block, start=start, operand=o)
             if o.role == "in":
-                self._fetch(k, o, start)
+                self._fetch(k, o, self._part(k, start))
         if o.role == "out":
             visits = t.visits[self.outs.index(k)].setdefault(block, [])
             if self.changed[k][s]:
@@ -948,12 +991,19 @@ class Execution:
                 self.local[k].arrive(left_at=s - 1)
             visits[-1].append(s)
 
-    def _fetch(self, k: int, o: Operand, start: tuple[int, ...]) -> None:
-        full, local, inside = region(o, start)
-        source, target, here = self.hbm[k], self.local[k], self.views[k].part(full)
+    def _part(self, k: int, start: tuple[int, ...]) -> "_Part":
+        found = self.parts.get((k, start))
+        if found is None:
+            o = self.t.call.operands[k]
+            full, local, inside = region(o, start)
+            found = self.parts[k, start] = _Part(self.views[k].part(full), local, inside, _outside(o, start))
+        return found
+
+    def _fetch(self, k: int, o: Operand, part: "_Part") -> None:
+        source, target, here, local = self.hbm[k], self.local[k], part.place, part.local
         known = True if source.written is None else source.written.at(here)
-        if inside and known is True:
-            target.filled(np.array(here.get(source.values)).reshape(o.ref_shape), None)
+        if part.inside and known is True:
+            target.filled(source.lend(here).reshape(o.ref_shape), None)
             return
         values, written = poison(o.block, o.dtype), np.zeros(o.block, bool)
         values[local] = here.get(source.values)
@@ -962,8 +1012,8 @@ class Execution:
 
     def _flush(self, j: int, k: int, s: int) -> None:
         o = self.t.call.operands[k]
-        full, local, _ = region(o, self.t.starts[k][s])
-        block, target, there = self.local[k], self.hbm[k], self.views[k].part(full)
+        at = self._part(k, self.t.starts[k][s])
+        block, target, there, local = self.local[k], self.hbm[k], at.place, at.local
         assert block.written is not None, "an output block arrives unwritten"
         assert block.writer is not None, "an output block has writers"
 
@@ -977,10 +1027,9 @@ class Execution:
             return
         stored = block.written.one if block.written.each is None else block.written.each.any()
         missing = NOT_STORED if stored or block.left_at < 0 else STALE
-        self.t.state[j][full] = (
-            np.where(written, WRITTEN, missing) if np.ndim(written) else WRITTEN if written else missing
-        )
-        self.t.writer[j][full] = part(block.writer)
+        state = np.where(written, WRITTEN, missing) if np.ndim(written) else WRITTEN if written else missing
+        self.state[j].put(there, state, whole)
+        self.writer[j].put(there, part(block.writer), whole)
 
     def _finish(self) -> None:
         t = self.t
@@ -991,15 +1040,36 @@ class Execution:
             if semaphore.due:
                 _, copy, _ = semaphore.due[0]
                 self.m.incident("unwaited", plain_ref(copy.dst)[0].name, copy.eqn, count=len(semaphore.due))
+        t.states, t.writers = self.state, self.writer
         for j, k in enumerate(self.outs):
-            if t.call.operands[k].in_hbm:
-                written = self.hbm[k].written
-                t.state[j] = np.full(self.hbm[k].shape, WRITTEN, np.int8)
-                if written is not None:
-                    t.state[j] = np.where(written.array(), WRITTEN, NOT_VISITED).astype(np.int8)
-                writer = self.hbm[k].writer
-                t.writer[j] = writer.array() if writer is not None else t.writer[j]
-        t.outputs = [self.hbm[k].values for k in self.outs]
+            o, array = t.call.operands[k], self.hbm[k]
+            if o.in_hbm:
+                t.states[j] = _marked(array)
+                t.writers[j] = array.writer or t.writers[j]
+            elif array.written is not None and not self._covered(k):
+                array.values[t.states[j].seen() == NOT_VISITED] = poison((), o.dtype)
+        t.outputs = [self._own(self.hbm[k].values) for k in self.outs]
+
+    def _covered(self, k: int) -> bool:
+        """Whether the blocks that were visited are all of an array. False where they may overlap."""
+        o = self.t.call.operands[k]
+        visited = sum(math.prod(part.place.shape) for (of, _), part in self.parts.items() if of == k)
+        return all(d.kind != "element" for d in o.dims) and visited == math.prod(o.shape)
+
+    def _own(self, values: np.ndarray) -> np.ndarray:
+        """An output that is none of the inputs' memory: blocks are lent, and may be stored as they are."""
+        shared = any(np.may_share_memory(values, x) for x in self.t.call.inputs)
+        return np.array(values) if shared or not values.flags.writeable else values
+
+
+def _marked(array: Buffer) -> Marks:
+    """The state of an output that stays in HBM."""
+    written = array.written
+    if written is None or written.each is None:
+        return Marks(array.shape, np.int8, WRITTEN if written is None or written.one else NOT_VISITED)
+    marks = Marks(array.shape, np.int8, WRITTEN)
+    marks.put(Place(array.shape, array.values.dtype), np.where(written.each, WRITTEN, NOT_VISITED), whole=True)
+    return marks
 
 
 # --- a whole function ------------------------------------------------------------------------------------------------

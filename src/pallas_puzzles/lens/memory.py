@@ -13,33 +13,58 @@ from ..ir.places import Place
 
 
 class Marks:
-    """One mark for each element of a buffer: `one` for all of them, or `each` its own."""
+    """One mark for each element of a buffer: `one` for all of them, or `each` its own.
 
-    __slots__ = ("dtype", "each", "one", "shape")
+    A mark for a part is only noted: it is set when somebody asks for `each`.
+    """
+
+    __slots__ = ("_each", "_later", "dtype", "one", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, one: Any):
         self.shape, self.dtype, self.one = shape, dtype, one
-        self.each: np.ndarray | None = None
+        self._each: np.ndarray | None = None
+        self._later: list[tuple[Place, Any]] = []
+
+    @property
+    def each(self) -> np.ndarray | None:
+        """None where all agree."""
+        if self._later:
+            if self._each is None:
+                self._each = np.full(self.shape, self.one, self.dtype)
+            for place, mark in self._later:
+                place.set(self._each, mark, marks=True)
+            self._later.clear()
+        return self._each
 
     def at(self, place: Place) -> Any:
         """The marks of a part: one for all of it where all agree, else an array of its shape."""
-        if self.each is None and not place.clipped:
+        each = self.each
+        if each is None and not place.clipped:
             return self.one
-        return place.marked(self.array())
+        return place.marked(self.seen())
 
     def put(self, place: Place, marks: Any, whole: bool) -> None:
-        if whole and np.ndim(marks) == 0:
-            self.one, self.each = marks, None
-        elif whole:
-            self.each = np.array(marks, self.dtype).reshape(self.shape)
-        elif self.each is not None:
-            place.set(self.each, marks, marks=True)
-        elif np.ndim(marks) or marks != self.one:
-            self.each = self.array()
-            place.set(self.each, marks, marks=True)
+        if whole:
+            self._later.clear()
+            self._each = np.array(marks, self.dtype).reshape(self.shape) if np.ndim(marks) else None
+            self.one = self.one if np.ndim(marks) else marks
+        elif np.ndim(marks) == 0:
+            if self._later or self._each is not None or marks != self.one:
+                self._later.append((place, marks))
+            if len(self._later) >= _NOTED:
+                _ = self.each
+        else:
+            each = self.each
+            self._each = np.full(self.shape, self.one, self.dtype) if each is None else each
+            place.set(self._each, marks, marks=True)
 
-    def array(self) -> np.ndarray:
-        return np.full(self.shape, self.one, self.dtype) if self.each is None else self.each
+    def seen(self) -> np.ndarray:
+        """All marks, to be read only: those that agree take no memory."""
+        each = self.each
+        return np.broadcast_to(np.asarray(self.one, self.dtype), self.shape) if each is None else each
+
+
+_NOTED = 1 << 12
 
 
 class Buffer:
@@ -64,8 +89,19 @@ class Buffer:
     def empty(
         cls, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str, clock: Any = None
     ) -> "Buffer":
-        made = cls(name, poison(shape, dtype), space, role, written=False, clock=clock)
-        made._shared = False
+        made = cls(name, poison((), dtype), space, role, written=False, clock=clock)
+        made.values = made._blank = np.broadcast_to(made.values, shape)  # one element, until something is stored
+        made.written = Marks(shape, bool, False)
+        made.writer = Marks(shape, np.int32, -1) if made.writer is not None else None
+        return made
+
+    @classmethod
+    def allocated(
+        cls, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str, clock: Any
+    ) -> "Buffer":
+        """As `empty`, but holding nothing at all: the caller fills in garbage where nothing is stored."""
+        made = cls.empty(name, shape, dtype, space, role, clock)
+        made.values, made._shared = np.empty(shape, dtype), False
         return made
 
     @property
@@ -75,11 +111,18 @@ class Buffer:
     def arrive(self, left_at: int) -> None:
         """A new visit of an output block: what the buffer held belongs to another block."""
         if self._blank is None:
-            self._blank = poison(self.values.shape, self.values.dtype)
+            self._blank = np.broadcast_to(poison((), self.values.dtype), self.shape)
         self.values, self._shared = self._blank, True
         self.written = Marks(self.shape, bool, False)
         self.writer = Marks(self.shape, np.int32, -1)
         self.left_at = left_at
+
+    def lend(self, place: Place) -> np.ndarray:
+        """What is there now, whatever is stored later: a view of memory that is not written to."""
+        if self.writer is not None:  # what is stored into again and again would be copied again and again
+            return np.array(place.get(self.values))
+        self._shared = True
+        return place.get(self.values)
 
     def filled(self, values: np.ndarray, written: np.ndarray | None) -> None:
         """A new block has come in. written: which of its elements hold something, None: all."""
@@ -87,7 +130,7 @@ class Buffer:
         self.written = None
         if written is not None:
             self.written = Marks(self.shape, bool, False)
-            self.written.each = written
+            self.written.put(Place(self.shape, self.values.dtype), written, whole=True)
 
     def load(self, place: Place, whole: bool) -> np.ndarray:
         """What is there now, whatever is stored later."""
@@ -103,7 +146,9 @@ class Buffer:
             self._shared = True
             return
         if self._shared:
-            self.values, self._shared = np.array(self.values), False
+            blank = self.values is self._blank
+            self.values = poison(self.shape, self.values.dtype) if blank else np.array(self.values, order="C")
+            self._shared = False
         place.set(self.values, values)
 
     def mark(self, place: Place, written: Any, step: int, whole: bool) -> None:

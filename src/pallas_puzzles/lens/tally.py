@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ..ir.capture import UNKNOWN, Call, SourceLine, describe_pipeline, everywhere, line_of, subprograms
+from ..ir.folded import folded
 from ..ir.ops import ELEMENTWISE, Beyond, cost, evaluate, in_dtypes, inlined, interpret, is_literal, scan_groups
 from .machine import Figures, figures, plan_pipeline
 
@@ -102,6 +103,7 @@ class _Counter:
         self.steps = self.index.shape[1]
         self.axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
         self.total = Tally()
+        self.folded = folded(call.kernel)
         self.site: SourceLine | None = None  # of a jnp function, inside of it
         # (equation, branch) -> [line, elements, executed, possible, known]
         self.chances: dict[tuple[int, int], list[Any]] = {}
@@ -167,7 +169,7 @@ class _Counter:
         return unknown
 
     def _count(self, eqn: Any, weight: np.ndarray) -> None:
-        flops, transcendentals = cost(eqn)
+        flops, transcendentals = (0, 0) if id(eqn) in self.folded else cost(eqn)
         times = float(weight.sum())
         self.total.flops += flops * times
         self.total.transcendentals += transcendentals * times
@@ -181,7 +183,7 @@ class _Counter:
             more = (flops * times, 0.0) if product else (0.0, flops * times)
             steps = max(steps, int(np.count_nonzero(weight)))
             self.total.lines[line] = (mxu + more[0], others + more[1], steps)
-        if product:
+        if product and flops:
             dtype = in_dtypes(eqn)[0].name
             self.total.mxu_flops[dtype] = self.total.mxu_flops.get(dtype, 0.0) + flops * times
 

@@ -9,13 +9,14 @@ import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from ...ir.capture import SourceLine, line_of, subprograms
+from ...ir.folded import folded
 from ...ir.ops import OPS, cost, evaluate, inlined, is_literal, nbytes_of, np_dtype, scan_groups
 from ...ir.places import locate
 from ...ir.program import equations
@@ -143,7 +144,7 @@ def _call(eqn: Any, given: Sequence[Any]) -> Call:
         total = Work()
         for thread in range(warpgroups):
             axes = {**here, mesh.thread_name: thread} if mesh.thread_name is not None else here
-            follow = _Follow(axes, sizes=inside, notes=call.notes, equations=call.equations)
+            follow = _Follow(axes, sizes=inside, notes=call.notes, equations=call.equations, gone=folded(body))
             follow.open(body, [], refs)
             total.add(follow.work, 1)
             steps[0] += follow.steps
@@ -192,12 +193,14 @@ class _Follow:
         notes: list[str] | None = None,
         equations: dict[int, Any] | None = None,
         on_call: Callable[[Any, Sequence[Any]], None] | None = None,
+        gone: Container[int] = (),
     ) -> None:
+        """gone: id() of the equations that a compiler folds."""
         self.work, self.steps = Work(), 0
         self._axes, self._sizes, self._on_call = dict(axes), sizes or {}, on_call
         self._notes = notes if notes is not None else []
         self._equations = equations if equations is not None else {}
-        self._times = 1.0
+        self._times, self._gone = 1.0, gone
 
     def closed(self, program: Any, values: Sequence[Any]) -> list[Any]:
         body = getattr(program, "jaxpr", program)
@@ -241,7 +244,7 @@ class _Follow:
         if known and all(_is_small_integer(v.aval) for v in eqn.outvars):
             out = evaluate(eqn, given)
             return list(out) if eqn.primitive.multiple_results else [np.asarray(out)]
-        flops, specials = cost(eqn)
+        flops, specials = (0, 0) if id(eqn) in self._gone else cost(eqn)
         self.work.flops += flops * self._times
         self.work.specials += specials * self._times
         return []
