@@ -183,8 +183,9 @@ class Judge:
             return self._failed([wrong])
         guard, picture = self.guard, ""
         costs: list[Figures | Counts] = []
-        with guard.explaining():
-            costs = self.machine.figures(run)
+        if first or case.budget:
+            with guard.explaining():
+                costs = self.machine.figures(run)
         if first:
             self.figures = costs
         diagnosis = self._diagnosis(run, want)
@@ -211,7 +212,9 @@ class Judge:
         if not findings:
             return None
         verdict = self._failed(findings, diagnosis)
-        verdict.figures, verdict.picture = costs, picture
+        with guard.explaining():
+            verdict.figures = costs or self.machine.figures(run)
+        verdict.picture = picture
         return verdict
 
     def _diagnosis(self, run: "Run", want: Any) -> "Diagnosis":

@@ -1,12 +1,11 @@
 """Differences that matter -> what the reader is told of them: where, what stands there, and what should."""
 
 import ast
-import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .differences import Difference, Functions, Path, applied, is_step
+from .differences import Difference, Functions, Path, applied, copy_of, is_step
 
 _SHOWN = 60  # characters: more than that is not told, it is for the reader to write
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
@@ -211,7 +210,7 @@ def followed(function: ast.FunctionDef, edits: Iterable[Edit]) -> ast.FunctionDe
     changes: dict[Any, list[Edit]] = {}
     for each in edits:
         changes.setdefault(_where(each.old or each.behind or each.before), []).append(each)
-    tree = _Followed(changes).visit(copy.deepcopy(function))
+    tree = _Followed(changes).visit(copy_of(function))
     tree = tree[0] if isinstance(tree, list) else tree  # the function itself is replaced, where its arguments change
     return None if changes else ast.fix_missing_locations(tree)
 
@@ -275,7 +274,7 @@ def _without_shared(was: ast.expr, should: ast.expr) -> tuple[Any, Any]:
     if largest is None or len(ast.unparse(largest)) < _WORTH_DOTS:
         return was, should
     dots = f"{_short_name(largest.func)}(...)" if isinstance(largest, ast.Call) else "(...)"
-    return tuple(_Dotted(ast.dump(largest), dots).visit(copy.deepcopy(node)) for node in (was, should))
+    return tuple(_Dotted(ast.dump(largest), dots).visit(copy_of(node)) for node in (was, should))
 
 
 def _short_name(function: ast.expr) -> str:
@@ -374,7 +373,7 @@ def _sign(operator: ast.AST) -> str:
 
 def _with_names(node: ast.AST, named: Mapping[str, str]) -> Any:
     """A copy of a node, with names for the values inside of it, and not for the whole of it."""
-    copied = copy.deepcopy(node)
+    copied = copy_of(node)
     return _Named(named).visit(copied) if isinstance(node, ast.stmt) else _Named(named).generic_visit(copied)
 
 

@@ -5,7 +5,6 @@ Failure-Inducing Input", 2002): what has to change for it to be right is what is
 """
 
 import ast
-import copy
 import dataclasses
 import difflib
 from collections import Counter
@@ -50,7 +49,7 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
 
     beside: another one that is straightened; a value that has a name there keeps its own.
     """
-    tree = copy.deepcopy(function)
+    tree = copy_of(function)
     if ast.get_docstring(tree, clean=False) is not None:
         tree.body = tree.body[1:] or [ast.Pass()]
     named = {_key(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
@@ -143,7 +142,7 @@ def applied(answer: Functions, chosen: Sequence[Difference]) -> dict[str, ast.Fu
             assert isinstance(mine[0].should, ast.FunctionDef)
             changed[name] = mine[0].should
             continue
-        tree = copy.deepcopy(answer[name])
+        tree = copy_of(answer[name])
         # from the end: positions stay as they are. In one place, what goes goes before anything comes
         in_order = sorted(enumerate(mine), key=lambda pair: (_place(pair[1].path), pair[1].was is not None, pair[0]))
         for _, each in reversed(in_order):
@@ -210,6 +209,17 @@ def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
     return list(same.values())
 
 
+def copy_of(tree: Any) -> Any:
+    """A copy of a syntax tree, to be changed. What its nodes carry beside their fields is shared, not copied."""
+    if isinstance(tree, list):
+        return [copy_of(each) for each in tree]
+    if not isinstance(tree, ast.AST) or isinstance(tree, ast.expr_context):
+        return tree
+    new = type(tree)()
+    vars(new).update({k: copy_of(value) if k in tree._fields else value for k, value in vars(tree).items()})
+    return new
+
+
 # --- two trees -------------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +252,7 @@ def _stores_of(name: str, function: ast.FunctionDef) -> list[ast.Name]:
 
 def _in_order_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
     """The right function with its statements in the order of the answer's, as far as none overtakes one it needs."""
-    ordered = copy.deepcopy(theirs)
+    ordered = copy_of(theirs)
     x, y = mine.body, ordered.body
     like = sorted(((_likeness(a, b), -i, -j) for i, a in enumerate(x) for j, b in enumerate(y)), reverse=True)
     place: dict[int, int] = {}
@@ -340,7 +350,7 @@ def _written_as(a: Any, b: Any) -> Any:
 
 def _read(target: ast.expr) -> Any:
     """A place that is stored into, as an expression."""
-    copied: Any = copy.deepcopy(target)
+    copied: Any = copy_of(target)
     copied.ctx = ast.Load()
     return copied
 
@@ -364,7 +374,7 @@ def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
         return b
     mine, theirs = (isinstance(n.func.value, ast.Name) and n.func.value.id == "jnp" for n in (a, b))  # type: ignore[attr-defined]
     if mine and not theirs:
-        b = ast.copy_location(ast.Call(copy.deepcopy(a.func), [b.func.value, *b.args], b.keywords), b)
+        b = ast.copy_location(ast.Call(copy_of(a.func), [b.func.value, *b.args], b.keywords), b)
     elif theirs and not mine and b.args:
         method = ast.copy_location(ast.Attribute(b.args[0], a.func.attr, ast.Load()), b)
         b = ast.copy_location(ast.Call(method, b.args[1:], b.keywords), b)
@@ -397,11 +407,13 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, named: set[str]) -
             each = body[n] = _as_lambda(body[n])
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
+            if not (_is_steady(each.value) if short else _key(each.value) not in named):
+                continue
             name = each.targets[0].id
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
                 continue
-            if _is_steady(each.value) if short else _key(each.value) not in named and _next_alone(used, body[n + 1]):
+            if short or _next_alone(used, body[n + 1]):
                 inline = _Inlined(name, each.value)
                 body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
                 del body[n]
@@ -476,7 +488,7 @@ class _Inlined(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id != self.name or not isinstance(node.ctx, ast.Load):
             return node
-        value: Any = copy.deepcopy(self.value)
+        value: Any = copy_of(self.value)
         value.use, value.defined = node, (value.lineno, value.col_offset)
         return value
 
@@ -617,7 +629,7 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     arguments = _arguments_of(mine, theirs)
     for pair in arguments.items():
         votes[pair] += 100
-    with_mine = _Renamed(arguments).visit(copy.deepcopy(theirs))
+    with_mine = _Renamed(arguments).visit(copy_of(theirs))
     given = dict(_values_of_names(mine))
     for value, name in _values_of_names(with_mine):
         votes[name, given.get(value, "")] += 50 if value in given else 0
@@ -634,7 +646,7 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             names[from_] = to
     taken = set(names.values())
     names |= {n: f"{n}_" for n in own - names.keys() if n in taken}
-    return _Renamed(names).visit(copy.deepcopy(theirs))
+    return _Renamed(names).visit(copy_of(theirs))
 
 
 def _values_of_names(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
@@ -709,7 +721,7 @@ def _put(tree: ast.FunctionDef, difference: Difference) -> None:
     for field, n in difference.path[:-1]:
         node = getattr(node, field) if n is None else getattr(node, field)[n]
     field, n = difference.path[-1]
-    new = copy.deepcopy(difference.should)
+    new = copy_of(difference.should)
     if new is not None and difference.was is not None:
         new = ast.copy_location(new, difference.was)
     for each in ast.walk(new) if new is not None else ():

@@ -47,11 +47,20 @@ class Tolerance:
 
     def close(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
         """Element by element. NaN is close to an expected NaN alone, and not where nothing else is expected."""
-        unknown = want != want
-        both = (got != got) & unknown & (not unknown.all())
         if self.relative == 0:
-            return (got == want) | both
-        return np.isclose(got, want, rtol=self.relative, atol=self.atol(want)) | both
+            return (got == want) | self._both_unknown(got, want)
+        g, w = (x.astype(np.float32) if is_floating(x.dtype) and x.dtype.itemsize < 4 else x for x in (got, want))
+        with np.errstate(invalid="ignore", over="ignore"):
+            within = np.abs(g - w) <= self.atol(want) + self.relative * np.abs(w)
+        finite = np.isfinite(w)
+        if finite.all():
+            return within
+        return (within & finite) | (g == w) | self._both_unknown(g, w)
+
+    @staticmethod
+    def _both_unknown(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+        unknown = want != want
+        return (got != got) & unknown & (not unknown.all())
 
     def atol(self, want: np.ndarray) -> float:
         return self.relative * _rms(want) or _BESIDE_ZERO

@@ -1,6 +1,7 @@
 """Which of the functions that a puzzle forbids the reader's code calls: the function counts, not what it is called."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
@@ -90,6 +91,12 @@ class Lookout:
 
 def _functions_of_jax(name: str) -> list[Any]:
     """What JAX calls by a name, in any of its public modules, and as a method of arrays."""
+    return _functions_in(name, len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1024)
+def _functions_in(name: str, modules: int) -> list[Any]:
+    """modules: how many of them are imported; with another one, there may be more functions."""
     public = [m for n, m in [*sys.modules.items()] if n == "jax" or (n.startswith("jax.") and "._" not in n)]
     found = [vars(module).get(name) for module in public]
     if name == "at":  # x.at[i] alone does nothing yet
