@@ -245,6 +245,13 @@ def slots_needed(tile_bytes):
 # %% gpu_basics/8: the sum, not the mean
 # normed: ` / x_smem.shape[1]` -> ``
 
+# %% gpu_basics/8: the mean keeps its second axis
+# normed: `axis=1)` -> `axis=1, keepdims=True)`
+# normed: `1e-6)[:, None]` -> `1e-6)`
+
+# %% gpu_basics/8: widened before the root
+# normed: `lax.rsqrt(mean_square + 1e-6)[:, None]` -> `lax.rsqrt(mean_square[:, None] + 1e-6)`
+
 # %% gpu_basics/8: without 1e-6
 # normed: `mean_square + 1e-6` -> `mean_square`
 
@@ -276,7 +283,7 @@ def column_lse(x_smem, rows_left):
     x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)
     row = row_numbers(x.shape)
     top = jnp.max(x, axis=0)
-    e = jnp.exp(x - along_columns(top, x.shape))
+    e = jnp.exp(x - top)
     e = jnp.where(row < rows_left, e, 0.0)
     return top + jnp.log(jnp.sum(e, axis=0))
 
