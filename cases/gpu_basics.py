@@ -70,6 +70,18 @@ def puzzle_4(nb: Any) -> Question:
     )
 
 
+def puzzle_4b(nb: Any) -> Question:
+    return question(
+        nb.ahead_gelu_spec,
+        normal((512, 128)),
+        variants=[
+            case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
+            case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
+        ],
+        budget=Budget(copy_idle=8_000, thread_bytes=0, copies=8),
+    )
+
+
 def puzzle_5(nb: Any) -> Question:
     return question(
         nb.strip_gelu_spec,
@@ -198,8 +210,12 @@ def bench_4(nb: Any) -> Sizes:
     return matrices((512, 4096), (2048, 4096), (8192, 4096), (32768, 4096))
 
 
-def bench_5(nb: Any) -> Sizes:
+def bench_4b(nb: Any) -> Sizes:
     return matrices((512, 16896), (2048, 16896), (8192, 16896))  # 132 strips: one for each SM of an H100 or H200
+
+
+def bench_5(nb: Any) -> Sizes:
+    return bench_4b(nb)
 
 
 def bench_6(nb: Any) -> Sizes:

@@ -10,7 +10,7 @@
 # %% [markdown]
 # # GPU basics: from one CTA to a softmax at bandwidth
 #
-# Ten puzzles take you from adding ten to a softmax that runs as fast as an H200 can copy its input. On the way you
+# Eleven puzzles take you from adding ten to a softmax that runs as fast as an H200 can copy its input. On the way you
 # meet what every fast kernel on a Hopper GPU is made of: thousands of CTAs at once, values in registers, tiles in
 # shared memory, a copy engine that works while you compute, and barriers that tell you when it is done.
 #
@@ -18,7 +18,9 @@
 # you forgot to wait for, and the barrier that never opens. On Linux, NVIDIA's real compiler can look at them, too,
 # without a GPU. On a machine with an H100 or H200, the same cells run compiled.
 #
-# A puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it.
+# There are puzzles, and there are worked examples. A worked example shows a few new calls in a kernel that is complete.
+# Run it, look at the picture, and change it if you like. A puzzle is a function whose body says `YOUR CODE HERE`. Fill
+# it in and run the `check` below it.
 
 # %%
 import functools
@@ -35,15 +37,73 @@ from pallas_puzzles import check, gpu_report, hint, normal, progress, setup, sho
 setup("gpu")  # a Hopper or Blackwell GPU if there is one, else this package's machine
 
 # %% [markdown]
+# ## Worked example: one CTA, then four
+#
+# A **CTA** is a group of threads that run a kernel together. Here it has 128 threads, and the picture below calls them
+# warpgroup 0. `plgpu.kernel` starts your function in one CTA, if you do not ask for more. It copies nothing for you:
+# your Refs are the whole arrays. They are in **GMEM** (global memory, 80 GB on an H100). You index a Ref as you index
+# an array: `x_gmem[0, 5]` loads one number, `o_gmem[0, 5] = value` stores one, and `x_gmem[2]` loads a row.
+#
+# You write what happens to arrays. Which of the threads does which part of it is Pallas's work.
+
+
+# %%
+def double_kernel(x_gmem, o_gmem):
+    o_gmem[...] = x_gmem[...] * 2
+
+
+def double(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    # out_type: shape and dtype of the result
+    return plgpu.kernel(double_kernel, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+show(double, normal((4, 256)))
+
+# %% [markdown]
+# An H100 (SXM) has 132 processors, called **SMs**, and a CTA runs on one of them. The other 131 are idle. An SM's share
+# of the chip's 3350 GB/s is 25 GB/s. So you start many CTAs. The **grid** says how many, and gives each axis a name.
+# `lax.axis_index("row")` says where in the grid a CTA is:
+#
+# ```text
+#     grid=(4,), grid_names=("row",)
+#
+#     row 0    [  CTA  ]    lax.axis_index("row") is 0 here,
+#     row 1    [  CTA  ]    1 here,
+#     row 2    [  CTA  ]    2 here,
+#     row 3    [  CTA  ]    and 3 here
+# ```
+#
+# On a TPU the grid is a loop: one step follows the other. On a GPU many CTAs run at once, in any order. So two CTAs
+# must never store into the same place, and none may count on what another one has done.
+
+
+# %%
+def double_rows_kernel(x_gmem, o_gmem):
+    i = lax.axis_index("row")
+    o_gmem[i] = x_gmem[i] * 2
+
+
+def double_rows(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    return plgpu.kernel(
+        double_rows_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[0],),
+        grid_names=("row",),
+    )(x)
+
+
+# Try it: store into o_gmem[0] in place of o_gmem[i], and run this cell again.
+show(double_rows, normal((4, 256)))
+
+# %% [markdown]
 # ## Puzzle 1: All at once
 #
 # **Goal.** Add 10 to a matrix. Each CTA takes one row, and `bn` of its columns.
 #
 # ### Theory
 #
-# An H100 (SXM) has 132 processors, called **SMs**. One of them alone gets 25 GB/s of the chip's 3350. So you start a
-# kernel many times over. Each start is a **CTA**: 128 threads that run your kernel together. The **grid** says how many
-# there are:
+# A batch of 4 prompts is a matrix of 4 long rows. With one CTA for a row, 128 of the 132 SMs have nothing to do. So cut
+# the rows into parts. The grid gets a second axis:
 #
 # ```text
 #     grid=(4, 3), grid_names=("row", "part")
@@ -51,16 +111,13 @@ setup("gpu")  # a Hopper or Blackwell GPU if there is one, else this package's m
 #                part 0    part 1    part 2
 #     row 0    [  CTA    |  CTA    |  CTA    ]
 #     row 1    [  CTA    |  CTA    |  CTA    ]      twelve CTAs,
-#     row 2    [  CTA    |  CTA    |  CTA    ]      all at once
+#     row 2    [  CTA    |  CTA    |  CTA    ]      each with an index along both axes
 #     row 3    [  CTA    |  CTA    |  CTA    ]
 # ```
 #
-# On a TPU the grid is a loop: one step follows the other. On a GPU many CTAs run at once, in any order. The SMs' room
-# limits how many. So two CTAs must never store into the same place, and none may count on what another one has done.
-#
-# `plgpu.kernel` copies nothing for you. Your Refs are the whole arrays, in **GMEM** (global memory: 80 GB on an H100).
-# `x_gmem[0, 5]` loads, `o_gmem[0, 5] = value` stores. `lax.axis_index("row")` says where in the grid this CTA is.
-# `pl.ds(start, size)` is a slice whose start you compute: `x_gmem[0, pl.ds(256, 128)]` has columns 256 to 383 of row 0.
+# A CTA's index is traced, so `x_gmem[0, 256 * j : 256 * j + 256]` does not work: Python's slices need numbers.
+# `pl.ds(start, size)` is a slice whose start is computed, and may be traced. `x_gmem[0, pl.ds(256, 128)]` has columns
+# 256 to 383 of row 0. The size is a Python integer. You use it to load and to store.
 
 
 # %%
@@ -146,9 +203,9 @@ check("gpu_basics/1", add_ten)
 #                        then the threads exchange theirs
 # ```
 #
-# You write `jnp.max(x)`; the exchange is Pallas's work. A thread has 255 registers of 4 bytes. An SM has 65,536 of
-# them, which is 256 KiB, and the whole H100 has 33 MiB. Registers are fast, and loads from GMEM are slow. A row that
-# you load twice costs three trips instead of two: in, in, and out. So load each element once.
+# You write `jnp.max(x)`; the exchange is Pallas's work. What is in registers costs nothing to use again. GMEM is slow:
+# the registers of an H100's SMs hold 33 MiB, and to load as much from GMEM takes 10 us. A row that you load twice costs
+# three trips instead of two: in, in, and out. So load each element once.
 #
 # (You know the rule of arithmetic: exp(89) is too large for float32, so the row's maximum is subtracted first. The
 # factor exp(-max) cancels.)
@@ -212,10 +269,50 @@ check("gpu_basics/2", row_softmax)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Four lines and no buffer: registers are where a GPU computes. But they end somewhere. A row of 32,768
-# float32 takes 256 registers of each thread, and there are 255. The compiler then **spills**: it keeps some values in
-# GMEM. On an H200, rows of 16,384 run at 4121 GB/s, and rows of 32,768 at 2251 GB/s (measured). And registers have no
-# address: you cannot index the element that your neighbour holds. What if you need it?
+# **Takeaway.** Four lines and no buffer: registers are where a GPU computes. But they end somewhere: a thread has 255
+# of them, with 4 bytes each. On an H200, rows of 16,384 float32 run at 4121 GB/s, and rows of 32,768, which need 256
+# registers of each thread, at 2251 GB/s (measured). And registers have no address: a thread cannot index the element
+# that its neighbour holds. What if it needs one?
+
+# %% [markdown]
+# ## Worked example: a tile in SMEM
+#
+# A CTA can have a memory of its own: **SMEM** (shared memory), up to 227 KiB. All of its threads can use all of it.
+# Each SM also has a **copy engine** (NVIDIA calls it TMA). It copies tiles between GMEM and SMEM while your threads do
+# something else. `scratch_types=` makes a buffer in SMEM and a **barrier** for each CTA. Your kernel gets both after
+# the outputs.
+#
+# `plgpu.copy_gmem_to_smem(x_gmem.at[rows], x_smem, loaded)` only *starts* a copy. (`x_gmem.at[rows]` names a part of a
+# Ref without loading it.) The call returns at once, and x_smem holds garbage until the copy is done. Then the engine
+# **arrives** at the barrier `loaded`. `plgpu.barrier_wait(loaded)` waits for one arrival:
+#
+# ```text
+#     threads       | start |..... barrier_wait .....| compute
+#     copy engine           |##### 64 x 128 tile ####|
+#     loaded                                         ^ arrives
+# ```
+
+
+# %%
+def double_tiles_kernel(x_gmem, o_gmem, x_smem, loaded):
+    rows = pl.ds(lax.axis_index("tile") * 64, 64)
+    plgpu.copy_gmem_to_smem(x_gmem.at[rows], x_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    o_gmem[rows] = x_smem[...] * 2
+
+
+def double_tiles(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    return plgpu.kernel(
+        double_tiles_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[0] // 64,),
+        grid_names=("tile",),
+        scratch_types=[plgpu.SMEM((64, x.shape[1]), x.dtype), plgpu.Barrier()],
+    )(x)
+
+
+# Try it: leave out barrier_wait, and run this cell again. Then wait twice.
+show(double_tiles, normal((128, 128)))
 
 # %% [markdown]
 # ## Puzzle 3: The copy engine
@@ -226,22 +323,22 @@ check("gpu_basics/2", row_softmax)
 # ### Theory
 #
 # Each row is needed three times. With three loads from GMEM you would load three times the bytes. (A cache catches some
-# of them, but you cannot count on it.) So you keep the tile in **SMEM** (shared memory): up to 227 KiB for a CTA. All
-# of its threads can read any part. Slice the Ref, not the array: `x_smem[pl.ds(1, 64)]`.
-#
-# Each SM has a unit for that, the **copy engine** (NVIDIA calls it TMA). It copies the tile while your threads do
-# something else. `plgpu.copy_gmem_to_smem(x_gmem.at[rows, columns], x_smem, loaded)` only *starts* a copy. The call
-# returns at once, and x_smem holds garbage until the copy is done. Then the engine **arrives** at the barrier `loaded`.
-# `plgpu.barrier_wait(loaded)` waits for that:
+# of them, but you cannot count on it.) So let the copy engine put the rows into SMEM, once. Then slice *there*. A slice
+# of a Ref in SMEM may start at any row, whichever thread needs it. Slice the Ref, not the array:
 #
 # ```text
-#     threads       | start |..... barrier_wait .....| compute
-#     copy engine           |##### 66 x 128 tile ####|
-#     loaded                                         ^ arrives
+#     x_smem, 66 rows         x_smem[pl.ds(1, 64)]
+#
+#     row  0  |        |
+#     row  1  |        |      |########|
+#      ...    |        |      |########|    64 rows,
+#     row 64  |        |      |########|    beginning at the second one
+#     row 65  |        |
 # ```
 #
-# `x_gmem.at[rows, columns]` names a part of a Ref without loading it. Buffers and barriers are made for each CTA by
-# `scratch_types=`. Your kernel gets them after the outputs.
+# (A slice of the array, `x_smem[...][1:65]`, does not compile: rows would have to move from thread to thread.)
+#
+# Neighbouring tiles overlap: the last two rows of one are the first two of the next. Both CTAs copy them.
 
 
 # %%
@@ -275,9 +372,9 @@ check("gpu_basics/3", smooth)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three things in this order: start the copy, wait, compute. 64 rows of the result need 66 rows of `x`. In `x_smem` you
-# count from its own first row: the three summands are slices of `x_smem` with `bm` rows each. Where does each of them
-# start? The result goes straight from registers to GMEM, as in Puzzle 1.
+# Which rows of `x` does the first row of this CTA's result need, and which does the last one? That is what you copy.
+# In `x_smem`, rows are counted from its own first row, so `i` has no place in its indices. The three summands have `bm`
+# rows each. Where does each of them start? The result goes straight from registers to GMEM, as in Puzzle 1.
 #
 # </details>
 #
@@ -310,12 +407,46 @@ check("gpu_basics/3", smooth)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Start, wait, use. Leave out the wait, and a GPU gives you garbage on some days and the right answer on
-# others. Wait twice for one copy, and the kernel hangs: the second arrival never comes. Here you get your line instead.
-# Try both.
+# **Takeaway.** Start, wait, use. 33 KiB came in once, and each row was read three times from SMEM. Without the wait, a
+# GPU gives you garbage on some days and the right answer on others. Here you get your line instead.
 
 # %%
 show(smooth, normal((130, 256)))
+
+# %% [markdown]
+# ## Worked example: the way out
+#
+# The copy engine works in the other direction, too. `plgpu.copy_smem_to_gmem(x_smem, o_gmem.at[rows])` starts a copy of
+# x_smem, and returns at once. There is no barrier on the way out: such copies are counted.
+# `plgpu.wait_smem_to_gmem(n)` waits until at most `n` of them are still on their way.
+#
+# Why wait, if nothing follows? SMEM is borrowed. When your kernel ends, the next CTA moves in. A copy that is still
+# reading x_smem would carry out that CTA's numbers.
+#
+# This kernel reverses the order of the tiles, like the pages of basics.py Puzzle 3. No thread touches a number.
+
+
+# %%
+def reverse_tiles_kernel(x_gmem, o_gmem, x_smem, loaded):
+    i, last = lax.axis_index("tile"), x_gmem.shape[0] // 64 - 1
+    plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(i * 64, 64)], x_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    plgpu.copy_smem_to_gmem(x_smem, o_gmem.at[pl.ds((last - i) * 64, 64)])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def reverse_tiles(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    return plgpu.kernel(
+        reverse_tiles_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[0] // 64,),
+        grid_names=("tile",),
+        scratch_types=[plgpu.SMEM((64, x.shape[1]), x.dtype), plgpu.Barrier()],
+    )(x)
+
+
+# Try it: leave out the last wait, and run this cell again.
+show(reverse_tiles, normal((128, 128)))
 
 # %% [markdown]
 # ## Puzzle 4: Back out
@@ -326,20 +457,19 @@ show(smooth, normal((130, 256)))
 # ### Theory
 #
 # A tile of 64 x 128 float32 is 64 values for each of 128 threads to store. The copy engine needs one instruction. So
-# put the result into SMEM, and let the engine carry it out. Three calls do that. The table has them in the order of the
-# alphabet; yours is another one.
+# put the result into SMEM, `o_smem[...] = value`, and let the engine carry it out.
+#
+# Now threads write what the engine reads. They do not use the same path:
 #
 # ```text
-#     plgpu.commit_smem()              what threads have stored in SMEM so far, the engine sees from now on
-#     plgpu.copy_smem_to_gmem(a, b)    starts a copy of a, in SMEM, to b, and returns at once
-#     plgpu.wait_smem_to_gmem(n)       waits until at most n such copies are on their way
+#     threads       --- store --->   | on its way |   --->  o_smem
+#                                                             |
+#     copy engine   <------------------ reads ----------------+
 # ```
 #
-# Two things can go wrong. The engine reads SMEM on a path of its own: what your threads have just stored may still be
-# on its way there. An engine that starts too early carries out what was in `o_smem` before.
-#
-# And SMEM is borrowed. When your kernel ends, the next CTA moves in. A copy that is still reading `o_smem` would carry
-# out a stranger's numbers.
+# What your threads have just stored may still be on its way when the engine reads. Then it carries out what was in
+# `o_smem` before. `plgpu.commit_smem()` takes care of that: what the threads have stored in SMEM before this call, the
+# engine sees after it.
 
 
 # %%
@@ -372,9 +502,9 @@ check("gpu_basics/4", tiled_gelu)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The way in is that of Puzzle 3, without the two extra rows. For the way out, store the result in o_smem, and then call
-# the three functions of the table, each once. Which of them must lie between your store and the copy? Which must lie
-# between the copy and the end? There is no barrier on the way out: the copies are counted.
+# The way in is that of Puzzle 3, without the two extra rows. The way out is that of the worked example, and two lines
+# more: the result has to get into o_smem, and the engine has to see it there. What does the engine carry out if you
+# commit before you store, and what if you commit after the copy has started?
 #
 # </details>
 #
@@ -411,22 +541,99 @@ check("gpu_basics/4", tiled_gelu)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** In: a barrier. Out: commit, copy, count down. That is the whole protocol. Every kernel that uses the
-# copy engine follows it. Now look at the picture: the threads wait while the engine copies, and the engine waits while
-# the threads compute. Somebody is always idle. That is the next puzzle.
+# **Takeaway.** In: copy, wait. Out: commit, copy, wait. That is the whole protocol. Every kernel that uses the copy
+# engine follows it. Now look at the picture: the threads wait while the engine copies, and the engine waits while the
+# threads compute. Somebody is always idle.
 
 # %%
 show(tiled_gelu, normal((64, 128)))
 
 # %% [markdown]
-# ## Puzzle 5: Two slots
+# ## Worked example: a strip of tiles
 #
-# **Goal.** GELU once more. Now a CTA walks down a whole strip of tiles. Write one step of its loop, so that the next
-# tile comes in while you compute this one.
+# So far a CTA had one tile. Here it walks down a strip of them. `@pl.loop(0, n)` is `for t in range(n)` inside of a
+# kernel; `t` is traced. One barrier will do for all tiles: each wait takes one arrival, and the next wait is for the
+# next one.
+#
+# `plgpu.commit_smem()` has a second effect: all 128 threads wait there for one another. So nobody still reads x_smem
+# when the next tile comes into it.
+
+
+# %%
+def one_slot_kernel(x_gmem, o_gmem, x_smem, o_smem, loaded):
+    columns = pl.ds(lax.axis_index("strip") * 128, 128)
+
+    @pl.loop(0, x_gmem.shape[0] // 64)
+    def _(t):
+        rows = pl.ds(t * 64, 64)
+        plgpu.copy_gmem_to_smem(x_gmem.at[rows, columns], x_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        o_smem[...] = jax.nn.gelu(x_smem[...])
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[rows, columns])
+        plgpu.wait_smem_to_gmem(0)
+
+
+def one_slot_gelu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    tile = plgpu.SMEM((64, 128), x.dtype)
+    return plgpu.kernel(
+        one_slot_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[1] // 128,),
+        grid_names=("strip",),
+        scratch_types=[tile, tile, plgpu.Barrier()],
+    )(x)
+
+
+show(one_slot_gelu, normal((512, 128)))
+
+# %% [markdown]
+# The engine stands idle for 22,976 of 60,781 cycles. While it copies, the threads wait. While they compute, it waits.
+# With two buffers, two copies can be on their way at once. Such a buffer is called a **slot**. Here `x_smem` is (2, 64,
+# 128), and tile `t` lives in slot `t % 2`. You have to know *which* copy is done, so each slot has a barrier of its
+# own: `loaded` has two, and `loaded.at[slot]` is one of them. `load_tile` will be of use below. In it, `lax.rem(t, 2)`
+# is `t % 2` for a `t` that may be traced.
+#
+# This kernel takes the larger of two tiles, element by element. It starts both copies before it waits for one.
+
+
+# %%
+def load_tile(x_gmem, x_smem, loaded, t):
+    # starts the copy of tile t into its slot
+    columns, slot = pl.ds(lax.axis_index("strip") * 128, 128), lax.rem(t, 2)
+    plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(t * 64, 64), columns], x_smem.at[slot], loaded.at[slot])
+
+
+def larger_kernel(x_gmem, o_gmem, x_smem, loaded):
+    load_tile(x_gmem, x_smem, loaded, 0)
+    load_tile(x_gmem, x_smem, loaded, 1)
+    plgpu.barrier_wait(loaded.at[0])
+    first = x_smem[0]
+    plgpu.barrier_wait(loaded.at[1])
+    o_gmem[:, pl.ds(lax.axis_index("strip") * 128, 128)] = jnp.maximum(first, x_smem[1])
+
+
+def larger(x: Float[Array, "128 N"]) -> Float[Array, "64 N"]:
+    return plgpu.kernel(
+        larger_kernel,
+        out_type=jax.ShapeDtypeStruct((64, x.shape[1]), x.dtype),
+        grid=(x.shape[1] // 128,),
+        grid_names=("strip",),
+        scratch_types=[plgpu.SMEM((2, 64, 128), x.dtype), plgpu.Barrier(num_barriers=2)],
+    )(x)
+
+
+show(larger, normal((128, 128)))
+
+# %% [markdown]
+# ## Puzzle 4b: One tile ahead
+#
+# **Goal.** GELU of a strip, with two slots. Write one step of the loop, so that the next tile comes in while you
+# compute this one.
 #
 # ### Theory
 #
-# With one buffer, copying and computing take turns:
+# With one slot, copying in and computing take turns. With two, the engine fills one while you work in the other:
 #
 # ```text
 #     one slot      copy engine   | tile 0 |        | tile 1 |        | tile 2 |
@@ -436,27 +643,138 @@ show(tiled_gelu, normal((64, 128)))
 #                   threads                | GELU 0 | GELU 1 | GELU 2 |
 # ```
 #
-# With two buffers, two **slots**, the engine fills one while you work in the other. Tile `t` lives in slot `t % 2`.
-# Each slot has a barrier of its own, because two copies are on their way at once: `x_smem` is (2, 64, 128), `loaded`
-# has two barriers, and `loaded.at[slot]` is one of them.
+# This is **double buffering**. All of it is in the order of the calls. Look at the second picture: when does the copy
+# of tile 1 start? Your step has to ask for a tile before it needs it.
 #
-# The result has two slots, too. Before you overwrite `o_smem.at[slot]`, the copy of tile t - 2 must have finished
-# reading this slot. `plgpu.wait_smem_to_gmem(1, wait_read_only=True)` waits until at most one copy is still reading
-# SMEM: the newest one may go on. (All 128 threads wait at `commit_smem` for one another. So nobody still reads the slot
-# that the next tile goes into.)
-#
-# The loop and the two copies are given. On the machine here, the strip below takes 55,881 cycles with one slot, and
-# 38,505 with two. The work is the same. A real H200 says the same: with one CTA for each SM, and a matrix of 32,768 x
-# 16,896, one slot takes 1.69 ms, and two take 1.11 ms.
+# The copy of tile 0 is started before the loop. `finish(t, x_tile)` is given. It computes the GELU of a tile that is in
+# SMEM, and copies it out. `x_tile` may be a part of a Ref, such as `x_smem.at[slot]`.
 
 
 # %%
-def load_tile(x_gmem, x_smem, loaded, t):
-    # given: starts the copy of tile t into its slot
-    columns, slot = pl.ds(lax.axis_index("strip") * 128, 128), lax.rem(t, 2)
-    plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(t * 64, 64), columns], x_smem.at[slot], loaded.at[slot])
+def finish_tile(t, x_tile, o_smem, o_gmem):
+    # given: Puzzle 4, with tile t
+    columns = pl.ds(lax.axis_index("strip") * 128, 128)
+    o_smem[...] = jax.nn.gelu(x_tile[...])
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[pl.ds(t * 64, 64), columns])
+    plgpu.wait_smem_to_gmem(0)
 
 
+# %%
+def ahead_gelu_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    return jax.nn.gelu(x)
+
+
+def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
+    # t: the tile of this step, traced      x_smem: (2, 64, 128), two slots      loaded: two barriers
+    # finish: a function of t and of the tile in SMEM      pl.when is of use for the last step.
+    pass  # YOUR CODE HERE
+
+
+def ahead_kernel(x_gmem, o_gmem, x_smem, o_smem, loaded):
+    num_tiles = x_gmem.shape[0] // 64
+    finish = functools.partial(finish_tile, o_smem=o_smem, o_gmem=o_gmem)
+    load_tile(x_gmem, x_smem, loaded, 0)
+
+    @pl.loop(0, num_tiles)
+    def _(t):
+        strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish)
+
+
+def ahead_gelu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    slots, tile = plgpu.SMEM((2, 64, 128), x.dtype), plgpu.SMEM((64, 128), x.dtype)
+    return plgpu.kernel(
+        ahead_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[1] // 128,),
+        grid_names=("strip",),
+        scratch_types=[slots, tile, plgpu.Barrier(num_barriers=2)],
+    )(x)
+
+
+# %%
+# Budget for x (512, 128): thread_bytes=0, copies=8, copy_idle=8_000. copy_idle: cycles in which the copy engine has
+# nothing to do; with one slot there are 22,976 of them. copies: into SMEM; there are 8 tiles.
+check("gpu_basics/4b", ahead_gelu)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# A step deals with two tiles: the one that comes next, and its own. Which of the two should it think of first? Into the
+# slot of the next tile you may copy at once: the step before has finished with it. Then wait for your own tile, and
+# finish it. The last step must not start a tile that does not exist.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
+#     slot = lax.rem(t, 2)
+#
+#     @pl.when(____)
+#     def _():
+#         load_tile(____)
+#
+#     plgpu.barrier_wait(____)
+#     finish(t, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
+#     slot = lax.rem(t, 2)
+#
+#     @pl.when(t + 1 < num_tiles)
+#     def _():
+#         load_tile(x_gmem, x_smem, loaded, t + 1)
+#
+#     plgpu.barrier_wait(loaded.at[slot])
+#     finish(t, x_smem.at[slot])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The same work takes 44,877 cycles now, and took 60,781 with one slot. A real H200 agrees: with one CTA
+# for each SM, and a matrix of 32,768 x 16,896, one slot takes 1.72 ms, and two take 1.13 ms (jax 0.11.2). On a TPU,
+# `pallas_call` did this behind your back. Look at the picture: at the end of each step the threads still wait for their
+# result to leave.
+
+# %%
+show(ahead_gelu, normal((512, 128)))
+
+# %% [markdown]
+# ## Puzzle 5: Two slots
+#
+# **Goal.** Give the result two slots, too, so that tile t - 1 goes out while you compute tile t. Write what happens to
+# a tile that has come in.
+#
+# ### Theory
+#
+# In Puzzle 4b, the engine was still idle for 7,072 cycles. `finish` waited for the copy out, because the next step
+# would overwrite `o_smem`. With two slots, tile t does not touch the slot of tile t - 1. It needs the slot of tile t -
+# 2:
+#
+# ```text
+#     o_smem[0]     | GELU 0 |### out 0 ###|      | GELU 2 |### out 2 ###|
+#     o_smem[1]              | GELU 1 |### out 1 ###|      | GELU 3 |### out 3 ###|
+#                                                 ^
+#                                  tile 2 needs slot 0: out 0 has read it,
+#                                  out 1 may still be on its way
+# ```
+#
+# So wait for one copy, and let the newer one go on: the `n` of `plgpu.wait_smem_to_gmem(n)` is not always 0. Copies out
+# are counted in the order in which they were started. With `wait_read_only=True`, the call waits until they have *read*
+# SMEM; their bytes may still be on their way to GMEM. That is sooner, and all that a slot needs.
+#
+# The step is your own, from Puzzle 4b. After the loop, the kernel waits for all copies.
+
+
+# %%
 def store_tile(o_smem, o_gmem, t):
     # given: starts the copy of tile t out of its slot
     columns = pl.ds(lax.axis_index("strip") * 128, 128)
@@ -468,19 +786,19 @@ def strip_gelu_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
     return jax.nn.gelu(x)
 
 
-def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
-    # t: the tile of this step      x_smem, o_smem: (2, 64, 128), a slot each for even and odd tiles
-    # The copy of tile t was started a step ago. t is traced: lax.rem(t, 2) for t % 2, @pl.when(...) for if.
+def send_tile(t, x_tile, o_smem, o_gmem):
+    # t: traced      x_tile: (64, 128), in SMEM, already there      o_smem: (2, 64, 128), two slots
     pass  # YOUR CODE HERE
 
 
 def strip_kernel(x_gmem, o_gmem, x_smem, o_smem, loaded):
     num_tiles = x_gmem.shape[0] // 64
+    finish = functools.partial(send_tile, o_smem=o_smem, o_gmem=o_gmem)
     load_tile(x_gmem, x_smem, loaded, 0)
 
-    @pl.loop(0, num_tiles)  # for t in range(num_tiles), inside of a kernel
+    @pl.loop(0, num_tiles)
     def _(t):
-        strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded)
+        strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish)
 
     plgpu.wait_smem_to_gmem(0)
 
@@ -497,32 +815,24 @@ def strip_gelu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (512, 128): thread_bytes=0, copies=8, copy_idle=2_000. copy_idle: cycles in which the copy engine has
-# nothing to do. With one tile after the other it idles for 18,000 of them. copies: into SMEM; there are 8 tiles.
+# Budget for x (512, 128): thread_bytes=0, copies=8, copy_idle=2_000. Of the idle cycles, 700 are left if all goes well.
 check("gpu_basics/5", strip_gelu)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# One step has six lines, in three groups. First the future: which tile can be started now, and is there one? Its slot
-# is the one that you left a step ago. Then the present: wait for your own tile, and for a free slot on the way out.
-# Then Puzzle 4. The last step must not start a tile that does not exist.
+# It is the way out of Puzzle 4, and one wait has moved. In Puzzle 4 it came last, and let nothing go on. Here it comes
+# before something that would do harm if it were early. What is that? And when it is called, two copies at most may be
+# on their way: how many of them may go on? The first two tiles wait for nothing, and the same call does that, too.
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
-# def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
-#     slot = lax.rem(t, 2)
-#
-#     @pl.when(____)
-#     def _():
-#         load_tile(____)
-#
-#     plgpu.barrier_wait(____)                              # tile t is there
+# def send_tile(t, x_tile, o_smem, o_gmem):
 #     plgpu.wait_smem_to_gmem(____, wait_read_only=True)    # this slot of o_smem is free
-#     o_smem[slot] = ____
+#     o_smem[____] = ____
 #     ____
 #     store_tile(____)
 # ```
@@ -532,16 +842,9 @@ check("gpu_basics/5", strip_gelu)
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
-# def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
-#     slot = lax.rem(t, 2)
-#
-#     @pl.when(t + 1 < num_tiles)
-#     def _():
-#         load_tile(x_gmem, x_smem, loaded, t + 1)
-#
-#     plgpu.barrier_wait(loaded.at[slot])
+# def send_tile(t, x_tile, o_smem, o_gmem):
 #     plgpu.wait_smem_to_gmem(1, wait_read_only=True)
-#     o_smem[slot] = jax.nn.gelu(x_smem[slot])
+#     o_smem[lax.rem(t, 2)] = jax.nn.gelu(x_tile[...])
 #     plgpu.commit_smem()
 #     store_tile(o_smem, o_gmem, t)
 # ```
@@ -549,9 +852,9 @@ check("gpu_basics/5", strip_gelu)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** This is double buffering. On a TPU, `pallas_call` did it behind your back; now you have seen what it
-# does. In the picture, the bars of the copy engine and of the threads lie above one another, and the engine never
-# stops. Does it have to be so much typing? It does not.
+# **Takeaway.** 60,781 cycles, then 44,877, now 38,505, and the work is the same. In the picture, the engine never
+# stops. On an H200 the last step is a small one: 1.13 ms before, 1.11 ms now, because bytes on their way in fill most
+# of the gap there. Does it have to be so much typing? It does not.
 
 # %%
 show(strip_gelu, normal((512, 128)))
@@ -563,7 +866,7 @@ show(strip_gelu, normal((512, 128)))
 #
 # ### Theory
 #
-# Puzzle 5 took you six lines of protocol for one line of arithmetic. `plgpu.emit_pipeline` writes the six: slots,
+# Count the lines of Puzzle 5: about 20 are protocol, and one is arithmetic. `plgpu.emit_pipeline` writes the 20: slots,
 # barriers, waits, commits. You give it a body for one tile, and BlockSpecs as on a TPU. It is called *inside* of a
 # kernel, so each CTA runs a pipeline of its own:
 #
@@ -576,11 +879,8 @@ show(strip_gelu, normal((512, 128)))
 # ```
 #
 # The body gets the loop's index, as a tuple, and then the Refs of this tile in SMEM, inputs before outputs. It reads
-# them and writes them. It starts no copy and waits for none. An index map takes the loop's index and returns a block
-# number for each dimension: (2, 1) is the third block down, the second one across.
-#
-# `max_concurrent_steps` is the number of slots. One thing differs from a TPU: a block whose number stays the same is
-# copied in again at every step.
+# them and writes them. It starts no copy and waits for none. An index map takes the loop's index. Which strip the CTA
+# has, it does not know by itself: `functools.partial` tells it, in the kernel below.
 
 
 # %%
@@ -614,7 +914,7 @@ def bias_gelu_kernel(x_gmem, bias_gmem, o_gmem, *, bm, bn, slots):
         grid=(x_gmem.shape[0] // bm,),
         in_specs=[tile, bias],
         out_specs=[tile],
-        max_concurrent_steps=slots,
+        max_concurrent_steps=slots,  # how many slots each operand has
     )(x_gmem, bias_gmem, o_gmem)
 
 
@@ -630,7 +930,8 @@ def bias_gelu(
 
 
 # %%
-# Budget for x (512, 256), bias (256,): gmem_bytes=1_056_768, thread_bytes=0.
+# Budget for x (512, 256), bias (256,): gmem_bytes=1_056_768, thread_bytes=0. x and the result are 1 MiB together, and
+# 128 biases come in with each tile.
 check("gpu_basics/6", bias_gelu)
 
 # %% [markdown]
@@ -677,21 +978,65 @@ check("gpu_basics/6", bias_gelu)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Three lines of yours, and the protocol of Puzzle 5 is around them. You know what it does, so you can
-# read its timeline, and tell where it waits. JAX's own Hopper kernels are built on this function, or on its
+# **Takeaway.** Three lines of yours, and the protocol of Puzzles 4 to 5 is around them. You know what it does, so you
+# can read its timeline, and tell where it waits. JAX's own Hopper kernels are built on this function, or on its
 # warp-specialised sister. But it asks a question that it does not answer: how many slots?
+
+# %% [markdown]
+# ## Worked example: a pipeline with a carry
+#
+# An int8 model needs to know how large each activation gets. This kernel takes the maximum over many small tiles. The
+# pipeline has no output: what the body returns is handed to the next step, and comes out after the last one. It begins
+# with `init_carry`. You choose the number of slots. In the picture, the first one is called `in_smem_refs[0][0]`.
+#
+# One thing differs from a TPU: this pipeline copies a block at every step, also if its number stays the same. (The
+# biases of Puzzle 6 came in again with each tile.)
+
+
+# %%
+def largest_step(indices, x_smem, so_far):
+    return jnp.maximum(so_far, jnp.abs(x_smem[...]))  # this is so_far at the next step
+
+
+def largest_kernel(x_gmem, o_gmem, *, rows, slots):
+    strip = lax.axis_index("strip")
+    result = plgpu.emit_pipeline(
+        largest_step,
+        grid=(x_gmem.shape[0] // rows,),
+        in_specs=[plgpu.BlockSpec((rows, 128), lambda t: (t, strip))],
+        max_concurrent_steps=slots,
+        init_carry=jnp.zeros((rows, 128), jnp.float32),  # so_far at the first step, in registers
+    )(x_gmem)
+    o_gmem[:, pl.ds(strip * 128, 128)] = result
+
+
+def largest_with(x: Float[Array, "T R N"], slots: int) -> Float[Array, "R N"]:
+    T, R, N = x.shape
+    return plgpu.kernel(
+        functools.partial(largest_kernel, rows=R, slots=slots),
+        out_type=jax.ShapeDtypeStruct((R, N), x.dtype),
+        grid=(N // 128,),
+        grid_names=("strip",),
+    )(x.reshape(T * R, N))
+
+
+# Try it: two slots, three, four.
+show(largest_with, normal((8, 16, 128)), slots=1)
+
+# %% [markdown]
+# With one slot, the engine waits for 6,368 of 11,684 cycles. A copy out of GMEM takes a while to begin: on the machine
+# here, 700 cycles pass before its first byte arrives. An SM's share of an H100's bandwidth is 3350 GB/s / 132. At 1.83
+# GHz, that is 13.9 bytes a cycle. A tile of 16 x 128 float32 has 8192 bytes, so they take 590 cycles to come in, after
+# 700 cycles of nothing.
 
 # %% [markdown]
 # ## Puzzle 7: How deep?
 #
-# **Goal.** An int8 model needs to know how large each activation gets. The kernel is given: it takes the maximum over
-# many small tiles. Say how many slots its pipeline needs.
+# **Goal.** Say how many slots the pipeline above needs, for tiles of any size.
 #
 # ### Theory
 #
-# A copy out of GMEM takes a while to begin: on the machine here, 700 cycles pass before its first byte arrives. An SM's
-# share of an H100's bandwidth is 3350 GB/s / 132. At 1.83 GHz, that is 13.9 bytes a cycle. A tile of 16 x 128 float32
-# has 8192 bytes: they take 590 cycles to come in, after 700 cycles of nothing.
+# With one slot, the engine waits 700 cycles for every 590 in which bytes come in:
 #
 # ```text
 #     one slot       |..700..|#590#|..700..|#590#|..700..|#590#
@@ -715,41 +1060,18 @@ LATENCY_CYCLES = 700  # from the start of a copy to its first byte
 BYTES_PER_CYCLE = 13.9  # an SM's share of an H100's bandwidth
 
 
+def largest_spec(x: Float[Array, "T R N"]) -> Float[Array, "R N"]:
+    return jnp.max(jnp.abs(x), axis=0)
+
+
 def slots_needed(tile_bytes):
     # tile_bytes: the size of a tile, a Python integer
     # Return the smallest number of slots that keeps the copy engine busy, a Python integer.
     pass  # YOUR CODE HERE
 
 
-# %%
-def largest_spec(x: Float[Array, "T R N"]) -> Float[Array, "R N"]:
-    return jnp.max(jnp.abs(x), axis=0)
-
-
-def largest_step(indices, x_smem, so_far):
-    return jnp.maximum(so_far, jnp.abs(x_smem[...]))  # what a body returns goes into the next step
-
-
-def largest_kernel(x_gmem, o_gmem, *, rows, slots):
-    strip = lax.axis_index("strip")
-    result = plgpu.emit_pipeline(
-        largest_step,
-        grid=(x_gmem.shape[0] // rows,),
-        in_specs=[plgpu.BlockSpec((rows, 128), lambda t: (t, strip))],
-        max_concurrent_steps=slots,
-        init_carry=jnp.zeros((rows, 128), jnp.float32),  # so_far at the first step, in registers
-    )(x_gmem)
-    o_gmem[:, pl.ds(strip * 128, 128)] = result
-
-
 def largest(x: Float[Array, "T R N"]) -> Float[Array, "R N"]:
-    T, R, N = x.shape
-    return plgpu.kernel(
-        functools.partial(largest_kernel, rows=R, slots=slots_needed(R * 128 * x.dtype.itemsize)),
-        out_type=jax.ShapeDtypeStruct((R, N), x.dtype),
-        grid=(N // 128,),
-        grid_names=("strip",),
-    )(x.reshape(T * R, N))
+    return largest_with(x, slots_needed(x.shape[1] * 128 * x.dtype.itemsize))
 
 
 # %%
@@ -796,15 +1118,10 @@ check("gpu_basics/7", largest)
 show(largest, normal((32, 16, 256)))
 
 # %% [markdown]
-# ## Puzzle 8: Who holds what
+# ## Worked example: a layout
 #
-# **Goal.** RMSNorm of short rows: divide each row by the root of its mean square. A CTA takes 64 rows at once.
-#
-# ### Theory
-#
-# Transformers normalise each head's queries: rows of 128, a million of them. With a row a CTA, each thread would hold
-# one single value. So take a tile of 64 rows. But which thread holds which element? That is the tile's **layout**, and
-# a reduction along one axis depends on it:
+# A tile in registers: which thread holds which element? That is the tile's **layout**, and a reduction along one axis
+# depends on it:
 #
 # ```text
 #     Layout.WGMMA: four neighbouring threads share a row
@@ -813,21 +1130,71 @@ show(largest, normal((32, 16, 256)))
 #     row 1    | t4 t4 t5 t5 t6 t6 t7 t7 | t4 t4 t5 t5 ...      an exchange of four threads
 # ```
 #
-# It is the layout in which the tensor cores leave a product (wgmma is their instruction), so you will meet it again.
-# Pallas finds a layout by itself where it can. For a reduction along one axis of such a tile, it cannot. So you name it
-# when you load: `plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)`. From there on it follows: `jnp.sum(x, axis=1)` gives
-# 64 sums, held by the same threads, and `along_rows`, which is given, spreads them over their rows again. (`s[:, None]`
-# would ask for a layout that does not exist.) Storing needs no name.
+# (It is the layout in which the tensor cores leave a product; wgmma is their instruction.) Pallas finds a layout by
+# itself where it can. For a reduction along one axis of a tile of 64 rows, it cannot. So you name the layout when you
+# load: `plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)`. From there on it follows: `jnp.sum(x, axis=1)` is 64 sums, each
+# held by the threads of its row. An array that you make yourself needs a layout, too: `row_numbers` holds 0 in row 0, 1
+# in row 1, and so on.
+#
+# The kernel sums each row up to the diagonal, as a causal mask does. Storing needs no layout.
+
+
+# %%
+def row_numbers(shape):
+    return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+
+
+def column_numbers(shape):
+    return plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+
+
+def causal_sums_kernel(x_gmem, o_gmem, x_smem, loaded):
+    i = lax.axis_index("head")
+    plgpu.copy_gmem_to_smem(x_gmem.at[i], x_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)
+    seen = column_numbers(x.shape) <= row_numbers(x.shape)
+    o_gmem[i] = jnp.sum(jnp.where(seen, x, 0), axis=1)
+
+
+def causal_sums(x: Float[Array, "H 64 64"]) -> Float[Array, "H 64"]:
+    return plgpu.kernel(
+        causal_sums_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape[:2], x.dtype),
+        grid=(x.shape[0],),
+        grid_names=("head",),
+        scratch_types=[plgpu.SMEM((64, 64), x.dtype), plgpu.Barrier()],
+    )(x)
+
+
+print(causal_sums(jnp.ones((1, 64, 64))))
+
+# %% [markdown]
+# ## Puzzle 8: Who holds what
+#
+# **Goal.** RMSNorm of short rows: divide each row by the root of its mean square. A CTA takes 64 rows at once.
+#
+# ### Theory
+#
+# Transformers normalise each head's queries: rows of 128, a million of them. With a row a CTA, each thread would hold
+# one single value. So take a tile of 64 rows, in the layout of the worked example.
+#
+# The mean square of each row is a reduction. It leaves 64 numbers, and then each element has to be multiplied with the
+# number of its row. In NumPy it makes no difference when you widen 64 numbers to (64, 1). Here it does. 64 numbers,
+# held row by row, have a layout. A (64, 1) array has none: arithmetic on it does not compile. So do all of the
+# arithmetic on 64 numbers, without `keepdims=True`, and widen last, where they meet the tile:
+#
+# ```text
+#     s, (64,)             x * s[:, None]
+#
+#     s0  t0 t1 t2 t3      | x s0  x s0  x s0 ...      threads 0 to 3 have s0 already:
+#     s1  t4 t5 t6 t7      | x s1  x s1  x s1 ...      no exchange
+# ```
 
 
 # %%
 def rms_norm_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
     return x * lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + 1e-6)
-
-
-def along_rows(s, shape):
-    # given: s, one number a row, as an array of `shape`
-    return lax.broadcast_in_dim(s, shape, (0,))
 
 
 def normed(x_smem):
@@ -865,9 +1232,9 @@ check("gpu_basics/8", rms_norm)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Load the tile with its layout, once. Then it is NumPy, with two exceptions: `keepdims=True` and `[:, None]` do not
-# work, and `along_rows` takes their place. The mean is a sum, divided by a Python integer that `x_smem.shape` knows.
-# Spread the root, not the squares: then there are 64 roots and not 8192.
+# Load the tile with its layout, once. How many roots do you need, 64 or 8192? Which of the sum, the division, 1e-6 and
+# the root come before the numbers are widened? The mean is a sum, divided by a Python integer that `x_smem.shape`
+# knows. (A mistake costs no time here: Pallas itself says that it finds no layout, and `check` shows the line.)
 #
 # </details>
 #
@@ -877,7 +1244,7 @@ check("gpu_basics/8", rms_norm)
 # def normed(x_smem):
 #     x = plgpu.load(____, layout=____)
 #     mean_square = jnp.sum(____, axis=____) / ____
-#     return x * along_rows(____, x.shape)
+#     return x * ____
 # ```
 #
 # </details>
@@ -888,15 +1255,15 @@ check("gpu_basics/8", rms_norm)
 # def normed(x_smem):
 #     x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)
 #     mean_square = jnp.sum(x * x, axis=1) / x_smem.shape[1]
-#     return x * along_rows(lax.rsqrt(mean_square + 1e-6), x.shape)
+#     return x * lax.rsqrt(mean_square + 1e-6)[:, None]
 # ```
 #
 # </details>
 
 # %% [markdown]
 # **Takeaway.** On a GPU an array in a kernel has a shape, a dtype, and a layout. You choose it where the tile enters
-# the registers; arithmetic keeps it, reductions shrink it. When the compiler finds "no layout", two parts of your
-# kernel ask for different ones.
+# the registers; arithmetic keeps it, a reduction shrinks it, `[:, None]` widens it again. Softmax, LayerNorm and
+# attention do these three steps for every tile.
 
 # %% [markdown]
 # ## Puzzle 9: Ragged edges
@@ -920,24 +1287,14 @@ check("gpu_basics/8", rms_norm)
 # skips that part. So copies need no care, and reductions do: exp(0) is 1, and 56 of them would be in your sum. Replace
 # these elements by something that a sum of exponentials does not notice.
 #
-# For that you need each element's row. `row_numbers(shape)`, which is given, holds 0 in row 0, 1 in row 1, and so on. A
-# sum down the columns works in the layout of Puzzle 8, too. `along_columns` is given.
+# To find out which elements exist, compare their row: `row_numbers` is in the worked example above. One number a column
+# needs no `[:, None]`: NumPy's rule puts a (128,) array along the last axis, and so does Pallas.
 
 
 # %%
 def lse_spec(x: Float[Array, "M N"]) -> Float[Array, "M/64 N"]:
     tiles = [x[start : start + 64] for start in range(0, x.shape[0], 64)]
     return jnp.stack([jax.nn.logsumexp(tile, axis=0) for tile in tiles])
-
-
-def along_columns(s, shape):
-    # given: s, one number a column, as an array of `shape`
-    return lax.broadcast_in_dim(s, shape, (1,))
-
-
-def row_numbers(shape):
-    # given: the number of each element's row; it needs a layout, as a load does
-    return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
 
 
 def column_lse(x_smem, rows_left):
@@ -988,7 +1345,7 @@ check("gpu_basics/9", lse)
 #     row = row_numbers(____)
 #     x = jnp.where(____, x, ____)
 #     top = jnp.max(x, axis=____)
-#     e = jnp.exp(x - along_columns(____, x.shape))
+#     e = jnp.exp(x - ____)
 #     return ____
 # ```
 #
@@ -1002,7 +1359,7 @@ check("gpu_basics/9", lse)
 #     row = row_numbers(x.shape)
 #     x = jnp.where(row < rows_left, x, -jnp.inf)
 #     top = jnp.max(x, axis=0)
-#     e = jnp.exp(x - along_columns(top, x.shape))
+#     e = jnp.exp(x - top)
 #     return top + jnp.log(jnp.sum(e, axis=0))
 # ```
 #
@@ -1033,9 +1390,8 @@ check("gpu_basics/9", lse)
 #     room for 2048 threads              128
 # ```
 #
-# For rows of 4096 float32, ptxas (NVIDIA's assembler, which hands out the registers) gives your softmax 80 registers a
-# thread. In bfloat16, load and store half as many bytes, but compute in float32: 8 significant bits are not enough for
-# a sum of 4096.
+# For rows of 4096 float32, NVIDIA's compiler gives your softmax 80 registers a thread. In bfloat16, load and store half
+# as many bytes, but compute in float32: 8 significant bits are not enough for a sum of 4096 (basics.py Puzzle 10).
 
 
 # %%
@@ -1146,8 +1502,8 @@ check("gpu_basics/10", fast_softmax)
 #     XLA's softmax        4020    3831    2347      2123     GB/s
 # ```
 #
-# At rows of 4096 that is 98% of a copy, and 1.08 times XLA. In the last column the registers spill. (Flash attention's
-# online softmax is the way out of that.)
+# At rows of 4096 that is 98% of a copy, and 1.08 times XLA. In the last column a row does not fit into the registers.
+# The compiler then **spills**: it keeps some values in GMEM. (Flash attention's online softmax is the way out of that.)
 
 # %% [markdown]
 # What does NVIDIA's compiler say? `gpu_report` compiles your kernel for a chip that need not be there, at its real

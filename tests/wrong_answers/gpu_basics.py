@@ -122,50 +122,79 @@ def smooth_kernel(x_gmem, o_gmem, x_smem, loaded, *, bm, bn):
 # %% gpu_basics/4: relu
 # gelu_kernel: `jax.nn.gelu` -> `jax.nn.relu`
 
-# %% gpu_basics/5: the next tile into the same slot
+# %% gpu_basics/4b: the next tile into the same slot
 # strip_step: `load_tile(x_gmem, x_smem, loaded, t + 1)` -> `load_tile(x_gmem, x_smem, loaded, t + 2)`
 # strip_step: `t + 1 < num_tiles` -> `t + 2 < num_tiles`
 
-# %% gpu_basics/5: a tile that does not exist
+# %% gpu_basics/4b: a tile that does not exist
 # strip_step: `t + 1 < num_tiles` -> `t < num_tiles`
 
-# %% gpu_basics/5: the last tile is never started
+# %% gpu_basics/4b: the last tile is never started
 # strip_step: `t + 1 < num_tiles` -> `t + 2 < num_tiles`
 
+# %% gpu_basics/4b: its own tile is started again
+# strip_step: `load_tile(x_gmem, x_smem, loaded, t + 1)` -> `load_tile(x_gmem, x_smem, loaded, t)`
 
-# %% gpu_basics/5: the next tile is started after this one
-def strip_step(t, num_tiles, x_gmem, o_gmem, x_smem, o_smem, loaded):
+
+# %% gpu_basics/4b: the next tile is started after this one
+def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
     slot = lax.rem(t, 2)
     plgpu.barrier_wait(loaded.at[slot])
-    plgpu.wait_smem_to_gmem(0)
-    o_smem[slot] = jax.nn.gelu(x_smem[slot])
-    plgpu.commit_smem()
-    store_tile(o_smem, o_gmem, t)
-    plgpu.wait_smem_to_gmem(0)
+    finish(t, x_smem.at[slot])
 
     @pl.when(t + 1 < num_tiles)
     def _():
         load_tile(x_gmem, x_smem, loaded, t + 1)
 
 
+# %% gpu_basics/4b: waits for its tile too late
+def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
+    slot = lax.rem(t, 2)
+
+    @pl.when(t + 1 < num_tiles)
+    def _():
+        load_tile(x_gmem, x_smem, loaded, t + 1)
+
+    finish(t, x_smem.at[slot])
+    plgpu.barrier_wait(loaded.at[slot])
+
+
+# %% gpu_basics/4b: waits for the other slot
+# strip_step: `loaded.at[slot]` -> `loaded.at[1 - slot]`
+
+# %% gpu_basics/4b: finishes the other slot
+# strip_step: `x_smem.at[slot]` -> `x_smem.at[1 - slot]`
+
 # %% gpu_basics/5: the slot on the way out is not waited for
-# strip_step:
+# send_tile:
 # -    plgpu.wait_smem_to_gmem(1, wait_read_only=True)
 
 # %% gpu_basics/5: waits until everything is out
-# strip_step: `plgpu.wait_smem_to_gmem(1, wait_read_only=True)` -> `plgpu.wait_smem_to_gmem(0)`
+# send_tile: `plgpu.wait_smem_to_gmem(1, wait_read_only=True)` -> `plgpu.wait_smem_to_gmem(0)`
+
+# %% gpu_basics/5: waits until everything is read
+# send_tile: `wait_smem_to_gmem(1,` -> `wait_smem_to_gmem(0,`
 
 # %% gpu_basics/5: two copies may still read
-# strip_step: `wait_smem_to_gmem(1,` -> `wait_smem_to_gmem(2,`
+# send_tile: `wait_smem_to_gmem(1,` -> `wait_smem_to_gmem(2,`
 
-# %% gpu_basics/5: waits for the other slot
-# strip_step: `loaded.at[slot]` -> `loaded.at[1 - slot]`
+# %% gpu_basics/5: always the first slot
+# send_tile: `o_smem[lax.rem(t, 2)]` -> `o_smem[0]`
 
-# %% gpu_basics/5: computes the other slot
-# strip_step: `jax.nn.gelu(x_smem[slot])` -> `jax.nn.gelu(x_smem[1 - slot])`
+# %% gpu_basics/5: the other slot
+# send_tile: `lax.rem(t, 2)` -> `lax.rem(t + 1, 2)`
+
+
+# %% gpu_basics/5: waits after the result is stored
+def send_tile(t, x_tile, o_smem, o_gmem):
+    o_smem[lax.rem(t, 2)] = jax.nn.gelu(x_tile[...])
+    plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+    plgpu.commit_smem()
+    store_tile(o_smem, o_gmem, t)
+
 
 # %% gpu_basics/5: no commit
-# strip_step:
+# send_tile:
 # -    plgpu.commit_smem()
 
 # %% gpu_basics/6: the numbers of the block are exchanged
@@ -216,6 +245,13 @@ def slots_needed(tile_bytes):
 # %% gpu_basics/8: the sum, not the mean
 # normed: ` / x_smem.shape[1]` -> ``
 
+# %% gpu_basics/8: the mean keeps its second axis
+# normed: `axis=1)` -> `axis=1, keepdims=True)`
+# normed: `1e-6)[:, None]` -> `1e-6)`
+
+# %% gpu_basics/8: widened before the root
+# normed: `lax.rsqrt(mean_square + 1e-6)[:, None]` -> `lax.rsqrt(mean_square[:, None] + 1e-6)`
+
 # %% gpu_basics/8: without 1e-6
 # normed: `mean_square + 1e-6` -> `mean_square`
 
@@ -247,7 +283,7 @@ def column_lse(x_smem, rows_left):
     x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)
     row = row_numbers(x.shape)
     top = jnp.max(x, axis=0)
-    e = jnp.exp(x - along_columns(top, x.shape))
+    e = jnp.exp(x - top)
     e = jnp.where(row < rows_left, e, 0.0)
     return top + jnp.log(jnp.sum(e, axis=0))
 
