@@ -46,19 +46,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--as-a-reader",
+        "--thorough",
         action="store_true",
-        help="JAX's simulator confirms a solution's first example, and no variant",
-    )
-    parser.addoption(
-        "--every-variant",
-        action="store_true",
-        help="JAX's simulator confirms, and the TPU compiler takes for every chip, every variant of a solution",
+        help="every wrong answer of the bank, not a quarter; every notebook is solved in a kernel; JAX's simulator "
+        "confirms, and the TPU compiler takes for every chip, every variant of a solution",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Fetches the TPU compiler, as in uv.lock, when `uv run` starts the tests. Whoever solves puzzles needs none."""
+    if not config.getoption("--thorough") and not config.option.markexpr:
+        config.option.markexpr = "not thorough"
     uv = os.environ.get("UV")
     there_is_one = sys.platform == "linux" and platform.machine() == "x86_64"
     if uv is None or hasattr(config, "workerinput") or missing() is None or not there_is_one:

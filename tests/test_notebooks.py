@@ -272,7 +272,11 @@ def test_unsolved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) ->
     assert not complaints(node)
 
 
-@pytest.mark.parametrize("book", BOOKS, ids=NAMES)
+QUICK = ("basics", "gpu_basics")  # one for each kind of chip
+SOLVED = [pytest.param(b, id=b.name, marks=() if b.name in QUICK else pytest.mark.thorough) for b in BOOKS]
+
+
+@pytest.mark.parametrize("book", SOLVED)
 def test_solved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) -> None:
     node = notebooks.build(book.path)
     lay_solutions(node, book)
