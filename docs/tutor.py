@@ -59,13 +59,17 @@ FAMILIES = {
         "Two write, or one writes and one reads, the same elements, and nothing orders them. TPU: steps of a parallel "
         "axis; what does `parallel` promise to the compiler? GPU: CTAs, warpgroups, copies; who waits for whom?"
     ),
-    "unwaited hang hbm-load hbm-store": (
-        "Copies of the reader's own: not waited for, waited for twice, or HBM touched without one. For each start, "
-        "where is its wait?"
+    "unwaited hang copy-shape hbm-load hbm-store": (
+        "Copies of the reader's own: not waited for, waited for twice, of two shapes, or HBM touched without one. For "
+        "each start, where is its wait?"
     ),
     "no-wait reused store-in-flight load-in-flight unwaited-load acc-in-flight": (
-        "GPU: a copy or a product is on its way while its memory is used. Which call waits for it, and which line uses "
-        "the memory next?"
+        "A copy, or a product of a GPU, is on its way while its memory is used. Which call waits for it, and which "
+        "line uses the memory next?"
+    ),
+    "shared-semaphore": (
+        "Several copies on their way use one semaphore, which only counts bytes. After this wait, which of them has "
+        "arrived for sure?"
     ),
     "no-commit unfenced-read": (
         "GPU: the copy engine and the tensor cores do not see what threads have stored in SMEM. Which call makes it "

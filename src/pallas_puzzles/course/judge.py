@@ -120,8 +120,8 @@ def claimed(claims: "Sequence[Claim | Choice | Helper]", judge: "Judge") -> "Ver
 
 
 _OTHERWISE_WRONG = frozenset(
-    "structure shape dtype map-bounds ref-bounds unvisited revisit never-stored hang deadlock unwaited hbm-load "
-    "hbm-store".split()
+    "structure shape dtype map-bounds ref-bounds unvisited revisit never-stored hang deadlock unwaited copy-shape "
+    "no-wait reused shared-semaphore hbm-load hbm-store".split()
 )
 
 

@@ -22,7 +22,10 @@ class Budget:
     of matrix products may be; there has to be a product, too. branches: pl.when, cond and loops in a kernel.
     selected: elements of the results of jnp.where, over all calls and steps, which is what masks cost. operations: of
     array code without a kernel, how many primitives it may consist of; elements: how many the largest array that it
-    makes may have. outside_flops: arithmetic of matrix products outside of the kernels.
+    makes may have. outside_flops: arithmetic of matrix products outside of the kernels. exposed_bytes: of copies
+    between HBM and VMEM that a kernel starts itself, those that nothing overlaps: no arithmetic is done between the
+    start and the wait. in_flight_bytes, the one lower bound: bytes of such copies that are on their way while the
+    kernel computes, on average over its FLOPs.
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
     thread_bytes: those of them that threads load and store themselves; cta_bytes: those that one CTA moves. copies: out
@@ -45,6 +48,8 @@ class Budget:
     operations: int | None = None
     elements: int | None = None
     outside_flops: int | None = None
+    exposed_bytes: int | None = None
+    in_flight_bytes: int | None = None
     gmem_bytes: int | None = None
     thread_bytes: int | None = None
     copies: int | None = None
@@ -81,6 +86,7 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
     from ..text import human_bytes, plural
     from .costs import branches, dead_stores, no_product, over_flops, serial_steps, wide_products
     from .findings import Finding
+    from .overlap import overlap_findings
 
     findings = []
 
@@ -165,7 +171,7 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         findings.append(over_flops(run.traces, flops, budget.flops, by_call if len(by_call) > 1 else []))
     if budget.selected is not None:
         findings += _too_much_masked(run, budget.selected)
-    return findings
+    return findings + overlap_findings(run, budget.exposed_bytes, budget.in_flight_bytes)
 
 
 def _grids(run: "Run") -> str:

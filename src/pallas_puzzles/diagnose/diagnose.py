@@ -19,9 +19,9 @@ from .wrong import Wrong, diagnose_output, sample_of
 
 # Which finding is the likelier root of the others: lower comes first.
 ORDER = (
-    "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds unwaited race unvisited revisit never-stored "
-    "garbage unwritten stale overwritten partly-stored carry padding input-store overflow born exchanged moved unread "
-    "unused rounding values"
+    "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds copy-shape unwaited no-wait reused "
+    "shared-semaphore race unvisited revisit never-stored garbage unwritten stale overwritten partly-stored carry "
+    "padding input-store overflow born exchanged moved unread unused rounding values"
 ).split()
 
 # What is seen in the values of a result alone, and what may only follow from something that was seen to happen.
@@ -34,14 +34,18 @@ _FOLLOWS = {
     "overflow": frozenset({"overwritten", "carry"}),
     "born": frozenset({"overflow", "overwritten", "carry"}),
     "unvisited": frozenset({"map-bounds"}),
+    "no-wait": frozenset({"unwaited", "hang"}),
+    "reused": frozenset({"unwaited", "hang"}),
     "unused": frozenset({"never-stored"}),
     "unread": frozenset({"map-bounds", "unused"}),
-    "unwritten": frozenset({"map-bounds", "hang", "unwaited", "never-stored"}),
-    "stale": frozenset({"map-bounds", "revisit", "hang", "unwritten"}),
+    "unwritten": frozenset(
+        {"map-bounds", "hang", "unwaited", "copy-shape", "no-wait", "shared-semaphore", "never-stored"}
+    ),
+    "stale": frozenset({"map-bounds", "revisit", "hang", "no-wait", "unwritten"}),
     "carry": frozenset({"map-bounds", "unwritten"}),
     "overwritten": frozenset({"unvisited", "map-bounds"}),
     "partly-stored": frozenset({"map-bounds"}),
-    "never-stored": frozenset({"map-bounds"}),
+    "never-stored": frozenset({"map-bounds", "unwaited"}),
     "revisit": frozenset({"map-bounds", "unvisited"}),
 }
 

@@ -107,4 +107,7 @@ GARBAGE_READS = frozenset("padding unwritten stale".split())
 
 
 # Wrong whatever the values are: where they agree, they agree by luck.
-FATAL = frozenset("hbm-load hbm-store hang map-bounds ref-bounds unwaited revisit input-store".split())
+FATAL = frozenset(
+    "hbm-load hbm-store hang map-bounds ref-bounds unwaited copy-shape no-wait reused shared-semaphore revisit "
+    "input-store".split()
+)

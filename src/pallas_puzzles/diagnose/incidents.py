@@ -25,6 +25,8 @@ def incidents_of(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[F
         here = [i for i in group if i.step in steps] if kind == "padding" else []
         first, *others = here or group
         more = f"the same happens at {plural(len(others), 'more step')}, up to step {others[-1].step}" if others else ""
+        if others and others[-1].step == first.step:
+            more = f"the same happens {plural(len(others), 'more time')} at this step"
         operand = next((o for o in trace.call.operands if o.name == ref and o.index_map is not None), None)
         in_map = operand is not None and kind in ("map-bounds", "revisit")
         line = where_defined(operand.index_map) if in_map and operand else first.line
@@ -76,9 +78,48 @@ def _hang(trace: Trace, i: Incident) -> str:
 
 
 def _unwaited(trace: Trace, i: Incident) -> str:
+    if i.detail.get("out"):
+        return (
+            f"a copy out to {i.ref} is started but never waited for: the kernel may end before it has arrived. Wait "
+            "once for each copy that you start, for the last ones at the end of the kernel."
+        )
     return (
         f"a copy into {i.ref} is started but never waited for: the kernel reads what was there before. Call .wait() on "
         "the copy before reading."
+    )
+
+
+def _no_wait(trace: Trace, i: Incident) -> str:
+    d = i.detail
+    copy = "this copy" if d["started"] is None else f"the copy started at {d['started']}"
+    advice = (
+        "Wait for that copy first. If it brings the next tile, start it later, when this one has been read"
+        if d["verb"] == "reads"
+        else "Wait for that copy first"
+    )
+    return f"the kernel {d['verb']} {d['part']}, while {copy} still writes there: nobody has waited for it. {advice}."
+
+
+def _copy_shape(trace: Trace, i: Incident) -> str:
+    source, target = i.detail["shapes"]
+    return f"this copy is from a part of shape {source} to one of shape {target}: both have to have the same shape."
+
+
+def _reused(trace: Trace, i: Incident) -> str:
+    d = i.detail
+    return (
+        f"the kernel {d['verb']} {d['part']}, while the copy started at {d['started']} still reads it: nobody has "
+        "waited for it, and it may copy the new values. Wait for the copy that used this slot before you fill it again."
+    )
+
+
+def _shared_semaphore(trace: Trace, i: Incident) -> str:
+    d = i.detail
+    return (
+        f"the kernel {d['verb']} {d['part']} after a wait on {d['semaphore']}, but the copy started at {d['started']} "
+        f"may not have arrived: {d['others']} copies on their way use this semaphore. A semaphore "
+        "counts bytes, and copies may arrive in any order, so the wait may have ended with another one. Give each slot "
+        "a semaphore of its own, or wait for all of them."
     )
 
 
@@ -178,6 +219,10 @@ _WORDS: dict[str, Callable[[Trace, Incident], str]] = {
     "hbm-store": _in_hbm,
     "hang": _hang,
     "unwaited": _unwaited,
+    "no-wait": _no_wait,
+    "reused": _reused,
+    "copy-shape": _copy_shape,
+    "shared-semaphore": _shared_semaphore,
     "map-bounds": _map_bounds,
     "ref-bounds": _ref_bounds,
     "revisit": _revisit,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .capture import SourceLine, everywhere, is_call, line_of, named, space_of, subprograms
-from .ops import in_dtypes, is_floating, is_literal, np_dtype, out_avals, out_dtype
+from .ops import in_dtypes, is_floating, is_literal, nbytes_of, np_dtype, out_avals, out_dtype
 
 
 def calls_in(jaxpr: Any) -> Iterator[Any]:
@@ -50,6 +50,17 @@ def temporaries(jaxpr: Any) -> Iterator[tuple[tuple[int, ...], Any, SourceLine |
         for aval in [*out_avals(eqn), *(ref for ref in own if space_of(ref) == "vmem")]:
             if hasattr(aval, "shape"):
                 yield tuple(aval.shape), np_dtype(aval), line
+
+
+def scoped_bytes(jaxpr: Any) -> int:
+    """The VMEM that a kernel holds at once by pl.run_scoped. What lies in one another is held together."""
+    return max((_scoped_by(eqn) for eqn in jaxpr.eqns), default=0)
+
+
+def _scoped_by(eqn: Any) -> int:
+    refs = [v.aval for v in eqn.params["jaxpr"].invars] if eqn.primitive.name == "run_scoped" else []
+    own = sum(nbytes_of(ref.shape, np_dtype(ref)) for ref in refs if space_of(ref) == "vmem")
+    return own + max((scoped_bytes(inner) for inner in subprograms(eqn)), default=0)
 
 
 # --- arithmetic in 16 bits -------------------------------------------------------------------------------------------

@@ -6,14 +6,16 @@ what a wait asks for stays in the semaphore.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from ..ir.ops import Beyond, holds_dma_semaphore
+from ..ir.ops import Beyond, holds_dma_semaphore, poison
 from ..ir.places import Place, index_of
+from .flight import Clash, Flight, Transfer, label, part_of
 
 if TYPE_CHECKING:
     from .memory import Buffer
@@ -52,6 +54,7 @@ class Copies:
     dma_bytes: int
     semaphores: "dict[tuple[Buffer, int], Semaphore]"
     dma_semaphores: dict[tuple[int, int], bool]
+    flight: Flight
     incident: Callable[..., None]
     locate: Callable[..., Place]
     note_copy: Callable[..., None]
@@ -74,7 +77,42 @@ class Copies:
                 if sem is not None:
                     amount = nbytes if self._counts_bytes(eqn, at) else 1
                     self._semaphore(sem, eqn)[0].due.append((happen, copy, amount))
+            self._take_off(src, dst, dst_sem, eqn, amount)
         return []
+
+    def _take_off(self, src: Any, dst: Any, sem: Any, eqn: Any, amount: int) -> None:
+        """Notes that a copy is on its way, and whether another one on its way uses the same memory."""
+        ends = []
+        for view, verb in ((src, "copies from"), (dst, "copies to")):
+            ref, transforms = plain_ref(view)
+            ends.append((ref, self.locate(ref, transforms, "", eqn), verb == "copies to"))
+        for ref, place, written in ends:
+            self.note_clash(ref, place, "copies into" if written else "copies out of", written, eqn)
+        semaphore, name = self._semaphore(sem, eqn)
+        parts = [(ref, part_of(place, ref.shape), written) for ref, place, written in ends]
+        source, target = (label(ref.name, part, ref.shape) for ref, part, _ in parts)
+        hbm = any(ref.space in ("any", "hbm") for ref, _, _ in ends)
+        nbytes, work = ends[1][1].nbytes, self.flight.work
+        self.flight.start(Transfer(source, target, nbytes, hbm, eqn, name, 0, work, parts), semaphore, amount)
+
+    def note_clash(self, ref: "Buffer", place: Place, verb: str, writes: bool, eqn: Any) -> None:
+        """Notes an access to memory that a copy on its way uses."""
+        for clash in self.flight.clashes(ref, place, writes):
+            self._clash(clash, ref, place, verb, eqn)
+
+    def _clash(self, clash: Clash, ref: "Buffer", place: Place, verb: str, eqn: Any) -> None:
+        copy = clash.transfer
+        self.incident(
+            clash.kind,
+            ref.name,
+            eqn,
+            verb=verb,
+            part=label(ref.name, part_of(place, ref.shape), ref.shape),
+            into=any(other is ref and written for other, _, written in copy.parts),
+            started=copy.line,
+            semaphore=copy.semaphore,
+            others=clash.others,
+        )
 
     def _counts_bytes(self, eqn: Any, at: int) -> bool:
         """Whether a copy's semaphore, operand `at`, is one of the kind DMA."""
@@ -97,6 +135,7 @@ class Copies:
     def _wait(self, sem: Any, transforms: Any, needed: int, eqn: Any, *, dma: bool, take: bool = True) -> None:
         semaphore, name = self._semaphore(sem, eqn, transforms)
         semaphore.arrive(needed)
+        self.flight.waited(semaphore, needed if take else None, eqn)
         if semaphore.count < needed:
             self.incident("hang", name, eqn, needed=needed, got=semaphore.count, dma=dma)
             semaphore.count = 0 if dma else semaphore.count
@@ -120,6 +159,9 @@ class Copies:
         source, (target, transforms) = plain_ref(copy.src)[0], plain_ref(copy.dst)
         there = self.locate(target, transforms, "copies to", copy.eqn)
         assert copy.value is not None, "what is delivered has been read"
+        if copy.value.size != math.prod(there.shape):
+            self.incident("copy-shape", target.name, copy.eqn, shapes=(copy.value.shape, there.shape))
+            copy.value, copy.known = poison(there.shape, there.dtype), np.zeros(there.shape, bool)
         value = copy.value.reshape(there.shape)
         known = copy.known.reshape(there.shape) if np.ndim(copy.known) else copy.known
         if copy.eqn.params.get("add"):
@@ -134,7 +176,9 @@ class Copies:
         ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]
         if device is not None or core is not None:
             raise Beyond("a signal to another device or core")
-        self._semaphore(ref, eqn, transforms)[0].count += int(np.asarray(amount))
+        semaphore, _ = self._semaphore(ref, eqn, transforms)
+        semaphore.count += int(np.asarray(amount))
+        self.flight.signalled(semaphore, int(np.asarray(amount)))
         return []
 
     def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -148,6 +192,7 @@ class Copies:
         ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
         semaphore, _ = self._semaphore(ref, eqn, transforms)
         semaphore.arrive(float("inf"))
+        self.flight.waited(semaphore, None, eqn)
         return np.int32(semaphore.count)
 
 

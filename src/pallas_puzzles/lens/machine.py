@@ -51,9 +51,10 @@ from ..ir.ops import (
     to_numpy,
 )
 from ..ir.places import Place, locate
-from ..ir.program import temporaries
+from ..ir.program import scoped_bytes, temporaries
 from ..text import human_bytes, plural
 from .copies import Copies, Semaphore, known_in, plain_ref
+from .flight import Flight
 from .memory import Buffer, Marks
 from .sparse import SparseCore
 
@@ -120,6 +121,7 @@ class Trace:
     transcendentals: list[int] = dataclasses.field(default_factory=list)
     dma_bytes: list[int] = dataclasses.field(default_factory=list)
     pipelines: "list[Pipeline]" = dataclasses.field(default_factory=list)
+    flight: Flight = dataclasses.field(default_factory=Flight)  # the copies that the kernel starts itself
     first: int = 0  # the number of the first step that is here, in a grid of which only a part is
     total: "Figures | None" = None  # what the whole grid costs, where only a part of it is here
 
@@ -162,7 +164,8 @@ class OperandFigures:
 class Figures:
     """What a call costs: bytes between HBM and VMEM, VMEM held, arithmetic done.
 
-    temporary_bytes: an estimate of what values of the kernel take of VMEM besides, see `ir.held`.
+    temporary_bytes: an estimate of what values of the kernel take of VMEM besides, see `ir.held`. exposed_bytes,
+    in_flight_bytes: of copies that the kernel starts itself, see `flight.Flight`.
     """
 
     name: str
@@ -177,6 +180,8 @@ class Figures:
     transcendentals: int
     steps: int
     computed: bool  # whether the arithmetic is known
+    exposed_bytes: int = 0
+    in_flight_bytes: float = 0.0
 
     @property
     def exact(self) -> bool:
@@ -201,12 +206,14 @@ def figures(trace: Trace) -> Figures:
         transcendentals=sum(trace.transcendentals),
         steps=trace.n,
         computed=len(trace.flops) == trace.n,
+        exposed_bytes=trace.flight.exposed_bytes,
+        in_flight_bytes=trace.flight.in_flight_bytes,
     )
 
 
 def figures_of(call: Call, rows: list[OperandFigures], dma_bytes: int, held_bytes: int) -> Figures:
     """What a call moves and holds. held_bytes: what pipelines inside of it hold of VMEM."""
-    scratch = sum(s.nbytes for s in call.scratch if s.space == "vmem")
+    scratch = sum(s.nbytes for s in call.scratch if s.space == "vmem") + scoped_bytes(call.kernel)
     return Figures(
         name=call.name,
         operands=rows,
@@ -333,6 +340,9 @@ class Machine(Copies, SparseCore):
         self.semaphores: dict[tuple[Buffer, int], Semaphore] = outer.semaphores if outer is not None else {}
         self.dma_semaphores: dict[tuple[int, int], bool] = {}
         self.acts: dict[int, Callable[[Any, list[Any]], Any]] = {}
+        self.flight: Flight = (
+            outer.flight if outer is not None else Flight(any(s.space == "semaphore" for s in call.scratch))
+        )
         self.static: dict[int, Any] = {}
         self.places: dict[int, tuple[Place, bool]] = {}
         self.grid_axes = [d for d in range(len(call.grid)) if d not in call.vmapped]
@@ -377,6 +387,7 @@ class Machine(Copies, SparseCore):
     def _arithmetic(self, eqn: Any) -> Callable[[Any, list[Any]], Any]:
         name, run = eqn.primitive.name, evaluator(eqn)
         flops, transcendentals = (0, 0) if id(eqn) in folded(self.call.kernel) else cost(eqn)
+        work = flops + transcendentals
         selects, elementwise = name == "select_n", name in ELEMENTWISE
         dtype = np_dtype(eqn.outvars[0].aval)
         watched = name in _WATCHED and is_floating(dtype)
@@ -385,6 +396,8 @@ class Machine(Copies, SparseCore):
         def act(eqn: Any, values: list[Any]) -> Any:
             self.flops += flops
             self.transcendentals += transcendentals
+            if work:
+                self.flight.computed(eqn, work)
             fits = limit is not None and bool(np.max(values[0], initial=-np.inf) < limit)
             out = run(values, reuse=fits or not watched)
             if self.unsure and selects:
@@ -518,6 +531,9 @@ class Machine(Copies, SparseCore):
 
     def load_from(self, ref: Buffer, place: Place, eqn: Any, mask: Any = None, whole: bool = False) -> np.ndarray:
         value = ref.load(place, whole)
+        if self.flight.noted:
+            self.note_clash(ref, place, "reads", False, eqn)
+            self.flight.touched(ref, place, False, eqn)
         if ref.written is not None or place.clipped:
             self._note_load(ref, place, value, mask, eqn)
         if self.detail and ref.role != "scalar":
@@ -573,6 +589,9 @@ class Machine(Copies, SparseCore):
         if ref.role == "in":
             home.incident("input-store", ref.name, eqn)
         place, whole = self._where(ref, transforms, "writes", eqn)
+        if self.flight.noted:
+            self.note_clash(ref, place, "stores into", True, eqn)
+            self.flight.touched(ref, place, True, eqn)
         value = to_numpy(value).astype(place.dtype, copy=False)
         old = ref.load(place, whole) if whole or mask is not None or _wanted(eqn) else value
         if mask is None:
@@ -880,7 +899,7 @@ def run_grid(
     if steps > max_steps:
         raise TooManySteps(machine.call, steps, max_steps)
     trace, changed = plan(machine, scalars)
-    trace.incidents = machine.incidents
+    trace.incidents, trace.flight = machine.incidents, machine.flight
     if not plan_only:
         Execution(machine, trace, changed, scalars, places).run()
     return trace
@@ -1039,7 +1058,9 @@ class Execution:
         for semaphore in self.m.semaphores.values():
             if semaphore.due:
                 _, copy, _ = semaphore.due[0]
-                self.m.incident("unwaited", plain_ref(copy.dst)[0].name, copy.eqn, count=len(semaphore.due))
+                target = plain_ref(copy.dst)[0]
+                out = target.space in ("any", "hbm")
+                self.m.incident("unwaited", target.name, copy.eqn, count=len(semaphore.due), out=out)
         t.states, t.writers = self.state, self.writer
         for j, k in enumerate(self.outs):
             o, array = t.call.operands[k], self.hbm[k]

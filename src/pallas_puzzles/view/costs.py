@@ -23,6 +23,10 @@ def _of_tpu(figures: list[Figures]) -> str:
     ratio = f" ({times(hbm / once)} the arrays)" if once else ""
     words = f"{who} {human_bytes(hbm)}{ratio} between HBM and VMEM in {plural(all_of['steps'], 'step')}"
     words += f", and {'holds' if len(figures) == 1 else 'hold at most'} {human_bytes(all_of['vmem_bytes'])} of VMEM"
+    own, exposed = (sum(getattr(f, name) for f in figures) for name in ("dma_bytes", "exposed_bytes"))
+    in_flight = max(f.in_flight_bytes for f in figures)
+    if own and (exposed or in_flight):
+        return f"{words}; {human_bytes(exposed)} are exposed, {human_bytes(int(in_flight))} in flight on average."
     return words + (f"; {flops / hbm:.3g} FLOP per byte." if flops and hbm else ".")
 
 

@@ -1,0 +1,236 @@
+"""Copies that are on their way: which memory they use until a wait says that they have arrived, and what is computed
+meanwhile.
+
+A wait on a semaphore says that so many bytes have come, and not whose. So a copy has surely arrived only when all that
+was started on its semaphore has been waited for.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..ir.places import Place
+
+if TYPE_CHECKING:
+    from ..ir.capture import SourceLine
+    from .memory import Buffer
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Transfer:
+    """One copy that a kernel started. source, target: its Refs, "x_buf[1]". nbytes: of it; hbm: to or from HBM.
+
+    start, end: of its flight, as numbers of moments (see Flight.moments); end is None while nobody knows that it has
+    arrived. exposed: nothing was computed between. passed: a wait on its semaphore has returned, which may have been
+    for another copy. line, waited_at: the reader's, of the start and of the wait.
+    """
+
+    source: str
+    target: str
+    nbytes: int
+    hbm: bool
+    eqn: Any
+    semaphore: str
+    start: int
+    work: float
+    parts: "list[tuple[Buffer, Part, bool]]"
+    end: int | None = None
+    exposed: bool = False
+    passed: bool = False
+    wait_eqn: Any = None
+
+    @property
+    def comes_in(self) -> bool:
+        """Whether it is out of HBM."""
+        return any(buffer.space in ("any", "hbm") for buffer, _, written in self.parts if not written)
+
+    @property
+    def line(self) -> "SourceLine | None":
+        return _line(self.eqn)
+
+    @property
+    def waited_at(self) -> "SourceLine | None":
+        return _line(self.wait_eqn)
+
+
+@dataclasses.dataclass(slots=True)
+class Moment:
+    """Something that a kernel did, in the order of the program.
+
+    kind: "start", "wait" or "compute". flops: what was computed, from one copy or wait to the next; eqn: what began it.
+    transfers: those that are started, or known to have arrived. uses: parts of scratch memory, each with whether it was
+    stored into.
+    """
+
+    kind: str
+    eqn: Any
+    flops: float = 0.0
+    transfers: list[Transfer] = dataclasses.field(default_factory=list)
+    uses: list[tuple[str, bool]] = dataclasses.field(default_factory=list)
+
+    @property
+    def line(self) -> "SourceLine | None":
+        return _line(self.eqn)
+
+
+def _line(eqn: Any) -> "SourceLine | None":
+    from ..ir.capture import line_of
+
+    return line_of(eqn) if eqn is not None else None
+
+
+@dataclasses.dataclass(slots=True)
+class Clash:
+    """An access to memory that a copy on its way uses. kind: "no-wait" (it is still written), "reused" (it is still
+    read) or "shared-semaphore" (a wait has returned, and does not say for which copy)."""
+
+    kind: str
+    transfer: Transfer
+    others: int = 0
+
+
+class Flight:
+    """The copies of one call. expected: it has semaphores, so what it does before its first copy is noted, too."""
+
+    def __init__(self, expected: bool = False) -> None:
+        self.noted = expected
+        self.transfers: list[Transfer] = []
+        self.moments: list[Moment] = []
+        self.open: dict[Buffer, list[Transfer]] = {}
+        self.of: dict[Any, list[Transfer]] = {}  # semaphore -> copies that may be on their way
+        self.owed: dict[Any, int] = {}  # semaphore -> started and not waited for
+        self.work = self.carried = 0.0  # FLOPs; FLOPs x bytes on their way
+        self.bytes_open = 0
+
+    def start(self, transfer: Transfer, semaphore: Any, amount: int) -> None:
+        self.noted = True
+        transfer.start = len(self.moments)
+        self.moments.append(Moment("start", transfer.eqn, transfers=[transfer]))
+        self.transfers.append(transfer)
+        self.of.setdefault(semaphore, []).append(transfer)
+        self.owed[semaphore] = self.owed.get(semaphore, 0) + amount
+        for buffer, _, _ in transfer.parts:
+            self.open.setdefault(buffer, []).append(transfer)
+        self.bytes_open += transfer.nbytes if transfer.hbm else 0
+
+    def signalled(self, semaphore: Any, amount: int) -> None:
+        self.owed[semaphore] = self.owed.get(semaphore, 0) + amount
+
+    def waited(self, semaphore: Any, amount: int | None, eqn: Any) -> None:
+        """A wait for so much has returned. None: for all there is."""
+        self.owed[semaphore] = 0 if amount is None else max(0, self.owed.get(semaphore, 0) - amount)
+        arrived = []
+        if self.owed[semaphore] <= 0:
+            arrived = self.of.pop(semaphore, [])
+        for transfer in self.of.get(semaphore, ()):
+            transfer.passed = True
+        for transfer in arrived:
+            transfer.end, transfer.wait_eqn = len(self.moments), eqn
+            transfer.exposed = transfer.work == self.work
+            self.bytes_open -= transfer.nbytes if transfer.hbm else 0
+            for buffer, _, _ in transfer.parts:
+                self.open[buffer].remove(transfer)
+        if arrived:
+            self.moments.append(Moment("wait", eqn, transfers=arrived))
+
+    def computed(self, eqn: Any, flops: float) -> None:
+        self.work += flops
+        self.carried += flops * self.bytes_open
+        if self.noted:
+            self._computing(eqn).flops += flops
+
+    def _computing(self, eqn: Any) -> Moment:
+        """The computation that is going on."""
+        if not self.moments or self.moments[-1].kind != "compute":
+            self.moments.append(Moment("compute", eqn))
+        return self.moments[-1]
+
+    def touched(self, buffer: "Buffer", place: Place, writes: bool, eqn: Any) -> None:
+        """Notes a load or a store, of memory that copies may use."""
+        if buffer.role == "scratch":
+            use = label(buffer.name, part_of(place, buffer.shape), buffer.shape), writes
+            uses = self._computing(eqn).uses
+            if use not in uses:
+                uses.append(use)
+
+    def clashes(self, buffer: "Buffer", place: Place, writes: bool) -> Iterator[Clash]:
+        """What is wrong with an access to a part of a buffer."""
+        known = self.open.get(buffer)
+        if not known:
+            return
+        part = part_of(place, buffer.shape)
+        for transfer in known:
+            for other, there, written in transfer.parts:
+                if other is buffer and (written or writes) and overlap(part, there, buffer.shape):
+                    kind = "shared-semaphore" if transfer.passed else "no-wait" if written else "reused"
+                    yield Clash(kind, transfer, len(self.sharing(transfer)))
+
+    def sharing(self, transfer: Transfer) -> list[Transfer]:
+        """The copies that may be on their way on the semaphore of one, itself among them."""
+        return next((each for each in self.of.values() if transfer in each), [])
+
+    @property
+    def exposed_bytes(self) -> int:
+        """Of copies between HBM and VMEM: those during whose flight nothing was computed."""
+        return sum(t.nbytes for t in self.transfers if t.hbm and (t.exposed or t.end is None))
+
+    @property
+    def in_flight_bytes(self) -> float:
+        """Of copies between HBM and VMEM that are on their way while the kernel computes, on average over its FLOPs."""
+        return self.carried / self.work if self.work else 0.0
+
+
+# --- parts of a buffer -----------------------------------------------------------------------------------------------
+
+Part = list[range] | np.ndarray  # a range for each dimension, or a mark for each element
+
+
+def part_of(place: Place, shape: tuple[int, ...]) -> Part:
+    """Which elements of a buffer a place has."""
+    ranges, live = [range(n) for n in shape], list(range(len(shape)))
+    for key in place.steps:
+        if not isinstance(key, tuple) or any(not isinstance(k, int | slice | type(...)) for k in key):
+            marks = np.zeros(shape, bool)
+            place.set(marks, True, marks=True)
+            return marks
+        rest = []
+        keys = [k for k in key if k is not ...]
+        for d, k in zip(live, keys, strict=False):
+            if isinstance(k, int):
+                ranges[d] = ranges[d][k : k + 1]
+            else:
+                ranges[d] = ranges[d][k]
+                rest.append(d)
+        live = [*rest, *live[len(keys) :]]
+    return ranges
+
+
+def overlap(a: Part, b: Part, shape: tuple[int, ...]) -> bool:
+    """Whether two parts of a buffer have an element in common."""
+    if isinstance(a, list) and isinstance(b, list):
+        return all(_meet(x, y) for x, y in zip(a, b, strict=True))
+    return bool((_marks(a, shape) & _marks(b, shape)).any())
+
+
+def _meet(a: range, b: range) -> bool:
+    if not a or not b or a[0] > b[-1] or b[0] > a[-1]:
+        return False
+    return (a.step == 1 and b.step == 1) or not set(a).isdisjoint(b)
+
+
+def _marks(part: Part, shape: tuple[int, ...]) -> np.ndarray:
+    if isinstance(part, np.ndarray):
+        return part
+    marks = np.zeros(shape, bool)
+    marks[tuple(slice(r.start, r.stop, r.step) for r in part)] = True
+    return marks
+
+
+def label(name: str, part: Part, shape: tuple[int, ...]) -> str:
+    """'x_buf[1]' of the part of x_buf of which only that index of its first dimension is there; 'x_hbm[64:128]'."""
+    if not isinstance(part, list) or not part or len(part[0]) == shape[0]:
+        return name
+    first = part[0]
+    return f"{name}[{first[0]}]" if len(first) == 1 else f"{name}[{first.start}:{first.stop}]"
