@@ -26,6 +26,7 @@ from ..lens.survey import clip, survey
 from ..lens.tally import Tally, tally
 from ..text import LINES, cut, plain, plural
 from . import words
+from .flights import flights_alt, flights_svg, flights_text, has_flights
 from .paper import BOLD, END, MONO, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
 from .words import Block, block_words, in_range, moved, moved_word, state_words
 
@@ -630,6 +631,7 @@ class Picture(Displayed):
         """The picture in characters: tables, tile maps half way through, strips."""
         parts = [self.note] if self.note else []
         for t in self._drawn(self.traces[:MAX_DRAWN_CALLS]):
+            parts += ["\n".join(flights_text(t))] if has_flights(t) else []
             parts.append("\n".join(words.text_lines(t, LINES - (2 if self.note else 0))))
         return "\n\n".join([*parts, *([self._left_out()] if self._left_out() else [])])
 
@@ -650,8 +652,14 @@ class Picture(Displayed):
 
     def _repr_html_(self) -> str:
         shown = _one_by_one(self.traces[:MAX_DRAWN_CALLS])
-        drawn = "".join(_parts_html(trace, self.first_step) for trace in shown)
+        drawn = "".join(_flights_html(trace) + _parts_html(trace, self.first_step) for trace in shown)
         return drawn + sentence_html(self.note) + sentence_html(self._left_out())
+
+
+def _flights_html(trace: Trace) -> str:
+    return (
+        f'<div style="margin:4px 0">{image(flights_svg(trace), flights_alt(trace))}</div>' if has_flights(trace) else ""
+    )
 
 
 def _one_by_one(traces: Iterable[Trace]) -> Iterator[Trace]:

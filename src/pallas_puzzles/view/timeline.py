@@ -6,26 +6,26 @@ arrival at a barrier an arrow to who waits for it: so that double buffering is s
 """
 
 import dataclasses
+import functools
 import html
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..ir.capture import wrapped
 from ..lens import gpu
 from ..lens.gpu import Event, Launched
 from ..text import COLUMNS, human_bytes, plain, plural
+from .bars import BAR_PX, PAGE_PX, ROW_PX, Look, Row, Sheet, svg, text_legend, text_rows, tracks
 from .costs import gained
 from .draw import LEFT, RIGHT, Displayed, image, row_html, sentence_html
-from .paper import BOLD, END, MONO_EM, SANS, card, px, svg_text
+from .paper import SANS, px, svg_text
 from .slots import ref_of, short, slot_events
 
 CTAS_DRAWN, KERNELS_DRAWN = 3, 4
-_MOST_EVENTS = 1500  # of one picture: what comes after is left out
-_PAGE_PX, _BAR_PX, _ROW_PX, _MARGIN, _LABEL_SIZE = 860.0, 13.0, 17.0, 14.0, 11.0
-_MOST_TRACKS, _MOST_ARROWS, _MOST_REFS = 6, 200, 4
+_MOST_ARROWS, _MOST_REFS = 200, 4
 
 # kind of event -> (colour, letter in a terminal, in words)
 _KINDS = {
@@ -45,20 +45,11 @@ def _kind(event: Event) -> str:
     return event.kind if event.kind in _KINDS else "product"
 
 
-@dataclasses.dataclass
-class _Row:
-    """One lane of a CTA: bars that overlap lie on tracks of their own."""
-
-    cta: int
-    lane: str
-    tracks: list[list[Event]]
-
-    @property
-    def label(self) -> str:
-        return {"tensor": "tensor cores", "copy": "copy engine"}.get(self.lane, short(self.lane))
+def _label(lane: str) -> str:
+    return {"tensor": "tensor cores", "copy": "copy engine"}.get(lane, short(lane))
 
 
-def _rows(launched: Launched) -> list[_Row]:
+def _rows(launched: Launched) -> list[Row]:
     """The lanes of the first CTAs: warpgroups, tensor cores, copy engine, slots in SMEM."""
     lanes: dict[tuple[int, str], list[Event]] = {}
     for event in [*launched.events, *slot_events(launched.uses)[0]]:
@@ -71,98 +62,32 @@ def _rows(launched: Launched) -> list[_Row]:
         group = {"tensor": 1, "copy": 2}.get(key[1], 0 if key[1].startswith("warpgroup") else 3)
         return key[0], group, key[1] if group == 0 else "", made.index(key)
 
-    return [_Row(*key, _tracks(lanes[key])) for key in sorted(lanes, key=order)]
-
-
-def _tracks(events: Sequence[Event]) -> list[list[Event]]:
-    """Events on as few tracks as hold them side by side; what finds no room is put on the last one."""
-    tracks: list[list[Event]] = []
-    for event in sorted(events, key=lambda e: (e.start, e.end)):
-        free = (t for t in tracks if t[-1].end <= event.start + 1e-6)
-        track = next(free, None)
-        if track is None and len(tracks) < _MOST_TRACKS:
-            tracks.append(track := [])
-        (track if track is not None else tracks[-1]).append(event)
-    return tracks
-
-
-def _span(rows: Sequence[_Row]) -> float:
-    """Until when something is drawn, in cycles."""
-    return max((e.end for row in rows for track in row.tracks for e in track), default=0.0)
-
-
-def _shown(rows: Sequence[_Row]) -> float:
-    """How far the picture reaches: to the end, or as far as it can hold all bars."""
-    ends = sorted(e.end for row in rows for track in row.tracks for e in track)
-    return ends[_MOST_EVENTS] if len(ends) > _MOST_EVENTS else _span(rows)
+    return [Row(f"CTA {cta}", lane, _label(lane), tracks(lanes[cta, lane])) for cta, lane in sorted(lanes, key=order)]
 
 
 # --- the drawing -----------------------------------------------------------------------------------------------------
 
 
 def _svg(launched: Launched) -> str:
-    rows = _rows(launched)
-    until = max(_shown(rows), 1.0)
-    left = max((len(r.label) for r in rows), default=0) * _LABEL_SIZE * MONO_EM + 10
-    wide = _PAGE_PX - left
-    y, marks = 4.0, []
-    cta = -1
-    places: dict[tuple[int, str], tuple[float, _Row]] = {}
-    for row in rows:
-        if row.cta != cta:
-            cta = row.cta
-            y += 14
-            marks.append(svg_text(0, y, f"CTA {cta}", 12, "ink", SANS, BOLD))
-            y += 6
-        height = len(row.tracks) * _ROW_PX
-        places[row.cta, row.lane] = (y, row)
-        marks.append(svg_text(left - 8, y + _BAR_PX - 2, row.label, _LABEL_SIZE, "ink", "", END))
-        marks.append(f'<path d="M{px(left)} {px(y + height)}h{px(wide)}" stroke="var(--line)" stroke-width=".5"/>')
-        for n, track in enumerate(row.tracks):
-            marks += [_bar(e, left, y + n * _ROW_PX, wide / until) for e in track if e.start < until]
-        y += height + 3
-    marks += _arrows(launched, places, left, wide / until, until)
-    marks += _axis(left, wide, y, until)
-    y += 30
-    keys, y = _legend(rows, y, bool(launched.handovers))
-    if left_out := slot_events(launched.uses)[1]:
-        y += 17
-        keys.append(
-            svg_text(0, y, f"{plural(left_out, 'more slot')} of SMEM in a CTA are not drawn", 11, "muted", SANS)
-        )
-    w, h = _PAGE_PX + 2 * _MARGIN, y + 2 * _MARGIN
-    return card(w, h, f'<g transform="translate({px(_MARGIN)},{px(_MARGIN)})">{"".join([*marks, *keys])}</g>')
+    left_out = slot_events(launched.uses)[1]
+    notes = [f"{plural(left_out, 'more slot')} of SMEM in a CTA are not drawn"] if left_out else []
+    legend = _arrow_legend if launched.handovers else None
+    return svg(_rows(launched), _LOOK, functools.partial(_arrows, launched), legend, notes)
 
 
-def _bar(event: Event, left: float, y: float, scale: float) -> str:
-    kind = _kind(event)
-    x, w = left + event.start * scale, max(0.8, (event.end - event.start) * scale - 0.6)
-    edge = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"' if kind == "wait" else ""
-    bar = (
-        f'<rect x="{px(x)}" y="{px(y)}" width="{px(w)}" height="{px(_BAR_PX)}" rx="2" '
-        f'fill="var(--{_KINDS[kind][0]})"{edge}><title>{html.escape(_words(event))}</title></rect>'
-    )
-    room = int((w - 6) / (9 * MONO_EM))
-    if len(event.ref) > room or room < 2:
-        return bar
-    colour = "muted" if kind == "wait" else "paper"
-    return bar + svg_text(x + 3, y + _BAR_PX - 3.5, event.ref, 9, colour)
-
-
-def _arrows(
-    launched: Launched, places: dict[tuple[int, str], tuple[float, _Row]], left: float, scale: float, until: float
-) -> Iterator[str]:
+def _arrows(launched: Launched, sheet: Sheet) -> Iterator[str]:
     """From each arrival at a barrier to who waits for it; paler where nobody had to wait."""
-    drawn = [h for h in launched.handovers if h.end <= until and (h.cta, h.lane) in places]
+    places = sheet.places
+    drawn = [h for h in launched.handovers if h.end <= sheet.until and (f"CTA {h.cta}", h.lane) in places]
     for handover in drawn[:_MOST_ARROWS]:
-        if (source := places.get((handover.cta, handover.source))) is None:
+        if (source := places.get((f"CTA {handover.cta}", handover.source))) is None:
             continue
         y, row = source
         last = (n for n, track in enumerate(row.tracks) if any(abs(e.end - handover.arrived) < 1e-6 for e in track))
-        y1 = y + next(last, 0) * _ROW_PX + _BAR_PX / 2
-        target = places[handover.cta, handover.lane][0]
-        y2 = target + (_BAR_PX if target < y1 else 0.0)
-        x1, x2 = left + handover.arrived * scale, left + handover.end * scale
+        y1 = y + next(last, 0) * ROW_PX + BAR_PX / 2
+        target = places[f"CTA {handover.cta}", handover.lane][0]
+        y2 = target + (BAR_PX if target < y1 else 0.0)
+        x1, x2 = sheet.left + handover.arrived * sheet.scale, sheet.left + handover.end * sheet.scale
         title = f"{short(handover.barrier)}: {handover.lane} goes on, cycle {handover.end:,.0f}"
         yield _arrow(x1, y1, x2, y2, title, "" if handover.waited else ' opacity=".35"')
 
@@ -183,44 +108,13 @@ def _words(event: Event) -> str:
     return f"{_KINDS[_kind(event)][2]}{about}, cycles {event.start:,.0f}-{event.end:,.0f}{where}"
 
 
-def _axis(left: float, wide: float, y: float, until: float) -> Iterator[str]:
-    step = _step(until, 6)
-    for n in range(int(until / step) + 1):
-        x = left + n * step * wide / until
-        yield f'<path d="M{px(x)} {px(y)}v4" stroke="var(--muted)"/>'
-        more = ' text-anchor="middle"' if n else ""
-        if x < left + wide - 70:
-            yield svg_text(x, y + 15, f"{n * step:,.0f}", 10, "muted", SANS, more)
-    yield svg_text(left + wide, y + 15, f"{until:,.0f} cycles", 10, "muted", SANS, END)
+def _arrow_legend(x: float, y: float) -> tuple[list[str], float]:
+    words = "an arrival at a barrier, and who waits for it; pale: nobody had to wait"
+    x, y = (0.0, y + 17) if x + 16 + len(words) * 11 * 0.56 > PAGE_PX else (x, y)
+    return [_arrow(x + 5, y + 2, x + 5, y - 9, "the arrival", ""), svg_text(x + 16, y, words, 11, "ink", SANS)], y
 
 
-def _step(until: float, most: int) -> float:
-    """A round number of cycles, of which at most so many fit."""
-    step = 1.0
-    while until / step > most:
-        step *= 2 if str(step)[0] in "15" else 2.5
-    return step
-
-
-def _legend(rows: Sequence[_Row], y: float, arrows: bool) -> tuple[list[str], float]:
-    there = {_kind(e) for row in rows for track in row.tracks for e in track}
-    marks, x = [], 0.0
-    for kind in (k for k in _KINDS if k in there):
-        colour, _, words = _KINDS[kind]
-        w = 16 + len(words) * 11 * 0.56 + 18
-        if x + w > _PAGE_PX:
-            x, y = 0.0, y + 17
-        edge = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"' if kind == "wait" else ""
-        marks.append(f'<rect x="{px(x)}" y="{px(y - 9)}" width="11" height="11" rx="2" fill="var(--{colour})"{edge}/>')
-        marks.append(svg_text(x + 16, y, words, 11, "ink", SANS))
-        x += w
-    if arrows:
-        words = "an arrival at a barrier, and who waits for it; pale: nobody had to wait"
-        x, y = (0.0, y + 17) if x + 16 + len(words) * 11 * 0.56 > _PAGE_PX else (x, y)
-        marks.append(_arrow(x + 5, y + 2, x + 5, y - 9, "the arrival", ""))
-        marks.append(svg_text(x + 16, y, words, 11, "ink", SANS))
-    return marks, y
-
+_LOOK = Look(_KINDS, _kind, _words, "cycles")
 
 # --- the table, and the text -----------------------------------------------------------------------------------------
 
@@ -275,35 +169,10 @@ def _text_lines(launched: Launched) -> Iterator[str]:
     columns = max(60, min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns))
     yield from textwrap.wrap(_title(launched), columns)
     rows = _rows(launched)
-    until = max(_shown(rows), 1.0)
-    left = max((len(r.label) for r in rows), default=0) + 2
-    wide = columns - left
-    cta = -1
-    for row in rows:
-        if row.cta != cta:
-            cta = row.cta
-            yield f"CTA {cta}"
-        for n, track in enumerate(row.tracks):
-            yield (row.label if n == 0 else "").rjust(left - 2) + "  " + _text_bar(track, until, wide)
-    yield " " * left + "0" + f"{until:,.0f} cycles".rjust(wide - 1)
-    there = {_kind(e) for row in rows for track in row.tracks for e in track}
-    legend = "  ".join(f"{letter} {words}".replace(" ", "\0") for k, (_, letter, words) in _KINDS.items() if k in there)
+    yield from text_rows(rows, _LOOK, columns)
+    legend = text_legend(rows, _LOOK)
     yield from (line.replace("\0", " ") for line in textwrap.wrap(legend, columns))
     yield from textwrap.wrap(_costs(launched), columns)
-
-
-def _text_bar(track: Sequence[Event], until: float, wide: int) -> str:
-    """A letter for each column: what takes most of its time."""
-    share: list[dict[str, float]] = [{} for _ in range(wide)]
-    each = until / wide
-    for event in track:
-        first, last = int(event.start / each), min(wide - 1, int(event.end / each))
-        for column in range(min(first, wide - 1), last + 1):
-            inside = min(event.end, (column + 1) * each) - max(event.start, column * each)
-            letter = _KINDS[_kind(event)][1]
-            weight = inside * (0.25 if letter == "·" else 1)  # work that is short is seen beside a long wait
-            share[column][letter] = share[column].get(letter, 0.0) + weight
-    return "".join(max(s, key=lambda k: s[k]) if sum(s.values()) > each * 0.2 else " " for s in share).rstrip()
 
 
 @dataclasses.dataclass(eq=False)

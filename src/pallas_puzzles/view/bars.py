@@ -1,0 +1,199 @@
+"""Bars on a clock: rows of what was done when, as SVG and in characters. Who is drawn, and in which colours, is said by
+a Look."""
+
+import dataclasses
+import html
+from collections.abc import Callable, Iterator, Sequence
+
+from ..lens.gpu.timeline import Event
+from .paper import BOLD, END, MONO_EM, SANS, card, px, svg_text
+
+_MOST_EVENTS = 1500  # of one picture: what comes after is left out
+PAGE_PX, BAR_PX, ROW_PX, _MARGIN, _LABEL_SIZE = 860.0, 13.0, 17.0, 14.0, 11.0
+_MOST_TRACKS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How events are drawn.
+
+    kinds: kind -> (colour, letter in a terminal, in words); dashed: the kinds of bars with a dashed edge. kind: of an
+    event; about: an event in a sentence. unit: of the clock, "" where its numbers mean nothing.
+    """
+
+    kinds: dict[str, tuple[str, str, str]]
+    kind: Callable[[Event], str]
+    about: Callable[[Event], str]
+    unit: str
+    dashed: frozenset[str] = frozenset({"wait"})
+
+
+@dataclasses.dataclass
+class Row:
+    """One lane: bars that overlap lie on tracks of their own. group: rows of one group follow a heading."""
+
+    group: str
+    lane: str
+    label: str
+    tracks: list[list[Event]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sheet:
+    """Where a drawing has its rows. left, scale: from the clock to x. places: (group, lane) -> (y, row)."""
+
+    left: float
+    scale: float
+    until: float
+    places: dict[tuple[str, str], tuple[float, Row]]
+
+
+def tracks(events: Sequence[Event]) -> list[list[Event]]:
+    """Events on as few tracks as hold them side by side; what finds no room is put on the last one."""
+    found: list[list[Event]] = []
+    for event in sorted(events, key=lambda e: (e.start, e.end)):
+        free = (t for t in found if t[-1].end <= event.start + 1e-6)
+        track = next(free, None)
+        if track is None and len(found) < _MOST_TRACKS:
+            found.append(track := [])
+        (track if track is not None else found[-1]).append(event)
+    return found
+
+
+def shown(rows: Sequence[Row]) -> float:
+    """How far the picture reaches: to the end, or as far as it can hold all bars."""
+    ends = sorted(e.end for row in rows for track in row.tracks for e in track)
+    last = ends[_MOST_EVENTS] if len(ends) > _MOST_EVENTS else max(ends, default=0.0)
+    return max(last, 1.0)
+
+
+def svg(
+    rows: Sequence[Row],
+    look: Look,
+    arrows: Callable[[Sheet], Iterator[str]] | None = None,
+    legend: Callable[[float, float], tuple[list[str], float]] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Rows as a standalone SVG file. arrows: what is drawn over them; legend: what is said of it, from x, y on."""
+    until = shown(rows)
+    left = max((len(r.label) for r in rows), default=0) * _LABEL_SIZE * MONO_EM + 10
+    wide = PAGE_PX - left
+    y, marks = 4.0, []
+    group = ""
+    sheet = Sheet(left, wide / until, until, {})
+    for row in rows:
+        if row.group != group:
+            group = row.group
+            y += 14
+            marks.append(svg_text(0, y, group, 12, "ink", SANS, BOLD))
+            y += 6
+        height = len(row.tracks) * ROW_PX
+        sheet.places[row.group, row.lane] = (y, row)
+        marks.append(svg_text(left - 8, y + BAR_PX - 2, row.label, _LABEL_SIZE, "ink", "", END))
+        marks.append(f'<path d="M{px(left)} {px(y + height)}h{px(wide)}" stroke="var(--line)" stroke-width=".5"/>')
+        for n, track in enumerate(row.tracks):
+            marks += [_bar(e, look, left, y + n * ROW_PX, wide / until) for e in track if e.start < until]
+        y += height + 3
+    marks += arrows(sheet) if arrows is not None else ()
+    if look.unit:
+        marks += _axis(left, wide, y, until, look.unit)
+    y += 30 if look.unit else 16
+    keys, x, y = _legend(rows, look, y)
+    if legend is not None:
+        more, y = legend(x, y)
+        keys += more
+    for note in notes:
+        y += 17
+        keys.append(svg_text(0, y, note, 11, "muted", SANS))
+    w, h = PAGE_PX + 2 * _MARGIN, y + 2 * _MARGIN
+    return card(w, h, f'<g transform="translate({px(_MARGIN)},{px(_MARGIN)})">{"".join([*marks, *keys])}</g>')
+
+
+def _bar(event: Event, look: Look, left: float, y: float, scale: float) -> str:
+    kind = look.kind(event)
+    x, w = left + event.start * scale, max(0.8, (event.end - event.start) * scale - 0.6)
+    dashed = kind in look.dashed
+    edge = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"' if dashed else ""
+    bar = (
+        f'<rect x="{px(x)}" y="{px(y)}" width="{px(w)}" height="{px(BAR_PX)}" rx="2" '
+        f'fill="var(--{look.kinds[kind][0]})"{edge}><title>{html.escape(look.about(event))}</title></rect>'
+    )
+    room = int((w - 6) / (9 * MONO_EM))
+    if len(event.ref) > room or room < 2:
+        return bar
+    colour = "muted" if dashed else "paper"
+    return bar + svg_text(x + 3, y + BAR_PX - 3.5, event.ref, 9, colour)
+
+
+def _axis(left: float, wide: float, y: float, until: float, unit: str) -> Iterator[str]:
+    step = _step(until, 6)
+    for n in range(int(until / step) + 1):
+        x = left + n * step * wide / until
+        yield f'<path d="M{px(x)} {px(y)}v4" stroke="var(--muted)"/>'
+        more = ' text-anchor="middle"' if n else ""
+        if x < left + wide - 70:
+            yield svg_text(x, y + 15, f"{n * step:,.0f}", 10, "muted", SANS, more)
+    yield svg_text(left + wide, y + 15, f"{until:,.0f} {unit}", 10, "muted", SANS, END)
+
+
+def _step(until: float, most: int) -> float:
+    """A round number of cycles, of which at most so many fit."""
+    step = 1.0
+    while until / step > most:
+        step *= 2 if str(step)[0] in "15" else 2.5
+    return step
+
+
+def used(rows: Sequence[Row], look: Look) -> list[str]:
+    """The kinds of bars that there are."""
+    there = {look.kind(e) for row in rows for track in row.tracks for e in track}
+    return [kind for kind in look.kinds if kind in there]
+
+
+def _legend(rows: Sequence[Row], look: Look, y: float) -> tuple[list[str], float, float]:
+    marks, x = [], 0.0
+    for kind in used(rows, look):
+        colour, _, words = look.kinds[kind]
+        w = 16 + len(words) * 11 * 0.56 + 18
+        if x + w > PAGE_PX:
+            x, y = 0.0, y + 17
+        edge = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"' if kind in look.dashed else ""
+        marks.append(f'<rect x="{px(x)}" y="{px(y - 9)}" width="11" height="11" rx="2" fill="var(--{colour})"{edge}/>')
+        marks.append(svg_text(x + 16, y, words, 11, "ink", SANS))
+        x += w
+    return marks, x, y
+
+
+def text_bar(track: Sequence[Event], look: Look, until: float, wide: int) -> str:
+    """A letter for each column: what takes most of its time."""
+    share: list[dict[str, float]] = [{} for _ in range(wide)]
+    each = until / wide
+    for event in track:
+        first, last = int(event.start / each), min(wide - 1, int(event.end / each))
+        for column in range(min(first, wide - 1), last + 1):
+            inside = min(event.end, (column + 1) * each) - max(event.start, column * each)
+            letter = look.kinds[look.kind(event)][1]
+            weight = inside * (0.25 if letter == "·" else 1)  # work that is short is seen beside a long wait
+            share[column][letter] = share[column].get(letter, 0.0) + weight
+    return "".join(max(s, key=lambda k: s[k]) if sum(s.values()) > each * 0.2 else " " for s in share).rstrip()
+
+
+def text_rows(rows: Sequence[Row], look: Look, columns: int) -> Iterator[str]:
+    """Rows in characters, with the clock below them where its numbers mean something."""
+    until = shown(rows)
+    left = max((len(r.label) for r in rows), default=0) + 2
+    wide = columns - left
+    group = ""
+    for row in rows:
+        if row.group != group:
+            group = row.group
+            yield group
+        for n, track in enumerate(row.tracks):
+            yield (row.label if n == 0 else "").rjust(left - 2) + "  " + text_bar(track, look, until, wide)
+    if look.unit:
+        yield " " * left + "0" + f"{until:,.0f} {look.unit}".rjust(wide - 1)
+
+
+def text_legend(rows: Sequence[Row], look: Look) -> str:
+    """What the letters mean; words that belong together are joined by NUL, to be kept on one line."""
+    return "  ".join(f"{look.kinds[k][1]} {look.kinds[k][2]}".replace(" ", "\0") for k in used(rows, look))

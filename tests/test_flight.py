@@ -1,0 +1,127 @@
+"""Copies on their way: what may be used meanwhile, and what is computed."""
+
+import base64
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_puzzles.course.check import check_call
+from pallas_puzzles.course.inputs import Budget
+from pallas_puzzles.lens import machine
+from pallas_puzzles.lens.flight import overlap, part_of
+from pallas_puzzles.lens.machine import figures
+from pallas_puzzles.view.show import show
+from zoo import HBM, like, normal
+
+TILE, TILES = 64, 4
+BYTES = TILE * 128 * 4
+
+
+def doubled(x: Any, *, mistake: str = "") -> Any:
+    """exp of tiles, with two slots each way; or with a mistake."""
+
+    def kernel(x_hbm, o_hbm, x_buf, o_buf, in_sems, out_sems):
+        def load(t, slot=None):
+            sem = in_sems.at[0 if mistake == "one semaphore" else t % 2]
+            return pltpu.make_async_copy(
+                x_hbm.at[pl.ds(t * TILE, TILE)], x_buf.at[t % 2 if slot is None else slot], sem
+            )
+
+        def store(t):
+            return pltpu.make_async_copy(o_buf.at[t % 2], o_hbm.at[pl.ds(t * TILE, TILE)], out_sems.at[t % 2])
+
+        load(0).start()
+        for t in range(TILES):
+            if t + 1 < TILES and mistake != "late":
+                load(t + 1, 0 if mistake == "one slot" else None).start()
+            load(t).wait()
+            if t >= 2 and mistake != "slot reused":
+                store(t - 2).wait()
+            o_buf[t % 2] = jnp.exp(x_buf[t % 2])
+            if t + 1 < TILES and mistake == "late":
+                load(t + 1).start()
+            store(t).start()
+        for t in range(0 if mistake == "slot reused" else TILES - 2, TILES):
+            store(t).wait()
+
+    slots, sems = pltpu.VMEM((2, TILE, 128), x.dtype), pltpu.SemaphoreType.DMA((2,))
+    return pl.pallas_call(
+        kernel, out_shape=like(x), in_specs=[HBM], out_specs=HBM, scratch_shapes=[slots, slots, sems, sems]
+    )(x)
+
+
+X = normal(TILE * TILES, 128)
+
+
+def test_bytes_exposed_and_in_flight_are_counted() -> None:
+    (trace,) = machine.trace(doubled, X).traces
+    costs = figures(trace)
+    assert not trace.incidents
+    assert costs.exposed_bytes == 2 * BYTES  # the first tile in, the last one out
+    assert costs.in_flight_bytes == (3 * BYTES + 3 * BYTES) / TILES  # 3 tiles in and 3 out are on their way meanwhile
+
+
+MISTAKES = {
+    "one semaphore": ("shared-semaphore", "reads x_buf[0] after a wait on in_sems[0]", "o_buf[t % 2] = jnp.exp"),
+    "one slot": ("no-wait", "copies into x_buf[0]", "load(t + 1, 0"),
+    "slot reused": ("reused", "stores into o_buf[0]", "o_buf[t % 2] = jnp.exp"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_memory_of_a_copy_on_its_way_is_left_alone(mistake: str) -> None:
+    kind, words, line = MISTAKES[mistake]
+    verdict = check_call(lambda x: doubled(x, mistake=mistake), (X,), np.exp(X))
+    first = verdict.findings[0]
+    assert (first.kind, first.line is not None and line in first.line.text) == (kind, True)
+    assert words in first.cause
+
+
+def test_copies_that_nothing_overlaps_exceed_a_budget() -> None:
+    def late(x: Any) -> Any:
+        return doubled(x, mistake="late")
+
+    asked = Budget(exposed_bytes=2 * BYTES), Budget(in_flight_bytes=3 * BYTES // 2)
+    for budget, words in zip(asked, ("waited for before anything is computed", "only 24 KiB"), strict=True):
+        assert check_call(doubled, (X,), np.exp(X), budget=budget, confirm=False)
+        verdict = check_call(late, (X,), np.exp(X), budget=budget, confirm=False)
+        assert not verdict
+        assert words in verdict.findings[0].cause
+
+
+def test_parts_of_a_buffer_meet_where_they_share_an_element() -> None:
+    def part(*keys: Any) -> Any:
+        place = machine.Place((4, 16), np.dtype(np.float32))
+        place.steps = list(keys)
+        return part_of(place, (4, 16))
+
+    rows = part((slice(1, 3), ...))
+    gathered = part((np.array([0, 3]), ...))
+    assert overlap(rows, part((2, ...)), (4, 16))
+    assert not overlap(rows, part((3, ...)), (4, 16))
+    assert not overlap(part((slice(0, 4, 2), ...)), part((slice(1, 4, 2), ...)), (4, 16))
+    assert not overlap(part((2, ...), (slice(0, 8),)), part((2, ...), (slice(8, 16),)), (4, 16))
+    assert not overlap(rows, gathered, (4, 16))
+    assert overlap(gathered, part((3, slice(2, 4))), (4, 16))
+
+
+def test_show_draws_copies_over_what_is_computed() -> None:
+    picture = show(doubled, X)
+    bars = [line.split() for line in str(picture).splitlines()]
+    lanes = {words[0]: words[1] for words in bars if words and words[0] in ("core", "o_buf[0]", "o_buf[1]")}
+    assert lanes["core"].strip("·") == "C" * len(lanes["core"].strip("·"))  # it waits at both ends alone
+    assert lanes["core"][:1] == lanes["core"][-1:] == "·"
+    assert lanes["o_buf[0]"].count("CS") == lanes["o_buf[1]"].count("CS") == TILES // 2
+    (drawn,) = [svg for svg in decoded(picture._repr_html_()) if "copy from HBM" in svg]
+    assert drawn.count("copy from HBM on its way: x_buf[1]") == TILES // 2
+    assert "Timeline of what kernel copies itself, 8 times: nothing is computed during 2" in picture._repr_html_()
+
+
+def decoded(page: str) -> list[str]:
+    """The pictures of a page."""
+    return [base64.b64decode(data).decode() for data in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", page)]
