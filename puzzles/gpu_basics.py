@@ -4,7 +4,7 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
-#   pallas_puzzles: {order: 6}
+#   pallas_puzzles: {order: 7}
 # ---
 
 # %% [markdown]

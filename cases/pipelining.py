@@ -1,0 +1,119 @@
+"""What the checks of pipelining.py ask: one function a puzzle, called when that puzzle is checked.
+
+nb: what the notebook defines, with the reader's answers in its holes.
+"""
+
+from typing import Any
+
+from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+
+
+def puzzle_1(nb: Any) -> Question:
+    return question(
+        nb.silu_spec,
+        normal((64, 256), scale=2.0),
+        variants=[case(normal((24, 640)), about="other sizes")],
+        budget=Budget(hbm_bytes=131_072),
+    )
+
+
+def puzzle_2(nb: Any) -> Question:
+    return question(
+        nb.silu_spec,
+        normal((320, 256), scale=2.0),
+        variants=[
+            case(normal((192, 128)), bm=32, about="six tiles of 32 rows"),
+            case(normal((64, 384)), about="a single tile"),
+        ],
+        budget=Budget(hbm_bytes=655_360, vmem_bytes=131_072),
+    )
+
+
+def puzzle_3(nb: Any) -> Question:
+    return question(
+        nb.energy_spec,
+        normal((320, 256)),
+        variants=[
+            case(normal((192, 128), shift=1.0), bm=32, budget=Budget(exposed_bytes=16_384), about="six tiles"),
+            case(normal((64, 384)), about="a single tile"),
+        ],
+        budget=Budget(hbm_bytes=328_704, exposed_bytes=65_536),
+    )
+
+
+def puzzle_4(nb: Any) -> Question:
+    return question(
+        nb.absmax_spec,
+        normal((384, 256)),
+        variants=[
+            case(normal((224, 128), shift=-9.0), bm=32, about="seven tiles of negative numbers"),
+            case(normal((128, 384)), about="two tiles"),
+        ],
+        budget=Budget(hbm_bytes=394_240, in_flight_bytes=98_304),
+    )
+
+
+def puzzle_5(nb: Any) -> Question:
+    return question(
+        nb.outer_spec,
+        normal((320, 1)),
+        normal((1, 256)),
+        variants=[
+            case(normal((192, 1)), normal((1, 384)), bm=32, budget=Budget(exposed_bytes=49_152), about="six tiles"),
+            case(normal((128, 1)), normal((1, 128)), about="two tiles"),
+        ],
+        budget=Budget(hbm_bytes=329_984, exposed_bytes=65_536),
+    )
+
+
+def puzzle_6(nb: Any) -> Question:
+    return question(
+        nb.silu_spec,
+        normal((320, 256), scale=2.0),
+        variants=[
+            case(normal((192, 128)), bm=32, budget=Budget(exposed_bytes=32_768), about="six tiles"),
+            case(normal((64, 384)), about="a single tile"),
+            case(normal((128, 128)), about="two tiles"),
+        ],
+        budget=Budget(hbm_bytes=655_360, exposed_bytes=131_072),
+    )
+
+
+def puzzle_7(nb: Any) -> Question:
+    return question(
+        nb.gate_spec,
+        normal((192, 384), scale=2.0),
+        normal((192, 384)),
+        variants=[
+            case(normal((64, 512)), normal((64, 512)), bm=32, bn=256, about="tiles of 32 x 256"),
+            case(normal((128, 128)), normal((128, 128)), about="one tile across"),
+        ],
+        budget=Budget(hbm_bytes=884_736, vmem_bytes=196_608, branches=0),
+    )
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.stream_spec,
+        normal((16, 1024), "bfloat16"),
+        normal((1024, 256), "bfloat16"),
+        variants=[
+            case(
+                normal((32, 1280), "bfloat16"),
+                normal((1280, 128), "bfloat16"),
+                slots=2,
+                budget=Budget(in_flight_bytes=29_491),
+                about="two slots, ten tiles",
+            ),
+            case(
+                normal((16, 1536), "bfloat16"),
+                normal((1536, 128), "bfloat16"),
+                bk=256,
+                slots=5,
+                budget=Budget(in_flight_bytes=152_917),
+                about="five slots, six tiles of 256 rows",
+            ),
+            case(normal((16, 256), "bfloat16"), normal((256, 384), "bfloat16"), slots=6, about="more slots than tiles"),
+        ],
+        budget=Budget(hbm_bytes=573_440, exposed_bytes=65_536, in_flight_bytes=147_456),
+    )
