@@ -113,7 +113,8 @@ def tables(file: Path) -> str:
         f"`python benchmarks/matmul.py` wrote on an {c['device']} (jax {c['jax']}, driver {c['driver']}, "
         f"{c['date'][:10]}). TFLOP/s of the median of up to 60 calls each, on the device's clock, with the L2 flushed "
         "before each call. The columns of a line took turns. Between lines the chip's clock differs: it was "
-        f"{c['sm_clock_mhz']:.0f} MHz in the median and {c['lowest_sm_clock_mhz']:.0f} MHz at the lowest. Inputs are normal, bfloat16. JAX's: the faster of its kernel without clusters and with."
+        f"{c['sm_clock_mhz']:.0f} MHz in the median and {c['lowest_sm_clock_mhz']:.0f} MHz at the lowest. Inputs are "
+        "normal, bfloat16. JAX's: the faster of its kernel without clusters and with."
     )
     sizes = _by_size(results)
     parts = ["## The kernels of gpu_matmul.py, measured", ran]
