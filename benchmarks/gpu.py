@@ -21,10 +21,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matmul
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 MEASURED = Path(__file__).with_name("gpu_measured.json")
+MATMUL = Path(__file__).parent / "h200" / "matmul.json"  # of matmul.py
 SETS, SET_S = 7, 0.05  # sets of calls, and how long one should take
 COLUMNS = ["GPU", "threads", "registers", "spills", "SMEM", "CTAs per SM", "waves", "SASS", "HGMMA", "TMA", "barriers"]
 COLUMNS += ["bound by", "estimate", "measured", "estimate / measured"]
@@ -345,6 +347,8 @@ def written(gpus: list[str]) -> str:
             rate = f"{job.flops / took / 1e12:.0f} TFLOP/s" if job.flops else f"{job.nbytes / took / 1e9:.0f} GB/s"
             told.append(f"| {job.name} | {measured['device']} | {took * 1e6:.4g} us | {rate} |")
         parts += ["## Libraries, for comparison", "\n".join(told)]
+    if MATMUL.exists():
+        parts.append(matmul.tables(MATMUL))
     return "\n\n".join(parts) + "\n"
 
 

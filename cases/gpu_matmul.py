@@ -3,13 +3,18 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import functools
 from typing import Any
 
+import jax
 import numpy as np
 
-from pallas_puzzles.course.claims import Claim, Count
+from pallas_puzzles.course.claims import Cheapest, Claim, Count
+from pallas_puzzles.course.gpu_claims import order_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+from pallas_puzzles.lens import gpu
 from pallas_puzzles.lens.gpu.banks import wavefronts
+from pallas_puzzles.speed.work import Size, Sizes, size, sweep
 
 BF16 = "bfloat16"
 
@@ -151,3 +156,250 @@ def puzzle_7(nb: Any) -> Question:
         ],
         budget=Budget(gmem_bytes=1_253_376, thread_bytes=8_192),
     )
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.persistent_spec,
+        normal((256, 320), BF16),
+        normal((320, 1024), BF16),
+        variants=[
+            case(
+                normal((384, 192), BF16),
+                normal((192, 512), BF16),
+                bn=128,
+                slots=2,
+                width=2,
+                ctas=3,
+                budget=Budget(copy_idle=14_000),
+            ),
+            case(normal((512, 64), BF16), normal((64, 512), BF16), bm=256, bn=64, width=4, about="a single step"),
+        ],
+        budget=Budget(copies=80, ctas=2, copy_idle=4_000),
+        claims=[order_claim(nb.tile_order, (64, 8), (8, 16), (3, 32))],
+    )
+
+
+def puzzle_9(nb: Any) -> Question:
+    return question(
+        nb.clustered_spec,
+        normal((512, 320), BF16),
+        normal((320, 512), BF16),
+        variants=[
+            case(
+                normal((384, 192), BF16),
+                normal((192, 1024), BF16),
+                along="n",
+                bn=128,
+                width=2,
+                ctas=4,
+                about="pairs side by side",
+                budget=Budget(gmem_bytes=2_555_904),
+            ),
+            case(normal((256, 192), BF16), normal((192, 512), BF16), slots=2, about="one row of pairs, two slots"),
+            case(
+                normal((256, 128), BF16),
+                normal((128, 512), BF16, scale=0.1),
+                normal((512,)),
+                along=None,
+                about="no pairs; bias and GELU",
+            ),
+        ],
+        budget=Budget(copies=80, gmem_bytes=1_835_008),
+    )
+
+
+def puzzle_10(nb: Any) -> Question:
+    return question(
+        nb.ragged_spec,
+        normal((256, 192), BF16),
+        normal((4, 192, 512), BF16),
+        np.array([100, 7, 0, 149], np.int32),
+        variants=[
+            case(
+                normal((384, 64), BF16),
+                normal((3, 64, 128), BF16),
+                np.array([1, 190, 193], np.int32),
+                bn=128,
+                about="a group of one row, one that ends within 64 rows, and 128 rows of a single group",
+            ),
+        ],
+        budget=Budget(gmem_bytes=1_362_016, thread_bytes=96),
+    )
+
+
+def puzzle_11(nb: Any) -> Question:
+    tiles = [(128, 256), (256, 128), (128, 128)]
+    sizes = [(8192, 8192, 8192), (4096, 4096, 1024), (1024, 8192, 4096), (2048, 2048, 2048), (128, 4352, 512)]
+    sizes += [(1536, 3072, 1024), (512, 512, 192), (384, 256, 640), (4224, 2816, 4096), (3584, 5120, 4096)]
+    timed = [(*size, *tile) for size in sizes[:5] for tile in [*tiles, (64, 128), (128, 64)] if size[0] % tile[0] == 0]
+    return question(
+        nb.best_spec,
+        normal((512, 192), BF16),
+        normal((192, 512), BF16),
+        variants=[
+            case(normal((384, 128), BF16), normal((128, 256), BF16), about="no pairs one below the other"),
+        ],
+        budget=Budget(gmem_bytes=1_703_936, smem_bytes=229_472),
+        claims=[
+            Claim(nb.slots_that_fit, [*tiles, (64, 256), (64, 248), (8, 8)], in_slots),
+            Claim(
+                nb.step_bytes,
+                [(*tile, along) for tile in tiles for along in (None, "m", "n")],
+                functools.partial(of_a_step, nb),
+            ),
+            Claim(nb.cycles, timed, in_cycles),
+            Cheapest(nb.choose, lambda M, N, K: nb.plans(M, N), modelled, sizes, in_words),
+        ],
+    )
+
+
+def in_slots(bm: int, bn: int) -> Count:
+    """How many slots fit, and how many would with a slip."""
+    room, slot = 232_448 - 32_768, (bm + bn) * 64 * 2
+    found = room // (slot + 16)
+    slips = [
+        ("without the epilogue's SMEM", 232_448 // (slot + 16)),
+        ("without barriers", room // slot),
+        ("with one barrier a slot", room // (slot + 8)),
+        ("with elements of one byte", room // (slot // 2 + 16)),
+        ("with elements of four bytes", room // (slot * 2 + 16)),
+        ("if only the tile of a were in a slot", room // (bm * 128 + 16)),
+    ]
+    parts = [f"{room:,} bytes for slots", f"a slot: {slot:,} bytes of tiles, 16 of barriers"]
+    return Count("SMEM has room for", float(found), parts, [(words, float(n)) for words, n in slips if n != found])
+
+
+def of_a_step(nb: Any, bm: int, bn: int, along: str | None) -> Count:
+    """The bytes that the kernel of Puzzle 9 reads for a step of a CTA: of two tiles, two steps each."""
+    m, n = (2, 1) if along != "n" else (1, 2)
+    a, b = (draw_one(shape) for shape in ((bm * m, 128), (128, bn * n)))
+    run = gpu.run(nb.clustered, a, b, bm=bm, bn=bn, slots=2, along=along, ctas=2, ctas_drawn=0)
+    found = run.counts.gmem_read_bytes / 4
+    a_bytes, b_bytes = bm * 128, bn * 128
+    slips = [
+        ("if nothing were shared", a_bytes + b_bytes),
+        ("if both operands were shared", (a_bytes + b_bytes) / 2),
+        ("if the other operand were shared", a_bytes + b_bytes + a_bytes / 2 + b_bytes / 2 - found),
+        ("for both CTAs of a pair", 2 * found),
+    ]
+    shared = {"m": "b is shared", "n": "a is shared", None: "nothing is shared"}[along]
+    parts = [f"a: {a_bytes:,} bytes, b: {b_bytes:,} bytes; {shared}"]
+    return Count("a CTA of your kernel reads", found, parts, [(w, float(n)) for w, n in slips if n != found])
+
+
+def draw_one(shape: tuple[int, ...]) -> Any:
+    return normal(shape, BF16).draw(np.random.default_rng(0))
+
+
+def modelled(M: int, N: int, K: int, bm: int, bn: int, along: str | None) -> tuple[float, float]:
+    """The model of Puzzle 11: cycles, and bytes that a CTA reads for a step."""
+    return in_cycles(M, N, K, bm, bn).value, (bm + bn - {"m": bn, "n": bm, None: 0}[along] / 2) * 128
+
+
+def in_words(cost: tuple[float, float]) -> str:
+    return f"{cost[0]:,.0f} cycles and reads {cost[1]:,.0f} bytes for a step"
+
+
+def in_cycles(M: int, N: int, K: int, bm: int, bn: int) -> Count:
+    """The cycles of a product by the model, and what they would be with a slip."""
+    tensor, copies, end = 2 * bm * bn * 64 / 4096, (bm + bn) * 128 / 56, bm * bn / 20
+    tiles, steps = (M // bm) * (N // bn), K // 64
+    rounds = -(-tiles // 132)
+    found = rounds * (steps * max(tensor, copies) + end)
+    slips = [
+        ("if the last round were as short as it is full", tiles / 132 * (steps * max(tensor, copies) + end)),
+        ("if the last round were left out", tiles // 132 * (steps * max(tensor, copies) + end)),
+        ("if a multiplication and an addition were one FLOP", rounds * (steps * max(tensor / 2, copies) + end)),
+        ("if the copies took no time", rounds * (steps * tensor + end)),
+        ("if the tensor cores took no time", rounds * (steps * copies + end)),
+        ("if the tensor cores waited for each copy", rounds * (steps * (tensor + copies) + end)),
+        ("if the faster engine decided", rounds * (steps * min(tensor, copies) + end)),
+        ("if a tile ended in no time", rounds * steps * max(tensor, copies)),
+        ("if every step had an end", rounds * steps * (max(tensor, copies) + end)),
+        ("if only the last tile had an end", rounds * steps * max(tensor, copies) + end),
+        ("for a single step of a tile", rounds * (max(tensor, copies) + end)),
+        ("for a single tile", steps * max(tensor, copies) + end),
+    ]
+    parts = [
+        f"{tiles} tiles for 132 CTAs: {rounds} rounds of {steps} steps",
+        f"a step: {tensor:,.0f} cycles of the tensor cores, {copies:,.0f} of the copies; the end of a tile: {end:,.0f}",
+    ]
+    return Count("the model says", found, parts, [(words, n) for words, n in slips if n != found])
+
+
+# --- what `puzzles bench` measures -----------------------------------------------------------------------------------
+
+
+def square(nb: Any, **blocks: Any) -> Sizes:
+    """A product of 8192 x 8192 x 8192, by these blocks."""
+    return sweep(product(8192, 8192, 8192, **blocks), xla=cublas)
+
+
+def cublas(a: Any, b: Any) -> Any:
+    """XLA's program of a product is a call of cuBLAS; that of a spec would be one in float32."""
+    return a @ b
+
+
+def product(M: int, N: int, K: int, **blocks: Any) -> Size:
+    name = f"{M} x {N} x {K}"
+    return size(normal((M, K), BF16), normal((K, N), BF16), flops=2 * M * N * K, name=name, **blocks)
+
+
+def bench_3(nb: Any) -> Sizes:
+    return square(nb)
+
+
+def bench_5(nb: Any) -> Sizes:
+    return square(nb, slots=4)
+
+
+def bench_6(nb: Any) -> Sizes:
+    return square(nb, slots=4)
+
+
+def bench_8(nb: Any) -> Sizes:
+    return square(nb, slots=4, width=8, ctas=132)
+
+
+def bench_9(nb: Any) -> Sizes:
+    return square(nb, slots=4, width=8, ctas=132)
+
+
+def bench_10(nb: Any) -> Sizes:
+    from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu as mgpu
+
+    M, K, N, groups = 16384, 4096, 4096, 16
+    sizes = np.random.default_rng(0).multinomial(M, [1 / groups] * groups).astype(np.int32)
+    blocks: dict[str, Any] = {
+        "block_m": 128,
+        "block_n": 128,
+        "block_k": 64,
+        "max_concurrent_steps": 4,
+        "grid_block_n": 8,
+    }
+
+    def library(x: Any, w: Any, sizes: Any) -> Any:
+        return mgpu.ragged_dot(x, w, group_sizes=sizes, **blocks)
+
+    args = normal((M, K), BF16), normal((groups, K, N), BF16), sizes
+    return sweep(
+        size(*args, flops=2 * M * N * K, name=f"{M} x {K} x {N}, {groups} groups", slots=4, width=4, ctas=132),
+        peers={"JAX's Mosaic GPU kernel": library},
+        xla=jax.lax.ragged_dot,
+    )
+
+
+def bench_11(nb: Any) -> Sizes:
+    from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as hopper
+
+    along = hopper.MatmulDimension
+    tiles: dict[str, Any] = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "max_concurrent_steps": 4}
+    snake: dict[str, Any] = {"grid_tile_width": 8, "grid_minor_dim": along.M}
+
+    def library(a: Any, b: Any, **more: Any) -> Any:
+        return hopper.matmul(a, b, None, hopper.TuningConfig(**tiles, **snake, **more))
+
+    peers: dict[str, Any] = {"JAX's": library, "JAX's, clusters": functools.partial(library, cluster_dimension=along.M)}
+    shapes = (1024, 8192, 4096), (4096, 4096, 1024), (8192, 8192, 8192)
+    return sweep(*[product(*shape) for shape in shapes], peers=peers, xla=cublas)

@@ -117,3 +117,106 @@ def epilogue(result, bias_part, o_part, o_smem):
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(o_smem.at[slot], o_part.at[:, columns])
     plgpu.wait_smem_to_gmem(0)
+
+
+# Puzzle 8
+def tile_order(t, m_tiles, width):
+    strip, within = lax.div(t, m_tiles * width), lax.rem(t, m_tiles * width)
+    return lax.div(within, width), strip * width + lax.rem(within, width)
+
+
+def produce_tile(n, steps, slots, a_part, b_part, a_smem, b_smem, full, empty):
+    @pl.loop(0, steps)
+    def _(k):
+        step = n * steps + k
+        slot, part = lax.rem(step, slots), pl.ds(k * 64, 64)
+
+        @pl.when(step >= slots)
+        def _():
+            plgpu.barrier_wait(empty.at[slot])
+
+        plgpu.copy_gmem_to_smem(a_part.at[:, part], a_smem.at[slot], full.at[slot])
+        plgpu.copy_gmem_to_smem(b_part.at[part], b_smem.at[slot], full.at[slot])
+
+
+def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
+    @pl.loop(0, steps)
+    def _(k):
+        step = n * steps + k
+        slot = lax.rem(step, slots)
+        plgpu.barrier_wait(full.at[slot])
+        plgpu.wgmma(acc, a_smem.at[slot, rows], b_smem.at[slot])
+        plgpu.wgmma_wait(1)
+
+        @pl.when(k > 0)
+        def _():
+            plgpu.barrier_arrive(empty.at[lax.rem(step - 1, slots)])
+
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
+
+
+# Puzzle 9
+def partner_tile(t, m_tiles, width, along):
+    if along is None:
+        return tile_order(t, m_tiles, width)
+    rank = lax.axis_index("cluster")
+    if along == "m":
+        i, j = tile_order(t, m_tiles // 2, width)
+        return 2 * i + rank, j
+    i, j = tile_order(t, m_tiles, width)
+    return i, 2 * j + rank
+
+
+def produce_shared(n, steps, slots, along, a_part, b_part, a_smem, b_smem, full, empty):
+    a_axes = "cluster" if along == "n" else None
+    b_axes = "cluster" if along == "m" else None
+
+    @pl.loop(0, steps)
+    def _(k):
+        step = n * steps + k
+        slot, part = lax.rem(step, slots), pl.ds(k * 64, 64)
+
+        @pl.when(step >= slots)
+        def _():
+            plgpu.barrier_wait(empty.at[slot])
+
+        plgpu.copy_gmem_to_smem(a_part.at[:, part], a_smem.at[slot], full.at[slot], collective_axes=a_axes)
+        plgpu.copy_gmem_to_smem(b_part.at[part], b_smem.at[slot], full.at[slot], collective_axes=b_axes)
+
+
+# Puzzle 10
+def store_rows(o_slot, o_part, row, start, end):
+    first = lax.max(start - row, 0)
+    left = lax.max(lax.min(end - row, 64) - first, 0)
+    for size in (64, 32, 16, 8, 4, 2, 1):
+
+        @pl.when(left & size > 0)
+        def _(size=size, first=first):
+            plgpu.copy_smem_to_gmem(o_slot.at[pl.ds(first, size)], o_part.at[pl.ds(first, size)], commit_group=False)
+
+        first = first + (left & size)
+    plgpu.commit_smem_to_gmem_group()
+
+
+# Puzzle 11
+def slots_that_fit(bm, bn):
+    return (SMEM_BYTES - EPILOGUE_BYTES) // ((bm + bn) * 64 * 2 + 2 * 8)
+
+
+def step_bytes(bm, bn, along):
+    a_bytes = bm * 64 * 2 // (2 if along == "n" else 1)
+    b_bytes = bn * 64 * 2 // (2 if along == "m" else 1)
+    return a_bytes + b_bytes
+
+
+def cycles(M, N, K, bm, bn):
+    tensor = 2 * bm * bn * 64 / TENSOR_FLOPS
+    copies = (bm + bn) * 64 * 2 / COPIED_BYTES
+    end = bm * bn / STORED_VALUES
+    rounds = pl.cdiv((M // bm) * (N // bn), SMS)
+    return rounds * (K // 64 * max(tensor, copies) + end)
+
+
+def choose(M, N, K):
+    return min(plans(M, N), key=lambda plan: (cycles(M, N, K, *plan[:2]), step_bytes(*plan)))

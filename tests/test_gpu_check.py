@@ -1,5 +1,6 @@
 """check and check_call of a plgpu.kernel: the same verdicts as of a pallas_call, JAX's simulator beside the machine."""
 
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -14,7 +15,7 @@ import gpu_kernels
 import gpu_library
 from gpu_kernels import MISTAKES, S, normal
 from pallas_puzzles import check, show
-from pallas_puzzles.course import inputs
+from pallas_puzzles.course import cases, curriculum, inputs
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.inputs import Budget, case
 from pallas_puzzles.lens.gpu.timeline import Use
@@ -239,6 +240,16 @@ def test_show_of_broken_code() -> None:
     picture = show(broken, X)
     assert picture.empty
     assert "ZeroDivisionError" in picture.note
+
+
+def test_show_says_what_is_still_to_be_written() -> None:
+    puzzle = curriculum.puzzle("gpu_matmul/5")
+    names = cases.laid(puzzle, {}, {}, {})
+    a, b = (normal(*shape, dtype=jnp.bfloat16) for shape in ((128, 128), (128, 256)))
+    for name, missing in (("k_loop", "multiply_step is"), ("specialised", "produce and consume are")):
+        picture = show(functools.partial(names[name], slots=2), a, b)
+        assert picture.note == f"Only what is given runs: {missing} still to be written."
+        assert picture.note in picture._repr_html_()
 
 
 @pytest.fixture

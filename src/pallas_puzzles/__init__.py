@@ -98,9 +98,9 @@ def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
     from .view.verdict import emit
 
     picture = draw(fn, *args, live=live, **blocks)
-    holes = unwritten(fn) if picture.empty else []
-    if holes:
-        picture.note = f"Nothing to show yet: {listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
+    if holes := unwritten(fn):
+        missing = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
+        picture.note = f"{'Nothing to show yet' if picture.empty else 'Only what is given runs'}: {missing}"
     return emit(picture)
 
 

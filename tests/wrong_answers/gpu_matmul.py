@@ -204,3 +204,190 @@ def epilogue(result, bias_part, o_part, o_smem):
         x = result[:, columns]
         x = jax.nn.gelu(x + along_columns(biases(bias_part, part), x.shape))
         o_part[:, columns] = x.astype(o_smem.dtype)
+
+
+# %% gpu_matmul/8: the slots begin anew with each tile
+# produce_tile: `step = n * steps + k` -> `step = k`
+# consume_tile: `step = n * steps + k` -> `step = k`
+
+# %% gpu_matmul/8: the producer begins anew with each tile
+# produce_tile: `step = n * steps + k` -> `step = k`
+
+# %% gpu_matmul/8: the first slots of each tile are not waited for
+# produce_tile: `step >= slots` -> `k >= slots`
+
+# %% gpu_matmul/8: copies the steps of all tiles before
+# produce_tile: `pl.ds(k * 64, 64)` -> `pl.ds(step * 64, 64)`
+
+# %% gpu_matmul/8: gives back the slot that is being read
+# consume_tile: `empty.at[lax.rem(step - 1, slots)]` -> `empty.at[slot]`
+
+# %% gpu_matmul/8: the last slot is never given back
+# consume_tile:
+# -    plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
+
+# %% gpu_matmul/8: the last slot is given back while it is read
+# consume_tile: `plgpu.wgmma_wait(0)` -> `plgpu.wgmma_wait(1)`
+
+# %% gpu_matmul/8: the last slot waits for the next tile
+# consume_tile: `k > 0` -> `step > 0`
+# consume_tile:
+# -    plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
+
+# %% gpu_matmul/8: nobody waits for the products
+# consume_tile:
+# -        plgpu.wgmma_wait(1)
+
+# %% gpu_matmul/8: a strip of one row
+# tile_order: `strip, within = lax.div(t, m_tiles * width), lax.rem(t, m_tiles * width)` -> `strip, within = lax.div(t, width), lax.rem(t, width)`
+
+# %% gpu_matmul/8: rows and columns are exchanged
+# tile_order: `return lax.div(within, width), strip * width + lax.rem(within, width)` -> `return strip * width + lax.rem(within, width), lax.div(within, width)`
+
+# %% gpu_matmul/8: column after column
+# tile_order: `return lax.div(within, width), strip * width + lax.rem(within, width)` -> `return lax.rem(t, m_tiles), lax.div(t, m_tiles)`
+
+
+# %% gpu_matmul/8: the producer waits until a tile is computed
+def tile_order(t, m_tiles, width):
+    strip, within = lax.div(t, m_tiles * width), lax.rem(t, m_tiles * width)
+    return lax.div(within, width), strip * width + lax.rem(within, width)
+
+
+def produce_tile(n, steps, slots, a_part, b_part, a_smem, b_smem, full, empty):
+    @pl.loop(0, steps)
+    def _(k):
+        step = n * steps + k
+        slot, part = lax.rem(step, slots), pl.ds(k * 64, 64)
+
+        @pl.when(k >= slots)
+        def _():
+            plgpu.barrier_wait(empty.at[slot])
+
+        plgpu.copy_gmem_to_smem(a_part.at[:, part], a_smem.at[slot], full.at[slot])
+        plgpu.copy_gmem_to_smem(b_part.at[part], b_smem.at[slot], full.at[slot])
+
+    @pl.loop(max(0, steps - slots), steps)
+    def _(k):
+        plgpu.barrier_wait(empty.at[lax.rem(n * steps + k, slots)])
+
+
+def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
+    @pl.loop(0, steps)
+    def _(k):
+        step = n * steps + k
+        slot = lax.rem(step, slots)
+        plgpu.barrier_wait(full.at[slot])
+        plgpu.wgmma(acc, a_smem.at[slot, rows], b_smem.at[slot])
+        plgpu.wgmma_wait(1)
+
+        @pl.when(k > 0)
+        def _():
+            plgpu.barrier_arrive(empty.at[lax.rem(step - 1, slots)])
+
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
+
+
+# %% gpu_matmul/9: nothing is shared
+# produce_shared: `b_axes = "cluster" if along == "m" else None` -> `b_axes = None`
+
+# %% gpu_matmul/9: the wrong operand is shared
+# produce_shared: `a_axes = "cluster" if along == "n" else None` -> `a_axes = "cluster" if along == "m" else None`
+# produce_shared: `b_axes = "cluster" if along == "m" else None` -> `b_axes = "cluster" if along == "n" else None`
+
+# %% gpu_matmul/9: both operands are shared
+# produce_shared: `a_axes = "cluster" if along == "n" else None` -> `a_axes = "cluster" if along else None`
+# produce_shared: `b_axes = "cluster" if along == "m" else None` -> `b_axes = "cluster" if along else None`
+
+# %% gpu_matmul/9: only one CTA of a pair copies
+# produce_shared: `        plgpu.copy_gmem_to_smem(b_part.at[part], b_smem.at[slot], full.at[slot], collective_axes=b_axes)` -> `        pl.when(lax.axis_index("cluster") == 0)(lambda: plgpu.copy_gmem_to_smem(b_part.at[part], b_smem.at[slot], full.at[slot], collective_axes=b_axes))`
+
+# %% gpu_matmul/9: the slots begin anew with each tile
+# produce_shared: `step = n * steps + k` -> `step = k`
+
+# %% gpu_matmul/9: nobody waits for a free slot
+# produce_shared: `plgpu.barrier_wait(empty.at[slot])` -> `pass`
+
+# %% gpu_matmul/9: both compute the same tile
+# partner_tile: `return 2 * i + rank, j` -> `return 2 * i, j`
+
+# %% gpu_matmul/9: as many rows of pairs as of tiles
+# partner_tile: `tile_order(t, m_tiles // 2, width)` -> `tile_order(t, m_tiles, width)`
+
+# %% gpu_matmul/9: the rank counts columns of pairs
+# partner_tile: `return i, 2 * j + rank` -> `return i, j + rank`
+
+# %% gpu_matmul/10: the neighbour's rows before the group
+# store_rows: `first = lax.max(start - row, 0)` -> `first = 0`
+
+# %% gpu_matmul/10: the neighbour's rows behind the group
+# store_rows: `lax.min(end - row, 64)` -> `64`
+
+# %% gpu_matmul/10: the group's end is not a row of this part
+# store_rows: `lax.min(end - row, 64)` -> `(end - row)`
+
+# %% gpu_matmul/10: as if every group began in this part
+# store_rows: `first = lax.max(start - row, 0)` -> `first = start - row`
+
+# %% gpu_matmul/10: parts without a row of the group
+# store_rows: `left = lax.max(lax.min(end - row, 64) - first, 0)` -> `left = lax.min(end - row, 64) - first`
+
+# %% gpu_matmul/10: all copies begin at the first row
+# store_rows: `first = first + (left & size)` -> `first = first`
+
+# %% gpu_matmul/10: goes on whether or not a copy was needed
+# store_rows: `first = first + (left & size)` -> `first = first + size`
+
+# %% gpu_matmul/10: never a single row
+# store_rows: `(64, 32, 16, 8, 4, 2, 1)` -> `(64, 32, 16, 8, 4, 2)`
+
+# %% gpu_matmul/10: the copies are in no group
+# store_rows:
+# -    plgpu.commit_smem_to_gmem_group()
+
+
+# %% gpu_matmul/10: all rows of the tile
+def store_rows(o_slot, o_part, row, start, end):
+    plgpu.copy_smem_to_gmem(o_slot, o_part)
+
+
+# %% gpu_matmul/11: the epilogue's SMEM is left out
+# slots_that_fit: `(SMEM_BYTES - EPILOGUE_BYTES)` -> `SMEM_BYTES`
+
+# %% gpu_matmul/11: slots without barriers
+# slots_that_fit: `((bm + bn) * 64 * 2 + 2 * 8)` -> `((bm + bn) * 64 * 2)`
+
+# %% gpu_matmul/11: pairs along m share a
+# step_bytes: `(2 if along == "n" else 1)` -> `(2 if along == "m" else 1)`
+# step_bytes: `bn * 64 * 2 // (2 if along == "m" else 1)` -> `bn * 64 * 2 // (2 if along == "n" else 1)`
+
+# %% gpu_matmul/11: nothing is shared
+# step_bytes: `bn * 64 * 2 // (2 if along == "m" else 1)` -> `bn * 64 * 2`
+
+# %% gpu_matmul/11: the engines wait for each other
+# cycles: `max(tensor, copies)` -> `(tensor + copies)`
+
+# %% gpu_matmul/11: part of a round
+# cycles: `pl.cdiv((M // bm) * (N // bn), SMS)` -> `(M // bm) * (N // bn) / SMS`
+
+# %% gpu_matmul/11: half of the FLOPs
+# cycles: `tensor = 2 * bm * bn * 64 / TENSOR_FLOPS` -> `tensor = bm * bn * 64 / TENSOR_FLOPS`
+
+# %% gpu_matmul/11: a tile ends in no time
+# cycles: `rounds * (K // 64 * max(tensor, copies) + end)` -> `rounds * (K // 64 * max(tensor, copies))`
+
+# %% gpu_matmul/11: every step has an end
+# cycles: `K // 64 * max(tensor, copies) + end` -> `K // 64 * (max(tensor, copies) + end)`
+
+# %% gpu_matmul/11: the slowest plan
+# choose: `min(` -> `max(`
+
+# %% gpu_matmul/11: always the first plan
+# choose: `return min(plans(M, N), key=lambda plan: (cycles(M, N, K, *plan[:2]), step_bytes(*plan)))` -> `return plans(M, N)[0]`
+
+# %% gpu_matmul/11: only the fewest bytes
+# choose: `(cycles(M, N, K, *plan[:2]), step_bytes(*plan))` -> `step_bytes(*plan)`
+
+# %% gpu_matmul/11: only the fewest cycles
+# choose: `(cycles(M, N, K, *plan[:2]), step_bytes(*plan))` -> `cycles(M, N, K, *plan[:2])`

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..ir.readers import for_the_reader
 from .inputs import seed_of
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 _DRAWS = 4  # of sizes that a choice is tried on
 _MAX_DEVIATIONS = 3  # more ways than that to be wrong at once: coincidence
+
+
+class Asked(Protocol):
+    """What is asked of a function of the reader's beside the kernel. last: when the kernel's result is right."""
+
+    @property
+    def last(self) -> bool: ...
+
+    def finding(self) -> "Finding | None":
+        """What is wrong with it, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +175,40 @@ class Choice:
         if fitting[plan] > fitting[best] * (1 + 1e-6):
             return Finding("choice", f"{call}, which takes {self.text(fitting[plan])}. {rest}", [], line)
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cheapest:
+    """For each of these sizes, no plan of `plans(*sizes)` is cheaper by `cost(*sizes, *plan)` than `pick(*sizes)`.
+
+    cost: anything that has an order, also a tuple. text: a cost in words.
+    """
+
+    pick: Callable[..., Any]
+    plans: Callable[..., Sequence[tuple[Any, ...]]]
+    cost: Callable[..., Any]
+    sizes: Sequence[tuple[Any, ...]]
+    text: Callable[[Any], str]
+    last = True
+
+    def finding(self) -> "Finding | None":
+        """What is wrong with the choice, at the first sizes where something is, or None."""
+        return next((f for f in (self._at(*sizes) for sizes in self.sizes) if f), None)
+
+    def _at(self, *sizes: Any) -> "Finding | None":
+        from ..diagnose.findings import Finding
+        from ..ir.capture import source_line
+
+        plan, costs = for_the_reader(self.pick, *sizes), {p: self.cost(*sizes, *p) for p in self.plans(*sizes)}
+        best = min(costs, key=lambda p: costs[p])
+        known = isinstance(plan, tuple) and plan in costs
+        if known and costs[plan] <= costs[best]:
+            return None
+        found = f"which takes {self.text(costs[plan])}" if known else f"none of the {len(costs)} plans that can be used"
+        code = self.pick.__code__
+        call = f"Right answer, but {self.pick.__name__}({', '.join(_shown(a, self.pick) for a in sizes)}) is {plan}"
+        cause = f"{call}, {found}. {best} takes {self.text(costs[best])}."
+        return Finding("choice", cause, [], source_line(code.co_filename, code.co_firstlineno))
 
 
 def hbm_choice(pick: Callable[..., Any], run: Any, plans: Any, draw: Any) -> Choice:

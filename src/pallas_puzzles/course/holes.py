@@ -24,7 +24,9 @@ def holes_of(known: Any, names: Mapping[str, Any]) -> dict[str, types.CodeType]:
 
 def unwritten(fn: Callable[..., Any]) -> list[str]:
     """The holes of the course that `fn` uses and that still hold the skeleton's code."""
-    plain = inspect.unwrap(fn)
+    from ..ir.capture import wrapped
+
+    plain = wrapped(fn)
     names = getattr(plain, "__globals__", {})
     used = names_used(plain, names, set())
     found = []

@@ -13,7 +13,7 @@ from ..diagnose.budgets import Budget
 
 if TYPE_CHECKING:
     from .arrays import Explain
-    from .claims import Choice, Claim, Helper
+    from .claims import Asked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Question:
     seed: int | None
     kernel: bool
     explain: "Explain | None"
-    claims: "Sequence[Claim | Choice | Helper]"
+    claims: "Sequence[Asked]"
 
 
 def question(
@@ -128,7 +128,7 @@ def question(
     seed: int | None = None,
     kernel: bool = True,
     explain: "Explain | None" = None,
-    claims: "Sequence[Claim | Choice | Helper]" = (),
+    claims: "Sequence[Asked]" = (),
 ) -> Question:
     """What a check asks of an answer.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..lens.gpu.timeline import Counts
     from ..lens.machine import Figures, Run
     from ..view.verdict import Verdict
-    from .claims import Choice, Claim, Helper
+    from .claims import Asked
 
 TIME_LIMIT_S = 20.0
 CONFIRM_LIMIT_S = 90.0  # what the lens has passed does end: JAX's simulator may take its time on a busy machine
@@ -103,7 +103,7 @@ def _which(args: Sequence[Any], case: Case, number: int, seed: int) -> str:
     return f"The notebook's own example passes. This is {what}: {shapes}{blocks} (seed={seed})."
 
 
-def claimed(claims: "Sequence[Claim | Choice | Helper]", judge: "Judge") -> "Verdict | None":
+def claimed(claims: "Sequence[Asked]", judge: "Judge") -> "Verdict | None":
     """The verdict on the first claim that is not true, or None."""
     from ..lens.watchdog import TimeLimit, time_limit
     from ..view.verdict import Verdict
