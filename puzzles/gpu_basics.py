@@ -853,8 +853,8 @@ check("gpu_basics/5", strip_gelu)
 
 # %% [markdown]
 # **Takeaway.** 60,781 cycles, then 44,877, now 38,505, and the work is the same. In the picture, the engine never
-# stops. On an H200 the last step is a small one: 1.13 ms before, 1.11 ms now, because bytes on their way in fill most
-# of the gap there. Does it have to be so much typing? It does not.
+# stops. On an H200 the last step is a small one: 1.13 ms before, 1.11 ms now. Does it have to be so much typing? It
+# does not.
 
 # %%
 show(strip_gelu, normal((512, 128)))
@@ -1234,7 +1234,7 @@ check("gpu_basics/8", rms_norm)
 #
 # Load the tile with its layout, once. How many roots do you need, 64 or 8192? Which of the sum, the division, 1e-6 and
 # the root come before the numbers are widened? The mean is a sum, divided by a Python integer that `x_smem.shape`
-# knows. (A mistake costs no time here: Pallas itself says that it finds no layout, and `check` shows the line.)
+# knows.
 #
 # </details>
 #
