@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -168,14 +169,15 @@ def test_the_tests_say_what_they_fetch_before_they_fetch_it(
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(conftest, "missing", lambda: "there is none")
-    conftest.pytest_configure(SimpleNamespace(workerinput={}))
+    quick: dict[str, Any] = {"getoption": lambda name: False, "option": SimpleNamespace(markexpr="")}
+    conftest.pytest_configure(SimpleNamespace(workerinput={}, **quick))
     assert capfd.readouterr().out == "", "the workers fetch nothing"
-    conftest.pytest_configure(SimpleNamespace())
+    conftest.pytest_configure(SimpleNamespace(**quick))
     said = capfd.readouterr().out.splitlines()
     assert said[:2] == [conftest.FETCHES, "uv sync --locked --inexact --extra tpu-compiler"]
     assert said[2:] == ([] if works else [conftest.NOT_FETCHED])
     monkeypatch.setattr(conftest, "missing", lambda: None)
-    conftest.pytest_configure(SimpleNamespace())
+    conftest.pytest_configure(SimpleNamespace(**quick))
     assert capfd.readouterr().out == "", "once"
 
 
