@@ -51,6 +51,9 @@ def estimate(
                     if sentence:
                         results.note(sentence)
                         return results
+                    if size.tried and row.problem:
+                        results.note(f"{work.name} has no estimate in {size.tried} on {target.title}: {row.problem}.")
+                        continue
                     results.rows.append(row)
                 saved(results)
     return results
