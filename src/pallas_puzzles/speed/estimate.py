@@ -52,7 +52,9 @@ def estimate(
                         results.note(sentence)
                         return results
                     if size.tried and row.problem:
-                        results.note(f"{work.name} has no estimate in {size.tried} on {target.title}: {row.problem}.")
+                        results.note(
+                            f"{work.name} has no estimate in {size.tried} on {target.title}: {row.problem.rstrip('.')}."
+                        )
                         continue
                     results.rows.append(row)
                 saved(results)

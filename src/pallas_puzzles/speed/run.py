@@ -81,7 +81,7 @@ def _one_size(work: Work, size: Size, chip: Chip | None, meter: Meter, results: 
         alive = False
     own = rows[work.own].problem
     if size.tried and own and alive:
-        results.note(f"{work.name} is not measured in {size.tried}: {own}.")
+        results.note(f"{work.name} is not measured in {size.tried}: {own.rstrip('.')}.")
     else:
         results.rows += rows.values()
     return alive
@@ -97,7 +97,7 @@ def _filled(work: Work, size: Size, chip: Chip | None, meter: Meter, rows: Mappi
     ready = _ready(work.calls(size), args, rows, limit_s)
     if not ready:
         return _alive()
-    shapes = jax.eval_shape(next(iter(ready.values())))
+    shapes = jax.eval_shape(work.calls(size)[next(iter(ready))], *args)
     light = speed_of_light(dataclasses.replace(size, args=args), shapes, chip) if chip else None
     for row in rows.values():
         row.light_s, row.bound = (light.seconds, light.bound) if light else (None, "")
