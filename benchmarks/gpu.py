@@ -245,8 +245,8 @@ def table(first: str, lines: list[list[str]]) -> str:
 
 _HOW_MEASURED = (
     "By `benchmarks/bench.py`: medians of normal inputs. Device: the device's own clock, by JAX's profiler. Wall: "
-    "calls that were enqueued in a row, with their dispatch. Clock: of the SM, the median of the run. Driver, clock and date "
-    "are missing where nobody wrote them down. See [docs/bench.md](../docs/bench.md)."
+    "calls that were enqueued in a row, with their dispatch. Clock: of the SM, the median of the run. Driver, clock "
+    "and date are missing where nobody wrote them down. See [docs/bench.md](../docs/bench.md)."
 )
 
 
