@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import threading
 import warnings
 import xml.etree.ElementTree as ET
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from pallas_puzzles import bench
+from pallas_puzzles.app import benchmark, serving
 from pallas_puzzles.app.cli import app
 from pallas_puzzles.course import cases, curriculum
 from pallas_puzzles.course.inputs import integers, normal
@@ -236,6 +238,29 @@ def test_a_dtype_that_a_kernel_refuses_is_left_out_with_a_sentence() -> None:
     results = measure([work], meter=FakeMeter(), chip=H200)
     assert [row.dtype for row in results.rows] == ["f32", "f32"]
     assert results.notes[0].startswith("sin is not measured in int8: ")
+
+
+def test_a_kernel_that_fails_beside_a_library_leaves_it_its_time() -> None:
+    def fails(a, b):
+        raise ValueError("no such layout")
+
+    spec = cases.official("gpu_matmul/6").spec
+    args = normal((16, 32), "bfloat16"), normal((32, 64), "bfloat16")
+    work = Work("product", fails, [size(*args)], {**libraries.peers(spec, args), "XLA": spec}, accelerator="")
+    results = measure([work], meter=FakeMeter(), chip=H200)
+    rows = {row.who: row for row in results.rows}
+    assert rows["yours"].problem == "ValueError: no such layout"
+    assert rows["cuBLAS"].median_s
+    assert not benchmark.has_own(results)
+    assert benchmark.has_own(measure([sines((8, 128))], meter=FakeMeter(), chip=H200))
+
+
+def test_the_process_that_measures_keeps_what_libraries_put_into_its_environment(monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", {"LEFT_OVER": "1"})  # of whoever started it
+    monkeypatch.setattr(serving, "_by_imports", {"LIBRARY": "its files", "SHARED": "of the library"})
+    serving._be_where({"environment": {"MINE": "2", "SHARED": "of the command"}})
+    told = {"LIBRARY": "its files", "MINE": "2", "SHARED": "of the command"}
+    assert {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"} == told
 
 
 # --- libraries -------------------------------------------------------------------------------------------------------
@@ -517,8 +542,6 @@ def test_bad_input_is_told_before_anything_runs(tmp_path) -> None:
 
 
 def test_what_was_saved_before_a_process_died_is_kept(results, tmp_path) -> None:
-    from pallas_puzzles.app import benchmark
-
     path = tmp_path / "kept.json"
     dead = {"none": "The process was killed.", "printed": ""}
     assert benchmark.results_of(dead, path) is None
