@@ -1,23 +1,26 @@
 """How far the course's GPU kernels, JAX's own and the libraries are from the speed of light, on this machine's GPU.
 
-    uv run python benchmarks/bench.py FOLDER [--quick] [--seconds 250] [--read]
+    uv run python benchmarks/bench.py FOLDER [--quick] [--seconds 250] [--read] [--kernels]
 
-Needs a Hopper or Blackwell GPU. Measures everything twice, and compares the two: what differs is noise. Writes
-bench.json and bench.csv of the first run, the same of the second, again.json and again.csv, and bench.md and bench.svg:
-the table and the picture. --read measures nothing, and writes these two from the files that are there.
+Needs a Hopper or Blackwell GPU, or a TPU, where it measures the solutions of the notebooks for TPUs. Measures all
+twice, and compares the two: what differs is noise. Writes bench.json and bench.csv of the first run, the same of the
+second, again.json and again.csv, and bench.md and bench.svg: the table and the picture. --read measures nothing, and
+writes these two from the files that are there. --kernels times the kernels of gpu.py instead, once: kernels.json.
+What lies in folders beside this file, gpu.py and tpu.py write into gpu.md and tpu.md.
 Nothing is lost when one of the kernels fails: it has a line that says so. Each run stops after --seconds.
 """
 
 import argparse
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pallas_puzzles.course import curriculum
 from pallas_puzzles.speed import conditions, puzzles, run
 from pallas_puzzles.speed.compare import compared
 from pallas_puzzles.speed.meter import DeviceMeter
@@ -67,17 +70,32 @@ def attention(causal: bool, lengths: tuple[int, ...]) -> Work:
 
 
 def everything(quick: bool) -> list[Work]:
-    works = puzzles.solutions("gpu_basics", every_size=not quick)
-    return [*works, *libraries(quick)]
+    here = jax.default_backend()
+    books = [book.name for book in curriculum.notebooks() if book.accelerator == here]
+    works = [work for book in books for work in puzzles.solutions(book, every_size=not quick)]
+    return [*works, *(libraries(quick) if here == "gpu" else ())]
 
 
-def once(name: str, folder: Path, quick: bool, seconds: float) -> Results:
+def kernels(quick: bool) -> list[Work]:
+    """Those that gpu.py has estimates of."""
+    import gpu
+
+    here = conditions.device_chip()
+    name = here.name if here else ""
+    jobs = [job for job in gpu.jobs() if name in job.chips][: 2 if quick else None]
+    return [
+        Work(j.name, j.fn, [size(*j.args, flops=j.flops, hbm_bytes=j.nbytes or None)], {}, "kernel", "gpu")
+        for j in jobs
+    ]
+
+
+def once(name: str, folder: Path, works: Sequence[Work], seconds: float) -> Results:
     """One run, saved as it goes."""
     begin = time.perf_counter()
     results = Results()
 
     def in_time() -> Iterator[Work]:
-        for work in everything(quick):
+        for work in works:
             if time.perf_counter() - begin < seconds:
                 yield work
             else:
@@ -127,14 +145,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true", help="the largest size of each puzzle, small ones of all else")
     parser.add_argument("--seconds", type=float, default=250, help="after which a run starts nothing new")
+    parser.add_argument("--kernels", action="store_true", help="the kernels of gpu.py, once")
     parser.add_argument("--read", action="store_true", help="measure nothing: write the table of what is in FOLDER")
     asked = parser.parse_args()
     if not asked.read:
-        if jax.default_backend() != "gpu":
-            raise SystemExit("JAX finds no GPU here. The compiler's estimates are in benchmarks/gpu.md.")
+        if jax.default_backend() == "cpu":
+            raise SystemExit("JAX finds no GPU or TPU here. Estimates are in benchmarks/gpu.md and benchmarks/tpu.md.")
         asked.folder.mkdir(parents=True, exist_ok=True)
+        if asked.kernels:
+            print(text(once("kernels", asked.folder, kernels(asked.quick), asked.seconds)))
+            return
         for name in ("bench", "again"):
-            once(name, asked.folder, asked.quick, asked.seconds)
+            once(name, asked.folder, everything(asked.quick), asked.seconds)
     words = written(asked.folder)
     (asked.folder / "bench.md").write_text(words)
     print(words)

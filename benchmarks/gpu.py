@@ -2,19 +2,15 @@
 
     uv run --all-groups --extra gpu-compiler python benchmarks/gpu.py [--gpu h100,h200,b200]
 
-Needs the extra gpu-compiler, and no GPU. Times are estimates (see `gpu_report`). Beside them stand times that were
-measured on a GPU, where gpu_measured.json has some; on a machine with that GPU, this writes the file:
-
-    python benchmarks/gpu.py --measure
+Needs the extra gpu-compiler, and no GPU. Times are estimates (see `gpu_report`). Beside them stand the times that
+bench.py has measured on a GPU, with their conditions: see measured.py.
 """
 
 import argparse
 import dataclasses
 import functools
 import importlib.metadata
-import json
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +18,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import matmul
+import measured
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-MEASURED = Path(__file__).with_name("gpu_measured.json")
 MATMUL = Path(__file__).parent / "h200" / "matmul.json"  # of matmul.py
-SETS, SET_S = 7, 0.05  # sets of calls, and how long one should take
 COLUMNS = ["GPU", "threads", "registers", "spills", "SMEM", "CTAs per SM", "waves", "SASS", "HGMMA", "TMA", "barriers"]
 COLUMNS += ["bound by", "estimate", "measured", "estimate / measured"]
 BARRIERS = ("SYNCS", "BAR", "UTCBAR")
@@ -204,64 +199,10 @@ def solutions() -> Iterator[Job]:
             yield Job(f"{puzzle.id} {puzzle.title}", fn, list(first.inputs), ("h100", "h200", "b200"))
 
 
-# --- measuring, on a GPU ---------------------------------------------------------------------------------------------
-
-
-def drawn(x: Any) -> Any:
-    if not isinstance(x, jax.ShapeDtypeStruct):
-        return jnp.asarray(x)
-    return jax.random.normal(jax.random.key(0), x.shape, jnp.float32).astype(x.dtype)
-
-
-def seconds(fn: Callable[..., Any], args: list[Any]) -> list[float]:
-    """Seconds a call, in each of SETS sets of calls that are enqueued one after the other."""
-    run = jax.jit(lambda *a: fn(*a))
-    given = [drawn(x) for x in args]
-    jax.block_until_ready(run(*given))
-    start = time.perf_counter()
-    jax.block_until_ready([run(*given) for _ in range(3)])
-    calls = max(3, min(300, round(SET_S / ((time.perf_counter() - start) / 3))))
-    found = []
-    for _ in range(SETS):
-        start = time.perf_counter()
-        for _ in range(calls):
-            out = run(*given)
-        jax.block_until_ready(out)
-        found.append((time.perf_counter() - start) / calls)
-    return found
-
-
-def libraries() -> list[Job]:
-    """What a part of a GPU gives to the libraries, for comparison."""
-    n = 8192
-    return [
-        Job(f"cuBLAS, {n}^3 bf16", lambda a, b: a @ b, [shape(n, n)] * 2, (), flops=2 * n**3),
-        Job("copy, 1 GiB f32", lambda x: x + 1, [shape(2**28, dtype=jnp.float32)], (), nbytes=2 * 2**30),
-    ]
-
-
-def measure() -> None:
-    device = jax.devices()[0]
-    found: dict[str, Any] = {"device": device.device_kind, "jax": jax.__version__, "sets": SETS, "seconds": {}}
-    for job in [*libraries(), *jobs()]:
-        if job.chips == ("b200",):
-            continue
-        try:
-            each = seconds(job.fn, job.args)
-        except Exception as error:
-            print(f"{job.name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
-            continue
-        median = statistics.median(each)
-        found["seconds"][job.name] = median
-        rate = f"{job.flops / median / 1e12:.1f} TFLOP/s, {job.nbytes / median / 1e9:.0f} GB/s"
-        print(f"{job.name}: {median * 1e6:.1f} us ({min(each) * 1e6:.1f} to {max(each) * 1e6:.1f}), {rate}", flush=True)
-    MEASURED.write_text(json.dumps(found, indent=1) + "\n")
-
-
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def rows(job: Job, gpus: list[str], measured: dict[str, Any]) -> Iterator[list[str]]:
+def rows(job: Job, gpus: list[str]) -> Iterator[list[str]]:
     from pallas_puzzles.text import human_bytes
     from pallas_puzzles.view.gpu_report import gpu_report
 
@@ -275,7 +216,7 @@ def rows(job: Job, gpus: list[str], measured: dict[str, Any]) -> Iterator[list[s
             raise SystemExit(f"{job.name} on {gpu}: {report.unavailable or report.refusal}")
         for kernel in report.kernels:
             time_s = kernel.time_s
-            took = measured["seconds"].get(job.name) if gpu in measured["device"].lower() else None
+            took = measured.seconds(gpu, job.name)
             count = kernel.opcodes.get
             yield [
                 job.name,
@@ -302,6 +243,13 @@ def table(first: str, lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
 
 
+_HOW_MEASURED = (
+    "By `benchmarks/bench.py`: medians of normal inputs. Device: the device's own clock, by JAX's profiler. Wall: "
+    "calls that were enqueued in a row, with their dispatch. Clock: of the SM, the median of the run. Driver, clock "
+    "and date are missing where nobody wrote them down. See [docs/bench.md](../docs/bench.md)."
+)
+
+
 def how_far(lines: list[list[str]]) -> str:
     """How far the estimates are from what was measured."""
     ratios = sorted(float(line[-1]) for line in lines if line[-1])
@@ -315,7 +263,6 @@ def how_far(lines: list[list[str]]) -> str:
 
 
 def written(gpus: list[str]) -> str:
-    measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"device": "", "seconds": {}, "jax": ""}
     names = ("jax", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     parts = [
@@ -324,29 +271,21 @@ def written(gpus: list[str]) -> str:
         "bytes of a thread. HGMMA: instructions for the tensor cores; on the B200, UTCHMMA. TMA: those for copies. "
         f"Barriers: {', '.join(BARRIERS)}. The estimate and what bounds it: see `gpu_report`.",
     ]
-    everything = {job.name: list(rows(job, gpus, measured)) for job in jobs()}
+    everything = {job.name: list(rows(job, gpus)) for job in jobs()}
     mine = {job.name for job in ours()}
-    if measured["seconds"]:
+    if far := how_far([line for lines in everything.values() for line in lines]):
         parts.append(
-            f"Measured: on an {measured['device']} with jax {measured['jax']}, normal inputs, the median of "
-            f"{measured['sets']} sets of calls, each with its dispatch. "
-            "What the estimate takes from this GPU is what cuBLAS, the copy and the kernel that only reads reach in "
-            "the same run; nothing is fitted to the others, but how loops are counted was settled on the multiply-"
-            "adds. " + how_far([line for lines in everything.values() for line in lines])
+            "Measured: by `benchmarks/bench.py --kernels`; the conditions are in a table below. What the estimate "
+            "takes from this GPU is what cuBLAS, the copy and the kernel that only reads reach; nothing is fitted to "
+            "the others, but how loops are counted was settled on the multiply-adds. " + far
         )
     for title, names in (("JAX's own", everything.keys() - mine), ("One part of a GPU each", mine)):
         lines = [line for name in everything if name in names for line in everything[name]]
         parts += [f"## {title}", table("kernel", lines)]
-    lines = [line for job in solutions() for line in rows(job, gpus, measured)]
+    lines = [line for job in solutions() for line in rows(job, gpus)]
     parts += ["## Every solution, at the first shapes and blocks of its check", table("puzzle", lines)] if lines else []
-    others = [job for job in libraries() if job.name in measured["seconds"]]
-    if others:
-        told = ["| work | GPU | measured | rate |", "| --- | --- | --- | --- |"]
-        for job in others:
-            took = measured["seconds"][job.name]
-            rate = f"{job.flops / took / 1e12:.0f} TFLOP/s" if job.flops else f"{job.nbytes / took / 1e9:.0f} GB/s"
-            told.append(f"| {job.name} | {measured['device']} | {took * 1e6:.4g} us | {rate} |")
-        parts += ["## Libraries, for comparison", "\n".join(told)]
+    if lines := measured.table("gpu"):
+        parts += ["## Measured, each row with its conditions", _HOW_MEASURED, lines]
     if MATMUL.exists():
         parts.append(matmul.tables(MATMUL))
     return "\n\n".join(parts) + "\n"
@@ -355,10 +294,7 @@ def written(gpus: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="h100,h200,b200", help="which ones, commas between")
-    parser.add_argument("--measure", action="store_true", help="time the kernels on the GPU of this machine")
     asked = parser.parse_args()
-    if asked.measure:
-        return measure()
     from pallas_puzzles.targets.gpu import compiler
     from pallas_puzzles.targets.gpu.chips import chips
 
@@ -367,7 +303,6 @@ def main() -> None:
     file = Path(__file__).with_suffix(".md")
     file.write_text(written([chip.name for chip in chips(asked.gpu)]))
     print(f"wrote {file}")
-    return None
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 Needs libtpu, the extra tpu-compiler, and no TPU.
 Nothing here is timed: bundles and bytes are counted in the compiled program, times are estimates (see `tpu_report`).
+What bench.py has measured on a TPU follows, with its conditions: see measured.py.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measured
 import numpy as np
 
 from pallas_puzzles.course import curriculum, session
@@ -184,6 +186,8 @@ def main() -> None:
             first = subject.cases[0]
             lines += rows(f"{puzzle.id} {puzzle.title}", subject.fn, list(first.inputs), tpus, **first.blocks)
         parts += [f"### {book.name}", table("puzzle", lines)]
+    if measurements := measured.table("tpu"):
+        parts += ["## Measured, each row with its conditions", measurements]
     file = Path(__file__).with_suffix(".md")
     file.write_text("\n\n".join(parts) + "\n")
     print(f"wrote {file}: {sum(part.count(' | v') + part.count(' | tpu') for part in parts)} rows")

@@ -4,20 +4,25 @@ import csv
 import dataclasses
 import io
 import json
+import os
+import threading
 import warnings
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from pallas_puzzles import bench
+from pallas_puzzles.app import benchmark, serving
 from pallas_puzzles.app.cli import app
 from pallas_puzzles.course import cases, curriculum
 from pallas_puzzles.course.inputs import integers, normal
-from pallas_puzzles.speed import conditions, meter
+from pallas_puzzles.ir.asked import Attention
+from pallas_puzzles.speed import conditions, libraries, meter, run
 from pallas_puzzles.speed.choose import measure_or_estimate
 from pallas_puzzles.speed.compare import changes, compared
 from pallas_puzzles.speed.estimate import estimate
@@ -25,7 +30,7 @@ from pallas_puzzles.speed.puzzles import SOLUTION, sizes_of, solutions, work_of
 from pallas_puzzles.speed.results import Results, Row, read
 from pallas_puzzles.speed.run import measure
 from pallas_puzzles.speed.show import text
-from pallas_puzzles.speed.work import Size, Work, drawn, long, short, size, speed_of_light
+from pallas_puzzles.speed.work import Size, Work, drawn, long, narrowed, short, size, speed_of_light
 from pallas_puzzles.targets.gpu.chips import CHIPS
 
 H200 = CHIPS["h200"]
@@ -162,6 +167,136 @@ def test_a_lost_device_ends_the_run_and_what_was_measured_stays(monkeypatch) -> 
     assert saved == [2, 4, 4]
 
 
+def test_a_call_that_does_not_end_is_left_behind() -> None:
+    ended = threading.Event()
+    with pytest.raises(run.Hangs, match=r"did not end within 0\.2 s"):
+        run.in_time(lambda: ended.wait(60), 0.2)
+    ended.set()
+    assert run.in_time(lambda: 7, 60) == 7
+    with pytest.raises(KeyError):
+        run.in_time(lambda: {}[0], 60)
+
+
+def test_what_was_measured_before_a_kernel_that_hangs_stays(monkeypatch) -> None:
+    class Meter(FakeMeter):
+        def times(self, calls):
+            self.seen += 1
+            if self.seen == 2:
+                raise run.Hangs("it did not end")
+            return super().times(calls)
+
+        seen = 0
+
+    saved = []
+    work = sines((8, 128), (16, 128), (24, 128))
+    results = measure([work], meter=Meter(), chip=H200, saved=lambda r: saved.append(len(r.rows)))
+    assert [(row.size, bool(row.median_s)) for row in results.rows] == [
+        ("8 x 128", True), ("8 x 128", True), ("16 x 128", False), ("16 x 128", False),
+    ]  # fmt: skip
+    assert results.rows[2].problem == "while yours, XLA took turns: it did not end"
+    assert "nothing else could be measured. What came before is kept" in results.notes[-1]
+    assert saved[-1] == 4
+
+    def first(call, limit_s):
+        if limit_s == 9 and len(tried) == 2:  # the arguments, XLA, ours
+            raise run.Hangs("it did not end")
+        tried.append(limit_s)
+        return call()
+
+    tried: list[float] = []
+    monkeypatch.setattr(run, "in_time", first)
+    rows = {row.who: row.problem for row in measure([work], meter=FakeMeter(), chip=H200, limit_s=9).rows}
+    assert rows == {"yours": "it did not end", "XLA": "another call keeps the device, and does not end"}
+
+
+def test_dtypes_of_one_byte_are_tried_where_a_function_takes_them() -> None:
+    def product(a, b):
+        return jnp.dot(a, b, preferred_element_type=jnp.int32 if a.dtype == jnp.int8 else jnp.float32)
+
+    def floats(a, b):
+        assert a.dtype != jnp.int8, "floats only"
+        return product(a, b)
+
+    pair = size(normal((16, 32), "bfloat16"), normal((32, 16), "bfloat16"))
+    both = Work("product", product, [pair], {"XLA": lambda a, b: product(a, b)}, accelerator="")
+    assert [(each.tried, each.dtype) for each in narrowed(both)] == [
+        ("int8", "i8"), ("float8_e4m3fn", "f8_e4m3fn"),
+    ]  # fmt: skip
+    assert [each.tried for each in narrowed(dataclasses.replace(both, fn=floats))] == ["float8_e4m3fn"]
+    results = measure([dataclasses.replace(both, sizes=narrowed(both))], meter=FakeMeter(), chip=H200)
+    assert [(row.dtype, row.who, row.problem) for row in results.rows] == [
+        (dtype, who, "") for dtype in ("i8", "f8_e4m3fn") for who in ("yours", "XLA")
+    ]
+
+
+def test_a_dtype_that_a_kernel_refuses_is_left_out_with_a_sentence() -> None:
+    def refuses(x):
+        return jax.pure_callback(lambda x: 1 / 0, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    sizes = [size(normal((8, 128))), dataclasses.replace(size(normal((8, 128), "int8")), tried="int8")]
+    work = Work("sin", refuses, sizes, {"XLA": jnp.negative}, accelerator="")
+    results = measure([work], meter=FakeMeter(), chip=H200)
+    assert [row.dtype for row in results.rows] == ["f32", "f32"]
+    assert results.notes[0].startswith("sin is not measured in int8: ")
+
+
+def test_a_kernel_that_fails_beside_a_library_leaves_it_its_time() -> None:
+    def fails(a, b):
+        raise ValueError("no such layout")
+
+    spec = cases.official("gpu_matmul/6").spec
+    args = normal((16, 32), "bfloat16"), normal((32, 64), "bfloat16")
+    work = Work("product", fails, [size(*args)], {**libraries.peers(spec, args), "XLA": spec}, accelerator="")
+    results = measure([work], meter=FakeMeter(), chip=H200)
+    rows = {row.who: row for row in results.rows}
+    assert rows["yours"].problem == "ValueError: no such layout"
+    assert rows["cuBLAS"].median_s
+    assert not benchmark.has_own(results)
+    assert benchmark.has_own(measure([sines((8, 128))], meter=FakeMeter(), chip=H200))
+
+
+def test_the_process_that_measures_keeps_what_libraries_put_into_its_environment(monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", {"LEFT_OVER": "1"})  # of whoever started it
+    monkeypatch.setattr(serving, "_by_imports", {"LIBRARY": "its files", "SHARED": "of the library"})
+    serving._be_where({"environment": {"MINE": "2", "SHARED": "of the command"}})
+    told = {"LIBRARY": "its files", "MINE": "2", "SHARED": "of the command"}
+    assert {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"} == told
+
+
+# --- libraries -------------------------------------------------------------------------------------------------------
+
+HEADS = jax.ShapeDtypeStruct((1, 2, 64, 16), jnp.bfloat16)
+
+
+def test_a_spec_that_is_a_product_has_cublas_beside_it() -> None:
+    a, b = jax.ShapeDtypeStruct((16, 32), jnp.bfloat16), jax.ShapeDtypeStruct((32, 64), jnp.bfloat16)
+    spec = cases.official("gpu_matmul/6").spec
+    (peer,) = libraries.peers(spec, [a, b]).values()
+    assert jax.eval_shape(peer, a, b) == jax.eval_shape(spec, a, b)
+    x, y = np.ones(a.shape, a.dtype), np.ones(b.shape, b.dtype)
+    assert (np.asarray(peer(x, y)) == np.asarray(spec(x, y))).all()
+    for other in (lambda a, b: jnp.exp(a @ b), lambda a, b: a + 1, lambda a, b: (a @ b) @ b.T, lambda a, b: 1 / 0):
+        assert libraries.peers(other, [a, b]) == {}
+
+
+@pytest.mark.parametrize(("puzzle", "causal"), [("flash_attention/5", False), ("flash_attention/6", True)])
+def test_a_spec_that_is_attention_has_cudnn_beside_it(puzzle, causal) -> None:
+    spec = cases.official(puzzle).spec
+    peer = libraries.peers(spec, [HEADS] * 3)["cuDNN"]
+    assert peer.attention == Attention(heads_first=True, scale=16**-0.5, causal=causal)
+    q, k, v = (jax.random.normal(jax.random.key(i), HEADS.shape, HEADS.dtype) for i in range(3))
+    plain = dataclasses.replace(peer, call=jax.nn.dot_product_attention)  # by XLA, which runs anywhere
+    np.testing.assert_allclose(
+        np.asarray(plain(q, k, v), np.float32), np.asarray(spec(q, k, v), np.float32), rtol=3e-2, atol=3e-2
+    )
+
+
+def test_a_library_is_no_peer_of_a_function_of_other_arrays() -> None:
+    wide = jax.ShapeDtypeStruct(HEADS.shape, jnp.float32)
+    assert libraries.peers(cases.official("flash_attention/5").spec, [wide] * 3) == {}
+    assert libraries.peers(jnp.sin, [HEADS]) == {}
+
+
 def test_on_a_cpu_it_is_the_wall_and_said_to_be() -> None:
     results = bench(lambda x: x + 1, normal((64, 128)))
     (row,) = results.rows
@@ -219,6 +354,37 @@ def test_the_streams_of_a_gpu_are_read_from_a_profile() -> None:
         ("loop_xor_fusion", "", 3000), ("kernel", "jit_f", 2000),
     ]  # fmt: skip
     assert meter.device_times(found) == pytest.approx([2e-6])
+
+
+def test_the_programs_of_a_tpu_are_read_from_a_profile() -> None:
+    text = """
+    planes { name: "/device:TPU:0"
+      lines { name: "Steps" timestamp_ns: 1000 events { metadata_id: 3 offset_ps: 0 duration_ps: 99000000 } }
+      lines { name: "XLA Modules" timestamp_ns: 1000
+              events { metadata_id: 1 offset_ps: 1000000 duration_ps: 3000000 }
+              events { metadata_id: 2 offset_ps: 5000000 duration_ps: 2000000 }
+              events { metadata_id: 1 offset_ps: 8000000 duration_ps: 3000000 }
+              events { metadata_id: 2 offset_ps: 12000000 duration_ps: 1000000 }
+              events { metadata_id: 4 offset_ps: 14000000 duration_ps: 4000000 } }
+      lines { name: "XLA Ops" timestamp_ns: 1000 events { metadata_id: 5 offset_ps: 5000000 duration_ps: 1000000 } }
+      event_metadata { key: 1 value { id: 1 name: "jit_flush_l2(8446744073709551615)" } }
+      event_metadata { key: 2 value { id: 2 name: "jit_f(123)" } }
+      event_metadata { key: 3 value { id: 3 name: "0" } }
+      event_metadata { key: 4 value { id: 4 name: "jit_g(456)" } }
+      event_metadata { key: 5 value { id: 5 name: "%fusion.1" } }
+    }
+    planes { name: "/device:TPU:0 SparseCore 0" }
+    planes { name: "/host:CPU" lines { name: "XLA Modules" events { metadata_id: 1 duration_ps: 5 } }
+             event_metadata { key: 1 value { id: 1 name: "jit_f(123)" } } }
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the extension's own types
+        data = jax.profiler.ProfileData.from_serialized_xspace(
+            jax.profiler.ProfileData.text_proto_to_serialized_xspace(text)
+        )
+        found = meter.events_in(data)
+    assert [e.name.partition("(")[0] for e in found] == ["jit_flush_l2", "jit_f", "jit_flush_l2", "jit_f", "jit_g"]
+    assert meter.device_times(found) == pytest.approx([2e-6, 5e-6])
 
 
 def test_a_profile_that_misses_calls_is_not_believed(monkeypatch) -> None:
@@ -376,8 +542,6 @@ def test_bad_input_is_told_before_anything_runs(tmp_path) -> None:
 
 
 def test_what_was_saved_before_a_process_died_is_kept(results, tmp_path) -> None:
-    from pallas_puzzles.app import benchmark
-
     path = tmp_path / "kept.json"
     dead = {"none": "The process was killed.", "printed": ""}
     assert benchmark.results_of(dead, path) is None

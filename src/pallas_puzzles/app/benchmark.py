@@ -60,6 +60,13 @@ def kept(path: Path, why: str) -> Results:
     return results
 
 
+def has_own(results: Results) -> bool:
+    """Whether the reader's own kernel has a time: at one size at least."""
+    from ..speed.work import YOURS
+
+    return any(row.who == YOURS and row.median_s is not None for row in results.rows)
+
+
 def say(results: Results, files: Sequence[Path], old: Results | None) -> None:
     """The table, what has changed, and the files."""
     from ..speed.compare import compared

@@ -135,15 +135,19 @@ def _settle(output: int) -> None:
     os.dup2(output, 2)
 
 
+_by_imports: dict[str, str] = {}  # what libraries have put into the environment, such as where their own files are
+
+
 def _be_where(here: Message) -> None:
     os.environ.clear()
-    os.environ.update({"OPENBLAS_NUM_THREADS": "1", **here.get("environment", {})})
+    os.environ.update({"OPENBLAS_NUM_THREADS": "1", **_by_imports, **here.get("environment", {})})
     with contextlib.suppress(OSError):
         os.chdir(here.get("folder", "."))
 
 
 def _import_everything() -> None:
     """Imports what a check may import: also so that nothing of ours comes in after somebody has looked at it."""
+    before = dict(os.environ)
     import jax
     import rich.console
     import rich.text  # noqa: F401
@@ -156,6 +160,7 @@ def _import_everything() -> None:
             importlib.import_module(each.name)
     with contextlib.suppress(ImportError):
         import jax.experimental.pallas.mosaic_gpu  # noqa: F401
+    _by_imports.update({name: value for name, value in os.environ.items() if before.get(name) != value})
 
 
 # ---- what the reader's code may not do -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..text import cut, wrapped
+from ..text import cut, plural, wrapped
 from ..view.roofline import human_time
 from .conditions import SAME
 from .show import COLUMNS
@@ -71,7 +71,8 @@ def compared(new: Results, old: Results, columns: int = COLUMNS) -> str:
     same = len(found) - len(counted)
     ratios = sorted(change.ratio for change in found)
     span = f"New over old time: {ratios[0]:.3f} to {ratios[-1]:.3f}, median {ratios[len(ratios) // 2]:.3f}."
-    words = f"{len(found)} times are in both runs; {same} are the same within the noise. {span}"
+    both = f"{plural(len(found), 'time')} {'is' if len(found) == 1 else 'are'} in both runs"
+    words = f"{both}; {same} {'is' if same == 1 else 'are'} the same within the noise. {span}"
     lines = [line for _, line in wrapped(words, "", columns=columns)]
     lines += [_change_line(change, columns) for change in sorted(counted, key=lambda change: change.ratio)]
     if others := differ(new, old, SAME):

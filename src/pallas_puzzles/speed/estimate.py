@@ -51,6 +51,11 @@ def estimate(
                     if sentence:
                         results.note(sentence)
                         return results
+                    if size.tried and row.problem:
+                        results.note(
+                            f"{work.name} has no estimate in {size.tried} on {target.title}: {row.problem.rstrip('.')}."
+                        )
+                        continue
                     results.rows.append(row)
                 saved(results)
     return results

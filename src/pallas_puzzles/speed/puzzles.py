@@ -1,22 +1,26 @@
 """A puzzle as what is measured: its function at the sizes of cases/NAME.py, beside XLA's program of its spec."""
 
+import dataclasses
 import types
 
 from ..course import cases, curriculum
 from ..course.inputs import Subject
-from .work import XLA, YOURS, Size, Sizes, Work
+from . import libraries
+from .work import XLA, YOURS, Size, Sizes, Work, narrowed
 
 SOLUTION = "the course's"
 
 
 def work_of(subject: Subject, puzzle_id: str, *, every_size: bool, own: str = YOURS) -> Work:
-    """A reader's answer as it is measured. every_size: the whole sweep, not its last size alone."""
+    """A reader's answer as it is measured. every_size: all sizes, and dtypes of one byte; else the last size alone."""
     puzzle = curriculum.puzzle(puzzle_id)
     asked = sizes_of(puzzle, subject)
     sizes = asked.sizes if every_size else asked.sizes[-1:]
-    name = f"{puzzle.id} {puzzle.title}"
-    peers = {**asked.peers, XLA: asked.xla or subject.spec}
-    return Work(name, subject.fn, sizes, peers, own, curriculum.notebook(puzzle.path).accelerator)
+    accelerator = curriculum.notebook(puzzle.path).accelerator
+    known = libraries.peers(subject.spec, sizes[-1].args) if accelerator == "gpu" else {}
+    peers = {**asked.peers, **known, XLA: asked.xla or subject.spec}
+    work = Work(f"{puzzle.id} {puzzle.title}", subject.fn, sizes, peers, own, accelerator)
+    return dataclasses.replace(work, sizes=[*sizes, *narrowed(work)]) if every_size else work
 
 
 def sizes_of(puzzle: curriculum.Puzzle, subject: Subject) -> Sizes:

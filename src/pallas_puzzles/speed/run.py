@@ -1,7 +1,10 @@
 """Measures one function after the other, and keeps what there is when one of them fails."""
 
+import contextvars
 import dataclasses
 import functools
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,9 +19,15 @@ from .work import MEASURED, Size, Work, drawn, speed_of_light
 
 _TOLERANCE = {2: 2e-2, 1: 5e-1}  # by the bytes of an element, relative to the largest element; for all else:
 _FINE_TOLERANCE = 2e-3  # float32, whose products may be computed as TF32
+LIMIT_S = 120.0  # for one call with its compilation, and for timing one
+_LOOK_S = 0.2  # how often a waiting caller looks up, so that Ctrl-C reaches it
 _DEAD = "The device answers no more after this: nothing else could be measured. What came before is kept."
 
 Saved = Callable[[Results], None]
+
+
+class Hangs(Exception):
+    """A call has not come back from the device, and nothing can end it but the end of the process."""
 
 
 def measure(
@@ -27,12 +36,14 @@ def measure(
     meter: Meter | None = None,
     chip: Chip | None = None,
     saved: Saved = lambda results: None,
+    limit_s: float = LIMIT_S,
 ) -> Results:
     """Times all functions of all works at all sizes on the default device.
 
     results: where the rows are added. meter: whoever times (None: the device's own clock). chip: whose peaks count, by
-    default the device's. saved: called after each size, with all there is. A function that raises, or that computes
-    something else than its peers, gets a row that says so, and no time.
+    default the device's. saved: called after each size, with all there is. limit_s: how long a call may take. A
+    function that raises, that does not end, or that computes something else than its peers, gets a row that says so,
+    and no time. One that does not end keeps the device: nothing is measured after it.
     """
     results = results if results is not None else Results()
     results.conditions |= conditions()
@@ -43,7 +54,7 @@ def measure(
     meter = meter or DeviceMeter()
     for work in works:
         for size in work.sizes:
-            alive = _one_size(work, size, chip, meter, results)
+            alive = _one_size(work, size, chip, meter, results, limit_s)
             saved(results)
             if not alive:
                 results.note(_DEAD)
@@ -57,41 +68,84 @@ def measure(
     return results
 
 
-def _one_size(work: Work, size: Size, chip: Chip | None, meter: Meter, results: Results) -> bool:
+def _one_size(work: Work, size: Size, chip: Chip | None, meter: Meter, results: Results, limit_s: float) -> bool:
     """Adds the rows of one size. False if the device is lost."""
     blank = Row(work.name, size.title, size.dtype, "", results.conditions["device"], MEASURED)
     rows = {name: dataclasses.replace(blank, who=name) for name in work.calls(size)}
-    results.rows += rows.values()
     try:
-        args = jax.block_until_ready(drawn(size.args))
+        alive = _filled(work, size, chip, meter, rows, limit_s)
+    except Hangs:
+        for row in rows.values():
+            if row.median_s is None and not row.problem:
+                row.problem = "another call keeps the device, and does not end"
+        alive = False
+    own = rows[work.own].problem
+    if size.tried and own and alive:
+        results.note(f"{work.name} is not measured in {size.tried}: {own.rstrip('.')}.")
+    else:
+        results.rows += rows.values()
+    return alive
+
+
+def _filled(work: Work, size: Size, chip: Chip | None, meter: Meter, rows: Mapping[str, Row], limit_s: float) -> bool:
+    try:
+        args = in_time(lambda: jax.block_until_ready(drawn(size.args)), limit_s)
     except Exception as error:
         for row in rows.values():
             row.problem = f"its arguments could not be made: {sentence(error)}"
         return _alive()
-    ready = _ready(work.calls(size), args, rows)
+    ready = _ready(work.calls(size), args, rows, limit_s)
     if not ready:
         return _alive()
-    shapes = jax.eval_shape(next(iter(ready.values())))
+    shapes = jax.eval_shape(work.calls(size)[next(iter(ready))], *args)
     light = speed_of_light(dataclasses.replace(size, args=args), shapes, chip) if chip else None
     for row in rows.values():
         row.light_s, row.bound = (light.seconds, light.bound) if light else (None, "")
         row.hbm_bytes, row.flops = (light.hbm_bytes, light.flops) if light else (0.0, size.flops)
-    for name, timing in _timings(meter, ready, rows).items():
+    for name, timing in _timings(meter, ready, rows, limit_s).items():
         _enter(rows[name], timing)
     return _alive()
 
 
+def in_time[T](call: Callable[[], T], limit_s: float) -> T:
+    """What a call returns, in a thread that is left behind where it waits on the device for ever. Raises Hangs then."""
+    found: list[tuple[bool, Any]] = []
+
+    def work() -> None:
+        try:
+            found.append((True, call()))
+        except BaseException as error:
+            found.append((False, error))
+
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(work,), name="a call on the device", daemon=True
+    )
+    thread.start()
+    end = time.monotonic() + limit_s
+    while thread.is_alive() and time.monotonic() < end:
+        thread.join(min(_LOOK_S, limit_s))
+    if not found:
+        raise Hangs(f"it did not end within {limit_s:g} s, like a kernel that waits for what never comes")
+    returned, value = found[0]
+    if not returned:
+        raise value
+    return value
+
+
 def _ready(
-    calls: Mapping[str, Callable[..., Any]], args: tuple[Any, ...], rows: Mapping[str, Row]
+    calls: Mapping[str, Callable[..., Any]], args: tuple[Any, ...], rows: Mapping[str, Row], limit_s: float
 ) -> dict[str, Callable[[], Any]]:
     """The calls that run and agree, compiled and warm. The last peer's result is what the others are compared with."""
     ready: dict[str, Callable[[], Any]] = {}
     want = None
     for name in reversed([*calls]):
-        run = jax.jit(calls[name])
+        run = jax.jit(calls[name], compiler_options=getattr(calls[name], "compiler_options", None))
         try:
-            got = jax.block_until_ready(run(*args))
-            off = "" if want is None else _difference(got, want[1])
+            got = in_time(lambda run=run: jax.block_until_ready(run(*args)), limit_s)  # type: ignore[misc]
+            off = "" if want is None else _difference(got, want[1], args)
+        except Hangs as error:
+            rows[name].problem = str(error)
+            raise
         except Exception as error:
             rows[name].problem = sentence(error)
             continue
@@ -103,37 +157,48 @@ def _ready(
     return dict(reversed(ready.items()))
 
 
-def _difference(got: Any, want: Any) -> str:
+def _difference(got: Any, want: Any, args: Any) -> str:
     """ "" or in what the results differ from others."""
     ours, theirs = jax.tree.leaves(got), jax.tree.leaves(want)
     if [x.shape for x in ours] != [x.shape for x in theirs]:
         return f"its results have the shapes {[x.shape for x in ours]}, not"
-    worst = max((float(_off(a, b)) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    floats = [x.dtype.itemsize for x in jax.tree.leaves(args) if jnp.issubdtype(x.dtype, jnp.floating)]
+    least = 2 if 1 in floats else 4  # products of 8-bit floats are added with fewer bits than float32 has
+    worst = max((float(_off(a, b, least=least)) for a, b in zip(ours, theirs, strict=True)), default=0.0)
     return "" if worst <= 1 else "its results differ from"
 
 
-@jax.jit
-def _off(got: Any, want: Any) -> Any:
+@functools.partial(jax.jit, static_argnames="least")
+def _off(got: Any, want: Any, *, least: int) -> Any:
     """The largest difference, in units of what is allowed; infinite where only one of the two is NaN."""
     if not jnp.issubdtype(want.dtype, jnp.floating):
         return jnp.where(jnp.all(got == want), 0.0, jnp.inf)
     a, b = got.astype(jnp.float32), want.astype(jnp.float32)
     scale = jnp.max(jnp.where(jnp.isfinite(b), jnp.abs(b), 0))
     # A comparison with NaN does not hold: what differs is counted by what does not agree.
-    allowed = _TOLERANCE.get(want.dtype.itemsize, _FINE_TOLERANCE) * scale
+    allowed = max(_TOLERANCE.get(size, _FINE_TOLERANCE) for size in (want.dtype.itemsize, least)) * scale
     same = (jnp.abs(a - b) <= allowed) | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
     return jnp.where(jnp.all(same), 0.0, jnp.inf)
 
 
-def _timings(meter: Meter, ready: Mapping[str, Callable[[], Any]], rows: Mapping[str, Row]) -> dict[str, Timing]:
+def _timings(
+    meter: Meter, ready: Mapping[str, Callable[[], Any]], rows: Mapping[str, Row], limit_s: float
+) -> dict[str, Timing]:
     """All of them in turns; one by one where that fails, so that only the one that fails has no time."""
     try:
-        return dict(zip(ready, meter.times([*ready.values()]), strict=True))
+        return dict(zip(ready, in_time(lambda: meter.times([*ready.values()]), limit_s * len(ready)), strict=True))
+    except Hangs as error:
+        for name in ready:
+            rows[name].problem = f"while {', '.join(ready)} took turns: {error}"
+        raise
     except Exception:
         found = {}
         for name, call in ready.items():
             try:
-                found[name] = meter.times([call])[0]
+                found[name] = in_time(lambda call=call: meter.times([call])[0], limit_s)  # type: ignore[misc]
+            except Hangs as error:
+                rows[name].problem = str(error)
+                raise
             except Exception as error:
                 rows[name].problem = sentence(error)
         return found
@@ -147,7 +212,7 @@ def _enter(row: Row, timing: Timing) -> None:
 def _alive() -> bool:
     """Whether the device still computes: after an illegal access a GPU refuses everything until the process ends."""
     try:
-        return int(jax.block_until_ready(jnp.arange(8).sum())) == 28
+        return in_time(lambda: int(jax.block_until_ready(jnp.arange(8).sum())), LIMIT_S) == 28
     except Exception:
         return False
 

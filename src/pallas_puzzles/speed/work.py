@@ -1,5 +1,6 @@
 """What is measured: a function at some sizes, beside others that compute the same, and what no chip can beat."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ class Size:
 
     blocks: static keywords, for the function that is measured and for no peer. flops: of its matrix products.
     hbm_bytes: what has to come from HBM and go there at the least; None: every argument and every result once.
+    tried: a dtype that the function may not take; where it does not, the size is left out, with a sentence.
     """
 
     args: tuple[Any, ...]
@@ -29,6 +31,7 @@ class Size:
     flops: float = 0.0
     hbm_bytes: float | None = None
     name: str = ""
+    tried: str = ""
 
     @property
     def dtype(self) -> str:
@@ -93,6 +96,34 @@ class Light(NamedTuple):
     bound: str
     hbm_bytes: float
     flops: float
+
+
+_NARROW = {"int8": 20.0, "float8_e4m3fn": 1.0}  # dtypes to try, and the standard deviation of what is drawn in them
+
+
+def narrowed(work: Work) -> list[Size]:
+    """The largest size in the dtypes of one byte that a function can be traced in, as its last peer can."""
+    last = work.sizes[-1]
+    leaves = [x for x in jax.tree.leaves(last.args) if isinstance(x, Input | jax.ShapeDtypeStruct)]
+    if not leaves or np.dtype(long(last.dtype)).itemsize not in (2, 4):
+        return []
+    wide = max(leaves, key=nbytes_of).dtype
+    own, *_, peer = work.calls(last).values()
+    found = []
+    for dtype, scale in _NARROW.items():
+
+        def cast(x: Any, dtype: str = dtype, scale: float = scale) -> Any:
+            if not isinstance(x, Input | jax.ShapeDtypeStruct) or x.dtype != wide or len(x.shape) < 2:
+                return x
+            drawn = x.params if isinstance(x, Input) and x.kind == "normal" else (1.0, 0.0)
+            return Input("normal", x.shape, np.dtype(jax.numpy.dtype(dtype)), (drawn[0] * scale, drawn[1]))
+
+        args = jax.tree.map(cast, last.args)
+        given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
+        with contextlib.suppress(Exception):
+            if jax.eval_shape(own, *given) == jax.eval_shape(peer, *given):
+                found.append(dataclasses.replace(last, args=args, tried=dtype))
+    return found
 
 
 def speed_of_light(size: Size, results: Any, chip: Chip) -> Light:
