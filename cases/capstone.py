@@ -93,9 +93,9 @@ def puzzle_4(nb: Any) -> Question:
 
     return question(
         nb.block_spec,
-        *stream(2, 24, 128, 256, 4, 2).inputs,
-        variants=[stream(3, 16, 256, 128, 2, 1, about="3 rows of 16 tokens")],
-        budget=Budget(hbm_bytes=1_248_768, calls=7),
+        *stream(2, 24, 128, 384, 4, 2).inputs,
+        variants=[stream(3, 16, 256, 384, 2, 1, about="3 rows of 16 tokens")],
+        budget=Budget(hbm_bytes=1_428_992, calls=7),
         allow=[*MOVES, *GELU],
         forbid=["softmax", "repeat"],
         tol=1e-4,
