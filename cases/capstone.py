@@ -117,7 +117,7 @@ def puzzle_5(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=2_752_512, calls=1, new_bytes=0),
         allow=["stack", "concatenate", "broadcast_in_dim"],
-        tol=1e-5,  # a step moves p by 0.002
+        tol=1e-5,  # a step moves p by 0.001
     )
 
 

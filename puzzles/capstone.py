@@ -607,7 +607,7 @@ check("capstone/4", block_of)
 
 
 # %%
-def adam_spec(p, m, v, g, t, *, lr=2e-3):
+def adam_spec(p, m, v, g, t, *, lr=1e-3):
     m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
     t = t.astype(jnp.float32)
     return p - lr * (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.99**t)) + 1e-8), m, v
@@ -631,7 +631,7 @@ def adam(
     g: Float[Array, "R N"],
     t: Int[Array, ""],
     *,
-    lr: float = 2e-3,
+    lr: float = 1e-3,
     bm: int = 256,
 ) -> tuple[Float[Array, "R N"], Float[Array, "R N"], Float[Array, "R N"]]:
     t = t.astype(jnp.float32)
