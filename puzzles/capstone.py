@@ -1146,7 +1146,8 @@ else:
 # %% [markdown]
 # Now the training, first in plain `jnp`, then on your kernels, from the same start on the same problems. The two curves
 # lie on one another. (After some 100 steps they part by more than rounding: small differences grow while a model
-# learns. Both are right.)
+# learns. Both are right.) On two busy cores of a server both trainings together took 62 s, with compiling: the loss
+# fell from 3.39 to 0.10, and 98% of the letters were right.
 
 # %%
 if not unwritten(losses_and_grads) + to_write:
