@@ -380,6 +380,25 @@ def test_products_outside_of_the_kernel_have_a_budget() -> None:
     assert "# <- here" in finding.line.text
 
 
+def test_results_may_have_to_be_written_over_inputs() -> None:
+    def doubled(x: Any, aliases: dict[int, int]) -> Any:
+        def kernel(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = 2 * x_ref[...]
+
+        rows = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        call = pl.pallas_call(
+            kernel, grid=(3,), in_specs=[rows], out_specs=rows, out_shape=x, input_output_aliases=aliases
+        )
+        return call(x)
+
+    budget = Budget(new_bytes=0)
+    assert judged(lambda x: doubled(x, {0: 0}), spec, X, budget=budget)
+    finding = judged(lambda x: doubled(x, {}), spec, X, budget=budget).findings[0]
+    assert "12 KiB of new memory; the budget is 0 B" in finding.cause
+    assert "input_output_aliases" in finding.cause
+    assert "output 0, float32 of shape (24, 128)" in finding.evidence[0]
+
+
 def test_operands_of_a_product_may_be_too_wide() -> None:
     def product(x: Any) -> Any:
         def kernel(x_ref: Any, o_ref: Any) -> None:

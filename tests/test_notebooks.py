@@ -280,6 +280,8 @@ SOLVED = [pytest.param(b, id=b.name, marks=() if b.name in QUICK else pytest.mar
 def test_solved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) -> None:
     node = notebooks.build(book.path)
     lay_solutions(node, book)
+    for cell in node.cells:  # whatever trains: long enough to see that it runs
+        cell.source = cell.source.replace("STEPS = 300", "STEPS = 6")
     shown = check_outputs(in_kernel(node), book)
     for puzzle in book.puzzles:
         assert shown[puzzle.id].startswith(f"{puzzle.id} {puzzle.title}: solved."), shown[puzzle.id]

@@ -1,11 +1,14 @@
 """What a notebook borrows from another: the reader's own functions, once they are solved."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_puzzles import own_kernels
 from pallas_puzzles.app import workspace
 from pallas_puzzles.course import curriculum
+from pallas_puzzles.course.curriculum import CurriculumError
 from pallas_puzzles.course.progress import record
 
 BORROWED = [("matmul/9", "product"), ("softmax/8", "smooth_layer_norm")]
@@ -49,6 +52,38 @@ def test_nothing_is_borrowed_without_a_workspace(tmp_path, monkeypatch):
     assert workspace.solved_function("matmul/9", "product") is None
 
 
+def test_own_kernels_are_the_readers_where_they_fit(folder):
+    def floats(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    product = "matmul/9", floats(16, 128), floats(128, 128), 16, 128, 128
+    norm = "softmax/8", floats(16, 128), floats(1, 128), floats(1, 128), 16
+    theirs = own_kernels(product=product, smooth_layer_norm=norm)
+    assert str(theirs).splitlines() == [
+        "product            the course's: matmul.py Puzzle 9 is not solved here",
+        "smooth_layer_norm  the course's: softmax.py Puzzle 8 is not solved here",
+    ]
+    solve(folder, "matmul")
+    record("matmul/9", True)
+    mine = own_kernels(product=product)
+    assert str(mine) == "product  yours, matmul.py Puzzle 9"
+    assert mine.product is not theirs.product
+    assert mine.product is own_kernels(product=product).product, "one and the same, as long as nothing changes"
+    script = folder / "matmul.py"
+    text = script.read_text("utf-8")
+    script.write_text(text.replace("acc_ref[...].astype(o_ref.dtype)", "acc_ref[...].astype(jnp.bfloat16)"), "utf-8")
+    rough = own_kernels(product=product)
+    assert rough.product is theirs.product
+    assert str(rough).startswith("product  the course's: yours (matmul.py Puzzle 9) ")
+
+
+def test_own_kernels_knows_no_other_names(folder):
+    with pytest.raises(CurriculumError, match=r"matmul\.py Puzzle 9 defines no function 'produkt'"):
+        own_kernels(produkt=("matmul/9",))
+    with pytest.raises(CurriculumError, match="no puzzle 'matmul/99'"):
+        own_kernels(product=("matmul/99",))
+
+
 @pytest.mark.parametrize(("puzzle", "name"), BORROWED)
 def test_what_is_solved_is_borrowed_and_works(folder, puzzle, name):
     solve(folder, puzzle.partition("/")[0])
@@ -58,7 +93,6 @@ def test_what_is_solved_is_borrowed_and_works(folder, puzzle, name):
     assert fn is not None
     rng = np.random.default_rng(0)
     x, w, gamma = (rng.standard_normal(s, np.float32) for s in ((128, 256), (256, 128), (1, 256)))
-    import jax
     from jax.experimental.pallas import tpu as pltpu
 
     with pltpu.force_tpu_interpret_mode(), jax.default_matmul_precision("highest"):

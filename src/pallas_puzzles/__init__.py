@@ -11,11 +11,14 @@ spare_libtpu()  # before anything asks JAX for a device
 _problem = too_old()
 
 if TYPE_CHECKING:
+    from .app.borrowed import own_kernels
     from .course.check import check, check_call
     from .course.holes import unwritten
     from .course.inputs import Budget, case, integers, normal, uniform
     from .course.progress import progress
     from .speed.results import Results
+    from .targets.fast import fast_execution
+    from .view.curve import Curve
     from .view.gpu_report import Report as GpuReport
     from .view.tpu_report import Report
 
@@ -23,13 +26,16 @@ if TYPE_CHECKING:
 _COMES_FROM = {
     **dict.fromkeys(("check", "check_call"), "course.check"),
     **dict.fromkeys(("Budget", "case", "integers", "normal", "uniform"), "course.inputs"),
+    "Curve": "view.curve",
+    "fast_execution": "targets.fast",
+    "own_kernels": "app.borrowed",
     "progress": "course.progress",
     "unwritten": "course.holes",
 }
 
 __all__ = [
-    "Budget", "bench", "case", "check", "check_call", "gpu_report", "hint", "integers", "normal", "progress", "setup",
-    "show", "solved_function", "tpu_report", "uniform", "unwritten",
+    "Budget", "Curve", "bench", "case", "check", "check_call", "fast_execution", "gpu_report", "hint", "integers",
+    "normal", "own_kernels", "progress", "setup", "show", "solved_function", "tpu_report", "uniform", "unwritten",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ class Budget:
     makes may have. outside_flops: arithmetic of matrix products outside of the kernels. exposed_bytes: of copies
     between HBM and VMEM that a kernel starts itself, those that nothing overlaps: no arithmetic is done between the
     start and the wait. in_flight_bytes, the one lower bound: bytes of such copies that are on their way while the
-    kernel computes, on average over its FLOPs.
+    kernel computes, on average over its FLOPs. new_bytes: HBM that the calls take for results that are written over
+    no input.
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
     thread_bytes: those of them that threads load and store themselves; cta_bytes: those that one CTA moves. copies: out
@@ -50,6 +52,7 @@ class Budget:
     outside_flops: int | None = None
     exposed_bytes: int | None = None
     in_flight_bytes: int | None = None
+    new_bytes: int | None = None
     gmem_bytes: int | None = None
     thread_bytes: int | None = None
     copies: int | None = None
@@ -171,7 +174,28 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         findings.append(over_flops(run.traces, flops, budget.flops, by_call if len(by_call) > 1 else []))
     if budget.selected is not None:
         findings += _too_much_masked(run, budget.selected)
+    if budget.new_bytes is not None:
+        findings += _too_much_allocated(run, budget.new_bytes)
     return findings + overlap_findings(run, budget.exposed_bytes, budget.in_flight_bytes)
+
+
+def _too_much_allocated(run: "Run", most: int) -> "list[Finding]":
+    from ..text import human_bytes
+    from .findings import Finding
+
+    calls = [trace.call for trace in run.traces]
+    new = [(call, n, o) for call in calls for n, o in enumerate(call.outs) if n not in call.aliases.values()]
+    total = sum(math.prod(o.shape) * o.dtype.itemsize for _, _, o in new)
+    if total <= most:
+        return []
+    cause = (
+        f"Right answer, but its results take {human_bytes(total)} of new memory; the budget is {human_bytes(most)}. "
+        "Write results over inputs that nobody needs any more: input_output_aliases={number of the input: number of "
+        "the output}, counted from 0, scalars among the inputs."
+    )
+    evidence = [f"{call.name}: output {n}, {o.dtype} of shape {o.shape}, is an array of its own" for call, n, o in new]
+    near = [line for call, _, _ in new for line in call.callers]
+    return [Finding("budget", cause, evidence[:4], operand="new_bytes", near=near)]
 
 
 def _grids(run: "Run") -> str:

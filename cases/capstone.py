@@ -1,0 +1,169 @@
+"""What the checks of capstone.py ask: one function a puzzle, called when that puzzle is checked.
+
+nb: what the notebook defines, with the reader's answers in its holes.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from pallas_puzzles.course.claims import helper_claim
+from pallas_puzzles.course.inputs import Budget, Case, Question, case, integers, normal, question, uniform
+
+# What may work outside of the kernels: moves, the pieces between the parts, and all that is on integers
+GELU = "mul add integer_pow tanh sub div neg exp logistic".split()
+MOVES = "int32 bool transpose slice concatenate broadcast_in_dim gather scatter select_n dynamic_slice".split()
+ROUTING = "dot_general top_k sort exp div max reduce_max reduce_sum logistic sub scatter-add mul add neg".split()
+GRADS = "vjp jvp grad value_and_grad linearize jacobian jacfwd jacrev hessian".split()
+
+
+def puzzle_1(nb: Any) -> Question:
+    def parts(M: int, K: int, N: int, **more: Any) -> Case:
+        x, gamma, beta = normal((M, K), scale=2.0, shift=1.0), normal((1, K), shift=1.0), normal((1, K))
+        return case(x, gamma, beta, normal((K, N), scale=K**-0.5), normal((M, N)), **more)
+
+    return question(
+        nb.parts_spec,
+        *parts(320, 384, 256).inputs,
+        variants=[
+            parts(104, 128, 17, budget=Budget(calls=5, grid_steps=5), about="17 columns"),
+            parts(384, 768, 384, most=384, budget=Budget(calls=5, grid_steps=8), about="blocks of 384"),
+            parts(20, 512, 512, most=511, budget=Budget(calls=5, vmem_bytes=868_352), about="20 rows, and most=511"),
+        ],
+        budget=Budget(hbm_bytes=7_549_440, vmem_bytes=1_481_728, grid_steps=22, calls=5),
+        forbid=GRADS,
+        tol=1e-4,
+    )
+
+
+def puzzle_2(nb: Any) -> Question:
+    def rows(M: int, V: int, weights: Any = None, **more: Any) -> Case:
+        logits = more.pop("logits", None)
+        logits = normal((M, V), scale=3.0) if logits is None else logits
+        weights = normal((M, 1), shift=1.0) if weights is None else weights
+        return case(logits, integers((M, 1), 0, V), weights, normal((M, 1), shift=0.5), **more)
+
+    high = np.random.default_rng(0).normal(0, 5, (24, 256)).astype(np.float32)
+    high += np.where(np.arange(24) % 2 == 0, 10_000, -10_000).astype(np.float32)[:, None]
+    answers = (np.arange(32) % 16 >= 8).astype(np.float32)[:, None]
+    return question(
+        nb.loss_grads_spec,
+        *rows(48, 384).inputs,
+        variants=[
+            rows(32, 17, answers, bm=8, about="17 letters; half of the rows have weight 0"),
+            rows(24, 256, logits=high, bm=8, about="scores near 10,000 in some rows, near -10,000 in others"),
+            rows(16, 128, logits=normal((16, 128), scale=30.0, shift=-300.0), bm=8, about="scores near -300"),
+        ],
+        budget=Budget(hbm_bytes=148_032, vmem_bytes=98_688, calls=1),
+        allow=["mul", "broadcast_in_dim"],
+        forbid=["softmax", "log_softmax", "logsumexp", "take_along_axis", *GRADS],
+    )
+
+
+def weights_of_block(C: int, columns: int, width: int) -> list[Any]:
+    """What a Block and a MoEBlock begin with: gamma1, beta1, wqkv, wo, gamma2 and beta2."""
+    ends = [normal((1, C), shift=1.0, scale=0.3), normal((1, C), scale=0.3)]
+    return [*ends, normal((C, columns), scale=C**-0.5), normal((width, C), scale=width**-0.5), *ends]
+
+
+def puzzle_3(nb: Any) -> Question:
+    def heads(B: int, T: int, C: int, d: int, H: int, Hkv: int, **more: Any) -> Case:
+        wqkv, wo = normal((C, (H + 2 * Hkv) * d), scale=C**-0.5), normal((H * d, C), scale=(H * d) ** -0.5)
+        return case(normal((B * T, C)), wqkv, wo, B=B, H=H, Hkv=Hkv, **more)
+
+    return question(
+        nb.heads_spec,
+        *heads(2, 24, 128, 64, 4, 2).inputs,
+        variants=[
+            heads(3, 16, 256, 64, 6, 2, budget=Budget(calls=3, flops=26_700_000), about="a group of 3"),
+            heads(1, 256, 128, 128, 2, 1, budget=Budget(calls=3, grid_steps=10, flops=102_100_000), about="256 tokens"),
+        ],
+        budget=Budget(hbm_bytes=738_048, calls=3, flops=10_900_000),
+        allow=MOVES,
+        forbid=["softmax", "repeat"],
+        tol=1e-4,
+    )
+
+
+def puzzle_4(nb: Any) -> Question:
+    def stream(B: int, T: int, C: int, F: int, H: int, Hkv: int, d: int = 64, **more: Any) -> Case:
+        first = weights_of_block(C, (H + 2 * Hkv) * d, H * d)
+        mlp = [normal((C, F), scale=C**-0.5), normal((F, C), scale=F**-0.5)]
+        return case(normal((B * T, C), scale=2.0), *first, *mlp, B=B, H=H, Hkv=Hkv, **more)
+
+    return question(
+        nb.block_spec,
+        *stream(2, 24, 128, 384, 4, 2).inputs,
+        variants=[stream(3, 16, 256, 384, 2, 1, about="3 rows of 16 tokens")],
+        budget=Budget(hbm_bytes=1_428_992, calls=7),
+        allow=[*MOVES, *GELU],
+        forbid=["softmax", "repeat"],
+        tol=1e-4,
+    )
+
+
+def puzzle_5(nb: Any) -> Question:
+    def state(R: int, N: int, t: int, scale: float = 1.0, **more: Any) -> Case:
+        v = uniform((R, N), 0.0, scale**2)
+        p, m, g = normal((R, N)), normal((R, N), scale=scale), normal((R, N), scale=scale)
+        return case(p, m, v, g, np.int32(t), **more)
+
+    return question(
+        nb.adam_spec,
+        *state(768, 128, 3).inputs,
+        variants=[
+            state(64, 256, 1, bm=16, budget=Budget(calls=1, new_bytes=0), about="the first step"),
+            state(40, 128, 200, scale=1e-6, bm=8, lr=0.1, about="gradients near 1e-6, and another lr"),
+        ],
+        budget=Budget(hbm_bytes=2_752_512, calls=1, new_bytes=0),
+        allow=["stack", "concatenate", "broadcast_in_dim"],
+        tol=1e-5,  # a step moves p by 0.001
+    )
+
+
+def puzzle_6(nb: Any) -> Question:
+    def stream(B: int, T: int, C: int, F: int, E: int, H: int, Hkv: int, d: int = 64, **more: Any) -> Case:
+        first = weights_of_block(C, (H + 2 * Hkv) * d, H * d)
+        router = np.random.default_rng(E).normal(0, C**-0.5, (C, E)).astype(np.float32)
+        experts = [normal((E, C, F), scale=C**-0.5), normal((E, F, C), scale=F**-0.5)]
+        return case(normal((B * T, C), scale=2.0), *first, router, *experts, B=B, H=H, Hkv=Hkv, **more)
+
+    return question(
+        nb.moe_block_spec,
+        *stream(2, 24, 128, 256, 5, 4, 2).inputs,
+        variants=[stream(3, 16, 256, 128, 3, 2, 1, k=1, about="one expert a token")],
+        budget=Budget(grid_steps=26, calls=7, outside_flops=122_880),
+        allow=[*MOVES, *ROUTING],
+        forbid=["repeat", "ragged_dot"],
+        tol=1e-4,
+    )
+
+
+def puzzle_7(nb: Any) -> Question:
+    def users(
+        lengths: list[int], max_pages: int, C: int, H: int, Hkv: int, page: int, d: int = 64, **more: Any
+    ) -> Case:
+        rng = np.random.default_rng(len(lengths))
+        B = len(lengths)
+        num_pages = B * max_pages + 1
+        table = rng.permutation(num_pages)[: B * max_pages].astype(np.int32).reshape(B, max_pages)
+        weights = [normal((C, (H + 2 * Hkv) * d), scale=C**-0.5), normal((H * d, C), scale=(H * d) ** -0.5)]
+        pages = [normal((Hkv, num_pages, page, d)), normal((Hkv, num_pages, page, d))]
+        return case(normal((B, C)), *weights, *pages, table, np.array(lengths, np.int32), **more)
+
+    rows = normal((3, 2, 128))
+    table = np.array([[4, 2, 5], [1, 3, 0], [6, 8, 7]], np.int32)
+    return question(
+        nb.decode_spec,
+        *users([40, 16, 0, 31], 3, 128, 4, 2, 16).inputs,
+        variants=[users([7, 8, 15], 4, 256, 3, 1, 8, d=128, about="pages of 8 tokens, three heads")],
+        budget=Budget(hbm_bytes=548_864, grid_steps=26, calls=3),
+        allow=MOVES,
+        forbid=["softmax", "repeat"],
+        tol=1e-4,
+        claims=[
+            helper_claim(
+                nb.append, nb.append_spec, normal((2, 9, 16, 128)), rows, table, np.array([40, 16, 0], np.int32)
+            )
+        ],
+    )
