@@ -74,7 +74,7 @@ def puzzle_3(nb: Any) -> Question:
         normal((128, 768), BF16),
         normal((768, 256), BF16),
         variants=[
-            case(normal((64, 640), BF16), normal((640, 128), BF16), slots=3, budget=Budget(waited=20_000)),
+            case(normal((64, 640), BF16), normal((640, 128), BF16), slots=3, budget=Budget(waited=20_000, copies=20)),
             case(normal((64, 64), BF16), normal((64, 128), BF16), slots=4, about="a single step"),
         ],
         budget=Budget(waited=125_000, copies=96),
@@ -88,7 +88,7 @@ def puzzle_4(nb: Any) -> Question:
         normal((128, 768), BF16),
         variants=[
             case(normal((128, 64), BF16), normal((64, 256), BF16), about="a single tile"),
-            case(normal((256, 64), BF16), normal((64, 128), BF16), bm=256, bn=128, about="tiles of 256 x 128"),
+            case(normal((512, 64), BF16), normal((64, 256), BF16), bm=256, bn=128, about="tiles of 256 x 128"),
         ],
         budget=Budget(gmem_bytes=1_376_256, ctas=6, copies=12),
         claims=[
