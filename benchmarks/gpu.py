@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attention
 import jax
 import jax.numpy as jnp
 import matmul
@@ -23,6 +24,7 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 MATMUL = Path(__file__).parent / "h200" / "matmul.json"  # of matmul.py
+ATTENTION = Path(__file__).parent / "h200" / "attention.json"  # of attention.py
 COLUMNS = ["GPU", "threads", "registers", "spills", "SMEM", "CTAs per SM", "waves", "SASS", "HGMMA", "TMA", "barriers"]
 COLUMNS += ["bound by", "estimate", "measured", "estimate / measured"]
 BARRIERS = ("SYNCS", "BAR", "UTCBAR")
@@ -288,6 +290,8 @@ def written(gpus: list[str]) -> str:
         parts += ["## Measured, each row with its conditions", _HOW_MEASURED, lines]
     if MATMUL.exists():
         parts.append(matmul.tables(MATMUL))
+    if ATTENTION.exists():
+        parts.append(attention.table(ATTENTION))
     return "\n\n".join(parts) + "\n"
 
 

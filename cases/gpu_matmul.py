@@ -175,7 +175,7 @@ def puzzle_8(nb: Any) -> Question:
             ),
             case(normal((512, 64), BF16), normal((64, 512), BF16), bm=256, bn=64, width=4, about="a single step"),
         ],
-        budget=Budget(copies=80, ctas=2, copy_idle=4_000),
+        budget=Budget(copies=80, ctas=2, copy_idle=5_000),
         claims=[order_claim(nb.tile_order, (64, 8), (8, 16), (3, 32))],
     )
 

@@ -1143,8 +1143,8 @@ def persistent(
 
 
 # %%
-# Budget for a (256, 320), b (320, 1024): copies=80, ctas=2, copy_idle=4_000. With a CTA for each of the 8 tiles,
-# the copy engines idle for 15,808 cycles. The check also asks what 132 CTAs share in your order.
+# Budget for a (256, 320), b (320, 1024): copies=80, ctas=2, copy_idle=5_000. With a CTA for each of the 8 tiles,
+# the copy engines idle for more than 15,000 cycles. The check also asks what 132 CTAs share in your order.
 check("gpu_matmul/8", persistent)
 
 # %% [markdown]

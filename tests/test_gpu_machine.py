@@ -12,6 +12,7 @@ import gpu_kernels
 from gpu_kernels import MISTAKES, RIGHT
 from pallas_puzzles.diagnose.gpu import findings_of
 from pallas_puzzles.lens import gpu
+from pallas_puzzles.lens.gpu.timeline import Product, TensorCores, in_l2
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -83,6 +84,27 @@ def test_the_clock_sees_what_overlaps() -> None:
     lanes = {(e.lane, e.kind) for e in deep.events}
     assert {("copy", "load"), ("copy", "store"), ("warpgroup 0", "compute"), ("warpgroup 0", "wait")} <= lanes
     assert all(e.start < e.end <= deep.counts.cycles for e in deep.events)
+
+
+def test_warpgroups_share_the_tensor_cores() -> None:
+    """Two products of 4 x 64 cycles, the second one 100 cycles later: together from there on, an instruction each."""
+    cores, ended = TensorCores(), []
+    first, second = (Product(64, 4, issued, ended.append) for issued in (0.0, 100.0))
+    cores.issue("warpgroup 0", first)
+    assert cores.expected(first) == 256
+    cores.issue("warpgroup 1", second)
+    assert (cores.expected(first), cores.expected(second)) == (384, 512)
+    cores.advance(512)
+    assert ended == [first, second]
+    assert first.slices == [(0, 128), (192, 256), (320, 384)]
+    assert (cores.busy, first.end, second.end) == (512, 384, 512)
+
+
+def test_copies_out_of_l2_are_faster() -> None:
+    kernel, args, _ = gpu_kernels.double()
+    slow = gpu.run(kernel, *args).counts.cycles
+    with in_l2():
+        assert gpu.run(kernel, *args).counts.cycles < slow
 
 
 def test_work_is_taken_over() -> None:

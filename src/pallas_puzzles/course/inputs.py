@@ -86,20 +86,24 @@ def draw(inputs: Any, rng: np.random.Generator) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One set of inputs and block sizes that a check runs. about: what is special about it, for the verdict."""
+    """One set of inputs and block sizes that a check runs. about: what is special about it, for the verdict.
+
+    l2: whether a kernel for a GPU finds its arrays in L2 (lens.gpu.in_l2), which budgets of cycles depend on.
+    """
 
     inputs: tuple[Any, ...]
     blocks: dict[str, Any]
     budget: Budget | None = None
     about: str = ""
+    l2: bool = False
 
 
-def case(*inputs: Any, budget: Budget | None = None, about: str = "", **blocks: Any) -> Case:
+def case(*inputs: Any, budget: Budget | None = None, about: str = "", l2: bool = False, **blocks: Any) -> Case:
     """A variant for `check`: other inputs, and block sizes to call the function with.
 
-    about: what is special about it, in words that may stand in brackets: "64 queries see nothing".
+    about: what is special about it, in words that may stand in brackets: "64 queries see nothing". l2: see Case.
     """
-    return Case(inputs, blocks, budget, about)
+    return Case(inputs, blocks, budget, about, l2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +126,7 @@ def question(
     *inputs: Any,
     variants: Sequence[Case] = (),
     budget: Budget | None = None,
+    l2: bool = False,
     tol: float | None = None,
     allow: Sequence[str] = (),
     forbid: Sequence[str] | Mapping[str, str] = (),
@@ -134,7 +139,7 @@ def question(
 
     spec: what the answer should compute, arrays -> arrays in plain jnp; it is given those keywords of a case that it
     has, too. inputs: Inputs such as normal((24, 512)), or arrays. variants: more inputs and block sizes that the answer
-    must get right. budget: what it may cost on `inputs`.
+    must get right. budget: what it may cost on `inputs`. l2: see Case.
     tol: relative tolerance; by default that of the result's dtype (lens.findings.default_tolerance). What is within it
     must be rounded no worse than the course's solution (rounding.py).
     allow: names of JAX primitives that may work on arrays outside of the kernels, or of dtypes ("int32"), where all
@@ -147,7 +152,7 @@ def question(
     claims: what functions of the reader's say of a kernel, compared with the kernel before it is judged; and what they
     choose for it, compared with every other choice when its result is right (claims.py).
     """
-    cases = (Case(inputs, {}, budget), *variants)
+    cases = (Case(inputs, {}, budget, l2=l2), *variants)
     return Question(spec, cases, tol, allow, forbid, seed, kernel, explain, claims)
 
 

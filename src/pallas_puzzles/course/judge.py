@@ -164,11 +164,13 @@ class Judge:
         from ..diagnose.budgets import dropped
         from ..diagnose.diagnose import SEEN_IN_VALUES
         from ..diagnose.findings import Finding
+        from ..lens.gpu.timeline import in_l2
         from ..lens.machine import Refused
         from ..lens.watchdog import TimeLimit
 
         try:
-            run = self._run(args, case.blocks)
+            with in_l2(case.l2):
+                run = self._run(args, case.blocks)
         except Refused as error:
             line = next(iter(error.lines), None)
             return self._failed([Finding(error.kind, error.cause, [], line, near=error.lines)])

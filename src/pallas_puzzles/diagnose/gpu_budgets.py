@@ -94,15 +94,15 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
         text += "wait for earlier, while they still compute: with another slot in SMEM, for instance."
         where = (f"{line}: {n:,.0f} cycles: {line.text}" for n, line in lines[:3])
         yield over("waited", text, *where, line=lines[0][1] if lines else None)
-    for kind, what, busy, idle in (
-        ("tensor_idle", "the tensor cores have", counts.tensor_busy, counts.tensor_idle),
-        ("copy_idle", "the copy engine has", counts.copy_busy, counts.copy_idle),
+    copy_first = "Start the next copy before you compute with the last one, so that the two overlap."
+    others = " While threads compute, the products of another warpgroup can go on."
+    for kind, what, busy, idle, advice in (
+        ("tensor_idle", "the tensor cores have", counts.tensor_busy, counts.tensor_idle, copy_first + others),
+        ("copy_idle", "the copy engine has", counts.copy_busy, counts.copy_idle, copy_first),
     ):
         if _exceeds(idle, most := getattr(budget, kind)):
-            text = (
-                f"{what} nothing to do in {idle:,.0f} of {busy + idle:,.0f} cycles; the budget is {most:,}. Start the "
-            )
-            yield over(kind, text + "next copy before you compute with the last one, so that the two overlap.")
+            text = f"{what} nothing to do in {idle:,.0f} of {busy + idle:,.0f} cycles; the budget is {most:,}. {advice}"
+            yield over(kind, text)
     if _exceeds(counts.flops, budget.flops):
         yield over("flops", f"it computes {counts.flops:,} FLOPs; the budget is {budget.flops:,}.")
 

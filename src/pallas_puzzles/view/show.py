@@ -7,13 +7,14 @@ import jax
 import numpy as np
 
 from ..ir.capture import ForGpu
+from ..lens.gpu.timeline import in_l2
 from .draw import Picture, look
 from .live import LivePicture, why_not_live
 from .timeline import Timeline, timeline
 
 
 def show(
-    fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int = 0, **kwargs: Any
+    fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int = 0, l2: bool = False, **kwargs: Any
 ) -> Picture | Timeline:
     """A picture of every kernel that `fn(*args, **kwargs)` reaches. Never raises for a broken or unsolved kernel.
 
@@ -23,13 +24,15 @@ def show(
     args: arrays, or objects with `.draw(rng)` such as normal((24, 512)); kwargs: static, such as block sizes.
     live: in a notebook, sliders that change the block sizes, run the kernel again, and step through it.
     first_step: from which step on a long grid is drawn; its table has the totals of all steps.
+    l2: whether a kernel for a GPU finds its arrays in L2, not in HBM.
     """
     rng = np.random.default_rng(0)  # as a check's first draw
     args = jax.tree.map(lambda x: x.draw(rng) if hasattr(x, "draw") else x, args)
     try:
         picture = look(fn, args, kwargs, first_step=first_step)
     except ForGpu:
-        return timeline(fn, args, kwargs)
+        with in_l2(l2):
+            return timeline(fn, args, kwargs)
     if not live:
         return picture
     reason = why_not_live()

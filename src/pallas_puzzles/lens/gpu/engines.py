@@ -1,5 +1,6 @@
 """What works beside the warpgroups: the copy engine (TMA) and the tensor cores (wgmma, tcgen05)."""
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from .barriers import Slot
 from .machine import Control, Going, flat
 from .memory import Access, Buffer
 from .threads import Cta, Thread
+from .timeline import Product
 
 
 class Engines(Control):
@@ -78,7 +80,7 @@ class Engines(Control):
         counts.gmem_read_bytes += nbytes
         t.cta.moved += nbytes
         counts.copies += 1
-        start, busy = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
+        start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
         self.timeline.add(t.cta.number, "copy", "load", start, busy + chip.latency, instr, src.name)
         return start, busy + chip.latency
 
@@ -146,7 +148,7 @@ class Engines(Control):
         counts.gmem_write_bytes += nbytes
         t.cta.moved += nbytes
         counts.stores += 1
-        start, busy = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
+        start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
         self.timeline.add(t.cta.number, "copy", "store", start, busy, instr, dst.name)
         self.use(t.cta, src, here, "store", start, busy)
 
@@ -184,7 +186,7 @@ class Engines(Control):
             t.now = max(t.now, done)
             self.finding("store-in-flight", src, t, instr, "ends")
         t.stores.clear()
-        self.finish_products(t, None, 0)
+        collections.deque(self.finish_products(t, None, 0), maxlen=0)
 
     # -- tensor cores
 
@@ -204,11 +206,26 @@ class Engines(Control):
 
         k, width = self._depth(p["a"], env, t, instr)
         conflicts = self._bank_conflicts(t, instr, env, (p["a"], p["b"]), where.shape[0] // 64)
-        end = self._multiply(t, instr, "wgmma", 2 * int(np.prod(where.shape)) * k, width, conflicts)
-        for view in (p["a"], p["b"]):
-            self._read_until(t, instr, view, env, end)
-        t.wgmmas.append((number, add, end, acc))
+        held = [
+            self.place(t, instr, view, env, "multiplies") for view in (p["a"], p["b"]) if self._in_memory(view, env)
+        ]
+
+        def over(product: Product) -> None:
+            for start, end in product.slices:
+                self.timeline.add(t.cta.number, "tensor", "wgmma", start, end, instr)
+            for buffer, place in held:
+                self.use(t.cta, buffer, place, "read", product.issued, product.end)
+
+        instructions = max(1, k * width // 256)  # of 32 bytes along K
+        cycles = self._cycles(2 * int(np.prod(where.shape)) * k, width, conflicts)
+        product = Product(cycles / instructions, instructions, t.now, over)
+        t.cta.tensor.issue(t.lane, product)
+        t.wgmmas.append((number, add, product, acc))
         return []
+
+    @staticmethod
+    def _in_memory(view: View, env: Env) -> bool:
+        return isinstance(env[view.ref], Buffer)
 
     def _read_until(self, t: Thread, instr: Instr, view: View, env: Env, end: float) -> None:
         """Until when a product reads an operand, for the timeline."""
@@ -236,12 +253,15 @@ class Engines(Control):
 
     def _multiply(self, t: Thread, instr: Instr, kind: str, flops: int, width: int, conflicts: int = 0) -> float:
         """The time of a product: when it is done. conflicts: cycles that its operands come late by."""
-        chip, counts = self.timeline.chip, self.timeline.counts
-        counts.products += 1
-        counts.flops += flops
-        start, end = t.cta.tensor.take(t.now, flops / chip.tensor_flops * width / 16 + conflicts)
+        start, end = t.cta.tensor.take(t.now, self._cycles(flops, width, conflicts))
         self.timeline.add(t.cta.number, "tensor", kind, start, end, instr)
         return end
+
+    def _cycles(self, flops: int, width: int, conflicts: int) -> float:
+        """How long the tensor cores take for a product, which is counted."""
+        self.timeline.counts.products += 1
+        self.timeline.counts.flops += flops
+        return flops / self.timeline.chip.tensor_flops * width / 16 + conflicts
 
     def _operand(self, t: Thread, instr: Instr, view: View, env: Env, number: int) -> Callable[[], np.ndarray]:
         """How to get at an operand when the product is carried out; a note of what it reads."""
@@ -252,34 +272,39 @@ class Engines(Control):
         self.reads(buffer, place, t, Access(t.multiplying, number, instr, t.name, "wgmma reads", "wgmma"))
         return lambda: place.read(buffer.values)
 
-    def finish_products(self, t: Thread, instr: Instr | None, n: int) -> None:
+    def finish_products(self, t: Thread, instr: Instr | None, n: int) -> Going:
         """Waits until at most n wgmmas of a thread are on their way."""
-        start = t.now
+        start, tensor = t.now, t.cta.tensor
         while len(t.wgmmas) > n:
-            number, add, end, _ = t.wgmmas.popleft()
+            number, add, product, _ = t.wgmmas[0]
+            while (end := tensor.expected(product)) > t.now:
+                t.now = end
+                yield None  # what others issue until then may make it later
+            tensor.advance(t.now)
+            t.wgmmas.popleft()
             add()
-            t.now = max(t.now, end)
             t.knowledge.clock[t.multiplying] = number
         if instr is not None:
             self.timeline.waited(t.cta.number, t.lane, start, t.now, instr)
-
-    def do_wgmma_wait(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
-        self.finish_products(t, instr, instr.p["n"])
         return []
 
-    def do_acc_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def go_wgmma_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
+        yield from self.finish_products(t, instr, instr.p["n"])
+        return []
+
+    def go_acc_read(self, t: Thread, instr: Instr, env: Env) -> Going:
         acc, wait = env[instr.ins[0]], instr.p.get("wait_n", 0)
         if wait is not None:
-            self.finish_products(t, instr, int(wait))
+            yield from self.finish_products(t, instr, int(wait))
         if any(a is acc for *_, a in t.wgmmas):
             self.finding("acc-in-flight", acc, t, instr, "reads", engine="wgmma")
         return [acc.values.copy()]
 
-    def do_acc_write(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def go_acc_write(self, t: Thread, instr: Instr, env: Env) -> Going:
         acc, value = (env[i] for i in instr.ins)
-        self.finish_products(t, instr, 0)
+        yield from self.finish_products(t, instr, 0)
         acc.values = np.array(value)
-        return []
+        return [value] * len(instr.outs)  # JAX gives the store a result, which is of no use
 
     def do_mma(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         acc, a, b = (np.asarray(env[i]) for i in instr.ins)

@@ -170,11 +170,11 @@ class Control(Core):
                 cell.values = np.array(next(values))
             cells.append(cell)
         yield from self.run(instr.p["programs"][0], cells, t)
-        self.finish_products(t, instr, 0)
+        yield from self.finish_products(t, instr, 0)
         made = [alloc is not None for alloc in instr.p["cells"]]
         return [c.values if own else c for c, own in zip(cells, made, strict=True)]
 
-    finish_products: Callable[[Thread, Instr | None, int], None]
+    finish_products: Callable[[Thread, Instr | None, int], Going]
 
     # -- loads and stores
 
@@ -199,7 +199,7 @@ class Control(Core):
         chip, counts, nbytes = self.timeline.chip, self.timeline.counts, place.nbytes
         start = t.now
         if buffer.space == "gmem":
-            _, end = t.cta.copy.take(t.now, nbytes / chip.gmem_bytes)
+            _, end = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
             t.now = end + (chip.latency if kind == "load" else 0)
             counts.thread_bytes += nbytes
             t.cta.moved += nbytes

@@ -9,7 +9,7 @@ from ...ir.gpu import Kernel
 from ...ir.gpu_program import Instr
 from .barriers import Slot
 from .clocks import Knowledge, new_agent
-from .timeline import Engine
+from .timeline import Engine, Product, TensorCores
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,7 +37,7 @@ class Cta:
     place: tuple[int, ...]
     cluster: Cluster
     copy: Engine = dataclasses.field(default_factory=Engine)
-    tensor: Engine = dataclasses.field(default_factory=Engine)
+    tensor: TensorCores = dataclasses.field(default_factory=TensorCores)
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)  # what scopes hold
     tensor_agent: int = dataclasses.field(default_factory=lambda: -new_agent())
     products: int = 0
@@ -53,7 +53,7 @@ class Thread:
 
     width: threads. epoch: counts up where others learn of it. groups: stores that it has committed; stores: those that
     it has not waited for, (group, effect, when it has read, when it is done, instruction, source); wgmmas: (number,
-    effect, end, accumulator). tmem: how many times it has loaded from TMEM and stored into it.
+    effect, product, accumulator). tmem: how many times it has loaded from TMEM and stored into it.
     """
 
     cta: Cta
@@ -80,7 +80,7 @@ class Thread:
         default_factory=collections.deque
     )
     products: int = 0
-    wgmmas: "collections.deque[tuple[int, Callable[[], None], float, Any]]" = dataclasses.field(
+    wgmmas: "collections.deque[tuple[int, Callable[[], None], Product, Any]]" = dataclasses.field(
         default_factory=collections.deque
     )
 

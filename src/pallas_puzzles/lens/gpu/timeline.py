@@ -1,11 +1,15 @@
 """The machine's logical clock: what takes how long, who was busy when, and what a kernel costs.
 
-Cycles of one SM, by the chip's published rates. It is a model: bandwidth is shared evenly among the SMs, there is no
-L2, an instruction costs what it computes. It says what overlaps and what does not, not how fast a chip is.
+Cycles of one SM, by the chip's published rates. It is a model: bandwidth is shared evenly among the SMs, all of GMEM is
+in HBM or, where `in_l2` says so, in L2; an instruction costs what it computes. It says what overlaps and what does not,
+not how fast a chip is.
 """
 
+import collections
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...ir.capture import SourceLine
@@ -26,6 +30,7 @@ class Chip:
     alu: float = 128
     special: float = 16
     smem_bytes: float = 128
+    l2_bytes: float = 39  # that an SM gets when all of them read: measured on an H200
 
 
 # GMEM bandwidth and dense 16-bit FLOP/s of NVIDIA's data sheets, divided by SMs and clock.
@@ -34,6 +39,19 @@ CHIPS = {
     "h200": Chip("h200", "NVIDIA H200", 132, 1.83, 232448, 4800 / 132 / 1.83, 4096),
     "b200": Chip("b200", "NVIDIA B200", 148, 1.85, 232448, 8000 / 148 / 1.85, 8192),
 }
+
+
+_in_l2: contextvars.ContextVar[bool] = contextvars.ContextVar("in_l2", default=False)
+
+
+@contextlib.contextmanager
+def in_l2(active: bool = True) -> Iterator[None]:
+    """While active, copies come out of L2: the arrays are small, or many CTAs read the same part at the same time."""
+    token = _in_l2.set(active)
+    try:
+        yield
+    finally:
+        _in_l2.reset(token)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,7 +154,7 @@ class Counts:
 
 
 class Engine:
-    """A part of an SM that does one thing after another: the copy engine, the tensor cores."""
+    """A part of an SM that does one thing after another."""
 
     __slots__ = ("busy", "free")
 
@@ -151,11 +169,89 @@ class Engine:
         return start, self.free
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class Product:
+    """Work of the tensor cores. cycles: of one instruction; left: instructions to come; issued, end: times.
+
+    slices: when they worked on it. on_end: called when the last instruction is over.
+    """
+
+    cycles: float
+    left: int
+    issued: float
+    on_end: Callable[["Product"], None]
+    end: float = 0.0
+    slices: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+
+
+class TensorCores(Engine):
+    """The tensor cores of an SM. A warpgroup's products are done in order. Warpgroups that have some at the same time
+    take turns, an instruction each: nothing but their own barriers makes one of them go first."""
+
+    __slots__ = ("last", "queues")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues: dict[Any, collections.deque[Product]] = {}
+        self.last: Any = None
+
+    def issue(self, who: Any, product: Product) -> None:
+        self.advance(product.issued)
+        self.queues.setdefault(who, collections.deque()).append(product)
+
+    def advance(self, until: float) -> None:
+        """Does the instructions that start before a time."""
+        while (found := self._next({w: q[0].issued for w, q in self.queues.items() if q}, self.free, self.last)) and (
+            found[1] < until
+        ):
+            self.last, start = found
+            product = self.queues[self.last][0]
+            self.free = start + product.cycles
+            self.busy += product.cycles
+            if product.slices and product.slices[-1][1] == start:
+                start = product.slices.pop()[0]
+            product.slices.append((start, self.free))
+            product.left -= 1
+            if not product.left:
+                product.end = self.free
+                self.queues[self.last].popleft()
+                product.on_end(product)
+
+    def expected(self, product: Product) -> float:
+        """When a product ends, if nothing else is issued."""
+        if not product.left:
+            return product.end
+        queues = {w: collections.deque((p, p.left) for p in q) for w, q in self.queues.items() if q}
+        last, free = self.last, self.free
+        while True:
+            found = self._next({w: q[0][0].issued for w, q in queues.items() if q}, free, last)
+            assert found is not None, "a product that has not ended is in a queue"
+            last, start = found
+            first, left = queues[last].popleft()
+            free = start + first.cycles
+            if left > 1:
+                queues[last].appendleft((first, left - 1))
+            elif first is product:
+                return free
+
+    @staticmethod
+    def _next(issued: dict[Any, float], free: float, last: Any) -> tuple[Any, float] | None:
+        """(whose instruction is next, when it starts): the next one after `last`, of those that are there first."""
+        if not issued:
+            return None
+        start = max(free, min(issued.values()))
+        there = [w for w in issued if issued[w] <= start]
+        order = list(issued)
+        turn = order.index(last) + 1 if last in issued else 0
+        return min(there, key=lambda w: (order.index(w) - turn) % len(order)), start
+
+
 class Timeline:
     """Events of the first CTAs, and all that is counted."""
 
     def __init__(self, chip: Chip, ctas_drawn: int):
         self.chip, self.ctas_drawn = chip, ctas_drawn
+        self.gmem_rate = chip.l2_bytes if _in_l2.get() else chip.gmem_bytes  # bytes a cycle
         self.events: list[Event] = []
         self.uses: list[Use] = []
         self.handovers: list[Handover] = []

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from ...lens.gpu.timeline import Chip as _Rates
+
 MAX_THREADS_PER_SM, MAX_CTAS_PER_SM, REGISTERS_PER_SM = 2048, 32, 65536
 SMEM_PER_SM, SMEM_PER_CTA, SMEM_RESERVED_PER_CTA = 228 << 10, 227 << 10, 1 << 10
 TMEM_COLUMNS = 512
@@ -18,7 +20,7 @@ _REGISTERS_AT_ONCE = 256  # a warp's registers are handed out in such pieces
 # What of a peak can be reached: by cuBLAS, by a copy, and by a kernel that only reads, see benchmarks/gpu.md. Measured
 # on an H200; nobody has measured the others here, and the same is assumed of them.
 REACHED = {"tensor": 0.72, "HBM": 0.88}
-_L2_BYTES_A_CYCLE = 39  # that an SM gets when all of them read; 64 is the most that it could
+_L2_BYTES_A_CYCLE = _Rates.l2_bytes  # 64 is the most that it could be
 LAUNCH_S = 3e-6  # from one kernel's end to the next one's first instruction, and back
 
 

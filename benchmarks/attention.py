@@ -1,0 +1,141 @@
+"""The kernels of gpu_attention.py beside cuDNN and JAX's own, on a Hopper GPU: writes a JSON file.
+
+    PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json [--seconds 200]
+
+B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs. The jobs take turns, in another order each round; a
+round times eight calls of each, one after the other. What differs from cuDNN's result has no time. benchmarks/gpu.py
+makes the table in gpu.md of the file.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.gpu import attention_mgpu
+
+from pallas_puzzles.course import cases, curriculum
+
+B, S, H, D = 4, 8192, 16, 128
+FLOPS = 4 * B * H * S * S * D  # causal: half of it
+ROUNDS, CALLS, CLOSE = 9, 8, 0.02
+Job = tuple[str, bool, Callable[..., Any], bool]  # name, causal, function, whether its arrays are (B, S, H, D)
+
+
+def notebook() -> types.SimpleNamespace:
+    """What the notebook defines, with the solutions in its holes."""
+    last = next(book for book in curriculum.notebooks() if book.name == "gpu_attention").puzzles[-1]
+    return types.SimpleNamespace(**cases.laid(last, cases.solutions(last), {}, {}))
+
+
+def jobs() -> Iterator[Job]:
+    nb = notebook()
+    yield "one warpgroup, slots (Puzzle 4)", False, functools.partial(nb.slotted, bkv=128), False
+    yield "two warpgroups and a producer (Puzzle 5)", False, nb.shared, False
+    yield "ping-pong (Puzzle 6)", False, nb.flash, False
+    yield "ping-pong, 3 slots", False, functools.partial(nb.flash, slots=3), False
+    yield "ping-pong, 64 keys, 4 slots", False, functools.partial(nb.flash, bkv=64, slots=4), False
+    yield "causal (Puzzle 7)", True, nb.causal, False
+    for causal in (False, True):
+        kind = ", causal" if causal else ""
+        cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn")
+        yield f"cuDNN{kind}", causal, cudnn, True
+        tuned = attention_mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, causal=causal)
+        yield f"JAX's attention_mgpu{kind}", causal, functools.partial(_unscaled, tuned), True
+
+
+def _unscaled(tuned: Any, q: Any, k: Any, v: Any) -> Any:
+    return attention_mgpu.attention(q, k, v, tuned)  # it does not scale: its queries are scaled beforehand
+
+
+def given(name: str, by_token: bool) -> list[Any]:
+    key = jax.random.key(0)
+    arrays = [jax.random.normal(jax.random.fold_in(key, i), (B, S, H, D), jnp.float32) for i in range(3)]
+    arrays = [x.astype(jnp.bfloat16) for x in arrays]
+    if "mgpu" in name:
+        return [(arrays[0] * D**-0.5).astype(jnp.float16), *(x.astype(jnp.float16) for x in arrays[1:])]
+    return arrays if by_token else [jnp.moveaxis(x, 2, 1).reshape(B * H, S, D) for x in arrays]
+
+
+def compared(out: Any, by_token: bool) -> Any:
+    """The first head of the first sequence, in float32."""
+    return (out[0, :, 0] if by_token else out[0]).astype(jnp.float32)
+
+
+def measure(all_jobs: list[Job], seconds: float) -> dict[str, Any]:
+    start = time.time()
+    runs: dict[str, Any] = {}
+    right: dict[bool, Any] = {}
+    for name, causal, fn, by_token in sorted(all_jobs, key=lambda job: "cuDNN" not in job[0]):
+        run = jax.jit(lambda *a, fn=fn: fn(*a))
+        args = given(name, by_token)
+        try:
+            out = compared(run(*args), by_token)
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+            continue
+        want = right.setdefault(causal, out)
+        far = float(jnp.linalg.norm(out - want) / jnp.linalg.norm(want))
+        if not far < CLOSE:
+            print(f"{name}: differs from cuDNN by {far:.3f} of its norm", flush=True)
+            continue
+        runs[name] = run, args, FLOPS / (2 if causal else 1)
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(ROUNDS):
+        names = list(runs)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            if time.time() - start < seconds:
+                found[name].append(_timed(*runs[name][:2]))
+    rows = {}
+    for name, each in found.items():
+        median = statistics.median(each)
+        rows[name] = {"seconds": median, "flops": runs[name][2], "rounds": len(each)}
+        low, high, rate = min(each) * 1e3, max(each) * 1e3, runs[name][2] / median / 1e12
+        print(f"{name}: {median * 1e3:.3f} ms ({low:.3f} to {high:.3f}), {rate:.0f} TFLOP/s", flush=True)
+    return {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}
+
+
+def _timed(run: Callable[..., Any], args: list[Any]) -> float:
+    jax.block_until_ready(run(*args))
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        out = run(*args)
+    jax.block_until_ready(out)
+    return (time.perf_counter() - start) / CALLS
+
+
+def table(file: Path) -> str:
+    """What `main` has written, for gpu.md."""
+    found = json.loads(file.read_text())
+    lines = ["| kernel | time | rate | of cuDNN's rate |", "| --- | --- | --- | --- |"]
+    for name, row in found["rows"].items():
+        peer = found["rows"]["cuDNN, causal" if "causal" in name else "cuDNN"]["seconds"]
+        took, rate = row["seconds"], row["flops"] / row["seconds"] / 1e12
+        lines.append(f"| {name} | {took * 1e3:.3f} ms | {rate:.0f} TFLOP/s | {peer / took:.2f} |")
+    told = (
+        f"Written by `PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json` on an "
+        f"{found['device']} with jax {found['jax']}: B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs, "
+        "medians of nine rounds in which all took turns, each with the dispatch of eight calls. Causal kernels count "
+        "half of the FLOPs."
+    )
+    return "\n\n".join(["## Attention, measured", told, "\n".join(lines)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seconds", type=float, default=200)
+    asked = parser.parse_args()
+    asked.file.parent.mkdir(parents=True, exist_ok=True)
+    asked.file.write_text(json.dumps(measure(list(jobs()), asked.seconds), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

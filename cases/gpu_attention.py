@@ -1,0 +1,151 @@
+"""What the checks of gpu_attention.py ask: one function a puzzle, called when that puzzle is checked.
+
+nb: what the notebook defines, with the reader's answers in its holes.
+"""
+
+from typing import Any
+
+from pallas_puzzles.course.claims import Claim, Count
+from pallas_puzzles.course.inputs import Budget, Input, Question, case, normal, question
+
+BF16 = "bfloat16"
+
+
+def qk(heads: int, queries: int, keys: int, D: int = 128, dtype: str = BF16, scale: float = 1.0) -> tuple[Input, Input]:
+    return normal((heads, queries, D), dtype, scale=scale), normal((heads, keys, D), dtype)
+
+
+def qkv(
+    heads: int, queries: int, keys: int, D: int = 128, dtype: str = BF16, scale: float = 1.0
+) -> tuple[Input, Input, Input]:
+    return *qk(heads, queries, keys, D, dtype, scale), normal((heads, keys, D), dtype)
+
+
+def puzzle_1(nb: Any) -> Question:
+    return question(
+        nb.scores_spec,
+        normal((2, 128, 128), BF16),
+        normal((2, 384, 128), BF16),
+        variants=[
+            case(*qk(3, 64, 256, D=64), about="D = 64"),
+            case(*qk(1, 192, 512, dtype="float16"), bkv=256, about="256 keys in a block"),
+        ],
+        budget=Budget(gmem_bytes=983_040, ctas=12),
+    )
+
+
+def puzzle_2(nb: Any) -> Question:
+    return question(
+        nb.sums_spec,
+        normal((2, 128, 128), BF16),
+        normal((2, 384, 128), BF16),
+        variants=[
+            case(*qk(1, 64, 512, D=64, scale=200.0), about="scores of up to 700"),
+            case(*qk(3, 64, 192, D=64), bkv=64, about="D = 64, 64 keys in a block"),
+        ],
+    )
+
+
+def puzzle_3(nb: Any) -> Question:
+    return question(
+        nb.attention_spec,
+        normal((2, 128, 128), BF16),
+        normal((2, 384, 128), BF16),
+        normal((2, 384, 128), BF16),
+        variants=[
+            case(*qkv(1, 64, 512, scale=60.0), about="scores of up to 300"),
+            case(*qkv(3, 64, 192, D=64, dtype="float16"), bkv=64, about="D = 64, 64 keys in a block, float16"),
+        ],
+        budget=Budget(gmem_bytes=917_504, copies=28),
+    )
+
+
+def puzzle_4(nb: Any) -> Question:
+    return question(
+        nb.attention_spec,
+        normal((1, 128, 128), BF16),
+        normal((1, 640, 128), BF16),
+        normal((1, 640, 128), BF16),
+        variants=[
+            case(*qkv(2, 64, 320, D=64), slots=3, budget=Budget(copies=22), about="three slots"),
+            case(*qkv(1, 64, 128), slots=4, budget=Budget(copies=5), about="fewer blocks than slots"),
+            case(*qkv(1, 64, 384), bkv=128, about="128 keys in a block"),
+        ],
+        budget=Budget(copies=42, waited=16_200),
+        l2=True,
+    )
+
+
+def puzzle_5(nb: Any) -> Question:
+    return question(
+        nb.attention_spec,
+        normal((2, 128, 128), BF16),
+        normal((2, 640, 128), BF16),
+        normal((2, 640, 128), BF16),
+        variants=[
+            case(*qkv(1, 256, 576, D=64), bkv=64, slots=3, about="three slots of 64 keys"),
+            case(*qkv(1, 128, 128), about="a single block"),
+        ],
+        budget=Budget(gmem_bytes=786_432, copies=24),
+        l2=True,
+    )
+
+
+def puzzle_6(nb: Any) -> Question:
+    return question(
+        nb.attention_spec,
+        normal((1, 128, 128), BF16),
+        normal((1, 1280, 128), BF16),
+        normal((1, 1280, 128), BF16),
+        variants=[
+            case(*qkv(2, 128, 448, D=64), bkv=64, slots=3, about="three slots of 64 keys"),
+            case(*qkv(1, 256, 128), about="a single block"),
+        ],
+        budget=Budget(tensor_idle=8_000),
+        l2=True,
+    )
+
+
+def puzzle_7(nb: Any) -> Question:
+    return question(
+        nb.causal_spec,
+        normal((1, 384, 128), BF16),
+        normal((1, 640, 128), BF16),
+        normal((1, 640, 128), BF16),
+        variants=[
+            case(*qkv(2, 256, 256, D=64), bkv=64, slots=3, about="64 keys in a block, as many queries as keys"),
+            case(*qkv(1, 200, 304, D=64), bkv=64, about="200 queries, 304 keys"),
+            case(*qkv(1, 320, 320), about="320 queries: a warpgroup has none"),
+            case(*qkv(1, 128, 128), about="a single block"),
+        ],
+        budget=Budget(flops=102_000_000, copies=30),
+        l2=True,
+        claims=[
+            Claim(
+                nb.clear_blocks,
+                [(0, 0, 128), (0, 127, 128), (0, 126, 128), (64, 256, 128), (192, 100, 64), (64, 0, 64)],
+                clear,
+            ),
+            Claim(nb.seen_blocks, [(0, 64, 0, 128), (64, 64, 0, 128), (64, 64, 1, 128), (192, 64, 100, 64)], seen),
+        ],
+    )
+
+
+def clear(first: int, offset: int, bkv: int) -> Count:
+    """How many blocks of keys the first query of a tile, and so all of them, see in full."""
+    found = sum(j * bkv + bkv - 1 <= first + offset for j in range(first + offset + bkv))
+    slips = [
+        ("with a block that it sees in part", found + 1.0),
+        ("without a block that ends with its own key", found - 1.0),
+    ]
+    parts = [f"query {first} sees keys 0 to {first + offset}", f"block j ends with key j * {bkv} + {bkv - 1}"]
+    return Count("clear blocks:", float(found), parts, slips)
+
+
+def seen(first: int, rows: int, offset: int, bkv: int) -> Count:
+    """How many blocks of keys the last query of a tile, and so one of them at least, sees."""
+    last = first + rows - 1 + offset
+    found = sum(j * bkv <= last for j in range(last + 1))
+    slips = [("without the block that it sees in part", found - 1.0), ("with a block that nobody sees", found + 1.0)]
+    parts = [f"query {first + rows - 1} sees keys 0 to {last}", f"block j begins with key j * {bkv}"]
+    return Count("blocks that are seen:", float(found), parts, slips)

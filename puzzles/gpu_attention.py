@@ -1,0 +1,1210 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   pallas_puzzles: {order: 9}
+# ---
+
+# %% [markdown]
+# # GPU attention: flash attention on Hopper
+#
+# In flash_attention.py you wrote attention for a TPU. On a Hopper GPU the idea is the same, and the work is another
+# one. Scores and probabilities live in registers. Copies, tensor cores and threads are three machines, and each should
+# have work at all times. These puzzles build the kernel step by step: scores, online softmax, a producer with two
+# consumers, and a schedule in which one warpgroup computes its softmax while the other one multiplies.
+#
+# You need flash_attention.py (Puzzles 1 to 5) and gpu_matmul.py (Puzzles 1 to 5). You need no GPU. All arrays are
+# (head, token, D), where D is 64 or 128. A batch is more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte
+# moves.
+
+# %%
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_puzzles import check, gpu_report, normal, progress, setup, show, unwritten
+
+setup("gpu")  # a Hopper GPU if there is one, else this package's machine
+
+SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # gpu_matmul.py Puzzle 2
+
+# %% [markdown]
+# ## Puzzle 1: S = QK^T
+#
+# **Goal.** Compute the scores of 64 queries and `bkv` keys in each CTA: their dot products, divided by sqrt(D).
+#
+# ### Theory
+#
+# A score is the dot product of a query and a key, both rows of D values. A product `a @ b` takes rows of `a` and
+# *columns* of `b`. So it needs the keys transposed:
+#
+# ```text
+#                               k_smem.T (D, bkv)
+#                             +-------------------+
+#     q_smem (64, D)          |  keys as columns  |
+#     +-------------+         +-------------------+
+#     |   queries   |    @                             ->   scores (64, bkv), float32
+#     +-------------+
+# ```
+#
+# Transposing an array costs time. Here it costs nothing. The tensor cores read `b` from SMEM through a description of
+# how it lies there, and `k_smem.T` is another description of the same bytes. (For values of 16 bits wgmma can read
+# either way.)
+#
+# `block_scores` goes into every kernel of this notebook, so it leaves the scale out. The reason is in the next puzzle.
+# `scores_kernel` scales: after the product, in float32. A scaled query would be rounded to bfloat16 once more.
+
+
+# %%
+def scores_spec(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"]) -> Float[Array, "H Sq Skv"]:
+    scale = q.shape[-1] ** -0.5
+    return jnp.einsum("hqd,hkd->hqk", q.astype(jnp.float32), k.astype(jnp.float32)) * scale
+
+
+def block_scores(q_smem, k_smem):
+    # q_smem: (64, D)      k_smem: (bkv, D)      Return their dot products, not scaled: (64, bkv), float32.
+    # gpu_matmul.py Puzzle 1: pl.run_scoped(multiply, plgpu.ACC(shape)) calls multiply(acc)
+    pass  # YOUR CODE HERE
+
+
+def scores_kernel(q_gmem, k_gmem, s_gmem, q_smem, k_smem, loaded, *, bkv):
+    # q_gmem: (H, Sq, D)      k_gmem: (H, Skv, D)      s_gmem: (H, Sq, Skv), float32
+    # q_smem: (64, D)         k_smem: (bkv, D)         loaded: a barrier of two arrivals
+    # The names of the grid are "h", for a head each, "i", for 64 queries each, and "j", for bkv keys each.
+    pass  # YOUR CODE HERE
+
+
+def scores(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], *, bkv: int = 128) -> Float[Array, "H Sq Skv"]:
+    (H, Sq, D), Skv = q.shape, k.shape[1]
+    return plgpu.kernel(
+        functools.partial(scores_kernel, bkv=bkv),
+        out_type=jax.ShapeDtypeStruct((H, Sq, Skv), jnp.float32),
+        grid=(H, Sq // 64, Skv // bkv),
+        grid_names=("h", "i", "j"),
+        scratch_types=[
+            plgpu.SMEM((64, D), q.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((bkv, D), k.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )(q, k)
+
+
+# %%
+# Budget for q (2, 128, 128), k (2, 384, 128): gmem_bytes=983_040, ctas=12. Twelve CTAs copy 16 KiB of queries and
+# 32 KiB of keys each, and store 32 KiB of scores.
+check("gpu_attention/1", scores)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# gpu_matmul.py Puzzle 1 has the same five steps: two copies, one wait, one product, one store. What is new are the
+# indices. Which head, which queries and which keys does this CTA need? With 128 keys of 128 values the product also
+# works without the transpose. What would it multiply then?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def block_scores(q_smem, k_smem):
+#     def multiply(acc):
+#         plgpu.wgmma(acc, ____, ____)
+#         return acc[...]
+#
+#     return pl.run_scoped(multiply, plgpu.ACC(____))
+#
+#
+# def scores_kernel(q_gmem, k_gmem, s_gmem, q_smem, k_smem, loaded, *, bkv):
+#     h, rows, keys = lax.axis_index("h"), pl.ds(____, 64), pl.ds(____, bkv)
+#     plgpu.copy_gmem_to_smem(q_gmem.at[____], q_smem, loaded)
+#     plgpu.copy_gmem_to_smem(k_gmem.at[____], k_smem, loaded)
+#     plgpu.barrier_wait(loaded)
+#     s_gmem[____] = block_scores(q_smem, k_smem) * ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def block_scores(q_smem, k_smem):
+#     def multiply(acc):
+#         plgpu.wgmma(acc, q_smem, k_smem.T)
+#         return acc[...]
+#
+#     return pl.run_scoped(multiply, plgpu.ACC((q_smem.shape[0], k_smem.shape[0])))
+#
+#
+# def scores_kernel(q_gmem, k_gmem, s_gmem, q_smem, k_smem, loaded, *, bkv):
+#     h, rows, keys = lax.axis_index("h"), pl.ds(lax.axis_index("i") * 64, 64), pl.ds(lax.axis_index("j") * bkv, bkv)
+#     plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], q_smem, loaded)
+#     plgpu.copy_gmem_to_smem(k_gmem.at[h, keys], k_smem, loaded)
+#     plgpu.barrier_wait(loaded)
+#     s_gmem[h, rows, keys] = block_scores(q_smem, k_smem) * q_gmem.shape[2] ** -0.5
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** One letter, `.T`, and no data moves. But look at the budget: of 960 KiB, 384 KiB are scores. For 8192
+# tokens it is 256 MiB a head. From here on, no score leaves the registers.
+
+# %% [markdown]
+# ## Puzzle 2: Online softmax in registers
+#
+# **Goal.** Take one block of scores into the running maximum and the running sum of each row. The kernel around it
+# walks over all keys, and stores the logarithm of the sum.
+#
+# ### Theory
+#
+# You know the online softmax from softmax.py and flash_attention.py: keep a maximum `m` and a sum `l` for each row, and
+# rescale the sum when the maximum grows. New is where the numbers lie. A row of an accumulator is spread over four
+# threads, and each of them holds the result of a row's reduction:
+#
+# ```text
+#     s (64, 128), Layout.WGMMA                  s.max(axis=1): (64,), Layout.WGMMA.reduce(1)
+#
+#     row 0   | t0 | t1 | t2 | t3 | t0 | ...      | t0 t1 t2 t3 |      the same number in four threads
+#     row 1   | t4 | t5 | t6 | t7 | t4 | ...      | t4 t5 t6 t7 |
+# ```
+#
+# So a number of a row is where the row needs it: `lax.broadcast_in_dim(m, s.shape, (0,))` gives each score the number
+# of its row, and moves nothing. `(0,)` says which dimension of the result `m` runs along.
+#
+# The chip has an instruction for 2^x and none for e^x. `exp(x)` is `exp2(x * log2(e))`, one multiplication more for
+# each score. So `c` is the scale times log2(e), and `m` is a maximum of *scaled* scores. `s * c - m` is one
+# instruction: a multiply-add.
+
+
+# %%
+LOG2E = math.log2(math.e)
+
+
+def column(value):
+    # given: (64,), float32, a number a row in the layout that belongs to the rows of an accumulator
+    return plgpu.layout_cast(jnp.full((64,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
+
+
+def nothing_yet():
+    # given: m and l before the first block. The smallest float, as -inf - -inf would be NaN.
+    return column(float(jnp.finfo(jnp.float32).min)), column(0)
+
+
+# %%
+def sums_spec(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"]) -> Float[Array, "H Sq"]:
+    return jax.scipy.special.logsumexp(scores_spec(q, k), axis=2)
+
+
+def online(s, c, m, l):
+    # s: (64, bkv), float32: products that are not scaled      c: a number, the scale times log2(e)
+    # m: (64,), the maximum of s * c so far      l: (64,), the sum so far of 2 ** (s * c - m)
+    # Return p, alpha, m, l:  p: (64, bkv), 2 ** (s * c - m) with the new m      alpha: (64,), what old sums are to be
+    # multiplied by      m, l: the new ones.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def sums_kernel(q_gmem, k_gmem, o_gmem, q_smem, k_smem, loaded, *, bkv):
+    h, rows = lax.axis_index("h"), pl.ds(lax.axis_index("i") * 64, 64)
+    c = q_gmem.shape[2] ** -0.5 * LOG2E
+    plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], q_smem, loaded)
+    plgpu.barrier_wait(loaded)
+
+    def step(j, state):
+        plgpu.copy_gmem_to_smem(k_gmem.at[h, pl.ds(j * bkv, bkv)], k_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        _, _, m, l = online(block_scores(q_smem, k_smem), c, *state)
+        return m, l
+
+    m, l = lax.fori_loop(0, k_gmem.shape[1] // bkv, step, nothing_yet())
+    o_gmem[h, rows] = (m + jnp.log2(l)) / LOG2E
+
+
+def sums(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], *, bkv: int = 128) -> Float[Array, "H Sq"]:
+    H, Sq, D = q.shape
+    return plgpu.kernel(
+        functools.partial(sums_kernel, bkv=bkv),
+        out_type=jax.ShapeDtypeStruct((H, Sq), jnp.float32),
+        grid=(H, Sq // 64),
+        grid_names=("h", "i"),
+        scratch_types=[
+            plgpu.SMEM((64, D), q.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((bkv, D), k.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(),
+        ],
+        compiler_params=plgpu.CompilerParams(approx_math=True),  # exp2 in one instruction
+    )(q, k)
+
+
+# %%
+# Inputs: q (2, 128, 128), k (2, 384, 128). A variant has scores of up to 700, where e^x is too large for a float32.
+check("gpu_attention/2", sums)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Begin with the new maximum of a row: the larger one of the old one and of the block's. Is the block's maximum one of
+# `s`, or one of `s * c`? Everything that was summed with the old `m` is 2^(something - m). What is it to be multiplied
+# by, so that it is 2^(something - new m)? For a row without any key so far, that number has to be 0 or harmless.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def online(s, c, m, l):
+#     new = jnp.maximum(m, ____)
+#     p = jnp.exp2(____ - lax.broadcast_in_dim(____, s.shape, ____))
+#     alpha = jnp.exp2(____)
+#     return p, alpha, new, ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def online(s, c, m, l):
+#     new = jnp.maximum(m, s.max(axis=1) * c)
+#     p = jnp.exp2(s * c - lax.broadcast_in_dim(new, s.shape, (0,)))
+#     alpha = jnp.exp2(m - new)
+#     return p, alpha, new, l * alpha + p.sum(axis=1)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Two numbers a row, in registers, and 64 x 128 scores that are gone after four lines. An SM computes 16
+# values of exp2 in a cycle, and 4096 FLOPs in its tensor cores. For D = 128, the exp2 of a block takes as long as each
+# of the two products. Keep that in mind until Puzzle 6.
+
+# %% [markdown]
+# ## Puzzle 3: P from registers
+#
+# **Goal.** Attention: weigh the values with the probabilities, without writing them anywhere.
+#
+# ### Theory
+#
+# The second product is `p @ v`. `p` comes out of Puzzle 2 in registers, 64 rows of it. Must it go to SMEM, as wgmma
+# reads SMEM? No: the *left* operand of wgmma may be an array in registers.
+#
+# ```text
+#     q_smem  k_smem.T        SMEM   x SMEM   ->  s    in registers
+#             online                               |
+#                                                  v
+#     p       v_smem          registers x SMEM ->  acc in registers
+# ```
+#
+# There it has to be bfloat16, like `v`. The sum `l` does not: it was taken of the float32 values in Puzzle 2. (Its
+# rounding errors then do not depend on how often a probability was rounded.)
+#
+# `acc` is an accumulator that lives as long as the kernel's loop. You can read it with `acc[...]`, and write it with
+# `acc[...] = `, as you do with other Refs. Reading waits for the products that were started. A product adds to what is
+# there. Two functions are yours: what happens to `acc` at each block, and what comes out at the end.
+
+
+# %%
+def attention_spec(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"]
+) -> Float[Array, "H Sq D"]:
+    p = jax.nn.softmax(scores_spec(q, k), axis=2)
+    return jnp.einsum("hqk,hkd->hqd", p, v.astype(jnp.float32)).astype(v.dtype)
+
+
+def weigh(acc, p, alpha, v_smem):
+    # acc: an accumulator, (64, D), of what was weighed before      p: (64, bkv), float32      alpha: (64,)
+    # v_smem: (bkv, D)      Rescale acc, and add the product of p and the values. Return when the product is over.
+    pass  # YOUR CODE HERE
+
+
+def finish(acc, l):
+    # l: (64,), the sum of each row      Return the mean of the values, weighted by the softmax: (64, D), float32.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def store_rows(o, o_part, smem):
+    # given: stores o, (64, D), in o_part, in GMEM, by way of smem: the queries' SMEM, which nobody needs any more
+    smem[...] = o.astype(smem.dtype)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(smem, o_part)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def attend_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, *, bkv):
+    h, rows = lax.axis_index("h"), pl.ds(lax.axis_index("i") * 64, 64)
+    c = q_gmem.shape[2] ** -0.5 * LOG2E
+
+    def loop(acc):
+        def step(j, state):
+            block = pl.ds(j * bkv, bkv)
+            plgpu.copy_gmem_to_smem(k_gmem.at[h, block], k_smem, loaded.at[0])
+            plgpu.copy_gmem_to_smem(v_gmem.at[h, block], v_smem, loaded.at[1])
+            plgpu.barrier_wait(loaded.at[0])
+            p, alpha, m, l = online(block_scores(q_smem, k_smem), c, *state)
+            plgpu.barrier_wait(loaded.at[1])
+            weigh(acc, p, alpha, v_smem)
+            return m, l
+
+        _, l = lax.fori_loop(0, k_gmem.shape[1] // bkv, step, nothing_yet())
+        return finish(acc, l)
+
+    plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], q_smem, loaded.at[0])
+    plgpu.barrier_wait(loaded.at[0])
+    store_rows(pl.run_scoped(loop, plgpu.ACC((64, q_gmem.shape[2]))), o_gmem.at[h, rows], q_smem)
+
+
+def attend(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128
+) -> Float[Array, "H Sq D"]:
+    H, Sq, D = q.shape
+    block = plgpu.SMEM((bkv, D), k.dtype, transforms=SWIZZLED)
+    return plgpu.kernel(
+        functools.partial(attend_kernel, bkv=bkv),
+        out_type=q,
+        grid=(H, Sq // 64),
+        grid_names=("h", "i"),
+        scratch_types=[plgpu.SMEM((64, D), q.dtype, transforms=SWIZZLED), block, block, plgpu.Barrier(num_barriers=2)],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %%
+# Budget for q (2, 128, 128), k (2, 384, 128), v (2, 384, 128): gmem_bytes=917_504, copies=28. No byte is for
+# probabilities.
+check("gpu_attention/3", attend)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What is in `acc` was weighed with the old maximum. Puzzle 2 gave you the number that mends it, one for each row, and
+# the way to give it to a whole row. Then the product: what is its left operand, and in which dtype? For `finish`: the
+# weights in `acc` are not divided by their sum yet. 64 divisions are cheaper than 64 x 128.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def weigh(acc, p, alpha, v_smem):
+#     acc[...] = acc[...] * lax.broadcast_in_dim(____, acc.shape, ____)
+#     plgpu.wgmma(acc, ____, v_smem)
+#     ____
+#
+#
+# def finish(acc, l):
+#     return acc[...] * lax.broadcast_in_dim(____, acc.shape, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def weigh(acc, p, alpha, v_smem):
+#     acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+#     plgpu.wgmma(acc, p.astype(v_smem.dtype), v_smem)
+#     plgpu.wgmma_wait(0)
+#
+#
+# def finish(acc, l):
+#     return acc[...] * lax.broadcast_in_dim(1 / l, acc.shape, (0,))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The scores never exist in memory, nor do the probabilities. For 8192 tokens and one head, naive
+# attention moves 0.8 GB of them. This is flash attention. It is not fast yet: see who waits for whom.
+
+# %%
+show(attend, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512)), l2=True)
+
+# %% [markdown]
+# ## Puzzle 4: Slots for K and V
+#
+# **Goal.** Give K and V slots of their own, so that blocks come in while threads and tensor cores work.
+#
+# ### Theory
+#
+# In the picture above everything waits for the copies. gpu_matmul.py Puzzle 3 had an answer: slots, and copies that are
+# started early. There both tiles of a step arrived at one barrier. Here they are needed at different times, and they
+# are free at different times:
+#
+# ```text
+#     threads, tensor cores   | QK^T | softmax | PV |
+#     k slot                  |######|--- block j + slots comes in ---
+#     v slot                  |###########################|--- block j + slots comes in ---
+# ```
+#
+# The scores need K alone. After them the slot of K is free, half a step before that of V. So K and V have slots and
+# barriers of their own, and you wait for each where it is needed, and refill each where it becomes free.
+#
+# When is a slot free? When no product reads it any more. `block_scores` and `weigh` both return after their products
+# are over.
+#
+# `k` and `v` are each a `Stream`: slots in SMEM, and a barrier for each slot. `load_block` is given.
+
+
+# %%
+class Stream(NamedTuple):
+    """What comes in block by block."""
+
+    smem: Any  # (slots, bkv, D)
+    full: Any  # a barrier for each slot: its block is there
+    empty: Any = None  # a barrier for each slot: it may be filled again (from Puzzle 5 on)
+
+
+def load_block(j, part, stream):
+    # given: starts the copy of block j of part, (Skv, D) in GMEM, into its slot
+    slots, bkv = stream.smem.shape[:2]
+    slot = lax.rem(j, slots)
+    plgpu.copy_gmem_to_smem(part.at[pl.ds(j * bkv, bkv)], stream.smem.at[slot], stream.full.at[slot])
+
+
+# %%
+def slots_step(j, steps, c, m, l, acc, q_smem, k_part, v_part, k, v):
+    # j: this step, traced      steps: how many there are      c, m, l: Puzzle 2      acc: (64, D), Puzzle 3
+    # k_part, v_part: (Skv, D), in GMEM      k, v: Streams. The first blocks, one for each slot, are on their way.
+    # Take block j into acc, and start the copies of block j + slots, if there is one. Return the new m and l.
+    pass  # YOUR CODE HERE
+
+
+def slots_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, k_full, v_full):
+    h, rows = lax.axis_index("h"), pl.ds(lax.axis_index("i") * 64, 64)
+    c, k_part, v_part = q_gmem.shape[2] ** -0.5 * LOG2E, k_gmem.at[h], v_gmem.at[h]
+    k, v = Stream(k_smem, k_full), Stream(v_smem, v_full)
+    slots, bkv, D = k_smem.shape
+    steps = k_gmem.shape[1] // bkv
+    plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], q_smem, loaded)
+    for j in range(min(slots, steps)):
+        load_block(j, k_part, k)
+        load_block(j, v_part, v)
+    plgpu.barrier_wait(loaded)
+
+    def loop(acc):
+        def step(j, state):
+            return slots_step(j, steps, c, *state, acc, q_smem, k_part, v_part, k, v)
+
+        _, l = lax.fori_loop(0, steps, step, nothing_yet())
+        return finish(acc, l)
+
+    store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, rows], q_smem)
+
+
+def slotted(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 64, slots: int = 2
+) -> Float[Array, "H Sq D"]:
+    H, Sq, D = q.shape
+    blocks = plgpu.SMEM((slots, bkv, D), k.dtype, transforms=SWIZZLED)
+    full = plgpu.Barrier(num_barriers=slots)
+    return plgpu.kernel(
+        slots_kernel,
+        out_type=q,
+        grid=(H, Sq // 64),
+        grid_names=("h", "i"),
+        scratch_types=[
+            plgpu.SMEM((64, D), q.dtype, transforms=SWIZZLED),
+            *(blocks, blocks, plgpu.Barrier(), full, full),
+        ],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %%
+# Budget for q (1, 128, 128), k (1, 640, 128), v (1, 640, 128): copies=42, waited=16_200. waited: cycles that the
+# warpgroups wait. If you wait for V before the scores, they wait for 17,630.
+check("gpu_attention/4", slotted)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Write the line of a step: QK^T, softmax, PV. Before which of the three do you need K, and before which V? After which
+# of them is each slot free? Now put two waits and two refills into the line. Block `j + slots` lies in the slot of
+# block `j`, and exists only if it is smaller than `steps`.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def slots_step(j, steps, c, m, l, acc, q_smem, k_part, v_part, k, v):
+#     slots = k.smem.shape[0]
+#     slot = lax.rem(j, slots)
+#     plgpu.barrier_wait(____)
+#     s = block_scores(q_smem, ____)
+#
+#     @pl.when(____)
+#     def _():
+#         load_block(____, k_part, k)
+#
+#     p, alpha, m, l = online(s, c, m, l)
+#     ____
+#     weigh(acc, p, alpha, ____)
+#
+#     @pl.when(____)
+#     def _():
+#         load_block(____, v_part, v)
+#
+#     return m, l
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def slots_step(j, steps, c, m, l, acc, q_smem, k_part, v_part, k, v):
+#     slots = k.smem.shape[0]
+#     slot = lax.rem(j, slots)
+#     plgpu.barrier_wait(k.full.at[slot])
+#     s = block_scores(q_smem, k.smem.at[slot])
+#
+#     @pl.when(j + slots < steps)
+#     def _():
+#         load_block(j + slots, k_part, k)
+#
+#     p, alpha, m, l = online(s, c, m, l)
+#     plgpu.barrier_wait(v.full.at[slot])
+#     weigh(acc, p, alpha, v.smem.at[slot])
+#
+#     @pl.when(j + slots < steps)
+#     def _():
+#         load_block(j + slots, v_part, v)
+#
+#     return m, l
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The copies are out of the way. What is left is one line of work: scores, softmax, values, scores. While
+# the threads compute, the tensor cores wait, and the other way round. One warpgroup cannot be in two places. So take
+# two.
+
+# %%
+show(slotted, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512)), l2=True)
+
+# %% [markdown]
+# ## Puzzle 5: Two warpgroups and a producer
+#
+# **Goal.** Two warpgroups take 64 queries each and share the keys and values. A third one brings them. Write one step
+# of each.
+#
+# ### Theory
+#
+# A block of K and one of V are 64 KiB for 128 keys. With 64 queries in a CTA, that is 64 FLOPs for each byte. With 128
+# queries it is 128. Two warpgroups also have twice the registers: each has its own `m`, `l`, `acc` and `p`.
+#
+# The rest is gpu_matmul.py Puzzle 5, twice, as K and V are streams of their own:
+#
+# ```text
+#     producer      | K j | V j | K j+1 | V j+1 | ...       waits for empty, then starts a copy
+#     warpgroup 0      | QK^T | softmax | PV | QK^T | ...   waits for full, arrives at empty
+#     warpgroup 1      | QK^T | softmax | PV | QK^T | ...
+# ```
+#
+# Each slot of each stream has a barrier `full`, with one arrival: that of its copy. And it has a barrier `empty`, with
+# two arrivals: one of each warpgroup. The slot of K is empty before that of V.
+#
+# The producer needs few registers. The consumers get 232 of them for each thread: 64 for `acc`, 64 for the scores, and
+# 32 for the bfloat16 probabilities.
+
+
+# %%
+def produce(j, part, stream):
+    # j: this step, traced      part: (Skv, D), in GMEM: all keys or all values of this head
+    # stream: a Stream of K or V, with `empty`      Start the copy of block j as soon as its slot is free.
+    pass  # YOUR CODE HERE
+
+
+def consume(j, c, m, l, acc, q_smem, k, v):
+    # q_smem: (64, D), your queries      k, v: Streams, which both warpgroups read      the rest: Puzzle 4
+    # Take block j into acc, and give back each slot as soon as you are done with it. Return the new m and l.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def shared_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, k_full, v_full, k_empty, v_empty):
+    wg, h, i = lax.axis_index("wg"), lax.axis_index("h"), lax.axis_index("i")
+    k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
+    steps, D = k_gmem.shape[1] // k_smem.shape[1], q_gmem.shape[2]
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+
+        @pl.loop(0, steps)
+        def _(j):
+            produce(j, k_gmem.at[h], k)
+            produce(j, v_gmem.at[h], v)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        mine, rows = q_smem.at[wg], pl.ds(i * 128 + wg * 64, 64)
+        plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], mine, loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+
+        def loop(acc):
+            def step(j, state):
+                return consume(j, D**-0.5 * LOG2E, *state, acc, mine, k, v)
+
+            _, l = lax.fori_loop(0, steps, step, nothing_yet())
+            return finish(acc, l)
+
+        store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, rows], mine)
+
+
+# %%
+def scratch_of(D, dtype, bkv, slots):
+    # given: SMEM for two tiles of queries, slots for K and V, and the barriers of all of them
+    blocks = plgpu.SMEM((slots, bkv, D), dtype, transforms=SWIZZLED)
+    full, empty = plgpu.Barrier(num_barriers=slots), plgpu.Barrier(num_barriers=slots, num_arrivals=2)
+    queries = plgpu.SMEM((2, 64, D), dtype, transforms=SWIZZLED)
+    return [queries, blocks, blocks, plgpu.Barrier(num_barriers=2), full, full, empty, empty]
+
+
+def shared(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
+) -> Float[Array, "H Sq D"]:
+    H, Sq, D = q.shape
+    return plgpu.kernel(
+        shared_kernel,
+        out_type=q,
+        grid=(H, Sq // 128),
+        grid_names=("h", "i"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=scratch_of(D, q.dtype, bkv, slots),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %%
+# Budget for q (2, 128, 128), k (2, 640, 128), v (2, 640, 128): gmem_bytes=786_432, copies=24. Both warpgroups read the
+# same ten blocks of a head.
+check("gpu_attention/5", shared)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `produce` is the one of gpu_matmul.py Puzzle 5, with one copy instead of two. At the start all slots are empty, and
+# nobody has said so. `consume` is Puzzle 4 without its refills. Where a refill was, the slot is free. Whom do you have
+# to tell, and at which barrier?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def produce(j, part, stream):
+#     slots = stream.smem.shape[0]
+#
+#     @pl.when(____)
+#     def _():
+#         plgpu.barrier_wait(____)
+#
+#     load_block(j, part, stream)
+#
+#
+# def consume(j, c, m, l, acc, q_smem, k, v):
+#     slot = lax.rem(j, k.smem.shape[0])
+#     plgpu.barrier_wait(____)
+#     s = block_scores(q_smem, k.smem.at[slot])
+#     ____
+#     p, alpha, m, l = online(s, c, m, l)
+#     plgpu.barrier_wait(____)
+#     weigh(acc, p, alpha, v.smem.at[slot])
+#     ____
+#     return m, l
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def produce(j, part, stream):
+#     slots = stream.smem.shape[0]
+#
+#     @pl.when(j >= slots)
+#     def _():
+#         plgpu.barrier_wait(stream.empty.at[lax.rem(j, slots)])
+#
+#     load_block(j, part, stream)
+#
+#
+# def consume(j, c, m, l, acc, q_smem, k, v):
+#     slot = lax.rem(j, k.smem.shape[0])
+#     plgpu.barrier_wait(k.full.at[slot])
+#     s = block_scores(q_smem, k.smem.at[slot])
+#     plgpu.barrier_arrive(k.empty.at[slot])
+#     p, alpha, m, l = online(s, c, m, l)
+#     plgpu.barrier_wait(v.full.at[slot])
+#     weigh(acc, p, alpha, v.smem.at[slot])
+#     plgpu.barrier_arrive(v.empty.at[slot])
+#     return m, l
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Each block of K and V is read once for 128 queries. Two warpgroups could cover for each other now: one
+# could multiply while the other one computes its softmax. Look at the picture. Do they?
+
+# %%
+show(shared, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)), l2=True)
+
+# %% [markdown]
+# ## Puzzle 6: Ping-pong
+#
+# **Goal.** Make the warpgroups take turns at the tensor cores: while one of them computes its softmax, the other one
+# multiplies.
+#
+# ### Theory
+#
+# In the picture above both warpgroups do the same at the same time. Both start their products together, and the tensor
+# cores do an instruction of one, then one of the other. So both end together, too. Then both compute, and the tensor
+# cores idle. Nothing pushes them apart. You do it, with two barriers of one arrival, `turns.at[0]` and `turns.at[1]`:
+#
+# ```text
+#     warpgroup 0   |QK| softmax | PV |QK| softmax | PV |QK| softmax
+#     warpgroup 1   wait  |QK| softmax | PV |QK| softmax | PV |QK|
+#     tensor cores  | 0| | 1|    |  0    |  1      |  0    |  1    |
+# ```
+#
+# A **turn** is PV of one step and QK^T of the next. It begins with a wait for your own barrier, and it ends with an
+# arrival at the other one's. When may the other one begin? As soon as your QK^T has been *started*. The tensor cores
+# finish what they have begun, and you need not wait for it.
+#
+# That leaves two ends. Warpgroup 0 begins at once, warpgroup 1 waits for a turn first. And when the loop is over, is
+# somebody waiting for a turn that nobody gives?
+
+
+# %%
+def first_turn(wg, turns):
+    # wg: 0 or 1, traced: your number      turns: a barrier of one arrival for each warpgroup
+    # What comes before the first QK^T. Warpgroup 0 begins.
+    pass  # YOUR CODE HERE
+
+
+def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
+    # Puzzle 5's consume. QK^T is started, the turn is given away, and then its result is waited for. (So block_scores
+    # will not do: it waits.) Your next turn begins before PV.
+    pass  # YOUR CODE HERE
+
+
+def last_turn(wg, turns):
+    # What comes after the last PV.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def ping_pong_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, *barriers):
+    k_full, v_full, k_empty, v_empty, turns = barriers
+    wg, h, i = lax.axis_index("wg"), lax.axis_index("h"), lax.axis_index("i")
+    k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
+    steps, D = k_gmem.shape[1] // k_smem.shape[1], q_gmem.shape[2]
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+
+        @pl.loop(0, steps)
+        def _(j):
+            produce(j, k_gmem.at[h], k)
+            produce(j, v_gmem.at[h], v)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        mine, rows = q_smem.at[wg], pl.ds(i * 128 + wg * 64, 64)
+        plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], mine, loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+
+        def loop(acc):
+            def step(j, state):
+                return ping_pong(j, D**-0.5 * LOG2E, *state, acc, mine, k, v, wg, turns)
+
+            first_turn(wg, turns)
+            _, l = lax.fori_loop(0, steps, step, nothing_yet())
+            last_turn(wg, turns)
+            return finish(acc, l)
+
+        store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, rows], mine)
+
+
+def flash(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
+) -> Float[Array, "H Sq D"]:
+    H, Sq, D = q.shape
+    return plgpu.kernel(
+        ping_pong_kernel,
+        out_type=q,
+        grid=(H, Sq // 128),
+        grid_names=("h", "i"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=[*scratch_of(D, q.dtype, bkv, slots), plgpu.Barrier(num_barriers=2)],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %%
+# Budget for q (1, 128, 128), k (1, 1280, 128), v (1, 1280, 128): tensor_idle=8_000. tensor_idle: cycles in which the
+# tensor cores have nothing to do. Puzzle 5's kernel has 11,794 of them.
+check("gpu_attention/6", flash)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Count. In a loop of n steps, how often does a warpgroup wait for its turn, and how often does it give one away? Each
+# wait of warpgroup 1 needs an arrival of warpgroup 0, and it has one wait more. For the step: which two lines of
+# `block_scores` does your arrival belong between?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def first_turn(wg, turns):
+#     @pl.when(wg == ____)
+#     def _():
+#         ____
+#
+#
+# def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
+#     slot = lax.rem(j, k.smem.shape[0])
+#     plgpu.barrier_wait(k.full.at[slot])
+#
+#     def multiply(s_acc):
+#         plgpu.wgmma(s_acc, q_smem, k.smem.at[slot].T)
+#         ____
+#         return s_acc[...]
+#
+#     s = pl.run_scoped(multiply, plgpu.ACC((64, k.smem.shape[1])))
+#     plgpu.barrier_arrive(k.empty.at[slot])
+#     p, alpha, m, l = online(s, c, m, l)
+#     plgpu.barrier_wait(v.full.at[slot])
+#     ____
+#     weigh(acc, p, alpha, v.smem.at[slot])
+#     plgpu.barrier_arrive(v.empty.at[slot])
+#     return m, l
+#
+#
+# def last_turn(wg, turns):
+#     @pl.when(wg == ____)
+#     def _():
+#         ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def first_turn(wg, turns):
+#     @pl.when(wg == 1)
+#     def _():
+#         plgpu.barrier_wait(turns.at[1])
+#
+#
+# def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
+#     slot = lax.rem(j, k.smem.shape[0])
+#     plgpu.barrier_wait(k.full.at[slot])
+#
+#     def multiply(s_acc):
+#         plgpu.wgmma(s_acc, q_smem, k.smem.at[slot].T)
+#         plgpu.barrier_arrive(turns.at[1 - wg])
+#         return s_acc[...]
+#
+#     s = pl.run_scoped(multiply, plgpu.ACC((64, k.smem.shape[1])))
+#     plgpu.barrier_arrive(k.empty.at[slot])
+#     p, alpha, m, l = online(s, c, m, l)
+#     plgpu.barrier_wait(v.full.at[slot])
+#     plgpu.barrier_wait(turns.at[wg])
+#     weigh(acc, p, alpha, v.smem.at[slot])
+#     plgpu.barrier_arrive(v.empty.at[slot])
+#     return m, l
+#
+#
+# def last_turn(wg, turns):
+#     @pl.when(wg == 0)
+#     def _():
+#         plgpu.barrier_arrive(turns.at[1])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The softmax of one warpgroup lies under the products of the other one. No instruction was saved, and no
+# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 604 TFLOP/s instead of 569.
+
+# %%
+show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)), l2=True)
+
+# %% [markdown]
+# ## Puzzle 7: Causal
+#
+# **Goal.** No query sees a later key. Skip the blocks that nobody sees, and mask those that somebody sees in part. The
+# last tile of queries and the last block of keys need not be full.
+#
+# ### Theory
+#
+# The last query has the position of the last key, as in flash_attention.py Puzzle 2. So query `r` has the position
+# `r + offset`, where `offset` is `Skv - Sq`. For a warpgroup the blocks of keys are of three kinds:
+#
+# ```text
+#                         block of keys    0     1     2     3
+#     warpgroup 0, 64 queries            |clear|mask | skip| skip|
+#     warpgroup 1, 64 queries            |clear|clear|mask | skip|
+#     producer                           | load| load| load| skip|
+# ```
+#
+# A **clear** block is one that all 64 queries see in full. It needs no mask, and nearly all blocks are clear. So there
+# are two loops over one step: without a mask, then with one.
+#
+# In the picture, warpgroup 0 is done after block 1, and warpgroup 1 still waits for turns. So whoever is done early
+# goes on without computing, in a third loop: `pass_on` gives the turn away where `ping_pong` does, and waits where
+# `ping_pong` waits. (It need not give back slots. Only the last block can be left, and nobody fills its slot again.)
+#
+# `lax.div` is the division for traced integers. It rounds down, as long as nothing is negative. (There are at least as
+# many keys as queries here.)
+
+
+# %%
+def causal_spec(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"]
+) -> Float[Array, "H Sq D"]:
+    Sq, Skv = q.shape[1], k.shape[1]
+    seen = jnp.arange(Skv)[None, :] <= jnp.arange(Sq)[:, None] + Skv - Sq
+    s = jnp.where(seen, scores_spec(q, k), -jnp.inf)
+    p = jax.nn.softmax(s, axis=2)
+    return jnp.einsum("hqk,hkd->hqd", p, v.astype(jnp.float32)).astype(v.dtype)
+
+
+def clear_blocks(first, offset, bkv):
+    # first: the number of a tile's first query      offset: the position of query 0      bkv: keys in a block
+    # Return how many blocks of keys are clear: all queries of the tile see all of their keys.
+    pass  # YOUR CODE HERE
+
+
+def seen_blocks(first, rows, offset, bkv):
+    # rows: how many queries the tile has      Return how many blocks of keys at least one of them sees.
+    pass  # YOUR CODE HERE
+
+
+def hide(s, first, first_key, offset):
+    # s: (64, bkv), scores      first, first_key: the numbers of the query in row 0 and of the key in column 0
+    # Return s, with -inf for every key that a query does not see.
+    # plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=plgpu.Layout.WGMMA) counts along an axis.
+    pass  # YOUR CODE HERE
+
+
+def pass_on(wg, turns):
+    # A step of ping_pong for a block that you do not see, and the other warpgroup does: the turns alone.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def causal_step(j, c, m, l, acc, q_smem, k, v, wg, turns, mask):
+    # given: Puzzle 6's step, with mask(s, j) between the scores and the softmax
+    slot = lax.rem(j, k.smem.shape[0])
+    plgpu.barrier_wait(k.full.at[slot])
+
+    def multiply(s_acc):
+        plgpu.wgmma(s_acc, q_smem, k.smem.at[slot].T)
+        plgpu.barrier_arrive(turns.at[1 - wg])
+        return s_acc[...]
+
+    s = pl.run_scoped(multiply, plgpu.ACC((64, k.smem.shape[1])))
+    plgpu.barrier_arrive(k.empty.at[slot])
+    p, alpha, m, l = online(mask(s, j), c, m, l)
+    plgpu.barrier_wait(v.full.at[slot])
+    plgpu.barrier_wait(turns.at[wg])
+    weigh(acc, p, alpha, v.smem.at[slot])
+    plgpu.barrier_arrive(v.empty.at[slot])
+    return m, l
+
+
+def causal_loops(c, acc, mine, k, v, wg, turns, first, offset, steps):
+    # given: the three loops of a warpgroup; steps: what the producer brings
+    bkv = k.smem.shape[1]
+    seen = jnp.minimum(seen_blocks(first, 64, offset, bkv), steps)
+    clear = jnp.minimum(clear_blocks(first, offset, bkv), seen)
+
+    def step(mask):
+        return lambda j, state: causal_step(j, c, *state, acc, mine, k, v, wg, turns, mask)
+
+    first_turn(wg, turns)
+    state = lax.fori_loop(0, clear, step(lambda s, j: s), nothing_yet())
+    _, l = lax.fori_loop(clear, seen, step(lambda s, j: hide(s, first, j * bkv, offset)), state)
+
+    @pl.loop(seen, steps)
+    def _(j):
+        pass_on(wg, turns)
+
+    last_turn(wg, turns)
+    return l
+
+
+# %%
+def causal_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, *barriers):
+    k_full, v_full, k_empty, v_empty, turns = barriers
+    wg, h = lax.axis_index("wg"), lax.axis_index("h")
+    k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
+    (_, Sq, D), Skv, bkv = q_gmem.shape, k_gmem.shape[1], k_smem.shape[1]
+    row = (pl.cdiv(Sq, 128) - 1 - lax.axis_index("i")) * 128  # long rows first: the last CTAs have to be short
+    steps = jnp.minimum(seen_blocks(row, 128, Skv - Sq, bkv), pl.cdiv(Skv, bkv))
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+
+        @pl.loop(0, steps)
+        def _(j):
+            produce(j, k_gmem.at[h], k)
+            produce(j, v_gmem.at[h], v)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        mine, first = q_smem.at[wg], row + wg * 64
+        plgpu.copy_gmem_to_smem(q_gmem.at[h, pl.ds(first, 64)], mine, loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+
+        def loop(acc):
+            l = causal_loops(D**-0.5 * LOG2E, acc, mine, k, v, wg, turns, first, Skv - Sq, steps)
+            return finish(acc, l)
+
+        store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, pl.ds(first, 64)], mine)
+
+
+def causal(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
+) -> Float[Array, "H Sq D"]:
+    H, Sq, D = q.shape
+    return plgpu.kernel(
+        causal_kernel,
+        out_type=q,
+        grid=(H, pl.cdiv(Sq, 128)),
+        grid_names=("h", "i"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=[*scratch_of(D, q.dtype, bkv, slots), plgpu.Barrier(num_barriers=2)],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %%
+# Budget for q (1, 384, 128), k (1, 640, 128), v (1, 640, 128): flops=102_000_000, copies=30. Without skipping, it
+# would be 127 million FLOPs and 36 copies.
+check("gpu_attention/7", causal)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which is the last key that the *first* query of the tile sees? A block is clear if its last key is not beyond that
+# one. And which is the last key that the *last* query sees? Somebody sees a block if its first key is not beyond that.
+# For `pass_on`, go through `ping_pong` line by line: in which order does it give and take turns? Do you have to wait
+# for a turn that you do not use?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def clear_blocks(first, offset, bkv):
+#     return lax.div(____, bkv)
+#
+#
+# def seen_blocks(first, rows, offset, bkv):
+#     return lax.div(____ + bkv - 1, bkv)
+#
+#
+# def hide(s, first, first_key, offset):
+#     count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+#     return jnp.where(____ <= ____, s, -jnp.inf)
+#
+#
+# def pass_on(wg, turns):
+#     plgpu.barrier_arrive(____)
+#     plgpu.barrier_wait(____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def clear_blocks(first, offset, bkv):
+#     return lax.div(first + offset + 1, bkv)
+#
+#
+# def seen_blocks(first, rows, offset, bkv):
+#     return lax.div(first + rows + offset + bkv - 1, bkv)
+#
+#
+# def hide(s, first, first_key, offset):
+#     count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+#     return jnp.where(first_key + count(1) <= first + count(0) + offset, s, -jnp.inf)
+#
+#
+# def pass_on(wg, turns):
+#     plgpu.barrier_arrive(turns.at[1 - wg])
+#     plgpu.barrier_wait(turns.at[wg])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Half of the work is gone, and only the blocks on the diagonal pay for a mask. Lengths are freer, too.
+# The copy engine fills what lies beyond the last key with zeros, the mask hides it, and rows beyond the last query are
+# not stored. (Lengths still have to be multiples of 8, because the tiles in SMEM are built of eight rows each.)
+
+# %% [markdown]
+# ## What you built
+#
+# The forward pass of flash attention with the parts that FlashAttention-3 has on Hopper: a producer, two consumers,
+# online softmax and probabilities in registers, ping-pong, causal masks. On an H200, beside cuDNN and JAX's own kernel
+# (four sequences of 8192 tokens, 16 heads, D = 128, bfloat16, jax 0.11.2, medians of nine rounds in which all took
+# turns):
+#
+# ```text
+#     one warpgroup, slots (Puzzle 4)             375 TFLOP/s
+#     two warpgroups and a producer (Puzzle 5)    569
+#     ping-pong (Puzzle 6)           2 slots      604
+#                                    3 slots      581
+#     cuDNN                                       602
+#     JAX's attention_mgpu (float16)              611
+#
+#     causal (Puzzle 7)                           572
+#     cuDNN, causal                               516
+#     JAX's attention_mgpu, causal (float16)      536
+# ```
+#
+# What does NVIDIA's compiler say? `gpu_report` compiles your kernel for a chip that need not be there, at the same
+# sizes. Look at the registers, and at what bounds the kernel.
+
+# %%
+if not unwritten(flash):
+    big = jax.ShapeDtypeStruct((4 * 16, 8192, 128), jnp.bfloat16)
+    gpu_report(flash, big, big, big, chip="h200")
+
+# %% [markdown]
+# **Read next.** JAX's own kernel, `attention_mgpu` in `jax.experimental.pallas.ops.gpu`, is built from the same parts.
+# The FlashAttention-3 paper (Shah et al., 2024) goes one step further: within a warpgroup, QK^T of the next block runs
+# while the softmax of this one is computed.
+
+# %%
+progress()

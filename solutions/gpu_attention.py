@@ -1,0 +1,140 @@
+"""The answers to puzzles/gpu_attention.py: the functions that fill its holes."""
+
+import functools
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+
+# Puzzle 1
+def block_scores(q_smem, k_smem):
+    def multiply(acc):
+        plgpu.wgmma(acc, q_smem, k_smem.T)
+        return acc[...]
+
+    return pl.run_scoped(multiply, plgpu.ACC((q_smem.shape[0], k_smem.shape[0])))
+
+
+def scores_kernel(q_gmem, k_gmem, s_gmem, q_smem, k_smem, loaded, *, bkv):
+    h, rows, keys = lax.axis_index("h"), pl.ds(lax.axis_index("i") * 64, 64), pl.ds(lax.axis_index("j") * bkv, bkv)
+    plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], q_smem, loaded)
+    plgpu.copy_gmem_to_smem(k_gmem.at[h, keys], k_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    s_gmem[h, rows, keys] = block_scores(q_smem, k_smem) * q_gmem.shape[2] ** -0.5
+
+
+# Puzzle 2
+def online(s, c, m, l):
+    new = jnp.maximum(m, s.max(axis=1) * c)
+    p = jnp.exp2(s * c - lax.broadcast_in_dim(new, s.shape, (0,)))
+    alpha = jnp.exp2(m - new)
+    return p, alpha, new, l * alpha + p.sum(axis=1)
+
+
+# Puzzle 3
+def weigh(acc, p, alpha, v_smem):
+    acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+    plgpu.wgmma(acc, p.astype(v_smem.dtype), v_smem)
+    plgpu.wgmma_wait(0)
+
+
+def finish(acc, l):
+    return acc[...] * lax.broadcast_in_dim(1 / l, acc.shape, (0,))
+
+
+# Puzzle 4
+def slots_step(j, steps, c, m, l, acc, q_smem, k_part, v_part, k, v):
+    slots = k.smem.shape[0]
+    slot = lax.rem(j, slots)
+    plgpu.barrier_wait(k.full.at[slot])
+    s = block_scores(q_smem, k.smem.at[slot])
+
+    @pl.when(j + slots < steps)
+    def _():
+        load_block(j + slots, k_part, k)
+
+    p, alpha, m, l = online(s, c, m, l)
+    plgpu.barrier_wait(v.full.at[slot])
+    weigh(acc, p, alpha, v.smem.at[slot])
+
+    @pl.when(j + slots < steps)
+    def _():
+        load_block(j + slots, v_part, v)
+
+    return m, l
+
+
+# Puzzle 5
+def produce(j, part, stream):
+    slots = stream.smem.shape[0]
+
+    @pl.when(j >= slots)
+    def _():
+        plgpu.barrier_wait(stream.empty.at[lax.rem(j, slots)])
+
+    load_block(j, part, stream)
+
+
+def consume(j, c, m, l, acc, q_smem, k, v):
+    slot = lax.rem(j, k.smem.shape[0])
+    plgpu.barrier_wait(k.full.at[slot])
+    s = block_scores(q_smem, k.smem.at[slot])
+    plgpu.barrier_arrive(k.empty.at[slot])
+    p, alpha, m, l = online(s, c, m, l)
+    plgpu.barrier_wait(v.full.at[slot])
+    weigh(acc, p, alpha, v.smem.at[slot])
+    plgpu.barrier_arrive(v.empty.at[slot])
+    return m, l
+
+
+# Puzzle 6
+def first_turn(wg, turns):
+    @pl.when(wg == 1)
+    def _():
+        plgpu.barrier_wait(turns.at[1])
+
+
+def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
+    slot = lax.rem(j, k.smem.shape[0])
+    plgpu.barrier_wait(k.full.at[slot])
+
+    def multiply(s_acc):
+        plgpu.wgmma(s_acc, q_smem, k.smem.at[slot].T)
+        plgpu.barrier_arrive(turns.at[1 - wg])
+        return s_acc[...]
+
+    s = pl.run_scoped(multiply, plgpu.ACC((64, k.smem.shape[1])))
+    plgpu.barrier_arrive(k.empty.at[slot])
+    p, alpha, m, l = online(s, c, m, l)
+    plgpu.barrier_wait(v.full.at[slot])
+    plgpu.barrier_wait(turns.at[wg])
+    weigh(acc, p, alpha, v.smem.at[slot])
+    plgpu.barrier_arrive(v.empty.at[slot])
+    return m, l
+
+
+def last_turn(wg, turns):
+    @pl.when(wg == 0)
+    def _():
+        plgpu.barrier_arrive(turns.at[1])
+
+
+# Puzzle 7
+def clear_blocks(first, offset, bkv):
+    return lax.div(first + offset + 1, bkv)
+
+
+def seen_blocks(first, rows, offset, bkv):
+    return lax.div(first + rows + offset + bkv - 1, bkv)
+
+
+def hide(s, first, first_key, offset):
+    count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+    return jnp.where(first_key + count(1) <= first + count(0) + offset, s, -jnp.inf)
+
+
+def pass_on(wg, turns):
+    plgpu.barrier_arrive(turns.at[1 - wg])
+    plgpu.barrier_wait(turns.at[wg])

@@ -1,0 +1,239 @@
+"""Wrong answers to puzzles/gpu_attention.py, and what a verdict has to say about each."""
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+# %% gpu_attention/1: the keys are not transposed
+# block_scores: `k_smem.T` -> `k_smem`
+
+# %% gpu_attention/1: not scaled
+# scores_kernel: ` * q_gmem.shape[2] ** -0.5` -> ``
+
+# %% gpu_attention/1: divided by D
+# scores_kernel: `** -0.5` -> `** -1`
+
+# %% gpu_attention/1: the scale of 128
+# scores_kernel: `q_gmem.shape[2] ** -0.5` -> `128**-0.5`
+
+# %% gpu_attention/1: always the first head
+# scores_kernel: `k_gmem.at[h, keys]` -> `k_gmem.at[0, keys]`
+
+# %% gpu_attention/1: the example's 128 keys
+# scores_kernel: `pl.ds(lax.axis_index("j") * bkv, bkv)` -> `pl.ds(lax.axis_index("j") * 128, 128)`
+
+# %% gpu_attention/1: queries and keys are exchanged
+# scores_kernel: `lax.axis_index("i") * 64` -> `lax.axis_index("j") * 64`
+
+# %% gpu_attention/1: nobody waits for the copies
+# scores_kernel:
+# -    plgpu.barrier_wait(loaded)
+
+# %% gpu_attention/2: the maximum of scores that are not scaled
+# online: `s.max(axis=1) * c` -> `s.max(axis=1)`
+
+# %% gpu_attention/2: the maximum of this block alone
+# online: `jnp.maximum(m, s.max(axis=1) * c)` -> `s.max(axis=1) * c`
+
+# %% gpu_attention/2: the old sum is not rescaled
+# online: `l * alpha + p.sum(axis=1)` -> `l + p.sum(axis=1)`
+
+# %% gpu_attention/2: rescaled the other way round
+# online: `jnp.exp2(m - new)` -> `jnp.exp2(new - m)`
+
+# %% gpu_attention/2: the old maximum comes back
+# online: `return p, alpha, new, ` -> `return p, alpha, m, `
+
+# %% gpu_attention/2: e instead of 2
+# online: `p = jnp.exp2(` -> `p = jnp.exp(`
+
+# %% gpu_attention/2: the old maximum is subtracted
+# online: `lax.broadcast_in_dim(new,` -> `lax.broadcast_in_dim(m,`
+
+# %% gpu_attention/2: the numbers run along the columns
+# online: `(0,)` -> `(1,)`
+
+# %% gpu_attention/2: the sum of this block alone
+# online: `l * alpha + p.sum(axis=1)` -> `p.sum(axis=1)`
+
+
+# %% gpu_attention/2: no maximum
+def online(s, c, m, l):
+    p = jnp.exp2(s * c)
+    return p, jnp.exp2(m - m), m * 0, l + p.sum(axis=1)
+
+
+# %% gpu_attention/3: the accumulator is not rescaled
+# weigh:
+# -    acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+
+# %% gpu_attention/3: rescaled after the product
+# weigh:
+# -    acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+# weigh: `    plgpu.wgmma_wait(0)` -> `    acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))`
+
+# %% gpu_attention/3: nobody waits for the product
+# weigh:
+# -    plgpu.wgmma_wait(0)
+
+# %% gpu_attention/3: p is float32
+# weigh: `p.astype(v_smem.dtype)` -> `p`
+
+# %% gpu_attention/3: the values are transposed
+# weigh: `v_smem.dtype), v_smem)` -> `v_smem.dtype), v_smem.T)`
+
+# %% gpu_attention/3: not divided by the sum
+# finish: `return acc[...] * lax.broadcast_in_dim(1 / l, acc.shape, (0,))` -> `return acc[...]`
+
+# %% gpu_attention/3: multiplied by the sum
+# finish: `1 / l` -> `l`
+
+# %% gpu_attention/4: V is waited for with K
+# slots_step:
+# -    plgpu.barrier_wait(v.full.at[slot])
+# slots_step: `    s = block_scores(q_smem, k.smem.at[slot])` -> `    plgpu.barrier_wait(v.full.at[slot]); s = block_scores(q_smem, k.smem.at[slot])`
+
+# %% gpu_attention/4: V is not waited for
+# slots_step:
+# -    plgpu.barrier_wait(v.full.at[slot])
+
+# %% gpu_attention/4: the barrier of K for V
+# slots_step: `plgpu.barrier_wait(v.full.at[slot])` -> `plgpu.barrier_wait(k.full.at[slot])`
+
+# %% gpu_attention/4: K is refilled after the values
+# slots_step: `        load_block(j + slots, k_part, k)` -> `        pass`
+# slots_step: `        load_block(j + slots, v_part, v)` -> `        load_block(j + slots, k_part, k); load_block(j + slots, v_part, v)`
+
+# %% gpu_attention/4: V is refilled before it is read
+# slots_step: `        load_block(j + slots, k_part, k)` -> `        load_block(j + slots, k_part, k); load_block(j + slots, v_part, v)`
+# slots_step: `        load_block(j + slots, v_part, v)` -> `        pass`
+
+# %% gpu_attention/4: the next block instead of the one in the same slot
+# slots_step: `load_block(j + slots, k_part, k)` -> `load_block(j + 1, k_part, k)`
+
+# %% gpu_attention/4: the slot of the next block
+# slots_step: `lax.rem(j, slots)` -> `lax.rem(j + 1, slots)`
+
+# %% gpu_attention/4: the example's two slots
+# slots_step: `lax.rem(j, slots)` -> `lax.rem(j, 2)`
+
+# %% gpu_attention/5: waits for slots that nobody has used
+# produce: `j >= slots` -> `j >= 0`
+
+# %% gpu_attention/5: nobody waits for a free slot
+# produce: `plgpu.barrier_wait(stream.empty.at[lax.rem(j, slots)])` -> `pass`
+
+# %% gpu_attention/5: the example's two slots
+# produce: `slots = stream.smem.shape[0]` -> `slots = 2`
+
+# %% gpu_attention/5: the slot of V is never given back
+# consume:
+# -    plgpu.barrier_arrive(v.empty.at[slot])
+
+# %% gpu_attention/5: K is given back before the scores
+# consume:
+# -    plgpu.barrier_arrive(k.empty.at[slot])
+# consume: `    s = block_scores(q_smem, k.smem.at[slot])` -> `    plgpu.barrier_arrive(k.empty.at[slot]); s = block_scores(q_smem, k.smem.at[slot])`
+
+# %% gpu_attention/5: V is given back with K
+# consume:
+# -    plgpu.barrier_arrive(v.empty.at[slot])
+# consume: `plgpu.barrier_arrive(k.empty.at[slot])` -> `(plgpu.barrier_arrive(k.empty.at[slot]), plgpu.barrier_arrive(v.empty.at[slot]))`
+
+# %% gpu_attention/5: arrives where it should wait
+# consume: `plgpu.barrier_wait(k.full.at[slot])` -> `plgpu.barrier_arrive(k.full.at[slot])`
+
+# %% gpu_attention/5: V is not waited for
+# consume:
+# -    plgpu.barrier_wait(v.full.at[slot])
+
+# %% gpu_attention/6: nobody gives the last turn
+# last_turn: `        plgpu.barrier_arrive(turns.at[1])` -> `        pass`
+
+# %% gpu_attention/6: both wait at first
+# first_turn: `wg == 1` -> `wg >= 0`
+
+# %% gpu_attention/6: the turn is one's own
+# ping_pong: `turns.at[1 - wg]` -> `turns.at[wg]`
+
+# %% gpu_attention/6: nobody waits for a turn
+# ping_pong:
+# -    plgpu.barrier_wait(turns.at[wg])
+
+# %% gpu_attention/6: the turn is kept until the softmax is done
+# ping_pong:
+# -        plgpu.barrier_arrive(turns.at[1 - wg])
+# ping_pong: `    p, alpha, m, l = online(s, c, m, l)` -> `    p, alpha, m, l = online(s, c, m, l); plgpu.barrier_arrive(turns.at[1 - wg])`
+
+
+# %% gpu_attention/6: no turns
+def first_turn(wg, turns):
+    del wg, turns
+
+
+def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
+    return consume(j, c, m, l, acc, q_smem, k, v)
+
+
+def last_turn(wg, turns):
+    del wg, turns
+
+
+# %% gpu_attention/7: a block that is seen in part is called clear
+# clear_blocks: `first + offset + 1` -> `first + offset + bkv`
+
+# %% gpu_attention/7: the block that ends with the first query's own key is masked
+# clear_blocks: `first + offset + 1` -> `first + offset`
+
+# %% gpu_attention/7: no block is clear
+# clear_blocks: `lax.div(first + offset + 1, bkv)` -> `0`
+
+# %% gpu_attention/7: the offset is forgotten
+# clear_blocks: `first + offset + 1` -> `first + 1`
+
+# %% gpu_attention/7: the last block is skipped
+# seen_blocks: `first + rows + offset + bkv - 1` -> `first + rows + offset`
+
+# %% gpu_attention/7: nothing is skipped
+# seen_blocks: `lax.div(first + rows + offset + bkv - 1, bkv)` -> `1000`
+
+# %% gpu_attention/7: no query sees its own key
+# hide: `<=` -> `<`
+
+# %% gpu_attention/7: the mask has no offset
+# hide: ` + offset` -> ``
+
+# %% gpu_attention/7: rows and columns are exchanged
+# hide: `first_key + count(1)` -> `first_key + count(0)`
+# hide: `first + count(0) + offset` -> `first + count(1) + offset`
+
+# %% gpu_attention/7: later keys are kept
+# hide: `s, -jnp.inf` -> `-jnp.inf, s`
+
+# %% gpu_attention/7: no turn is given
+# pass_on:
+# -    plgpu.barrier_arrive(turns.at[1 - wg])
+
+# %% gpu_attention/7: no turn is waited for
+# pass_on:
+# -    plgpu.barrier_wait(turns.at[wg])
+
+
+# %% gpu_attention/7: whoever is done goes home
+def clear_blocks(first, offset, bkv):
+    return lax.div(first + offset + 1, bkv)
+
+
+def seen_blocks(first, rows, offset, bkv):
+    return lax.div(first + rows + offset + bkv - 1, bkv)
+
+
+def hide(s, first, first_key, offset):
+    rows = plgpu.broadcasted_iota(jnp.int32, s.shape, 0, layout=plgpu.Layout.WGMMA)
+    columns = plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=plgpu.Layout.WGMMA)
+    return jnp.where(first_key + columns <= first + rows + offset, s, -jnp.inf)
+
+
+def pass_on(wg, turns):
+    del wg, turns
