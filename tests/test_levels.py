@@ -20,6 +20,17 @@ from tpu_kernels import needs_compiler, remembered, shape
 HLO = """
 HloModule jit_f
 
+%same (p.9: f32[8,1024]) -> f32[8192] {
+  %p.9 = f32[8,1024]{1,0:T(8,128)} parameter(0)
+  ROOT %flat = f32[8192]{0:T(1024)} bitcast(%p.9)
+}
+
+%sums (p.8: f32[8,1024]) -> f32[1024] {
+  %p.8 = f32[8,1024]{1,0:T(8,128)} parameter(0)
+  %inner = f32[8192]{0:T(1024)} fusion(%p.8), kind=kLoop, calls=%same
+  ROOT %sum = f32[1024]{0:T(1024)S(1)} reduce(%inner), to_apply=%add
+}
+
 %slices (p.0: f32[8,1024], p.1: s32[]) -> f32[1,1024] {
   %p.0 = f32[8,1024]{1,0:T(8,128)} parameter(0)
   %p.1 = s32[]{:T(128)S(6)} parameter(1)
@@ -49,9 +60,10 @@ HloModule jit_f
 ENTRY %main (a: f32[8,1024], n: s32[]) -> f32[8,1024] {
   %a = f32[8,1024]{1,0:T(8,128)} parameter(0)
   %n = s32[]{:T(128)S(6)} parameter(1)
-  %there = (f32[8,1024]{1,0:T(8,128)S(1)}, f32[8,1024]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%a)
-  %here = f32[8,1024]{1,0:T(8,128)S(1)} copy-done(%there)
+  %there = ((f32[8,1024]{1,0:T(8,128)(2,1)}), f32[8,1024]{1,0:T(8,128)(2,1)S(1)}, u32[]{:S(2)}) slice-start(%a)
+  %here = f32[8,1024]{1,0:T(8,128)S(1)} slice-done(%there)
   %both = f32[8,1024]{1,0:T(8,128)} add(%here, %a), backend_config={"estimated_cycles":"7"}
+  %seen = f32[1024]{0:T(1024)S(1)} fusion(%both), kind=kOutput, calls=%sums, "estimated_cycles":"3"
   %k = f32[8,1024]{1,0:T(8,128)} custom-call(%both), custom_call_target="tpu_custom_call"
   %s = (s32[], f32[8,1024]) tuple(%n, %k)
   %loop = (s32[], f32[8,1024]) while(%s), condition=%condition, body=%body
@@ -67,6 +79,7 @@ def test_a_program_is_read() -> None:
     assert told == {
         "there": (WHOLE, None, 1),
         "both": (2 * WHOLE, 7, 1),
+        "seen": (WHOLE, 3, 1),
         "k": (2 * WHOLE, None, 1),
         "read": (ROW, 10, 5),
         "write": (ROW, 20, 5),
@@ -88,7 +101,10 @@ def test_an_eager_run_is_counted() -> None:
     found = operations(rows_of_softmax, [shape(64, 1024)])
     whole, column = 64 * 1024 * 4, 64 * 4
     names = [each.name for each in found]
-    assert [name for name in names if name != "broadcast_in_dim"] == ["reduce_max", "sub", "exp", "reduce_sum", "div"]
+    assert names == ["reduce_max", "sub", "exp", "reduce_sum", "div"], "keepdims=True is no program of its own"
+    assert [each.moved_bytes for each in found] == [
+        whole + column, 2 * whole + column, 2 * whole, whole + column, 2 * whole + column,
+    ]  # fmt: skip
     assert found[names.index("exp")].held_bytes == 2 * whole, "x - max still exists"
     assert found[names.index("div")].held_bytes == whole + column, "the result itself is not counted"
     x = jax.random.normal(jax.random.key(0), (64, 1024))
@@ -168,8 +184,9 @@ def test_without_the_compiler(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None
     found = compare({"a": double}, shape(256, 1024), tpu="v5e", made="demo/copies")
     assert [(row.name, row.chip) for row in found.rows] == [("a", "v5e")], "what was asked for, and no more"
     assert found.of("a").hbm_bytes == 3 << 20
-    assert "made beforehand with jax 1.2.3" in " ".join(str(found).split())
-    assert "made beforehand with jax 1.2.3" in found._repr_html_()
+    assert "made beforehand by the course, with its own solutions, jax 1.2.3" in " ".join(str(found).split())
+    assert "made beforehand by the course, with its own solutions, jax 1.2.3" in found._repr_html_()
+    assert "a *" in str(found)
     with pytest.raises(KeyError, match="v6e"):
         found.of("a", "v6e")
     assert not compare({"a": double}, shape(256, 1024), made="demo/nothing").rows

@@ -7,25 +7,30 @@ from typing import Any
 
 import jax
 
-from .capture import is_call, subprograms
+from .capture import SourceLine, is_call, line_of, subprograms
 from .ops import cost, in_dtypes, inlined, interpret, nbytes_of, np_dtype, out_avals
 
 
 @dataclasses.dataclass(eq=False)
 class Array:
-    """An array that exists only as a shape."""
+    """An array that exists only as a shape. of: the array that it is another view of."""
 
     shape: tuple[int, ...]
     dtype: Any
+    of: "Array | None" = None
 
     @property
     def nbytes(self) -> int:
         return nbytes_of(self.shape, self.dtype)
 
+    @property
+    def whole(self) -> "Array":
+        return self.of or self
+
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One program of an eager run. run: its arrays -> a list of arrays; outs: what it makes.
+    """One program of an eager run. run: its arrays -> a list of arrays; outs: what it makes; line: who asks for it.
 
     held_bytes: of all arrays that exist when it ends and are neither arguments nor results of the whole function.
     """
@@ -35,6 +40,12 @@ class Operation:
     arrays: tuple[Array, ...]
     outs: tuple[Array, ...]
     held_bytes: int
+    line: SourceLine | None
+
+    @property
+    def moved_bytes(self) -> int:
+        """What it takes and what it makes."""
+        return sum(each.nbytes for each in [*self.arrays, *self.outs])
 
 
 def operations(fn: Callable[..., Any], shapes: Sequence[Any]) -> list[Operation]:
@@ -45,28 +56,34 @@ def operations(fn: Callable[..., Any], shapes: Sequence[Any]) -> list[Operation]
     """
     program = jax.make_jaxpr(fn)(*shapes)
     given = [Array(tuple(x.shape), x.dtype) for x in jax.tree.leaves(tuple(shapes))]
-    found: list[tuple[Any, list[Any], list[Array]]] = []
+    ran: list[tuple[Any, list[Any], list[Array]]] = []
 
     def note(eqn: Any, values: list[Any]) -> list[Any]:
         inner = None if eqn.primitive.name in ("pjit", "jit") else inlined(eqn)
         if inner is not None:
             return interpret(inner, values, note)
         outs = [Array(tuple(aval.shape), np_dtype(aval)) for aval in out_avals(eqn)]
-        found.append((eqn, values, outs))
+        if eqn.primitive.name in _VIEWS and isinstance(values[0], Array) and values[0].nbytes == outs[0].nbytes:
+            return [dataclasses.replace(outs[0], of=values[0].whole)]
+        ran.append((eqn, values, outs))
         return list(outs)
 
     results = interpret(program, given, note)
-    outside = {id(each) for each in [*given, *results]}
-    last = {id(value): i for i, (_, values, _) in enumerate(found) for value in values}
+    outside = {id(each.whole) for each in [*given, *results] if isinstance(each, Array)}
+    last = {id(v.whole): i for i, (_, values, _) in enumerate(ran) for v in values if isinstance(v, Array)}
     held: dict[int, Array] = {}
-    operations = []
-    for i, (eqn, values, outs) in enumerate(found):
+    found = []
+    for i, (eqn, values, outs) in enumerate(ran):
         held |= {id(out): out for out in outs if id(out) not in outside}
         arrays = tuple(each for each in values if isinstance(each, Array))
         size = sum(each.nbytes for each in held.values())
-        operations.append(Operation(_name(eqn), functools.partial(_run, eqn, values), arrays, tuple(outs), size))
+        run = functools.partial(_run, eqn, values)
+        found.append(Operation(_name(eqn), run, arrays, tuple(outs), size, line_of(eqn)))
         held = {key: each for key, each in held.items() if last.get(key, -1) > i}
-    return operations
+    return found
+
+
+_VIEWS = frozenset("reshape squeeze expand_dims broadcast_in_dim".split())  # parts of a reduction with keepdims=True
 
 
 def _name(eqn: Any) -> str:

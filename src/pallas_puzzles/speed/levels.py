@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from html import escape
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..course import curriculum
 from ..course.holes import unwritten
@@ -24,7 +24,7 @@ from ..view.draw import LEFT, RIGHT, Displayed, card_html, row_html
 from ..view.facts import FONT, table
 from ..view.paper import NEUTRAL
 from ..view.roofline import count_words, human_time
-from ..view.tpu_report import tpu_report
+from ..view.tpu_report import Report, tpu_report
 from .choose import is_here, kernels_for
 from .estimate import described, shapes
 from .run import measure, sentence
@@ -46,8 +46,8 @@ MIB = 1 << 20
 class Level:
     """One level on one chip. Sizes in bytes, times in seconds; None: unknown, and `problem` says why.
 
-    kernels: how many of the instructions are Pallas kernels. kind: MEASURED, where time_s is measured and nothing else
-    is known, or ESTIMATE.
+    instructions: those that run, without copies in the background; kernels: how many of them are Pallas kernels. kind:
+    MEASURED, where time_s is measured and nothing else is known, or ESTIMATE. beforehand: made by the course.
     """
 
     name: str
@@ -60,6 +60,11 @@ class Level:
     floor_s: float | None = None
     time_s: float | None = None
     problem: str = ""
+    beforehand: bool = False
+
+    @property
+    def title(self) -> str:
+        return self.name + (" *" if self.beforehand else "")
 
     def figures(self) -> list[tuple[str, str]]:
         """(kind, in words) of each column."""
@@ -81,13 +86,12 @@ _HEADS = ("HBM MiB", "temp MiB", "instr.", "kernels", "floor", "time")
 class Comparison(Displayed):
     """What `compare` found: a row for each level on each chip. Truthy where there is a figure.
 
-    conditions: versions. beforehand: whether the figures were made by somebody else, with the versions of conditions.
+    conditions: versions, of figures that were made beforehand.
     """
 
     rows: list[Level] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     conditions: dict[str, str] = dataclasses.field(default_factory=dict)
-    beforehand: bool = False
 
     def __bool__(self) -> bool:
         return any(row.hbm_bytes is not None or row.time_s is not None for row in self.rows)
@@ -108,23 +112,23 @@ class Comparison(Displayed):
         for chip in dict.fromkeys((row.chip, row.kind) for row in self.rows):
             rows = [row for row in self.rows if (row.chip, row.kind) == chip]
             how = "measured here" if chip[1] == MEASURED else "estimated by its compiler"
-            yield f"on a {chip[0]}, {how}{', beforehand' if self.beforehand else ''}", rows
+            yield f"on a {chip[0]}, {how}", rows
 
     def _about(self) -> list[str]:
         versions = ", ".join(f"{name} {value}" for name, value in self.conditions.items())
-        made = f"Nothing was compiled here: the figures are the course's, made beforehand with {versions}."
-        return [*([made] if self.beforehand else []), *self.notes]
+        made = f"* made beforehand by the course, with its own solutions, {versions}."
+        return [*([made] if any(row.beforehand for row in self.rows) else []), *self.notes]
 
     def _lines(self) -> Iterator[str]:
         for title, rows in self._blocks():
             cells = [[MARKS[kind] + words for kind, words in row.figures()] for row in rows]
             widths = [max(map(len, column)) for column in zip(_HEADS, *cells, strict=True)]
-            wide = max(len(cut(row.name, _STARTING_COLUMNS)) for row in rows)
+            wide = max(len(cut(row.title, _STARTING_COLUMNS)) for row in rows)
             yield from ("", title)
             yield "  " + " " * wide + "".join(f"  {h:>{w}}" for h, w in zip(_HEADS, widths, strict=True))
             for row, each in zip(rows, cells, strict=True):
                 values = "".join(f"  {c:>{w}}" for c, w in zip(each, widths, strict=True))
-                yield f"  {cut(row.name, _STARTING_COLUMNS):{wide}}{values}"
+                yield f"  {cut(row.title, _STARTING_COLUMNS):{wide}}{values}"
                 yield from (line for _, line in wrapped(row.problem, "", "      ", columns=_COLUMNS))
         for words in [*([_KEY] if self.rows else []), *self._about()]:
             yield ""
@@ -140,7 +144,7 @@ class Comparison(Displayed):
                 cells = [
                     f'<td style="{RIGHT}" title="{k}">{MARKS[k]}{escape(words)}</td>' for k, words in row.figures()
                 ]
-                lines.append(row_html([f'<th scope="row" style="{LEFT}">{escape(row.name)}</th>', *cells]))
+                lines.append(row_html([f'<th scope="row" style="{LEFT}">{escape(row.title)}</th>', *cells]))
                 if row.problem:
                     wide = f'<td colspan="7" style="{LEFT};white-space:normal;opacity:.8">{escape(row.problem)}</td>'
                     lines.append(row_html([wide]))
@@ -150,7 +154,7 @@ class Comparison(Displayed):
         return card_html(NEUTRAL, "".join(parts), FONT)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as plain data."""
+        """The figures as plain data, as `made` reads them."""
         return {"conditions": self.conditions, "rows": [dataclasses.asdict(row) for row in self.rows]}
 
 
@@ -160,7 +164,7 @@ def _mib(nbytes: float) -> str:
 
 
 def compare(
-    levels: Mapping[str, Callable[..., Any]] | Callable[..., Any],
+    levels: Mapping[str, Callable[..., Any] | None] | Callable[..., Any],
     *args: Any,
     tpu: str | Sequence[str] = "v5e,v6e",
     made: str = "",
@@ -170,7 +174,7 @@ def compare(
     levels: name -> a function of the arrays; op_by_op(f) for f as eager JAX runs it. One function alone stands for
     {"op by op": op_by_op(f), "jit": f}. args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; give
     integers that choose blocks as arrays. tpu: which chips the compiler is asked about. made: the name of figures that
-    the course has made beforehand, for where there is no TPU compiler.
+    the course has made beforehand: for levels that are None, and for all where there is no TPU compiler.
 
     HBM bytes, temporaries and instructions are those of the program that the TPU compiler makes. Its cycles stand for
     the time of everything but Pallas kernels, whose time is that of `tpu_report`. Where there is a chip, the levels
@@ -183,20 +187,24 @@ def compare(
     found = Comparison()
     written: dict[str, Callable[..., Any]] = {}
     for name, fn in levels.items():
-        if holes := unwritten(_inside(fn)):
-            found.notes.append(
-                f"{name} is missing: {listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
-            )
-        else:
+        if fn is not None and (holes := unwritten(_inside(fn))):
+            verb = "is" if len(holes) == 1 else "are"
+            found.notes.append(f"{name} is missing: {listed(holes)} {verb} still to be written.")
+        elif fn is not None:
             written[name] = fn
-    if missing := compiler.missing():
+    missing = compiler.missing()
+    if missing:
         found.notes.append(f"{missing[0].upper()}{missing[1:]}.")
-        _made_beforehand(found, made, [*written], [target.title for target in targets])
-    else:
-        found.conditions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
-        if written:
-            compiler.warm(simulator=False)
-        found.rows += [_level(name, fn, args, target) for target in targets for name, fn in written.items()]
+    elif written:
+        compiler.warm(simulator=False)
+    told = _made_beforehand(made)
+    found.conditions = told["conditions"]
+    for target in targets:
+        for name, fn in levels.items():
+            if name in written and not missing:
+                found.rows.append(_level(name, written[name], args, target))
+            elif fn is None or name in written:
+                found.rows += [row for row in told["rows"] if (row.name, row.chip) == (name, target.title)]
     _measure(found, written, args)
     return found
 
@@ -236,21 +244,23 @@ def _add_program(row: Level, fn: Callable[..., Any], args: Sequence[Any], target
     """Adds what one program costs. Raises whatever tracing or compiling it raises."""
     given = shapes(args)
     with for_tpu(target.mesh()):
-        text, row.temporary_bytes = _compiled(exported(fn, given), target)
+        blob = exported(fn, given)
+        text, row.temporary_bytes = _compiled(blob, target)
         mxu_s = sum(flops / target.flops_per_s(dtype) for dtype, flops in products(fn, given).items())
     found = [each for each in instructions(text) if not _negligible(each)]
     mine = [each for each in found if not each.is_kernel]
     hbm_bytes = _total((each.hbm_bytes, each.times) for each in mine)
     silent = [each.name for each in mine if each.cycles is None and not each.copies]
-    cycles = None if silent else _total((each.cycles or 0.0, each.times) for each in mine)
-    time_s = None if cycles is None else cycles / target.clock_hz
-    if silent:
-        row.problem = f"time unknown: the compiler gives no cycles for {listed(silent[:2])}"
-    elif cycles is None:
+    told = _total((each.cycles or 0.0, each.times) for each in mine)
+    time_s = None if told is None or silent else told / target.clock_hz
+    if told is None:
         row.problem = "unknown: how often a loop runs is known only at run time"
+    elif silent:
+        rest = f"; all else in that program takes {human_time(told / target.clock_hz)}" if told else ""
+        row.problem = f"time unknown: the compiler gives no cycles for {listed(silent[:2])}{rest}"
     kernels = len(found) - len(mine)
     if kernels:
-        extra = _kernels(row, fn, args, target)
+        extra = _kernels(row, fn, args, target, blob)
         hbm_bytes, time_s = _plus(hbm_bytes, extra[0]), _plus(time_s, extra[1])
         mxu_s += extra[2]
     floor_s = None if hbm_bytes is None else max(mxu_s, hbm_bytes / target.hbm_bytes_per_s)
@@ -259,13 +269,13 @@ def _add_program(row: Level, fn: Callable[..., Any], args: Sequence[Any], target
     row.hbm_bytes = hbm_bytes if first else _plus(row.hbm_bytes, hbm_bytes)
     row.floor_s = floor_s if first else _plus(row.floor_s, floor_s)
     row.time_s = time_s if first else _plus(row.time_s, time_s)
-    row.instructions = len(found) + (row.instructions or 0)
+    row.instructions = sum(not each.copies for each in found) + (row.instructions or 0)
     row.kernels = kernels + (row.kernels or 0)
 
 
 def _negligible(each: Instruction) -> bool:
     """Scalars of a loop, and what only gives an array its place."""
-    if each.target == "AllocateBuffer":
+    if each.is_free:
         return True
     return (
         each.cycles is None
@@ -292,10 +302,14 @@ def _plus(a: float | None, b: float | None) -> float | None:
 
 
 def _kernels(
-    row: Level, fn: Callable[..., Any], args: Sequence[Any], target: Chip
+    row: Level, fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: bytes
 ) -> tuple[float | None, float | None, float]:
     """(HBM bytes, seconds, seconds of its matrix products) of all Pallas kernels that a function runs."""
-    report = tpu_report(fn, *args, tpu=target.name, simulate=False)
+    steering = b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(args) if isinstance(x, np.ndarray | jax.Array))
+    key = blob, target.name, steering
+    if key not in _REPORTS:
+        _REPORTS[key] = tpu_report(fn, *args, tpu=target.name, simulate=False)
+    report = _REPORTS[key]
     if not report:
         raise ValueError(report.unavailable or (report.refusal.sentence if report.refusal else ""))
     if unknown := [k for k in report.kernels if k.time_s is None or k.hbm_bytes is None]:
@@ -306,6 +320,7 @@ def _kernels(
     return _sum(moved), _sum(taken), mxu_s
 
 
+_REPORTS: dict[tuple[bytes, str, bytes], Report] = {}
 _KEPT: dict[tuple[bytes, str], tuple[str, int | None]] = {}
 
 
@@ -320,16 +335,15 @@ def _compiled(blob: bytes, target: Chip) -> tuple[str, int | None]:
 # --- without the compiler, and with a chip ---------------------------------------------------------------------------
 
 
-def _made_beforehand(found: Comparison, name: str, levels: Sequence[str], titles: Sequence[str]) -> None:
-    """Adds the figures called "notebook/name" from cases/notebook.json, where the course has some."""
+def _made_beforehand(name: str) -> dict[str, Any]:
+    """The figures called "notebook/name" in cases/notebook.json: rows, and the conditions that they were made under."""
     notebook, _, which = name.partition("/")
     file = curriculum.course_folder() / "cases" / f"{notebook}.json"
     if not which or not file.is_file():
-        return
+        return {"conditions": {}, "rows": []}
     told = json.loads(file.read_text("utf-8"))
-    known = [Level(**row) for row in told["figures"].get(which, ())]
-    found.rows += [row for row in known if row.name in levels and row.chip in titles]
-    found.conditions, found.beforehand = told["conditions"], True
+    rows = [Level(**{**row, "beforehand": True}) for row in told["figures"].get(which, ())]
+    return {"conditions": told["conditions"], "rows": rows}
 
 
 def _measure(found: Comparison, levels: Mapping[str, Callable[..., Any]], args: Sequence[Any]) -> None:

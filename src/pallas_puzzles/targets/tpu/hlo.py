@@ -15,7 +15,8 @@ _FREE = frozenset(
     "partition-id iota opt-barrier".split()
 )
 _HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\) -> .*\{$")
-_INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w-]+)\((.*)$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = ")
+_OPERATION = re.compile(r" ([\w-]+)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 
 
@@ -40,7 +41,12 @@ class Instruction:
     @property
     def copies(self) -> bool:
         """A copy in the background: it costs bandwidth, and no cycles."""
-        return self.op.endswith("-start") or self.target == "AllocateBuffer"
+        return self.op.endswith("-start")
+
+    @property
+    def is_free(self) -> bool:
+        """Only says where an array is."""
+        return self.target in ("AllocateBuffer", "ConcatBitcast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +77,21 @@ def _computations(text: str) -> Iterator[tuple[str, list[_Line]]]:
             yield name, lines
             name = ""
         elif name and (match := _INSTRUCTION.match(line)):
-            operands = tuple(re.findall(r"%([\w.\-]+)", re.split(r"\)(?:,|$)", match[5])[0]))
-            lines.append(_Line(bool(match[1]), match[2], match[3], match[4], operands, line))
+            end = _end_of_shape(line, match.end())
+            if operation := _OPERATION.match(line, end):
+                operands = tuple(re.findall(r"%([\w.\-]+)", re.split(r"\)(?:,|$)", operation[2])[0]))
+                shape = line[match.end() : end]
+                lines.append(_Line(bool(match[1]), match[2], shape, operation[1], operands, line))
+
+
+def _end_of_shape(line: str, start: int) -> int:
+    """Where a shape ends that begins at `start`: a tuple is in brackets, and so may its parts be."""
+    depth = 0
+    for i in range(start, len(line)):
+        depth += (line[i] == "(") - (line[i] == ")")
+        if line[i] == " " and not depth:
+            return i
+    return len(line)
 
 
 def _walk(computations: Mapping[str, Sequence[_Line]], name: str, times: float | None) -> Iterator[Instruction]:
@@ -144,7 +163,8 @@ def _traffic(computations: Mapping[str, Sequence[_Line]], line: _Line, shapes: M
     read = 0.0
     for number, operand in enumerate(line.operands):
         whole = _nbytes(shapes.get(operand, ""))
-        read += min(whole, _read(computations, body, number)) if body and whole else whole
+        parts, passed_on = _read(computations, body, number) if body and whole else (whole, False)
+        read += whole if passed_on else min(whole, parts)
     written = _nbytes(line.shape)
     root = next((each for each in body or () if each.root), None)
     if root is not None and body is not None and (update := _updated(computations, body, root)) is not None:
@@ -159,11 +179,11 @@ def _called(computations: Mapping[str, Sequence[_Line]], line: _Line) -> Sequenc
     return computations.get(found[1]) if found else None
 
 
-def _read(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], number: int) -> float:
-    """Bytes that a fusion reads of its operand `number`: of one that is only sliced, the slices."""
+def _read(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], number: int) -> tuple[float, bool]:
+    """(bytes that a fusion reads of its operand `number`: of one that is only sliced, the slices; is it its result?)"""
     parameter = next((each for each in body if each.op == "parameter" and f"parameter({number})" in each.text), None)
     if parameter is None:
-        return math.inf
+        return math.inf, False
     total = 0.0
     names = {parameter.name}
     for each in body:
@@ -176,10 +196,14 @@ def _read(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], nu
         elif each.op == "dynamic-update-slice" and each.operands[0] in names and each.operands[1] not in names:
             continue  # what is not updated stays where it is
         elif each.op == "fusion" and (inner := _called(computations, each)) is not None:
-            total += sum(_read(computations, inner, i) for i, operand in enumerate(each.operands) if operand in names)
+            for i in (i for i, operand in enumerate(each.operands) if operand in names):
+                parts, passed_on = _read(computations, inner, i)
+                total += parts
+                if passed_on:
+                    names.add(each.name)
         else:
-            return math.inf
-    return total
+            return math.inf, False
+    return total, next(each for each in body if each.root).name in names
 
 
 def _updated(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], root: _Line) -> float | None:
