@@ -45,6 +45,12 @@ def puzzle_3(nb: Any) -> Question:
                 budget=Budget(operations=30, elements=30_720),
             ),
             case(*[normal((1, 96, 16), "bfloat16") for _ in range(3)], c=96, about="one chunk"),
+            case(
+                *[normal((1, 512, 16), "bfloat16") for _ in range(3)],
+                c=16,
+                budget=Budget(operations=30, elements=8192),
+                about="more chunks than queries in one",
+            ),
         ],
         budget=Budget(operations=30, elements=65_536),
         kernel=False,
@@ -140,7 +146,7 @@ def puzzle_7(nb: Any) -> Question:
 def puzzle_8(nb: Any) -> Question:
     return question(
         nb.patches_spec,
-        normal((3, 24, 40, 3), "bfloat16"),
+        normal((3, 32, 40, 3), "bfloat16"),
         normal((8, 8, 3, 128), "bfloat16", scale=0.1),
         variants=[
             case(
@@ -151,7 +157,7 @@ def puzzle_8(nb: Any) -> Question:
             ),
             case(normal((1, 12, 8, 1), "bfloat16"), normal((4, 4, 1, 32), "bfloat16"), about="one channel"),
         ],
-        budget=Budget(operations=6, flops=2_211_840),
+        budget=Budget(operations=6, flops=2_949_120),
         kernel=False,
     )
 

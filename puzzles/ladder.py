@@ -807,7 +807,7 @@ def patches_as_product(images, w):
 
 
 # %%
-# Budget for images (3, 24, 40, 3), w (8, 8, 3, 128): flops=2_211_840, operations=6. operations: a loop over the patches
+# Budget for images (3, 32, 40, 3), w (8, 8, 3, 128): flops=2_949_120, operations=6. operations: a loop over the patches
 # takes several for each of them.
 check("ladder/8", patches_as_product)
 
