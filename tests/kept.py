@@ -28,7 +28,7 @@ LAST_WORDS = re.compile(r"ended (by signal|with exit code) \d+: ")  # libtpu's, 
 Answer = tuple[dict[str, Any], dict[str, str]]
 
 
-def _place(flags: str, blob: bytes, chip: Any, axes: Any, options: Any) -> Path:
+def _place(flags: str, blob: bytes, chip: Any, axes: Any, options: Any, more: dict[str, Any]) -> Path:
     versions = [importlib.metadata.version(name) for name in ITS_PACKAGES]
     asked = (
         versions,
@@ -36,6 +36,7 @@ def _place(flags: str, blob: bytes, chip: Any, axes: Any, options: Any) -> Path:
         chip.topology_for(devices_in(axes)),
         list((axes or {}).items()),
         sorted((options or {}).items()),
+        *more.items(),
     )
     return FOLDER / hashlib.sha256(b"\0".join([ascii(asked).encode(), CHILD, blob])).hexdigest()
 
@@ -43,15 +44,15 @@ def _place(flags: str, blob: bytes, chip: Any, axes: Any, options: Any) -> Path:
 def keeping(ask: Callable[..., Answer]) -> Callable[..., Answer]:
     """The method `ask` of a compiler's process, which looks whether it has been asked the same before."""
 
-    def asked(self: Any, blob: bytes, chip: Any, axes: Any, options: Any, timeout_s: float) -> Answer:
-        place = _place(self._flags, blob, chip, axes, options)
+    def asked(self: Any, blob: bytes, chip: Any, axes: Any, options: Any, timeout_s: float, **more: Any) -> Answer:
+        place = _place(self._flags, blob, chip, axes, options, more)
         with contextlib.suppress(OSError, zlib.error, ValueError):
             kept = json.loads(zlib.decompress(place.read_bytes()))
             if kept["raises"]:
                 raise getattr(compiler, kept["raises"])(kept["answer"])
             return kept["answer"], kept["files"]
         try:
-            answer, files = ask(self, blob, chip, axes, options, timeout_s)
+            answer, files = ask(self, blob, chip, axes, options, timeout_s, **more)
         except (compiler.CompilerError, compiler.CompilerDied) as error:
             if isinstance(error, compiler.CompilerError) or LAST_WORDS.search(str(error)):
                 _keep(place, {"raises": type(error).__name__, "answer": str(error)})

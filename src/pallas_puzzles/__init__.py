@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from .course.holes import unwritten
     from .course.inputs import Budget, case, integers, normal, uniform
     from .course.progress import progress
+    from .speed.levels import Comparison
     from .speed.results import Results
+    from .speed.work import OpByOp
     from .targets.fast import fast_execution
     from .view.curve import Curve
     from .view.gpu_report import Report as GpuReport
@@ -34,8 +36,9 @@ _COMES_FROM = {
 }
 
 __all__ = [
-    "Budget", "Curve", "bench", "case", "check", "check_call", "fast_execution", "gpu_report", "hint", "integers",
-    "normal", "own_kernels", "progress", "setup", "show", "solved_function", "tpu_report", "uniform", "unwritten",
+    "Budget", "Curve", "bench", "case", "check", "check_call", "compare", "fast_execution", "gpu_report", "hint",
+    "integers", "normal", "op_by_op", "own_kernels", "progress", "setup", "show", "solved_function", "tpu_report",
+    "uniform", "unwritten",
 ]  # fmt: skip
 
 
@@ -156,3 +159,22 @@ def bench(fn: Any, *args: Any, **options: Any) -> "Results":
         words = f"Nothing to measure yet: {listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
         return emit(Results(notes=[words]))
     return emit(run(fn, *args, **options))
+
+
+def compare(levels: Any, *args: Any, **options: Any) -> "Comparison":
+    """A table of what each of several functions of the same arrays costs on a TPU: bytes, temporaries, time.
+
+    levels: name -> function, or one function, which stands for itself op by op and jitted. args: arrays, Inputs such as
+    normal((24, 512)), or jax.ShapeDtypeStructs. options: tpu="v5e,v6e", made=; see speed/levels.py.
+    """
+    from .speed.levels import compare as table
+    from .view.verdict import emit
+
+    return emit(table(levels, *args, **options))
+
+
+def op_by_op(fn: Any) -> "OpByOp":
+    """fn, for `compare`, as eager JAX runs it: every operation a program of its own, its result in HBM."""
+    from .speed.work import OpByOp
+
+    return OpByOp(fn)

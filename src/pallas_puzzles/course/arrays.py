@@ -13,7 +13,7 @@ import numpy as np
 from ..ir.readers import for_the_reader
 from .collecting import is_brief
 from .guard import Guard, is_ours
-from .inputs import Case
+from .inputs import Budget, Case
 
 if TYPE_CHECKING:
     from ..diagnose.findings import Finding, Tolerance
@@ -88,8 +88,11 @@ class ArrayJudge:
             )
             return self._failed(Finding("budget", cause))
         large = _too_large(jaxpr, case.budget.elements) if case.budget and case.budget.elements is not None else None
-        if large is not None:
-            return self._failed(large)
+        costly = large or (
+            _too_costly(functools.partial(self.fn, **case.blocks), args, case.budget) if case.budget else None
+        )
+        if costly is not None:
+            return self._failed(costly)
         self.example = self.example or (args, case.blocks)
         return None
 
@@ -309,3 +312,30 @@ def _too_large(jaxpr: Any, most: int) -> "Finding | None":
         "work out each number by itself, or fetch it by its index."
     )
     return Finding("budget", cause, [], line, operand="elements")
+
+
+def _too_costly(fn: Callable[..., Any], args: Sequence[Any], budget: Budget) -> "Finding | None":
+    """More FLOPs in matrix products than there may be; or more bytes, where each operation is a program of its own."""
+    import jax
+
+    from ..diagnose.findings import Finding
+    from ..ir.eager import operations, products
+    from ..text import human_bytes
+
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype) for x in args]
+    if budget.flops is not None and (flops := sum(products(fn, shapes).values())) > budget.flops:
+        cause = f"Right answer, but its matrix products take {flops:,.0f} FLOPs; the budget is {budget.flops:,}."
+        return Finding("budget", cause, operand="flops")
+    if budget.hbm_bytes is None:
+        return None
+    programs = operations(fn, shapes)
+    moved = sum(each.moved_bytes for each in programs)
+    if moved <= budget.hbm_bytes:
+        return None
+    cause = (
+        f"Right answer, but its {len(programs)} programs move {human_bytes(moved)}; the budget is "
+        f"{human_bytes(budget.hbm_bytes)}. What one jitted function does moves its arguments and results alone."
+    )
+    most = sorted(programs, key=lambda each: -each.moved_bytes)[:4]
+    evidence = [f"{each.name}: {human_bytes(each.moved_bytes)}" for each in most]
+    return Finding("budget", cause, evidence, most[0].line, operand="hbm_bytes")

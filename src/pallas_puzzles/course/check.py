@@ -174,7 +174,9 @@ class _Answer:
         else:
             arrays = ArrayJudge(self.fn, asked.spec, tolerance, asked.explain, guard, lookout, course)
             arrays.wanted = self.wanted
-            verdict = judge_arrays(self.puzzle, arrays, asked, only)
+            untrue = claimed(asked.claims, arrays) if only in (None, CLAIMS) else None
+            rest = None if only == CLAIMS else only
+            verdict = judge_arrays(self.puzzle, arrays, asked, rest) if untrue is None else untrue
         if self.known and not is_brief():
             with guard.explaining():
                 # without a kernel, which of several functions it is, nobody knows

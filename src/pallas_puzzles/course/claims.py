@@ -89,6 +89,31 @@ def time_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple
     return Claim(model, cases, lambda *args: _duration(*_figures(*run(*args)), args[-1]))
 
 
+def programs_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
+    """model(*case) is how many bytes the programs of `run(*case)`, which returns (function, shapes), move one by one.
+
+    Each operation is a program that takes its arrays from HBM and puts its results there; a jitted function is one.
+    """
+    return Claim(model, cases, lambda *args: _by_programs(*run(*args)))
+
+
+def _by_programs(fn: Callable[..., Any], shapes: Sequence[Any]) -> "Count":
+    from ..ir.eager import operations
+    from ..text import plural
+
+    programs = operations(fn, shapes)
+    total, whole = (sum(f(each) for each in programs) for f in (lambda p: p.moved_bytes, _out_bytes))
+    parts = [f"{each.name}: {_bytes(each.moved_bytes)}" for each in programs]
+    slips = [("if no program read anything", whole), ("if no program wrote anything", total - whole)]
+    for each in programs:
+        slips.append((f"without {each.name}", total - each.moved_bytes))
+    return Count(f"the {plural(len(programs), 'program')} move", total, parts, slips)
+
+
+def _out_bytes(program: Any) -> int:
+    return sum(out.nbytes for out in program.outs)
+
+
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 

@@ -147,8 +147,9 @@ def question(
     puzzle's work, or name -> another reason; also JAX primitives that may not work outside of a kernel, unless on a
     dtype that is allowed: "scatter-add", when several values go to one place. seed: repeats given draws.
     kernel=False: the answer is plain array code. It runs under jit; value, shape and dtype must be the spec's. The only
-    budget that counts is Budget(operations=, elements=). explain: called as explain(*args, got=, want=, **keywords)
-    when values are wrong; it returns what they mean, in words, and a picture as text, either of which may be "".
+    budgets that count are Budget(operations=, elements=, flops=, hbm_bytes=). explain: called as explain(*args, got=,
+    want=, **keywords) when values are wrong; it returns what they mean, in words, and a picture as text, either of
+    which may be "".
     claims: what functions of the reader's say of a kernel, compared with the kernel before it is judged; and what they
     choose for it, compared with every other choice when its result is right (claims.py).
     """

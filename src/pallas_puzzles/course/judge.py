@@ -103,7 +103,7 @@ def _which(args: Sequence[Any], case: Case, number: int, seed: int) -> str:
     return f"The notebook's own example passes. This is {what}: {shapes}{blocks} (seed={seed})."
 
 
-def claimed(claims: "Sequence[Asked]", judge: "Judge") -> "Verdict | None":
+def claimed(claims: "Sequence[Asked]", judge: "Judge | ArrayJudge") -> "Verdict | None":
     """The verdict on the first claim that is not true, or None."""
     from ..lens.watchdog import TimeLimit, time_limit
     from ..view.verdict import Verdict

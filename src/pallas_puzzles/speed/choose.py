@@ -74,6 +74,11 @@ def is_here(accelerator: str) -> bool:
     return not accelerator or jax.default_backend() == accelerator
 
 
+def kernels_for(fn: Callable[..., Any], args: Sequence[Any]) -> str:
+    """What fn's kernels are for: "tpu", "gpu", or "" where it has none, or cannot be traced."""
+    return _accelerator(fn, tuple(args), {})[1]
+
+
 def _accelerator(fn: Callable[..., Any], args: tuple[Any, ...], blocks: Mapping[str, Any]) -> tuple[str, str]:
     """("" or why nobody can tell, what fn's kernels are for)."""
     try:

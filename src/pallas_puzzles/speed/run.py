@@ -15,7 +15,7 @@ from ..view.roofline import Chip
 from .conditions import conditions, device_chip
 from .meter import WALL, DeviceMeter, Meter, Timing
 from .results import Results, Row
-from .work import MEASURED, Size, Work, drawn, speed_of_light
+from .work import MEASURED, OpByOp, Size, Work, drawn, speed_of_light
 
 _TOLERANCE = {2: 2e-2, 1: 5e-1}  # by the bytes of an element, relative to the largest element; for all else:
 _FINE_TOLERANCE = 2e-3  # float32, whose products may be computed as TF32
@@ -139,7 +139,8 @@ def _ready(
     ready: dict[str, Callable[[], Any]] = {}
     want = None
     for name in reversed([*calls]):
-        run = jax.jit(calls[name], compiler_options=getattr(calls[name], "compiler_options", None))
+        options = getattr(calls[name], "compiler_options", None)
+        run = calls[name] if isinstance(calls[name], OpByOp) else jax.jit(calls[name], compiler_options=options)
         try:
             got = in_time(lambda run=run: jax.block_until_ready(run(*args)), limit_s)  # type: ignore[misc]
             off = "" if want is None else _difference(got, want[1], args)

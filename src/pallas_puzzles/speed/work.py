@@ -74,6 +74,16 @@ def sweep(
 
 
 @dataclasses.dataclass(frozen=True)
+class OpByOp:
+    """A function that is to run as eager JAX runs it: each operation a program of its own, its results in HBM."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+
+@dataclasses.dataclass(frozen=True)
 class Work:
     """A function to measure. own: what it is called in the table. accelerator: what its kernels are for."""
 
@@ -86,7 +96,8 @@ class Work:
 
     def calls(self, size: Size) -> dict[str, Callable[..., Any]]:
         """All that is measured at one size, by name: functions of its arguments."""
-        return {self.own: lambda *a: self.fn(*a, **size.blocks), **self.peers}
+        own = (lambda *a: self.fn(*a, **size.blocks)) if size.blocks else self.fn
+        return {self.own: own, **self.peers}
 
 
 class Light(NamedTuple):

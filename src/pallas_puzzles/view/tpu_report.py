@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import jax
 import numpy as np
 
 from ..ir.capture import Beyond, Call, SourceLine, capture, describe, on_chip
-from ..ir.modes import compiled as compiled_for
 from ..ir.ops import in_avals, is_key, np_dtype, out_avals, to_keys
 from ..ir.program import calls_in
 from ..lens.machine import SURELY, Figures, figures, listed, run_call
@@ -22,7 +20,7 @@ from ..lens.tally import Tally, tally
 from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip, chip
 from ..targets.tpu.explain import explain, explain_abort, over_vmem
-from ..targets.tpu.lowering import Refusal, for_tpu, refusal_on
+from ..targets.tpu.lowering import Refusal, exported, for_tpu, refusal_on
 from ..text import plain
 from . import tpu_picture as picture
 from .draw import Displayed
@@ -391,13 +389,7 @@ def _compile(
     target = report.chip
     with for_tpu(target.mesh(axes)):
         try:
-            from jax import export
-
-            fn = compiled_for(fn, shapes)
-            # leaves alone: a NamedTuple of the reader's cannot be serialised
-            flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
-            with warnings.catch_warnings(action="ignore"):
-                program = bytes(export.export(flat, platforms=["tpu"])(*shapes).serialize())
+            program = exported(fn, shapes)
         except Exception as error:
             report.refusal = explain(str(error), [w.call for w in works], target)
             return

@@ -4,7 +4,7 @@ libtpu may abort the process that it lives in, talks on stderr, and takes its fl
 is loaded. So it lives here, started by compiler.py with the right environment, and never in the reader's process.
 
 A request is one line of JSON, {"blob": file, "topology": name, "mesh": [names, sizes], "options": {...}}; so is the
-answer, {"kernels": [...], ...} or {"error": text}.
+answer, {"kernels": [...], ...} or {"error": text}. "whole": true asks for the program's own text, too.
 """
 
 import json
@@ -27,7 +27,9 @@ def main(answers_fd: int) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _compile(blob: str, topology: str, mesh: tuple[list[str], list[int]], options: dict[str, str]) -> dict[str, Any]:
+def _compile(
+    blob: str, topology: str, mesh: tuple[list[str], list[int]], options: dict[str, str], whole: bool = False
+) -> dict[str, Any]:
     import jax
     import numpy as np
     from jax import export
@@ -53,7 +55,11 @@ def _compile(blob: str, topology: str, mesh: tuple[list[str], list[int]], option
     traced = jax.jit(lambda *flat: jax.tree.leaves(_call(exported, flat)), out_shardings=out).trace(*args)
     compiled = traced.lower().compile(compiler_options=options)
     text = compiled.as_text() or ""
-    return {"kernels": list(_kernels(text)), "copies": len(re.findall(r" copy(?:-start)?\(", text))}
+    answer = {"kernels": list(_kernels(text)), "copies": len(re.findall(r" copy(?:-start)?\(", text))}
+    if whole:
+        memory = compiled.memory_analysis()
+        answer |= {"text": text, "temporary_bytes": memory.temp_size_in_bytes if memory else None}
+    return answer
 
 
 def _call(exported: Any, flat: tuple[Any, ...]) -> Any:

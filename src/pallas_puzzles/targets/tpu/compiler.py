@@ -17,7 +17,8 @@ from ..warm import CompilerDied, CompilerError, Warm
 from .chips import Chip, devices_in
 
 __all__ = [
-    "CompilerDied", "CompilerError", "compile_program", "missing", "nothing_in_vmem", "simulate_cycles", "stop", "warm",
+    "CompilerDied", "CompilerError", "compile_program", "compile_text", "missing", "nothing_in_vmem", "simulate_cycles",
+    "stop", "warm",
 ]  # fmt: skip
 
 HOW_TO_GET_IT = f"the TPU compiler is not installed: {install_line('tpu-compiler')} (600 MB, Linux x86-64)"
@@ -88,6 +89,12 @@ def compile_program(
     return Compiled(kernels, answer["copies"], files)
 
 
+def compile_text(blob: bytes, chip: Chip, *, timeout_s: float = TIME_LIMIT_S) -> tuple[str, int | None]:
+    """(the compiled program as XLA writes it, bytes of its temporaries). Raises CompilerError, or CompilerDied."""
+    answer, _ = _COMPILER.ask(blob, chip, None, None, timeout_s, whole=True)
+    return answer["text"], answer["temporary_bytes"]
+
+
 def simulate_cycles(
     blob: bytes,
     chip: Chip,
@@ -123,12 +130,14 @@ class _Child(Warm):
         axes: Mapping[str, int] | None,
         options: Mapping[str, str] | None,
         timeout_s: float,
+        **more: Any,
     ) -> tuple[dict[str, Any], dict[str, str]]:
         devices = devices_in(axes)
         request = {
             "topology": chip.topology_for(devices),
             "mesh": (list(axes or ["x"]), list((axes or {"x": 1}).values())),
             "options": dict(options or {}),
+            **more,
         }
         return self.answer(blob, request, timeout_s)
 

@@ -28,7 +28,7 @@ from ...ir.capture import (
     line_of,
     subprograms,
 )
-from ...ir.modes import built_for, is_built_for
+from ...ir.modes import built_for, compiled, is_built_for
 from ...ir.ops import in_avals, out_avals
 from ...ir.program import calls_in, equations
 from ...lens.watchdog import reader_line
@@ -74,6 +74,20 @@ def refusal_on(mesh: jax.sharding.AbstractMesh, fn: Callable[..., Any], args: Se
         except Exception as error:
             return _explain(error, kernels)
     return None
+
+
+def exported(fn: Callable[..., Any], shapes: Sequence[Any]) -> bytes:
+    """The program of `fn(*arrays)` as jax.export writes it, for the TPU of `for_tpu`; its results are a flat list.
+
+    Raises whatever tracing, lowering or serialising it raises.
+    """
+    from jax import export
+
+    fn = compiled(fn, shapes)
+    # leaves alone: a NamedTuple of the reader's cannot be serialised
+    flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
+    with warnings.catch_warnings(action="ignore"):
+        return bytes(export.export(flat, platforms=["tpu"])(*shapes).serialize())
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1190 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   pallas_puzzles: {order: 90}
+# ---
+
+# %% [markdown]
+# # The ladder: when a kernel pays
+#
+# You can write kernels now. Should you? This notebook takes four parts of real models up the same five levels:
+#
+# ```text
+#     1 op by op       eager JAX: every operation is a program of its own
+#     2 jit            XLA fuses what it can
+#     3 restructured   the same mathematics, written so that XLA can do better
+#     4 a kernel       with the first block sizes that came to mind
+#     5 a tuned one
+# ```
+#
+# The parts are attention, norm + MLP, the patches of a vision transformer, and the messages of a graph network. At each
+# level you predict a cost, or you change it, and the TPU compiler tells you what that bought. It needs no TPU. If it is
+# not installed, you see figures that were made beforehand, and they are marked. With a TPU, the levels are measured.
+#
+# Some kernels here are not worth writing. The notebook says which.
+#
+# You need `flash_attention.py` up to Puzzle 5, and `matmul.py` up to Puzzle 12.
+
+# %%
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, BFloat16, Float, Int
+
+from pallas_puzzles import (
+    check,
+    compare,
+    hint,
+    normal,
+    op_by_op,
+    progress,
+    setup,
+    show,
+    unwritten,
+)
+
+setup()
+
+# %% [markdown]
+# ## Puzzle 1: What eager JAX moves
+#
+# **Goal.** Nothing is jitted. Say how many bytes attention moves between HBM and the chip.
+#
+# ### Theory
+#
+# Without `jax.jit`, JAX runs `s * 2` as a program of its own. The program reads `s` from HBM and writes its result to
+# HBM. The next operation reads it again. So the cost of an eager function is easy to count: for each operation, add the
+# sizes of the arrays that it reads and of the array that it writes.
+#
+# Below is attention for `H` heads, in nine operations. A table of scores has `H x T x T` numbers. In float32, at
+# `H = 8` and `T = 4096`, it takes 512 MiB. The queries, keys and values take 8 MiB each.
+#
+# ```text
+#     operation         reads                 writes
+#     q @ k.T           q, k                  s     float32
+#     s * scale         s                     s
+#     max over keys     s                     m     (H, T, 1)
+#     ...
+# ```
+#
+# Constants such as `scale` cost nothing, and `keepdims=True` is part of its reduction.
+
+
+# %%
+def attention_spec(
+    q: BFloat16[Array, "H T D"], k: BFloat16[Array, "H T D"], v: BFloat16[Array, "H T D"]
+) -> BFloat16[Array, "H T D"]:
+    s = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=jnp.float32)
+    p = jax.nn.softmax(s * q.shape[2] ** -0.5, axis=2).astype(v.dtype)
+    return jnp.einsum("hqk,hkd->hqd", p, v)
+
+
+def attention(q, k, v):
+    s = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=jnp.float32)
+    s = s * q.shape[2] ** -0.5
+    m = s.max(axis=2, keepdims=True)
+    s = s - m
+    e = jnp.exp(s)
+    l = e.sum(axis=2, keepdims=True)
+    p = e / l
+    p = p.astype(v.dtype)
+    return jnp.einsum("hqk,hkd->hqd", p, v)
+
+
+def eager_bytes(H, T, D):
+    # Return the bytes that the nine operations of attention read and write. q, k, v and the result are bfloat16.
+    pass  # YOUR CODE HERE
+
+
+# %%
+# The check compares eager_bytes with a count of the nine programs, for several H, T and D.
+check("ladder/1", attention)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Give names to the four sizes that occur: the table in float32, the table in bfloat16, a column (one float32 for each
+# query), and `q`. How often is each one read or written, over all nine lines? The line `s = s - m` alone reads a table
+# and a column, and writes a table.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def eager_bytes(H, T, D):
+#     table, column, x = 4 * H * T * T, ____, ____
+#     return ____ * table + ____ * (table // 2) + ____ * column + ____ * x
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def eager_bytes(H, T, D):
+#     table, column, x = 4 * H * T * T, 4 * H * T, 2 * H * T * D
+#     return 12 * table + 2 * (table // 2) + 4 * column + 4 * x
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 6.5 GiB move for 8 heads of 4096 tokens, and 32 MiB of them are the arguments and the result. At the 819
+# GB/s of a v5e that is 8.6 ms. The matrix products take 0.35 ms of the MXU. Level 1 is for debugging.
+
+# %% [markdown]
+# ## Puzzle 2: What fusion leaves
+#
+# **Goal.** A compiler makes two programs out of the nine. Say how many bytes are left.
+#
+# ### Theory
+#
+# `jax.jit` gives the whole function to XLA, which **fuses** operations: one program computes several of them, and what
+# lies between them never leaves the chip. Elementwise operations fuse with almost anything. But softmax has a
+# dependency that no fusion removes. The second product needs `e`, and `l`, which is a sum over whole rows of `e`.
+#
+# Here are the two programs that XLA makes for a v6e, written by hand. Inside of a jitted function nothing is counted:
+# it reads its arguments and writes its results.
+#
+# ```text
+#     q, k  -->  [ product, scale, max, subtract, exp, sum ]  -->  e, l  -->  [ divide, product ]  -->  result
+#                                                                  v  ---------^
+# ```
+#
+# The table is written once and read once. Eager JAX moved twelve of them, and two in bfloat16.
+
+
+# %%
+@jax.jit
+def numerators(q, k):
+    s = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=jnp.float32) * q.shape[2] ** -0.5
+    e = jnp.exp(s - s.max(axis=2, keepdims=True))
+    return e, e.sum(axis=2, keepdims=True)  # (H, T, T) and (H, T, 1), float32
+
+
+@jax.jit
+def weighted(e, l, v):
+    return jnp.einsum("hqk,hkd->hqd", (e / l).astype(v.dtype), v)
+
+
+def fused_attention(q, k, v):
+    e, l = numerators(q, k)
+    return weighted(e, l, v)
+
+
+def fused_bytes(H, T, D):
+    # Return the bytes that the two programs read and write.
+    pass  # YOUR CODE HERE
+
+
+# %%
+# The check compares fused_bytes with a count of the two programs.
+check("ladder/2", fused_attention)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Follow the arrows of the drawing. Each arrow into a program is a read, and each arrow out of one is a write. `e` and
+# `l` have one of each.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def fused_bytes(H, T, D):
+#     table, column, x = ____, ____, ____
+#     return ____ * table + ____ * column + ____ * x
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def fused_bytes(H, T, D):
+#     table, column, x = 4 * H * T * T, 4 * H * T, 2 * H * T * D
+#     return 2 * table + 2 * column + 4 * x
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A sixth of the bytes, for one word: `jit`. Below is what the compiler does with the real thing. On a v6e
+# it does what you counted. On a v5e it stores the table twice. What a compiler fuses depends on the chip and on the
+# size, so look at the figures before you believe in a fusion.
+
+# %%
+HEADS = [jax.ShapeDtypeStruct((8, 4096, 128), jnp.bfloat16)] * 3  # q, k, v
+compare({"1 op by op": None, "2 jit": None}, *HEADS, made="ladder/attention")
+
+# %% [markdown]
+# ## Puzzle 3: Attention in chunks
+#
+# **Goal.** Compute attention for `c` queries at a time. No array may be as large as the table.
+#
+# ### Theory
+#
+# XLA keeps an array in VMEM when it is small enough. The table is not: 512 MiB. But nothing forces you to make all of
+# it. One query needs one row of scores, and no other row. So cut the queries into chunks, and let a loop make the
+# scores of one chunk, use them, and forget them:
+#
+# ```text
+#     q  [ c queries ][ c queries ][ c queries ]        k, v: all of them, every time
+#             |            |            |
+#          (c, T)       (c, T)       (c, T)             one after the other, in the same memory
+# ```
+#
+# `jax.lax.map(f, xs)` calls `f` on `xs[0]`, `xs[1]`, ... and stacks the results. It is one loop in the compiled
+# program. A Python loop would be unrolled, and `jax.vmap` would make all chunks at once. The axis that `lax.map` walks
+# along has to be the first one.
+
+
+# %%
+def chunked_attention(
+    q: BFloat16[Array, "H T D"], k: BFloat16[Array, "H T D"], v: BFloat16[Array, "H T D"], *, c: int = 64
+) -> BFloat16[Array, "H T D"]:
+    # c divides T. Call attention on one chunk of queries at a time.
+    pass  # YOUR CODE HERE
+
+
+# %%
+# Budget for q (2, 512, 16), k (2, 512, 16), v (2, 512, 16): operations=30, elements=65_536. elements: the scores of 64
+# queries of 2 heads. The whole table has 524,288.
+check("ladder/3", chunked_attention)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `q` is (H, T, D), and the chunks lie along T. First give them an axis of their own with `reshape`. Then move that axis
+# to the front with `swapaxes`. The results come back stacked in the same order. What undoes the two steps?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def chunked_attention(q, k, v, *, c=64):
+#     H, T, D = q.shape
+#     chunks = q.reshape(H, ____, c, D).swapaxes(____, ____)
+#     out = jax.lax.map(lambda chunk: ____, chunks)
+#     return out.swapaxes(____, ____).reshape(____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def chunked_attention(q, k, v, *, c=64):
+#     H, T, D = q.shape
+#     chunks = q.reshape(H, T // c, c, D).swapaxes(0, 1)
+#     out = jax.lax.map(lambda chunk: attention(chunk, k, v), chunks)
+#     return out.swapaxes(0, 1).reshape(q.shape)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Temporaries fall from 1024 MiB to none on a v5e, and the estimated time to a fifth. You have written no
+# kernel. This is level 3: the same mathematics in a form that fits the memory.
+
+
+# %%
+def level_3(q, k, v):
+    return chunked_attention(q, k, v, c=512)
+
+
+compare({"2 jit": None, "3 chunks of 512": level_3}, *HEADS, made="ladder/attention", tpu="v5e")
+
+# %% [markdown]
+# ## Puzzle 4: Why this kernel is slow
+#
+# **Goal.** Flash attention is given, with tiles of 128 x 128. Say how many bytes it moves, and in how many grid steps.
+#
+# ### Theory
+#
+# The kernel below is that of flash_attention.py Puzzle 5. Tiles of 128 look natural: the MXU of a v5e is 128 wide. The
+# TPU compiler estimates 4.0 ms for it on a v6e, at 8 heads of 4096 tokens. Plain `jit` takes 0.92 ms there, and the
+# chunks of Puzzle 3 take 0.97 ms on a v5e. The kernel is the slowest of the three.
+#
+# Is it the bytes? Queries and results move once. A block of keys or values is fetched at each step whose block index
+# differs from the one before. So all keys are fetched again for every block of queries:
+#
+# ```text
+#     grid (h, i, j)     i: blocks of bq queries      j, innermost: blocks of bkv keys
+# ```
+#
+# Is it the steps? Each one costs about 0.25 us beyond its work (matmul.py Puzzle 12). Count both.
+
+
+# %%
+def flash_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+
+    dims = (((1,), (1,)), ((), ()))
+    s = jax.lax.dot_general(q_ref[...], k_ref[...], dims, preferred_element_type=jnp.float32)
+    s = s * q_ref.shape[1] ** -0.5
+    m = jnp.maximum(m_ref[...], s.max(axis=1, keepdims=True))
+    e = jnp.exp(s - m)
+    rescale = jnp.exp(m_ref[...] - m)
+    l_ref[...] = l_ref[...] * rescale + e.sum(axis=1, keepdims=True)
+    ev = jnp.dot(e.astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = acc_ref[...] * rescale + ev
+    m_ref[...] = m
+
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = (acc_ref[...] / l_ref[...]).astype(o_ref.dtype)
+
+
+def flash(q, k, v, *, bq=128, bkv=128):
+    H, T, D = q.shape
+    q_block = pl.BlockSpec((None, bq, D), lambda h, i, j: (h, i, 0))
+    kv_block = pl.BlockSpec((None, bkv, D), lambda h, i, j: (h, j, 0))
+    return pl.pallas_call(
+        flash_kernel,
+        grid=(H, T // bq, T // bkv),
+        in_specs=[q_block, kv_block, kv_block],
+        out_specs=q_block,
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        scratch_shapes=[pltpu.VMEM((bq, n), jnp.float32) for n in (1, 1, D)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=64 << 20
+        ),
+    )(q, k, v)
+
+
+# %%
+def flash_bytes(H, T, D, bq, bkv):
+    # Return the bytes that flash moves between HBM and VMEM. The arrays are bfloat16, and T has two blocks of keys or
+    # more.
+    pass  # YOUR CODE HERE
+
+
+def flash_steps(H, T, bq, bkv):
+    # Return the number of grid steps.
+    pass  # YOUR CODE HERE
+
+
+# %%
+# The check compares flash_bytes and flash_steps with runs of the kernel, in several blocks.
+check("ladder/4", flash)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# How many blocks of queries does a head have? Each of them makes all keys and all values of that head come in once.
+# Does `bkv` have a say in that? For the steps, multiply the grid.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def flash_bytes(H, T, D, bq, bkv):
+#     x = 2 * H * T * D
+#     return 2 * x + ____ * x
+#
+#
+# def flash_steps(H, T, bq, bkv):
+#     return ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def flash_bytes(H, T, D, bq, bkv):
+#     x = 2 * H * T * D
+#     return 2 * x + 2 * (T // bq) * x
+#
+#
+# def flash_steps(H, T, bq, bkv):
+#     return H * (T // bq) * (T // bkv)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 528 MiB: half of what `jit` moves on a v6e. The bytes are not the reason. 8192 steps are: at 0.25 us
+# each they cost 2 ms, and each step is a product of 128 x 128, which is over before the MXU is warm. A kernel that is
+# not tuned loses to `jit`.
+
+
+# %%
+def level_4(q, k, v):
+    return flash(q, k, v, bq=128, bkv=128)
+
+
+compare({"2 jit": None, "3 chunks of 512": None, "4 tiles of 128 x 128": None}, *HEADS, made="ladder/attention")
+
+# %% [markdown]
+# ## Puzzle 5: Tune it
+#
+# **Goal.** Write the time of `flash` as a model, and let it choose the tiles.
+#
+# ### Theory
+#
+# The model is that of matmul.py Puzzle 12:
+#
+# ```text
+#     time = max(MXU, HBM - fill) + fill + steps * step_s
+# ```
+#
+# MXU: the FLOPs of both products at the chip's peak. HBM: your `flash_bytes` at its bandwidth. The fill is one block of
+# each of the four arrays: the first three have to arrive before anything starts, and the last result leaves when all is
+# done. Then try every pair of tiles whose VMEM fits, and take the quickest.
+#
+# The model leaves out the softmax. An exponential for each score is work for another unit, beside the MXU. On a v5e,
+# which is slow at it, the compiler's estimate for the best tiles is 1.35 times the floor; on a v6e it is 4.5 times.
+
+
+# %%
+class Chip(NamedTuple):
+    flops_per_s: float
+    hbm_bytes_per_s: float
+    vmem_bytes: int  # what the tiles may use
+    step_s: float
+
+
+SMALL = Chip(1e12, 5e9, 700_000, 2e-6)  # nobody sells it: a chip for arrays that are quick to check
+
+
+def tiles_of(T):
+    """Multiples of 128 that divide T into two tiles or more."""
+    return [b for b in range(128, T // 2 + 1, 128) if T % b == 0]
+
+
+def flash_vmem(D, bq, bkv):
+    """Bytes of VMEM: two buffers for each block, and the scratch. The scores of a tile are left out."""
+    return 2 * 2 * (2 * bq * D + 2 * bkv * D) + 4 * bq * (D + 2)
+
+
+def flash_time(H, T, D, bq, bkv, chip):
+    # Return the seconds that flash takes by the model above.
+    pass  # YOUR CODE HERE
+
+
+def pick_tiles(H, T, D, chip):
+    # Return (bq, bkv), each one of tiles_of(T): the quickest by flash_time of those whose flash_vmem fits.
+    pass  # YOUR CODE HERE
+
+
+def tuned_flash(q, k, v, *, chip: Chip = SMALL):
+    H, T, D = q.shape
+    bq, bkv = pick_tiles(H, T, D, chip)
+    return flash(q, k, v, bq=bq, bkv=bkv)
+
+
+# %%
+# Budget for q (2, 1024, 64), k (2, 1024, 64), v (2, 1024, 64): hbm_bytes=1_572_864, vmem_bytes=700_000, grid_steps=8.
+# That is the best choice for SMALL. The check compares pick_tiles with every other choice, for random sizes and chips.
+check("ladder/5", tuned_flash)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Both products multiply T x T numbers with D, for each head. How many FLOPs is one multiply-add? The blocks of `q` and
+# of the result have `bq` rows each, those of `k` and `v` have `bkv`: how many bytes are all four?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def flash_time(H, T, D, bq, bkv, chip):
+#     mxu = ____ / chip.flops_per_s
+#     fill = ____ / chip.hbm_bytes_per_s
+#     hbm = ____ / chip.hbm_bytes_per_s
+#     return max(mxu, hbm - fill) + fill + ____ * chip.step_s
+#
+#
+# def pick_tiles(H, T, D, chip):
+#     pairs = [(bq, bkv) for bq in ____ for bkv in ____ if ____]
+#     return min(pairs, key=____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def flash_time(H, T, D, bq, bkv, chip):
+#     mxu = 4 * H * T * T * D / chip.flops_per_s
+#     fill = 4 * (bq + bkv) * D / chip.hbm_bytes_per_s
+#     hbm = flash_bytes(H, T, D, bq, bkv) / chip.hbm_bytes_per_s
+#     return max(mxu, hbm - fill) + fill + flash_steps(H, T, bq, bkv) * chip.step_s
+#
+#
+# def pick_tiles(H, T, D, chip):
+#     pairs = [(bq, bkv) for bq in tiles_of(T) for bkv in tiles_of(T) if flash_vmem(D, bq, bkv) <= chip.vmem_bytes]
+#     return min(pairs, key=lambda pair: flash_time(H, T, D, *pair, chip))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Tiles of 1024 x 1024 instead of 128 x 128 make the same kernel nine times as fast on a v5e, and twelve
+# times on a v6e. Now it beats `jit` and the chunks. It was the tiles, not the kernel. The model would go on to 2048 x
+# 2048. It does not know that the scores of such a tile take 16 MiB of VMEM: try what a model says.
+
+
+# %%
+def level_5(q, k, v):
+    return flash(q, k, v, bq=1024, bkv=1024)
+
+
+LADDER = {"1 op by op": None, "2 jit": None, "3 chunks of 512": None, "4 tiles of 128 x 128": None}
+compare({**LADDER, "5 tiles of 1024 x 1024": None}, *HEADS, made="ladder/attention")
+
+# %% [markdown]
+# ## Puzzle 6: Fold the norm into the product
+#
+# **Goal.** An RMSNorm stands before an MLP. Compute both so that the normalised rows are never made.
+#
+# ### Theory
+#
+# `norm(x) = x * r * g`, where `r` is one number for each row, (M, 1), and `g` is one for each column, (1, D). The MLP
+# multiplies it with `w1`, (D, F). A factor for each row of a matrix may move behind the product. A factor for each
+# column may move into the other matrix:
+#
+# ```text
+#     (x * r * g) @ w1   =   r * (x @ (g.T * w1))
+#        M x D                    M x D   D x F
+# ```
+#
+# So `x` can go into the product as it is. Here is restructuring as one finds it in papers. Whether it pays is another
+# question. Before you look, predict it: what did level 2 do with the norm?
+
+
+# %%
+def mlp_spec(
+    x: BFloat16[Array, "M D"], g: Float[Array, "1 D"], w1: BFloat16[Array, "D F"], w2: BFloat16[Array, "F D"]
+) -> BFloat16[Array, "M D"]:
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt((y * y).mean(axis=1, keepdims=True) + 1e-6)
+    y = (y * g).astype(x.dtype)
+    h = jax.nn.gelu(jnp.dot(y, w1, preferred_element_type=jnp.float32)).astype(x.dtype)
+    return x + jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def folded_mlp(x, g, w1, w2):
+    # What mlp_spec computes. x goes into the first product as it is, and g.T * w1 is rounded to w1.dtype before it.
+    pass  # YOUR CODE HERE
+
+
+# %%
+# Budget for x (256, 128), g (1, 128), w1 (128, 64), w2 (64, 128): hbm_bytes=3_024_384, flops=8_388_608. hbm_bytes:
+# when each operation is a program of its own. The spec moves 3,449,344: it makes the normalised rows.
+check("ladder/6", folded_mlp)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which of the two factors, `r` or `g`, is known before `x` is? That one belongs to the weights. Where does the other
+# one go, and what shape has the array that it multiplies there? GELU is not linear: it has to come after both.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def folded_mlp(x, g, w1, w2):
+#     y = x.astype(jnp.float32)
+#     r = jax.lax.rsqrt(____)
+#     folded = ____.astype(w1.dtype)
+#     h = jax.nn.gelu(____).astype(x.dtype)
+#     return x + jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def folded_mlp(x, g, w1, w2):
+#     y = x.astype(jnp.float32)
+#     r = jax.lax.rsqrt((y * y).mean(axis=1, keepdims=True) + 1e-6)
+#     folded = (g.T * w1).astype(w1.dtype)
+#     h = jax.nn.gelu(r * jnp.dot(x, folded, preferred_element_type=jnp.float32)).astype(x.dtype)
+#     return x + jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Right, fewer bytes op by op, and not worth it. Jitted for a v5e, it takes 449 us; the spec takes 407.
+# On a v6e they are equal. XLA had fused the norm into the product already, and now it has to scale the weights as
+# well. Here `jit` is enough. Restructuring pays where it removes what XLA cannot fuse away, as in Puzzle 3.
+
+# %%
+ROWS = [
+    jax.ShapeDtypeStruct(*each)
+    for each in [
+        ((4096, 1024), jnp.bfloat16),
+        ((1, 1024), jnp.float32),
+        ((1024, 4096), jnp.bfloat16),
+        ((4096, 1024), jnp.bfloat16),
+    ]
+]
+compare({"1 op by op": None, "2 jit": None, "3 norm folded": folded_mlp}, *ROWS, made="ladder/mlp", tpu="v5e")
+
+# %% [markdown]
+# ## Puzzle 7: Norm, MLP and residual in one kernel
+#
+# **Goal.** Do all of `mlp_spec` in one kernel. The hidden layer never reaches HBM.
+#
+# ### Theory
+#
+# What could a kernel still save? The hidden layer `h`, (M, F), is four times as wide as `x`. `jit` writes it, or keeps
+# it where it finds room. A kernel needs only a block of its columns: compute `bf` columns of `h`, multiply them with
+# the matching `bf` rows of `w2`, and add the product up.
+#
+# ```text
+#     grid (i, j)        j = 0            j = 1            j = 2
+#     y = norm(x)        made once -----  kept ----------  kept
+#     h block            y @ w1[:, 0]     y @ w1[:, 1]     y @ w1[:, 2]
+#     acc                h @ w2[0]     +  h @ w2[1]     +  h @ w2[2]      -->  x + acc
+# ```
+#
+# All weights come in again for every block of rows. So large blocks of rows matter, as in Puzzle 5.
+
+
+# %%
+def mlp_kernel(x_ref, g_ref, w1_ref, w2_ref, o_ref, y_ref, acc_ref):
+    # Grid (i, j). x_ref, o_ref: (bm, D), bfloat16      g_ref: (1, D)      w1_ref: (D, bf)      w2_ref: (bf, D)
+    # scratch: y_ref, (bm, D), bfloat16, for the normalised rows      acc_ref, (bm, D), float32
+    pass  # YOUR CODE HERE
+
+
+def fused_mlp(x, g, w1, w2, *, bm: int = 64, bf: int = 128):
+    (M, D), F = x.shape, w1.shape[1]
+    rows = pl.BlockSpec((bm, D), lambda i, j: (i, 0))
+    return pl.pallas_call(
+        mlp_kernel,
+        grid=(M // bm, F // bf),
+        in_specs=[
+            rows,
+            pl.BlockSpec((1, D), lambda i, j: (0, 0)),
+            pl.BlockSpec((D, bf), lambda i, j: (0, j)),
+            pl.BlockSpec((bf, D), lambda i, j: (j, 0)),
+        ],
+        out_specs=rows,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, D), x.dtype), pltpu.VMEM((bm, D), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=64 << 20),
+    )(x, g, w1, w2)
+
+
+# %%
+# Budget for x (192, 256), g (1, 256), w1 (256, 384), w2 (384, 256): calls=1, output_stores=1, flops=76_500_000,
+# mxu_bits=16. flops: a norm that is made in every step is over it.
+check("ladder/7", fused_mlp)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Three things happen at different times. What is done in the first step of a block of rows, what in every step, and
+# what in the last one? `y_ref` is bfloat16, so a product of it with `w1_ref` is one for the MXU. What is the residual?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def mlp_kernel(x_ref, g_ref, w1_ref, w2_ref, o_ref, y_ref, acc_ref):
+#     j = pl.program_id(1)
+#
+#     @pl.when(j == 0)
+#     def _():
+#         y = x_ref[...].astype(jnp.float32)
+#         y_ref[...] = ____
+#         acc_ref[...] = ____
+#
+#     h = jax.nn.gelu(____).astype(w2_ref.dtype)
+#     acc_ref[...] += ____
+#
+#     @pl.when(____)
+#     def _():
+#         o_ref[...] = ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def mlp_kernel(x_ref, g_ref, w1_ref, w2_ref, o_ref, y_ref, acc_ref):
+#     j = pl.program_id(1)
+#
+#     @pl.when(j == 0)
+#     def _():
+#         y = x_ref[...].astype(jnp.float32)
+#         y = y * jax.lax.rsqrt((y * y).mean(axis=1, keepdims=True) + 1e-6)
+#         y_ref[...] = (y * g_ref[...]).astype(y_ref.dtype)
+#         acc_ref[...] = jnp.zeros(acc_ref.shape)
+#
+#     h = jnp.dot(y_ref[...], w1_ref[...], preferred_element_type=jnp.float32)
+#     h = jax.nn.gelu(h).astype(w2_ref.dtype)
+#     acc_ref[...] += jnp.dot(h, w2_ref[...], preferred_element_type=jnp.float32)
+#
+#     @pl.when(j == pl.num_programs(1) - 1)
+#     def _():
+#         o_ref[...] = x_ref[...] + acc_ref[...].astype(o_ref.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Untuned, with 128 rows, it takes twice as long as `jit`: the weights come in 32 times. With 1024 rows
+# it beats `jit` by a tenth on a v5e, and by two fifths on a v6e. Two matrix products already keep the MXU busy. There
+# is not much left for a kernel to win.
+
+
+# %%
+def mlp_level_4(x, g, w1, w2):
+    return fused_mlp(x, g, w1, w2, bm=128, bf=256)
+
+
+def mlp_level_5(x, g, w1, w2):
+    return fused_mlp(x, g, w1, w2, bm=1024, bf=512)
+
+
+compare({"2 jit": None, "4 rows of 128": None, "5 rows of 1024": mlp_level_5}, *ROWS, made="ladder/mlp", tpu="v5e")
+
+# %% [markdown]
+# ## Puzzle 8: Patches are a matrix product
+#
+# **Goal.** A vision transformer cuts an image into patches of 16 x 16 pixels, and multiplies each with a matrix. Cut
+# the patches so that one matrix product does the rest.
+#
+# ### Theory
+#
+# Model code often writes this as a convolution with stride `P`. Windows that do not overlap are no real convolution:
+# each pixel is used once. It is a matrix product of the patches, (B, N, P P C), with the filters, (P P C, D). The work
+# is in the layout. A row of the image runs through many patches:
+#
+# ```text
+#     image (H, W, C)        rows of pixels         a patch: P pieces, one from each of P rows
+#     y = P * patch row + py
+#     x = P * patch column + px                     patch (row, column), then (py, px, C) inside of it
+# ```
+#
+# The filters are (P, P, C, D). So inside of a patch, the order has to be py, px, C. `reshape` splits an axis into two.
+# `transpose` puts the axes into another order. `reshape` then joins neighbours.
+
+
+# %%
+def patches_spec(images: BFloat16[Array, "B H W C"], w: BFloat16[Array, "P P C D"]) -> BFloat16[Array, "B N D"]:
+    P, D = w.shape[0], w.shape[3]
+    dims = ("NHWC", "HWIO", "NHWC")
+    out = jax.lax.conv_general_dilated(images, w, (P, P), "VALID", dimension_numbers=dims)
+    return out.reshape(images.shape[0], -1, D)
+
+
+def cut_patches(images, P):
+    # (B, H, W, C) -> (B, N, P * P * C): N patches, row by row. P divides H and W.
+    pass  # YOUR CODE HERE
+
+
+def patches_as_product(images, w):
+    x = cut_patches(images, w.shape[0])
+    return jnp.dot(x, w.reshape(-1, w.shape[3]), preferred_element_type=jnp.float32).astype(images.dtype)
+
+
+# %%
+# Budget for images (3, 32, 40, 3), w (8, 8, 3, 128): flops=2_949_120, operations=6. operations: a loop over the patches
+# takes several for each of them.
+check("ladder/8", patches_as_product)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# After the first `reshape` the axes are: image, patch row, py, patch column, px, C. Which two of them have to change
+# places, so that the two that count patches stand side by side, and the three inside of a patch, too?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def cut_patches(images, P):
+#     B, H, W, C = images.shape
+#     x = images.reshape(B, H // P, P, ____, ____, C)
+#     x = x.transpose(0, ____, ____, ____, ____, 5)
+#     return x.reshape(B, ____, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def cut_patches(images, P):
+#     B, H, W, C = images.shape
+#     x = images.reshape(B, H // P, P, W // P, P, C)
+#     x = x.transpose(0, 1, 3, 2, 4, 5)
+#     return x.reshape(B, (H // P) * (W // P), P * P * C)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Right, and slower. For 64 images of 224 x 224 on a v5e, the convolution takes 259 us. The cut and the
+# product take 626 us, without two reshapes for which the compiler gives no cycles. The product itself is 84 us of it.
+# Moving pieces of 48 numbers into place is what takes long. XLA's convolution knows a better way. Would a kernel?
+
+# %%
+IMAGES = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in [(64, 224, 224, 3), (16, 16, 3, 768)]]
+compare(
+    {"1 op by op": None, "2 jit, convolution": None, "3 cut, product": patches_as_product},
+    *IMAGES,
+    made="ladder/patches",
+    tpu="v5e",
+)
+
+# %% [markdown]
+# ## Puzzle 9: The layout beats the kernel
+#
+# **Goal.** The images come from a data loader, and it can cut them beforehand. Write the kernel for patches that are
+# cut already, with a bias, so that each array moves once.
+#
+# ### Theory
+#
+# A kernel that cuts patches itself would move the same small pieces, in VMEM. Instead, choose the layout where the data
+# is made. The loader's threads cut images on the host while the TPU computes. Then the patches arrive as a matrix,
+# (B N, 768), and nothing is left but a product:
+#
+# ```text
+#     patches (B N, K)    a block of bm rows, all of K        the grid has one axis
+#     w       (K, D)      one block: the whole matrix         fetched once, for all steps
+#     bias    (1, D)      one block
+# ```
+#
+# An index map that always returns the same block costs one fetch. The 768 x 768 weights take 1.1 MiB in bfloat16: they
+# can stay.
+
+
+# %%
+def embed_spec(
+    patches: BFloat16[Array, "R K"], w: BFloat16[Array, "K D"], bias: Float[Array, "1 D"]
+) -> BFloat16[Array, "R D"]:
+    return (jnp.dot(patches, w, preferred_element_type=jnp.float32) + bias).astype(patches.dtype)
+
+
+def embed_kernel(x_ref, w_ref, bias_ref, o_ref):
+    # x_ref: (bm, K)      w_ref: (K, D)      bias_ref: (1, D), float32      o_ref: (bm, D)
+    pass  # YOUR CODE HERE
+
+
+def embed_patches(patches, w, bias, *, bm=64):
+    # Return the result of one pallas_call of embed_kernel. bm need not divide the number of rows.
+    pass  # YOUR CODE HERE
+
+
+# %%
+# Budget for patches (360, 192), w (192, 256), bias (1, 256): hbm_bytes=421_888, calls=1, mxu_bits=16. hbm_bytes: every
+# array once.
+check("ladder/9", embed_patches)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which of the four arrays does the grid walk along? What does the index map of an array return that has only one block?
+# With 360 rows in blocks of 64, the last block is not whole: which function rounds up? The bias is float32. Where does
+# it have to be added, so that nothing is rounded twice?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def embed_kernel(x_ref, w_ref, bias_ref, o_ref):
+#     y = ____
+#     o_ref[...] = (____).astype(o_ref.dtype)
+#
+#
+# def embed_patches(patches, w, bias, *, bm=64):
+#     (R, K), D = patches.shape, w.shape[1]
+#     return pl.pallas_call(
+#         embed_kernel,
+#         grid=(____,),
+#         in_specs=[____, ____, ____],
+#         out_specs=____,
+#         out_shape=____,
+#     )(patches, w, bias)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def embed_kernel(x_ref, w_ref, bias_ref, o_ref):
+#     y = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+#     o_ref[...] = (y + bias_ref[...]).astype(o_ref.dtype)
+#
+#
+# def embed_patches(patches, w, bias, *, bm=64):
+#     (R, K), D = patches.shape, w.shape[1]
+#     return pl.pallas_call(
+#         embed_kernel,
+#         grid=(pl.cdiv(R, bm),),
+#         in_specs=[
+#             pl.BlockSpec((bm, K), lambda i: (i, 0)),
+#             pl.BlockSpec((K, D), lambda i: (0, 0)),
+#             pl.BlockSpec((1, D), lambda i: (0, 0)),
+#         ],
+#         out_specs=pl.BlockSpec((bm, D), lambda i: (i, 0)),
+#         out_shape=jax.ShapeDtypeStruct((R, D), patches.dtype),
+#     )(patches, w, bias)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A third of the convolution's time on a v5e: 83 us. But look at the rows above your kernel. Plain `jnp`
+# on patches that are cut already takes 101 us, and your kernel in blocks of 56 rows takes 150. The layout won most of
+# it, and the kernel wins the rest only when it is tuned. Before you write a kernel, ask who chose the layout.
+
+# %%
+CUT = [
+    jax.ShapeDtypeStruct((64 * 196, 768), jnp.bfloat16),
+    jax.ShapeDtypeStruct((768, 768), jnp.bfloat16),
+    jax.ShapeDtypeStruct((1, 768), jnp.float32),
+]
+
+
+def embed_level_4(patches, w, bias):
+    return embed_patches(patches, w, bias, bm=56)
+
+
+def embed_level_5(patches, w, bias):
+    return embed_patches(patches, w, bias, bm=896)
+
+
+compare(
+    {
+        "2 jit, convolution": None,
+        "cut before, jit": None,
+        "4 cut before, 56 rows": None,
+        "5 cut before, 896 rows": embed_level_5,
+    },
+    *CUT,
+    made="ladder/patches",
+    tpu="v5e",
+)
+
+# %% [markdown]
+# ## Puzzle 10: Messages
+#
+# **Goal.** In a graph network, each node adds up the features of its neighbours. Write it as a product with a matrix of
+# which most blocks are empty, and skip those.
+#
+# ### Theory
+#
+# `out[dst] += x[src]` for each edge is a scatter: slow on a TPU, and the compiler does not even estimate it. With an
+# adjacency matrix `A`, (N, N), it is `A @ x`: quick for its size, but 8192 nodes make 128 MiB, nearly all of it zero.
+# Number the nodes so that neighbours are near each other, and cut `A` into blocks. Most blocks hold no edge. Store the
+# others, `L` of them, and two lists:
+#
+# ```text
+#     blocks (L, b, b)     A0    A1    A2    A3    A4
+#     rows                  0     0     1     1     2        sorted: the block's row in A
+#     cols                  0     1     0     1     2        the block's column
+# ```
+#
+# Grid step `t` adds `blocks[t] @ x[block cols[t]]` to block `rows[t]` of the result. The lists are prefetched, and the
+# index maps read them (ragged_dot.py Puzzle 1). A block of the result is complete when the next step has another row.
+# Each row of blocks has at least one block.
+
+
+# %%
+def messages_spec(
+    rows: Int[Array, "L"], cols: Int[Array, "L"], blocks: BFloat16[Array, "L b b"], x: BFloat16[Array, "N D"]
+) -> BFloat16[Array, "N D"]:
+    tiles = x.reshape(-1, blocks.shape[1], x.shape[1]).astype(jnp.float32)
+    sent = jnp.einsum("lij,ljd->lid", blocks.astype(jnp.float32), tiles[cols], precision="highest")
+    return jnp.zeros_like(tiles).at[rows].add(sent).reshape(x.shape).astype(x.dtype)
+
+
+def messages_x_map(t, rows_ref, cols_ref):
+    # Which block of x does step t need?
+    pass  # YOUR CODE HERE
+
+
+def messages_o_map(t, rows_ref, cols_ref):
+    # Which block of the result does step t add to?
+    pass  # YOUR CODE HERE
+
+
+def messages_kernel(rows_ref, cols_ref, a_ref, x_ref, o_ref, acc_ref):
+    # a_ref: (b, b), block t      x_ref, o_ref: (b, D)      acc_ref: (b, D), float32
+    # A row of blocks starts at t == 0, and where rows_ref[t] differs from rows_ref[jnp.maximum(t - 1, 0)].
+    pass  # YOUR CODE HERE
+
+
+def messages(rows, cols, blocks, x):
+    (L, b, _), D = blocks.shape, x.shape[1]
+    grid_spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=2,
+        grid=(L,),
+        in_specs=[
+            pl.BlockSpec((None, b, b), lambda t, rows_ref, cols_ref: (t, 0, 0)),
+            pl.BlockSpec((b, D), messages_x_map),
+        ],
+        out_specs=pl.BlockSpec((b, D), messages_o_map),
+        scratch_shapes=[pltpu.VMEM((b, D), jnp.float32)],
+    )
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(messages_kernel, grid_spec=grid_spec, out_shape=out)(rows, cols, blocks, x)
+
+
+# %%
+# Budget for rows [0, 0, 1, 2, 2, 2], cols [0, 2, 1, 0, 1, 2], blocks (6, 128, 128), x (384, 256): hbm_bytes=786_432,
+# grid_steps=6, calls=1, output_stores=1, mxu_bits=16.
+check("ladder/10", messages)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The lists are Refs of numbers: `cols_ref[t]` is an index. A map returns one index for each axis of its array. In the
+# kernel, the comment says when a row starts. Which two conditions, joined by `|`, say that it ends? The last step has
+# no successor: what must not be read there?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def messages_x_map(t, rows_ref, cols_ref):
+#     return ____, 0
+#
+#
+# def messages_o_map(t, rows_ref, cols_ref):
+#     return ____, 0
+#
+#
+# def messages_kernel(rows_ref, cols_ref, a_ref, x_ref, o_ref, acc_ref):
+#     t, last = pl.program_id(0), pl.num_programs(0) - 1
+#     starts = (t == 0) | (rows_ref[t] != rows_ref[jnp.maximum(t - 1, 0)])
+#     ends = (t == ____) | (____ != ____)
+#     before = jnp.where(starts, ____, ____)
+#     acc_ref[...] = before + ____
+#
+#     @pl.when(ends)
+#     def _():
+#         o_ref[...] = ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def messages_x_map(t, rows_ref, cols_ref):
+#     return cols_ref[t], 0
+#
+#
+# def messages_o_map(t, rows_ref, cols_ref):
+#     return rows_ref[t], 0
+#
+#
+# def messages_kernel(rows_ref, cols_ref, a_ref, x_ref, o_ref, acc_ref):
+#     t, last = pl.program_id(0), pl.num_programs(0) - 1
+#     starts = (t == 0) | (rows_ref[t] != rows_ref[jnp.maximum(t - 1, 0)])
+#     ends = (t == last) | (rows_ref[t] != rows_ref[jnp.minimum(t + 1, last)])
+#     before = jnp.where(starts, 0, acc_ref[...])
+#     acc_ref[...] = before + jnp.dot(a_ref[...], x_ref[...], preferred_element_type=jnp.float32)
+#
+#     @pl.when(ends)
+#     def _():
+#         o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The kernel never touches an empty block. But untuned it loses once more: on a v6e, blocks of 128 take
+# longer than the dense product, which moves six times the bytes. Each step costs too much for its work. Blocks of 512
+# hold more zeros, move more bytes, and take half the time or less.
+
+
+# %%
+def clustered(nodes, b, reach=256):
+    """The lists of a graph whose nodes have neighbours up to `reach` away, in blocks of b."""
+    n = nodes // b
+    near = [(i, j) for i in range(n) for j in range(n) if (abs(i - j) - 1) * b < reach]
+    return tuple(np.array(near, np.int32).T)
+
+
+def in_blocks(b, nodes=8192, D=128):
+    rows, cols = clustered(nodes, b)
+    return (
+        rows,
+        cols,
+        jax.ShapeDtypeStruct((len(rows), b, b), jnp.bfloat16),
+        jax.ShapeDtypeStruct((nodes, D), jnp.bfloat16),
+    )
+
+
+compare(
+    {"2 jit, scatter": None, "3 dense product": None, "4 blocks of 128": None, "5 blocks of 512": messages},
+    *in_blocks(512),
+    made="ladder/messages",
+    tpu="v5e",
+)
+
+# %% [markdown]
+# ## What you built
+#
+# You built four parts of real models at five levels, and you know what each level cost. What holds for all four:
+#
+# - `jit` first. It is one word, and for norm + MLP it is nearly all there is to win.
+# - Then ask which array should not exist, and restructure. Chunks of queries took attention from 1 GiB of temporaries
+#   to none.
+# - Then ask who chose the layout. Patches that are cut beforehand need no kernel.
+# - A kernel pays where the program that you want cannot be said to XLA: sums that are carried from block to block, or
+#   blocks that are skipped. And it pays only when it is tuned.
+
+# %%
+PARTS = {
+    "attention": ["1 op by op", "2 jit", "3 chunks of 512", "4 tiles of 128 x 128", "5 tiles of 1024 x 1024"],
+    "mlp": ["1 op by op", "2 jit", "3 norm folded", "4 rows of 128", "5 rows of 1024"],
+    "patches": [
+        "1 op by op",
+        "2 jit, convolution",
+        "3 cut, product",
+        "cut before, jit",
+        "4 cut before, 56 rows",
+        "5 cut before, 896 rows",
+    ],
+    "messages": ["1 op by op", "2 jit, scatter", "3 dense product", "4 blocks of 128", "5 blocks of 512"],
+}
+for part, names in PARTS.items():
+    print(f"\n{part}")
+    compare(dict.fromkeys(names), made=f"ladder/{part}")
+
+# %% [markdown]
+# `compare` takes any functions of yours, with kernels or without: `compare({"jit": f, "mine": g}, *arrays)`. Give it
+# shapes for arrays that are large.
+#
+# **Read next.** `jax.experimental.pallas.ops.tpu.flash_attention` has the tiles of Puzzle 5 as its `BlockSizes`, and
+# tables of them for each chip are what production libraries ship beside their kernels.
+
+# %%
+progress()

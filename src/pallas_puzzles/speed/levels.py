@@ -1,0 +1,363 @@
+"""One computation at several levels, side by side: what each level moves, holds and runs, and how long it takes."""
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..course import curriculum
+from ..course.holes import unwritten
+from ..ir.eager import operations, products
+from ..lens.machine import listed
+from ..targets.tpu import compiler
+from ..targets.tpu.chips import CHIPS, Chip, chips
+from ..targets.tpu.hlo import Instruction, instructions
+from ..targets.tpu.lowering import exported, for_tpu
+from ..text import cut, plain, wrapped
+from ..view.draw import LEFT, RIGHT, Displayed, card_html, row_html
+from ..view.facts import FONT, table
+from ..view.paper import NEUTRAL
+from ..view.roofline import count_words, human_time
+from ..view.tpu_report import Report, tpu_report
+from .choose import is_here, kernels_for
+from .estimate import described, shapes
+from .run import measure, sentence
+from .work import ESTIMATE, MEASURED, OpByOp, Size, Work
+
+UNKNOWN = "unknown"
+MARKS = {MEASURED: "=", ESTIMATE: "~", UNKNOWN: "?"}
+_KEY = (
+    "~ the compiler's estimate, = measured, ? unknown. HBM: bytes between HBM and the chip. temp: what is held in HBM "
+    "beside arguments and results. floor: the time that HBM's bandwidth and the MXU's peak allow. time: by the "
+    "compiler's cycles, to compare levels with."
+)
+_NEGLIGIBLE_BYTES = 1024
+_STARTING_COLUMNS, _COLUMNS = 30, 80
+MIB = 1 << 20
+
+
+@dataclasses.dataclass
+class Level:
+    """One level on one chip. Sizes in bytes, times in seconds; None: unknown, and `problem` says why.
+
+    instructions: those that run, without copies in the background; kernels: how many of them are Pallas kernels. kind:
+    MEASURED, where time_s is measured and nothing else is known, or ESTIMATE. beforehand: made by the course.
+    """
+
+    name: str
+    chip: str
+    kind: str = ESTIMATE
+    hbm_bytes: float | None = None
+    temporary_bytes: float | None = None
+    instructions: int | None = None
+    kernels: int | None = None
+    floor_s: float | None = None
+    time_s: float | None = None
+    problem: str = ""
+    beforehand: bool = False
+
+    @property
+    def title(self) -> str:
+        return self.name + (" *" if self.beforehand else "")
+
+    def figures(self) -> list[tuple[str, str]]:
+        """(kind, in words) of each column."""
+        shown = [
+            (self.hbm_bytes, lambda x: _mib(x)),
+            (self.temporary_bytes, lambda x: _mib(x)),
+            (self.instructions, lambda x: f"{x}"),
+            (self.kernels, lambda x: f"{x}"),
+            (self.floor_s, human_time),
+            (self.time_s, human_time),
+        ]
+        return [(UNKNOWN, "") if value is None else (self.kind, words(value)) for value, words in shown]
+
+
+_HEADS = ("HBM MiB", "temp MiB", "instr.", "kernels", "floor", "time")
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Comparison(Displayed):
+    """What `compare` found: a row for each level on each chip. Truthy where there is a figure.
+
+    conditions: versions, of figures that were made beforehand.
+    """
+
+    rows: list[Level] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    conditions: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(row.hbm_bytes is not None or row.time_s is not None for row in self.rows)
+
+    def __str__(self) -> str:
+        return plain("\n".join(self._lines()), getattr(sys.stdout, "encoding", None))
+
+    __repr__ = __str__
+
+    def of(self, level: str, chip: str = "v5e") -> Level:
+        """The row of a level on a chip. Raises KeyError, with what there is."""
+        found = [row for row in self.rows if (row.name, row.chip) == (level, chip)]
+        if not found:
+            raise KeyError(f"{level!r} on {chip!r}: there are {sorted({(r.name, r.chip) for r in self.rows})}")
+        return found[0]
+
+    def _blocks(self) -> Iterator[tuple[str, list[Level]]]:
+        for chip in dict.fromkeys((row.chip, row.kind) for row in self.rows):
+            rows = [row for row in self.rows if (row.chip, row.kind) == chip]
+            how = "measured here" if chip[1] == MEASURED else "estimated by its compiler"
+            yield f"on a {chip[0]}, {how}", rows
+
+    def _about(self) -> list[str]:
+        versions = ", ".join(f"{name} {value}" for name, value in self.conditions.items())
+        made = f"* made beforehand by the course, with its own solutions, {versions}."
+        return [*([made] if any(row.beforehand for row in self.rows) else []), *self.notes]
+
+    def _lines(self) -> Iterator[str]:
+        for title, rows in self._blocks():
+            cells = [[MARKS[kind] + words for kind, words in row.figures()] for row in rows]
+            widths = [max(map(len, column)) for column in zip(_HEADS, *cells, strict=True)]
+            wide = max(len(cut(row.title, _STARTING_COLUMNS)) for row in rows)
+            yield from ("", title)
+            yield "  " + " " * wide + "".join(f"  {h:>{w}}" for h, w in zip(_HEADS, widths, strict=True))
+            for row, each in zip(rows, cells, strict=True):
+                values = "".join(f"  {c:>{w}}" for c, w in zip(each, widths, strict=True))
+                yield f"  {cut(row.title, _STARTING_COLUMNS):{wide}}{values}"
+                yield from (line for _, line in wrapped(row.problem, "", "      ", columns=_COLUMNS))
+        for words in [*([_KEY] if self.rows else []), *self._about()]:
+            yield ""
+            yield from (line for _, line in wrapped(words, "", columns=_COLUMNS))
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for title, rows in self._blocks():
+            lines = [
+                row_html(f'<th style="{s}">{h}</th>' for s, h in zip([LEFT, *[RIGHT] * 6], ["", *_HEADS], strict=True))
+            ]
+            for row in rows:
+                cells = [
+                    f'<td style="{RIGHT}" title="{k}">{MARKS[k]}{escape(words)}</td>' for k, words in row.figures()
+                ]
+                lines.append(row_html([f'<th scope="row" style="{LEFT}">{escape(row.title)}</th>', *cells]))
+                if row.problem:
+                    wide = f'<td colspan="7" style="{LEFT};white-space:normal;opacity:.8">{escape(row.problem)}</td>'
+                    lines.append(row_html([wide]))
+            parts.append(f'<div style="margin-top:8px"><b>{escape(title)}</b></div>{table(lines)}')
+        for words in [*([_KEY] if self.rows else []), *self._about()]:
+            parts.append(f'<div style="opacity:.8;font-size:92%;margin-top:4px">{escape(words)}</div>')
+        return card_html(NEUTRAL, "".join(parts), FONT)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as plain data, as `made` reads them."""
+        return {"conditions": self.conditions, "rows": [dataclasses.asdict(row) for row in self.rows]}
+
+
+def _mib(nbytes: float) -> str:
+    size = nbytes / MIB
+    return f"{size:.3g}" if size < 99.95 else count_words(round(size))
+
+
+def compare(
+    levels: Mapping[str, Callable[..., Any] | None] | Callable[..., Any],
+    *args: Any,
+    tpu: str | Sequence[str] = "v5e,v6e",
+    made: str = "",
+) -> Comparison:
+    """Rows of levels, columns of figures: what each of several functions of the same arrays costs on a TPU.
+
+    levels: name -> a function of the arrays; op_by_op(f) for f as eager JAX runs it. One function alone stands for
+    {"op by op": op_by_op(f), "jit": f}. args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; give
+    integers that choose blocks as arrays. tpu: which chips the compiler is asked about. made: the name of figures that
+    the course has made beforehand: for levels that are None, and for all where there is no TPU compiler.
+
+    HBM bytes, temporaries and instructions are those of the program that the TPU compiler makes. Its cycles stand for
+    the time of everything but Pallas kernels, whose time is that of `tpu_report`. Where there is a chip, the levels
+    that can run on it are measured, too, as `bench` does. What nobody could know is None, and shown as unknown. Never
+    raises for a level that does not compile: its row says why. Raises ValueError for a TPU that is not known.
+    """
+    targets = chips(tpu)
+    if callable(levels):
+        levels = {"op by op": OpByOp(levels), "jit": levels}
+    found = Comparison()
+    written: dict[str, Callable[..., Any]] = {}
+    for name, fn in levels.items():
+        if fn is not None and (holes := unwritten(_inside(fn))):
+            verb = "is" if len(holes) == 1 else "are"
+            found.notes.append(f"{name} is missing: {listed(holes)} {verb} still to be written.")
+        elif fn is not None:
+            written[name] = fn
+    missing = compiler.missing()
+    if missing:
+        found.notes.append(f"{missing[0].upper()}{missing[1:]}.")
+    elif written:
+        compiler.warm(simulator=False)
+    told = _made_beforehand(made)
+    found.conditions = told["conditions"]
+    for target in targets:
+        for name, fn in levels.items():
+            if name in written and not missing:
+                found.rows.append(_level(name, written[name], args, target))
+            elif fn is None or name in written:
+                found.rows += [row for row in told["rows"] if (row.name, row.chip) == (name, target.title)]
+    _measure(found, written, args)
+    return found
+
+
+def _inside(fn: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(fn, OpByOp | functools.partial):
+        fn = fn.fn if isinstance(fn, OpByOp) else fn.func
+    return fn
+
+
+# --- one level on one chip -------------------------------------------------------------------------------------------
+
+
+def _level(name: str, fn: Callable[..., Any], args: Sequence[Any], target: Chip) -> Level:
+    row = Level(name, target.title)
+    try:
+        if isinstance(fn, OpByOp):
+            _add_operations(row, fn.fn, args, target)
+        else:
+            _add_program(row, fn, described(args), target)
+    except Exception as error:  # of the reader's function, or of the compiler
+        return Level(name, target.title, problem=sentence(error))
+    return row
+
+
+def _add_operations(row: Level, fn: Callable[..., Any], args: Sequence[Any], target: Chip) -> None:
+    for each in operations(fn, shapes(args)):
+        arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in each.arrays]
+        before = row.temporary_bytes
+        row.temporary_bytes = None
+        _add_program(row, each.run, arrays, target)
+        held = None if row.temporary_bytes is None else row.temporary_bytes + each.held_bytes
+        row.temporary_bytes = held if before is None or held is None else max(before, held)
+
+
+def _add_program(row: Level, fn: Callable[..., Any], args: Sequence[Any], target: Chip) -> None:
+    """Adds what one program costs. Raises whatever tracing or compiling it raises."""
+    given = shapes(args)
+    with for_tpu(target.mesh()):
+        blob = exported(fn, given)
+        text, row.temporary_bytes = _compiled(blob, target)
+        mxu_s = sum(flops / target.flops_per_s(dtype) for dtype, flops in products(fn, given).items())
+    found = [each for each in instructions(text) if not _negligible(each)]
+    mine = [each for each in found if not each.is_kernel]
+    hbm_bytes = _total((each.hbm_bytes, each.times) for each in mine)
+    silent = [each.name for each in mine if each.cycles is None and not each.copies]
+    told = _total((each.cycles or 0.0, each.times) for each in mine)
+    time_s = None if told is None or silent else told / target.clock_hz
+    if told is None:
+        row.problem = "unknown: how often a loop runs is known only at run time"
+    elif silent:
+        rest = f"; all else in that program takes {human_time(told / target.clock_hz)}" if told else ""
+        row.problem = f"time unknown: the compiler gives no cycles for {listed(silent[:2])}{rest}"
+    kernels = len(found) - len(mine)
+    if kernels:
+        extra = _kernels(row, fn, args, target, blob)
+        hbm_bytes, time_s = _plus(hbm_bytes, extra[0]), _plus(time_s, extra[1])
+        mxu_s += extra[2]
+    floor_s = None if hbm_bytes is None else max(mxu_s, hbm_bytes / target.hbm_bytes_per_s)
+    time_s = None if time_s is None or floor_s is None else max(time_s, floor_s)
+    first = row.instructions is None
+    row.hbm_bytes = hbm_bytes if first else _plus(row.hbm_bytes, hbm_bytes)
+    row.floor_s = floor_s if first else _plus(row.floor_s, floor_s)
+    row.time_s = time_s if first else _plus(row.time_s, time_s)
+    row.instructions = sum(not each.copies for each in found) + (row.instructions or 0)
+    row.kernels = kernels + (row.kernels or 0)
+
+
+def _negligible(each: Instruction) -> bool:
+    """Scalars of a loop, and what only gives an array its place."""
+    if each.is_free:
+        return True
+    return (
+        each.cycles is None
+        and each.op in ("copy", "add", "convert", "compare", "broadcast", "multiply")
+        and (each.hbm_bytes < _NEGLIGIBLE_BYTES)
+    )
+
+
+def _total(amounts: Iterator[tuple[float, float | None]]) -> float | None:
+    total = 0.0
+    for amount, times in amounts:
+        if times is None:
+            return None
+        total += amount * times
+    return total
+
+
+def _sum(amounts: Sequence[float | None]) -> float | None:
+    return None if None in amounts else sum(each for each in amounts if each is not None)
+
+
+def _plus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b
+
+
+def _kernels(
+    row: Level, fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: bytes
+) -> tuple[float | None, float | None, float]:
+    """(HBM bytes, seconds, seconds of its matrix products) of all Pallas kernels that a function runs."""
+    steering = b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(args) if isinstance(x, np.ndarray | jax.Array))
+    key = blob, target.name, steering
+    if key not in _REPORTS:
+        _REPORTS[key] = tpu_report(fn, *args, tpu=target.name, simulate=False)
+    report = _REPORTS[key]
+    if not report:
+        raise ValueError(report.unavailable or (report.refusal.sentence if report.refusal else ""))
+    if unknown := [k for k in report.kernels if k.time_s is None or k.hbm_bytes is None]:
+        row.problem = f"{unknown[0].name}: {'; '.join(unknown[0].notes)}"
+    moved = [None if k.hbm_bytes is None else float(k.hbm_bytes * k.runs) for k in report.kernels]
+    taken = [None if k.time_s is None else k.time_s * k.runs for k in report.kernels]
+    mxu_s = sum(k.times.get("MXU", 0.0) * k.runs for k in report.kernels)
+    return _sum(moved), _sum(taken), mxu_s
+
+
+_REPORTS: dict[tuple[bytes, str, bytes], Report] = {}
+_KEPT: dict[tuple[bytes, str], tuple[str, int | None]] = {}
+
+
+def _compiled(blob: bytes, target: Chip) -> tuple[str, int | None]:
+    """The compiler's program and its temporaries; the same program is compiled once."""
+    key = blob, target.name
+    if key not in _KEPT:
+        _KEPT[key] = compiler.compile_text(blob, target)
+    return _KEPT[key]
+
+
+# --- without the compiler, and with a chip ---------------------------------------------------------------------------
+
+
+def _made_beforehand(name: str) -> dict[str, Any]:
+    """The figures called "notebook/name" in cases/notebook.json: rows, and the conditions that they were made under."""
+    notebook, _, which = name.partition("/")
+    file = curriculum.course_folder() / "cases" / f"{notebook}.json"
+    if not which or not file.is_file():
+        return {"conditions": {}, "rows": []}
+    told = json.loads(file.read_text("utf-8"))
+    rows = [Level(**{**row, "beforehand": True}) for row in told["figures"].get(which, ())]
+    return {"conditions": told["conditions"], "rows": rows}
+
+
+def _measure(found: Comparison, levels: Mapping[str, Callable[..., Any]], args: Sequence[Any]) -> None:
+    """Adds a measured row for every level that runs compiled on this machine's accelerator."""
+    if jax.default_backend() == "cpu":
+        return
+    here = {name: fn for name, fn in levels.items() if is_here(kernels_for(fn, args))}
+    if not here:
+        return
+    (own, fn), *others = sorted(here.items(), key=lambda pair: isinstance(pair[1], OpByOp))
+    results = measure([Work("levels", fn, [Size(tuple(args))], dict(others), own=own)])
+    by_name = {row.who: row for row in results.rows}
+    for name in here:
+        row = by_name[name]
+        chip = next((c.title for c in CHIPS.values() if c.kind == row.chip), row.chip)
+        found.rows.append(Level(name, chip, MEASURED, time_s=row.median_s, problem=row.problem))
+    found.notes += results.notes

@@ -1,0 +1,219 @@
+"""What a compiled program says of itself: the HBM bytes and the estimated cycles of every instruction that runs.
+
+The format is XLA's own text of an optimised module, seen on libtpu 0.0.50 and 0.0.51. A layout with S(1) is VMEM; what
+moves there costs no HBM traffic. Bytes in loops count as often as the loop runs.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+_BYTES = {"pred": 1, "bf16": 2, "token": 0}
+_FREE = frozenset(
+    "parameter constant bitcast tuple get-tuple-element copy-done slice-done async-done async-update after-all "
+    "partition-id iota opt-barrier".split()
+)
+_HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\) -> .*\{$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = ")
+_OPERATION = re.compile(r" ([\w-]+)\((.*)$")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction of a program. times: how often it runs, None where nobody could know.
+
+    hbm_bytes, cycles: of one run; cycles: None where the compiler gives none. target: of a custom call.
+    """
+
+    op: str
+    name: str
+    hbm_bytes: float
+    cycles: float | None
+    times: float | None
+    target: str
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.target == "tpu_custom_call"
+
+    @property
+    def copies(self) -> bool:
+        """A copy in the background: it costs bandwidth, and no cycles."""
+        return self.op.endswith("-start")
+
+    @property
+    def is_free(self) -> bool:
+        """Only says where an array is."""
+        return self.target in ("AllocateBuffer", "ConcatBitcast")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    root: bool
+    name: str
+    shape: str
+    op: str
+    operands: tuple[str, ...]
+    text: str
+
+
+def instructions(text: str) -> list[Instruction]:
+    """Every instruction that runs, those in loops included. Raises ValueError for text of another format."""
+    computations = dict(_computations(text))
+    if "ENTRY" not in computations:
+        raise ValueError("the compiled program has no ENTRY: the compiler's format has changed")
+    return list(_walk(computations, "ENTRY", 1.0))
+
+
+def _computations(text: str) -> Iterator[tuple[str, list[_Line]]]:
+    name = ""
+    lines: list[_Line] = []
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            name, lines = "ENTRY" if header[1] else header[2], []
+        elif line.startswith("}") and name:
+            yield name, lines
+            name = ""
+        elif name and (match := _INSTRUCTION.match(line)):
+            end = _end_of_shape(line, match.end())
+            if operation := _OPERATION.match(line, end):
+                operands = tuple(re.findall(r"%([\w.\-]+)", re.split(r"\)(?:,|$)", operation[2])[0]))
+                shape = line[match.end() : end]
+                lines.append(_Line(bool(match[1]), match[2], shape, operation[1], operands, line))
+
+
+def _end_of_shape(line: str, start: int) -> int:
+    """Where a shape ends that begins at `start`: a tuple is in brackets, and so may its parts be."""
+    depth = 0
+    for i in range(start, len(line)):
+        depth += (line[i] == "(") - (line[i] == ")")
+        if line[i] == " " and not depth:
+            return i
+    return len(line)
+
+
+def _walk(computations: Mapping[str, Sequence[_Line]], name: str, times: float | None) -> Iterator[Instruction]:
+    lines = computations.get(name, ())
+    shapes = {line.name: line.shape for line in lines}
+    for line in lines:
+        if line.op in _FREE:
+            continue
+        if line.op in ("while", "call", "conditional"):
+            trips = _trips(computations, line)
+            for body in _bodies(line):
+                yield from _walk(computations, body, None if trips is None or times is None else trips * times)
+            continue
+        cycles = re.search(r'"estimated_cycles":"(\d+)"', line.text)
+        target = re.search(r'custom_call_target="([^"]*)"', line.text)
+        hbm_bytes = _traffic(computations, line, shapes)
+        yield Instruction(
+            line.op, line.name, hbm_bytes, float(cycles[1]) if cycles else None, times, target[1] if target else ""
+        )
+
+
+def _bodies(line: _Line) -> list[str]:
+    found = re.search(r"(?:body|to_apply)=%([\w.\-]+)", line.text)
+    return (
+        [found[1]]
+        if found
+        else re.findall(r"%([\w.\-]+)", line.text.partition("branch_computations={")[2].split("}")[0])
+    )
+
+
+def _trips(computations: Mapping[str, Sequence[_Line]], line: _Line) -> float | None:
+    """How often a loop runs: what the compiler knows, or the constant that its condition compares with."""
+    if line.op == "call":
+        return 1.0
+    if known := re.search(r'known_trip_count":\{"n":"(\d+)"', line.text):
+        return float(known[1])
+    condition = re.search(r"condition=%([\w.\-]+)", line.text)
+    bounds = [
+        int(found[1])
+        for each in (computations.get(condition[1], ()) if condition else ())
+        if (found := re.search(r"s32\[\]\S* constant\((\d+)\)", each.text))
+    ]
+    return float(max(bounds)) if bounds else None
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def _nbytes(shape: str, anywhere: bool = False) -> float:
+    """Of the arrays in a shape that are in HBM; `anywhere`: of all of them."""
+    return sum(
+        math.prod(map(int, filter(None, dims.split(",")))) * _itemsize(kind)
+        for kind, dims, layout in _ARRAY.findall(shape)
+        if anywhere or "S(" not in layout
+    )
+
+
+def _itemsize(kind: str) -> float:
+    digits = re.search(r"\d+", kind)
+    return _BYTES.get(kind, int(digits[0]) / 8 if digits else 4)
+
+
+def _traffic(computations: Mapping[str, Sequence[_Line]], line: _Line, shapes: Mapping[str, str]) -> float:
+    if line.op.endswith("-start"):  # an array comes from one memory and goes to another
+        arrays = [m[0] for m in _ARRAY.finditer(line.shape)][:2]
+        moved = min((_nbytes(each, anywhere=True) for each in arrays), default=0.0)
+        return moved * sum(bool(_nbytes(each)) for each in arrays)
+    body = _called(computations, line) if line.op == "fusion" else None
+    read = 0.0
+    for number, operand in enumerate(line.operands):
+        whole = _nbytes(shapes.get(operand, ""))
+        parts, passed_on = _read(computations, body, number) if body and whole else (whole, False)
+        read += whole if passed_on else min(whole, parts)
+    written = _nbytes(line.shape)
+    root = next((each for each in body or () if each.root), None)
+    if root is not None and body is not None and (update := _updated(computations, body, root)) is not None:
+        written = min(written, update)
+    if line.op in ("dynamic-slice", "slice", "gather"):
+        read = min(read, written)
+    return read + written
+
+
+def _called(computations: Mapping[str, Sequence[_Line]], line: _Line) -> Sequence[_Line] | None:
+    found = re.search(r"calls=%([\w.\-]+)", line.text)
+    return computations.get(found[1]) if found else None
+
+
+def _read(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], number: int) -> tuple[float, bool]:
+    """(bytes that a fusion reads of its operand `number`: of one that is only sliced, the slices; is it its result?)"""
+    parameter = next((each for each in body if each.op == "parameter" and f"parameter({number})" in each.text), None)
+    if parameter is None:
+        return math.inf, False
+    total = 0.0
+    names = {parameter.name}
+    for each in body:
+        if not names.intersection(each.operands):
+            continue
+        if each.op == "bitcast":
+            names.add(each.name)
+        elif each.op in ("dynamic-slice", "slice", "gather") and each.operands[0] in names:
+            total += _nbytes(each.shape, anywhere=True)
+        elif each.op == "dynamic-update-slice" and each.operands[0] in names and each.operands[1] not in names:
+            continue  # what is not updated stays where it is
+        elif each.op == "fusion" and (inner := _called(computations, each)) is not None:
+            for i in (i for i, operand in enumerate(each.operands) if operand in names):
+                parts, passed_on = _read(computations, inner, i)
+                total += parts
+                if passed_on:
+                    names.add(each.name)
+        else:
+            return math.inf, False
+    return total, next(each for each in body if each.root).name in names
+
+
+def _updated(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], root: _Line) -> float | None:
+    """Bytes that are written where a fusion updates a part of its result in place, else None."""
+    made = {each.name: each for each in body}
+    while root.op == "bitcast" and root.operands and root.operands[0] in made:
+        root = made[root.operands[0]]
+    if root.op == "dynamic-update-slice" and len(root.operands) > 1:
+        update = made.get(root.operands[1])
+        return _nbytes(update.shape, anywhere=True) if update else None
+    if root.op == "fusion" and (inner := _called(computations, root)) is not None:
+        return _updated(computations, inner, next(each for each in inner if each.root))
+    return None
