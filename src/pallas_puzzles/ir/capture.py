@@ -487,6 +487,10 @@ class ForGpu(Beyond):
     """A function reaches a kernel for a GPU, which another machine runs."""
 
 
+class ForMesh(Beyond):
+    """A function reaches a shard_map over several devices, which another machine runs."""
+
+
 def is_call(eqn: Any) -> bool:
     return eqn.primitive is pl.pallas_call_p or eqn.primitive.name == "mpmd_map"
 
@@ -577,7 +581,9 @@ class Evaluator:
             return self._inline(eqn, inner, values)
         if name == "shard_map" and math.prod(dict(params["mesh"].shape).values()) == 1:
             return self.run(params["jaxpr"], values)
-        if name == "shard_map" and self.on_mesh is not None:
+        if name == "shard_map":
+            if self.on_mesh is None:
+                raise ForMesh(_around(eqn))
             return self.on_mesh(self, eqn, values)
         if name == "cond":
             return self.run(params["branches"][int(np.asarray(values[0]))], values[1:])

@@ -42,7 +42,7 @@ class Mesh:
         return f"device {at[0] if len(at) == 1 else at}"
 
     def route(self, source: int, target: int) -> list[tuple[int, str, int]]:
-        """The links of a shortest way, one axis after the other: (the device that a link leaves, its axis, +1 or -1)."""
+        """The links of a shortest way, axis by axis: (the device that a link leaves, its axis, +1 or -1)."""
         at, end = self.coordinates(source), self.coordinates(target)
         links = []
         for name, size in self.axes.items():
@@ -93,18 +93,16 @@ def _cuts(spec: Any) -> tuple[tuple[str, ...], ...]:
 def shard(x: Any, cuts: Sequence[tuple[str, ...]], mesh: Mesh, device: int) -> np.ndarray:
     """A device's part of an array."""
     x = np.asarray(x)
-    return x[_part(x.shape, cuts, mesh, device, whole=True)]
+    return x[part(x.shape, cuts, mesh, device)]
 
 
-def _part(
-    shape: Sequence[int], cuts: Sequence[tuple[str, ...]], mesh: Mesh, device: int, whole: bool
-) -> tuple[slice, ...]:
-    """Where a device's shard is. shape: of the whole array, or else of one shard."""
+def part(shape: Sequence[int], cuts: Sequence[tuple[str, ...]], mesh: Mesh, device: int) -> tuple[slice, ...]:
+    """Where a device's shard is in an array of this shape."""
     at, key = mesh.coordinates(device), []
     for size, names in zip(shape, cuts, strict=False):
         sizes = [mesh.axes[name] for name in names]
         n = int(np.ravel_multi_index([at[name] for name in names], sizes)) if names else 0
-        size = size // math.prod(sizes) if whole else size
+        size //= math.prod(sizes)
         key.append(slice(n * size, (n + 1) * size))
     return tuple(key)
 
@@ -117,7 +115,7 @@ def joined(shards: Sequence[np.ndarray], cuts: Sequence[tuple[str, ...]], mesh: 
     whole = np.empty(tuple(n * k for n, k in zip(first.shape, grown, strict=True)), first.dtype)
     filled, apart = np.zeros(whole.shape, bool), None
     for device, one in enumerate(shards):
-        key = _part(first.shape, cuts, mesh, device, whole=False)
+        key = part(whole.shape, cuts, mesh, device)
         if filled[key].all():
             if apart is None and not _same(whole[key], np.asarray(one)):
                 apart = device
@@ -194,7 +192,9 @@ SAME = frozenset(["pvary", "pcast", "mesh_cast", "reshard", "sharding_constraint
 
 def collective(eqn: Any, given: Sequence[Sequence[Any]]) -> list[list[np.ndarray]]:
     """The results of a collective for each member of a group. given: their operands."""
-    by_operand = [COLLECTIVES[eqn.primitive.name]([np.asarray(x) for x in xs], eqn.params) for xs in zip(*given)]
+    by_operand = [
+        COLLECTIVES[eqn.primitive.name]([np.asarray(x) for x in xs], eqn.params) for xs in zip(*given, strict=True)
+    ]
     return [list(of) for of in zip(*by_operand, strict=True)]
 
 

@@ -12,13 +12,13 @@ Each device runs on its own until it waits. What orders accesses is followed by 
 taken to say more than it does, see world.py. Where that depends on what comes later, everything runs once more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ...ir.capture import Call, Capture, Evaluator, Programs, capture, line_of
-from ...ir.meshes import COLLECTIVES, SAME, Mesh, Sharded, axes_of, collective, joined, sends, shard, sharded
+from ...ir.meshes import COLLECTIVES, SAME, Mesh, Sharded, axes_of, collective, joined, part, sends, shard, sharded
 from ...ir.ops import Beyond
 from .. import machine as lens
 from ..machine import Trace
@@ -40,6 +40,14 @@ class Run(lens.Run):
     counts: Counts
     events: list[Event]
     transfers: list[Transfer]
+    joins: list[tuple[np.ndarray, Any, Mesh]]  # results of shard_maps: (the whole array, how it is cut, the mesh)
+
+    def parts_of(self, output: np.ndarray) -> Iterator[tuple[int, tuple[slice, ...]]]:
+        """(device, its part) of an output that is the result of a shard_map; nothing for another one."""
+        for whole, cuts, mesh in reversed(self.joins):
+            if whole.shape == output.shape and np.array_equal(whole, output, equal_nan=whole.dtype.kind not in "iub"):
+                yield from ((device, part(whole.shape, cuts, mesh, device)) for device in range(mesh.size))
+                return
 
     @property
     def hangs(self) -> bool:
@@ -121,9 +129,11 @@ class _Meshes:
         self.worlds: list[World] = []
         self.devices: list[list[Trace]] = []
         self.traces: list[Trace] = []
+        self.joins: list[tuple[np.ndarray, Any, Mesh]] = []
 
     def run(self, outer: Evaluator, eqn: Any, values: list[Any]) -> list[Any]:
-        of, early = sharded(eqn), {}
+        of = sharded(eqn)
+        early: dict[Any, Any] = {}
         for _ in range(_RUNS):
             world, on = self._once(of, early, values)
             if world.hangs or all(len(early.get(key, ())) >= len(found) for key, found in world.late.items()):
@@ -144,6 +154,7 @@ class _Meshes:
                 access = Access(of.mesh.name(apart), "returns", line_of(eqn))
                 world.found.add(Finding("unequal", f"result {number}", of.mesh.name(0), access))
             outputs.append(whole)
+            self.joins.append((whole, cuts, of.mesh))
             if id(on[0].results[number]) in on[0].made:
                 outer.keep([whole])
         return outputs
@@ -183,7 +194,7 @@ def run(
     found = [f for world in meshes.worlds for f in world.found.all()]
     made = Run(meshes.traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls, seen.chip or lens.CHIP)
     made.findings, made.notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
-    made.devices = meshes.devices
+    made.devices, made.joins = meshes.devices, meshes.joins
     made.mesh = max((w.mesh for w in meshes.worlds), key=lambda m: m.size, default=Mesh({}))
     made.counts = _together([w.timeline.counts() for w in meshes.worlds])
     made.events = [e for w in meshes.worlds[:1] for e in w.timeline.events]

@@ -55,7 +55,10 @@ def box_of(place: "Place", shape: tuple[int, ...]) -> tuple[Box, np.ndarray | No
     if len(place.steps) == 1 and isinstance(key, tuple):
         parts = [k for k in key if k is not Ellipsis]
         if all(isinstance(k, int) or (isinstance(k, slice) and k.step in (1, None)) for k in parts):
-            found = [(k, k + 1) if isinstance(k, int) else (k.start, min(k.stop, n)) for k, n in zip(parts, shape, strict=False)]
+            found = [
+                (k, k + 1) if isinstance(k, int) else (k.start, min(k.stop, n))
+                for k, n in zip(parts, shape, strict=False)
+            ]
             return (*found, *((0, n) for n in shape[len(found) :])), None
     mask = np.zeros(shape, bool)
     place.set(mask, True, marks=True)
@@ -86,14 +89,14 @@ class History:
 
     def add(
         self, who: Who, clock: Clock, area: tuple[Box, np.ndarray | None], writes: bool, access: Access
-    ) -> list[tuple[Access, Box]]:
+    ) -> list[tuple[Access, Who, Box]]:
         """The accesses that collide with a new one, each with the part that they share."""
         (box, mask), found, kept = area, [], []
         for old in self.past:
             known = old.who.known_to(clock)
-            if known and (writes or not old.writes) and mask is None and old.box == box:
-                if writes or old.who.half == who.half is None and old.who.device == who.device:
-                    continue  # whoever collides with the old one collides with this one, too
+            mine = old.who.device == who.device and old.who.half is None and who.half is None
+            if known and mask is None and old.box == box and (writes or (mine and not old.writes)):
+                continue  # whoever collides with the old one collides with this one, too
             kept.append(old)
             if known or not (writes or old.writes) or old.who == who:
                 continue
@@ -103,7 +106,7 @@ class History:
             masks = [m[tuple(slice(*b) for b in shared)] for m in (old.mask, mask) if m is not None]
             if masks and not np.logical_and.reduce(masks).any():
                 continue
-            found.append((old.access, shared))
+            found.append((old.access, old.who, shared))
         kept.append(_Past(who, box, mask, writes, access))
         self.past = kept
         return found
@@ -117,5 +120,3 @@ def named(name: str, box: Box, shape: tuple[int, ...]) -> str:
     while keys and keys[-1] == ":":
         keys.pop()
     return f"{name}[{', '.join(keys)}]" if keys else name
-
-

@@ -50,7 +50,8 @@ class Finding:
     """One thing that is wrong.
 
     kind: of KINDS. ref: the Ref or semaphore, with indices. device: whose memory it is. first, second: of a race, in
-    the order in which the machine came to them. count: elements, copies or signals. waiters, ended: of a deadlock.
+    the order in which the machine came to them. semaphore: of a race, one that was waited for, where the wait may have
+    been ended by another copy. count: elements, copies or signals. waiters, ended: of a deadlock.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Finding:
     device: str
     first: Access
     second: Access | None = None
+    semaphore: str = ""
     count: int = 0
     waiters: tuple[Waiter, ...] = ()
     ended: tuple[str, ...] = ()
@@ -75,8 +77,8 @@ class Findings:
         self._found: dict[object, Finding] = {}
 
     def add(self, finding: Finding) -> None:
-        second = finding.second and (finding.second.line, finding.second.verb)
-        key = (finding.kind, finding.ref.split("[")[0], finding.first.line, finding.first.verb, second)
+        sides = frozenset((a.line, a.verb) for a in (finding.first, finding.second) if a is not None)
+        key = (finding.kind, finding.ref.split("[")[0], sides)
         known = self._found.get(key)
         self._found[key] = finding if known is None else dataclasses.replace(known, times=known.times + 1)
 

@@ -48,7 +48,8 @@ class Device(Machine):
         self.world, self.memory, self.device, self.number = world, memory, device, number
         self.collective_id = collective_id
         self.scopes: dict[int, int] = outer.scopes if outer is not None else {}
-        self.barrier = outer.barrier if outer is not None else Buffer("the barrier", np.zeros((), np.int32), "semaphore", "scratch", True, self)
+        shared = Buffer("the barrier", np.zeros((), np.int32), "semaphore", "scratch", written=True, clock=self)
+        self.barrier: Buffer = outer.barrier if outer is not None else shared
 
     def within(self, call: Call) -> "Device":
         return Device(call, self.detail, self.world, self.memory, self.device, self.number, self.collective_id, self)
@@ -98,9 +99,8 @@ class Device(Machine):
     def _access(self, ref: Buffer, place: Place, verb: str, who: Who, clock: Clock, access: Access) -> None:
         home, shape = self.memory.homes[ref][0], ref.shape
         area = box_of(place, shape)
-        self.world.access(
-            ref, self.world.mesh.name(home), lambda box: named(ref.name, box, shape), who, clock, area, verb == "writes", access
-        )  # fmt: skip
+        where, writes = self.world.mesh.name(home), verb == "writes"
+        self.world.access(ref, where, lambda box: named(ref.name, box, shape), who, clock, area, writes, access)
 
     # -- other devices
 
@@ -121,15 +121,15 @@ class Device(Machine):
         else:
             given = device if isinstance(device, tuple | list) else (device,)
             at = {name: int(np.asarray(i)) for name, i in zip(mesh.axes, given, strict=True)}
-        number = mesh.device(at)
-        if number is None:
+        found = mesh.device(at)
+        if found is None:
             there = tuple(at.values())
             access = Access(self.who, "addresses", line_of(eqn))
             shown = str(there[0] if len(there) == 1 else there)
             self.world.found.add(Finding("no-device", f"device {shown}", self.who, access))
-            number = mesh.device({name: i % mesh.axes[name] for name, i in at.items()})
-            assert number is not None, "each index is within its axis"
-        return number
+            found = mesh.device({name: i % mesh.axes[name] for name, i in at.items()})
+            assert found is not None, "each index is within its axis"
+        return found
 
     def _entered(self, target: int, ref: Buffer, eqn: Any) -> None:
         """Whether a device that a copy goes to is in this kernel, and whether this device can know."""
@@ -157,7 +157,7 @@ class Device(Machine):
             raise Beyond(f"a copy into {ref.name} of a device that does not have it yet")
         return found, transforms
 
-    def _key(self, target: int, sem: Any, eqn: Any, transforms: Any = ()) -> tuple[Key, str]:
+    def _address(self, target: int, sem: Any, eqn: Any, transforms: Any = ()) -> tuple[Key, str]:
         """(the semaphore of a device, by what it is in the program, and its name)."""
         ref, transforms = plain_ref(sem, transforms)
         place = self.locate(ref, transforms, "waits for", eqn)
@@ -195,7 +195,7 @@ class Device(Machine):
         ):
             if sem is not None:
                 amount = writes.nbytes if self._counts_bytes(eqn, at) else 1
-                key, sem_name = self._key(where, sem, eqn)
+                key, sem_name = self._address(where, sem, eqn)
                 unit = "bytes" if amount > 1 else ""
                 world.arrive(key, Arrival(event, amount, clock, name, line, when, happen), sem_name, unit)
         return []
@@ -204,7 +204,7 @@ class Device(Machine):
         _, dst, sem = jax.tree.unflatten(eqn.params["tree"], values)[:3]
         nbytes = self._nbytes(dst, eqn)
         if nbytes:
-            key, name = self._key(self.device, sem, eqn)
+            key, name = self._address(self.device, sem, eqn)
             counts = self._counts_bytes(eqn, 2)
             self.world.take(
                 key, nbytes if counts else 1, line_of(eqn), name, take=True, unit="bytes" if counts else ""
@@ -223,7 +223,7 @@ class Device(Machine):
         world, to = self.world, self._target(device, eqn)
         event = world.tick(self.device)
         clock = Clock(list(world.clock[self.device].devices), world.clock[self.device].copies)
-        key, name = self._key(to, ref, eqn, transforms)
+        key, name = self._address(to, ref, eqn, transforms)
         if to != self.device:
             world.timeline.signals += 1
         n, now = int(np.asarray(amount)), world.timeline.now[self.device]
@@ -234,14 +234,14 @@ class Device(Machine):
     def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
         ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
         take = decrement is None or bool(np.asarray(decrement).all())
-        key, name = self._key(self.device, ref, eqn, transforms)
+        key, name = self._address(self.device, ref, eqn, transforms)
         self.world.take(key, int(np.asarray(amount)), line_of(eqn), name, take=take)
         return []
 
     def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
         """What a semaphore holds: what is on its way arrives, and others go first, so that a loop of reads ends."""
         ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
-        key, name = self._key(self.device, ref, eqn, transforms)
+        key, name = self._address(self.device, ref, eqn, transforms)
         self.world.take(key, self.world.semaphore(key, name).coming, line_of(eqn), name, take=False)
         return np.int32(self.world.semaphore(key).count)
 
@@ -307,4 +307,3 @@ def left_over(world: World) -> None:
             who, line = next(reversed(semaphore.sources), (where, None))
             access = Access(who, "signals", line)
             world.found.add(Finding("left-over", semaphore.name, where, access, count=semaphore.count))
-

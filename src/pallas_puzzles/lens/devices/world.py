@@ -36,6 +36,7 @@ class Arrival:
     line: SourceLine | None
     at: float
     happen: Callable[[], None] | None = None
+    mistaken: bool = False  # whether a wait has ended that may have been for it, or for another one
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -77,6 +78,7 @@ class World:
         self.semaphores: dict[Key, Semaphore] = {}
         self.histories: dict[Any, History] = {}
         self.halves = 0
+        self.ends: dict[Who, tuple[Arrival, Semaphore]] = {}  # of a half of a copy: what says that it is done
         self.dead = False
         self._turns = [threading.Semaphore(0) for _ in range(mesh.size)]
         self._queue = list(range(mesh.size))  # those that have not ended, whoever ran longest ago first
@@ -184,6 +186,7 @@ class World:
         """A signal comes, or a copy is on its way."""
         semaphore = self.semaphore(key, name, unit)
         semaphore.open.append(arrival)
+        self.ends[arrival.event] = arrival, semaphore
         semaphore.sources[arrival.who, arrival.line] = None
         if arrival.happen is None:
             semaphore.count += arrival.amount
@@ -219,6 +222,8 @@ class World:
             semaphore.settled += arrival.amount
             self.clock[device].join(arrival.clock)
             came = max(came, arrival.at)
+        for arrival in semaphore.open:
+            arrival.mistaken = needed > 0
         semaphore.waits.append(step)
         semaphore.taken += needed if take else 0
         self.timeline.wait(device, came, "wait" if unit else "barrier", line, name)
@@ -238,5 +243,7 @@ class World:
 
     def access(self, buffer: Any, where: str, name: Callable[[Any], str], *event: Any) -> None:
         """Notes an access, and what collides with it. where: whose memory it is; name: of a part of it."""
-        for other, box in self.histories.setdefault(buffer, History()).add(*event):
-            self.found.add(Finding("race", name(box), where, other, event[-1]))
+        for other, who, box in self.histories.setdefault(buffer, History()).add(*event):
+            ends = [self.ends[x] for x in (who, event[0]) if x in self.ends]
+            mistaken = next((semaphore.name for arrival, semaphore in ends if arrival.mistaken), "")
+            self.found.add(Finding("race", name(box), where, other, event[-1], semaphore=mistaken))
