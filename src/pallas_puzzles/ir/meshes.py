@@ -135,6 +135,12 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 # --- lax collectives -------------------------------------------------------------------------------------------------
 
 
+def names_in(eqn: Any) -> set[str]:
+    """The mesh axes that an equation names, if any."""
+    names = eqn.params.get("axes", eqn.params.get("axis_name"))
+    return {name for name in (names if isinstance(names, tuple | list) else (names,)) if isinstance(name, str)}
+
+
 def axes_of(eqn: Any) -> tuple[str, ...]:
     """The mesh axes that a collective goes over."""
     names = eqn.params.get("axes", eqn.params.get("axis_name"))

@@ -18,7 +18,20 @@ from typing import Any
 import numpy as np
 
 from ...ir.capture import Call, Capture, Evaluator, Programs, capture, line_of
-from ...ir.meshes import COLLECTIVES, SAME, Mesh, Sharded, axes_of, collective, joined, part, sends, shard, sharded
+from ...ir.meshes import (
+    COLLECTIVES,
+    SAME,
+    Mesh,
+    Sharded,
+    axes_of,
+    collective,
+    joined,
+    names_in,
+    part,
+    sends,
+    shard,
+    sharded,
+)
 from ...ir.ops import Beyond
 from .. import machine as lens
 from ..machine import Trace
@@ -77,7 +90,7 @@ class _OnDevice(Evaluator):
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         name, mesh = eqn.primitive.name, self.world.mesh
         if name == "axis_index":
-            return [np.int32(mesh.coordinates(self.device)[eqn.params["axis_name"]])]
+            return [np.int32(mesh.coordinates(self.device)[axes_of(eqn)[0]])]
         if name in SAME:
             return list(values)
         if name in COLLECTIVES:
@@ -86,7 +99,7 @@ class _OnDevice(Evaluator):
             return outputs
         if name == "shard_map":
             raise Beyond("a shard_map inside of another one")
-        if mesh.axes.keys() & _axis_names(eqn):
+        if mesh.axes.keys() & names_in(eqn):
             raise Beyond(f"{name} between devices")
         return super().apply(eqn, values)
 
@@ -114,11 +127,6 @@ class _OnDevice(Evaluator):
             world.clock[self.device].join(clock)
         world.timeline.wait(self.device, max(at for _, _, at in meeting.values()), "wait", line, eqn.primitive.name)
         return collective(eqn, [meeting[i][0] for i in range(len(group))])[member]
-
-
-def _axis_names(eqn: Any) -> set[str]:
-    names = eqn.params.get("axis_name", eqn.params.get("axes", ()))
-    return {name for name in (names if isinstance(names, tuple | list) else (names,)) if isinstance(name, str)}
 
 
 class _Meshes:
