@@ -19,6 +19,7 @@ import numpy as np
 from ..ir.meshes import meshes_of_tpus
 from ..ir.modes import built_for
 from ..lens.watchdog import TimeLimit, plant, reader_line, time_limit
+from ..platforms import tpu_attached
 from .tpu.mesh import CHIP, tpu_mesh
 
 if TYPE_CHECKING:
@@ -54,11 +55,14 @@ def backend() -> str:
     return "tpu" if jax.default_backend() == "tpu" else "simulated"
 
 
-def setup() -> None:
+def setup(devices: int = 1) -> None:
     """Turns JAX's TPU simulator on for this process, unless it has a TPU, and says in one line which of the two it is.
 
-    Kernels then need no `interpret=`. On a machine with a GPU, JAX's default device becomes the CPU.
+    Kernels then need no `interpret=`. On a machine with a GPU, JAX's default device becomes the CPU. devices: how many
+    there have to be. Where there is no TPU, JAX makes them out of the CPU, which it can do before it starts.
     """
+    if devices > 1 and (problem := _make_devices(devices)):
+        print(problem)
     if backend() == "tpu":
         print(f"Kernels run compiled, on this machine's {jax.devices()[0].device_kind}.")
         return
@@ -73,7 +77,24 @@ def setup() -> None:
         jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
         gpu = f", and the {jax.default_backend()} device stays idle"
     threading.Thread(target=_warm, name="warm up", daemon=True).start()
-    print(f"No TPU here: kernels run on the CPU, in JAX's TPU simulator{gpu}.")
+    many = f", and this CPU counts as {len(jax.devices())} devices" if len(jax.devices()) > 1 else ""
+    print(f"No TPU here: kernels run on the CPU, in JAX's TPU simulator{many}{gpu}.")
+
+
+def _make_devices(count: int) -> str:
+    """Has JAX take the CPU for so many devices. Where that is no longer possible, a sentence on what to do."""
+    if not tpu_attached():
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", max(count, jax.config.jax_num_cpu_devices))
+            jax.config.update("jax_platforms", "cpu")
+    if (found := len(jax.devices())) >= count:
+        return ""
+    if tpu_attached():
+        return f"This notebook needs {count} devices, and this machine has {found}: open it on one without a TPU."
+    return (
+        f"This notebook needs {count} devices, and JAX has already started with {found}. Restart Python (in Jupyter: "
+        "Kernel, Restart; in Colab: Runtime, Restart session), and run this cell before any other that uses JAX."
+    )
 
 
 def _warm() -> None:
@@ -166,7 +187,7 @@ def _is_inability(error: BaseException) -> bool:
     if _not_there(error):
         return False
     if isinstance(error, NotImplementedError) or re.search(
-        r"NotImplementedError|XLA CPU\S* backend does not", str(error)
+        r"NotImplementedError|XLA CPU\S* backend does not|passing `AbstractMesh`", str(error)
     ):
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
