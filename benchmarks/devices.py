@@ -2,9 +2,9 @@
 
     uv run --all-groups python benchmarks/devices.py [--devices 8] [--limit 20]
 
-The kernels of tests/device_kernels.py, right and wrong. The simulator runs with race detection, in both of its modes, as
-`check` asks it; it is stopped after so many seconds. Seconds of the machine and of the simulator: the second run of a
-right kernel, tracing included, and the only run of a wrong one. The TPU's front end is asked, too.
+The kernels of tests/device_kernels.py, right and wrong. The simulator runs with race detection, in both of its modes,
+as `check` asks it; it is stopped after so many seconds. Seconds of the machine and of the simulator: the second run of
+a right kernel, tracing included, and the only run of a wrong one. The TPU's front end is asked, too.
 """
 
 import argparse

@@ -16,6 +16,7 @@ from pallas_puzzles.ir.meshes import Mesh
 from pallas_puzzles.lens import devices
 from pallas_puzzles.lens.watchdog import TimeLimit, time_limit
 from pallas_puzzles.targets.simulate import SimulatorError, simulate
+from pallas_puzzles.view.devices import on_devices
 
 N = 4
 EXPECTED = {
@@ -177,6 +178,16 @@ def test_a_loop_that_never_ends_is_stopped_on_every_device() -> None:
     fn = jax.shard_map(local, mesh=mesh(x=2), in_specs=P("x"), out_specs=P("x"), check_vma=False)
     with pytest.raises(TimeLimit), time_limit(0.5):
         devices.run(fn, normal(16, 128))
+
+
+def test_the_picture_has_a_row_for_each_device_and_an_arrow_for_each_copy() -> None:
+    fn, args, _ = CASES["all_gather"](N)
+    picture = on_devices(fn, args, {})
+    assert picture.svg().count("over 1 link,") == N * (N - 1)
+    assert all(f">device {i}<" in picture.svg() for i in range(N))
+    assert "device_kernels.py:" in picture.text()
+    fn, args, _ = CASES["permute"](N, "waits-twice")
+    assert "waits for ever" in on_devices(fn, args, {}).note
 
 
 def test_the_simulator_keeps_the_text_of_a_race() -> None:
