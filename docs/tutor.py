@@ -84,8 +84,8 @@ FAMILIES = {
         "last one?"
     ),
     "not-entered no-device": (
-        "Several devices: a copy or signal goes to a device that may not be in the kernel yet, or is not on the mesh. Who "
-        "copies into this device, and what does it wait for before the first copy?"
+        "Several devices: a copy or signal goes to a device that may not be in the kernel yet, or is not on the mesh. "
+        "Who copies into this device, and what does it wait for before the first copy?"
     ),
     "left-over unequal": (
         "Several devices: a semaphore keeps signals, or devices return different values where out_specs says the same. "

@@ -247,7 +247,9 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
         figure, most = getattr(run.counts, kind), getattr(budget, kind)
         if most is not None and figure > most:
             text = _COSTS[kind].format(figure=human_bytes(figure), most=human_bytes(most))
-            found.append(Finding("budget", f"Right answer, but {text}", _sent(run), operand=kind, near=near))
+            rows = _sent(run)
+            line, said = next((line for line, _ in rows), None), [words for _, words in rows]
+            found.append(Finding("budget", f"Right answer, but {text}", said, line, operand=kind, near=near))
     return [*found, *over_on_each(run, [figures(t) for t in run.traces], on_each)]
 
 
@@ -263,8 +265,8 @@ _COSTS = {
 }
 
 
-def _sent(run: Run) -> list[str]:
-    """Which lines send most."""
+def _sent(run: Run) -> list[tuple[SourceLine, str]]:
+    """The lines that send most, and how much."""
     by_line: dict[SourceLine | None, list[int]] = {}
     for t in run.transfers:
         sums = by_line.setdefault(t.line, [0, 0, 0])
@@ -272,6 +274,6 @@ def _sent(run: Run) -> list[str]:
             sums[i] += n
     rows = sorted(((line, sums) for line, sums in by_line.items() if line is not None), key=lambda row: -row[1][2])
     return [
-        f"{line}: {plural(n, 'time')}, {human_bytes(sent)}, {human_bytes(hops)} over all links: {line.text}"
+        (line, f"{line}: {plural(n, 'time')}, {human_bytes(sent)}, {human_bytes(hops)} over all links: {line.text}")
         for line, (n, sent, hops) in rows[:3]
     ]
