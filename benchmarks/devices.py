@@ -89,7 +89,7 @@ def main() -> None:
     asked = parser.parse_args()
     table = list(rows(asked.devices, asked.limit))
     costs = [
-        f"| {name} | {c.ici_bytes:,} | {c.bytes_hops:,} | {c.link_bytes:,} | {c.exposed_bytes:,} | {c.ticks:,.1f} |"
+        f"| {name} | {c.ici_bytes:,} | {c.bytes_hops:,} | {c.link_bytes:,} | {c.exposed_ici_bytes:,} | {c.ticks:,.1f} |"
         for name, c in COSTS
     ]
     versions = f"jax {importlib.metadata.version('jax')}, Python {platform.python_version()}"

@@ -235,7 +235,7 @@ _ORDER = list(_WORDS)
 
 # --- costs -----------------------------------------------------------------------------------------------------------
 
-BOUNDS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_bytes")
+BOUNDS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_ici_bytes")
 
 
 def over_budget(run: Run, budget: Budget) -> list[Finding]:
@@ -260,7 +260,7 @@ _COSTS = {
     "neighbour.",
     "link_bytes": "{figure} go over its busiest link in one direction; the budget is {most}. Spread them over more "
     "links: those of the other direction, or of the other axis.",
-    "exposed_bytes": "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. "
+    "exposed_ici_bytes": "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. "
     "Start the copy, compute with what is there already, and wait then.",
 }
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from .capture import holds_call, is_call, named, subprograms, tracing
-from .ops import inlined, interpret
+from .ops import inlined, interpret, is_literal
 from .program import calls_in
 
 
@@ -66,11 +67,13 @@ def _apply_on(eqn: Any, values: list[Any], mesh: Any) -> list[Any]:
     if inner is not None:
         return _moved(inner, values, mesh)
     if eqn.primitive.name != "shard_map":
-        return _apply(eqn, values, False)
+        # a number that is written into the program knows the mesh that it was traced on
+        plain = [np.asarray(v) if is_literal(atom) else v for atom, v in zip(eqn.invars, values, strict=True)]
+        return _apply(eqn, plain, False)
     p = eqn.params
 
     def body(*given: Any) -> tuple[Any, ...]:
-        return tuple(_replayed(p["jaxpr"], given, False))
+        return tuple(_moved(p["jaxpr"], given, mesh))  # all inlined: their types name the old mesh
 
     specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"]), "check_vma": p["check_vma"]}
     return list(jax.shard_map(body, mesh=mesh, **specs)(*values))

@@ -56,7 +56,7 @@ def _of_devices(c: DeviceCounts) -> str:
         return f"Its {c.devices} devices send nothing to one another."
     words = f"Its {c.devices} devices send {human_bytes(c.ici_bytes)} to one another, {human_bytes(c.bytes_hops)} over "
     words += f"all links, {human_bytes(c.link_bytes)} over the busiest"
-    hidden = c.ici_bytes - c.exposed_bytes
+    hidden = c.ici_bytes - c.exposed_ici_bytes
     return words + (f"; {hidden / c.ici_bytes:.0%} of it while a device computes." if hidden else ".")
 
 
@@ -64,7 +64,7 @@ _TPU_SUMS = ("hbm_bytes", "once_bytes", "steps", "flops")
 _GPU_SUMS = tuple(
     "gmem_bytes once_bytes ctas arrivals bank_conflicts flops cycles waited tensor_idle copy_idle".split()
 )
-_DEVICE_SUMS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_bytes")
+_DEVICE_SUMS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_ici_bytes")
 
 
 def totals(figures: Sequence[AnyCounts]) -> dict[str, int]:

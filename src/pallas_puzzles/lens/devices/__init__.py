@@ -212,7 +212,7 @@ def run(
 
 def _together(each: list[Counts]) -> Counts:
     """What several shard_maps cost, one after the other."""
-    names = "ici_bytes bytes_hops link_bytes exposed_bytes copies signals waited ticks".split()
+    names = "ici_bytes bytes_hops link_bytes exposed_ici_bytes copies signals waited ticks".split()
     sums = {name: sum(getattr(c, name) for c in each) for name in names}
     return Counts(devices=max((c.devices for c in each), default=1), **sums)
 

@@ -47,7 +47,7 @@ class Counts:
     """What a function costs on a mesh, over all devices.
 
     devices: of the mesh. ici_bytes: sent to other devices. bytes_hops: the same, each byte counted on every link of its
-    way. link_bytes: over the busiest link, in one direction. exposed_bytes: sent while neither of the two devices
+    way. link_bytes: over the busiest link, in one direction. exposed_ici_bytes: sent while neither of the two devices
     computes. copies: to other devices. signals: to semaphores of other devices. waited: ticks that devices wait, in
     all. ticks: until the last device ends.
     """
@@ -56,7 +56,7 @@ class Counts:
     ici_bytes: int = 0
     bytes_hops: int = 0
     link_bytes: int = 0
-    exposed_bytes: int = 0
+    exposed_ici_bytes: int = 0
     copies: int = 0
     signals: int = 0
     waited: float = 0
@@ -123,7 +123,7 @@ class Timeline:
             ici_bytes=sent,
             bytes_hops=sum(t.nbytes * t.hops for t in self.transfers),
             link_bytes=max(self._load.values(), default=0),
-            exposed_bytes=round(sent - hidden),
+            exposed_ici_bytes=round(sent - hidden),
             copies=len(self.transfers),
             signals=self.signals,
             waited=sum(e.end - e.start for e in self.events if e.kind != "compute"),
