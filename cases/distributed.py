@@ -66,3 +66,12 @@ def puzzle_5(nb: Any) -> Question:
         variants=[case(normal((40, 256)), devices=5, budget=Budget(bytes_hops=163_840), about="five devices")],
         budget=Budget(bytes_hops=229_376),
     )
+
+
+def puzzle_6(nb: Any) -> Question:
+    return question(
+        nb.total_spec,
+        normal((64, 128)),
+        variants=[case(normal((40, 256)), devices=5, about="five devices")],
+        budget=Budget(exposed_ici_bytes=80_000),
+    )

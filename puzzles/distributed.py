@@ -13,7 +13,7 @@
 # A large model does not fit on one chip. Llama 3 70B has 113 GB of MLP weights in bfloat16, and a TPU v5e has 16 GB.
 # So you cut the arrays, and the devices talk to each other. Here you first let JAX do the talking. Then you write the
 # copies between devices yourself, inside a Pallas kernel: you send, wait, and make sure that nobody overwrites what
-# somebody still reads. You end with a ring all-gather, the heart of every library of collectives.
+# somebody still reads. You end with two rings, all-gather and all-reduce, the heart of every library of collectives.
 #
 # You need basics.py and its puzzles on scratch memory. You need no TPU: the CPU counts as eight devices. A machine in
 # this package runs one execution for each device. It finds races between devices and waits that never end, and it
@@ -559,6 +559,127 @@ check("distributed/5", gather)
 
 # %%
 show(gather, normal((64, 128)))
+
+# %% [markdown]
+# ## Puzzle 6: Two slots and a credit
+#
+# **Goal.** All-reduce: every device gets the sum of all parts. The parts go around the ring through two slots, and you
+# add one while the next is on its way.
+#
+# ### Theory
+#
+# Puzzle 5 keeps all parts. For a sum you need no more than two slots, whatever the number of devices:
+#
+# ```text
+#                 you                          your right neighbour
+#     hop 0       buf[0], your own  ------>    buf[1]
+#     hop 1       buf[1]            ------>    buf[0]        you add buf[1]
+#     hop 2       buf[0]            ------>    buf[1]        you add buf[0]
+# ```
+#
+# Look at hop 1. You overwrite your neighbour's slot 0. Has it sent that slot on, and added it? It may be slow, and
+# nothing tells you. Your `wait()` says that *your* part has left and that *your* slot was filled, no more.
+#
+# So it has to tell you: this is a **credit**. `credit` is a semaphore in scratch that counts signals. When a slot of
+# yours is free, signal your *left* neighbour, who will fill it. Before every copy but the first, wait for one signal.
+# (The barrier is as good as a credit for the first copy.)
+#
+# A semaphore has to be 0 when the kernel ends. So signal exactly as often as somebody waits.
+
+
+# %%
+def total_spec(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
+    """Each of the n devices returns the sum of all parts."""
+    return jnp.tile(x.reshape(devices, x.shape[0] // devices, x.shape[1]).sum(0), (devices, 1))
+
+
+def total_kernel(x_ref, o_ref, buf, sent, came, credit):
+    # x_ref, o_ref: (r, C), in VMEM    buf: (2, r, C), in VMEM
+    # sent: a DMA semaphore            came: two of them, came.at[slot]        credit: a semaphore for signals
+    pass  # YOUR CODE HERE
+
+
+def total(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
+    def local(x: Float[Array, "r C"]) -> Float[Array, "r C"]:
+        return pl.pallas_call(
+            total_kernel,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            scratch_shapes=[
+                pltpu.VMEM((2, *x.shape), x.dtype),
+                pltpu.SemaphoreType.DMA,
+                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SemaphoreType.REGULAR,
+            ],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    return on_mesh(local, devices, P("x", None), P("x", None))(x)
+
+
+# %%
+# Budget for x (64, 128): exposed_ici_bytes=80_000. That is what may be on its way while neither the sender nor the
+# receiver computes. All copies send 229_376 bytes. The first one, 32_768 of them, has nothing to hide behind.
+check("distributed/6", total)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Each hop: wait for a credit, start the copy, add the slot that you are just sending (in hop 0 there is nothing to add:
+# it is your own part), and only then wait for the copy. When may your left neighbour fill that slot? After it was added
+# and has left. In which hop does nobody need your signal any more? What came in the last hop is still to be added.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+#     for hop in range(n - 1):
+#         here, there = hop % 2, 1 - hop % 2
+#         if hop > 0:
+#             pl.semaphore_wait(____, 1)
+#         copy = pltpu.make_async_remote_copy(buf.at[here], buf.at[____], sent, came.at[____], device_id={"x": right})
+#         copy.start()
+#         if hop > 0:
+#             o_ref[...] += ____
+#         copy.wait()
+#         if hop < ____:
+#             pl.semaphore_signal(credit, 1, device_id={"x": ____})
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def total_kernel(x_ref, o_ref, buf, sent, came, credit):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+#     meet_neighbours()
+#     o_ref[...] = x_ref[...]
+#     buf[0] = x_ref[...]
+#     for hop in range(n - 1):
+#         here, there = hop % 2, 1 - hop % 2
+#         if hop > 0:
+#             pl.semaphore_wait(credit, 1)
+#         copy = pltpu.make_async_remote_copy(buf.at[here], buf.at[there], sent, came.at[there], device_id={"x": right})
+#         copy.start()
+#         if hop > 0:
+#             o_ref[...] += buf[here]
+#         copy.wait()
+#         if hop < n - 2:
+#             pl.semaphore_signal(credit, 1, device_id={"x": left})
+#     o_ref[...] += buf[(n - 1) % 2]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Barrier, copies, credits: that is all of the synchronisation in a ring. And the devices add while they
+# send. In the picture the additions lie under the arrows. (A large array is cut into n pieces first, so that each link
+# carries less: psum_scatter and all_gather, as in Puzzle 2.)
+
+# %%
+show(total, normal((64, 128)))
 
 # %% [markdown]
 # ## The end of the ring

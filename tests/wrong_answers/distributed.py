@@ -143,3 +143,49 @@ def gather_kernel(x_ref, o_ref, own, sent, came):
         copy.start()
     for copy in copies:
         copy.wait()
+
+
+# %% distributed/6: no credits
+# total_kernel:
+# -        if hop > 0:
+# -            pl.semaphore_wait(credit, 1)
+# total_kernel:
+# -        if hop < n - 2:
+# -            pl.semaphore_signal(credit, 1, device_id={"x": left})
+
+# %% distributed/6: the credit goes to the right
+# total_kernel: `device_id={"x": left}` -> `device_id={"x": right}`
+
+# %% distributed/6: a credit that nobody waits for
+# total_kernel: `if hop < n - 2:` -> `if hop < n - 1:`
+
+# %% distributed/6: the credit comes before the slot is free
+# total_kernel:
+# -        copy.wait()
+# -        if hop < n - 2:
+# -            pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +        if hop < n - 2:
+# +            pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +        copy.wait()
+
+# %% distributed/6: adds when the copy is over
+# total_kernel:
+# -        if hop > 0:
+# -            o_ref[...] += buf[here]
+# -        copy.wait()
+# +        copy.wait()
+# +        if hop > 0:
+# +            o_ref[...] += buf[here]
+
+# %% distributed/6: adds the slot that is being filled
+# total_kernel: `o_ref[...] += buf[here]` -> `o_ref[...] += buf[there]`
+
+# %% distributed/6: the last part is forgotten
+# total_kernel:
+# -    o_ref[...] += buf[(n - 1) % 2]
+
+# %% distributed/6: waits for a credit before the first copy
+# total_kernel:
+# -        if hop > 0:
+# -            pl.semaphore_wait(credit, 1)
+# +        pl.semaphore_wait(credit, 1)
