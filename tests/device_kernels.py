@@ -143,7 +143,9 @@ def all_reduce(n: int, bug: str = "") -> Case:
                 o_ref[...] += buf[then]
             copy.wait()
             if bug != "no-credit" and (hop < n - 2 or bug == "credit-too-many"):
-                pl.semaphore_signal(credit, 1, device_id={"x": right if bug == "credit-to-the-right" else left})
+                past = lax.rem(left + n - 1, n)
+                to = {"credit-to-the-right": right, "credit-past-the-left": past}.get(bug, left)
+                pl.semaphore_signal(credit, 1, device_id={"x": to})
         if bug == "credit-too-few":
             pl.semaphore_wait(credit, 1)
         o_ref[...] += 0 if bug == "adds-early" else buf[(n - 1) % 2]
@@ -377,7 +379,9 @@ CASES: dict[str, Callable[..., Case]] = {
 MISTAKES = {
     "permute": "no-barrier no-wait-send no-wait-recv waits-twice".split(),
     "all_gather": "no-barrier own-copy-late one-semaphore waits-at-the-end skips-a-wait".split(),
-    "all_reduce": "no-barrier no-credit adds-early credit-too-many credit-too-few credit-to-the-right".split(),
+    "all_reduce": (
+        "no-barrier no-credit adds-early credit-too-many credit-too-few credit-to-the-right credit-past-the-left"
+    ).split(),
     "reduce_scatter": "no-barrier no-credit no-wait-send skips-a-wait".split(),
     "all_to_all": "no-barrier barrier-with-neighbours wrong-place skips-a-wait".split(),
     "dispatch": "no-barrier skips-a-wait".split(),

@@ -111,12 +111,11 @@ class _OnDevice(Evaluator):
         member, line = group.index(self.device), line_of(eqn)
         key: Key = (group[0], "collective", id(eqn), time)
         meeting = self.memory.meetings.setdefault(key, {})
-        world.tick(self.device)
-        meeting[member] = values, world.clock[self.device], world.timeline.now[self.device]
+        told = world.tell(self.device)[1]
         came = world.timeline.now[self.device]
         for to, nbytes in sends(eqn, group, member):
             came = max(came, world.timeline.send(self.device, to, nbytes, line, eqn.primitive.name)[1])
-        meeting[member] = values, world.clock[self.device], came
+        meeting[member] = values, told, came
 
         def waiter() -> Waiter:
             who, what = world.mesh.name(self.device), f"the other devices at {eqn.primitive.name}"

@@ -177,8 +177,7 @@ class Device(Machine):
         reads, writes = self.locate(source, here, "copies from", eqn), self.locate(target, there, "copies to", eqn)
         if not writes.nbytes:
             return []
-        world.tick(self.device)
-        reader, read_clock = world.half(self.device, world.clock[self.device])
+        reader, read_clock = world.half(self.device, world.tell(self.device)[1])
         writer, write_clock = world.half(self.device, read_clock)
         name = f"the copy from {self.who}" + (f" to {world.mesh.name(to)}" if to != self.device else "")
         self._access(source, reads, "reads", reader, read_clock, Access(name, "reads", line))
@@ -221,8 +220,7 @@ class Device(Machine):
         if core is not None:
             raise Beyond("a signal to another core")
         world, to = self.world, self._target(device, eqn)
-        event = world.tick(self.device)
-        clock = Clock(list(world.clock[self.device].devices), world.clock[self.device].copies)
+        event, clock = world.tell(self.device)
         key, name = self._address(to, ref, eqn, transforms)
         if to != self.device:
             world.timeline.signals += 1

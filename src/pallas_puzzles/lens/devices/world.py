@@ -166,6 +166,13 @@ class World:
         self.clock[device].devices[device] += 1
         return Who(device, self.clock[device].devices[device])
 
+    def tell(self, device: int) -> tuple[Who, Clock]:
+        """(the device's next step, what it knows then). What it does after that is not known to who is told this."""
+        step, known = self.tick(device), self.clock[device]
+        told = Clock(list(known.devices), known.copies)
+        self.tick(device)
+        return step, told
+
     def here(self, device: int) -> Who:
         return Who(device, self.clock[device].devices[device])
 
