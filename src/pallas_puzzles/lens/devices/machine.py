@@ -1,5 +1,6 @@
 """One device of a mesh: a machine whose copies and signals reach others, and whose accesses to memory are followed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -59,12 +60,17 @@ class Device(Machine):
             raise Stopped
         return super().apply(eqn, values)
 
-    def _cost(self, eqn: Any) -> tuple[int, int]:
-        flops, transcendentals = super()._cost(eqn)
-        if flops or transcendentals:
-            product = eqn.primitive.name == "dot_general"
-            self.world.timeline.compute(self.device, flops + transcendentals, product, lambda: line_of(eqn))
-        return flops, transcendentals
+    def _arithmetic(self, eqn: Any) -> Callable[[Any, list[Any]], Any]:
+        act, product = super()._arithmetic(eqn), eqn.primitive.name == "dot_general"
+
+        def timed(eqn: Any, values: list[Any]) -> Any:
+            before = self.flops + self.transcendentals
+            out = act(eqn, values)
+            if done := self.flops + self.transcendentals - before:
+                self.world.timeline.compute(self.device, done, product, lambda: line_of(eqn))
+            return out
+
+        return timed
 
     def _do_axis_index(self, eqn: Any, values: list[Any]) -> Any:
         name = eqn.params["axis_name"]
