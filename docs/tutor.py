@@ -83,6 +83,14 @@ FAMILIES = {
         "GPU: an index outside of an array, or elements that no CTA stores. Which rows does CTA 0 take, and which the "
         "last one?"
     ),
+    "not-entered no-device": (
+        "Several devices: a copy or signal goes to a device that may not be in the kernel yet, or is not on the mesh. "
+        "Who copies into this device, and what does it wait for before the first copy?"
+    ),
+    "left-over unequal": (
+        "Several devices: a semaphore keeps signals, or devices return different values where out_specs says the same. "
+        "How many signals come, and how many waits? Which axis has nobody summed over?"
+    ),
     "smem": "GPU: a CTA holds more SMEM than there is. What is the size of each scratch, times its slots?",
     "budget": "Right answer, but it costs too much. What is counted, and which loop or index map makes it so many?",
     "forbidden outside": (

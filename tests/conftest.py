@@ -6,6 +6,7 @@ import os
 
 # Before NumPy is imported: several processes whose BLAS threads wait for one another take many times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # before JAX is imported: kernels on several devices
 
 import platform
 import shutil

@@ -572,8 +572,7 @@ def test_a_shard_map_over_several_devices_is_told_as_what_it_is() -> None:
     with pytest.raises(lens.Beyond, match="a shard_map over 4 devices"):
         lens.trace(sharded, x)
     verdict = check_call(sharded, (x,), 2 * x)
-    assert verdict.status == "unjudged"
-    assert "a shard_map over 4 devices" in str(verdict)
+    assert verdict.headline == "Right, but not confirmed."  # JAX's simulator wants devices that are there
 
 
 # --- kernels on several cores ----------------------------------------------------------------------------------------

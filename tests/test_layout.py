@@ -103,6 +103,6 @@ def reads_of_jax(path: Path) -> Iterator[str]:
 
 def test_jax_is_behind_one_seam() -> None:
     outside = {name for name in MODULES if name.split(".")[0] not in ("ir", "targets")}
-    interpreters = {"lens.machine", "lens.copies", "lens.sparse", "lens.tally"}
+    interpreters = {"lens.machine", "lens.copies", "lens.sparse", "lens.tally", "lens.devices.machine"}
     assert [line for name in outside - interpreters for line in reads_of_jax(MODULES[name])] == []
     assert all(any(reads_of_jax(MODULES[name])) for name in ["ir.capture", *interpreters])

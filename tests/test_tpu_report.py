@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
+import device_kernels
 from pallas_puzzles import normal
 from pallas_puzzles.lens import machine as lens
 from pallas_puzzles.targets.tpu import compiler
@@ -304,6 +305,11 @@ def test_remote_copies_between_devices(devices, tpu):
     kernel = only_kernel(report)
     assert kernel.bundles > 0
     assert "one device" in report.simulator
+
+
+def test_a_mesh_of_its_own_is_made_of_the_chips():
+    fn, args, _ = device_kernels.all_gather(4)
+    assert only_kernel(tpu_report(fn, *args)).bundles > 0
 
 
 def test_a_mesh_that_is_missing_or_there_twice():

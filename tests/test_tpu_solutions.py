@@ -18,6 +18,7 @@ assert PUZZLES, "no puzzle found"
 OWN_BRANCH = "the compiler's branches do not match those of the kernel: the longest step is taken for all"
 # What BlockSpecs copy overlaps with the kernel. What the kernel copies itself may, or may not.
 OWN_COPIES = "the kernel starts copies of its own; how far they overlap is not known: no time is estimated"
+TO_OTHERS = "the bytes of its own copies could not be counted"  # some of them go to other devices
 
 
 @functools.cache
@@ -49,4 +50,4 @@ def test_the_solution_compiles(puzzle_id, tpu, pytestconfig):
             assert kernel.steps
             assert kernel.vmem_bytes <= kernel.vmem_limit_bytes
             assert (kernel.time_s is None) == (OWN_COPIES in kernel.notes)
-            assert set(kernel.notes) <= {OWN_BRANCH, OWN_COPIES}
+            assert set(kernel.notes) <= {OWN_BRANCH, OWN_COPIES, TO_OTHERS}

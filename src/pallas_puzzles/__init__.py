@@ -55,11 +55,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def setup(accelerator: str = "tpu") -> None:
+def setup(accelerator: str = "tpu", devices: int = 1) -> None:
     """Lets kernels run on this machine, whatever it has, and says in one line how they run.
 
     accelerator: what the notebook's kernels are for. "tpu": JAX's TPU simulator runs them, unless there is a TPU.
     "gpu": our own machine runs them on the CPU, unless there is an H100, H200 or B200.
+    devices: how many a notebook for TPUs needs. Without TPUs, the CPU counts as so many.
     Raises ValueError for another word, and WrongVersion when JAX is too old; says so when it is newer than any that was
     tested.
     """
@@ -74,10 +75,13 @@ def setup(accelerator: str = "tpu") -> None:
 
     page.watch_for_stubs(check.check)
     if accelerator == "gpu":
-        from .targets.gpu_here import setup as turn_on
+        from .targets.gpu_here import setup as turn_on_gpu
+
+        turn_on_gpu()
     else:
         from .targets.simulate import setup as turn_on
-    turn_on()
+
+        turn_on(devices)
 
 
 def solved_function(puzzle_id: str, name: str) -> Any:

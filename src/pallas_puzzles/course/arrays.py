@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..diagnose.findings import Finding, Tolerance
     from ..diagnose.lookout import Lookout
     from ..diagnose.rounding import Course
+    from ..lens.machine import Run
     from ..view.verdict import Verdict
 
 TIME_LIMIT_S = 20.0
@@ -46,6 +47,7 @@ class ArrayJudge:
         self.fn, self.spec, self.tolerance, self.explain = fn, spec, tolerance, explain
         self.guard, self.lookout, self.course = guard, lookout, course
         self.operations: list[int] = []
+        self.figures: list[Any] = []  # what is sent from device to device, where there are several
         self.wanted = Wanted()
         self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first case, once it has passed
 
@@ -53,12 +55,14 @@ class ArrayJudge:
         """The verdict on draw i of case `number` when it is not a pass, else None."""
         from ..diagnose.findings import Finding
         from ..ir.program import count_operations
+        from ..lens import devices
         from ..lens.watchdog import TimeLimit
+        from .machines import DEVICES
 
         keywords = keywords_of(self.spec, case.blocks)
         want = self.wanted.of(number, i, self.spec, args, keywords)
         try:
-            got, jaxpr = self._run(args, case.blocks)
+            got, jaxpr, run = self._run(args, case.blocks)
         except (Exception, TimeLimit) as error:
             if self.lookout.found is None:
                 return self._error(error)
@@ -66,6 +70,12 @@ class ArrayJudge:
             return self._failed(self.lookout.found)
         operations = count_operations(jaxpr)
         self.operations.append(operations)
+        on_devices = run if isinstance(run, devices.Run) else None
+        if on_devices is not None:
+            self.figures = self.figures or [on_devices.counts]
+            seen = DEVICES.diagnose(on_devices, want, self.tolerance).findings
+            if seen and seen[0].kind != "values":
+                return self._failed(seen[0])
         finding = compare(got, want, self.tolerance)
         if finding is not None:
             if finding.kind not in ("values", "shape") or self.explain is None:
@@ -93,26 +103,30 @@ class ArrayJudge:
         )
         if costly is not None:
             return self._failed(costly)
+        over = DEVICES.over_budget(on_devices, [], case.budget) if on_devices is not None and case.budget else []
+        if over:
+            return self._failed(over[0])
         self.example = self.example or (args, case.blocks)
         return None
 
-    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, Any]:
-        """What the function returns under jit, as NumPy arrays, and its program."""
+    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "tuple[Any, Any, Run | None]":
+        """What the function returns under jit, as NumPy arrays, its program, and the machine's run of it."""
         import jax
 
-        from ..ir.capture import Programs, capture
+        from ..ir.capture import Programs
         from ..ir.ops import Beyond
-        from ..lens.machine import run_call
         from ..lens.watchdog import time_limit
+        from .machines import trace
 
-        fn, programs = functools.partial(self.fn, **blocks), Programs()
+        fn, programs, run = functools.partial(self.fn, **blocks), Programs(), None
         with time_limit(TIME_LIMIT_S, "your function"), self.lookout.watching():
             try:  # nothing is compiled before it is right
-                got = capture(fn, *args, on_call=lambda call, *_: run_call(call).outputs, programs=programs).outputs
+                run = trace(fn, *args, programs=programs, detail=False)
+                got = run.outputs
             except Beyond:
                 got = self._compiled(args, blocks)
-        traced = [program for program, _ in programs.values()] or [jax.make_jaxpr(fn)(*args)]
-        return jax.tree.map(np.asarray, got), traced[0]
+        traced = [known[0] for known in programs.values() if isinstance(known, tuple)]
+        return jax.tree.map(np.asarray, got), next(iter(traced), None) or jax.make_jaxpr(fn)(*args), run
 
     def _compiled(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> Any:
         """What the function returns under jit, as NumPy arrays."""
@@ -149,10 +163,13 @@ class ArrayJudge:
         return found.findings[0] if found else None
 
     def passed(self) -> "Verdict":
+        from ..view import costs
+
         fewest, most = min(self.operations), max(self.operations)
         count = f"{most}" if fewest == most else f"{fewest} to {most}"
         gained = f"It runs under jit, whatever the values are: {count} array operation{'s' if most != 1 else ''}."
-        return self._verdict("passed", [], gained=gained)
+        gained = costs.gained(self.figures) or gained
+        return self._verdict("passed", [], gained=gained, figures=self.figures)
 
     def _failed(self, finding: "Finding", picture: str = "") -> "Verdict":
         return self._verdict("failed", [finding], picture=picture)

@@ -178,19 +178,50 @@ class Gpu:
         return run_compiled(fn, *args, timeout_s=timeout_s)
 
 
-TPU, GPU = Tpu(), Gpu()
+class Devices(Tpu):
+    """A shard_map over several TPUs, with kernels or without."""
+
+    def figures(self, run: "Run") -> list[Any]:
+        from ..lens.devices import Run as OnDevices
+
+        return [run.counts] if isinstance(run, OnDevices) else []
+
+    def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
+        from ..diagnose.devices import diagnose_devices
+        from ..lens import devices
+
+        assert isinstance(run, devices.Run), "see machine_of"
+        return diagnose_devices(run, want, tolerance)
+
+    def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
+        from ..diagnose.devices import over_budget
+        from ..lens import devices
+
+        assert isinstance(run, devices.Run), "see machine_of"
+        return over_budget(run, budget)
+
+    def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
+        from ..targets.simulate import simulate
+
+        modes = ("eager", "on_wait")  # each finds what the other does not
+        return simulate(fn, *args, timeout_s=timeout_s, chip=chip, detect_races=True, modes=modes)
+
+    run_again = simulate
+
+
+TPU, GPU, DEVICES = Tpu(), Gpu(), Devices()
 
 
 def machine_of(run: "Run") -> Machine:
     """Who judges what ran."""
-    from ..lens import gpu
+    from ..lens import devices, gpu
 
-    return GPU if isinstance(run, gpu.Run) else TPU
+    return GPU if isinstance(run, gpu.Run) else DEVICES if isinstance(run, devices.Run) else TPU
 
 
 def reached(programs: "Programs") -> Machine:
     """Who judges a function whose traces are these, also when none of them came to its end."""
-    return GPU if _FOR_GPU in programs else TPU
+    return GPU if _FOR_GPU in programs else DEVICES if _ON_A_MESH in programs else TPU
 
 
 def trace(
@@ -204,16 +235,21 @@ def trace(
 
     programs: see ir.capture.capture. detail: see lens.machine.trace.
     """
-    from ..ir.capture import ForGpu
-    from ..lens import gpu, machine
+    from ..ir.capture import ForGpu, ForMesh
+    from ..lens import devices, gpu, machine
 
     known: Programs = {} if programs is None else programs
-    if _FOR_GPU not in known:
+    if _FOR_GPU not in known and _ON_A_MESH not in known:
         try:
-            return machine.trace(fn, *args, programs=programs, detail=detail, **kwargs)
+            return machine.trace(fn, *args, programs=known, detail=detail, **kwargs)
         except ForGpu:
             known[_FOR_GPU] = True
-    return gpu.run(fn, *args, **kwargs)
+        except ForMesh:
+            known[_ON_A_MESH] = True
+    if _FOR_GPU in known:
+        return gpu.run(fn, *args, **kwargs)
+    return devices.run(fn, *args, programs=known, detail=detail, **kwargs)
 
 
 _FOR_GPU = "for a GPU"  # in the programs of a function that reaches such a kernel
+_ON_A_MESH = "on a mesh"  # the same of a shard_map over several devices

@@ -36,6 +36,11 @@ class Budget:
     in SMEM. waited: cycles that warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of a
     CTA's life in which the tensor cores or the copy engine have nothing to do; all three over all CTAs, on the
     machine's logical clock.
+
+    Of a shard_map over several devices, over all of them (lens.devices.timeline.Counts): ici_bytes: sent from device to
+    device; bytes_hops: the same, each byte counted on every link of its way; link_bytes: over the busiest link, in one
+    direction; exposed_ici_bytes: sent while neither of the two devices computes. The bounds on kernels hold on each
+    device.
     """
 
     hbm_bytes: int | None = None
@@ -65,6 +70,10 @@ class Budget:
     waited: int | None = None
     tensor_idle: int | None = None
     copy_idle: int | None = None
+    ici_bytes: int | None = None
+    bytes_hops: int | None = None
+    link_bytes: int | None = None
+    exposed_ici_bytes: int | None = None
 
 
 def dropped(run: "Run", blocks: Mapping[str, Any]) -> "list[Finding]":

@@ -25,6 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..installation import PACKAGE
+from .meshes import meshes_of_tpus
 from .ops import (
     Beyond,
     evaluate,
@@ -447,7 +448,8 @@ def on_chip(kind: str) -> Iterator[None]:
 def tracing() -> Iterator[None]:
     """Trace kernels as if a TPU were there: every pallas_call interpretable, emit_pipeline and get_tpu_info at home."""
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(_chip.get(), 1, "tpu"))
-    with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(True):  # type: ignore[arg-type]
+    as_tpu = pltpu.force_tpu_interpret_mode(True)  # type: ignore[arg-type]
+    with jax.sharding.use_abstract_mesh(mesh), as_tpu, meshes_of_tpus(_chip.get()):
         yield
 
 
@@ -483,6 +485,10 @@ def is_gpu_kernel(eqn: Any) -> bool:
 
 class ForGpu(Beyond):
     """A function reaches a kernel for a GPU, which another machine runs."""
+
+
+class ForMesh(Beyond):
+    """A function reaches a shard_map over several devices, which another machine runs."""
 
 
 def is_call(eqn: Any) -> bool:
@@ -544,13 +550,17 @@ MOVES = frozenset(
 )
 
 OnCall = Callable[[Call, Any, list[Any]], list[Any]]
+OnMesh = Callable[["Evaluator", Any, list[Any]], list[Any]]
 
 
 class Evaluator:
-    """Runs the outer program eagerly, equation by equation, in NumPy, and hands every pallas_call to `on_call`."""
+    """Runs the outer program eagerly, equation by equation, in NumPy, and hands every pallas_call to `on_call`.
 
-    def __init__(self, on_call: OnCall, limit: int = 4096):
-        self.on_call, self.limit = on_call, limit
+    on_mesh: runs a shard_map over several devices. Without it, one that holds a kernel is beyond.
+    """
+
+    def __init__(self, on_call: OnCall, on_mesh: OnMesh | None = None, limit: int = 4096):
+        self.on_call, self.on_mesh, self.limit = on_call, on_mesh, limit
         self.calls: list[Call] = []
         self.outside: dict[tuple[str, Any, frozenset[str], bool], Outside] = {}
         self.made: set[int] = set()  # id() of values that came out of a kernel
@@ -563,7 +573,7 @@ class Evaluator:
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
         if is_call(eqn):
-            outputs = self._mark(self._call(eqn, values))
+            outputs = self.keep(self._call(eqn, values))
             notice(eqn, values, outputs)
             return outputs
         inner = inlined(eqn)
@@ -571,12 +581,16 @@ class Evaluator:
             return self._inline(eqn, inner, values)
         if name == "shard_map" and math.prod(dict(params["mesh"].shape).values()) == 1:
             return self.run(params["jaxpr"], values)
+        if name == "shard_map":
+            if self.on_mesh is None:
+                raise ForMesh(_around(eqn))
+            return self.on_mesh(self, eqn, values)
         if name == "cond":
             return self.run(params["branches"][int(np.asarray(values[0]))], values[1:])
         if name == "scan" and holds_call(params["jaxpr"]):
-            return self._mark(run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs)))
+            return self.keep(run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs)))
         if name == "while":
-            return self._mark(run_while(eqn, values, self.run))
+            return self.keep(run_while(eqn, values, self.run))
         if any(holds_call(inner) for inner in subprograms(eqn)):
             raise Beyond(_around(eqn))
         if any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars)):
@@ -614,7 +628,8 @@ class Evaluator:
         self.calls.append(call)
         return self.on_call(call, eqn, values)
 
-    def _mark(self, outputs: list[Any]) -> list[Any]:
+    def keep(self, outputs: list[Any]) -> list[Any]:
+        """Remembers that these came out of a kernel."""
         self.alive.extend(outputs)
         self.made.update(id(y) for y in outputs)
         return outputs
@@ -626,7 +641,7 @@ class Evaluator:
             name == "broadcast_in_dim" and sizes[0] > np.size(values[0]) > 1  # a copy that grows
         )
         if any(id(v) in self.made for v in values):
-            self._mark(outputs)
+            self.keep(outputs)
         if move:
             return
         if max(sizes, default=0) > 1 or any(np.size(v) > 1 for v in values if hasattr(v, "shape")):
@@ -705,12 +720,18 @@ Programs = dict[Any, Any]  # what the traces of one function have made, by the s
 
 
 def capture(
-    fn: Callable[..., Any], *args: Any, on_call: OnCall, programs: Programs | None = None, **kwargs: Any
+    fn: Callable[..., Any],
+    *args: Any,
+    on_call: OnCall,
+    on_mesh: OnMesh | None = None,
+    programs: Programs | None = None,
+    **kwargs: Any,
 ) -> Capture:
     """Traces `fn(*args, **kwargs)` and runs it eagerly; every pallas_call that is reached goes to `on_call`.
 
     args: arrays, or pytrees of arrays; kwargs: static (block sizes and the like).
-    on_call(call, equation, values) returns the outputs of that call as arrays.
+    on_call(call, equation, values) returns the outputs of that call as arrays. on_mesh(evaluator, equation, values):
+    those of a shard_map over several devices.
     programs: shared by captures of the same function with the same kwargs. As under jit, equal shapes are traced once.
     Raises whatever tracing the reader's code raises, ForGpu at a kernel for a GPU, and `Beyond` for what cannot be
     followed.
@@ -732,7 +753,7 @@ def capture(
                 with _own_lines():
                     known[key] = _traced(flat_fn, leaves)
             closed, out_shape = known[key]
-            evaluator = Evaluator(on_call)
+            evaluator = Evaluator(on_call, on_mesh)
             flat_out = evaluator.run(_discharged(closed), leaves)
         from_kernel = [id(y) in evaluator.made for y in flat_out]
         outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)

@@ -136,7 +136,7 @@ class _Outer(Evaluator):
 
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         if is_gpu_kernel(eqn):
-            outputs = self._mark(self._followed(eqn, values))
+            outputs = self.keep(self._followed(eqn, values))
             notice(eqn, values, outputs)
             return outputs
         return super().apply(eqn, values)

@@ -1,13 +1,16 @@
-"""A function with its kernels built anew: a pallas_call keeps the mode (interpreted, compiled) that it was built in."""
+"""A function with its kernels built anew: a pallas_call keeps the mode (interpreted, compiled) that it was built in,
+and a shard_map its mesh."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from .capture import holds_call, is_call, subprograms
-from .ops import inlined, interpret
+from .capture import holds_call, is_call, named, subprograms, tracing
+from .ops import inlined, interpret, is_literal
 from .program import calls_in
 
 
@@ -24,6 +27,56 @@ def built_for(fn: Callable[..., Any], mode: Any) -> Callable[..., Any]:
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return run
+
+
+def axes_of(fn: Callable[..., Any], shapes: Sequence[Any]) -> dict[str, int]:
+    """The axes of the mesh of several devices that fn itself names in a shard_map, and their sizes; {} without one."""
+    for eqn in named(_program(fn, shapes)[0], "shard_map"):
+        axes = {str(name): int(size) for name, size in dict(eqn.params["mesh"].shape).items()}
+        if math.prod(axes.values()) > 1:
+            return axes
+    return {}
+
+
+def on_mesh(fn: Callable[..., Any], shapes: Sequence[Any], mesh: Any) -> Callable[..., Any]:
+    """fn, with each shard_map on this mesh, which has the same axes, and with its kernels to be compiled.
+
+    shapes: what it is called with. Raises whatever tracing fn raises.
+    """
+    program, shape = _program(fn, shapes)
+
+    @functools.wraps(fn)
+    def run(*args: Any) -> Any:
+        return jax.tree.unflatten(jax.tree.structure(shape), _moved(program, jax.tree.leaves(args), mesh))
+
+    return run
+
+
+def _program(fn: Callable[..., Any], shapes: Sequence[Any]) -> Any:
+    plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tuple(shapes))
+    with tracing():
+        return jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*plain)
+
+
+def _moved(program: Any, values: Sequence[Any], mesh: Any) -> list[Any]:
+    return interpret(program, values, lambda eqn, given: _apply_on(eqn, given, mesh))
+
+
+def _apply_on(eqn: Any, values: list[Any], mesh: Any) -> list[Any]:
+    inner = inlined(eqn)
+    if inner is not None:
+        return _moved(inner, values, mesh)
+    if eqn.primitive.name != "shard_map":
+        # a number that is written into the program knows the mesh that it was traced on
+        plain = [np.asarray(v) if is_literal(atom) else v for atom, v in zip(eqn.invars, values, strict=True)]
+        return _apply(eqn, plain, False)
+    p = eqn.params
+
+    def body(*given: Any) -> tuple[Any, ...]:
+        return tuple(_moved(p["jaxpr"], given, mesh))  # all inlined: their types name the old mesh
+
+    specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"]), "check_vma": p["check_vma"]}
+    return list(jax.shard_map(body, mesh=mesh, **specs)(*values))
 
 
 def compiled(fn: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:

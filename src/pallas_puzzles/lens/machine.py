@@ -4,6 +4,7 @@ An interpreter: its rules, and those of tally.py, read equations themselves, as 
 swap, dma_start, ...) and their parameters are not public API: seen on jax 0.11.2 and 0.12.0.1.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -430,13 +431,15 @@ class Machine(Copies, SparseCore):
         return run_while(eqn, values, self.run)
 
     def _do_run_scoped(self, eqn: Any, values: list[Any]) -> list[Any]:
+        return self.run(eqn.params["jaxpr"], self.scoped(eqn), values)
+
+    def scoped(self, eqn: Any) -> list[Buffer]:
+        """What a run_scoped allocates."""
         jaxpr = eqn.params["jaxpr"]
-        names = arg_names(jaxpr)
-        buffers = [
+        return [
             Buffer.empty(n, tuple(getattr(v.aval, "shape", ())), np_dtype(v.aval), space_of(v.aval), "scratch", self)
-            for n, v in zip(names, jaxpr.invars, strict=True)
+            for n, v in zip(arg_names(jaxpr), jaxpr.invars, strict=True)
         ]
-        return self.run(jaxpr, buffers, values)
 
     def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> list[Any]:
         call, refs = describe_pipeline(eqn, values, self.call.name)
@@ -445,14 +448,20 @@ class Machine(Copies, SparseCore):
             buffer, transforms = plain_ref(ref)
             places.append((buffer, self.locate(buffer, transforms, "blocks", eqn)))
             o.copied = buffer.space in ("any", "hbm")
-        inner = Machine(call, self.detail, self)
-        trace = run_grid(inner, [], places)
+        trace = run_grid(self.within(call), [], places)
         costs = figures(trace)
         self.flops += costs.flops
         self.transcendentals += costs.transcendentals
         self.dma_bytes += costs.hbm_bytes
         self.pipelines.setdefault(id(eqn), Pipeline()).add(trace, costs)
         return []
+
+    def within(self, call: Call) -> "Machine":
+        """The machine of a pipeline inside of this kernel."""
+        return Machine(call, self.detail, self)
+
+    def touched(self, ref: Buffer, place: Place, verb: str, line: SourceLine | None) -> None:
+        """A pipeline reads or writes a block of a Ref. For machines that others can reach."""
 
     def _do_program_id(self, eqn: Any, values: list[Any]) -> Any:
         return np.int32(self.index[self.grid_axes[eqn.params["axis"]]])
@@ -796,8 +805,15 @@ def run_call(
     max_steps: int = MAX_STEPS,
 ) -> Trace:
     """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step."""
-    try:
+    with beyond(call):
         return _run_call(call, detail, plan_only, max_steps)
+
+
+@contextlib.contextmanager
+def beyond(call: Call) -> Iterator[None]:
+    """What goes wrong in here is beyond the machine, and no mistake of the reader's."""
+    try:
+        yield
     except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
         raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
 
@@ -857,7 +873,7 @@ class TooLarge(Refused):
         super().__init__(f"{call.name}: {self.cause}")
 
 
-def _check_sizes(call: Call) -> None:
+def check_sizes(call: Call) -> None:
     """Raises TooLarge for what cannot be in VMEM, before memory is allocated for it."""
     buffers = [(f"the block of {o.name}", nbytes_of(o.block, o.dtype)) for o in call.operands if not o.in_hbm]
     buffers += [(f"the scratch buffer {s.name}", s.nbytes) for s in call.scratch if s.space == "vmem"]
@@ -876,7 +892,7 @@ def _check_sizes(call: Call) -> None:
 
 def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
     if not plan_only:
-        _check_sizes(call)
+        check_sizes(call)
     machine = Machine(call, detail)
     return run_grid(machine, scalars_of(machine), None, plan_only, max_steps)
 
@@ -1020,6 +1036,7 @@ class Execution:
 
     def _fetch(self, k: int, o: Operand, part: "_Part") -> None:
         source, target, here, local = self.hbm[k], self.local[k], part.place, part.local
+        self._touched(source, here, "reads")
         known = True if source.written is None else source.written.at(here)
         if part.inside and known is True:
             target.filled(source.lend(here).reshape(o.ref_shape), None)
@@ -1029,10 +1046,15 @@ class Execution:
         written[local] = known
         target.filled(values.reshape(o.ref_shape), written.reshape(o.ref_shape))
 
+    def _touched(self, ref: Buffer, place: Place, verb: str) -> None:
+        if self.inner:
+            self.m.touched(ref, place, verb, next(iter(self.t.call.callers), None))
+
     def _flush(self, j: int, k: int, s: int) -> None:
         o = self.t.call.operands[k]
         at = self._part(k, self.t.starts[k][s])
         block, target, there, local = self.local[k], self.hbm[k], at.place, at.local
+        self._touched(target, there, "writes")
         assert block.written is not None, "an output block arrives unwritten"
         assert block.writer is not None, "an output block has writers"
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..ir.meshes import meshes_of_tpus
 from ..ir.modes import built_for
 from ..lens.watchdog import TimeLimit, plant, reader_line, time_limit
+from ..platforms import tpu_attached
 from .tpu.mesh import CHIP, tpu_mesh
 
 if TYPE_CHECKING:
     from ..ir.capture import SourceLine
 
+_CLOCKS = 256  # for devices and copies; JAX's default leaves all copies of a device one between them
 _LOOK_S = 0.1  # how often a waiting caller looks up, so that Ctrl-C and time limits reach it
 _GRACE_S = 3.0  # how long a stopped simulation may take to unwind before it is left behind
 _SIMULATOR_ALONE = threading.Lock()  # the simulated memory is one global of JAX's
@@ -52,11 +55,14 @@ def backend() -> str:
     return "tpu" if jax.default_backend() == "tpu" else "simulated"
 
 
-def setup() -> None:
+def setup(devices: int = 1) -> None:
     """Turns JAX's TPU simulator on for this process, unless it has a TPU, and says in one line which of the two it is.
 
-    Kernels then need no `interpret=`. On a machine with a GPU, JAX's default device becomes the CPU.
+    Kernels then need no `interpret=`. On a machine with a GPU, JAX's default device becomes the CPU. devices: how many
+    there have to be. Where there is no TPU, JAX makes them out of the CPU, which it can do before it starts.
     """
+    if devices > 1 and (problem := _make_devices(devices)):
+        print(problem)
     if backend() == "tpu":
         print(f"Kernels run compiled, on this machine's {jax.devices()[0].device_kind}.")
         return
@@ -65,12 +71,30 @@ def setup() -> None:
     pltpu.set_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan"))
     if jax.sharding.get_abstract_mesh() != tpu_mesh():
         jax.sharding.use_abstract_mesh(tpu_mesh()).__enter__()  # in this thread, for good: a notebook has one
+        meshes_of_tpus(CHIP).__enter__()
     gpu = ""
     if jax.default_backend() != "cpu":
         jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
         gpu = f", and the {jax.default_backend()} device stays idle"
     threading.Thread(target=_warm, name="warm up", daemon=True).start()
-    print(f"No TPU here: kernels run on the CPU, in JAX's TPU simulator{gpu}.")
+    many = f", and this CPU counts as {len(jax.devices())} devices" if len(jax.devices()) > 1 else ""
+    print(f"No TPU here: kernels run on the CPU, in JAX's TPU simulator{many}{gpu}.")
+
+
+def _make_devices(count: int) -> str:
+    """Has JAX take the CPU for so many devices. Where that is no longer possible, a sentence on what to do."""
+    if not tpu_attached():
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", max(count, jax.config.jax_num_cpu_devices))
+            jax.config.update("jax_platforms", "cpu")
+    if (found := len(jax.devices())) >= count:
+        return ""
+    if tpu_attached():
+        return f"This notebook needs {count} devices, and this machine has {found}: open it on one without a TPU."
+    return (
+        f"This notebook needs {count} devices, and JAX has already started with {found}. Restart Python (in Jupyter: "
+        "Kernel, Restart; in Colab: Runtime, Restart session), and run this cell before any other that uses JAX."
+    )
 
 
 def _warm() -> None:
@@ -93,6 +117,7 @@ def tpu_simulation(chip: str = CHIP, **params: Any) -> Iterator[Any]:
         if jax.default_backend() != "cpu":
             stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
         stack.enter_context(jax.sharding.use_abstract_mesh(tpu_mesh(chip)))
+        stack.enter_context(meshes_of_tpus(chip))
         stack.enter_context(pltpu.force_tpu_interpret_mode(strict))
         yield strict
 
@@ -103,6 +128,7 @@ def simulate(
     timeout_s: float = 30.0,
     chip: str = CHIP,
     detect_races: bool = False,
+    modes: Sequence[str] = ("on_wait",),
     **kwargs: Any,
 ) -> Any:
     """The outputs of `fn(*args, **kwargs)` under JAX's TPU simulator: the pytree that fn returns, of NumPy arrays.
@@ -111,11 +137,23 @@ def simulate(
     with the square of the number of grid steps (512 steps: twice the time), so ask for it where a kernel has DMAs.
     Raises SimulatorError for anything that goes wrong, in one line, and SimulatorTimeout when the kernel waits for
     ever or takes too long. Afterwards the simulator is as good as new, whatever happened.
+    modes: when copies take place, "on_wait" (as late as possible) or "eager" (at once). A kernel has to be right in
+    both; the outputs are those of the last one.
     """
+    outputs = None
+    for mode in modes:
+        outputs = _simulated(fn, args, kwargs, timeout_s, chip, detect_races=detect_races, dma_execution_mode=mode)
+    return outputs
+
+
+def _simulated(
+    fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], timeout_s: float, chip: str, **params: Any
+) -> Any:
+    """`simulate` in one mode. params: of pltpu.InterpretParams."""
     from jax.experimental.pallas import tpu as pltpu
 
     def work() -> Any:
-        with tpu_simulation(chip, detect_races=detect_races) as mode:
+        with tpu_simulation(chip, vector_clock_size=_CLOCKS, **params) as mode:
             arrays = jax.tree.map(jnp.asarray, args)
             try:
                 outputs = fn(*arrays, **kwargs)
@@ -134,7 +172,7 @@ def simulate(
         except SimulatorTimeout:
             raise
         except Exception as error:
-            cause = heard.errors[0] if heard.errors else error
+            cause = heard.first or error
             kind = SimulatorUnable if _is_inability(cause) else SimulatorError
             raise kind(_one_line(cause), _line_of(cause), running=bool(heard.errors)) from error
         finally:
@@ -146,13 +184,20 @@ def simulate(
 
 def _is_inability(error: BaseException) -> bool:
     """Whether JAX's simulator has met something that it does not know, rather than a mistake in the kernel."""
+    if _not_there(error):
+        return False
     if isinstance(error, NotImplementedError) or re.search(
-        r"NotImplementedError|XLA CPU\S* backend does not", str(error)
+        r"NotImplementedError|XLA CPU\S* backend does not|passing `AbstractMesh`", str(error)
     ):
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     within = bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("jax.")
     return within and isinstance(error, AssertionError | AttributeError | KeyError | TypeError | UnboundLocalError)
+
+
+def _not_there(error: BaseException) -> bool:
+    """Whether memory was asked for that a device has not allocated: (space, buffer, device, core)."""
+    return isinstance(error, KeyError) and bool(re.fullmatch(r"\('\w+', \d+, \d+, \d+\)", str(error)))
 
 
 class _Released(BaseException):
@@ -272,6 +317,12 @@ class _Listener:
         self.words: list[str] = []
         self.errors: list[BaseException] = []
 
+    @property
+    def first(self) -> BaseException | None:
+        """The first error. Where there are several devices, the others only say that this one has failed."""
+        told = [e for e in self.errors if not str(e).startswith("Computation failed on ")]
+        return next(iter(told or self.errors), None)
+
     def write(self, text: str) -> int:
         if text.startswith("RACE DETECTED") or re.match(r"Semaphore \d+ has non-zero count", text):
             self.words.append(text)
@@ -307,6 +358,8 @@ def _listening() -> Iterator[_Listener]:
 
 def _one_line(error: BaseException) -> str:
     text = str(error).strip()
+    if _not_there(error):
+        return "a copy goes to a device that has not entered the kernel: wait for it at a barrier first"
     if text.startswith("RACE DETECTED"):
         accesses = re.findall(r"(read|write) of .*, (\S+?):(\d+)(?::\d+)? \(", text)
         where = " and ".join(f"the {kind} at {re.split(r'[\\/]', file)[-1]}:{line}" for kind, file, line in accesses)

@@ -3,15 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ..lens.devices.timeline import Counts as DeviceCounts
 from ..lens.gpu.timeline import Counts
 from ..lens.machine import Figures
 from ..text import human_bytes, plural, times
 
+AnyCounts = Figures | Counts | DeviceCounts
 
-def gained(figures: Sequence[Figures | Counts]) -> str:
+
+def gained(figures: Sequence[AnyCounts]) -> str:
     """One line on what an answer costs, over all of its kernels: bytes, steps or CTAs, fast memory, waits."""
     if not figures:
         return ""
+    on_devices = [f for f in figures if isinstance(f, DeviceCounts)]
+    if on_devices:
+        return _of_devices(on_devices[0])
     counts = [f for f in figures if isinstance(f, Counts)]
     return _of_gpu(counts) if counts else _of_tpu([f for f in figures if isinstance(f, Figures)])
 
@@ -45,23 +51,37 @@ def _of_gpu(each: list[Counts]) -> str:
     return words + (f"; the {engine} {idle:,.0f} of {busy + idle:,.0f} cycles." if ends else ".")
 
 
+def _of_devices(c: DeviceCounts) -> str:
+    if not c.ici_bytes:
+        return f"Its {c.devices} devices send nothing to one another."
+    words = f"Its {c.devices} devices send {human_bytes(c.ici_bytes)} to one another, {human_bytes(c.bytes_hops)} over "
+    words += f"all links, {human_bytes(c.link_bytes)} over the busiest"
+    hidden = c.ici_bytes - c.exposed_ici_bytes
+    return words + (f"; {hidden / c.ici_bytes:.0%} of it while a device computes." if hidden else ".")
+
+
 _TPU_SUMS = ("hbm_bytes", "once_bytes", "steps", "flops")
 _GPU_SUMS = tuple(
     "gmem_bytes once_bytes ctas arrivals bank_conflicts flops cycles waited tensor_idle copy_idle".split()
 )
+_DEVICE_SUMS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_ici_bytes")
 
 
-def totals(figures: Sequence[Figures | Counts]) -> dict[str, int]:
+def totals(figures: Sequence[AnyCounts]) -> dict[str, int]:
     """What an answer costs, over all of its kernels; of fast memory the most that one of them holds. {} without any."""
     if not figures:
         return {}
+    if isinstance(figures[0], DeviceCounts):
+        return {name: int(getattr(figures[0], name)) for name in _DEVICE_SUMS}
     sums, held = (_GPU_SUMS, "smem_bytes") if isinstance(figures[0], Counts) else (_TPU_SUMS, "vmem_bytes")
     found = {name: int(sum(getattr(f, name) for f in figures)) for name in sums}
     return {**found, held: int(max(getattr(f, held) for f in figures))}
 
 
-def to_json(f: Figures | Counts) -> dict[str, Any]:
+def to_json(f: AnyCounts) -> dict[str, Any]:
     """The costs of one kernel as plain data."""
+    if isinstance(f, DeviceCounts):
+        return {name: getattr(f, name) for name in (*_DEVICE_SUMS, "devices", "copies", "signals", "waited", "ticks")}
     if isinstance(f, Counts):
         return {name: getattr(f, name) for name in (*_GPU_SUMS, "smem_bytes", "gmem_read_bytes", "gmem_write_bytes")}
     names = ("name", "steps", "hbm_bytes", "once_bytes", "vmem_bytes", "flops", "transcendentals", "intensity")

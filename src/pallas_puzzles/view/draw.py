@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.capture import Call, ForGpu, Operand, capture, wrapped
+from ..ir.capture import Call, ForGpu, ForMesh, Operand, capture, wrapped
 from ..ir.program import count_operations
 from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
 from ..lens.survey import clip, survey
@@ -676,7 +676,7 @@ def look(
     first_step: int = 0,
 ) -> Picture:
     """Runs the function in the lens; whatever goes wrong becomes the picture's note. Raises ForGpu at a kernel for a
-    GPU: see timeline.timeline."""
+    GPU, ForMesh at several devices: see timeline.timeline, devices.on_devices."""
     from ..lens.watchdog import TimeLimit, time_limit
 
     traces: list[Trace] = []
@@ -695,7 +695,7 @@ def look(
     try:
         with time_limit(TIME_LIMIT_S, name):
             capture(fn, *args, on_call=on_call, **kwargs)
-    except ForGpu:
+    except (ForGpu, ForMesh):
         raise
     except (Exception, TimeLimit) as error:
         notes.append(reason(error, name, nothing=not traces))

@@ -1,4 +1,4 @@
-"""show(): a picture of every kernel that a function reaches: block by block on a TPU, a timeline on a GPU."""
+"""show(): a picture of every kernel that a function reaches: block by block on a TPU, else a timeline."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ir.capture import ForGpu
+from ..ir.capture import ForGpu, ForMesh
 from ..lens.gpu.timeline import in_l2
+from .devices import DevicesPicture, on_devices
 from .draw import Picture, look
 from .live import LivePicture, why_not_live
 from .timeline import Timeline, timeline
@@ -15,11 +16,11 @@ from .timeline import Timeline, timeline
 
 def show(
     fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int = 0, l2: bool = False, **kwargs: Any
-) -> Picture | Timeline:
+) -> Picture | Timeline | DevicesPicture:
     """A picture of every kernel that `fn(*args, **kwargs)` reaches. Never raises for a broken or unsolved kernel.
 
     Of pallas_calls for a TPU: the grid, the blocks, what moves. Of a plgpu.kernel: who is busy when on the machine's
-    logical clock, in its first CTAs.
+    logical clock, in its first CTAs. Of a shard_map over several devices: what each does when, and who sends to whom.
 
     args: arrays, or objects with `.draw(rng)` such as normal((24, 512)); kwargs: static, such as block sizes.
     live: in a notebook, sliders that change the block sizes, run the kernel again, and step through it.
@@ -33,6 +34,8 @@ def show(
     except ForGpu:
         with in_l2(l2):
             return timeline(fn, args, kwargs)
+    except ForMesh:
+        return on_devices(fn, args, kwargs)
     if not live:
         return picture
     reason = why_not_live()

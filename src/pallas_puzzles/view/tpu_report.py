@@ -12,6 +12,8 @@ import jax
 import numpy as np
 
 from ..ir.capture import Beyond, Call, SourceLine, capture, describe, on_chip
+from ..ir.modes import axes_of as own_axes
+from ..ir.modes import on_mesh
 from ..ir.ops import in_avals, is_key, np_dtype, out_avals, to_keys
 from ..ir.program import calls_in
 from ..lens.machine import SURELY, Figures, figures, listed, run_call
@@ -134,8 +136,9 @@ def tpu_report(
 
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; where a kernel is steered by prefetched
     scalars, bytes and steps are known only from real values. tpu: "v5e", "v6e" or "tpu7x" (one of its two cores). mesh:
-    axis -> size, for a function with jax.shard_map over several devices. simulate: ask libtpu's simulator for cycles,
-    too. blocks: static keyword arguments of fn. Never raises for a kernel that does not compile: see Report.refusal.
+    axis -> size, for a jax.shard_map over several devices that leaves its mesh= out; a mesh of its own is kept, made of
+    these chips. simulate: ask libtpu's simulator for cycles, too. blocks: static keyword arguments of fn. Never raises
+    for a kernel that does not compile: see Report.refusal.
     Raises ValueError for a TPU that is not known.
 
     The estimate is max(FLOPs of matrix products / MXU peak, bundles / clock, HBM bytes / bandwidth - fill) + fill +
@@ -158,6 +161,9 @@ def tpu_report(
         words = f"An argument is no array: {error} Give arrays, Inputs or ShapeDtypeStructs, and all else by keyword."
         report.refusal = Refusal(words, "", None)
         return report
+    with contextlib.suppress(Exception), on_chip(target.kind):  # what is wrong with fn is said below
+        own = {} if axes else own_axes(call, values)
+        call, axes = (on_mesh(call, values, target.mesh(own)), own) if own else (call, axes)
     target_mesh = target.mesh(axes)
     placed = jax.sharding.NamedSharding(target_mesh, jax.sharding.PartitionSpec()) if axes else None
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placed), values)

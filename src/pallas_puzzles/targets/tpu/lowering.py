@@ -28,6 +28,7 @@ from ...ir.capture import (
     line_of,
     subprograms,
 )
+from ...ir.meshes import meshes_of_tpus
 from ...ir.modes import built_for, compiled, is_built_for
 from ...ir.ops import in_avals, out_avals
 from ...ir.program import calls_in, equations
@@ -94,7 +95,8 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any]) -> bytes:
 def for_tpu(mesh: jax.sharding.AbstractMesh) -> Iterator[None]:
     """Trace and lower as on a machine with these TPUs: kernels are compiled there, not interpreted."""
     interpreted = pltpu.force_tpu_interpret_mode(None)  # type: ignore[arg-type] # None: not at all
-    with jax.sharding.use_abstract_mesh(mesh), interpreted:
+    kind = getattr(mesh.abstract_device, "device_kind", CHIP)
+    with jax.sharding.use_abstract_mesh(mesh), interpreted, meshes_of_tpus(kind):
         yield
 
 

@@ -1,0 +1,692 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   pallas_puzzles: {order: 50}
+# ---
+
+# %% [markdown]
+# # Distributed: one model on eight devices
+#
+# A large model does not fit on one chip. Llama 3 70B has 113 GB of MLP weights in bfloat16, and a TPU v5e has 16 GB.
+# So you cut the arrays, and the devices talk to each other. Here you first let JAX do the talking. Then you write the
+# copies between devices yourself, inside a Pallas kernel: you send, wait, and make sure that nobody overwrites what
+# somebody still reads. You end with two rings, all-gather and all-reduce, the heart of every library of collectives.
+#
+# You need basics.py and its puzzles on scratch memory. You need no TPU: the CPU counts as eight devices. A machine in
+# this package runs one execution for each device. It finds races between devices and waits that never end, and it
+# counts the bytes on every link. JAX's own simulator has the last word.
+#
+# A puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it.
+
+# %%
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from pallas_puzzles import check, hint, normal, progress, setup, show, unwritten
+
+setup(devices=8)  # before anything else uses JAX: it makes eight devices of the CPU
+
+# %% [markdown]
+# ## A mesh, and arrays that are cut
+#
+# A **mesh** is an array of devices with named axes. A `PartitionSpec`, written `P`, says how an array is cut: for each
+# dimension, along which mesh axis. `P("x", None)` cuts the rows into eight parts, `P(None, "x")` the columns, and `P()`
+# cuts nothing: every device holds all of it. Here are 16 rows, cut along `"x"`:
+
+
+# %%
+def mesh_of(devices: int) -> jax.sharding.Mesh:
+    """A ring of devices, along an axis that is called x."""
+    return jax.make_mesh((devices,), ("x",), axis_types=(AxisType.Auto,))
+
+
+def on_mesh(local, devices, in_specs, out_specs):
+    """A function of whole arrays. It cuts them, runs `local` on each device with its parts, and joins the results."""
+    return jax.shard_map(local, mesh=mesh_of(devices), in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+if len(jax.devices()) >= 8:
+    rows = NamedSharding(mesh_of(8), P("x", None))
+    jax.debug.visualize_array_sharding(jax.device_put(jnp.zeros((16, 64)), rows))
+
+# %% [markdown]
+# ## Puzzle 1: Weights on eight devices
+#
+# **Goal.** `relu(x @ w1) @ w2`, with an eighth of both weight matrices on each device.
+#
+# ### Theory
+#
+# `jax.shard_map(local, ...)` calls your function `local` once on each device. Its arguments are that device's parts.
+# Here every device gets all of `x`, some columns of `w1`, and the rows of `w2` with the same numbers:
+#
+# ```text
+#              x          w1  (D, F)         h             w2  (F, D)
+#                        0 1 2 ... 7      0 1 2 ... 7        0 -----
+#     all   [B x D]  @   | | |     |  =   | | |     |   @    1 -----   =  a sum of eight
+#                        | | |     |      | | |     |        7 -----      matrices (B, D)
+# ```
+#
+# A column of `h` needs one column of `w1`. So the first product and the relu need no communication. The second product
+# sums over F, and each device has an eighth of F. What a device computes has the right shape, but it is one of eight
+# summands.
+#
+# `lax.psum(v, "x")` adds the values of all devices along the mesh axis `"x"`. Each device gets the sum. This scheme is
+# called **tensor parallelism**: the weights never move, and there is one sum for each MLP.
+
+
+# %%
+def mlp_spec(x: Float[Array, "B D"], w1: Float[Array, "D F"], w2: Float[Array, "F D"]) -> Float[Array, "B D"]:
+    return jax.nn.relu(x @ w1) @ w2
+
+
+def mlp_local(x: Float[Array, "B D"], w1: Float[Array, "D f"], w2: Float[Array, "f D"]) -> Float[Array, "B D"]:
+    # This device's parts: all of x, f = F / devices columns of w1, and the same f rows of w2.
+    pass  # YOUR CODE HERE
+
+
+def mlp(
+    x: Float[Array, "B D"], w1: Float[Array, "D F"], w2: Float[Array, "F D"], *, devices: int = 8
+) -> Float[Array, "B D"]:
+    return on_mesh(mlp_local, devices, (P(), P(None, "x"), P("x", None)), P())(x, w1, w2)
+
+
+# %%
+# Budget for x (16, 128), w1 (128, 256), w2 (256, 128): bytes_hops=114_688. Each byte that goes from device to device
+# counts on every link of its way. A sum of 8 KiB around a ring of eight takes 14 KiB over each of its links.
+check("distributed/1", mlp)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Write the MLP as if your parts were the whole arrays. What is the shape of the result? Which of the two products sums
+# over a dimension that is cut? Only the result of that one is incomplete. The budget is enough for one sum of a (B, D)
+# matrix, and too small to gather the weights.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def mlp_local(x, w1, w2):
+#     h = jax.nn.relu(____)          # (B, f): this device's columns
+#     return lax.psum(____, "x")
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def mlp_local(x, w1, w2):
+#     h = jax.nn.relu(x @ w1)
+#     return lax.psum(h @ w2, "x")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Cut the first matrix by columns and the second by rows, and a whole MLP costs one sum. If you forget the
+# sum, each device returns another matrix, and JAX with `check_vma=False` takes the first one without a word. The check
+# here compares them.
+
+# %% [markdown]
+# ## Puzzle 2: Half a sum
+#
+# **Goal.** The same MLP, with the rows of `x` and of the result cut, too. It may send no more than Puzzle 1 did.
+#
+# ### Theory
+#
+# After `psum`, eight devices hold the same matrix. For the norms and residuals between two MLPs that is eight times the
+# memory and eight times the work. Better: each device keeps an eighth of the rows.
+#
+# A sum around a ring has two halves anyway. First each device gets the finished sum of *its* rows. Then everybody
+# sends their rows around:
+#
+# ```text
+#     psum          =  psum_scatter           +  all_gather
+#     14 KiB a link    7 KiB a link              7 KiB a link
+#                      device i: sum of rows i   device i: all rows
+# ```
+#
+# `lax.psum_scatter(v, "x", scatter_dimension=0, tiled=True)` is the first half: it sums, and cuts the sum along
+# dimension 0. `lax.all_gather(v, "x", tiled=True)` is the second: it joins the parts along dimension 0. With
+# `tiled=True` no new dimension is made.
+#
+# The first product needs all rows of `x`. The second one ends with a sum, of which you need your rows only.
+
+
+# %%
+def mlp_rows_local(x: Float[Array, "b D"], w1: Float[Array, "D f"], w2: Float[Array, "f D"]) -> Float[Array, "b D"]:
+    # This device's parts: b = B / devices rows of x, f columns of w1, f rows of w2. The result: its b rows.
+    pass  # YOUR CODE HERE
+
+
+def mlp_rows(
+    x: Float[Array, "B D"], w1: Float[Array, "D F"], w2: Float[Array, "F D"], *, devices: int = 8
+) -> Float[Array, "B D"]:
+    return on_mesh(mlp_rows_local, devices, (P("x", None), P(None, "x"), P("x", None)), P("x", None))(x, w1, w2)
+
+
+# %%
+# Budget for x (16, 128), w1 (128, 256), w2 (256, 128): bytes_hops=114_688. That is what Puzzle 1 sent.
+check("distributed/2", mlp_rows)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Where does each half belong? One of them makes complete rows of `x` out of parts, so it comes before the first
+# product. The other one ends the second product. Both work along rows, which are dimension 0. An `all_gather` and then
+# a `psum` gives the right numbers, but it sends half as much again.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def mlp_rows_local(x, w1, w2):
+#     x = lax.____(x, "x", tiled=True)                              # (B, D)
+#     part = ____                                                   # (B, D), one of the summands
+#     return lax.____(part, "x", scatter_dimension=0, tiled=True)   # (b, D)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def mlp_rows_local(x, w1, w2):
+#     x = lax.all_gather(x, "x", tiled=True)
+#     part = jax.nn.relu(x @ w1) @ w2
+#     return lax.psum_scatter(part, "x", scatter_dimension=0, tiled=True)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The same bytes as one `psum`, and an eighth of the activations on each device. This is how Megatron-LM
+# trains, under the name sequence parallelism. But all devices wait while they gather. To compute during that time you
+# need the copies in your own hands.
+
+# %%
+show(mlp_rows, normal((16, 128)), normal((128, 256)), normal((256, 128)))
+
+# %% [markdown]
+# ## Puzzle 3: A copy to another device
+#
+# **Goal.** Each device sends its part to its right neighbour. The last one sends to the first.
+#
+# ### Theory
+#
+# A TPU's DMA engine can write into the memory of another chip. In a kernel that is one call:
+#
+# ```python
+#     copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, came, device_id={"x": 3})
+#     copy.start()
+# ```
+#
+# `x_ref` is memory of this device. `o_ref` is memory of *device 3*: the same buffer of the same kernel, over there.
+# Every device runs the same kernel, so while you write into your neighbour, your other neighbour writes into you:
+#
+# ```text
+#     device 2              device 3              device 4
+#     x_ref --- copy ---->  o_ref
+#      sent += bytes        came += bytes
+#                           x_ref --- copy ---->  o_ref
+# ```
+#
+# Both semaphores count bytes. `sent` is on the sender, and `copy.wait_send()` waits for it: `x_ref` has been read.
+# `came` is on the receiver. `copy.wait_recv()` waits until as many bytes have come *to this device*, from whomever.
+#
+# `device_id` maps a mesh axis to an index. `lax.axis_index("x")` is this device's own, `lax.axis_size("x")` says how
+# many there are. `meet_neighbours()`, which is given, comes before the first copy. Puzzle 4 says why.
+
+
+# %%
+def rotate_spec(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
+    return jnp.roll(x, x.shape[0] // devices, axis=0)
+
+
+def meet_neighbours():
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    barrier = pltpu.get_barrier_semaphore()
+    for step in (1, n - 1):
+        pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + step, n)})
+    pl.semaphore_wait(barrier, 2)
+
+
+def rotate_kernel(x_ref, o_ref, sent, came):
+    # x_ref: (r, C), this device's part, in HBM    o_ref: (r, C), in HBM    sent, came: DMA semaphores
+    # First call meet_neighbours().
+    pass  # YOUR CODE HERE
+
+
+HBM = pl.BlockSpec(memory_space=pl.ANY)
+
+
+def rotate(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
+    def local(x: Float[Array, "r C"]) -> Float[Array, "r C"]:
+        return pl.pallas_call(
+            rotate_kernel,
+            in_specs=[HBM],
+            out_specs=HBM,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    return on_mesh(local, devices, P("x", None), P("x", None))(x)
+
+
+# %%
+# Budget for x (64, 128): bytes_hops=32_768. Eight parts of 4 KiB, each over one link.
+check("distributed/3", rotate)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The neighbour of the last device is device 0: `lax.rem(a, b)` is the remainder of a division. Four steps follow each
+# other: meet, start the copy, wait until your part has left, wait until the other part has come. A kernel that ends
+# before that frees memory that a copy still reads or writes.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def rotate_kernel(x_ref, o_ref, sent, came):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     meet_neighbours()
+#     copy = pltpu.make_async_remote_copy(____, ____, sent, came, device_id={"x": ____})
+#     copy.start()
+#     ____
+#     ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def rotate_kernel(x_ref, o_ref, sent, came):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     meet_neighbours()
+#     copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, came, device_id={"x": lax.rem(me + 1, n)})
+#     copy.start()
+#     copy.wait_send()
+#     copy.wait_recv()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** You wait for a copy that somebody else has started. That works because all devices run the same program.
+# `copy.wait()` is both waits in one. Leave one out and check again: the verdict names the copy, its two devices and the
+# semaphore.
+
+# %%
+show(rotate, normal((64, 128)))
+
+# %% [markdown]
+# ## Puzzle 4: Is anybody there?
+#
+# **Goal.** Write the barrier for an all-to-all, in which each device sends straight to each other one.
+#
+# ### Theory
+#
+# Devices do not start a kernel at the same time. If you are early, your neighbour still runs the program before it. The
+# memory that will be its `o_ref` then holds something else, and your copy destroys it. Nothing crashes, and JAX's
+# simulator, as you start it from Python, gives the right values.
+#
+# So you tell each device that will copy *into you* that you are there. And before you copy, you wait until each of your
+# targets has told you. A **barrier semaphore** does that: it exists before the kernel starts, once for each
+# `collective_id`. (A semaphore in scratch only exists once its device is in the kernel.)
+#
+# `pl.semaphore_signal(barrier, 1, device_id=...)` adds 1 to that semaphore *of another device*.
+# `pl.semaphore_wait(barrier, k)` waits until your own holds k, and takes k away. In Puzzle 3 there were two neighbours:
+#
+# ```text
+#     device 2 -- +1 -->  device 3  <-- +1 -- device 4
+#                         wait(2): both are there
+# ```
+#
+# A signal does not say who sent it. Only their number counts.
+
+
+# %%
+def exchange_spec(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n*n r C"]:
+    """x[i * n + j] is what device i has for device j."""
+    n = devices
+    return x.reshape(n, n, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+
+def meet_everybody():
+    # Returns when every device on the axis "x" is in the kernel.
+    pass  # YOUR CODE HERE
+
+
+def exchange_kernel(x_ref, o_ref, sent, came):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    meet_everybody()
+    own = pltpu.make_async_copy(x_ref.at[me], o_ref.at[me], sent)
+    own.start()
+    copies = []
+    for step in range(1, n):
+        to = lax.rem(me + step, n)
+        copies.append(pltpu.make_async_remote_copy(x_ref.at[to], o_ref.at[me], sent, came, device_id={"x": to}))
+        copies[-1].start()
+    own.wait()
+    for copy in copies:
+        copy.wait()
+
+
+def exchange(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n*n r C"]:
+    def local(x: Float[Array, "n r C"]) -> Float[Array, "n r C"]:
+        return pl.pallas_call(
+            exchange_kernel,
+            in_specs=[HBM],
+            out_specs=HBM,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    return on_mesh(local, devices, P("x"), P("x"))(x)
+
+
+# %%
+# No budget here. The machine knows which device has told which other one that it is there.
+check("distributed/4", exchange)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Two neighbours were enough in Puzzle 3, because only they copied to you. Who copies to you here? Signal each of them.
+# Then count: how many signals come to you, when everybody does the same? Do not wait for one that you would have to
+# send to yourself.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def meet_everybody():
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     barrier = ____
+#     for step in range(____, n):
+#         pl.semaphore_signal(barrier, 1, device_id={"x": ____})
+#     pl.semaphore_wait(barrier, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def meet_everybody():
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     barrier = pltpu.get_barrier_semaphore()
+#     for step in range(1, n):
+#         pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + step, n)})
+#     pl.semaphore_wait(barrier, n - 1)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A barrier has to cover everybody who copies into you. With the two neighbours of Puzzle 3 in this
+# kernel, the TPU's compiler takes it, and JAX's simulator, as you start it from Python, gives the right values. Here
+# the verdict says which device copies into which one too early.
+
+# %% [markdown]
+# ## Puzzle 5: Around the ring
+#
+# **Goal.** All-gather: at the end every device has the parts of all. Copy to your right neighbour only.
+#
+# ### Theory
+#
+# The links of a TPU join neighbours. A copy to a device four steps away uses four links, and the others wait for them.
+# If each of eight devices sends its 4 KiB part straight to all others, the links carry 512 KiB together. Passed on
+# from neighbour to neighbour it is 224 KiB:
+#
+# ```text
+#                   device 0    device 1    device 2    device 3
+#     hop 0  sends     0 -->       1 -->       2 -->       3 --> (to 0)
+#     hop 1  sends     3 -->       0 -->       1 -->       2 -->
+#     hop 2  sends     2 -->       3 -->       0 -->       1 -->
+# ```
+#
+# In each hop you send on what came in the last one. After n - 1 hops you have everything.
+#
+# Your left neighbour may be faster than you. Then its copies of hop 1 and hop 2 are on their way to you at the same
+# time. They may arrive in any order, and a wait on a shared semaphore cannot tell which of the two it was. So each hop
+# gets a semaphore of its own: `came.at[hop]`.
+
+
+# %%
+def gather_spec(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*n r C"]:
+    """Each of the n devices returns all n parts."""
+    parts = x.reshape(devices, x.shape[0] // devices, x.shape[1])
+    return jnp.concatenate([parts] * devices)
+
+
+def gather_kernel(x_ref, o_ref, own, sent, came):
+    # x_ref: (r, C), this device's part    o_ref: (n, r, C); part i of it is device i's    both in HBM
+    # own, sent: DMA semaphores            came: n - 1 of them, came.at[hop]
+    pass  # YOUR CODE HERE
+
+
+def gather(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*n r C"]:
+    def local(x: Float[Array, "r C"]) -> Float[Array, "n r C"]:
+        return pl.pallas_call(
+            gather_kernel,
+            in_specs=[HBM],
+            out_specs=HBM,
+            out_shape=jax.ShapeDtypeStruct((devices, *x.shape), x.dtype),
+            scratch_shapes=[
+                pltpu.SemaphoreType.DMA,
+                pltpu.SemaphoreType.DMA,
+                pltpu.SemaphoreType.DMA((devices - 1,)),
+            ],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    return on_mesh(local, devices, P("x", None), P("x"))(x)
+
+
+# %%
+# Budget for x (64, 128): bytes_hops=229_376. Each device passes on seven parts of 4 KiB.
+check("distributed/5", gather)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# First copy your own part to its place in your own `o_ref`, with `pltpu.make_async_copy(source, target, own)`, and wait
+# for it: hop 0 sends it. In hop 1 you send the part of your left neighbour, in hop 2 the part of the one before. Which
+# number has the part of hop `hop`? It goes to the same place on the right. `lax.rem` of a negative number is negative,
+# so add n first.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def gather_kernel(x_ref, o_ref, own, sent, came):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     meet_neighbours()
+#     mine = pltpu.make_async_copy(x_ref, ____, own)
+#     mine.start()
+#     mine.wait()
+#     for hop in range(____):
+#         part = o_ref.at[____]
+#         copy = pltpu.make_async_remote_copy(part, part, sent, ____, device_id={"x": ____})
+#         copy.start()
+#         copy.wait()
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def gather_kernel(x_ref, o_ref, own, sent, came):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     meet_neighbours()
+#     mine = pltpu.make_async_copy(x_ref, o_ref.at[me], own)
+#     mine.start()
+#     mine.wait()
+#     for hop in range(n - 1):
+#         part = o_ref.at[lax.rem(me - hop + n, n)]
+#         copy = pltpu.make_async_remote_copy(part, part, sent, came.at[hop], device_id={"x": lax.rem(me + 1, n)})
+#         copy.start()
+#         copy.wait()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** 224 KiB instead of 512 KiB, and every link is busy all the time, in one direction. `jax.lax.all_gather`
+# becomes the same ring on a TPU. In your own kernel the devices could compute between two hops. Look at the picture: a
+# row for each device, an arrow for each copy. There is nothing between the arrows yet.
+
+# %%
+show(gather, normal((64, 128)))
+
+# %% [markdown]
+# ## Puzzle 6: Two slots and a credit
+#
+# **Goal.** All-reduce: every device gets the sum of all parts. The parts go around the ring through two slots, and you
+# add one while the next is on its way.
+#
+# ### Theory
+#
+# Puzzle 5 keeps all parts. For a sum you need no more than two slots, whatever the number of devices:
+#
+# ```text
+#                 you                          your right neighbour
+#     hop 0       buf[0], your own  ------>    buf[1]
+#     hop 1       buf[1]            ------>    buf[0]        you add buf[1]
+#     hop 2       buf[0]            ------>    buf[1]        you add buf[0]
+# ```
+#
+# Look at hop 1. You overwrite your neighbour's slot 0. Has it sent that slot on, and added it? It may be slow, and
+# nothing tells you. Your `wait()` says that *your* part has left and that *your* slot was filled, no more.
+#
+# So it has to tell you: this is a **credit**. `credit` is a semaphore in scratch that counts signals. When a slot of
+# yours is free, signal your *left* neighbour, who will fill it. Before every copy but the first, wait for one signal.
+# (The barrier is as good as a credit for the first copy.)
+#
+# A semaphore has to be 0 when the kernel ends. So signal exactly as often as somebody waits.
+
+
+# %%
+def total_spec(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
+    """Each of the n devices returns the sum of all parts."""
+    return jnp.tile(x.reshape(devices, x.shape[0] // devices, x.shape[1]).sum(0), (devices, 1))
+
+
+def total_kernel(x_ref, o_ref, buf, sent, came, credit):
+    # x_ref, o_ref: (r, C), in VMEM    buf: (2, r, C), in VMEM
+    # sent: a DMA semaphore            came: two of them, came.at[slot]        credit: a semaphore for signals
+    pass  # YOUR CODE HERE
+
+
+def total(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
+    def local(x: Float[Array, "r C"]) -> Float[Array, "r C"]:
+        return pl.pallas_call(
+            total_kernel,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            scratch_shapes=[
+                pltpu.VMEM((2, *x.shape), x.dtype),
+                pltpu.SemaphoreType.DMA,
+                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SemaphoreType.REGULAR,
+            ],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    return on_mesh(local, devices, P("x", None), P("x", None))(x)
+
+
+# %%
+# Budget for x (64, 128): exposed_ici_bytes=80_000. That is what may be on its way while neither the sender nor the
+# receiver computes. All copies send 229_376 bytes. The first one, 32_768 of them, has nothing to hide behind.
+check("distributed/6", total)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Each hop: wait for a credit, start the copy, add the slot that you are just sending (in hop 0 there is nothing to add:
+# it is your own part), and only then wait for the copy. When may your left neighbour fill that slot? After it was added
+# and has left. In which hop does nobody need your signal any more? What came in the last hop is still to be added.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+#     for hop in range(n - 1):
+#         here, there = hop % 2, 1 - hop % 2
+#         if hop > 0:
+#             pl.semaphore_wait(____, 1)
+#         copy = pltpu.make_async_remote_copy(buf.at[here], buf.at[____], sent, came.at[____], device_id={"x": right})
+#         copy.start()
+#         if hop > 0:
+#             o_ref[...] += ____
+#         copy.wait()
+#         if hop < ____:
+#             pl.semaphore_signal(credit, 1, device_id={"x": ____})
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def total_kernel(x_ref, o_ref, buf, sent, came, credit):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+#     meet_neighbours()
+#     o_ref[...] = x_ref[...]
+#     buf[0] = x_ref[...]
+#     for hop in range(n - 1):
+#         here, there = hop % 2, 1 - hop % 2
+#         if hop > 0:
+#             pl.semaphore_wait(credit, 1)
+#         copy = pltpu.make_async_remote_copy(buf.at[here], buf.at[there], sent, came.at[there], device_id={"x": right})
+#         copy.start()
+#         if hop > 0:
+#             o_ref[...] += buf[here]
+#         copy.wait()
+#         if hop < n - 2:
+#             pl.semaphore_signal(credit, 1, device_id={"x": left})
+#     o_ref[...] += buf[(n - 1) % 2]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Barrier, copies, credits: that is all of the synchronisation in a ring. And the devices add while they
+# send. In the picture the additions lie under the arrows. (A large array is cut into n pieces first, so that each link
+# carries less: psum_scatter and all_gather, as in Puzzle 2.)
+
+# %%
+show(total, normal((64, 128)))
+
+# %% [markdown]
+# ## The end of the ring
+#
+# You have cut a model over eight devices, and moved its parts around by hand. Real kernels do both at once:
+# `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself, and ring attention, which sends keys and values around
+# this ring while each device works on those that it has.
+
+# %%
+progress()

@@ -1,0 +1,279 @@
+"""What the machine for several devices saw and what is wrong with its results, as findings; and what costs too much."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from ..ir.capture import SourceLine
+from ..lens.devices import Run
+from ..lens.devices.findings import Access, Waiter
+from ..lens.devices.findings import Finding as Seen
+from ..lens.machine import figures, listed
+from ..text import human_bytes, plural
+from .budgets import Budget
+from .budgets import over_budget as over_on_each
+from .diagnose import result_names, structure
+from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, default_tolerance
+from .incidents import incidents_of
+from .wrong import sample_of, where_in
+
+
+def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None) -> Diagnosis:
+    """Compares a run with the expected result (a pytree of arrays) and explains what is wrong.
+
+    What the machine has seen to be wrong counts even where the values agree: they agree by luck.
+    """
+    near = [line for t in run.traces for line in (*t.call.callers, t.call.where) if line is not None]
+    seen = [f.but(near=[*f.near, *near]) for f in findings_of(run.findings)]
+    if run.hangs:
+        return Diagnosis(seen)
+    gots, wants = ([np.asarray(x) for x in jax.tree.leaves(tree)] for tree in (run.outputs, want))
+    wrong = structure(gots, wants, "function", "out_specs")
+    for name, got, right in zip(result_names(want), gots, wants, strict=True) if not wrong else ():
+        found = _output(run, name, got, right, tolerance or default_tolerance(right.dtype))
+        wrong += [found.but(near=near)] if found is not None else []
+    seen += _incidents(run, bool(wrong))
+    if wrong:
+        seen += findings_of(run.notes)
+    if seen and wrong:  # how wrong it is, is evidence of it
+        seen[0] = seen[0].but(evidence=[*wrong[0].evidence[:1], *seen[0].evidence])
+    return Diagnosis([*seen, *wrong])
+
+
+def _incidents(run: Run, wrong: bool) -> list[Finding]:
+    """What the machine of each device saw, once where several saw the same."""
+    found: dict[object, tuple[Finding, list[int]]] = {}
+    for device, traces in enumerate(run.devices):
+        for trace in (inner for outer in traces for inner in outer.with_pipelines()):
+            for f in incidents_of(trace, wrong, frozenset()):
+                if wrong or f.kind not in GARBAGE_READS:
+                    found.setdefault((f.kind, f.operand, f.line), (f, []))[1].append(device)
+    return [
+        f.but(cause=f"On {run.mesh.name(on[0])}: {f.cause}", evidence=[*f.evidence, *_also(run, on[1:])])
+        for f, on in found.values()
+    ]
+
+
+def _also(run: Run, devices: Sequence[int]) -> Iterator[str]:
+    if devices:
+        yield f"The same happens on {plural(len(set(devices)), 'other device')}."
+
+
+def _output(run: Run, name: str, got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> Finding | None:
+    g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (got, want))
+    bad = ~tolerance.close(g, w)
+    if not bad.any():
+        return None
+    summary = f"{int(bad.sum())} of {bad.size} elements are wrong: {sample_of(g, w, bad, '')}."
+    where = where_in(bad)
+    on = [run.mesh.name(device) for device, part in run.parts_of(got) if bad[part].any()]
+    cause = f"{name} is wrong" + (f": {where}" if where else "")
+    if on and len(on) < run.mesh.size:
+        cause += f". These elements come from {listed(on)}"
+    elif on:
+        cause += ". Each device has a part in it"
+    return Finding("values", f"{cause}.", [summary], size=want.size)
+
+
+# --- what the machine found ------------------------------------------------------------------------------------------
+
+
+def findings_of(seen: Iterable[Seen]) -> list[Finding]:
+    """What a reader is told, the causes before what follows from them."""
+    found, seen = [], list(seen)
+    reused = {_base(f) for f in seen if _overwrites(f)}  # places that copies fill again: that explains the rest
+    seen = [dataclasses.replace(f, semaphore="") if _base(f) in reused else f for f in seen]
+    for f in sorted(seen, key=lambda f: (_ORDER.index(f.kind), not _overwrites(f))):
+        near = [x for x in (f.second.line if f.second else None, *_lines_of(f.waiters)) if x is not None]
+        times = [f"This happens {plural(f.times, 'time')} in all."] if f.times > 1 else []
+        kind, evidence = _KINDS.get(f.kind, f.kind), [*_waiting(f), *times]
+        found.append(Finding(kind, _WORDS[f.kind](f), evidence, f.first.line, operand=f.ref, near=near))
+    return found
+
+
+def _base(f: Seen) -> str:
+    return f.ref.split("[")[0]
+
+
+def _overwrites(f: Seen) -> bool:
+    """Whether this is a race of two copies into one place."""
+    return f.second is not None and all(
+        a.verb == "writes" and a.who.startswith("the copy") for a in (f.first, f.second)
+    )
+
+
+_KINDS = {"deadlock": "hang"}
+
+
+def _lines_of(waiters: Iterable[Waiter]) -> Iterator[SourceLine | None]:
+    for waiter in waiters:
+        yield waiter.line
+        yield from waiter.lines
+
+
+def _at(line: SourceLine | None) -> str:
+    return f" ({line})" if line is not None else ""
+
+
+def _race(f: Seen) -> str:
+    assert f.second is not None, "a race has two sides"
+    does = {"reads": "reads it", "writes": "writes it"}
+    one, two = (f"{a.who} {does[a.verb]}{_at(a.line)}" for a in (f.first, f.second))
+    return (
+        f"Nothing orders two accesses to {f.ref} of {f.device}: {one}, and {two}. They may happen in either order. "
+        f"{_mistaken(f) if f.semaphore else _advice(f.first, f.second)}"
+    )
+
+
+def _mistaken(f: Seen) -> str:
+    return (
+        f"There is a wait on {f.semaphore}, but other copies signal it, too, and a wait cannot tell which of them has "
+        "come. Give each copy that may be on its way at the same time a semaphore of its own."
+    )
+
+
+def _advice(*sides: Access) -> str:
+    reading, writing = ([a for a in sides if a.verb == verb] for verb in ("reads", "writes"))
+    copies = [a for a in sides if a.who.startswith("the copy")]
+    if not copies:
+        return "Let one of the two devices signal a semaphore that the other waits for."
+    if not reading:
+        return "Let the receiver signal that the place is free again, and wait for that before you copy into it."
+    if writing[0] not in copies:
+        return "Wait until the copy has been sent (wait_send) before you write into its source again."
+    return (
+        "If the reader needs what the copy brings, it has to wait for it first (wait_recv). If it needs what was there "
+        "before, it has to signal the sender when it is done (when it has sent it on: after wait_send), and the sender "
+        "has to wait for that signal."
+    )
+
+
+def _not_entered(f: Seen) -> str:
+    return (
+        f"{f.first.who} copies into {f.ref} of {f.device}, and nothing says that {f.device} has entered the kernel: "
+        "its memory may still belong to somebody else. Before the first copy, signal the barrier semaphore of each "
+        "device that copies to you, and wait for as many signals (pltpu.get_barrier_semaphore, collective_id)."
+    )
+
+
+def _deadlock(f: Seen) -> str:
+    w = f.waiters[0]
+    needs = f"{w.what} holds {w.got:,}{f' {w.unit}' if w.unit else ''}, and {w.needed:,} are needed"
+    if w.what.startswith(("the other", "device")):
+        needs = f"it waits for {w.what}"
+    if not w.sources and not w.lines:
+        advice = "Nothing that ran has ever signalled it: start the copy, or signal the semaphore."
+    elif not w.sources:
+        lines = listed([str(x) for x in w.lines])
+        advice = f"It is signalled on other devices ({lines}), never on this one: look at device_id."
+    else:
+        came = listed([f"{who}{_at(line)}" for who, line in w.sources[:3]])
+        advice = f"So far it was signalled by {came}. Wait as often as it is signalled, for as much."
+    return f"{w.device} waits for ever{_at(w.line)}: {needs}. {advice}"
+
+
+def _waiting(f: Seen) -> Iterator[str]:
+    for w in f.waiters[1:6]:
+        yield f"{w.device} waits, too{_at(w.line)}: {w.what} holds {w.got:,} of {w.needed:,}."
+    if len(f.waiters) > 6:
+        yield f"{plural(len(f.waiters) - 6, 'more device')} wait, too."
+    if f.ended:
+        yield f"{listed(f.ended)} {'has' if len(f.ended) == 1 else 'have'} ended."
+
+
+def _unwaited(f: Seen) -> str:
+    many = " Nor for another one." if f.count == 2 else f" Nor for {f.count - 1} others." if f.count > 2 else ""
+    return (
+        f"{f.device} never waits on {f.ref} for {f.first.who}{_at(f.first.line)}.{many} A kernel that ends before its "
+        "copies leaves them to write into memory that somebody else has by then: call wait_send() and wait_recv()."
+    )
+
+
+def _left_over(f: Seen) -> str:
+    return (
+        f"The semaphore {f.ref} of {f.device} still holds {f.count:,} when the kernel has ended; the last signal was "
+        f"by {f.first.who}{_at(f.first.line)}. A semaphore has to be 0 at the end: wait once for each signal, "
+        "or signal less often."
+    )
+
+
+def _no_device(f: Seen) -> str:
+    return (
+        f"{f.first.who} addresses {f.ref}, and the mesh has no such device: take the index modulo lax.axis_size(axis)."
+    )
+
+
+def _unequal(f: Seen) -> str:
+    return (
+        f"{f.ref.capitalize()} of the shard_map is the same on every device, says out_specs; {f.device} and "
+        f"{f.first.who} return different values. Sum or gather over the axis first (lax.psum, lax.all_gather), or name "
+        "the axis in out_specs."
+    )
+
+
+def _unwritten(f: Seen) -> str:
+    return (
+        f"{f.first.who} sends {f.ref}, of which {plural(f.count, 'element')} hold nothing yet. Wait for the copy that "
+        "brings them, or store into them, before you send."
+    )
+
+
+_WORDS: dict[str, Callable[[Seen], str]] = {
+    "no-device": _no_device,
+    "deadlock": _deadlock,
+    "not-entered": _not_entered,
+    "race": _race,
+    "unwaited": _unwaited,
+    "left-over": _left_over,
+    "unequal": _unequal,
+    "unwritten": _unwritten,
+}
+_ORDER = list(_WORDS)
+
+
+# --- costs -----------------------------------------------------------------------------------------------------------
+
+BOUNDS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_ici_bytes")
+
+
+def over_budget(run: Run, budget: Budget) -> list[Finding]:
+    """'Right answer, but ...', for each bound that is exceeded. Bounds on a kernel hold on each device."""
+    on_each = dataclasses.replace(budget, **dict.fromkeys(BOUNDS))
+    near = [line for t in run.traces for line in t.call.callers]
+    found = []
+    for kind in BOUNDS:
+        figure, most = getattr(run.counts, kind), getattr(budget, kind)
+        if most is not None and figure > most:
+            text = _COSTS[kind].format(figure=human_bytes(figure), most=human_bytes(most))
+            rows = _sent(run)
+            line, said = next((line for line, _ in rows), None), [words for _, words in rows]
+            found.append(Finding("budget", f"Right answer, but {text}", said, line, operand=kind, near=near))
+    return [*found, *over_on_each(run, [figures(t) for t in run.traces], on_each)]
+
+
+_COSTS = {
+    "ici_bytes": "{figure} go from device to device; the budget is {most}. Send each byte only to who needs it.",
+    "bytes_hops": "its copies take {figure} over the links, each byte counted on every link of its way; the budget is "
+    "{most}. A copy to a distant device uses the links of all devices between: pass the data on from neighbour to "
+    "neighbour.",
+    "link_bytes": "{figure} go over its busiest link in one direction; the budget is {most}. Spread them over more "
+    "links: those of the other direction, or of the other axis.",
+    "exposed_ici_bytes": "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. "
+    "Start the copy, compute with what is there already, and wait then.",
+}
+
+
+def _sent(run: Run) -> list[tuple[SourceLine, str]]:
+    """The lines that send most, and how much."""
+    by_line: dict[SourceLine | None, list[int]] = {}
+    for t in run.transfers:
+        sums = by_line.setdefault(t.line, [0, 0, 0])
+        for i, n in enumerate((1, t.nbytes, t.nbytes * t.hops)):
+            sums[i] += n
+    rows = sorted(((line, sums) for line, sums in by_line.items() if line is not None), key=lambda row: -row[1][2])
+    return [
+        (line, f"{line}: {plural(n, 'time')}, {human_bytes(sent)}, {human_bytes(hops)} over all links: {line.text}")
+        for line, (n, sent, hops) in rows[:3]
+    ]

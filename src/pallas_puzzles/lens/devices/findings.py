@@ -1,0 +1,86 @@
+"""What the machine finds wrong with kernels on several devices, as data; diagnose/devices.py has the words."""
+
+import dataclasses
+
+from ...ir.capture import SourceLine
+
+# kind -> what it means. Each is wrong whatever the values are, apart from those in NOTES.
+KINDS = {
+    "race": "two accesses to the same memory of a device, one of them a write, and nothing orders them",
+    "not-entered": "a copy to a device of which nothing says that it has entered the kernel",
+    "deadlock": "waits for a semaphore, or at a collective, and nobody will bring it on",
+    "unwaited": "a copy that a kernel ends without waiting for",
+    "left-over": "a semaphore that is not zero when its kernel has ended",
+    "no-device": "a device that is not on the mesh",
+    "unequal": "an output that the specs call the same on every device, and that is not",
+    "unwritten": "a copy sends elements that nobody has written",
+}
+NOTES = frozenset(["unwritten"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """One access. who: 'device 1', or 'the copy from device 0 to device 1'. verb: "reads" or "writes"."""
+
+    who: str
+    verb: str
+    line: SourceLine | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiter:
+    """A device that waits when nobody can go on. what: the semaphore or collective; got, needed: how much of it.
+
+    unit: "bytes", or "" for signals. sources: (who, line) of those that have ever signalled it on this device.
+    lines: those that signal the same semaphore on any device.
+    """
+
+    device: str
+    line: SourceLine | None
+    what: str
+    got: int
+    needed: int
+    unit: str = ""
+    sources: tuple[tuple[str, SourceLine | None], ...] = ()
+    lines: tuple[SourceLine, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    kind: of KINDS. ref: the Ref or semaphore, with indices. device: whose memory it is. first, second: of a race, in
+    the order in which the machine came to them. semaphore: of a race, one that was waited for, where the wait may have
+    been ended by another copy. count: elements, copies or signals. waiters, ended: of a deadlock.
+    """
+
+    kind: str
+    ref: str
+    device: str
+    first: Access
+    second: Access | None = None
+    semaphore: str = ""
+    count: int = 0
+    waiters: tuple[Waiter, ...] = ()
+    ended: tuple[str, ...] = ()
+    times: int = 1
+
+    @property
+    def fatal(self) -> bool:
+        return self.kind not in NOTES
+
+
+class Findings:
+    """Findings, each kind once for each pair of lines."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, Finding] = {}
+
+    def add(self, finding: Finding) -> None:
+        sides = frozenset((a.line, a.verb) for a in (finding.first, finding.second) if a is not None)
+        key = (finding.kind, finding.ref.split("[")[0], sides)
+        known = self._found.get(key)
+        self._found[key] = finding if known is None else dataclasses.replace(known, times=known.times + 1)
+
+    def all(self) -> list[Finding]:
+        return list(self._found.values())

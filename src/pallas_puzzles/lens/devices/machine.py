@@ -1,0 +1,313 @@
+"""One device of a mesh: a machine whose copies and signals reach others, and whose accesses to memory are followed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...ir.capture import Call, SourceLine, line_of
+from ...ir.ops import Beyond
+from ...ir.places import Place, index_of
+from ..copies import known_in, plain_ref
+from ..machine import Execution, Machine, Trace, beyond, check_sizes, plan, scalars_of
+from ..memory import Buffer
+from .clocks import Clock, Who, box_of, named
+from .findings import Access, Finding, Waiter
+from .world import Arrival, Key, Stopped, World
+
+
+class Memory:
+    """The buffers of all devices, by what they are in the program, so that one device finds those of another."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[int, Key], Buffer] = {}
+        self.homes: dict[Buffer, tuple[int, Key]] = {}
+        self.entered: dict[tuple[int, Key], int] = {}  # (device, kernel) -> the step at which it began
+        self.meetings: dict[Key, dict[int, Any]] = {}  # who has come to a collective, and with what
+
+    def add(self, device: int, key: Key, buffer: Buffer) -> None:
+        self.buffers[device, key] = buffer
+        self.homes[buffer] = device, key
+
+
+class Device(Machine):
+    """The machine of one call, or of a pipeline inside of it, on one device. number: of the call on its device."""
+
+    def __init__(
+        self,
+        call: Call,
+        detail: bool,
+        world: World,
+        memory: Memory,
+        device: int,
+        number: Key,
+        collective_id: int | None,
+        outer: "Device | None" = None,
+    ) -> None:
+        super().__init__(call, detail, outer)
+        self.world, self.memory, self.device, self.number = world, memory, device, number
+        self.collective_id = collective_id
+        self.scopes: dict[int, int] = outer.scopes if outer is not None else {}
+        shared = Buffer("the barrier", np.zeros((), np.int32), "semaphore", "scratch", written=True, clock=self)
+        self.barrier: Buffer = outer.barrier if outer is not None else shared
+
+    def within(self, call: Call) -> "Device":
+        return Device(call, self.detail, self.world, self.memory, self.device, self.number, self.collective_id, self)
+
+    def apply(self, eqn: Any, values: list[Any]) -> Any:
+        if self.world.dead:
+            raise Stopped
+        return super().apply(eqn, values)
+
+    def _arithmetic(self, eqn: Any) -> Callable[[Any, list[Any]], Any]:
+        act, product = super()._arithmetic(eqn), eqn.primitive.name == "dot_general"
+
+        def timed(eqn: Any, values: list[Any]) -> Any:
+            before = self.flops + self.transcendentals
+            out = act(eqn, values)
+            if done := self.flops + self.transcendentals - before:
+                self.world.timeline.compute(self.device, done, product, lambda: line_of(eqn))
+            return out
+
+        return timed
+
+    def _do_axis_index(self, eqn: Any, values: list[Any]) -> Any:
+        name = eqn.params["axis_name"]
+        if name in self.world.mesh.axes and name not in self.call.grid_names:
+            return np.int32(self.world.mesh.coordinates(self.device)[name])
+        return super()._do_axis_index(eqn, values)
+
+    # -- memory
+
+    @property
+    def who(self) -> str:
+        return self.world.mesh.name(self.device)
+
+    def scoped(self, eqn: Any) -> list[Buffer]:
+        buffers = super().scoped(eqn)
+        time = self.scopes[id(eqn)] = self.scopes.get(id(eqn), 0) + 1
+        for i, buffer in enumerate(buffers):
+            self.memory.add(self.device, (*self.number, id(eqn), time, i), buffer)
+        return buffers
+
+    def _where(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> tuple[Place, bool]:
+        found = super()._where(ref, transforms, verb, eqn)
+        self.touched(ref, found[0], verb, line_of(eqn))
+        return found
+
+    def touched(self, ref: Buffer, place: Place, verb: str, line: SourceLine | None) -> None:
+        if ref.role == "scalar" or ref.space == "semaphore" or ref not in self.memory.homes:
+            return
+        clock = self.world.clock[self.device]
+        self._access(ref, place, verb, self.world.here(self.device), clock, Access(self.who, verb, line))
+
+    def _access(self, ref: Buffer, place: Place, verb: str, who: Who, clock: Clock, access: Access) -> None:
+        home, shape = self.memory.homes[ref][0], ref.shape
+        area = box_of(place, shape)
+        where, writes = self.world.mesh.name(home), verb == "writes"
+        self.world.access(ref, where, lambda box: named(ref.name, box, shape), who, clock, area, writes, access)
+
+    # -- other devices
+
+    def _target(self, device: Any, eqn: Any) -> int:
+        """The number of the device that a copy or signal goes to."""
+        mesh = self.world.mesh
+        if device is None:
+            return self.device
+        by_number = "logical" in str(eqn.params.get("device_id_type", "")).lower()
+        at = mesh.coordinates(self.device)
+        if isinstance(device, dict):
+            if any(not isinstance(name, str) or name not in mesh.axes for name in device):
+                raise Beyond(f"a device_id over the axes {list(device)}, on a mesh with {list(mesh.axes)}")
+            at |= {name: int(np.asarray(i)) for name, i in device.items()}
+        elif by_number:
+            number = int(np.asarray(device))
+            at = mesh.coordinates(number) if 0 <= number < mesh.size else dict.fromkeys(mesh.axes, number)
+        else:
+            given = device if isinstance(device, tuple | list) else (device,)
+            at = {name: int(np.asarray(i)) for name, i in zip(mesh.axes, given, strict=True)}
+        found = mesh.device(at)
+        if found is None:
+            there = tuple(at.values())
+            access = Access(self.who, "addresses", line_of(eqn))
+            shown = str(there[0] if len(there) == 1 else there)
+            self.world.found.add(Finding("no-device", f"device {shown}", self.who, access))
+            found = mesh.device({name: i % mesh.axes[name] for name, i in at.items()})
+            assert found is not None, "each index is within its axis"
+        return found
+
+    def _entered(self, target: int, ref: Buffer, eqn: Any) -> None:
+        """Whether a device that a copy goes to is in this kernel, and whether this device can know."""
+        if target == self.device:
+            return
+        key, world, line = (target, self.number), self.world, line_of(eqn)
+        began = self.memory.entered.get(key)
+        if began is None or world.clock[self.device].devices[target] < began:
+            access = Access(self.who, "copies into", line)
+            world.found.add(Finding("not-entered", ref.name, world.mesh.name(target), access))
+        if began is None:
+            what = f"{world.mesh.name(target)} to enter the kernel"
+            world.wait(
+                self.device, lambda: key in self.memory.entered, lambda: Waiter(self.who, line, what, 0, 1)
+            )  # fmt: skip
+
+    def _peer(self, view: Any, target: int, eqn: Any) -> tuple[Buffer, Any]:
+        """(the buffer of a device that a Ref of this one stands for, its transforms)."""
+        ref, transforms = plain_ref(view)
+        if target == self.device:
+            return ref, transforms
+        _, key = self.memory.homes[ref]
+        found = self.memory.buffers.get((target, key))
+        if found is None:
+            raise Beyond(f"a copy into {ref.name} of a device that does not have it yet")
+        return found, transforms
+
+    def _address(self, target: int, sem: Any, eqn: Any, transforms: Any = ()) -> tuple[Key, str]:
+        """(the semaphore of a device, by what it is in the program, and its name)."""
+        ref, transforms = plain_ref(sem, transforms)
+        place = self.locate(ref, transforms, "waits for", eqn)
+        number = index_of(ref.shape, place)
+        at = [int(i) for i in np.unravel_index(number, ref.shape)] if ref.shape else []
+        if ref is self.barrier:
+            return (target, "barrier", self.collective_id), ref.name
+        return (target, *self.memory.homes[ref][1], number), ref.name + (str(at) if at else "")
+
+    # -- copies
+
+    def _do_dma_start(self, eqn: Any, values: list[Any]) -> list[Any]:
+        src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
+        world, line, to = self.world, line_of(eqn), self._target(device, eqn)
+        self._entered(to, plain_ref(dst)[0], eqn)
+        (source, here), (target, there) = self._peer(src, self.device, eqn), self._peer(dst, to, eqn)
+        reads, writes = self.locate(source, here, "copies from", eqn), self.locate(target, there, "copies to", eqn)
+        if not writes.nbytes:
+            return []
+        reader, read_clock = world.half(self.device, world.tell(self.device)[1])
+        writer, write_clock = world.half(self.device, read_clock)
+        name = f"the copy from {self.who}" + (f" to {world.mesh.name(to)}" if to != self.device else "")
+        self._access(source, reads, "reads", reader, read_clock, Access(name, "reads", line))
+        self._access(target, writes, "writes", writer, write_clock, Access(name, "writes", line))
+        if to != self.device:
+            shown = named(target.name, box_of(writes, target.shape)[0], target.shape)
+            left, came = world.timeline.send(self.device, to, writes.nbytes, line, shown)
+        else:
+            left = came = world.timeline.local(self.device, writes.nbytes)
+        copy = _Flight(self, source, reads, target, writes, eqn)
+        for at, sem, where, event, clock, when, happen in (
+            (3, src_sem, self.device, reader, read_clock, left, copy.read),
+            (2, dst_sem, to, writer, write_clock, came, copy.arrive),
+        ):
+            if sem is not None:
+                amount = writes.nbytes if self._counts_bytes(eqn, at) else 1
+                key, sem_name = self._address(where, sem, eqn)
+                unit = "bytes" if amount > 1 else ""
+                world.arrive(key, Arrival(event, amount, clock, name, line, when, happen), sem_name, unit)
+        return []
+
+    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
+        _, dst, sem = jax.tree.unflatten(eqn.params["tree"], values)[:3]
+        nbytes = self._nbytes(dst, eqn)
+        if nbytes:
+            key, name = self._address(self.device, sem, eqn)
+            counts = self._counts_bytes(eqn, 2)
+            self.world.take(
+                key, nbytes if counts else 1, line_of(eqn), name, take=True, unit="bytes" if counts else ""
+            )  # fmt: skip
+        return []
+
+    # -- signals
+
+    def _do_get_barrier_semaphore(self, eqn: Any, values: list[Any]) -> Any:
+        return self.barrier
+
+    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
+        ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]
+        if core is not None:
+            raise Beyond("a signal to another core")
+        world, to = self.world, self._target(device, eqn)
+        event, clock = world.tell(self.device)
+        key, name = self._address(to, ref, eqn, transforms)
+        if to != self.device:
+            world.timeline.signals += 1
+        n, now = int(np.asarray(amount)), world.timeline.now[self.device]
+        arrival = Arrival(event, n, clock, self.who, line_of(eqn), now)
+        world.arrive(key, arrival, name)
+        return []
+
+    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
+        ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
+        take = decrement is None or bool(np.asarray(decrement).all())
+        key, name = self._address(self.device, ref, eqn, transforms)
+        self.world.take(key, int(np.asarray(amount)), line_of(eqn), name, take=take)
+        return []
+
+    def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
+        """What a semaphore holds: what is on its way arrives, and others go first, so that a loop of reads ends."""
+        ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
+        key, name = self._address(self.device, ref, eqn, transforms)
+        self.world.take(key, self.world.semaphore(key, name).coming, line_of(eqn), name, take=False)
+        return np.int32(self.world.semaphore(key).count)
+
+
+class _Flight:
+    """A copy on its way. It reads and writes as late as possible: when somebody waits for it."""
+
+    def __init__(self, by: Device, source: Buffer, reads: Place, target: Buffer, writes: Place, eqn: Any) -> None:
+        self.by, self.source, self.reads, self.target, self.writes, self.eqn = by, source, reads, target, writes, eqn
+        self.value: np.ndarray | None = None
+        self.known: Any = None
+
+    def read(self) -> None:
+        if self.value is not None:
+            return
+        self.value = self.reads.read(self.source.values)
+        known = known_in(self.source, self.reads)
+        self.known = np.array(known) if np.ndim(known) else known
+        if not np.all(self.known):
+            name = named(self.source.name, box_of(self.reads, self.source.shape)[0], self.source.shape)
+            count = int(self.value.size - np.count_nonzero(np.broadcast_to(self.known, self.value.shape)))
+            access = Access(self.by.who, "sends", line_of(self.eqn))
+            self.by.world.found.add(Finding("unwritten", name, self.by.who, access, count=count))
+
+    def arrive(self) -> None:
+        self.read()
+        assert self.value is not None, "it has been read"
+        value = self.value.reshape(self.writes.shape)
+        known = self.known.reshape(self.writes.shape) if np.ndim(self.known) else self.known
+        if self.eqn.params.get("add"):
+            value = self.writes.read(self.target.values) + value
+        self.by._put(self.target, self.writes, value, known)
+        if self.source.space != self.target.space and {"hbm", "any"} & {self.source.space, self.target.space}:
+            self.by.dma_bytes += self.writes.nbytes
+
+
+def run_on(world: World, memory: Memory, device: int, call: Call, number: Key, eqn: Any, detail: bool) -> Trace:
+    """Runs a call on one device of a mesh. number: which of its calls it is. Raises Beyond."""
+    collective_id = getattr(eqn.params.get("compiler_params"), "collective_id", None)
+    with beyond(call):
+        check_sizes(call)
+        machine = Device(call, detail, world, memory, device, number, collective_id)
+        scalars = scalars_of(machine)
+        trace, changed = plan(machine, scalars)
+        trace.incidents = machine.incidents
+        execution = Execution(machine, trace, changed, scalars, None)
+        for i, buffer in enumerate([*execution.local, *execution.scratch]):
+            memory.add(device, (*number, i), buffer)
+        memory.entered[device, number] = world.tick(device).count
+        execution.run()
+    return trace
+
+
+def left_over(world: World) -> None:
+    """What is wrong with semaphores once all devices have ended."""
+    for key, semaphore in world.semaphores.items():
+        where = world.mesh.name(key[0])
+        if semaphore.due:
+            first = semaphore.due[0]
+            access = Access(first.who, "is on its way", first.line)
+            world.found.add(Finding("unwaited", semaphore.name, where, access, count=len(semaphore.due)))
+        elif semaphore.count:
+            who, line = next(reversed(semaphore.sources), (where, None))
+            access = Access(who, "signals", line)
+            world.found.add(Finding("left-over", semaphore.name, where, access, count=semaphore.count))

@@ -1,0 +1,191 @@
+"""Wrong answers to puzzles/distributed.py, and what a verdict has to say about each."""
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+# %% distributed/1: the sum is forgotten
+# mlp_local: `lax.psum(h @ w2, "x")` -> `h @ w2`
+
+# %% distributed/1: the hidden layer is summed instead
+# mlp_local: `lax.psum(h @ w2, "x")` -> `lax.psum(h, "x") @ w2`
+
+# %% distributed/1: the mean of the devices
+# mlp_local: `lax.psum(` -> `lax.pmean(`
+
+# %% distributed/1: the relu comes after the sum
+# mlp_local: `jax.nn.relu(x @ w1)` -> `x @ w1`
+# mlp_local: `lax.psum(h @ w2, "x")` -> `jax.nn.relu(lax.psum(h @ w2, "x"))`
+
+
+# %% distributed/1: every device gathers all weights
+def mlp_local(x, w1, w2):
+    w1 = lax.all_gather(w1, "x", axis=1, tiled=True)
+    w2 = lax.all_gather(w2, "x", axis=0, tiled=True)
+    return jax.nn.relu(x @ w1) @ w2
+
+
+# %% distributed/2: a whole sum, of which the own rows are kept
+# mlp_rows_local:
+# -    return lax.psum_scatter(part, "x", scatter_dimension=0, tiled=True)
+# +    total = lax.psum(part, "x")
+# +    b = total.shape[0] // lax.axis_size("x")
+# +    return lax.dynamic_slice_in_dim(total, lax.axis_index("x") * b, b)
+
+# %% distributed/2: the parts become a new dimension
+# mlp_rows_local: `lax.all_gather(x, "x", tiled=True)` -> `lax.all_gather(x, "x")`
+
+# %% distributed/2: the sum is cut by columns
+# mlp_rows_local: `scatter_dimension=0` -> `scatter_dimension=1`
+
+
+# %% distributed/2: the weights are gathered, and not the rows
+def mlp_rows_local(x, w1, w2):
+    w1 = lax.all_gather(w1, "x", axis=1, tiled=True)
+    w2 = lax.all_gather(w2, "x", axis=0, tiled=True)
+    return jax.nn.relu(x @ w1) @ w2
+
+
+# %% distributed/3: nobody waits for what comes
+# rotate_kernel:
+# -    copy.wait_recv()
+
+# %% distributed/3: nobody waits until the part has left
+# rotate_kernel:
+# -    copy.wait_send()
+
+# %% distributed/3: no barrier
+# rotate_kernel:
+# -    meet_neighbours()
+
+# %% distributed/3: to the left
+# rotate_kernel: `lax.rem(me + 1, n)` -> `lax.rem(me + n - 1, n)`
+
+# %% distributed/3: the last device has no right neighbour
+# rotate_kernel: `lax.rem(me + 1, n)` -> `me + 1`
+
+# %% distributed/3: the example's number of devices
+# rotate_kernel: `lax.rem(me + 1, n)` -> `lax.rem(me + 1, 8)`
+
+# %% distributed/3: waits twice for what comes
+# rotate_kernel: `copy.wait_send()` -> `copy.wait_recv()`
+
+# %% distributed/4: only the neighbours meet
+# meet_everybody: `range(1, n)` -> `(1, n - 1)`
+# meet_everybody: `semaphore_wait(barrier, n - 1)` -> `semaphore_wait(barrier, 2)`
+
+# %% distributed/4: waits for a signal of its own that nobody sends
+# meet_everybody: `semaphore_wait(barrier, n - 1)` -> `semaphore_wait(barrier, n)`
+
+# %% distributed/4: one signal too few is waited for
+# meet_everybody: `semaphore_wait(barrier, n - 1)` -> `semaphore_wait(barrier, n - 2)`
+
+# %% distributed/4: every signal goes to the right neighbour
+# meet_everybody: `lax.rem(me + step, n)` -> `lax.rem(me + 1, n)`
+
+# %% distributed/4: signals, and does not wait
+# meet_everybody:
+# -    pl.semaphore_wait(barrier, n - 1)
+
+# %% distributed/5: one semaphore for all hops
+# gather_kernel: `came.at[hop]` -> `came.at[0]`
+
+# %% distributed/5: the own part is sent in every hop
+# gather_kernel: `lax.rem(me - hop + n, n)` -> `me`
+
+# %% distributed/5: the other way around the ring
+# gather_kernel: `lax.rem(me - hop + n, n)` -> `lax.rem(me + hop, n)`
+
+# %% distributed/5: what comes is waited for at the end
+# gather_kernel:
+# -        copy.wait()
+# +        copy.wait_send()
+# +    for hop in range(n - 1):
+# +        pltpu.make_async_remote_copy(x_ref, x_ref, sent, came.at[hop], device_id={"x": me}).wait_recv()
+
+
+# %% distributed/5: the own part is waited for after it has been sent
+def gather_kernel(x_ref, o_ref, own, sent, came):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    meet_neighbours()
+    mine = pltpu.make_async_copy(x_ref, o_ref.at[me], own)
+    mine.start()
+    for hop in range(n - 1):
+        part = o_ref.at[lax.rem(me - hop + n, n)]
+        copy = pltpu.make_async_remote_copy(part, part, sent, came.at[hop], device_id={"x": lax.rem(me + 1, n)})
+        copy.start()
+        copy.wait()
+    mine.wait()
+
+
+# %% distributed/5: a hop is missing
+# gather_kernel: `range(n - 1)` -> `range(n - 2)`
+
+
+# %% distributed/5: straight to everybody
+def gather_kernel(x_ref, o_ref, own, sent, came):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    barrier = pltpu.get_barrier_semaphore()
+    for step in range(1, n):
+        pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + step, n)})
+    pl.semaphore_wait(barrier, n - 1)
+    mine = pltpu.make_async_copy(x_ref, o_ref.at[me], own)
+    mine.start()
+    mine.wait()
+    copies = [
+        pltpu.make_async_remote_copy(
+            x_ref, o_ref.at[me], sent, came.at[step - 1], device_id={"x": lax.rem(me + step, n)}
+        )
+        for step in range(1, n)
+    ]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.wait()
+
+
+# %% distributed/6: no credits
+# total_kernel:
+# -        if hop > 0:
+# -            pl.semaphore_wait(credit, 1)
+# total_kernel:
+# -        if hop < n - 2:
+# -            pl.semaphore_signal(credit, 1, device_id={"x": left})
+
+# %% distributed/6: the credit goes to the right
+# total_kernel: `device_id={"x": left}` -> `device_id={"x": right}`
+
+# %% distributed/6: a credit that nobody waits for
+# total_kernel: `if hop < n - 2:` -> `if hop < n - 1:`
+
+# %% distributed/6: the credit comes before the slot is free
+# total_kernel:
+# -        copy.wait()
+# -        if hop < n - 2:
+# -            pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +        if hop < n - 2:
+# +            pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +        copy.wait()
+
+# %% distributed/6: adds when the copy is over
+# total_kernel:
+# -        if hop > 0:
+# -            o_ref[...] += buf[here]
+# -        copy.wait()
+# +        copy.wait()
+# +        if hop > 0:
+# +            o_ref[...] += buf[here]
+
+# %% distributed/6: adds the slot that is being filled
+# total_kernel: `o_ref[...] += buf[here]` -> `o_ref[...] += buf[there]`
+
+# %% distributed/6: the last part is forgotten
+# total_kernel:
+# -    o_ref[...] += buf[(n - 1) % 2]
+
+# %% distributed/6: waits for a credit before the first copy
+# total_kernel:
+# -        if hop > 0:
+# -            pl.semaphore_wait(credit, 1)
+# +        pl.semaphore_wait(credit, 1)
