@@ -19,7 +19,8 @@
 # runs your kernels, and NVIDIA's compiler can look at them on your laptop. On a machine with an H100 or H200, the same
 # cells run compiled.
 #
-# A puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it.
+# As in gpu_basics.py, there are puzzles, and worked examples, which are complete. A puzzle is a function whose body
+# says `YOUR CODE HERE`. Fill it in and run the `check` below it.
 
 # %%
 import functools
@@ -36,6 +37,57 @@ from pallas_puzzles import check, gpu_report, normal, progress, setup, show, unw
 setup("gpu")  # a Hopper or Blackwell GPU if there is one, else this package's machine
 
 # %% [markdown]
+# ## Worked example: an accumulator
+#
+# The instruction of the tensor cores is called **wgmma**: warpgroup matrix multiply-accumulate. A warpgroup is 128
+# threads. They issue it together. It reads two tiles from SMEM, and adds their product to an **accumulator** in
+# registers:
+#
+# ```text
+#                         b_smem (64, 128)
+#                       +----------------+
+#                       |    bfloat16    |           acc += a_smem @ b_smem
+#                       +----------------+
+#     a_smem (64, 64)   +----------------+
+#     +------------+    |      acc       |           float32, in the registers
+#     |  bfloat16  |    |   (64, 128)    |           of 128 threads
+#     +------------+    +----------------+
+# ```
+#
+# `plgpu.ACC((64, 128))` makes an accumulator: float32, and zero at the start. It exists only inside of a function that
+# you give to `pl.run_scoped`. That calls the function with the accumulator, and returns what it returns.
+#
+# `plgpu.wgmma(acc, a_smem, b_smem)` adds a product. The tile of `a` has 64 rows, that of `b` at most 256 columns.
+# `acc[...]` waits for the product and gives you its values. Each copy has a barrier of its own here.
+
+
+# %%
+def one_product_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, a_loaded, b_loaded):
+    plgpu.copy_gmem_to_smem(a_gmem, a_smem, a_loaded)
+    plgpu.copy_gmem_to_smem(b_gmem, b_smem, b_loaded)
+    plgpu.barrier_wait(a_loaded)
+    plgpu.barrier_wait(b_loaded)
+
+    def multiply(acc):
+        plgpu.wgmma(acc, a_smem, b_smem)
+        return acc[...]
+
+    o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, 128)))
+
+
+def one_product(a: Float[Array, "64 64"], b: Float[Array, "64 128"]) -> Float[Array, "64 128"]:
+    a_smem, b_smem = plgpu.SMEM(a.shape, a.dtype), plgpu.SMEM(b.shape, b.dtype)
+    return plgpu.kernel(
+        one_product_kernel,
+        out_type=jax.ShapeDtypeStruct((64, 128), jnp.float32),
+        scratch_types=[a_smem, b_smem, plgpu.Barrier(), plgpu.Barrier()],
+    )(a, b)
+
+
+# Try it: leave out one of the two waits, and run this cell again.
+show(one_product, normal((64, 64), "bfloat16"), normal((64, 128), "bfloat16"))
+
+# %% [markdown]
 # ## Puzzle 1: One wgmma
 #
 # **Goal.** Multiply two bfloat16 matrices. Each CTA computes 64 rows and `bn` columns of the product, all of K at
@@ -43,28 +95,22 @@ setup("gpu")  # a Hopper or Blackwell GPU if there is one, else this package's m
 #
 # ### Theory
 #
-# The instruction of the tensor cores is called **wgmma**: warpgroup matrix multiply-accumulate. A warpgroup is 128
-# threads. They issue it together, and it reads its operands from SMEM:
+# One CTA has multiplied one pair of tiles. For larger matrices, start a CTA for each tile of the result:
 #
 # ```text
-#                         b_smem (K, bn)
-#                       +----------------+
-#                       |    bfloat16    |           acc += a_smem @ b_smem
-#                       +----------------+
-#     a_smem (64, K)    +----------------+
-#     +------------+    |      acc       |           float32, in the registers
-#     |  bfloat16  |    |    (64, bn)    |           of 128 threads
-#     +------------+    +----------------+
+#                            b (K, N)
+#                     |    | bn |    |    |          this CTA copies 64 rows of a,
+#                     |    |####|    |    |          and bn columns of b
+#
+#       a (M, K)
+#     |#########| 64  |    | ## |    |    |          and stores where they cross
+#     |         |     |    |    |    |    |
 # ```
 #
-# An instruction takes 64 rows of `a` and at most 256 columns of `b`. `plgpu.wgmma(acc, a_smem, b_smem)` issues as many
-# instructions as K needs. `acc` is an **accumulator**: `plgpu.ACC((64, bn))`, float32, and zero at the start. It
-# exists only inside of a function that you give to `pl.run_scoped`:
+# The tiles may be longer than 64 along K: `plgpu.wgmma` issues as many instructions as K needs.
 #
-#     result = pl.run_scoped(body, plgpu.ACC((64, bn)))      # calls body(acc), returns what body returns
-#
-# `acc[...]` waits for the product and gives you its values. Two copies arrive at the barrier `loaded`, and it counts
-# to two: one wait is enough for both.
+# Two copies come in, and one barrier is enough for both. A barrier counts: `plgpu.Barrier(num_arrivals=2)` opens when
+# two copies have arrived at it. So you give `loaded` to both copies, and wait for it once.
 
 
 # %%
@@ -150,15 +196,59 @@ check("gpu_matmul/1", product)
 # its operands from SMEM. So the rest of this notebook is about one thing: how to have the next tiles there in time.
 
 # %% [markdown]
+# ## Worked example: banks
+#
+# SMEM has 32 **banks**. Each one gives 4 bytes at a time: together 128 bytes. The address decides: bytes 0 to 3 are in
+# bank 0, bytes 4 to 7 in bank 1, and byte 128 is in bank 0 again. If two words lie in the same bank, they take a turn
+# each. A turn beyond the first is a **bank conflict**.
+#
+# `transforms=` says how SMEM holds a tile. With `TilingTransform((8, n))` it holds pieces of 8 rows and n columns. So
+# the rows of a piece lie `4 * n` bytes apart, in float32. In the layout WGMMA, threads load 32 bytes of each of four
+# rows at once:
+#
+# ```text
+#     n = 32: 128 bytes apart       n = 16: 64 bytes apart        n = 8: 32 bytes apart
+#
+#     row 0   |##......|            row 0   |##......|            row 0   |##......|
+#     row 1   |##......|            row 1   |....##..|            row 1   |..##....|
+#     row 2   |##......|            row 2   |##......|            row 2   |....##..|
+#     row 3   |##......|            row 3   |....##..|            row 3   |......##|
+#              four turns                    two turns                     one turn
+# ```
+
+
+# %%
+def sums_kernel(x_gmem, o_gmem, x_smem, loaded):
+    plgpu.copy_gmem_to_smem(x_gmem, x_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    # optimized=False: a load that has conflicts is allowed, too
+    x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA, optimized=False)
+    o_gmem[...] = jnp.sum(x, axis=1)
+
+
+def sums(x: Float[Array, "64 N"], *, columns: int) -> Float[Array, "64"]:
+    return plgpu.kernel(
+        sums_kernel,
+        out_type=jax.ShapeDtypeStruct((64,), x.dtype),
+        scratch_types=[
+            plgpu.SMEM(x.shape, x.dtype, transforms=(plgpu.TilingTransform((8, columns)),)),
+            plgpu.Barrier(),
+        ],
+    )(x)
+
+
+# The last lines count the conflicts. Try it: 16 columns, then 8.
+show(sums, normal((64, 32)), columns=32)
+
+# %% [markdown]
 # ## Puzzle 2: What a swizzle is
 #
 # **Goal.** Compute how long SMEM takes to serve the tensor cores, and choose the swizzle that makes it fast.
 #
 # ### Theory
 #
-# SMEM has 32 **banks**. Each one gives 4 bytes at a time: together 128 bytes. The address decides: bytes 0 to 3 are in
-# bank 0, bytes 4 to 7 in bank 1, and byte 128 is in bank 0 again. The tensor cores fetch 16 bytes (a **chunk**: four
-# banks) from each of eight rows. If two chunks lie in the same banks, they take a turn each:
+# The tensor cores fetch 16 bytes (a **chunk**: four banks) from each of eight rows. With rows of 128 bytes, all eight
+# chunks lie in the same banks: eight turns.
 #
 # ```text
 #     rows of 128 bytes                          the same, swizzled
@@ -170,13 +260,13 @@ check("gpu_matmul/1", product)
 #              ^ chunk 0 of each row              chunk 0: other banks in each row
 # ```
 #
-# A **swizzle** of 128 bytes puts chunk `c` of row `r` at position `c ^ (r % 8)`. Eight rows, eight different
-# positions: one turn. The copy engine swizzles on the way in, and wgmma knows how to read it. There are swizzles of
-# 128, 64 and 32 bytes. A row is cut into pieces of that many bytes, so the swizzle has to divide it. The widest one
-# needs the fewest pieces.
+# A **swizzle** of 128 bytes puts chunk `c` of row `r` at position `c ^ (r % 8)`. Eight rows, eight different positions:
+# one turn. The copy engine swizzles on the way in, and wgmma knows how to read it. There are swizzles of 128, 64 and 32
+# bytes. A row is cut into pieces of that many bytes, so the swizzle has to divide it. The widest one needs the fewest
+# pieces.
 #
-# You say so where you ask for SMEM: `transforms=(TilingTransform((8, n)), SwizzleTransform(128))`, where `n` elements
-# are 128 bytes. wgmma wants the same swizzle for both operands.
+# `SwizzleTransform(128)` asks for it, after a `TilingTransform((8, n))` in which `n` elements are 128 bytes. wgmma
+# wants the same swizzle for both operands.
 
 
 # %%
@@ -288,15 +378,66 @@ check("gpu_matmul/2", swizzled)
 # transforms, Pallas chooses some. From here on you name them, because you know what they are for.
 
 # %% [markdown]
+# ## Worked example: a k loop with one slot
+#
+# If K is too long for SMEM, the accumulator stays, and the tiles change: 64 columns of `a` and 64 rows of `b` at a
+# time.
+#
+# `plgpu.wgmma` only *starts* a product, as a copy is only started. While the tensor cores read a tile, no copy may
+# overwrite it. `plgpu.wgmma_wait(n)` waits until at most `n` products are still going on. With `n = 0`, it waits for
+# all of them.
+#
+# Both tiles are swizzled from here on, and rows of 64 bfloat16 have 128 bytes.
+
+
+# %%
+SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # for rows of 64 bfloat16, and longer ones
+
+
+def one_slot_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded):
+    def multiply(acc):
+        @pl.loop(0, a_gmem.shape[1] // 64)
+        def _(k):
+            part = pl.ds(k * 64, 64)
+            plgpu.copy_gmem_to_smem(a_gmem.at[:, part], a_smem, loaded)
+            plgpu.copy_gmem_to_smem(b_gmem.at[part], b_smem, loaded)
+            plgpu.barrier_wait(loaded)
+            plgpu.wgmma(acc, a_smem, b_smem)
+            plgpu.wgmma_wait(0)
+
+        return acc[...]
+
+    o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, 128)))
+
+
+def one_slot(a: Float[Array, "64 K"], b: Float[Array, "K 128"]) -> Float[Array, "64 128"]:
+    return plgpu.kernel(
+        one_slot_kernel,
+        out_type=jax.ShapeDtypeStruct((64, 128), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((64, 64), a.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((64, 128), b.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )(a, b)
+
+
+# Try it: leave out wgmma_wait, and run this cell again.
+show(one_slot, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
+
+# %% [markdown]
 # ## Puzzle 3: The k loop
 #
 # **Goal.** K is too long for SMEM. Walk along it in steps of 64, and keep the copy engine ahead of the tensor cores.
 #
 # ### Theory
 #
-# `plgpu.wgmma` only *starts* a product, as a copy is only started. While the tensor cores read a slot, no copy may
-# fill it. `plgpu.wgmma_wait(n)` waits until at most `n` products are still going on. They end in order. So
-# `wgmma_wait(1)`, just after product `k` was started, means: product `k - 1` is done.
+# With one slot, the tensor cores waited for 22,140 of 24,188 cycles. With several, tile `t` lives in slot `t % slots`,
+# as in gpu_basics.py Puzzle 4b, where `slots` was 2. The first `slots - 1` tiles are on their way before the loop
+# begins.
+#
+# Products end in the order in which they were started. So `wgmma_wait(1)`, just after product `k` was started, means:
+# product `k - 1` is done. Product `k` goes on, and your threads can give the next order at once:
 #
 # ```text
 #     copy engine   | 0 | 1 |     | 2 |     | 3 |            two slots
@@ -308,9 +449,9 @@ check("gpu_matmul/2", swizzled)
 #
 # (The picture is not to scale. `show` below the puzzle draws yours.)
 #
-# The slot of product `k - 1` is the one that becomes free. Which tile belongs into it? With `slots` slots, tile `t`
-# lies in slot `t % slots`. The first `slots - 1` tiles are on their way before the loop begins. `load_step` is given.
-# It starts both copies of a step, and both arrive at `loaded.at[slot]`.
+# The slot of product `k - 1` is the one that becomes free. Which tile belongs into it?
+#
+# `load_step` is given. It starts both copies of a step, and both arrive at `loaded.at[slot]`.
 
 
 # %%
@@ -349,9 +490,6 @@ def k_loop_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn, slots):
         return acc[...]
 
     o_gmem[rows, columns] = pl.run_scoped(multiply, plgpu.ACC((64, bn)))
-
-
-SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # for rows of 64 bfloat16, and longer ones
 
 
 def k_loop(a: Float[Array, "M K"], b: Float[Array, "K N"], *, bn: int = 128, slots: int = 2) -> Float[Array, "M N"]:
@@ -423,6 +561,43 @@ check("gpu_matmul/3", k_loop)
 show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
 
 # %% [markdown]
+# ## Worked example: two warpgroups
+#
+# A CTA may have several warpgroups. `num_threads=2, thread_name="wg"` starts two in each CTA. (Pallas calls a warpgroup
+# a thread.) Both run your kernel. They share its SMEM and its barriers, and each has registers of its own.
+# `lax.axis_index("wg")` tells them apart.
+#
+# What both of them do is done twice. If both start a copy, it arrives twice. So one of them starts it. Both can wait at
+# the same barrier.
+
+
+# %%
+def halves_kernel(x_gmem, o_gmem, x_smem, loaded):
+    wg = lax.axis_index("wg")
+
+    @pl.when(wg == 0)
+    def _():
+        plgpu.copy_gmem_to_smem(x_gmem, x_smem, loaded)
+
+    plgpu.barrier_wait(loaded)
+    mine = pl.ds(wg * 64, 64)
+    o_gmem[mine] = x_smem[mine] * 2
+
+
+def halves(x: Float[Array, "128 N"]) -> Float[Array, "128 N"]:
+    return plgpu.kernel(
+        halves_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        num_threads=2,
+        thread_name="wg",
+        scratch_types=[plgpu.SMEM(x.shape, x.dtype), plgpu.Barrier()],
+    )(x)
+
+
+# Try it: let both warpgroups start the copy, and run this cell again.
+show(halves, normal((128, 128)))
+
+# %% [markdown]
 # ## Puzzle 4: The accumulator's budget
 #
 # **Goal.** Let two warpgroups share a large tile. Count the registers first.
@@ -441,14 +616,17 @@ show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
 # ```
 #
 # The accumulator sets the limit. It lies in registers, one float32 in each, and a thread has 255. NVIDIA's compiler
-# says of a tile of 128 x 256 with one warpgroup: 255 registers, 1648 bytes spilled, "wgmma.mma_async instructions are
-# serialized".
+# says of a tile of 128 x 256 with one warpgroup: 255 registers, 1648 bytes spilled (kept in GMEM), "wgmma.mma_async
+# instructions are serialized".
 #
-# Two warpgroups have twice as many threads. `num_threads=2, thread_name="wg"` starts two in each CTA. (Pallas calls a
-# warpgroup a thread.) Both run your kernel, share its SMEM and its barriers, and `lax.axis_index("wg")` tells them
-# apart. What both of them do is done twice: a copy that both start arrives twice. Both can wait at the same barrier.
+# Two warpgroups have twice as many threads, and so twice as many registers. Each takes half of the tile's rows:
 #
-# Here each one takes half of the rows.
+# ```text
+#                      b_smem (K, bn)
+#     a_smem (bm, K)
+#     | upper half |   | acc of warpgroup 0 |
+#     | lower half |   | acc of warpgroup 1 |
+# ```
 
 
 # %%
@@ -560,15 +738,70 @@ check("gpu_matmul/4", shared)
 # are done with it?
 
 # %% [markdown]
+# ## Worked example: a hand-over
+#
+# In Puzzle 3 the same threads gave orders to both engines. When they waited for one, the other got no orders. Here a
+# warpgroup of its own gives the copies their orders. It is the **producer**. The others are **consumers**: they wait
+# for tiles and multiply, each with its half of the rows. This is called **warp specialisation**. There are as many
+# slots as steps. So no slot is used twice, the producer waits for nothing, and one barrier a slot is enough. It says:
+# this slot is *full*.
+#
+# An SM has 65,536 registers. For 384 threads, that is 168 each. A producer needs few, so `plgpu.set_max_registers`
+# takes some from it and gives them to the consumers: 40 for a thread of one, 232 for a thread of the others.
+
+
+# %%
+def hand_over_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, full):
+    wg, steps = lax.axis_index("wg"), a_gmem.shape[1] // 64
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+        for k in range(steps):
+            load_step(k, steps, a_gmem, b_gmem, a_smem, b_smem, full)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        mine = pl.ds(wg * 64, 64)
+
+        def multiply(acc):
+            for k in range(steps):
+                plgpu.barrier_wait(full.at[k])
+                plgpu.wgmma(acc, a_smem.at[k, mine], b_smem.at[k])
+            return acc[...]
+
+        o_gmem[mine] = pl.run_scoped(multiply, plgpu.ACC((64, 128)))
+
+
+# %%
+def hand_over(a: Float[Array, "128 K"], b: Float[Array, "K 128"]) -> Float[Array, "128 128"]:
+    steps = a.shape[1] // 64
+    return plgpu.kernel(
+        hand_over_kernel,
+        out_type=jax.ShapeDtypeStruct((128, 128), jnp.float32),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=[
+            plgpu.SMEM((steps, 128, 64), a.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((steps, 64, 128), b.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_barriers=steps, num_arrivals=2),
+        ],
+    )(a, b)
+
+
+# Try it: K = 512 needs eight slots. Does SMEM have room for them?
+show(hand_over, normal((128, 320), "bfloat16"), normal((320, 128), "bfloat16"))
+
+# %% [markdown]
 # ## Puzzle 5: Producer and consumer
 #
 # **Goal.** A third warpgroup does nothing but copy. The other two do nothing but multiply. Write one step of each.
 #
 # ### Theory
 #
-# In Puzzle 3 the same threads gave orders to both engines. When they waited for one, the other got no orders. And with
-# two warpgroups, a slot is free when *both* have read it. So give the copies to a warpgroup of their own. This is
-# called **warp specialisation**:
+# A long K does not fit into SMEM, so slots have to be used again. A slot is free when *both* consumers have read it. So
+# now the producer has to wait, too, at a second barrier for each slot:
 #
 # ```text
 #     producer      | wait empty | copy k+1 | wait empty | copy k+2 | ...
@@ -579,13 +812,9 @@ check("gpu_matmul/4", shared)
 #     consumer 1    | wait full | wgmma k | arrive empty | ...
 # ```
 #
-# Each slot has two barriers. The copies arrive at `full.at[slot]`: there are tiles. Each consumer arrives at
-# `empty.at[slot]`, with `plgpu.barrier_arrive(...)`: I am done with them. A wait for a barrier takes one round of
-# arrivals and no more, so the next wait is for the next round. At the start all slots are empty, and nobody has
-# arrived to say so.
-#
-# A producer needs few registers. `plgpu.set_max_registers`, which is given, takes them from it and gives them to the
-# consumers: 40 for one, 232 for each of the two.
+# The copies arrive at `full.at[slot]`: there are tiles. Each consumer arrives at `empty.at[slot]`, with
+# `plgpu.barrier_arrive(...)`: I am done with them. As with copies, a wait takes one round of arrivals and no more, and
+# the next wait is for the next round. At the start all slots are empty, and nobody has arrived to say so.
 
 
 # %%
@@ -724,29 +953,81 @@ check("gpu_matmul/5", specialised)
 show(specialised, normal((128, 512), "bfloat16"), normal((512, 256), "bfloat16"))
 
 # %% [markdown]
+# ## Worked example: the library's producer
+#
+# `plgpu.emit_pipeline_warp_specialized` writes the producer of Puzzle 5, its barriers, and the loops. You give it
+# BlockSpecs, as in gpu_basics.py Puzzle 6, and a body that the consumers run at each step:
+#
+# ```text
+#     emit_pipeline_warp_specialized(body, grid=(steps,), in_specs=[...], compute_context=context, ...)
+#        |
+#        +-- warpgroup 2        the producer, written by the library
+#        +-- warpgroups 0, 1    context: before the loop, the loop, after it
+#               |
+#               +-- body(indices, x_smem, carry) -> carry
+# ```
+#
+# `compute_context=` is what the consumers do. It gets the loop as a function, `pipeline`. You call that with the first
+# carry, and it returns the last one. (gpu_basics.py had `init_carry` for this.) The kernel takes the largest absolute
+# value over all tiles, place by place. Each consumer has half of the rows.
+
+
+# %%
+def highest_step(indices, x_smem, so_far, *, half):
+    return jnp.maximum(so_far, jnp.abs(x_smem[half]))
+
+
+def highest_kernel(x_gmem, o_gmem, *, slots):
+    half = pl.ds(lax.axis_index("wg") * 64, 64)
+
+    def context(pipeline):
+        o_gmem[half] = pipeline(jnp.zeros((64, 64), jnp.float32))
+
+    plgpu.emit_pipeline_warp_specialized(
+        functools.partial(highest_step, half=half),
+        grid=(x_gmem.shape[1] // 64,),
+        in_specs=[plgpu.BlockSpec((128, 64), lambda k: (0, k))],
+        wg_axis="wg",  # the name of the warpgroups
+        num_compute_wgs=2,  # so many are consumers; the last one is the producer
+        memory_registers=40,  # of the producer, as set_max_registers(40) above
+        max_concurrent_steps=slots,
+        compute_context=context,
+    )(x_gmem)
+
+
+def highest(x: Float[Array, "128 N"], *, slots: int = 2) -> Float[Array, "128 64"]:
+    return plgpu.kernel(
+        functools.partial(highest_kernel, slots=slots),
+        out_type=jax.ShapeDtypeStruct((128, 64), x.dtype),
+        num_threads=3,
+        thread_name="wg",
+    )(x)
+
+
+# Try it: one slot.
+show(highest, normal((128, 512)), slots=2)
+
+# %% [markdown]
 # ## Puzzle 6: The library's pipeline
 #
 # **Goal.** The same kernel with `plgpu.emit_pipeline_warp_specialized`. Say which tiles, and what happens to one pair.
 #
 # ### Theory
 #
-# The library writes the producer, the barriers and both loops of Puzzle 5. You give it BlockSpecs, as in gpu_basics.py
-# Puzzle 6, and a body that the consumers run at each step:
-#
-# ```text
-#     emit_pipeline_warp_specialized(body, grid=(steps,), in_specs=[a, b], ...)
-#        |
-#        +-- warpgroup 2        the producer: copies, written by the library
-#        +-- warpgroups 0, 1    context: acc = ..., then for each step:
-#               |
-#               +-- body(indices, a_smem, b_smem, acc) -> acc
-# ```
-#
-# `acc` is handed from step to step: the body returns it. Where it comes from is in the `context`, which is given.
+# The carry of this pipeline is the accumulator: your body gets `acc`, and returns it. Where it comes from is in the
+# `context`, which is given.
 #
 # In Puzzle 5 a consumer waits for one product before it starts the next. Between the two, it has nothing on the tensor
-# cores. `delay_release=1` gives a slot back one step *later*. So when your body returns at step `k`, product `k` may
-# still be going on, and product `k - 1` may not. What does the body have to wait for?
+# cores. `delay_release=1`, in the BlockSpecs, gives a slot back one step *later*:
+#
+# ```text
+#     delay_release=0    | body 0 | free 0 | body 1 | free 1 | body 2 | free 2 |
+#
+#     delay_release=1    | body 0 |        | body 1 | free 0 | body 2 | free 1 |
+# ```
+#
+# So when your body returns at step `k`, product `k` may still be going on, and product `k - 1` may not. What does the
+# body have to wait for?
 #
 # An index map gets the step, and returns block numbers. `i` and `j` say which tile of the result the CTA has.
 
@@ -886,16 +1167,17 @@ check("gpu_matmul/6", pipelined)
 #     copy engine              |  0  |    |  1  |      |  2  |
 # ```
 #
-# All of that you know from gpu_basics.py Puzzle 5: `commit_smem`, `copy_smem_to_gmem`, and a wait before a slot is
-# used again. `result[:, 64:128]` is a part of the result, as in NumPy. The number of parts is static, so a Python loop
-# will do.
+# All of that you know from gpu_basics.py Puzzles 4 and 5: `commit_smem`, `copy_smem_to_gmem`, and a wait before a slot
+# is used again. `result[:, 64:128]` is a part of the result, as in NumPy. The number of parts is static, so a Python
+# loop will do.
 
 
 # %%
 def biases(bias_part, part):
     # given: the 64 biases of a part, in the layout that belongs to the columns of a product
     columns = pl.ds(part * 64, 64)
-    return plgpu.load(bias_part.at[columns], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    layout = plgpu.Layout.WGMMA.reduce(0)  # of one number a column, as a sum along axis 0 leaves them
+    return plgpu.load(bias_part.at[columns], layout=layout, optimized=False)
 
 
 def along_columns(s, shape):
@@ -1010,6 +1292,54 @@ check("gpu_matmul/7", fused)
 # weights and the derivative of an activation belong here, too.
 
 # %% [markdown]
+# ## Worked example: dealing out tiles
+#
+# A grid with more CTAs than the chip has room for is worked off: when one CTA ends, the next one starts. You can also
+# start fewer CTAs than there are tiles, and let each of them take several. Such CTAs are called **persistent**.
+# `plgpu.nd_loop((tiles,), collective_axes="cta")` deals out the tiles. In its body, `loop.index` holds the tile's
+# number, a tuple, and `loop.local_index` is how many tiles this CTA had before.
+#
+# The kernel marks each row of `x` with the CTA that had it (the tens), and with its `local_index` (the ones).
+
+
+# %%
+def dealt_kernel(x_gmem, o_gmem):
+    @plgpu.nd_loop((x_gmem.shape[0],), collective_axes="cta")
+    def _(loop):
+        mark = 10 * lax.axis_index("cta") + loop.local_index
+        o_gmem[loop.index[0]] = x_gmem[loop.index[0]] + mark
+
+
+def dealt(x: Float[Array, "T N"], *, ctas: int) -> Float[Array, "T N"]:
+    return plgpu.kernel(
+        dealt_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(ctas,),
+        grid_names=("cta",),
+    )(x)
+
+
+print(dealt(jnp.zeros((5, 128)), ctas=2)[:, 0])
+# Try it: three CTAs.
+show(dealt, normal((5, 128)), ctas=2)
+
+# %% [markdown]
+# Which tiles should be worked on at the same time? 132 CTAs have 132 tiles at a time, and each tile (i, j) needs part
+# i of `a` (some rows) and part j of `b` (some columns). What several CTAs read at about the same time comes from
+# the **L2 cache**, a memory that all SMs share, and leaves GMEM once. So the fewer different parts, the better:
+
+
+# %%
+def different_parts(tiles):
+    return len({i for i, j in tiles}) + len({j for i, j in tiles})
+
+
+one_row = [(0, t) for t in range(132)]
+strip_of_8 = [(t // 8, t % 8) for t in range(132)]
+print(f"132 tiles of one row need {different_parts(one_row)} parts of a and b;", end=" ")
+print(f"132 tiles of a strip of 8 columns need {different_parts(strip_of_8)}.")
+
+# %% [markdown]
 # ## Puzzle 8: Persistent
 #
 # **Goal.** Start one CTA for each SM, and let it compute one tile after another. While one tile is stored, the copies
@@ -1018,21 +1348,18 @@ check("gpu_matmul/7", fused)
 # ### Theory
 #
 # A CTA of Puzzle 7 begins with empty slots and ends with an epilogue. Meanwhile the tensor cores have nothing to do,
-# and an SM has no room for a second such CTA. A **persistent** CTA has one start and one end for all of its tiles:
+# and an SM has no room for a second such CTA. A persistent CTA has one start and one end for all of its tiles:
 #
 # ```text
 #     producer      | tile 0 ........ | tile 1 ........ | tile 2 ..
 #     consumers         | tile 0 ........ |st| tile 1 ........ |st|       st: the store
 # ```
 #
-# `plgpu.nd_loop((tiles,), collective_axes="cta")` deals out the tiles. With two CTAs, CTA 0 gets tiles 0, 2 and 4. In
-# its body, `loop.index` holds the tile's number, and `loop.local_index` is how many tiles this CTA had before.
+# What does that change? The barriers know nothing of tiles: their rounds go on. So the slot of a step, and whether the
+# producer has to wait for it, depend on all steps of this CTA before it. `n`, the loop's `local_index`, tells you how
+# many tiles it had.
 #
-# The barriers know nothing of tiles: their rounds go on. So a step's slot depends on all steps of this CTA before it.
-#
-# Now the order is yours. 132 CTAs work on 132 tiles at a time, and what several of them read comes from the L2 cache.
-# 132 tiles of one row need 133 different parts of `a` and `b`. In a strip of 8 columns, they need 25. So count the
-# tiles in strips of `width` columns:
+# And the order of the tiles is yours. Count them in strips of `width` columns:
 #
 # ```text
 #      0  1 | 8  9
@@ -1241,14 +1568,50 @@ check("gpu_matmul/8", persistent)
 show(persistent, normal((128, 320), "bfloat16"), normal((320, 512), "bfloat16"), ctas=1)
 
 # %% [markdown]
+# ## Worked example: one copy for two CTAs
+#
+# Hopper can start CTAs in **clusters**. They run at the same time, and a copy can write into the SMEM of all of them:
+# **multicast**. `cluster=(2,), cluster_names=("cluster",)` starts pairs, and `lax.axis_index("cluster")` is a CTA's
+# **rank**, 0 or 1.
+#
+# `copy_gmem_to_smem(src, dst, barrier, collective_axes="cluster")` copies for both. *Both* CTAs have to start it, with
+# the same source. Each copies one half, into both SMEMs. Both see it arrive at a barrier of their own, and its bytes
+# leave GMEM once.
+#
+# The kernel scales two tiles of `x` by the same tile `y`.
+
+
+# %%
+def paired_kernel(x_gmem, y_gmem, o_gmem, x_smem, y_smem, loaded):
+    mine = pl.ds(lax.axis_index("cluster") * 64, 64)
+    plgpu.copy_gmem_to_smem(x_gmem.at[mine], x_smem, loaded)
+    plgpu.copy_gmem_to_smem(y_gmem, y_smem, loaded, collective_axes="cluster")
+    plgpu.barrier_wait(loaded)
+    o_gmem[mine] = x_smem[...] * y_smem[...]
+
+
+def paired(x: Float[Array, "128 N"], y: Float[Array, "64 N"]) -> Float[Array, "128 N"]:
+    tile = plgpu.SMEM(y.shape, y.dtype)
+    return plgpu.kernel(
+        paired_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        cluster=(2,),
+        cluster_names=("cluster",),
+        scratch_types=[tile, tile, plgpu.Barrier(num_arrivals=2)],
+    )(x, y)
+
+
+# Try it: leave out collective_axes, and compare the bytes.
+show(paired, normal((128, 128)), normal((64, 128)))
+
+# %% [markdown]
 # ## Puzzle 9: Clusters
 #
 # **Goal.** Two CTAs work side by side on tiles that need the same part of `a` or `b`. Copy that part once for both.
 #
 # ### Theory
 #
-# Hopper can start CTAs in **clusters**. They run at the same time, and a copy can write into the SMEM of all of them:
-# **multicast**. With a cluster of two along "m", one tile below the other:
+# A pair of CTAs whose tiles lie one below the other is a cluster along "m":
 #
 # ```text
 #                     +--------+
@@ -1261,15 +1624,11 @@ show(persistent, normal((128, 320), "bfloat16"), normal((320, 512), "bfloat16"),
 #     +--------+      +--------+
 # ```
 #
-# `copy_gmem_to_smem(src, dst, barrier, collective_axes="cluster")` does that. *Both* CTAs have to start it, with the
-# same source. Both see it arrive at a barrier of their own, and its bytes leave GMEM once.
-#
 # Now the copies of a CTA write into its partner's slots. So a slot is free when the consumers of *both* CTAs have
-# given it back. `empty` is a `plgpu.ClusterBarrier`: `barrier_arrive` arrives at it in both CTAs. `consume_tile` stays
-# as it is.
+# given it back. That is what `plgpu.ClusterBarrier` is for: `barrier_arrive` arrives at it in both CTAs. `empty` is
+# one. Its `num_arrivals` is still 2, for the consumers of one CTA. `consume_tile` stays as it is.
 #
-# `cluster=(2,), cluster_names=("cluster",)` starts the pairs, and `lax.axis_index("cluster")` is a CTA's rank, 0 or 1.
-# `nd_loop` gives both of them the same number: that of a pair of tiles.
+# `nd_loop` deals out pairs of tiles: both CTAs of a pair get the same number, and each has to find its own tile.
 
 
 # %%
@@ -1341,7 +1700,7 @@ def with_bias(bias_gmem, columns, x, part):
 
 def wait_for_all(tiles, steps, slots, empty):
     # given: a CTA must not end before the last arrival of its partner
-    cta, ctas = lax.axis_index("cta"), lax.axis_size("cta")
+    cta, ctas = lax.axis_index("cta"), lax.axis_size("cta")  # axis_size: how many there are along this axis
     total = lax.div(tiles - cta + ctas - 1, ctas) * steps  # steps of this CTA
 
     @pl.loop(lax.max(total - slots, 0), total)
@@ -1461,6 +1820,39 @@ check("gpu_matmul/9", clustered)
 show(clustered, normal((256, 320), "bfloat16"), normal((320, 256), "bfloat16"))
 
 # %% [markdown]
+# ## Worked example: two copies, one group
+#
+# `wait_smem_to_gmem(n)` counts **groups** of copies. So far, each copy made a group by itself. With
+# `commit_group=False` it does not. `plgpu.commit_smem_to_gmem_group()` makes one group of all copies since the last
+# one, also if there are none.
+#
+# You need that if a slot leaves in several copies: "at most one may go on" has to mean all copies of one slot. This
+# kernel exchanges the halves of a tile on its way out.
+
+
+# %%
+def exchange_kernel(x_gmem, o_gmem, x_smem, loaded):
+    plgpu.copy_gmem_to_smem(x_gmem, x_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    upper, lower = pl.ds(0, 32), pl.ds(32, 32)
+    plgpu.copy_smem_to_gmem(x_smem.at[upper], o_gmem.at[lower], commit_group=False)
+    plgpu.copy_smem_to_gmem(x_smem.at[lower], o_gmem.at[upper], commit_group=False)
+    plgpu.commit_smem_to_gmem_group()
+    plgpu.wait_smem_to_gmem(0)
+
+
+def exchange(x: Float[Array, "64 N"]) -> Float[Array, "64 N"]:
+    return plgpu.kernel(
+        exchange_kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[plgpu.SMEM(x.shape, x.dtype), plgpu.Barrier()],
+    )(x)
+
+
+# Try it: leave out commit_smem_to_gmem_group, and run this cell again.
+show(exchange, normal((64, 128)))
+
+# %% [markdown]
 # ## Puzzle 10: Groups of any size
 #
 # **Goal.** A ragged dot: each row of `x` belongs to a group, and each group has its own weights. Store a tile whose
@@ -1483,10 +1875,7 @@ show(clustered, normal((256, 320), "bfloat16"), normal((320, 256), "bfloat16"))
 #
 # The shape of a copy is fixed when the kernel is compiled. How many rows it should store is known when it runs. But
 # each number up to 64 is a sum of some of 64, 32, 16, 8, 4, 2 and 1. So write one copy for each of these, and let a
-# `pl.when` skip those that are not needed.
-#
-# `wait_smem_to_gmem(n)` counts groups of copies. With `commit_group=False` a copy does not make one by itself;
-# `plgpu.commit_smem_to_gmem_group()` makes one of all copies since the last.
+# `pl.when` skip those that are not needed. All of them together are one group of copies.
 
 
 # %%
@@ -1531,7 +1920,7 @@ def ragged_kernel(x_gmem, w_gmem, sizes_gmem, o_gmem, x_smem, w_smem, o_smem, fu
         def _(loop):
             t, j = tile_order(loop.index[0], m_tiles, width)
             (group, row, _, _), _ = group_tile(t, sizes)
-            x_part = x_gmem.at[pl.ds(pl.multiple_of(row, 8), 128)]
+            x_part = x_gmem.at[pl.ds(pl.multiple_of(row, 8), 128)]  # a promise to the compiler: 8 divides row
             w_part = w_gmem.at[group, :, pl.ds(j * bn, bn)]
             produce_tile(loop.local_index, steps, slots, x_part, w_part, x_smem, w_smem, full, empty)
 
@@ -1648,6 +2037,32 @@ check("gpu_matmul/10", ragged)
 # which rows it stores.
 
 # %% [markdown]
+# ## Worked example: rounds
+#
+# The tiles are dealt out to 132 CTAs in rounds. The last round takes as long as the others, also if most CTAs have
+# nothing to do in it:
+#
+# ```text
+#     512 tiles:   132 | 132 | 132 | 116 |      4 rounds
+#     136 tiles:   132 |   4 |                  2 rounds
+# ```
+#
+# Small tiles can waste less of the last round. But they need more bytes (Puzzle 4).
+
+
+# %%
+def print_rounds(M, N, bm, bn):
+    tiles = (M // bm) * (N // bn)
+    rounds = pl.cdiv(tiles, 132)
+    lost = 1 - tiles / (rounds * 132)
+    print(f"{M} x {N} in {bm} x {bn}: {tiles:4} tiles, {rounds} rounds, {lost:3.0%} of the time is lost")
+
+
+print_rounds(4096, 4096, 128, 256)
+print_rounds(2176, 2048, 128, 256)
+# Try it: tiles of 128 x 128.
+
+# %% [markdown]
 # ## Puzzle 11: Choose
 #
 # **Goal.** Write down what a configuration costs. Then let this model choose one for each shape.
@@ -1665,14 +2080,8 @@ check("gpu_matmul/10", ragged)
 #     SMEM of a CTA     232,448 bytes: the slots, 32,768 for the epilogue, 8 for each barrier
 # ```
 #
-# The tiles are dealt out to 132 CTAs in rounds, and the last round takes as long as the others:
-#
-# ```text
-#     512 tiles:   132 | 132 | 132 | 116 |      4 rounds: 3% of the time is lost
-#     136 tiles:   132 |   4 |                  2 rounds: almost half is lost
-# ```
-#
-# Small tiles waste less of the last round, and more of everything else.
+# A tile is all of its steps and its end. A product takes as many tiles one after the other as the worked example has
+# rounds.
 #
 # A cluster does not change these times: each SMEM is filled with all it needs. But what a pair shares leaves GMEM or
 # the L2 once. So among plans that take as many cycles, choose the one that reads the fewest bytes.
