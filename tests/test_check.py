@@ -18,6 +18,7 @@ import bank
 from pallas_puzzles import Budget, case, check, check_call, integers, normal, uniform
 from pallas_puzzles.course import curriculum, session
 from pallas_puzzles.course.collecting import collecting
+from pallas_puzzles.course.inputs import Case
 from pallas_puzzles.course.progress import load
 from pallas_puzzles.diagnose.findings import Tolerance
 from pallas_puzzles.lens import machine
@@ -709,6 +710,15 @@ def test_a_variant_says_what_it_is_about() -> None:
     assert "This is variant 1 (five blocks): float32[40, 128] (seed=0)." in verdict.notes[-1]
     verdict = judged(by_eights, spec, X, variants=[case(normal((40, 128)))])
     assert "This is variant 1: float32[40, 128] (seed=0)." in verdict.notes[-1]
+
+
+def test_a_function_among_the_keywords_is_told_by_its_name() -> None:
+    def window(rows: int, *, size: int) -> int:
+        return rows + size
+
+    mask = functools.partial(window, size=200)
+    told = judge_module._which((), Case((), {"mask": mask, "bq": 32}), 1, 0)
+    assert "mask=window(size=200, ...), bq=32 (seed=0)" in told
 
 
 def test_what_is_still_to_be_written_is_found_behind_a_custom_vjp() -> None:

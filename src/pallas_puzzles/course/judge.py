@@ -97,10 +97,18 @@ def tolerance_of(tol: float | None) -> "Tolerance | None":
 
 def _which(args: Sequence[Any], case: Case, number: int, seed: int) -> str:
     shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in map(np.asarray, args))
-    blocks = "".join(f", {k}={v}" for k, v in case.blocks.items())
+    blocks = "".join(f", {k}={_said(v)}" for k, v in case.blocks.items())
     what = "other random values" if number == 0 else f"variant {number}"
     what += f" ({case.about})" if case.about else ""
     return f"The notebook's own example passes. This is {what}: {shapes}{blocks} (seed={seed})."
+
+
+def _said(value: Any) -> str:
+    """A keyword's value; a function by its name, and what it is given, rather than by its address."""
+    if isinstance(value, functools.partial):
+        given = [*map(_said, value.args), *(f"{k}={_said(v)}" for k, v in value.keywords.items())]
+        return f"{_said(value.func)}({', '.join([*given, '...'])})"
+    return getattr(value, "__name__", str(value))
 
 
 def claimed(claims: "Sequence[Asked]", judge: "Judge | ArrayJudge") -> "Verdict | None":
