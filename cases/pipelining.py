@@ -34,7 +34,12 @@ def puzzle_3(nb: Any) -> Question:
         nb.energy_spec,
         normal((320, 256)),
         variants=[
-            case(normal((192, 128), shift=1.0), bm=32, budget=Budget(exposed_bytes=16_384), about="six tiles"),
+            case(
+                normal((192, 128), shift=1.0),
+                bm=32,
+                budget=Budget(exposed_bytes=16_384, in_flight_bytes=13_653),
+                about="six tiles",
+            ),
             case(normal((64, 384)), about="a single tile"),
         ],
         budget=Budget(hbm_bytes=328_704, exposed_bytes=65_536),
@@ -49,7 +54,7 @@ def puzzle_4(nb: Any) -> Question:
             case(normal((224, 128), shift=-9.0), bm=32, about="seven tiles of negative numbers"),
             case(normal((128, 384)), about="two tiles"),
         ],
-        budget=Budget(hbm_bytes=394_240, in_flight_bytes=98_304),
+        budget=Budget(hbm_bytes=394_240, exposed_bytes=65_536, in_flight_bytes=98_304),
     )
 
 
@@ -88,7 +93,7 @@ def puzzle_7(nb: Any) -> Question:
             case(normal((64, 512)), normal((64, 512)), bm=32, bn=256, about="tiles of 32 x 256"),
             case(normal((128, 128)), normal((128, 128)), about="one tile across"),
         ],
-        budget=Budget(hbm_bytes=884_736, vmem_bytes=196_608, branches=0),
+        budget=Budget(hbm_bytes=884_736, vmem_bytes=196_608, exposed_bytes=0, branches=0),
     )
 
 

@@ -178,6 +178,21 @@ def tiled_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem, *, bm):
 # %% pipelining/3: the values are not squared
 # energy_kernel: `jnp.sum(x * x, ` -> `jnp.sum(x, `
 
+
+# %% pipelining/3: arithmetic of no use while a tile is on its way
+def energy_kernel(x_hbm, o_ref, x_buf, sem, *, bm):
+    o_ref[...] = jnp.zeros_like(o_ref)
+
+    @pl.loop(0, x_hbm.shape[0] // bm)
+    def _(t):
+        copy = pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0], sem)
+        copy.start()
+        o_ref[...] += jnp.zeros_like(o_ref)
+        copy.wait()
+        x = x_buf[0]
+        o_ref[...] += jnp.sum(x * x, axis=0, keepdims=True)
+
+
 # %% pipelining/4: one semaphore for all slots
 # absmax_kernel: `sems.at[slot]` -> `sems.at[0]`
 
@@ -216,6 +231,27 @@ def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
     def _(t):
         pltpu.sync_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0])
         o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x_buf[0]), axis=0, keepdims=True))
+
+
+# %% pipelining/4: three tiles at a time, on one semaphore
+def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+
+    def copy(t):
+        return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[t % 3], sems.at[0])
+
+    o_ref[...] = jnp.zeros_like(o_ref)
+    for t in range(min(3, num_tiles)):
+        copy(t).start()
+    for first in range(0, num_tiles, 3):
+        tiles = range(first, min(first + 3, num_tiles))
+        for t in tiles:
+            copy(t).wait()
+        values = [x_buf[t % 3] for t in tiles]
+        for t in range(first + 3, min(first + 6, num_tiles)):
+            copy(t).start()
+        for x in values:
+            o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x), axis=0, keepdims=True))
 
 
 # %% pipelining/5: the slot is filled while its copy is on its way
@@ -373,6 +409,26 @@ def gate_kernel(a_hbm, b_hbm, o_hbm, *, bm, bn):
         def _(i):
             @pl.loop(0, N // bn)
             def _(j):
+                tile = pl.ds(i * bm, bm), pl.ds(j * bn, bn)
+                pltpu.sync_copy(a_hbm.at[tile], a_buf)
+                pltpu.sync_copy(b_hbm.at[tile], b_buf)
+                gate_tile(a_buf, b_buf, o_buf)
+                pltpu.sync_copy(o_buf, o_hbm.at[tile])
+
+    pl.run_scoped(body, *[pltpu.VMEM((bm, bn), a_hbm.dtype)] * 3)
+
+
+# %% pipelining/7: copied by hand, without a branch
+def gate_tile(a_ref, b_ref, o_ref):
+    o_ref[...] = jax.nn.silu(a_ref[...]) * b_ref[...]
+
+
+def gate_kernel(a_hbm, b_hbm, o_hbm, *, bm, bn):
+    M, N = a_hbm.shape
+
+    def body(a_buf, b_buf, o_buf):
+        for i in range(M // bm):
+            for j in range(N // bn):
                 tile = pl.ds(i * bm, bm), pl.ds(j * bn, bn)
                 pltpu.sync_copy(a_hbm.at[tile], a_buf)
                 pltpu.sync_copy(b_hbm.at[tile], b_buf)
