@@ -41,6 +41,7 @@ def puzzle_3(nb: Any) -> Question:
                 about="six tiles",
             ),
             case(normal((64, 384)), about="a single tile"),
+            case(normal((512, 640)), bm=128, budget=Budget(vmem_bytes=657_920), about="tiles of 320 KiB"),
         ],
         budget=Budget(hbm_bytes=328_704, exposed_bytes=65_536),
     )
@@ -53,6 +54,7 @@ def puzzle_4(nb: Any) -> Question:
         variants=[
             case(normal((224, 128), shift=-9.0), bm=32, about="seven tiles of negative numbers"),
             case(normal((128, 384)), about="two tiles"),
+            case(normal((512, 640)), bm=128, budget=Budget(vmem_bytes=985_600), about="tiles of 320 KiB"),
         ],
         budget=Budget(hbm_bytes=394_240, exposed_bytes=65_536, in_flight_bytes=98_304),
     )
@@ -79,6 +81,7 @@ def puzzle_6(nb: Any) -> Question:
             case(normal((192, 128)), bm=32, budget=Budget(exposed_bytes=32_768), about="six tiles"),
             case(normal((64, 384)), about="a single tile"),
             case(normal((128, 128)), about="two tiles"),
+            case(normal((384, 640)), bm=128, budget=Budget(vmem_bytes=1_310_720), about="tiles of 320 KiB"),
         ],
         budget=Budget(hbm_bytes=655_360, exposed_bytes=131_072),
     )

@@ -81,7 +81,7 @@ def middle(x: Float[Array, "M N"]) -> Float[Array, "128 N"]:
     )(x)
 
 
-# Try it: leave out one of the waits, and run this cell again.
+# Try it: leave out the last wait, and run this cell again. Nobody knows then that anything is in o_hbm.
 show(middle, normal((320, 256)))
 
 # %% [markdown]
@@ -282,8 +282,8 @@ show(tiled_silu, normal((320, 256)))
 # ### Theory
 #
 # Puzzle 2 read 320 KiB, and all of them were exposed. Here 64 KiB will be. A tile that is computed on and a tile that
-# arrives need a buffer each. Two buffers are two **slots**: `x_buf` is now (2, bm, N), and tile `t` lives in slot `t %
-# 2`. That is **double buffering**:
+# arrives need a buffer each. Two buffers are two **slots**: `x_buf` is now (2, bm, N), and tile `t` lives in slot
+# `t % 2`. That is **double buffering**:
 #
 # ```text
 #     one slot     DMA    [tile 0]        [tile 1]        [tile 2]
@@ -599,7 +599,7 @@ check("pipelining/5", outer)
 # <details><summary>Hint 1</summary>
 #
 # Three parts: make room, fill, send. Only the first one has a condition. Which tile was in your slot before, and from
-# which step on is there such a tile? Each copy may be waited for once. The kernel waits for the last two after the
+# which step on is there such a tile? Each copy can be waited for only once. The kernel waits for the last two after the
 # loop, so your steps must leave those two alone, and wait for all the others.
 #
 # </details>
@@ -655,11 +655,11 @@ show(outer, normal((320, 1)), normal((1, 256)))
 # them.
 #
 # ```text
-#                prologue |            loop            | drain
-#     in         [  0  ]  | [  1  ][  2  ][  3  ]      |
-#     compute             | [  0  ][  1  ][  2  ][  3  ]
-#     out                 |        [  0  ][  1  ][  2  ][  3  ]
-#     wait for out        |                  0      1  | 2, 3
+#                prologue |             loop              | drain
+#     in         [  0  ]  | [  1  ][  2  ][  3  ]         |
+#     compute             | [  0  ][  1  ][  2  ][  3  ]  |
+#     out                 |        [  0  ][  1  ][  2  ]  | [  3  ]
+#     wait for out        |                  0      1     |  2  3
 # ```
 #
 # How many copies does the drain wait for? With two output slots, the loop has waited for all but the last two. If there
@@ -879,8 +879,8 @@ check("pipelining/7", gate)
 
 # %% [markdown]
 # **Takeaway.** Seven lines instead of 23. `pl.BlockSpec(..., pipeline_mode=pl.Buffered(3))` would give an operand three
-# slots, as in Puzzle 4. You know what the library's lines do, so you know when they are not enough: when the next copy
-# depends on data, or when the order of copies is the point.
+# slots, as in Puzzle 4, for 32 KiB more than this budget. You know what the library's lines do, so you know when they
+# are not enough: when the next copy depends on data, or when the order of copies is the point.
 
 # %%
 show(gate, normal((192, 384)), normal((192, 384)))
@@ -902,9 +902,9 @@ show(gate, normal((192, 384)), normal((192, 384)))
 #     bytes in flight = bandwidth x time of a copy = 820 GB/s x 0.86 us = 705 KB
 # ```
 #
-# That is eleven tiles of 64 KiB. So the number of slots becomes an argument. With `slots` slots, tile `t` is in slot `t
-# % slots`, and step `t` starts tile `t + slots - 1`. The prologue starts the first `slots - 1` tiles, if there are so
-# many.
+# That is eleven tiles of 64 KiB. So the number of slots becomes an argument. With `slots` slots, tile `t` is in slot
+# `t % slots`, and step `t` starts tile `t + slots - 1`. The prologue starts the first `slots - 1` tiles, if there are
+# so many.
 #
 # `x` is small and lies in VMEM. Tile `t` of `w` has rows `t * bk` to `t * bk + bk`; it meets the same *columns* of `x`:
 # `x_ref[:, pl.ds(start, bk)]`. As in matmul.py, the product of bfloat16 is summed in float32.
@@ -1020,8 +1020,8 @@ show(stream, normal((16, 1024), "bfloat16"), normal((1024, 256), "bfloat16"))
 # - **Before a refill:** what was in the slot has been read, or has left it.
 # - **Before the end:** every copy that was started has been waited for.
 #
-# The next step is another chip. `pltpu.make_async_remote_copy` takes that chip's number, and a second semaphore: one
-# says that the data has left, the other one that it has arrived.
+# The next step is another chip, in distributed.py. `pltpu.make_async_remote_copy` takes that chip's number, and a second
+# semaphore: one says that the data has left, the other one that it has arrived.
 #
 # **Read next.** `jax.experimental.pallas.ops.tpu.ragged_paged_attention` in JAX starts the copies of the next pages
 # before it computes on these, with two slots. The page "Software Pipelining" in the Pallas documentation derives the

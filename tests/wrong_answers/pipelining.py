@@ -179,6 +179,28 @@ def tiled_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem, *, bm):
 # energy_kernel: `jnp.sum(x * x, ` -> `jnp.sum(x, `
 
 
+# %% pipelining/3: one slot, whose tile is loaded before the next one is started
+def energy_kernel(x_hbm, o_ref, x_buf, sem, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+
+    def copy(t):
+        return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0], sem)
+
+    copy(0).start()
+    o_ref[...] = jnp.zeros_like(o_ref)
+
+    @pl.loop(0, num_tiles)
+    def _(t):
+        copy(t).wait()
+        x = x_buf[0]
+
+        @pl.when(t + 1 < num_tiles)
+        def _():
+            copy(t + 1).start()
+
+        o_ref[...] += jnp.sum(x * x, axis=0, keepdims=True)
+
+
 # %% pipelining/3: arithmetic of no use while a tile is on its way
 def energy_kernel(x_hbm, o_ref, x_buf, sem, *, bm):
     o_ref[...] = jnp.zeros_like(o_ref)
@@ -231,6 +253,30 @@ def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
     def _(t):
         pltpu.sync_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0])
         o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x_buf[0]), axis=0, keepdims=True))
+
+
+# %% pipelining/4: two slots, whose tile is loaded before the next one is started
+def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+
+    def copy(t):
+        slot = lax.rem(t, 2)
+        return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[slot], sems.at[slot])
+
+    copy(0).start()
+    copy(1).start()
+    o_ref[...] = jnp.zeros_like(o_ref)
+
+    @pl.loop(0, num_tiles)
+    def _(t):
+        copy(t).wait()
+        x = x_buf[lax.rem(t, 2)]
+
+        @pl.when(t + 2 < num_tiles)
+        def _():
+            copy(t + 2).start()
+
+        o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x), axis=0, keepdims=True))
 
 
 # %% pipelining/4: three tiles at a time, on one semaphore
@@ -367,6 +413,39 @@ def streamed_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, in_sems, out_sems, *, bm):
         pltpu.sync_copy(x_hbm.at[rows], x_buf.at[0])
         o_buf[0] = jax.nn.silu(x_buf[0])
         pltpu.sync_copy(o_buf.at[0], o_hbm.at[rows])
+
+
+# %% pipelining/6: one slot each way, whose tile is loaded before the next one is started
+def streamed_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, in_sems, out_sems, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+
+    def load(t):
+        return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0], in_sems.at[0])
+
+    def store(t):
+        return pltpu.make_async_copy(o_buf.at[0], o_hbm.at[pl.ds(t * bm, bm)], out_sems.at[0])
+
+    load(0).start()
+
+    @pl.loop(0, num_tiles)
+    def _(t):
+        load(t).wait()
+        x = x_buf[0]
+
+        @pl.when(t + 1 < num_tiles)
+        def _():
+            load(t + 1).start()
+
+        y = jax.nn.silu(x)
+
+        @pl.when(t >= 1)
+        def _():
+            store(t - 1).wait()
+
+        o_buf[0] = y
+        store(t).start()
+
+    store(num_tiles - 1).wait()
 
 
 # %% pipelining/7: the index map is transposed
