@@ -34,8 +34,14 @@ def puzzle_3(nb: Any) -> Question:
         nb.energy_spec,
         normal((320, 256)),
         variants=[
-            case(normal((192, 128), shift=1.0), bm=32, budget=Budget(exposed_bytes=16_384), about="six tiles"),
+            case(
+                normal((192, 128), shift=1.0),
+                bm=32,
+                budget=Budget(exposed_bytes=16_384, in_flight_bytes=13_653),
+                about="six tiles",
+            ),
             case(normal((64, 384)), about="a single tile"),
+            case(normal((512, 640)), bm=128, budget=Budget(vmem_bytes=657_920), about="tiles of 320 KiB"),
         ],
         budget=Budget(hbm_bytes=328_704, exposed_bytes=65_536),
     )
@@ -48,8 +54,9 @@ def puzzle_4(nb: Any) -> Question:
         variants=[
             case(normal((224, 128), shift=-9.0), bm=32, about="seven tiles of negative numbers"),
             case(normal((128, 384)), about="two tiles"),
+            case(normal((512, 640)), bm=128, budget=Budget(vmem_bytes=985_600), about="tiles of 320 KiB"),
         ],
-        budget=Budget(hbm_bytes=394_240, in_flight_bytes=98_304),
+        budget=Budget(hbm_bytes=394_240, exposed_bytes=65_536, in_flight_bytes=98_304),
     )
 
 
@@ -74,6 +81,7 @@ def puzzle_6(nb: Any) -> Question:
             case(normal((192, 128)), bm=32, budget=Budget(exposed_bytes=32_768), about="six tiles"),
             case(normal((64, 384)), about="a single tile"),
             case(normal((128, 128)), about="two tiles"),
+            case(normal((384, 640)), bm=128, budget=Budget(vmem_bytes=1_310_720), about="tiles of 320 KiB"),
         ],
         budget=Budget(hbm_bytes=655_360, exposed_bytes=131_072),
     )
@@ -88,7 +96,7 @@ def puzzle_7(nb: Any) -> Question:
             case(normal((64, 512)), normal((64, 512)), bm=32, bn=256, about="tiles of 32 x 256"),
             case(normal((128, 128)), normal((128, 128)), about="one tile across"),
         ],
-        budget=Budget(hbm_bytes=884_736, vmem_bytes=196_608, branches=0),
+        budget=Budget(hbm_bytes=884_736, vmem_bytes=196_608, exposed_bytes=0, branches=0),
     )
 
 

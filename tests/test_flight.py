@@ -94,6 +94,28 @@ def test_copies_that_nothing_overlaps_exceed_a_budget() -> None:
         assert words in verdict.findings[0].cause
 
 
+@pytest.mark.parametrize(("slots", "kept"), [(1, 512 << 10), (2, 0)])
+def test_a_value_is_kept_over_a_copy_into_its_own_slot(slots: int, kept: int) -> None:
+    def kernel(x_hbm, o_ref, x_buf, sem):
+        def load(t):
+            return pltpu.make_async_copy(x_hbm.at[pl.ds(t * 512, 512)], x_buf.at[t % slots], sem)
+
+        load(0).start()
+        for t in range(2):
+            load(t).wait()
+            x = x_buf[t % slots] * 2.0
+            if t == 0:
+                load(1).start()
+            o_ref[t] = jnp.sum(x, axis=0)
+
+    def sums(x: Any) -> Any:
+        scratch = [pltpu.VMEM((slots, 512, 256), x.dtype), pltpu.SemaphoreType.DMA]
+        return pl.pallas_call(kernel, out_shape=like(x[:2]), in_specs=[HBM], scratch_shapes=scratch)(x)
+
+    (trace,) = machine.trace(sums, normal(1024, 256)).traces
+    assert trace.flight.kept_bytes == kept
+
+
 def test_parts_of_a_buffer_meet_where_they_share_an_element() -> None:
     def part(*keys: Any) -> Any:
         place = machine.Place((4, 16), np.dtype(np.float32))

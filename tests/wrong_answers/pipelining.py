@@ -178,6 +178,43 @@ def tiled_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem, *, bm):
 # %% pipelining/3: the values are not squared
 # energy_kernel: `jnp.sum(x * x, ` -> `jnp.sum(x, `
 
+
+# %% pipelining/3: one slot, whose tile is loaded before the next one is started
+def energy_kernel(x_hbm, o_ref, x_buf, sem, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+
+    def copy(t):
+        return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0], sem)
+
+    copy(0).start()
+    o_ref[...] = jnp.zeros_like(o_ref)
+
+    @pl.loop(0, num_tiles)
+    def _(t):
+        copy(t).wait()
+        x = x_buf[0]
+
+        @pl.when(t + 1 < num_tiles)
+        def _():
+            copy(t + 1).start()
+
+        o_ref[...] += jnp.sum(x * x, axis=0, keepdims=True)
+
+
+# %% pipelining/3: arithmetic of no use while a tile is on its way
+def energy_kernel(x_hbm, o_ref, x_buf, sem, *, bm):
+    o_ref[...] = jnp.zeros_like(o_ref)
+
+    @pl.loop(0, x_hbm.shape[0] // bm)
+    def _(t):
+        copy = pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0], sem)
+        copy.start()
+        o_ref[...] += jnp.zeros_like(o_ref)
+        copy.wait()
+        x = x_buf[0]
+        o_ref[...] += jnp.sum(x * x, axis=0, keepdims=True)
+
+
 # %% pipelining/4: one semaphore for all slots
 # absmax_kernel: `sems.at[slot]` -> `sems.at[0]`
 
@@ -216,6 +253,51 @@ def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
     def _(t):
         pltpu.sync_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0])
         o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x_buf[0]), axis=0, keepdims=True))
+
+
+# %% pipelining/4: two slots, whose tile is loaded before the next one is started
+def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+
+    def copy(t):
+        slot = lax.rem(t, 2)
+        return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[slot], sems.at[slot])
+
+    copy(0).start()
+    copy(1).start()
+    o_ref[...] = jnp.zeros_like(o_ref)
+
+    @pl.loop(0, num_tiles)
+    def _(t):
+        copy(t).wait()
+        x = x_buf[lax.rem(t, 2)]
+
+        @pl.when(t + 2 < num_tiles)
+        def _():
+            copy(t + 2).start()
+
+        o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x), axis=0, keepdims=True))
+
+
+# %% pipelining/4: three tiles at a time, on one semaphore
+def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+
+    def copy(t):
+        return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[t % 3], sems.at[0])
+
+    o_ref[...] = jnp.zeros_like(o_ref)
+    for t in range(min(3, num_tiles)):
+        copy(t).start()
+    for first in range(0, num_tiles, 3):
+        tiles = range(first, min(first + 3, num_tiles))
+        for t in tiles:
+            copy(t).wait()
+        values = [x_buf[t % 3] for t in tiles]
+        for t in range(first + 3, min(first + 6, num_tiles)):
+            copy(t).start()
+        for x in values:
+            o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x), axis=0, keepdims=True))
 
 
 # %% pipelining/5: the slot is filled while its copy is on its way
@@ -333,6 +415,39 @@ def streamed_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, in_sems, out_sems, *, bm):
         pltpu.sync_copy(o_buf.at[0], o_hbm.at[rows])
 
 
+# %% pipelining/6: one slot each way, whose tile is loaded before the next one is started
+def streamed_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, in_sems, out_sems, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+
+    def load(t):
+        return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0], in_sems.at[0])
+
+    def store(t):
+        return pltpu.make_async_copy(o_buf.at[0], o_hbm.at[pl.ds(t * bm, bm)], out_sems.at[0])
+
+    load(0).start()
+
+    @pl.loop(0, num_tiles)
+    def _(t):
+        load(t).wait()
+        x = x_buf[0]
+
+        @pl.when(t + 1 < num_tiles)
+        def _():
+            load(t + 1).start()
+
+        y = jax.nn.silu(x)
+
+        @pl.when(t >= 1)
+        def _():
+            store(t - 1).wait()
+
+        o_buf[0] = y
+        store(t).start()
+
+    store(num_tiles - 1).wait()
+
+
 # %% pipelining/7: the index map is transposed
 # gate_kernel: `lambda i, j: (i, j)` -> `lambda i, j: (j, i)`
 
@@ -373,6 +488,26 @@ def gate_kernel(a_hbm, b_hbm, o_hbm, *, bm, bn):
         def _(i):
             @pl.loop(0, N // bn)
             def _(j):
+                tile = pl.ds(i * bm, bm), pl.ds(j * bn, bn)
+                pltpu.sync_copy(a_hbm.at[tile], a_buf)
+                pltpu.sync_copy(b_hbm.at[tile], b_buf)
+                gate_tile(a_buf, b_buf, o_buf)
+                pltpu.sync_copy(o_buf, o_hbm.at[tile])
+
+    pl.run_scoped(body, *[pltpu.VMEM((bm, bn), a_hbm.dtype)] * 3)
+
+
+# %% pipelining/7: copied by hand, without a branch
+def gate_tile(a_ref, b_ref, o_ref):
+    o_ref[...] = jax.nn.silu(a_ref[...]) * b_ref[...]
+
+
+def gate_kernel(a_hbm, b_hbm, o_hbm, *, bm, bn):
+    M, N = a_hbm.shape
+
+    def body(a_buf, b_buf, o_buf):
+        for i in range(M // bm):
+            for j in range(N // bn):
                 tile = pl.ds(i * bm, bm), pl.ds(j * bn, bn)
                 pltpu.sync_copy(a_hbm.at[tile], a_buf)
                 pltpu.sync_copy(b_hbm.at[tile], b_buf)

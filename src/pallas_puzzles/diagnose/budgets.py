@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Budget:
     """Upper bounds on what an answer may cost; None leaves a cost unbounded.
 
-    hbm_bytes: bytes moved between HBM and VMEM. vmem_bytes: VMEM held by one call (blocks x buffers + scratch).
+    hbm_bytes: bytes moved between HBM and VMEM. vmem_bytes: VMEM held by one call (blocks x buffers + scratch),
+    and by values that it keeps over a copy into the memory that they were loaded from.
     grid_steps: steps over all calls. calls: exact number of pallas_calls. output_stores: in how many steps of one
     visit an output block may be stored. flops: arithmetic over all calls. serial_steps: steps of one call that have to
     follow one another, when every index along its parallel axes has a core of its own. mxu_bits: how wide the operands
@@ -99,7 +100,7 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
     from ..text import human_bytes, plural
     from .costs import branches, dead_stores, no_product, over_flops, serial_steps, wide_products
     from .findings import Finding
-    from .overlap import overlap_findings
+    from .overlap import kept_findings, overlap_findings
 
     findings = []
 
@@ -186,6 +187,8 @@ def over_budget(run: "Run", costs: "list[Figures]", budget: Budget) -> "list[Fin
         findings += _too_much_masked(run, budget.selected)
     if budget.new_bytes is not None:
         findings += _too_much_allocated(run, budget.new_bytes)
+    if budget.vmem_bytes is not None and vmem <= budget.vmem_bytes:
+        findings += kept_findings(run, costs, budget.vmem_bytes)
     return findings + overlap_findings(run, budget.exposed_bytes, budget.in_flight_bytes)
 
 

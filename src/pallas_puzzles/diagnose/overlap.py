@@ -4,7 +4,7 @@ import collections
 
 from ..ir.capture import SourceLine
 from ..lens.flight import Transfer
-from ..lens.machine import Run
+from ..lens.machine import Figures, Run
 from ..text import human_bytes, plural
 from .findings import Finding
 
@@ -20,6 +20,25 @@ def overlap_findings(run: Run, most_exposed: int | None, least_in_flight: int | 
         return []
     lowest = min((flight.in_flight_bytes for flight in flights), default=0.0)
     return [_too_few(run, lowest, least_in_flight)] if lowest < least_in_flight else []
+
+
+def kept_findings(run: Run, costs: list[Figures], most: int) -> list[Finding]:
+    """A call whose buffers fit into so many bytes, but not with the values that it keeps over a copy."""
+    for trace, costs_of in zip(run.traces, costs, strict=True):
+        kept = trace.flight.kept_bytes
+        if kept and costs_of.vmem_bytes + kept > most:
+            copy = max(trace.flight.transfers, key=lambda t: t.kept_bytes)
+            cause = (
+                f"Right answer, but it keeps {human_bytes(kept)} of values over the start of a copy into "
+                f"{copy.target}, where they were loaded from. That is more than the registers hold. So these values "
+                f"take as much VMEM again, {human_bytes(costs_of.vmem_bytes + kept)} in all, where the budget is "
+                f"{human_bytes(most)}; or the compiler uses them up before the copy starts, and nothing overlaps. "
+                "Start the copy into a slot that nobody reads."
+            )
+            evidence = [f"loaded at {copy.loaded_at}, needed after the copy that is started at {copy.line}"]
+            near = [line for line in (copy.line, copy.loaded_at) if line is not None]
+            return [Finding("budget", cause, evidence, copy.line, operand="vmem_bytes", near=near)]
+    return []
 
 
 def _exposed(alone: list[Transfer], exposed: int, most: int) -> Finding:

@@ -1,12 +1,15 @@
 """What a kernel's values take of VMEM while others are computed, before anything runs."""
 
+import collections
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from .capture import SourceLine, line_of, subprograms
+from .capture import SourceLine, everywhere, line_of, named, subprograms
 from .ops import is_literal, nbytes_of, np_dtype
 
 _SMALL = 64 << 10  # registers hold as much
+_REGISTERS = 256 << 10  # all that a TensorCore has, of v5e and later: 64 of 4 KiB (How to Scale Your Model, chapter 2)
 _MADE_ANEW = frozenset("iota broadcast_in_dim get load masked_load".split())  # or read again, where it is needed
 _LOOPS = frozenset("scan while cond".split())
 _ALL_FIRST = ("dot_general", "reduce_", "argmax", "argmin", "cum")  # no part of a result without all of an operand
@@ -30,13 +33,59 @@ def held(jaxpr: Any) -> tuple[int, SourceLine | None]:
     return most
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """A value that is made before a copy starts and needed after it. nbytes: of it; loads: the `get`s it is made of."""
+
+    nbytes: int
+    loads: list[Any]
+
+
+def kept(jaxpr: Any) -> dict[int, list[Kept]]:
+    """id() of each dma_start of a kernel -> the values that are kept over it and that all registers cannot hold.
+
+    If the copy overwrites what a value was loaded from, it cannot be read again: it takes VMEM, or is used up before
+    the copy starts. A sum of squares through one slot, by libtpu 0.0.50 for v5e: with tiles of 1 MiB 532 KiB are
+    spilled, and 356 KiB with two slots; of 320 KiB 20 KiB, and nothing with two.
+    """
+    found: dict[int, list[Kept]] = collections.defaultdict(list)
+    programs = [jaxpr, *(body for _, eqn in everywhere(jaxpr) for body in subprograms(eqn))]
+    for program in programs if next(named(jaxpr, "dma_start"), None) is not None else []:
+        for n, eqn in enumerate(program.eqns):
+            inside = (e for body in subprograms(eqn) for _, e in everywhere(body))
+            starts = [e for e in (eqn, *inside) if e.primitive.name == "dma_start"]
+            values = _over(program, n) if starts else []
+            for start in starts:
+                found[id(start)] += values
+    return found
+
+
+def _over(program: Any, n: int) -> list[Kept]:
+    """The large values that are kept over equation n."""
+    maker = {v: eqn for eqn in program.eqns[:n] for v in eqn.outvars if _nbytes(v) > _REGISTERS}
+    later = {v for eqn in program.eqns[n + 1 :] for v in eqn.invars if not is_literal(v)}
+    later.update(v for v in program.outvars if not is_literal(v))
+
+    def loads(v: Any) -> list[Any]:
+        eqn = maker.get(v)
+        if eqn is None or eqn.primitive.name == "get":
+            return [] if eqn is None else [eqn]
+        return [load for u in eqn.invars if not is_literal(u) for load in loads(u)]
+
+    return [Kept(_nbytes(v), loads(v)) for v in maker if v in later]
+
+
+def _nbytes(v: Any) -> int:
+    shape = getattr(v.aval, "shape", None)
+    return nbytes_of(shape, np_dtype(v.aval)) if shape and hasattr(v.aval, "dtype") else 0
+
+
 def _sizes(jaxpr: Any) -> dict[Any, int]:
     """The computed arrays of a program that registers do not hold, with their bytes."""
     found = {}
     for eqn in jaxpr.eqns:
         for v in eqn.outvars if eqn.primitive.name not in _MADE_ANEW else ():
-            shape = getattr(v.aval, "shape", None)
-            if shape and hasattr(v.aval, "dtype") and (size := nbytes_of(shape, np_dtype(v.aval))) > _SMALL:
+            if (size := _nbytes(v)) > _SMALL:
                 found[v] = size
     return found
 

@@ -6,7 +6,7 @@ was started on its semaphore has been waited for.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..ir.places import Place
 
 if TYPE_CHECKING:
     from ..ir.capture import SourceLine
+    from ..ir.held import Kept
     from .memory import Buffer
 
 
@@ -24,7 +25,9 @@ class Transfer:
 
     start, end: of its flight, as numbers of moments (see Flight.moments); end is None while nobody knows that it has
     arrived. exposed: nothing was computed between. passed: a wait on its semaphore has returned, which may have been
-    for another copy. line, waited_at: the reader's, of the start and of the wait.
+    for another copy. kept_bytes: of values loaded from its target that are needed after it has started, see
+    `ir.held.kept`; kept_of: one of the loads. line, waited_at, loaded_at: the reader's, of the start, the wait and that
+    load.
     """
 
     source: str
@@ -38,6 +41,8 @@ class Transfer:
     parts: "list[tuple[Buffer, Part, bool]]"
     end: int | None = None
     exposed: bool = False
+    kept_bytes: int = 0
+    kept_of: Any = None
     passed: bool = False
     wait_eqn: Any = None
 
@@ -49,6 +54,10 @@ class Transfer:
     @property
     def line(self) -> "SourceLine | None":
         return _line(self.eqn)
+
+    @property
+    def loaded_at(self) -> "SourceLine | None":
+        return _line(self.kept_of)
 
     @property
     def waited_at(self) -> "SourceLine | None":
@@ -92,10 +101,15 @@ class Clash:
 
 
 class Flight:
-    """The copies of one call. expected: it has semaphores, so what it does before its first copy is noted, too."""
+    """The copies of one call. expected: it has semaphores, so what it does before its first copy is noted, too.
 
-    def __init__(self, expected: bool = False) -> None:
+    kept: of each dma_start, the large values that are needed after it.
+    """
+
+    def __init__(self, expected: bool = False, kept: "Mapping[int, Sequence[Kept]] | None" = None) -> None:
         self.noted = expected
+        self.kept = kept or {}
+        self.loaded: dict[int, tuple[Buffer, Part]] = {}  # id() of a `get` -> from where it has loaded last
         self.transfers: list[Transfer] = []
         self.moments: list[Moment] = []
         self.open: dict[Buffer, list[Transfer]] = {}
@@ -114,6 +128,18 @@ class Flight:
         for buffer, _, _ in transfer.parts:
             self.open.setdefault(buffer, []).append(transfer)
         self.bytes_open += transfer.nbytes if transfer.hbm else 0
+        for value in self.kept.get(id(transfer.eqn), ()):
+            lost = [load for load in value.loads if self._overwrites(transfer, load)]
+            transfer.kept_bytes += value.nbytes if lost else 0
+            transfer.kept_of = lost[0] if lost else transfer.kept_of
+
+    def _overwrites(self, transfer: Transfer, load: Any) -> bool:
+        """Whether a copy is into memory that a `get` has loaded."""
+        buffer, part = self.loaded.get(id(load), (None, []))
+        return any(
+            written and other is buffer and overlap(part, there, other.shape)
+            for other, there, written in transfer.parts
+        )
 
     def signalled(self, semaphore: Any, amount: int) -> None:
         self.owed[semaphore] = self.owed.get(semaphore, 0) + amount
@@ -150,7 +176,10 @@ class Flight:
     def touched(self, buffer: "Buffer", place: Place, writes: bool, eqn: Any) -> None:
         """Notes a load or a store, of memory that copies may use."""
         if buffer.role == "scratch":
-            use = label(buffer.name, part_of(place, buffer.shape), buffer.shape), writes
+            part = part_of(place, buffer.shape)
+            if not writes:
+                self.loaded[id(eqn)] = buffer, part
+            use = label(buffer.name, part, buffer.shape), writes
             uses = self._computing(eqn).uses
             if use not in uses:
                 uses.append(use)
@@ -175,6 +204,11 @@ class Flight:
     def exposed_bytes(self) -> int:
         """Of copies between HBM and VMEM: those during whose flight nothing was computed."""
         return sum(t.nbytes for t in self.transfers if t.hbm and (t.exposed or t.end is None))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What values take of VMEM, or of time, because a copy overwrites what they were loaded from."""
+        return max((t.kept_bytes for t in self.transfers), default=0)
 
     @property
     def in_flight_bytes(self) -> float:

@@ -31,7 +31,7 @@ from ..ir.capture import (
     space_of,
 )
 from ..ir.folded import folded
-from ..ir.held import held
+from ..ir.held import held, kept
 from ..ir.ops import (
     ELEMENTWISE,
     Beyond,
@@ -342,7 +342,9 @@ class Machine(Copies, SparseCore):
         self.dma_semaphores: dict[tuple[int, int], bool] = {}
         self.acts: dict[int, Callable[[Any, list[Any]], Any]] = {}
         self.flight: Flight = (
-            outer.flight if outer is not None else Flight(any(s.space == "semaphore" for s in call.scratch))
+            outer.flight
+            if outer is not None
+            else Flight(any(s.space == "semaphore" for s in call.scratch), kept(call.kernel))
         )
         self.static: dict[int, Any] = {}
         self.places: dict[int, tuple[Place, bool]] = {}
