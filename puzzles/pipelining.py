@@ -1020,8 +1020,8 @@ show(stream, normal((16, 1024), "bfloat16"), normal((1024, 256), "bfloat16"))
 # - **Before a refill:** what was in the slot has been read, or has left it.
 # - **Before the end:** every copy that was started has been waited for.
 #
-# The next step is another chip, in distributed.py. `pltpu.make_async_remote_copy` takes that chip's number, and a second
-# semaphore: one says that the data has left, the other one that it has arrived.
+# The next step is another chip, in distributed.py. `pltpu.make_async_remote_copy` takes that chip's number, and a
+# second semaphore: one says that the data has left, the other one that it has arrived.
 #
 # **Read next.** `jax.experimental.pallas.ops.tpu.ragged_paged_attention` in JAX starts the copies of the next pages
 # before it computes on these, with two slots. The page "Software Pipelining" in the Pallas documentation derives the
