@@ -3,6 +3,8 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +13,10 @@ import jax.numpy as jnp
 from pallas_puzzles.course.claims import Claim, Count
 from pallas_puzzles.course.gpu_claims import gmem_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+from pallas_puzzles.lens import gpu
 from pallas_puzzles.speed.work import Sizes, size, sweep
 from pallas_puzzles.targets.gpu.chips import occupancy
+from pallas_puzzles.text import plural
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -78,7 +82,7 @@ def puzzle_4b(nb: Any) -> Question:
             case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
             case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
         ],
-        budget=Budget(copy_idle=8_000, thread_bytes=0, copies=8),
+        budget=Budget(copy_idle=7_500, thread_bytes=0, copies=8),
     )
 
 
@@ -90,7 +94,7 @@ def puzzle_5(nb: Any) -> Question:
             case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
             case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
         ],
-        budget=Budget(copy_idle=2_000, thread_bytes=0, copies=8),
+        budget=Budget(copy_idle=1_000, thread_bytes=0, copies=8),
     )
 
 
@@ -116,7 +120,23 @@ def puzzle_7(nb: Any) -> Question:
             case(normal((8, 64, 128)), budget=Budget(copy_idle=1_600, smem_bytes=66_000), about="tiles of 32 KiB"),
         ],
         budget=Budget(copy_idle=2_000, smem_bytes=25_000),
+        claims=[Claim(nb.slots_needed, [(512 * rows,) for rows in (4, 6, 12, 24, 32, 128)], partial(busy, nb))],
     )
+
+
+def busy(nb: Any, tile_bytes: int) -> Count:
+    """The smallest number of slots with which the copy engine is as busy as with one more, on tiles of 128 columns."""
+    x, idle = jnp.zeros((12, tile_bytes // 512, 128)), [math.inf]
+    while len(idle) < 3 or idle[-1] < idle[-2]:
+        idle.append(gpu.run(partial(nb.largest_with, slots=len(idle)), x, ctas_drawn=0).counts.copy_idle)
+    fewest = len(idle) - 2
+    parts = [f"{plural(slots, 'slot')}: idle for {idle[slots]:,.0f} cycles" for slots in range(1, len(idle))]
+    slips = [
+        ("without a slot for the tile that is arriving", fewest - 1.0),
+        ("if a part of a tile did not count", fewest - 1.0),
+        ("with a slot for the tile that the threads work on", fewest + 1.0),
+    ]
+    return Count("the smallest number that keeps the copy engine busy is", float(fewest), parts[-3:], slips)
 
 
 def puzzle_8(nb: Any) -> Question:
@@ -127,7 +147,7 @@ def puzzle_8(nb: Any) -> Question:
             case(normal((64, 256), scale=4.0, shift=1.0), about="rows of 256"),
             case(normal((192, 64), scale=1e-3), about="small numbers: 1e-6 matters"),
         ],
-        budget=Budget(gmem_bytes=131_072, thread_bytes=0),
+        budget=Budget(gmem_bytes=131_072, thread_bytes=0, copy_idle=4_500),
         tol=1e-5,
     )
 
@@ -138,10 +158,10 @@ def puzzle_9(nb: Any) -> Question:
         normal((200, 256)),
         variants=[
             case(normal((136, 128), shift=-200.0), about="all numbers are negative"),
-            case(normal((128, 128), scale=30.0), about="no row is missing"),
+            case(normal((128, 128), scale=30.0), budget=Budget(copy_idle=3_600), about="no row is missing"),
             case(normal((72, 256), shift=100.0), about="8 rows in the last tile"),
         ],
-        budget=Budget(gmem_bytes=208_896, ctas=8),
+        budget=Budget(gmem_bytes=208_896, ctas=8, copy_idle=14_000),
     )
 
 

@@ -59,7 +59,7 @@ def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
 
 # Puzzle 5
 def send_tile(t, x_tile, o_smem, o_gmem):
-    plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+    plgpu.wait_smem_to_gmem(1)
     o_smem[lax.rem(t, 2)] = jax.nn.gelu(x_tile[...])
     plgpu.commit_smem()
     store_tile(o_smem, o_gmem, t)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.inputs import Budget, case
 from pallas_puzzles.lens.gpu.timeline import Use
 from pallas_puzzles.targets import gpu_simulator
+from pallas_puzzles.targets.gpu import lowering
+from pallas_puzzles.targets.gpu.chips import CHIPS
 from pallas_puzzles.targets.simulate import SimulatorTimeout
 from pallas_puzzles.view.costs import totals
 from pallas_puzzles.view.slots import MOST_SLOTS, slot_events
@@ -120,6 +123,34 @@ def test_the_front_end_has_its_say() -> None:
     assert "at most 256 elements" in finding.cause
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (lambda x: x * (jnp.sum(x, axis=1)[:, None] / 2), ("shape (64, 1)", "(64,) numbers", "x * s[:, None]")),
+        (lambda x: x * (jnp.sum(x, axis=1, keepdims=True) / 2), ("shape (64, 1)", "without keepdims=True")),
+        (lambda x: x * (jnp.sum(x, axis=0)[None] / 2), ("shape (1, 128)", "(128,) numbers", "x * s[None, :]")),
+        (lambda x: x * jnp.sum(plgpu.layout_cast(x, plgpu.Layout.WGMMA_TRANSPOSED), axis=1)[:, None], ("Name one",)),
+    ],
+)
+def test_an_array_without_a_layout(body: Any, said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do is said where the kernel shows it: numbers of rows are widened last."""
+
+    def kernel(x_gmem, o_gmem, x_smem, loaded):
+        plgpu.copy_gmem_to_smem(x_gmem, x_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        o_gmem[...] = body(plgpu.load(x_smem, layout=plgpu.Layout.WGMMA))
+
+    tile = S((64, 128), jnp.float32)
+    fn = plgpu.kernel(kernel, out_type=tile, scratch_types=[plgpu.SMEM(tile.shape, tile.dtype), plgpu.Barrier()])
+    monkeypatch.setattr(lowering, "FRONT_END_LIMIT_S", 0.5)
+    refused = lowering.refusal(fn, jnp.zeros(tile.shape), chip=CHIPS["h100"])
+    assert refused is not None
+    assert [words for words in said if words not in refused.sentence] == []
+    assert ("Name one" in refused.sentence) == (said == ("Name one",))
+    assert refused.line is not None
+    assert "lambda x: x *" in refused.line.text
+
+
 def test_check_draws_and_varies() -> None:
     def double(x: jax.Array, *, factor: float = 2.0) -> jax.Array:
         return scaled(factor)(x)
@@ -140,6 +171,7 @@ def test_check_draws_and_varies() -> None:
         (Budget(arrivals=1), "it makes 4 arrivals on barriers; the budget is 1"),
         (Budget(waited=10), "cycles; the budget is 10"),
         (Budget(copy_idle=10), "the copy engine has nothing to do in"),
+        (Budget(copy_idle=20), "Compute in less time: with whole tiles, not row by row"),  # a copy a CTA
         (Budget(calls=2), "it uses 1 kernel; this puzzle asks for 2"),
         (Budget(vmem_bytes=1), "the budget bounds vmem_bytes, which a kernel for a GPU does not have"),
     ],

@@ -147,6 +147,18 @@ def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
         load_tile(x_gmem, x_smem, loaded, t + 1)
 
 
+# %% gpu_basics/4b: waits for its tile before it starts the next one
+def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
+    slot = lax.rem(t, 2)
+    plgpu.barrier_wait(loaded.at[slot])
+
+    @pl.when(t + 1 < num_tiles)
+    def _():
+        load_tile(x_gmem, x_smem, loaded, t + 1)
+
+    finish(t, x_smem.at[slot])
+
+
 # %% gpu_basics/4b: waits for its tile too late
 def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
     slot = lax.rem(t, 2)
@@ -167,16 +179,21 @@ def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
 
 # %% gpu_basics/5: the slot on the way out is not waited for
 # send_tile:
-# -    plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+# -    plgpu.wait_smem_to_gmem(1)
 
 # %% gpu_basics/5: waits until everything is out
-# send_tile: `plgpu.wait_smem_to_gmem(1, wait_read_only=True)` -> `plgpu.wait_smem_to_gmem(0)`
+# send_tile: `wait_smem_to_gmem(1)` -> `wait_smem_to_gmem(0)`
 
 # %% gpu_basics/5: waits until everything is read
-# send_tile: `wait_smem_to_gmem(1,` -> `wait_smem_to_gmem(0,`
+# send_tile: `wait_smem_to_gmem(1)` -> `wait_smem_to_gmem(0, wait_read_only=True)`
 
 # %% gpu_basics/5: two copies may still read
-# send_tile: `wait_smem_to_gmem(1,` -> `wait_smem_to_gmem(2,`
+# send_tile: `wait_smem_to_gmem(1)` -> `wait_smem_to_gmem(2)`
+
+# %% gpu_basics/5: waits until everything is out, before the copy
+# send_tile:
+# -    plgpu.wait_smem_to_gmem(1)
+# send_tile: `store_tile(o_smem, o_gmem, t)` -> `plgpu.wait_smem_to_gmem(0); store_tile(o_smem, o_gmem, t)`
 
 # %% gpu_basics/5: always the first slot
 # send_tile: `o_smem[lax.rem(t, 2)]` -> `o_smem[0]`
@@ -188,7 +205,7 @@ def strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish):
 # %% gpu_basics/5: waits after the result is stored
 def send_tile(t, x_tile, o_smem, o_gmem):
     o_smem[lax.rem(t, 2)] = jax.nn.gelu(x_tile[...])
-    plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+    plgpu.wait_smem_to_gmem(1)
     plgpu.commit_smem()
     store_tile(o_smem, o_gmem, t)
 
@@ -233,6 +250,11 @@ def slots_needed(tile_bytes):
     return 3
 
 
+# %% gpu_basics/7: a table of the example and the variants
+def slots_needed(tile_bytes):
+    return {8192: 3, 4096: 4, 32_768: 2}.get(tile_bytes, 3)
+
+
 # %% gpu_basics/7: a float
 # slots_needed: `pl.cdiv(int(ahead), tile_bytes)` -> `ahead / tile_bytes`
 
@@ -261,6 +283,17 @@ def slots_needed(tile_bytes):
 # %% gpu_basics/8: not squared
 # normed: `x * x` -> `x`
 
+
+# %% gpu_basics/8: row by row
+def normed(x_smem):
+    @pl.loop(0, 64)
+    def _(row):
+        x = x_smem[row]
+        x_smem[row] = x * lax.rsqrt(jnp.sum(x * x) / x_smem.shape[1] + 1e-6)
+
+    return x_smem[...]
+
+
 # %% gpu_basics/9: the rows that do not exist count
 # column_lse:
 # -    x = jnp.where(row < rows_left, x, -jnp.inf)
@@ -286,6 +319,28 @@ def column_lse(x_smem, rows_left):
     e = jnp.exp(x - top)
     e = jnp.where(row < rows_left, e, 0.0)
     return top + jnp.log(jnp.sum(e, axis=0))
+
+
+# %% gpu_basics/9: two loops over the rows that exist
+def column_lse(x_smem, rows_left):
+    rows = jnp.minimum(rows_left, x_smem.shape[0])
+    top = lax.fori_loop(1, rows, lambda row, top: jnp.maximum(top, x_smem[row]), x_smem[0])
+    return top + jnp.log(
+        lax.fori_loop(0, rows, lambda row, total: total + jnp.exp(x_smem[row] - top), jnp.zeros_like(top))
+    )
+
+
+# %% gpu_basics/9: one loop over the rows that exist
+def column_lse(x_smem, rows_left):
+    def step(row, carry):
+        top, total = carry
+        x = x_smem[row]
+        new = jnp.maximum(top, x)
+        return new, total * jnp.exp(top - new) + jnp.exp(x - new)
+
+    rows = jnp.minimum(rows_left, x_smem.shape[0])
+    top, total = lax.fori_loop(1, rows, step, (x_smem[0], jnp.ones(x_smem.shape[1], jnp.float32)))
+    return top + jnp.log(total)
 
 
 # %% gpu_basics/10: computed in bfloat16

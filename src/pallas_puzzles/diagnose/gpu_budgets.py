@@ -95,6 +95,8 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
         where = (f"{line}: {n:,.0f} cycles: {line.text}" for n, line in lines[:3])
         yield over("waited", text, *where, line=lines[0][1] if lines else None)
     copy_first = "Start the next copy before you compute with the last one, so that the two overlap."
+    if counts.copies <= counts.ctas:  # in no CTA is there a next one
+        copy_first = "A CTA copies, and then it computes. Compute in less time: with whole tiles, not row by row."
     others = " While threads compute, the products of another warpgroup can go on."
     for kind, what, busy, idle, advice in (
         ("tensor_idle", "the tensor cores have", counts.tensor_busy, counts.tensor_idle, copy_first + others),

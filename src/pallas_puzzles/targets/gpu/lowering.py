@@ -27,6 +27,11 @@ NO_LAYOUT = (
     "loaded, plgpu.load(ref, layout=plgpu.Layout.WGMMA), or with plgpu.layout_cast."
 )
 
+NO_THIN_LAYOUT = (
+    "No layout has an array of shape {0}, and this kernel computes with one. Compute with the {1} numbers, without "
+    "keepdims=True, and widen last, where they meet the tile: x * s[{2}]."
+)
+
 
 @contextlib.contextmanager
 def for_gpu(chip: Chip) -> Iterator[None]:
@@ -49,8 +54,7 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple
 
             return program, bytes(export.export(flat, platforms=["cuda"])(*shapes).serialize())
         except Exception as error:
-            refusal = _explain(error)
-            return program, dataclasses.replace(refusal, line=refusal.line or _line_in(program, refusal.detail))
+            return program, _placed(_explain(error), program)
 
 
 def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
@@ -63,12 +67,43 @@ def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
             with time_limit(FRONT_END_LIMIT_S, "the front end"):
                 traced.lower(lowering_platforms=("cuda",))
         except TimeLimit:  # only the search for layouts takes long: it tries one after the other
-            return Refusal(NO_LAYOUT, "", _line_in(program, NO_LAYOUT))
+            return _placed(Refusal(NO_LAYOUT, "", None), program)
         except Exception as error:
-            refused = _explain(error)
-            line = _line_in(program, refused.detail) if program is not None else None
-            return dataclasses.replace(refused, line=refused.line or line)
+            return _placed(_explain(error), program)
     return None
+
+
+def _placed(refused: Refusal, program: Any) -> Refusal:
+    """A refusal with the reader's line, as far as the program shows it. program: None where tracing has failed."""
+    if program is None:
+        return refused
+    if refused.sentence == NO_LAYOUT and (thin := next(_computed_thin(program), None)):
+        shape, line = thin
+        numbers = tuple(size for size in shape if size != 1)
+        index = ", ".join("None" if size == 1 else ":" for size in shape)
+        return Refusal(NO_THIN_LAYOUT.format(shape, numbers, index), refused.detail, line)
+    return dataclasses.replace(refused, line=refused.line or _line_in(program, refused.detail or refused.sentence))
+
+
+def _computed_thin(program: Any) -> Iterator[tuple[tuple[int, ...], SourceLine | None]]:
+    """(shape, line) of what is computed of arrays that were widened by an axis of 1 before: s[:, None] / 2."""
+    thin: set[tuple[int, ...]] = set()
+    for eqn, line in _inside(program):
+        inputs = [_shape(v) for v in eqn.invars]
+        for shape in map(_shape, eqn.outvars):
+            if eqn.primitive.name in ("broadcast_in_dim", "reshape"):
+                thin |= {shape} if 1 in shape and 0 < len(inputs[0]) < len(shape) else set()
+            elif shape in thin and shape in inputs:
+                yield shape, line
+
+
+def _shape(v: Any) -> tuple[int, ...]:
+    return tuple(getattr(v.aval, "shape", ()))
+
+
+def _inside(program: Any) -> list[tuple[Any, SourceLine | None]]:
+    """The equations of a program's kernels, each with its line."""
+    return [found for call in calls_in(program) for body in subprograms(call) for found in equations(body)]
 
 
 def _line_in(program: Any, text: str) -> SourceLine | None:
@@ -77,7 +112,7 @@ def _line_in(program: Any, text: str) -> SourceLine | None:
     A layout is missing where an array of several dimensions is reduced along one of them.
     """
     named = re.search(r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)", text)
-    inside = [found for call in calls_in(program) for body in subprograms(call) for found in equations(body)]
+    inside = _inside(program)
     at_fault = [line for eqn, line in inside if named and eqn.primitive.name == named[1] and line]
     if re.search("layout", text, re.I):
         at_fault += [line for eqn, line in inside if eqn.primitive.name.startswith("reduce_") and line]
@@ -111,7 +146,7 @@ _REASONS = [
         "128 bytes.",
     ),
     (
-        r"Failed to infer a possible set of layouts|Layout inference failed",
+        r"Failed to infer a possible set of layouts|Layout inference failed|remaining unsatisfied constraints",
         NO_LAYOUT,
     ),
     (
