@@ -54,11 +54,15 @@ def attention(x, wqkv, wo, *, B=2, H=4, Hkv=2):
 
 
 # Puzzle 4
-def block(x, w, *, B, H, Hkv):
-    h = norm(x, w.gamma1, w.beta1)
-    x = x + attention(h, w.wqkv, w.wo, B=B, H=H, Hkv=Hkv)
-    h = norm(x, w.gamma2, w.beta2)
-    return x + linear(jax.nn.gelu(linear(h, w.up)), w.down)
+def mlp(h, w):
+    return linear(jax.nn.gelu(linear(h, w.up)), w.down)
+
+
+def block(x, w, attend, feed):
+    y, kept = attend(norm(x, w.gamma1, w.beta1))
+    x = x + y
+    y, extra = feed(norm(x, w.gamma2, w.beta2))
+    return x + y, kept, extra
 
 
 # Puzzle 5
@@ -86,10 +90,14 @@ def balance_loss(x, router, *, k):
 
 
 def moe_block(x, w, *, B, H, Hkv, k=2):
-    x = x + attention(norm(x, w.gamma1, w.beta1), w.wqkv, w.wo, B=B, H=H, Hkv=Hkv)
-    h = norm(x, w.gamma2, w.beta2)
-    y = expert_layer(h, w.router, w.w1, w.w2, k=k)
-    return x + y, balance_loss(h, w.router, k=k)
+    def attend(h):
+        return attention(h, w.wqkv, w.wo, B=B, H=H, Hkv=Hkv), None
+
+    def experts(h):
+        return expert_layer(h, w.router, w.w1, w.w2, k=k), balance_loss(h, w.router, k=k)
+
+    x, _, balance = block(x, w, attend, experts)
+    return x, balance
 
 
 # Puzzle 7

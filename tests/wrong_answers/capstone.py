@@ -23,6 +23,9 @@ from jax.experimental.pallas import tpu as pltpu
 # %% capstone/1: rows in units of 128
 # linear: `tile(M, most, 8)` -> `tile(M, most, 128)`
 
+# %% capstone/1: rows in units of 1
+# linear: `tile(M, most, 8)` -> `tile(M, most, 1)`
+
 # %% capstone/1: bn and bk change places
 # linear: `tile(N, most, 128), tile(K, most, 128)` -> `tile(K, most, 128), tile(N, most, 128)`
 
@@ -77,36 +80,45 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 # %% capstone/4: the norm in the stream
-def block(x, w, *, B, H, Hkv):
-    x = norm(x + attention(x, w.wqkv, w.wo, B=B, H=H, Hkv=Hkv), w.gamma1, w.beta1)
-    return norm(x + linear(jax.nn.gelu(linear(x, w.up)), w.down), w.gamma2, w.beta2)
+def mlp(h, w):
+    return linear(jax.nn.gelu(linear(h, w.up)), w.down)
+
+
+def block(x, w, attend, feed):
+    y, kept = attend(x)
+    x = norm(x + y, w.gamma1, w.beta1)
+    y, extra = feed(x)
+    return norm(x + y, w.gamma2, w.beta2), kept, extra
 
 
 # %% capstone/4: the second norm reads the first stream
 # block:
-# -    h = norm(x, w.gamma1, w.beta1)
-# -    x = x + attention(h, w.wqkv, w.wo, B=B, H=H, Hkv=Hkv)
-# -    h = norm(x, w.gamma2, w.beta2)
-# -    return x + linear
-# +    first = norm(x, w.gamma1, w.beta1)
-# +    h = norm(x, w.gamma2, w.beta2)
-# +    x = x + attention(first, w.wqkv, w.wo, B=B, H=H, Hkv=Hkv)
-# +    return x + linear
+# -    x = x + y
+# -    y, extra = feed(norm(x, w.gamma2, w.beta2))
+# -    return x + y, kept, extra
+# +    z, extra = feed(norm(x, w.gamma2, w.beta2))
+# +    return x + y + z, kept, extra
 
-# %% capstone/4: added to the normalised copy
-# block: `x = x + attention` -> `x = h + attention`
+# %% capstone/4: attention is not added
+# block: `x = x + y` -> `x = y`
 
 # %% capstone/4: attention reads the stream
-# block: `attention(h, w.wqkv` -> `attention(x, w.wqkv`
+# block: `attend(norm(x, w.gamma1, w.beta1))` -> `attend(x)`
 
 # %% capstone/4: no nonlinearity
-# block: `jax.nn.gelu(linear(h, w.up))` -> `linear(h, w.up)`
+# mlp: `jax.nn.gelu(linear(h, w.up))` -> `linear(h, w.up)`
 
 # %% capstone/4: relu
-# block: `gelu` -> `relu`
+# mlp: `gelu` -> `relu`
 
 # %% capstone/4: the MLP is not added
-# block: `return x + linear` -> `return linear`
+# block: `return x + y, kept, extra` -> `return y, kept, extra`
+
+# %% capstone/4: the extras change places
+# block: `return x + y, kept, extra` -> `return x + y, extra, kept`
+
+# %% capstone/4: no extras
+# block: `return x + y, kept, extra` -> `return x + y, None, None`
 
 # %% capstone/5: the scalars are not counted
 # adam_aliases: `{1: 0, 2: 1, 3: 2}` -> `{0: 0, 1: 1, 2: 2}`
@@ -152,8 +164,11 @@ def block(x, w, *, B, H, Hkv):
 # %% capstone/6: the router of the balance reads the stream
 # moe_block: `balance_loss(h,` -> `balance_loss(x,`
 
-# %% capstone/6: the experts' result is not added
-# moe_block: `return x + y,` -> `return y,`
+# %% capstone/6: no gradient
+# balance_loss: `return E * (load * prob).sum()` -> `return E * (load * jax.lax.stop_gradient(prob)).sum()`
+
+# %% capstone/6: attention in the place of the experts
+# moe_block: `block(x, w, attend, experts)` -> `block(x, w, experts, attend)`
 
 # %% capstone/6: the number of experts is not passed on
 # moe_block: `w.w2, k=k)` -> `w.w2, k=2)`

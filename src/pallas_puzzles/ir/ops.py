@@ -345,7 +345,7 @@ def _dot_general(
     right = np.transpose(y, (*yb, *yc, *yf)).reshape(*batch, depth, -1)
     with _one_thread(2 * math.prod(left.shape) * right.shape[-1]):
         product = np.matmul(left, right)
-    return product.reshape(*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf))
+    return product.reshape((*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf)))
 
 
 def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
