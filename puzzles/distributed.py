@@ -569,8 +569,9 @@ check("distributed/5", gather)
 
 # %% [markdown]
 # **Takeaway.** 224 KiB instead of 512 KiB, and every link is busy all the time, in one direction. JAX's sample kernel
-# sends half of each part each way around, so that both directions of the links work. In your own kernel the devices could compute between two hops. Look at the picture: a
-# row for each device, an arrow for each copy. There is nothing between the arrows yet.
+# sends half of each part each way around, so that both directions of the links work. In your own kernel the devices
+# could compute between two hops. Look at the picture: a row for each device, an arrow for each copy. There is nothing
+# between the arrows yet.
 
 # %%
 show(gather, normal((64, 128)))

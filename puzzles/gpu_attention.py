@@ -352,8 +352,8 @@ print(three_times(jnp.ones((64, 64), jnp.bfloat16), jnp.ones((64, 128), jnp.bflo
 # There it has to have `v`'s dtype, which has 16 bits. The sum `l` was taken of the float32 values in Puzzle 2. (So only
 # the values that are weighed are rounded to 16 bits. The sum is not.)
 #
-# `acc` is an accumulator that lives as long as the kernel's loop. Two functions are yours: what happens to `acc` at each
-# block, and what comes out at the end.
+# `acc` is an accumulator that lives as long as the kernel's loop. Two functions are yours: what happens to `acc` at
+# each block, and what comes out at the end.
 
 
 # %%
@@ -470,7 +470,8 @@ check("gpu_attention/3", attend)
 # **Takeaway.** The scores never exist in memory, nor do the probabilities. For 8192 tokens and one head, naive
 # attention has 268 MB of scores in float32 and 134 MB of probabilities in bfloat16. Each is written once and read once:
 # 0.8 GB. This is flash attention. It is not fast yet: see who waits for whom. (`l2=True`: copies come out of L2 and not
-# out of HBM, as if another CTA of the same head had just read the block. Where the checks of Puzzles 4 to 7 count cycles, they assume it, too.)
+# out of HBM, as if another CTA of the same head had just read the block. Where the checks of Puzzles 4 to 7 count cycles,
+# they assume it, too.)
 
 # %%
 show(attend, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512)), l2=True)
@@ -1022,9 +1023,9 @@ show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)
 # without a mask, then with one.
 #
 # The one that is done early must still give turns, or the other one waits for ever. So it runs a third loop that
-# computes nothing: each step of `pass_on` gives one turn and waits for one, in the order of `ping_pong`. It gives back no
-# slots. With 64 keys or more in a block, warpgroup 0 leaves out one block at most, the last one, and nobody fills its
-# slot again.
+# computes nothing: each step of `pass_on` gives one turn and waits for one, in the order of `ping_pong`. It gives back
+# no slots. With 64 keys or more in a block, warpgroup 0 leaves out one block at most, the last one, and nobody fills
+# its slot again.
 #
 # `lax.div` divides traced integers, and rounds down if none is negative. (There are at least as many keys as queries.)
 
