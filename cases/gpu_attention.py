@@ -85,6 +85,7 @@ def puzzle_5(nb: Any) -> Question:
         variants=[
             case(*qkv(1, 256, 576, D=64), bkv=64, slots=3, about="three slots of 64 keys"),
             case(*qkv(1, 128, 128), about="a single block"),
+            case(*qkv(2, 128, 640), slots=1, budget=Budget(tensor_idle=22_000), l2=True, about="a single slot"),
         ],
         budget=Budget(gmem_bytes=786_432, copies=24),
         l2=True,

@@ -15,7 +15,7 @@
 # copies between devices yourself, inside a Pallas kernel: you send, wait, and make sure that nobody overwrites what
 # somebody still reads. You end with two rings, all-gather and all-reduce, the heart of every library of collectives.
 #
-# You need basics.py and its puzzles on scratch memory. You need no TPU: the CPU counts as eight devices. A machine in
+# You need basics.py and pipelining.py (Puzzles 1 to 4). You need no TPU: the CPU counts as eight devices. A machine in
 # this package runs one execution for each device. It finds races between devices and waits that never end, and it
 # counts the bytes on every link. JAX's own simulator has the last word.
 #
@@ -40,7 +40,11 @@ setup(devices=8)  # before anything else uses JAX: it makes eight devices of the
 #
 # A **mesh** is an array of devices with named axes. A `PartitionSpec`, written `P`, says how an array is cut: for each
 # dimension, along which mesh axis. `P("x", None)` cuts the rows into eight parts, `P(None, "x")` the columns, and `P()`
-# cuts nothing: every device holds all of it. Here are 16 rows, cut along `"x"`:
+# cuts nothing: every device holds all of it. Here are 16 rows, cut along `"x"`.
+#
+# A function that runs on each device gets that device's part. In it, `lax.axis_index("x")` is the device's number, and
+# `lax.axis_size("x")` says how many there are. `lax.all_gather(part, "x", tiled=True)` joins the parts of all devices
+# along dimension 0, so that each of them has the whole:
 
 
 # %%
@@ -57,6 +61,16 @@ def on_mesh(local, devices, in_specs, out_specs):
 if len(jax.devices()) >= 8:
     rows = NamedSharding(mesh_of(8), P("x", None))
     jax.debug.visualize_array_sharding(jax.device_put(jnp.zeros((16, 64)), rows))
+
+
+def joined(part):
+    whole = lax.all_gather(part, "x", tiled=True)
+    print(part.shape, "->", whole.shape, "on each of", lax.axis_size("x"), "devices")
+    return whole
+
+
+if len(jax.devices()) >= 8:
+    on_mesh(joined, 8, P("x", None), P())(jnp.zeros((16, 64)))
 
 # %% [markdown]
 # ## Puzzle 1: Weights on eight devices
@@ -158,8 +172,7 @@ check("distributed/1", mlp)
 # ```
 #
 # `lax.psum_scatter(v, "x", scatter_dimension=0, tiled=True)` is the first half: it sums, and cuts the sum along
-# dimension 0. `lax.all_gather(v, "x", tiled=True)` is the second: it joins the parts along dimension 0. With
-# `tiled=True` no new dimension is made.
+# dimension 0. `lax.all_gather(v, "x", tiled=True)` is the second. With `tiled=True` no new dimension is made.
 #
 # The first product needs all rows of `x`. The second one ends with a sum, of which you need your rows only.
 
@@ -243,24 +256,17 @@ show(mlp_rows, normal((16, 128)), normal((128, 256)), normal((256, 128)))
 #                           x_ref --- copy ---->  o_ref
 # ```
 #
-# Both semaphores count bytes. `sent` is on the sender, and `copy.wait_send()` waits for it: `x_ref` has been read.
-# `came` is on the receiver. `copy.wait_recv()` waits until as many bytes have come *to this device*, from whomever.
+# Both semaphores count bytes. `sent` is your own semaphore. `came` is device 3's: yours counts what your left neighbour
+# sends. `copy.wait_send()` waits until `x_ref` has been read. `copy.wait_recv()` waits until as many bytes have come
+# *to this device*, from whomever. You call it on your own copy, because all copies have the same size.
 #
-# `device_id` maps a mesh axis to an index. `lax.axis_index("x")` is this device's own, `lax.axis_size("x")` says how
-# many there are. `meet_neighbours()`, which is given, comes before the first copy. Puzzle 4 says why.
+# `device_id` maps a mesh axis to a device's number. `meet_neighbours()`, which is given, comes before the first copy.
+# Puzzle 4 says why.
 
 
 # %%
 def rotate_spec(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
     return jnp.roll(x, x.shape[0] // devices, axis=0)
-
-
-def meet_neighbours():
-    n, me = lax.axis_size("x"), lax.axis_index("x")
-    barrier = pltpu.get_barrier_semaphore()
-    for step in (1, n - 1):
-        pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + step, n)})
-    pl.semaphore_wait(barrier, 2)
 
 
 def rotate_kernel(x_ref, o_ref, sent, came):
@@ -269,7 +275,7 @@ def rotate_kernel(x_ref, o_ref, sent, came):
     pass  # YOUR CODE HERE
 
 
-HBM = pl.BlockSpec(memory_space=pl.ANY)
+HBM = pl.BlockSpec(memory_space=pltpu.HBM)
 
 
 def rotate(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
@@ -286,6 +292,15 @@ def rotate(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
     return on_mesh(local, devices, P("x", None), P("x", None))(x)
 
 
+def meet_neighbours():
+    # given: returns when both neighbours are in the kernel
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    barrier = pltpu.get_barrier_semaphore()
+    pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + n - 1, n)})
+    pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + 1, n)})
+    pl.semaphore_wait(barrier, 2)
+
+
 # %%
 # Budget for x (64, 128): bytes_hops=32_768. Eight parts of 4 KiB, each over one link.
 check("distributed/3", rotate)
@@ -293,9 +308,9 @@ check("distributed/3", rotate)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The neighbour of the last device is device 0: `lax.rem(a, b)` is the remainder of a division. Four steps follow each
-# other: meet, start the copy, wait until your part has left, wait until the other part has come. A kernel that ends
-# before that frees memory that a copy still reads or writes.
+# The neighbour of the last device is device 0: `lax.rem(a, b)` is the remainder of a division. A kernel that ends frees
+# its memory, even if a copy still reads or writes it. Two copies touch yours. What has to be over, for each of them,
+# before you may end?
 #
 # </details>
 #
@@ -346,8 +361,8 @@ show(rotate, normal((64, 128)))
 # memory that will be its `o_ref` then holds something else, and your copy destroys it. Nothing crashes, and JAX's
 # simulator, as you start it from Python, gives the right values.
 #
-# So you tell each device that will copy *into you* that you are there. And before you copy, you wait until each of your
-# targets has told you. A **barrier semaphore** does that: it exists before the kernel starts, once for each
+# Your sources have to know that you are there: signal each. Your targets have to be there: wait for a signal of each. A
+# **barrier semaphore** does that: it exists before the kernel starts, once for each
 # `collective_id`. (A semaphore in scratch only exists once its device is in the kernel.)
 #
 # `pl.semaphore_signal(barrier, 1, device_id=...)` adds 1 to that semaphore *of another device*.
@@ -467,8 +482,8 @@ check("distributed/4", exchange)
 # In each hop you send on what came in the last one. After n - 1 hops you have everything.
 #
 # Your left neighbour may be faster than you. Then its copies of hop 1 and hop 2 are on their way to you at the same
-# time. They may arrive in any order, and a wait on a shared semaphore cannot tell which of the two it was. So each hop
-# gets a semaphore of its own: `came.at[hop]`.
+# time. They may arrive in any order. A wait on a semaphore for both cannot tell which one has come. So each hop gets a
+# semaphore of its own: `came.at[hop]`.
 
 
 # %%
@@ -553,9 +568,10 @@ check("distributed/5", gather)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** 224 KiB instead of 512 KiB, and every link is busy all the time, in one direction. `jax.lax.all_gather`
-# becomes the same ring on a TPU. In your own kernel the devices could compute between two hops. Look at the picture: a
-# row for each device, an arrow for each copy. There is nothing between the arrows yet.
+# **Takeaway.** 224 KiB instead of 512 KiB, and every link is busy all the time, in one direction. JAX's sample kernel
+# sends half of each part each way around, so that both directions of the links work. In your own kernel the devices
+# could compute between two hops. Look at the picture: a row for each device, an arrow for each copy. There is nothing
+# between the arrows yet.
 
 # %%
 show(gather, normal((64, 128)))
@@ -582,7 +598,7 @@ show(gather, normal((64, 128)))
 #
 # So it has to tell you: this is a **credit**. `credit` is a semaphore in scratch that counts signals. When a slot of
 # yours is free, signal your *left* neighbour, who will fill it. Before every copy but the first, wait for one signal.
-# (The barrier is as good as a credit for the first copy.)
+# (The first copy needs none: after the barrier your neighbour's other slot is empty.)
 #
 # A semaphore has to be 0 when the kernel ends. So signal exactly as often as somebody waits.
 
@@ -624,9 +640,10 @@ check("distributed/6", total)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Each hop: wait for a credit, start the copy, add the slot that you are just sending (in hop 0 there is nothing to add:
-# it is your own part), and only then wait for the copy. When may your left neighbour fill that slot? After it was added
-# and has left. In which hop does nobody need your signal any more? What came in the last hop is still to be added.
+# A copy has a start and a wait. What can you do between the two? Two slots are in use meanwhile: one is read and one is
+# filled. Which one may you read, too? (In hop 0 there is nothing to add: it is your own part.) When may your left
+# neighbour fill that slot? In which hop does nobody need your signal any more? What came in the last hop is still to be
+# added.
 #
 # </details>
 #
@@ -684,9 +701,9 @@ show(total, normal((64, 128)))
 # %% [markdown]
 # ## The end of the ring
 #
-# You have cut a model over eight devices, and moved its parts around by hand. Real kernels do both at once:
-# `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself, and ring attention, which sends keys and values around
-# this ring while each device works on those that it has.
+# You have cut a model over eight devices, and moved its parts around by hand. Read
+# `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself next: this ring in both directions. Then ring attention,
+# which sends keys and values around the ring while each device works on those that it has.
 
 # %%
 progress()

@@ -15,7 +15,7 @@
 # have work at all times. These puzzles build the kernel step by step: scores, online softmax, a producer with two
 # consumers, and a schedule in which one warpgroup computes its softmax while the other one multiplies.
 #
-# You need flash_attention.py (Puzzles 1 to 5) and gpu_matmul.py (Puzzles 1 to 5). You need no GPU. All arrays are
+# You need flash_attention.py (Puzzles 1 to 6) and gpu_matmul.py (Puzzles 1 to 8). You need no GPU. All arrays are
 # (head, token, D), where D is 64 or 128. A batch is more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte
 # moves.
 
@@ -171,17 +171,18 @@ check("gpu_attention/1", scores)
 # threads, and each of them holds the result of a row's reduction:
 #
 # ```text
-#     s (64, 128), Layout.WGMMA                  s.max(axis=1): (64,), Layout.WGMMA.reduce(1)
+#     s (64, 128), Layout.WGMMA                        s.max(axis=1): (64,), Layout.WGMMA.reduce(1)
 #
-#     row 0   | t0 | t1 | t2 | t3 | t0 | ...      | t0 t1 t2 t3 |      the same number in four threads
-#     row 1   | t4 | t5 | t6 | t7 | t4 | ...      | t4 t5 t6 t7 |
+#     row 0   | t0 t0 t1 t1 t2 t2 t3 t3 | t0 t0 ...    | t0 t1 t2 t3 |    the same number in four threads
+#     row 1   | t4 t4 t5 t5 t6 t6 t7 t7 | t4 t4 ...    | t4 t5 t6 t7 |
 # ```
 #
-# So a number of a row is where the row needs it: `lax.broadcast_in_dim(m, s.shape, (0,))` gives each score the number
-# of its row, and moves nothing. `(0,)` says which dimension of the result `m` runs along.
+# So every thread that holds scores of a row also holds the row's number. `lax.broadcast_in_dim(m, s.shape, (0,))` gives
+# each score the number of its row, as `m[:, None]` does, and moves nothing. `(0,)` says which dimension of the result
+# `m` runs along.
 #
 # The chip has an instruction for 2^x and none for e^x. `exp(x)` is `exp2(x * log2(e))`, one multiplication more for
-# each score. So `c` is the scale times log2(e), and `m` is a maximum of *scaled* scores. `s * c - m` is one
+# each score. So `c` is the scale times log2(e), and `m` is the maximum of `s * c`, not of `s`. `s * c - m` is one
 # instruction: a multiply-add.
 
 
@@ -190,7 +191,8 @@ LOG2E = math.log2(math.e)
 
 
 def column(value):
-    # given: (64,), float32, a number a row in the layout that belongs to the rows of an accumulator
+    # given: (64,), float32, the same number for each row of an accumulator. Layout.WGMMA.reduce(1) is the layout that
+    # a reduction along axis 1 leaves. plgpu.layout_cast lays an array out like that.
     return plgpu.layout_cast(jnp.full((64,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
 
 
@@ -288,6 +290,49 @@ check("gpu_attention/2", sums)
 # of the two products. Keep that in mind until Puzzle 6.
 
 # %% [markdown]
+# ## Worked example: an accumulator that you can write
+#
+# `acc[...]` waits until all products that you have started are over. `wgmma` then adds to whatever `acc` holds. In
+# gpu_matmul.py that was zero, or the products before. But you can also write it: `acc[...] = acc[...] * 2` stores into
+# the accumulator, as into any other Ref. This kernel doubles a product, and adds the same product once more:
+#
+# ```text
+#     wgmma                    acc = a @ b
+#     acc[...] = acc[...] * 2  acc = 2 * (a @ b)
+#     wgmma                    acc = 2 * (a @ b) + a @ b
+# ```
+
+
+# %%
+def three_times_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded):
+    plgpu.copy_gmem_to_smem(a_gmem, a_smem, loaded)
+    plgpu.copy_gmem_to_smem(b_gmem, b_smem, loaded)
+    plgpu.barrier_wait(loaded)
+
+    def multiply(acc):
+        plgpu.wgmma(acc, a_smem, b_smem)
+        acc[...] = acc[...] * 2
+        plgpu.wgmma(acc, a_smem, b_smem)
+        return acc[...]
+
+    o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, 128)))
+
+
+def three_times(a: Float[Array, "64 64"], b: Float[Array, "64 128"]) -> Float[Array, "64 128"]:
+    return plgpu.kernel(
+        three_times_kernel,
+        out_type=jax.ShapeDtypeStruct((64, 128), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((64, 64), a.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((64, 128), b.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )(a, b)
+
+
+print(three_times(jnp.ones((64, 64), jnp.bfloat16), jnp.ones((64, 128), jnp.bfloat16))[0, :4], "= 3 * 64")
+
+# %% [markdown]
 # ## Puzzle 3: P from registers
 #
 # **Goal.** Attention: weigh the values with the probabilities, without writing them anywhere.
@@ -304,12 +349,11 @@ check("gpu_attention/2", sums)
 #     p       v_smem          registers x SMEM ->  acc in registers
 # ```
 #
-# There it has to be bfloat16, like `v`. The sum `l` does not: it was taken of the float32 values in Puzzle 2. (Its
-# rounding errors then do not depend on how often a probability was rounded.)
+# There it has to have `v`'s dtype, which has 16 bits. The sum `l` was taken of the float32 values in Puzzle 2. (So only
+# the values that are weighed are rounded to 16 bits. The sum is not.)
 #
-# `acc` is an accumulator that lives as long as the kernel's loop. You can read it with `acc[...]`, and write it with
-# `acc[...] = `, as you do with other Refs. Reading waits for the products that were started. A product adds to what is
-# there. Two functions are yours: what happens to `acc` at each block, and what comes out at the end.
+# `acc` is an accumulator that lives as long as the kernel's loop. Two functions are yours: what happens to `acc` at
+# each block, and what comes out at the end.
 
 
 # %%
@@ -424,7 +468,10 @@ check("gpu_attention/3", attend)
 
 # %% [markdown]
 # **Takeaway.** The scores never exist in memory, nor do the probabilities. For 8192 tokens and one head, naive
-# attention moves 0.8 GB of them. This is flash attention. It is not fast yet: see who waits for whom.
+# attention has 268 MB of scores in float32 and 134 MB of probabilities in bfloat16. Each is written once and read once:
+# 0.8 GB. This is flash attention. It is not fast yet: see who waits for whom. (`l2=True`: copies come out of L2 and not
+# out of HBM, as if another CTA of the same head had just read the block. Where the checks of Puzzles 4 to 7 count cycles,
+# they assume it, too.)
 
 # %%
 show(attend, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512)), l2=True)
@@ -614,7 +661,7 @@ show(slotted, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512
 # ```
 #
 # Each slot of each stream has a barrier `full`, with one arrival: that of its copy. And it has a barrier `empty`, with
-# two arrivals: one of each warpgroup. The slot of K is empty before that of V.
+# two arrivals: one of each warpgroup. So you arrive at K's `empty` before the softmax, and at V's after PV.
 #
 # The producer needs few registers. The consumers get 232 of them for each thread: 64 for `acc`, 64 for the scores, and
 # 32 for the bfloat16 probabilities.
@@ -692,7 +739,8 @@ def shared(
 
 # %%
 # Budget for q (2, 128, 128), k (2, 640, 128), v (2, 640, 128): gmem_bytes=786_432, copies=24. Both warpgroups read the
-# same ten blocks of a head.
+# same ten blocks of a head. A case with a single slot has tensor_idle=22_000: cycles in which the tensor cores have
+# nothing to do. If K's slot is given back after PV, there are 28,165 of them.
 check("gpu_attention/5", shared)
 
 # %% [markdown]
@@ -773,9 +821,9 @@ show(shared, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640
 #
 # ### Theory
 #
-# In the picture above both warpgroups do the same at the same time. Both start their products together, and the tensor
-# cores do an instruction of one, then one of the other. So both end together, too. Then both compute, and the tensor
-# cores idle. Nothing pushes them apart. You do it, with two barriers of one arrival, `turns.at[0]` and `turns.at[1]`:
+# In the picture above both warpgroups start their products together, and the tensor cores do an instruction of one,
+# then one of the other. So both end together, too. Then both compute, and the tensor cores idle. Nothing pushes them
+# apart. You do it, with two barriers of one arrival, `turns.at[0]` and `turns.at[1]`:
 #
 # ```text
 #     warpgroup 0   |QK| softmax | PV |QK| softmax | PV |QK| softmax
@@ -784,8 +832,8 @@ show(shared, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640
 # ```
 #
 # A **turn** is PV of one step and QK^T of the next. It begins with a wait for your own barrier, and it ends with an
-# arrival at the other one's. When may the other one begin? As soon as your QK^T has been *started*. The tensor cores
-# finish what they have begun, and you need not wait for it.
+# arrival at the other one's. Arrive when your QK^T has been *started*: then the other one's products can be queued
+# behind yours. (This machine counts no loss if you wait for its result first.)
 #
 # That leaves two ends. Warpgroup 0 begins at once, warpgroup 1 waits for a turn first. And when the loop is over, is
 # somebody waiting for a turn that nobody gives?
@@ -794,13 +842,13 @@ show(shared, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640
 # %%
 def first_turn(wg, turns):
     # wg: 0 or 1, traced: your number      turns: a barrier of one arrival for each warpgroup
-    # What comes before the first QK^T. Warpgroup 0 begins.
+    # What a warpgroup does before its first QK^T. Warpgroup 0 does nothing.
     pass  # YOUR CODE HERE
 
 
 def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
-    # Puzzle 5's consume. QK^T is started, the turn is given away, and then its result is waited for. (So block_scores
-    # will not do: it waits.) Your next turn begins before PV.
+    # Puzzle 5's consume. Start QK^T, give the turn away, and then wait for the result. Wait for your next turn just
+    # before PV.
     pass  # YOUR CODE HERE
 
 
@@ -961,8 +1009,8 @@ show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)
 #
 # ### Theory
 #
-# The last query has the position of the last key, as in flash_attention.py Puzzle 2. So query `r` has the position
-# `r + offset`, where `offset` is `Skv - Sq`. For a warpgroup the blocks of keys are of three kinds:
+# As in flash_attention.py Puzzle 2, query `r` has the position `r + offset`, where `offset` is `Skv - Sq`. A warpgroup
+# meets three kinds of blocks:
 #
 # ```text
 #                         block of keys    0     1     2     3
@@ -971,15 +1019,15 @@ show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)
 #     producer                           | load| load| load| skip|
 # ```
 #
-# A **clear** block is one that all 64 queries see in full. It needs no mask, and nearly all blocks are clear. So there
-# are two loops over one step: without a mask, then with one.
+# A **clear** block is one that all 64 queries see in full. It needs no mask. So there are two loops over one step:
+# without a mask, then with one.
 #
-# In the picture, warpgroup 0 is done after block 1, and warpgroup 1 still waits for turns. So whoever is done early
-# goes on without computing, in a third loop: `pass_on` gives the turn away where `ping_pong` does, and waits where
-# `ping_pong` waits. (It need not give back slots. Only the last block can be left, and nobody fills its slot again.)
+# The one that is done early must still give turns, or the other one waits for ever. So it runs a third loop that
+# computes nothing: each step of `pass_on` gives one turn and waits for one, in the order of `ping_pong`. It gives back
+# no slots. With 64 keys or more in a block, warpgroup 0 leaves out one block at most, the last one, and nobody fills
+# its slot again.
 #
-# `lax.div` is the division for traced integers. It rounds down, as long as nothing is negative. (There are at least as
-# many keys as queries here.)
+# `lax.div` divides traced integers, and rounds down if none is negative. (There are at least as many keys as queries.)
 
 
 # %%
@@ -1168,7 +1216,8 @@ check("gpu_attention/7", causal)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Half of the work is gone, and only the blocks on the diagonal pay for a mask. Lengths are freer, too.
+# **Takeaway.** Only blocks that somebody sees are multiplied: here a fifth of the work is gone, and half of it for long
+# sequences with as many queries as keys. Only the blocks on the diagonal pay for a mask. Lengths are freer, too.
 # The copy engine fills what lies beyond the last key with zeros, the mask hides it, and rows beyond the last query are
 # not stored. (Lengths still have to be multiples of 8, because the tiles in SMEM are built of eight rows each.)
 

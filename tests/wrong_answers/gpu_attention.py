@@ -136,6 +136,11 @@ def online(s, c, m, l):
 # -    plgpu.barrier_arrive(k.empty.at[slot])
 # consume: `    s = block_scores(q_smem, k.smem.at[slot])` -> `    plgpu.barrier_arrive(k.empty.at[slot]); s = block_scores(q_smem, k.smem.at[slot])`
 
+# %% gpu_attention/5: K is given back after PV
+# consume:
+# -    plgpu.barrier_arrive(k.empty.at[slot])
+# consume: `    weigh(acc, p, alpha, v.smem.at[slot])` -> `    weigh(acc, p, alpha, v.smem.at[slot]); plgpu.barrier_arrive(k.empty.at[slot])`
+
 # %% gpu_attention/5: V is given back with K
 # consume:
 # -    plgpu.barrier_arrive(v.empty.at[slot])

@@ -483,7 +483,7 @@ _REFUSED = "The lens passed this. {0} refuses it, and its word counts. If your k
 
 _ALONE = (
     "The lens passed this, and JAX's front end for GPUs takes it. {0} cannot run it, so nobody else has confirmed its "
-    "values. It says: {1}"
+    "values. The reason: {1}"
 )
 
 _DISAGREE = (

@@ -13,6 +13,7 @@ import traceback
 from typing import IO, Any
 
 _SIZE = 8
+_STORE = "it has no stores into accumulators, such as acc[...] = ..."
 
 
 def main() -> None:
@@ -59,13 +60,22 @@ def _simulated(request: bytes) -> Any:
         except Exception as error:
             cause = heard.errors[0] if heard.errors else error
             kind = SimulatorUnable if _is_inability(cause) or _in_simulator(cause) else SimulatorError
-            return kind(_one_line(cause), _line_of(cause), running=bool(heard.errors))
+            return kind(_STORE if _stores(cause) else _one_line(cause), _line_of(cause), running=bool(heard.errors))
 
 
 def _in_simulator(error: BaseException) -> bool:
     """Whether JAX's simulator itself does not know how to go on: it has such errors for what it does not support."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return isinstance(error, ValueError) and frames[-1].f_globals.get("__name__", "").startswith("jax.")
+
+
+def _stores(error: BaseException) -> bool:
+    """Whether this is how it fails at `acc[...] = ...` (jax 0.11.2, 0.12.0): it takes its own key for the accumulator.
+
+    The error is of shapes, as if the kernel had a wrong one.
+    """
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _in_simulator(error) and frames[-1].startswith("_wgmma_accumulator_store")
 
 
 if __name__ == "__main__":
