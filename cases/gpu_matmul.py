@@ -77,7 +77,7 @@ def puzzle_3(nb: Any) -> Question:
             case(normal((64, 640), BF16), normal((640, 128), BF16), slots=3, budget=Budget(waited=20_000, copies=20)),
             case(normal((64, 64), BF16), normal((64, 128), BF16), slots=4, about="a single step"),
         ],
-        budget=Budget(waited=125_000, copies=96),
+        budget=Budget(waited=100_000, copies=96),
     )
 
 
@@ -154,7 +154,7 @@ def puzzle_7(nb: Any) -> Question:
                 about="float16",
             ),
         ],
-        budget=Budget(gmem_bytes=1_253_376, thread_bytes=8_192),
+        budget=Budget(gmem_bytes=1_253_376, thread_bytes=8_192, waited=280_000),
     )
 
 
@@ -224,7 +224,7 @@ def puzzle_10(nb: Any) -> Question:
                 about="a group of one row, one that ends within 64 rows, and 128 rows of a single group",
             ),
         ],
-        budget=Budget(gmem_bytes=1_362_016, thread_bytes=96),
+        budget=Budget(gmem_bytes=1_362_016, thread_bytes=96, stores=112),
     )
 
 

@@ -57,8 +57,9 @@ setup("gpu")  # a Hopper or Blackwell GPU if there is one, else this package's m
 # `plgpu.ACC((64, 128))` makes an accumulator: float32, and zero at the start. It exists only inside of a function that
 # you give to `pl.run_scoped`. That calls the function with the accumulator, and returns what it returns.
 #
-# `plgpu.wgmma(acc, a_smem, b_smem)` adds a product. The tile of `a` has 64 rows, that of `b` at most 256 columns.
-# `acc[...]` waits for the product and gives you its values. Each copy has a barrier of its own here.
+# `plgpu.wgmma(acc, a_smem, b_smem)` adds a product. The rows of `a` are a multiple of 64; one instruction takes 64 of
+# them. `b` has at most 256 columns. `acc[...]` waits for the product and gives you its values. Each copy has a barrier
+# of its own here.
 
 
 # %%
@@ -436,20 +437,21 @@ show(one_slot, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
 # as in gpu_basics.py Puzzle 4b, where `slots` was 2. The first `slots - 1` tiles are on their way before the loop
 # begins.
 #
-# Products end in the order in which they were started. So `wgmma_wait(1)`, just after product `k` was started, means:
-# product `k - 1` is done. Product `k` goes on, and your threads can give the next order at once:
+# With one slot, you waited for a product just after its start. Nothing else can happen then. A product only needs to be
+# over when somebody wants its slot. So let it go on while your threads go to the next step, and wait for it there:
 #
 # ```text
-#     copy engine   | 0 | 1 |     | 2 |     | 3 |            two slots
-#     tensor cores          | 0 |     | 1 |     | 2 |        wgmma_wait(0)
+#     copy engine   | 0 | 1 |   | 2 |   | 3 |            two slots
+#     tensor cores      | 0 |       | 1 |   | 2 |        wait just after the start of a product
 #
-#     copy engine   | 0 |   | 1 | 2 |   | 3 |                two slots
-#     tensor cores      | 0 |   | 1 |   | 2 |                wgmma_wait(1)
+#     copy engine   | 0 | 1 | 2 | 3 | 4 |                two slots
+#     tensor cores      | 0 | 1 | 2 | 3 |                wait in the next step
 # ```
 #
 # (The picture is not to scale. `show` below the puzzle draws yours.)
 #
-# The slot of product `k - 1` is the one that becomes free. Which tile belongs into it?
+# A step waits twice: for a product, and for a tile. Each wait makes something possible. If one stands before an order
+# that does not need it, that order is late. What does a copy need before it can start, and what does a product need?
 #
 # `load_step` is given. It starts both copies of a step, and both arrive at `loaded.at[slot]`.
 
@@ -471,7 +473,7 @@ def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
     # k: this step, traced      steps: how many there are      slots: at least 2
     # acc: the accumulator      a_smem: (slots, 64, 64)      b_smem: (slots, 64, bn)
     # a_part, b_part: the rows of a and the columns of b that this CTA needs, in GMEM
-    # Multiply step k, and start the copies of a later one.
+    # Multiply step k, and start the copies of a later one. When this is called, product k - 1 may be going on.
     pass  # YOUR CODE HERE
 
 
@@ -508,16 +510,16 @@ def k_loop(a: Float[Array, "M K"], b: Float[Array, "K N"], *, bn: int = 128, slo
 
 
 # %%
-# Budget for a (128, 768), b (768, 256): copies=96, waited=125_000. waited: cycles that warpgroups wait. With
-# wgmma_wait(0) they wait for 130,949 of them.
+# Budget for a (128, 768), b (768, 256): copies=96, waited=100_000. waited: cycles that warpgroups wait. If the next
+# copies are started only after the step's own tiles have come, they wait for 119,685 of them.
 check("gpu_matmul/3", k_loop)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The step has two halves. First your own product: wait for its tiles, start it. Then the future. Which product has to
-# be over before a copy may fill its slot, and how many products may still be going on then? That product's slot gets
-# the tile that comes `slots` steps after it. Tile numbers end at `steps`.
+# A step has two waits and two orders. When it begins, at most one product is going on: that of step `k - 1`. When that
+# is over, which slot is free, and which tile belongs into it? Its copies need nothing else, so they come first. Then
+# the step's own product. Tile numbers end at `steps`.
 #
 # </details>
 #
@@ -525,14 +527,15 @@ check("gpu_matmul/3", k_loop)
 #
 # ```python
 # def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
-#     slot = lax.rem(k, slots)
-#     plgpu.barrier_wait(____)
-#     plgpu.wgmma(acc, ____, ____)
-#     plgpu.wgmma_wait(____)
+#     ____
 #
 #     @pl.when(____ < steps)
 #     def _():
 #         load_step(____, slots, a_part, b_part, a_smem, b_smem, loaded)
+#
+#     slot = lax.rem(k, slots)
+#     ____
+#     plgpu.wgmma(acc, ____, ____)
 # ```
 #
 # </details>
@@ -541,14 +544,15 @@ check("gpu_matmul/3", k_loop)
 #
 # ```python
 # def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
-#     slot = lax.rem(k, slots)
-#     plgpu.barrier_wait(loaded.at[slot])
-#     plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
-#     plgpu.wgmma_wait(1)
+#     plgpu.wgmma_wait(0)
 #
 #     @pl.when(k + slots - 1 < steps)
 #     def _():
 #         load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
+#
+#     slot = lax.rem(k, slots)
+#     plgpu.barrier_wait(loaded.at[slot])
+#     plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
 # ```
 #
 # </details>
@@ -568,7 +572,8 @@ show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
 # `lax.axis_index("wg")` tells them apart.
 #
 # What both of them do is done twice. If both start a copy, it arrives twice. So one of them starts it. Both can wait at
-# the same barrier.
+# the same barrier. Each takes its rows with a `pl.ds` that begins at a traced row. `x_smem.at[mine]` is a Ref to these
+# rows, of a swizzled tile, too, and wgmma takes it as it is.
 
 
 # %%
@@ -604,8 +609,8 @@ show(halves, normal((128, 128)))
 #
 # ### Theory
 #
-# A CTA with a tile of `bm` x `bn` copies `bm + bn` values for each step of K, and computes `bm * bn` products with
-# them. So larger tiles need fewer bytes:
+# A CTA with a tile of `bm` x `bn` copies `bm + bn` values for each of the K columns of `a`, and computes `bm * bn`
+# products with them. So larger tiles need fewer bytes:
 #
 # ```text
 #     tile          bytes a step of 64      FLOPs a byte
@@ -746,8 +751,9 @@ check("gpu_matmul/4", shared)
 # slots as steps. So no slot is used twice, the producer waits for nothing, and one barrier a slot is enough. It says:
 # this slot is *full*.
 #
-# An SM has 65,536 registers. For 384 threads, that is 168 each. A producer needs few, so `plgpu.set_max_registers`
-# takes some from it and gives them to the consumers: 40 for a thread of one, 232 for a thread of the others.
+# An SM has 65,536 registers. For 384 threads, that is 170 each; they come in eights, so 168. A producer needs few, so
+# `plgpu.set_max_registers` takes some from it and gives them to the consumers: a thread of the producer keeps 40, a
+# thread of a consumer gets 232.
 
 
 # %%
@@ -1015,7 +1021,7 @@ show(highest, normal((128, 512)), slots=2)
 # ### Theory
 #
 # The carry of this pipeline is the accumulator: your body gets `acc`, and returns it. Where it comes from is in the
-# `context`, which is given.
+# `context`, which is given. `acc` is a Ref: the products are in it, so what `pipeline` returns is not needed.
 #
 # In Puzzle 5 a consumer waits for one product before it starts the next. Between the two, it has nothing on the tensor
 # cores. `delay_release=1`, in the BlockSpecs, gives a slot back one step *later*:
@@ -1026,8 +1032,8 @@ show(highest, normal((128, 512)), slots=2)
 #     delay_release=1    | body 0 |        | body 1 | free 0 | body 2 | free 1 |
 # ```
 #
-# So when your body returns at step `k`, product `k` may still be going on, and product `k - 1` may not. What does the
-# body have to wait for?
+# So when your body returns at step `k`, product `k` may still be going on, and product `k - 1` may not. Products end in
+# the order in which they were started. What does the body have to wait for?
 #
 # An index map gets the step, and returns block numbers. `i` and `j` say which tile of the result the CTA has.
 
@@ -1156,9 +1162,9 @@ check("gpu_matmul/6", pipelined)
 # A kernel of its own for bias and GELU would read the whole product from GMEM and write it again. Here it is still in
 # registers. What comes between the last product and the store is called the **epilogue**, and it costs no bytes.
 #
-# Threads store badly from the layout of the accumulator: four of them share 8 columns of a row. The copy engine stores
-# well, from SMEM. But 64 x 256 bfloat16 of each consumer are 64 KiB together, and the slots of the pipeline need that
-# room. So the result leaves in parts of 64 columns, through two slots:
+# Threads store badly from the layout of the accumulator: four of them share 8 columns of a row, so a row gets only 32
+# bytes at a time. The copy engine stores well, from SMEM. But 64 x 256 bfloat16 of each consumer are 64 KiB together,
+# and from four slots on, the pipeline needs that room. So the result leaves in parts of 64 columns, through two slots:
 #
 # ```text
 #     threads         | part 0 | part 1 | wait | part 2 | wait | part 3 |
@@ -1168,8 +1174,9 @@ check("gpu_matmul/6", pipelined)
 # ```
 #
 # All of that you know from gpu_basics.py Puzzles 4 and 5: `commit_smem`, `copy_smem_to_gmem`, and a wait before a slot
-# is used again. `result[:, 64:128]` is a part of the result, as in NumPy. The number of parts is static, so a Python
-# loop will do.
+# is used again. `wait_smem_to_gmem(n)` counts each warpgroup's own copies. `result[:, 64:128]` is a part of the result,
+# as in NumPy. A slice of columns stays in its thread, so it compiles. (One of rows did not, in gpu_basics.py.) The
+# number of parts is static, so a Python loop will do.
 
 
 # %%
@@ -1178,11 +1185,6 @@ def biases(bias_part, part):
     columns = pl.ds(part * 64, 64)
     layout = plgpu.Layout.WGMMA.reduce(0)  # of one number a column, as a sum along axis 0 leaves them
     return plgpu.load(bias_part.at[columns], layout=layout, optimized=False)
-
-
-def along_columns(s, shape):
-    # given: s, one number a column, as an array of `shape`
-    return lax.broadcast_in_dim(s, shape, (1,))
 
 
 # %%
@@ -1240,8 +1242,9 @@ def fused(
 
 
 # %%
-# Budget for a (256, 320), b (320, 512), bias (512,): gmem_bytes=1_253_376, thread_bytes=8_192. Threads load the biases,
-# and nothing else.
+# Budget for a (256, 320), b (320, 512), bias (512,): gmem_bytes=1_253_376, thread_bytes=8_192,
+# waited=280_000. Threads load the biases, and nothing else. If they wait
+# until each part has left, they wait for 300,624 cycles.
 check("gpu_matmul/7", fused)
 
 # %% [markdown]
@@ -1277,7 +1280,7 @@ check("gpu_matmul/7", fused)
 #     for part in range(result.shape[1] // 64):
 #         slot, columns = part % 2, slice(part * 64, part * 64 + 64)
 #         x = result[:, columns]
-#         x = jax.nn.gelu(x + along_columns(biases(bias_part, part), x.shape))
+#         x = jax.nn.gelu(x + biases(bias_part, part))
 #         plgpu.wait_smem_to_gmem(1, wait_read_only=True)
 #         o_smem[slot] = x.astype(o_smem.dtype)
 #         plgpu.commit_smem()
@@ -1359,7 +1362,7 @@ print(f"132 tiles of a strip of 8 columns need {different_parts(strip_of_8)}.")
 # producer has to wait for it, depend on all steps of this CTA before it. `n`, the loop's `local_index`, tells you how
 # many tiles it had.
 #
-# And the order of the tiles is yours. Count them in strips of `width` columns:
+# And the order of the tiles is yours. Count them in strips of `width` columns, which divides their number:
 #
 # ```text
 #      0  1 | 8  9
@@ -1562,7 +1565,9 @@ check("gpu_matmul/8", persistent)
 
 # %% [markdown]
 # **Takeaway.** While a tile is stored, the slots fill for the next one. What a CTA computes is now a loop of your own,
-# in an order of your own. The picture shows two tiles of one CTA: look at the copy engine during the store.
+# in an order of your own. A `consume_tile` that says `wgmma_wait(0)` and gives each slot back at once is accepted, too.
+# With two consumers, the product of one goes on while the other waits. The picture shows two tiles of one CTA: look at
+# the copy engine during the store.
 
 # %%
 show(persistent, normal((128, 320), "bfloat16"), normal((320, 512), "bfloat16"), ctas=1)
@@ -1575,8 +1580,8 @@ show(persistent, normal((128, 320), "bfloat16"), normal((320, 512), "bfloat16"),
 # **rank**, 0 or 1.
 #
 # `copy_gmem_to_smem(src, dst, barrier, collective_axes="cluster")` copies for both. *Both* CTAs have to start it, with
-# the same source. Each copies one half, into both SMEMs. Both see it arrive at a barrier of their own, and its bytes
-# leave GMEM once.
+# the same source. Each copies one half, into both SMEMs. Each CTA sees *one* arrival, at a barrier of its own, when
+# both halves are there. The bytes leave GMEM once.
 #
 # The kernel scales two tiles of `x` by the same tile `y`.
 
@@ -1626,7 +1631,8 @@ show(paired, normal((128, 128)), normal((64, 128)))
 #
 # Now the copies of a CTA write into its partner's slots. So a slot is free when the consumers of *both* CTAs have
 # given it back. That is what `plgpu.ClusterBarrier` is for: `barrier_arrive` arrives at it in both CTAs. `empty` is
-# one. Its `num_arrivals` is still 2, for the consumers of one CTA. `consume_tile` stays as it is.
+# one. Four consumers arrive now, two of each CTA. `num_arrivals` names those of one CTA, so it is still 2.
+# `consume_tile` stays as it is.
 #
 # `nd_loop` deals out pairs of tiles: both CTAs of a pair get the same number, and each has to find its own tile.
 
@@ -1695,7 +1701,7 @@ def with_bias(bias_gmem, columns, x, part):
     # given: the epilogue of Puzzle 7, if there is a bias
     if bias_gmem is None:
         return x
-    return jax.nn.gelu(x + along_columns(biases(bias_gmem.at[columns], part), x.shape))
+    return jax.nn.gelu(x + biases(bias_gmem.at[columns], part))
 
 
 def wait_for_all(tiles, steps, slots, empty):
@@ -1861,21 +1867,21 @@ show(exchange, normal((64, 128)))
 # ### Theory
 #
 # In a mixture of experts each token is sent to an expert, which is a weight matrix. The tokens are sorted: the first
-# `sizes[0]` rows of `x` belong to `w[0]`, the next `sizes[1]` rows to `w[1]`. So each group gets tiles of 128 rows of
-# its own. A swizzled tile begins at a multiple of 8 rows, and groups do not:
+# `sizes[0]` rows of `x` belong to `w[0]`, the next `sizes[1]` to `w[1]`. Each group gets tiles of 128 rows of its own.
+# They begin at a multiple of 8 rows, as a swizzled tile has to:
 #
 # ```text
-#     rows of x          96   100           107                            224
+#     rows of x          96   100           107                            224        (not to scale)
 #     groups             | 0  | 1            | 2
 #     tile of group 1    |<---------------- 128 rows ---------------------->|
 #     its own rows            |<------------>|
 # ```
 #
-# A CTA computes all rows of its tile, and may store only those of its group. The others belong to other CTAs.
+# A CTA computes all rows of its tile, and may store only those of its group.
 #
 # The shape of a copy is fixed when the kernel is compiled. How many rows it should store is known when it runs. But
-# each number up to 64 is a sum of some of 64, 32, 16, 8, 4, 2 and 1. So write one copy for each of these, and let a
-# `pl.when` skip those that are not needed. All of them together are one group of copies.
+# each number up to 64 is a sum of some of 64, 32, 16, 8, 4, 2 and 1. So write one copy for each of these, and skip
+# those that are not needed. Together they are one group of copies.
 
 
 # %%
@@ -1983,8 +1989,8 @@ def ragged(
 
 
 # %%
-# Budget for x (256, 192), w (4, 192, 512), sizes [100, 7, 0, 149]: gmem_bytes=1_362_016, thread_bytes=96. The threads
-# load the sizes, and nothing else.
+# Budget for x (256, 192), w (4, 192, 512), sizes [100, 7, 0, 149]: gmem_bytes=1_362_016, thread_bytes=96, stores=112.
+# The threads load the sizes, and nothing else. stores: copies out of SMEM. With one for each row, it would be 2,048.
 check("gpu_matmul/10", ragged)
 
 # %% [markdown]
@@ -2071,7 +2077,7 @@ print_rounds(2176, 2048, 128, 256)
 #
 # JAX's own kernel tries out which configuration is fastest. You can predict it. While the tensor cores compute one
 # step of 64, the copy engine brings another one, and the slower of the two decides. These are the figures of one SM of
-# an H200. The second and the third come from the times at the end of this notebook:
+# an H200. 56 and 20 were fitted to the times at the end of this notebook.
 #
 # ```text
 #     tensor cores         4096 FLOPs a cycle
@@ -2080,8 +2086,8 @@ print_rounds(2176, 2048, 128, 256)
 #     SMEM of a CTA     232,448 bytes: the slots, 32,768 for the epilogue, 8 for each barrier
 # ```
 #
-# A tile is all of its steps and its end. A product takes as many tiles one after the other as the worked example has
-# rounds.
+# A tile is all of its steps and its end. A CTA computes one tile in each round. `rounds` is counted as in the worked
+# example.
 #
 # A cluster does not change these times: each SMEM is filled with all it needs. But what a pair shares leaves GMEM or
 # the L2 once. So among plans that take as many cycles, choose the one that reads the fewest bytes.
@@ -2146,9 +2152,9 @@ check("gpu_matmul/11", best)
 # <details><summary>Hint 1</summary>
 #
 # How many bytes does one slot take, with its two barriers? The epilogue's room comes off first. For `step_bytes`:
-# which operand does a pair along "m" share? For `cycles`: a step is `2 * bm * bn * 64` FLOPs, and both tiles have to
-# come in, shared or not. How many tiles has the CTA that has the most? Python compares tuples by their first elements
-# first.
+# which operand does a pair along "m" share? For `cycles`: how many FLOPs is a step, if a multiplication and an addition
+# are two? Both tiles have to come in, shared or not. How many tiles has the CTA that has the most? Python compares
+# tuples by their first elements first.
 #
 # </details>
 #
@@ -2231,7 +2237,7 @@ show(persistent, a, b, slots=3, ctas=1)
 # turns, L2 flushed before each):
 #
 # ```text
-#     one warpgroup, 64 x 128 (Puzzle 3)             2 slots    433 TFLOP/s
+#     one warpgroup, 64 x 128 (as Puzzle 3) [1]      2 slots    433 TFLOP/s
 #     producer and consumers, 128 x 256 (Puzzle 5)   2 slots    550
 #                                                    4 slots    727
 #     the library's pipeline (Puzzle 6)              2 slots    457
@@ -2240,6 +2246,8 @@ show(persistent, a, b, slots=3, ctas=1)
 #     clusters (Puzzle 9)                            4 slots    745
 #     cuBLAS                                                    740
 # ```
+#
+# [1] It waited for its tile, started its product, said `wgmma_wait(1)`, and then started the next copies.
 #
 # And the kernel of Puzzle 11 beside what you would use otherwise:
 #
@@ -2254,8 +2262,9 @@ show(persistent, a, b, slots=3, ctas=1)
 #     ragged dot, 16 groups (Puzzle 10)    655           52              635
 # ```
 #
-# benchmarks/gpu.md has all of them. How good is your model? Each line below divides its cycles by a measured time,
-# which gives a clock. An H200 runs at up to 1.98 GHz.
+# Each table is a comparison of its own. The chip's clock differs between them, so compare within the first table, and
+# within a row of the second one. benchmarks/gpu.md has all of them. How good is your model? Each line below divides its
+# cycles by a measured time, which gives a clock. An H200 runs at up to 1.98 GHz.
 
 # %%
 MEASURED_US = {  # shape -> tile -> microseconds on an H200, from benchmarks/gpu.md
@@ -2271,10 +2280,11 @@ if not unwritten(cycles):
             print(f"{M} x {N} x {K} in {bm} x {bn}: {predicted:9,.0f} cycles, {us:6.1f} us measured: {ghz:.2f} GHz")
 
 # %% [markdown]
-# For the first two shapes the clock is nearly the same in each line: the model is right within 10%. At the largest
-# shape the chip has lowered its clock. (The slowest that was read during this run was 1.25 GHz.) There the tensor
-# cores hardly ever wait. Clusters changed these times by less than 3%, and the order of the tiles by less than 2%.
-# Both save traffic, and traffic was not what this chip was short of.
+# This shows ratios only: the clock during these runs was not fixed. For the first two shapes it comes out nearly the
+# same in each line, so the model has the ratios of these times right within 10%. At the largest shape the chip has
+# lowered its clock. (The slowest that was read during this run was 1.25 GHz.) There the tensor cores hardly ever wait.
+# Clusters changed these times by less than 3%, and the order of the tiles by less than 2%. Both save traffic, and
+# traffic was not what this chip was short of.
 #
 # What does NVIDIA's compiler say? `gpu_report` compiles your kernel for a chip that need not be there. Compare its
 # SMEM with your `slots_that_fit`. Look at the registers, at the number of HGMMA instructions (wgmma's name in the

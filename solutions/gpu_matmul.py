@@ -37,14 +37,15 @@ def swizzle_for(row_bytes):
 
 # Puzzle 3
 def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
-    slot = lax.rem(k, slots)
-    plgpu.barrier_wait(loaded.at[slot])
-    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
-    plgpu.wgmma_wait(1)
+    plgpu.wgmma_wait(0)
 
     @pl.when(k + slots - 1 < steps)
     def _():
         load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
+
+    slot = lax.rem(k, slots)
+    plgpu.barrier_wait(loaded.at[slot])
+    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
 
 
 # Puzzle 4
@@ -111,7 +112,7 @@ def epilogue(result, bias_part, o_part, o_smem):
     for part in range(result.shape[1] // 64):
         slot, columns = part % 2, slice(part * 64, part * 64 + 64)
         x = result[:, columns]
-        x = jax.nn.gelu(x + along_columns(biases(bias_part, part), x.shape))
+        x = jax.nn.gelu(x + biases(bias_part, part))
         plgpu.wait_smem_to_gmem(1, wait_read_only=True)
         o_smem[slot] = x.astype(o_smem.dtype)
         plgpu.commit_smem()

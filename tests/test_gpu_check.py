@@ -167,6 +167,7 @@ def test_check_draws_and_varies() -> None:
     [
         (Budget(gmem_bytes=1 << 10), "it moves 256 KiB to and from GMEM; the budget is 1 KiB"),
         (Budget(smem_bytes=1 << 10), "a CTA holds 64.01 KiB of SMEM; the budget is 1 KiB"),
+        (Budget(stores=0), "copies out of SMEM; the budget is 0"),
         (Budget(ctas=2), "it takes 4 CTAs; the budget is 2"),
         (Budget(arrivals=1), "it makes 4 arrivals on barriers; the budget is 1"),
         (Budget(waited=10), "cycles; the budget is 10"),

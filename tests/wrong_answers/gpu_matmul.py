@@ -56,17 +56,39 @@ def product_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn):
 
 # %% gpu_matmul/3: copies into a slot that is still read
 # multiply_step:
-# -    plgpu.wgmma_wait(1)
+# -    plgpu.wgmma_wait(0)
 
-# %% gpu_matmul/3: two products may be going on
-# multiply_step: `plgpu.wgmma_wait(1)` -> `plgpu.wgmma_wait(2)`
+# %% gpu_matmul/3: one product may be going on
+# multiply_step: `plgpu.wgmma_wait(0)` -> `plgpu.wgmma_wait(1)`
 
-# %% gpu_matmul/3: waits for its own product
-# multiply_step: `plgpu.wgmma_wait(1)` -> `plgpu.wgmma_wait(0)`
-
-# %% gpu_matmul/3: the slot of its own product
+# %% gpu_matmul/3: the slot that holds the step's own tile
 # multiply_step: `load_step(k + slots - 1,` -> `load_step(k + slots,`
 # multiply_step: `k + slots - 1 < steps` -> `k + slots < steps`
+
+
+# %% gpu_matmul/3: asks for the next tile when its own has come
+def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
+    slot = lax.rem(k, slots)
+    plgpu.barrier_wait(loaded.at[slot])
+    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
+    plgpu.wgmma_wait(1)
+
+    @pl.when(k + slots - 1 < steps)
+    def _():
+        load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
+
+
+# %% gpu_matmul/3: asks for the next tile when its own product is over
+def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
+    slot = lax.rem(k, slots)
+    plgpu.barrier_wait(loaded.at[slot])
+    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
+    plgpu.wgmma_wait(0)
+
+    @pl.when(k + slots - 1 < steps)
+    def _():
+        load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
+
 
 # %% gpu_matmul/3: tiles beyond the end
 # multiply_step: `k + slots - 1 < steps` -> `k < steps`
@@ -185,7 +207,7 @@ def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
 # -    plgpu.wait_smem_to_gmem(0)
 
 # %% gpu_matmul/7: the bias after GELU
-# epilogue: `jax.nn.gelu(x + along_columns(biases(bias_part, part), x.shape))` -> `jax.nn.gelu(x) + along_columns(biases(bias_part, part), x.shape)`
+# epilogue: `jax.nn.gelu(x + biases(bias_part, part))` -> `jax.nn.gelu(x) + biases(bias_part, part)`
 
 # %% gpu_matmul/7: always the first biases
 # epilogue: `biases(bias_part, part)` -> `biases(bias_part, 0)`
@@ -202,8 +224,19 @@ def epilogue(result, bias_part, o_part, o_smem):
     for part in range(result.shape[1] // 64):
         columns = slice(part * 64, part * 64 + 64)
         x = result[:, columns]
-        x = jax.nn.gelu(x + along_columns(biases(bias_part, part), x.shape))
+        x = jax.nn.gelu(x + biases(bias_part, part))
         o_part[:, columns] = x.astype(o_smem.dtype)
+
+
+# %% gpu_matmul/7: one slot
+def epilogue(result, bias_part, o_part, o_smem):
+    for part in range(result.shape[1] // 64):
+        columns = slice(part * 64, part * 64 + 64)
+        x = jax.nn.gelu(result[:, columns] + biases(bias_part, part))
+        o_smem[0] = x.astype(o_smem.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(o_smem.at[0], o_part.at[:, columns])
+        plgpu.wait_smem_to_gmem(0)
 
 
 # %% gpu_matmul/8: the slots begin anew with each tile
@@ -350,6 +383,17 @@ def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
 # %% gpu_matmul/10: all rows of the tile
 def store_rows(o_slot, o_part, row, start, end):
     plgpu.copy_smem_to_gmem(o_slot, o_part)
+
+
+# %% gpu_matmul/10: one row a copy
+def store_rows(o_slot, o_part, row, start, end):
+    for r in range(64):
+
+        @pl.when((row + r >= start) & (row + r < end))
+        def _(r=r):
+            plgpu.copy_smem_to_gmem(o_slot.at[pl.ds(r, 1)], o_part.at[pl.ds(r, 1)], commit_group=False)
+
+    plgpu.commit_smem_to_gmem_group()
 
 
 # %% gpu_matmul/11: the epilogue's SMEM is left out

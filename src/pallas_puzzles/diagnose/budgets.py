@@ -33,10 +33,10 @@ class Budget:
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
     thread_bytes: those of them that threads load and store themselves; cta_bytes: those that one CTA moves. copies: out
-    of GMEM into SMEM. smem_bytes: SMEM held by one CTA. ctas: over all kernels. arrivals: on barriers. bank_conflicts:
-    in SMEM. waited: cycles that warpgroups wait for copies, products and barriers; tensor_idle, copy_idle: cycles of a
-    CTA's life in which the tensor cores or the copy engine have nothing to do; all three over all CTAs, on the
-    machine's logical clock.
+    of GMEM into SMEM; stores: out of SMEM into GMEM. smem_bytes: SMEM held by one CTA. ctas: over all kernels.
+    arrivals: on barriers. bank_conflicts: in SMEM. waited: cycles that warpgroups wait for copies, products and
+    barriers; tensor_idle, copy_idle: cycles of a CTA's life in which the tensor cores or the copy engine have nothing
+    to do; all three over all CTAs, on the machine's logical clock.
 
     Of a shard_map over several devices, over all of them (lens.devices.timeline.Counts): ici_bytes: sent from device to
     device; bytes_hops: the same, each byte counted on every link of its way; link_bytes: over the busiest link, in one
@@ -63,6 +63,7 @@ class Budget:
     gmem_bytes: int | None = None
     thread_bytes: int | None = None
     copies: int | None = None
+    stores: int | None = None
     cta_bytes: int | None = None
     smem_bytes: int | None = None
     ctas: int | None = None

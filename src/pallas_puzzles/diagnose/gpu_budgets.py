@@ -13,8 +13,8 @@ from .gpu import findings_of
 
 _ALSO = frozenset("calls flops outside_flops".split())  # of the fields that are for kernels for a TPU
 _OWN = [
-    *("gmem_bytes", "thread_bytes", "cta_bytes", "copies", "smem_bytes", "ctas", "arrivals", "bank_conflicts"),
-    *("waited", "tensor_idle", "copy_idle"),
+    *("gmem_bytes", "thread_bytes", "cta_bytes", "copies", "stores", "smem_bytes", "ctas", "arrivals"),
+    *("bank_conflicts", "waited", "tensor_idle", "copy_idle"),
 ]
 
 
@@ -59,6 +59,9 @@ def _over(run: Run, budget: Budget) -> Iterator[Finding]:
         text = f"it starts {counts.copies:,} copies into SMEM; the budget is {budget.copies}."
         unused = next(findings_of(note for note in run.notes if note.kind == "load-in-flight"), None)
         yield over("copies", text if unused is None else f"{text} {unused.cause}", line=unused.line if unused else None)
+    if _exceeds(counts.stores, budget.stores):
+        text = f"it starts {counts.stores:,} copies out of SMEM; the budget is {budget.stores}. "
+        yield over("stores", text + "Let each copy bring more rows or columns.")
     if _exceeds(counts.smem_bytes, budget.smem_bytes):
         yield over(
             "smem_bytes",
