@@ -171,7 +171,7 @@ def puzzle_8(nb: Any) -> Question:
                 slots=2,
                 width=2,
                 ctas=3,
-                budget=Budget(copy_idle=14_000),
+                budget=Budget(copy_idle=15_000),
             ),
             case(normal((512, 64), BF16), normal((64, 512), BF16), bm=256, bn=64, width=4, about="a single step"),
         ],

@@ -34,7 +34,7 @@ def unwritten(fn: Callable[..., Any]) -> list[str]:
         if used & set(puzzle.holes):
             holes = {n: getattr(names.get(n), "__code__", None) for n in puzzle.holes if n in used}
             found += untouched(puzzle, {n: c for n, c in holes.items() if c is not None})
-    return found
+    return [*dict.fromkeys(found)]  # two notebooks may have holes of one name
 
 
 def names_used(fn: Any, names: dict[str, Any], seen: set[str]) -> set[str]:
