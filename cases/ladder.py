@@ -85,7 +85,7 @@ def puzzle_4(nb: Any) -> Question:
             ("if the floors were added, not taken off", (s - q + floors[0] - floors[1]) / more),
             ("for one head", both / more * H),
         ]
-        return Count("with a floor for each and nothing else, a step costs", both / more, told, slips)
+        return Count("a step costs", both / more, told, slips)
 
     shop = nb.Chip(2e12, 8e9, 1 << 20)
     figures = [

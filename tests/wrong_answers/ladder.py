@@ -153,6 +153,20 @@ def step_cost(H, T, D, slow, quick, chip):
 # %% ladder/6: no residual
 # folded_mlp: `x + jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)` -> `jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)`
 
+
+# %% ladder/6: the spec in one jitted function
+def folded_mlp(x, g, w1, w2):
+    @jax.jit
+    def everything(x, g, w1, w2):
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt((y * y).mean(axis=1, keepdims=True) + 1e-6)
+        y = (y * g).astype(x.dtype)
+        h = jax.nn.gelu(jnp.dot(y, w1, preferred_element_type=jnp.float32)).astype(x.dtype)
+        return x + jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)
+
+    return everything(x, g, w1, w2)
+
+
 # %% ladder/7: the accumulator is never zeroed
 # mlp_kernel:
 # -        acc_ref[...] = jnp.zeros(acc_ref.shape)
