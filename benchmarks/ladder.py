@@ -43,6 +43,7 @@ def attention(nb: dict[str, Any]) -> Levels:
         "3 chunks of 512": functools.partial(nb["chunked_attention"], c=512),
         "4 tiles of 128 x 128": functools.partial(nb["flash"], bq=128, bkv=128),
         "5 tiles of 1024 x 1024": functools.partial(nb["flash"], bq=1024, bkv=1024),
+        "5 tiles of 2048 x 1024": functools.partial(nb["flash"], bq=2048, bkv=1024),
     }
     return {name: (fn, args) for name, fn in levels.items()}
 

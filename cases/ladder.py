@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_puzzles.course.claims import Claim, Count, hbm_claim, programs_claim, time_choice, time_claim
+from pallas_puzzles.course.claims import Claim, Count, programs_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
 
 HEADS = [normal((2, 64, 32), "bfloat16") for _ in range(3)]
@@ -57,55 +57,94 @@ def puzzle_3(nb: Any) -> Question:
     )
 
 
-def heads_of(nb: Any, H: int, T: int, D: int, bq: int, bkv: int) -> tuple[Any, tuple[Any, ...]]:
-    """flash in these tiles: (function, arguments). Claims are compared with a run of it."""
-    x = jnp.zeros((H, T, D), jnp.bfloat16)
-    return functools.partial(nb.flash, bq=bq, bkv=bkv), (x, x, x)
+def plainly(nb: Any, H: int, T: int, D: int, bq: int, bkv: int, chip: Any) -> dict[str, float]:
+    """The terms of the model of Puzzle 5, in seconds."""
+    return {
+        "MXU": 4 * H * T * T * D / chip.flops_per_s,
+        "HBM": nb.flash_bytes(H, T, D, bq, bkv) / chip.hbm_bytes_per_s,
+        "SCORES": H * T * T * chip.score_s,
+        "fill": 4 * (bq + bkv) * D / chip.hbm_bytes_per_s,
+        "steps": H * (T // bq) * (T // bkv) * chip.step_s,
+    }
 
 
-TILES = ((2, 512, 64, 128, 256), (3, 384, 32, 128, 128), (1, 768, 64, 256, 128))
+def in_us(terms: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds * 1e6:,.4g} us" for name, seconds in terms.items())
 
 
 def puzzle_4(nb: Any) -> Question:
-    def steps(H: int, T: int, bq: int, bkv: int) -> Count:
-        blocks = T // bq, T // bkv
-        told = [f"grid ({H}, {blocks[0]}, {blocks[1]}): a step for each"]
-        mistakes = [("for one head", blocks[0] * blocks[1]), ("if there were no axis j", H * blocks[0])]
-        return Count("the grid has", H * blocks[0] * blocks[1], told, mistakes)
+    def cost(H: int, T: int, D: int, slow: Any, quick: Any, chip: Any) -> Count:
+        (s, q), floors = (slow[2], quick[2]), [nb.flash_floor(H, T, D, *each[:2], chip) for each in (slow, quick)]
+        steps = [nb.flash_steps(H, T, *each[:2]) for each in (slow, quick)]
+        more, both = steps[0] - steps[1], s - q - floors[0] + floors[1]
+        told = [f"floors: {floors[0] * 1e6:,.4g} and {floors[1] * 1e6:,.4g} us; steps: {steps[0]:,} and {steps[1]:,}"]
+        slips = [
+            ("if the floors were equal", (s - q) / more),
+            ("if all of the slow time were its steps", s / steps[0]),
+            ("if the slow time were its floor and its steps", (s - floors[0]) / steps[0]),
+            ("if the floors were added, not taken off", (s - q + floors[0] - floors[1]) / more),
+            ("for one head", both / more * H),
+        ]
+        return Count("a step costs", both / more, told, slips)
 
+    shop = nb.Chip(2e12, 8e9, 1 << 20)
+    figures = [
+        (8, 4096, 128, (128, 128, 4.021e-3), (1024, 1024, 0.3386e-3), nb.V6E),
+        (3, 768, 64, (128, 384, 4.5e-3), (384, 256, 2.5e-3), shop),
+        (2, 1024, 32, (128, 256, 7.5e-3), (512, 512, 5.25e-3), shop._replace(flops_per_s=0.1e12)),
+    ]
     return question(
         nb.attention_spec,
         *[normal((2, 256, 64), "bfloat16") for _ in range(3)],
-        claims=[
-            hbm_claim(nb.flash_bytes, functools.partial(heads_of, nb), *TILES),
-            Claim(nb.flash_steps, [(8, 4096, 128, 128), *((H, T, bq, bkv) for H, T, _, bq, bkv in TILES)], steps),
-        ],
+        claims=[Claim(nb.step_cost, figures, cost)],
         forbid=SOFTMAX,
     )
 
 
 def puzzle_5(nb: Any) -> Question:
-    def any_chip(rng: np.random.Generator) -> tuple[Any, ...]:
-        """H, T, D and a chip, drawn."""
-        speed, room = float(rng.uniform(0.3e12, 3e12)), int(rng.integers(300_000, 1_200_000))
-        chip = nb.Chip(speed, float(rng.uniform(2e9, 20e9)), room, float(rng.uniform(0.5e-6, 5e-6)))
-        return int(rng.integers(1, 4)), int(rng.choice([512, 768, 1024])), int(rng.choice([32, 64])), chip
+    def time(*plan: Any) -> Count:
+        terms = plainly(nb, *plan)
+        mxu, hbm, scores, fill, steps = terms.values()
+        value = max(mxu, hbm - fill, scores) + fill + steps
+        slips = [
+            ("if the softmax took no time", max(mxu, hbm - fill) + fill + steps),
+            ("if the softmax waited for the MXU: the two overlap", max(mxu + scores, hbm - fill) + fill + steps),
+            ("if the softmax waited for all else", max(mxu, hbm - fill) + scores + fill + steps),
+            ("if steps cost nothing", value - steps),
+            ("if there were no fill", max(mxu, hbm, scores) + steps),
+            (
+                "if the fill counted twice: it is put in by itself, and still in HBM",
+                max(mxu, hbm, scores) + fill + steps,
+            ),
+            ("if a multiply-add were one FLOP", max(mxu / 2, hbm - fill, scores) + fill + steps),
+        ]
+        return Count("the model says", value, [in_us(terms)], slips)
 
-    def plans(H: int, T: int, D: int) -> list[tuple[int, int]]:
-        return [(bq, bkv) for bq in nb.tiles_of(T) for bkv in nb.tiles_of(T)]
+    def cost(H: int, T: int, D: int, bq: int, bkv: int, seconds: float, chip: Any) -> Count:
+        terms = plainly(nb, H, T, D, bq, bkv, chip)
+        scores, fill, steps = H * T * T, terms["fill"], terms["steps"]
+        slips = [
+            ("if steps cost nothing", (seconds - fill) / scores),
+            ("if there were no fill", (seconds - steps) / scores),
+            ("if all of the time were the scores", seconds / scores),
+            ("for one head", (seconds - fill - steps) / scores * H),
+            ("if the products took off time, too", (seconds - fill - steps - terms["MXU"]) / scores),
+        ]
+        told = [f"{seconds * 1e6:,.4g} us; {in_us({'fill': fill, 'steps': steps})}; {scores:,} scores"]
+        return Count("solved for it, score_s is", (seconds - fill - steps) / scores, told, slips)
 
-    run = functools.partial(heads_of, nb)
-    timed = [(*tiles, nb.SMALL) for tiles in TILES]
-    quick = nb.Chip(1e11, 50e9, 1 << 20, 1e-6)  # bound by its products
+    quick = nb.Chip(1e11, 50e9, 1 << 20, 1e-6, 1e-12)  # bound by its products
+    narrow = nb.Chip(3e12, 2e9, 1 << 20, 1e-6, 1e-11)  # by its bytes
+    tiles = ((2, 512, 64, 128, 256), (3, 384, 32, 128, 128), (1, 768, 64, 256, 128))
+    times = [(*each, chip) for each, chip in zip(tiles, (quick, narrow, nb.SMALL), strict=True)]
+    v6e = nb.V6E._replace(step_s=0.42e-6)
+    figures = [(8, 4096, 128, 1024, 1024, 0.3386e-3, v6e), (3, 768, 64, 256, 384, 1.5e-3, nb.SMALL)]
     return question(
         nb.attention_spec,
         *[normal((2, 1024, 64), "bfloat16") for _ in range(3)],
         variants=[case(*[normal((1, 768, 32), "bfloat16") for _ in range(3)], chip=quick)],
-        budget=Budget(hbm_bytes=1_572_864, vmem_bytes=700_000, grid_steps=8),
-        claims=[
-            time_claim(nb.flash_time, lambda *plan: run(*plan[:-1]), *timed, (*TILES[0], quick)),
-            time_choice(nb.pick_tiles, run, plans, any_chip),
-        ],
+        budget=Budget(hbm_bytes=2_621_440, vmem_bytes=460_800, grid_steps=16),
+        claims=[Claim(nb.flash_time, times, time), Claim(nb.score_cost, figures, cost)],
         forbid=SOFTMAX,
     )
 
@@ -178,7 +217,7 @@ def puzzle_9(nb: Any) -> Question:
                 about="a bias near 100",
             )
         ],
-        budget=Budget(hbm_bytes=421_888, calls=1, mxu_bits=16),
+        budget=Budget(hbm_bytes=421_888, vmem_bytes=214_016, grid_steps=6, calls=1, mxu_bits=16),
         tol=8e-3,
     )
 

@@ -137,8 +137,8 @@ check("ladder/1", attention)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** 6.5 GiB move for 8 heads of 4096 tokens, and 32 MiB of them are the arguments and the result. At the 819
-# GB/s of a v5e that is 8.6 ms. The matrix products take 0.35 ms of the MXU. Level 1 is for debugging.
+# **Takeaway.** 6.5 GiB move for 8 heads of 4096 tokens, and 32 MiB of them are the arguments and the result. At the
+# 1640 GB/s of a v6e that is 4.3 ms. The matrix products take 0.075 ms of the MXU. Level 1 is for debugging.
 
 # %% [markdown]
 # ## Puzzle 2: What fusion leaves
@@ -151,8 +151,8 @@ check("ladder/1", attention)
 # lies between them never leaves the chip. Elementwise operations fuse with almost anything. But softmax has a
 # dependency that no fusion removes. The second product needs `e`, and `l`, which is a sum over whole rows of `e`.
 #
-# Here are the two programs that XLA makes for a v6e, written by hand. Inside of a jitted function nothing is counted:
-# it reads its arguments and writes its results.
+# Here are the two programs that XLA makes for a v6e, written by hand. A jitted function counts as one program: it reads
+# its arguments and writes its results. What happens inside is free.
 #
 # ```text
 #     q, k  -->  [ product, scale, max, subtract, exp, sum ]  -->  e, l  -->  [ divide, product ]  -->  result
@@ -192,8 +192,8 @@ check("ladder/2", fused_attention)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Follow the arrows of the drawing. Each arrow into a program is a read, and each arrow out of one is a write. `e` and
-# `l` have one of each.
+# A program does not know what the other one left in VMEM. So how often does an array that goes from the first to the
+# second cross HBM? Which arrays are these, and what are their dtypes?
 #
 # </details>
 #
@@ -219,8 +219,9 @@ check("ladder/2", fused_attention)
 
 # %% [markdown]
 # **Takeaway.** A sixth of the bytes, for one word: `jit`. Below is what the compiler does with the real thing. On a v6e
-# it does what you counted. On a v5e it stores the table twice. What a compiler fuses depends on the chip and on the
-# size, so look at the figures before you believe in a fusion.
+# it moves what you counted, all but `l`, which stays in VMEM. On a v5e, two tables are written and read: four times 512
+# MiB. What a compiler fuses depends on the chip and on the size, so look at the figures before you believe in a fusion.
+# From here on, the cells show a v6e. The last cell of the notebook has both chips.
 
 # %%
 HEADS = [jax.ShapeDtypeStruct((8, 4096, 128), jnp.bfloat16)] * 3  # q, k, v
@@ -257,15 +258,17 @@ def chunked_attention(
 
 
 # %%
-# Budget for q (2, 512, 16), k (2, 512, 16), v (2, 512, 16): operations=30, elements=65_536. elements: the scores of 64
-# queries of 2 heads. The whole table has 524,288.
+# Budget for q (2, 512, 16), k (2, 512, 16), v (2, 512, 16): operations=30, elements=65_536. operations: those of the
+# program that JAX traces. The body of lax.map counts once, a Python loop counts at each turn. elements: of the largest
+# array that it makes. 64 queries of 2 heads have 65,536 scores. The whole table has 524,288.
 check("ladder/3", chunked_attention)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `q` is (H, T, D), and the chunks lie along T. First give them an axis of their own with `reshape`. Then move that axis
-# to the front with `swapaxes`. The results come back stacked in the same order. What undoes the two steps?
+# `q` is (H, T, D), and the chunks lie along T. `reshape` can only split an axis where it is: what is the shape then,
+# and which axis does `lax.map` want in front? The results come back stacked in the order of the chunks. What shape has
+# that stack, and how far is it from (H, T, D)?
 #
 # </details>
 #
@@ -294,8 +297,8 @@ check("ladder/3", chunked_attention)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Temporaries fall from 1024 MiB to none on a v5e, and the estimated time to a fifth. You have written no
-# kernel. This is level 3: the same mathematics in a form that fits the memory.
+# **Takeaway.** Temporaries fall from 512 MiB to none on a v6e, and the estimated time from 0.92 to 0.42 ms. (On a v5e:
+# to a fifth.) You have written no kernel. This is level 3: the same mathematics in a form that fits the memory.
 
 
 # %%
@@ -303,27 +306,31 @@ def level_3(q, k, v):
     return chunked_attention(q, k, v, c=512)
 
 
-compare({"2 jit": None, "3 chunks of 512": level_3}, *HEADS, made="ladder/attention", tpu="v5e")
+compare({"2 jit": None, "3 chunks of 512": level_3}, *HEADS, made="ladder/attention", tpu="v6e")
 
 # %% [markdown]
 # ## Puzzle 4: Why this kernel is slow
 #
-# **Goal.** Flash attention is given, with tiles of 128 x 128. Say how many bytes it moves, and in how many grid steps.
+# **Goal.** Flash attention is given, and it is slow with tiles of 128 x 128. From two figures, find out what a grid
+# step costs.
 #
 # ### Theory
 #
-# The kernel below is that of flash_attention.py Puzzle 5. Tiles of 128 look natural: the MXU of a v5e is 128 wide. The
-# TPU compiler estimates 4.0 ms for it on a v6e, at 8 heads of 4096 tokens. Plain `jit` takes 0.92 ms there, and the
-# chunks of Puzzle 3 take 0.97 ms on a v5e. The kernel is the slowest of the three.
-#
-# Is it the bytes? Queries and results move once. A block of keys or values is fetched at each step whose block index
-# differs from the one before. So all keys are fetched again for every block of queries:
+# The kernel is that of flash_attention.py Puzzle 5, written shorter: `m` and `l` are (bq, 1) here, and have base e.
+# That costs a part of its speed (see the takeaway there). Tiles of 128 look natural: a vector register has 128 lanes.
+# On a v6e, the compiler estimates 4.0 ms for it, 0.92 for plain `jit`, and 0.42 for the chunks. What makes it slow?
 #
 # ```text
-#     grid (h, i, j)     i: blocks of bq queries      j, innermost: blocks of bkv keys
+#     8 heads, 4096 tokens, D = 128        128 x 128       1024 x 1024
+#     MXU     69 GFLOP                      0.07 ms            0.07 ms
+#     HBM     528 and 80 MiB                0.34 ms            0.05 ms
+#     steps                                 8192               128
+#     the compiler's estimate               4.02 ms            0.34 ms
 # ```
 #
-# Is it the steps? Each one costs about 0.25 us beyond its work (matmul.py Puzzle 12). Count both.
+# MXU and HBM work at the same time. The longer one is the **floor**. It explains a twelfth of the 4.02 ms. The steps
+# are left, and no table says what a step costs in this kernel. But a difference of two figures cancels all that both
+# have in common. Assume that the two differ in their floors and in their number of steps, and in nothing else.
 
 
 # %%
@@ -368,39 +375,57 @@ def flash(q, k, v, *, bq=128, bkv=128):
 
 
 # %%
+class Chip(NamedTuple):
+    flops_per_s: float
+    hbm_bytes_per_s: float
+    vmem_bytes: int  # what the tiles may use
+    step_s: float = 0.0  # seconds that every step takes in addition to its work
+    score_s: float = 0.0  # Puzzle 5
+
+
+V6E = Chip(920e12, 1640e9, 16 << 20)
+
+
 def flash_bytes(H, T, D, bq, bkv):
-    # Return the bytes that flash moves between HBM and VMEM. The arrays are bfloat16, and T has two blocks of keys or
-    # more.
-    pass  # YOUR CODE HERE
+    """q and the result once, k and v once for every block of queries, in bfloat16."""
+    return 2 * (2 * H * T * D) * (1 + T // bq)
 
 
 def flash_steps(H, T, bq, bkv):
-    # Return the number of grid steps.
+    return H * (T // bq) * (T // bkv)
+
+
+def flash_floor(H, T, D, bq, bkv, chip):
+    """Seconds: both products at the chip's peak, or the bytes at its bandwidth."""
+    return max(4 * H * T * T * D / chip.flops_per_s, flash_bytes(H, T, D, bq, bkv) / chip.hbm_bytes_per_s)
+
+
+def step_cost(H, T, D, slow, quick, chip):
+    # slow, quick: (bq, bkv, seconds). Return the seconds that one step costs.
     pass  # YOUR CODE HERE
 
 
 # %%
-# The check compares flash_bytes and flash_steps with runs of the kernel, in several blocks.
+# The check compares step_cost with figures that were made with a known cost of a step, for several sizes and chips.
 check("ladder/4", flash)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many blocks of queries does a head have? Each of them makes all keys and all values of that head come in once.
-# Does `bkv` have a say in that? For the steps, multiply the grid.
+# A time is a floor, and so many steps, and something that is the same for both. 128 x 128 has 8064 steps more than 1024
+# x 1024. By how much is its time longer, and how much of that do the floors explain?
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
-# def flash_bytes(H, T, D, bq, bkv):
-#     x = 2 * H * T * D
-#     return 2 * x + ____ * x
-#
-#
-# def flash_steps(H, T, bq, bkv):
-#     return ____
+# def step_cost(H, T, D, slow, quick, chip):
+#     rest, steps = [], []
+#     for bq, bkv, seconds in (slow, quick):
+#         rest.append(____)
+#         steps.append(____)
+#     return (____) / (____)
 # ```
 #
 # </details>
@@ -408,70 +433,67 @@ check("ladder/4", flash)
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
-# def flash_bytes(H, T, D, bq, bkv):
-#     x = 2 * H * T * D
-#     return 2 * x + 2 * (T // bq) * x
-#
-#
-# def flash_steps(H, T, bq, bkv):
-#     return H * (T // bq) * (T // bkv)
+# def step_cost(H, T, D, slow, quick, chip):
+#     rest, steps = [], []
+#     for bq, bkv, seconds in (slow, quick):
+#         rest.append(seconds - flash_floor(H, T, D, bq, bkv, chip))
+#         steps.append(flash_steps(H, T, bq, bkv))
+#     return (rest[0] - rest[1]) / (steps[0] - steps[1])
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Takeaway.** 528 MiB: half of what `jit` moves on a v6e. The bytes are not the reason. 8192 steps are: at 0.25 us
-# each they cost 2 ms, and each step is a product of 128 x 128, which is over before the MXU is warm. A kernel that is
-# not tuned loses to `jit`.
+# **Takeaway.** 0.42 us a step: 3.5 of the 4.0 ms. It is nearly what the steps of a matmul cost on a v6e (matmul.py
+# Puzzle 12: 0.43). Each step has two products of 128 x 128 x 128, too short to keep the MXU busy. So on a v6e a kernel
+# that is not tuned loses to `jit`. On a v5e, where `jit` writes the table twice, it wins narrowly: 4.2 ms against 4.6.
 
 
 # %%
+if not unwritten(step_cost):
+    step_s = step_cost(8, 4096, 128, (128, 128, 4.021e-3), (1024, 1024, 0.3386e-3), V6E)
+    print(f"a step costs {step_s * 1e6:.2f} us; 8192 of them, {8192 * step_s * 1e3:.1f} ms")
+
+
 def level_4(q, k, v):
     return flash(q, k, v, bq=128, bkv=128)
 
 
-compare({"2 jit": None, "3 chunks of 512": None, "4 tiles of 128 x 128": None}, *HEADS, made="ladder/attention")
+compare(
+    {"2 jit": None, "3 chunks of 512": None, "4 tiles of 128 x 128": None},
+    *HEADS,
+    made="ladder/attention",
+    tpu="v6e",
+)
 
 # %% [markdown]
-# ## Puzzle 5: Tune it
+# ## Puzzle 5: The unit that the model forgot
 #
-# **Goal.** Write the time of `flash` as a model, and let it choose the tiles.
+# **Goal.** The model of matmul.py Puzzle 12 has no softmax. Add it, fit it to one figure, and predict another.
 #
 # ### Theory
 #
-# The model is that of matmul.py Puzzle 12:
+# For tiles of 1024 x 1024 on a v6e, that model says 0.13 ms: MXU 0.075, steps 0.054, fill 0.001. The compiler says
+# 0.34. The vector unit is missing. It works beside the MXU, and makes an exponential, a maximum and a sum of each
+# score. There are `H * T * T` scores, whatever the tiles:
 #
 # ```text
-#     time = max(MXU, HBM - fill) + fill + steps * step_s
+#     time = max(MXU, HBM - fill, SCORES) + fill + steps * step_s         SCORES = H * T * T * score_s
 # ```
 #
-# MXU: the FLOPs of both products at the chip's peak. HBM: your `flash_bytes` at its bandwidth. The fill is one block of
-# each of the four arrays: the first three have to arrive before anything starts, and the last result leaves when all is
-# done. Then try every pair of tiles whose VMEM fits, and take the quickest.
+# The fill is one block of each of the four arrays, in bfloat16. No table has `score_s`. So turn the model round. Assume
+# that SCORES is the longest of the three in the figure that you have, and solve for `score_s`.
 #
-# The model leaves out the softmax. An exponential for each score is work for another unit, beside the MXU. On a v5e,
-# which is slow at it, the compiler's estimate for the best tiles is 1.35 times the floor; on a v6e it is 4.5 times.
+# `pick_tiles` is given. It needs your model, and the VMEM: now with the scores of a tile, in float32.
 
 
 # %%
-class Chip(NamedTuple):
-    flops_per_s: float
-    hbm_bytes_per_s: float
-    vmem_bytes: int  # what the tiles may use
-    step_s: float
-
-
-SMALL = Chip(1e12, 5e9, 700_000, 2e-6)  # nobody sells it: a chip for arrays that are quick to check
-
-
-def tiles_of(T):
-    """Multiples of 128 that divide T into two tiles or more."""
-    return [b for b in range(128, T // 2 + 1, 128) if T % b == 0]
+SMALL = Chip(1e12, 5e9, 1 << 20, 2e-6, 4e-10)  # nobody sells it: a chip for arrays that are quick to check
 
 
 def flash_vmem(D, bq, bkv):
-    """Bytes of VMEM: two buffers for each block, and the scratch. The scores of a tile are left out."""
-    return 2 * 2 * (2 * bq * D + 2 * bkv * D) + 4 * bq * (D + 2)
+    """Bytes of VMEM: two buffers for each block, the scratch, and the scores of a tile."""
+    return 2 * 2 * (2 * bq * D + 2 * bkv * D) + 4 * bq * (D + 2) + 4 * bq * bkv
 
 
 def flash_time(H, T, D, bq, bkv, chip):
@@ -479,9 +501,16 @@ def flash_time(H, T, D, bq, bkv, chip):
     pass  # YOUR CODE HERE
 
 
-def pick_tiles(H, T, D, chip):
-    # Return (bq, bkv), each one of tiles_of(T): the quickest by flash_time of those whose flash_vmem fits.
+def score_cost(H, T, D, bq, bkv, seconds, chip):
+    # flash took so many seconds, and SCORES was the longest of the three. Return score_s. chip.step_s is known.
     pass  # YOUR CODE HERE
+
+
+def pick_tiles(H, T, D, chip):
+    """The tiles that fit and take the least time; of equal times, the fewest bytes."""
+    sizes = [b for b in range(128, T // 2 + 1, 128) if T % b == 0]
+    fitting = [(bq, bkv) for bq in sizes for bkv in sizes if flash_vmem(D, bq, bkv) <= chip.vmem_bytes]
+    return min(fitting, key=lambda b: (flash_time(H, T, D, *b, chip), flash_bytes(H, T, D, *b)))
 
 
 def tuned_flash(q, k, v, *, chip: Chip = SMALL):
@@ -491,15 +520,16 @@ def tuned_flash(q, k, v, *, chip: Chip = SMALL):
 
 
 # %%
-# Budget for q (2, 1024, 64), k (2, 1024, 64), v (2, 1024, 64): hbm_bytes=1_572_864, vmem_bytes=700_000, grid_steps=8.
-# That is the best choice for SMALL. The check compares pick_tiles with every other choice, for random sizes and chips.
+# Budget for q (2, 1024, 64), k (2, 1024, 64), v (2, 1024, 64): hbm_bytes=2_621_440, vmem_bytes=460_800, grid_steps=16.
+# That is the best choice for SMALL. The check compares flash_time and score_cost with the model, for several chips.
 check("ladder/5", tuned_flash)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
 # Both products multiply T x T numbers with D, for each head. How many FLOPs is one multiply-add? The blocks of `q` and
-# of the result have `bq` rows each, those of `k` and `v` have `bkv`: how many bytes are all four?
+# of the result have `bq` rows each, those of `k` and `v` have `bkv`: how many bytes are all four? For `score_cost`: if
+# SCORES is the longest, which terms of the sum are left, and do you know them all?
 #
 # </details>
 #
@@ -510,12 +540,13 @@ check("ladder/5", tuned_flash)
 #     mxu = ____ / chip.flops_per_s
 #     fill = ____ / chip.hbm_bytes_per_s
 #     hbm = ____ / chip.hbm_bytes_per_s
-#     return max(mxu, hbm - fill) + fill + ____ * chip.step_s
+#     scores = ____
+#     return max(____) + fill + ____ * chip.step_s
 #
 #
-# def pick_tiles(H, T, D, chip):
-#     pairs = [(bq, bkv) for bq in ____ for bkv in ____ if ____]
-#     return min(pairs, key=____)
+# def score_cost(H, T, D, bq, bkv, seconds, chip):
+#     fill = ____ / chip.hbm_bytes_per_s
+#     return (seconds - ____) / ____
 # ```
 #
 # </details>
@@ -527,29 +558,43 @@ check("ladder/5", tuned_flash)
 #     mxu = 4 * H * T * T * D / chip.flops_per_s
 #     fill = 4 * (bq + bkv) * D / chip.hbm_bytes_per_s
 #     hbm = flash_bytes(H, T, D, bq, bkv) / chip.hbm_bytes_per_s
-#     return max(mxu, hbm - fill) + fill + flash_steps(H, T, bq, bkv) * chip.step_s
+#     scores = H * T * T * chip.score_s
+#     return max(mxu, hbm - fill, scores) + fill + flash_steps(H, T, bq, bkv) * chip.step_s
 #
 #
-# def pick_tiles(H, T, D, chip):
-#     pairs = [(bq, bkv) for bq in tiles_of(T) for bkv in tiles_of(T) if flash_vmem(D, bq, bkv) <= chip.vmem_bytes]
-#     return min(pairs, key=lambda pair: flash_time(H, T, D, *pair, chip))
+# def score_cost(H, T, D, bq, bkv, seconds, chip):
+#     fill = 4 * (bq + bkv) * D / chip.hbm_bytes_per_s
+#     return (seconds - fill - flash_steps(H, T, bq, bkv) * chip.step_s) / (H * T * T)
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Tiles of 1024 x 1024 instead of 128 x 128 make the same kernel nine times as fast on a v5e, and twelve
-# times on a v6e. Now it beats `jit` and the chunks. It was the tiles, not the kernel. The model would go on to 2048 x
-# 2048. It does not know that the scores of such a tile take 16 MiB of VMEM: try what a model says.
+# **Takeaway.** One score costs 2.1 ps. With it the model picks 2048 x 1024 and predicts 0.31 ms, which is what the
+# compiler says of these tiles. It is a model: for 512 x 512 it says 0.50 ms, and the compiler 0.70. Try what a model
+# says.
+#
+# Tuned, the kernel is 13 times as fast as with tiles of 128, and beats `jit` and the chunks. It was the tiles, not the
+# kernel. Yet it takes four times the floor. On a v5e it takes 1.4 times the floor: there the MXU is slower, and most of
+# the softmax hides behind it. The faster the MXU, the more the rest counts: the softmax, and D = 128, which fills half
+# of a v6e's MXU of 256 x 256.
 
 
 # %%
+if not (unwritten(step_cost) or unwritten(tuned_flash)):
+    chip = V6E._replace(step_s=step_s)
+    chip = chip._replace(score_s=score_cost(8, 4096, 128, 1024, 1024, 0.3386e-3, chip))
+    tiles = pick_tiles(8, 4096, 128, chip)
+    print(f"{chip.score_s * 1e12:.1f} ps a score; tiles {tiles}: {flash_time(8, 4096, 128, *tiles, chip) * 1e3:.2f} ms")
+
+
 def level_5(q, k, v):
-    return flash(q, k, v, bq=1024, bkv=1024)
+    return flash(q, k, v, bq=2048, bkv=1024)
 
 
 LADDER = {"1 op by op": None, "2 jit": None, "3 chunks of 512": None, "4 tiles of 128 x 128": None}
-compare({**LADDER, "5 tiles of 1024 x 1024": None}, *HEADS, made="ladder/attention")
+LADDER |= {"5 tiles of 1024 x 1024": None, "5 tiles of 2048 x 1024": None}
+compare(LADDER, *HEADS, made="ladder/attention", tpu="v6e")
 
 # %% [markdown]
 # ## Puzzle 6: Fold the norm into the product
@@ -589,7 +634,7 @@ def folded_mlp(x, g, w1, w2):
 
 # %%
 # Budget for x (256, 128), g (1, 128), w1 (128, 64), w2 (64, 128): hbm_bytes=3_024_384, flops=8_388_608. hbm_bytes:
-# when each operation is a program of its own. The spec moves 3,449,344: it makes the normalised rows.
+# when each operation is a program of its own, jax.jit or not. The spec moves 3,449,344: it makes the normalised rows.
 check("ladder/6", folded_mlp)
 
 # %% [markdown]
@@ -627,9 +672,9 @@ check("ladder/6", folded_mlp)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Right, fewer bytes op by op, and not worth it. Jitted for a v5e, it takes 449 us; the spec takes 407.
-# On a v6e they are equal. XLA had fused the norm into the product already, and now it has to scale the weights as
-# well. Here `jit` is enough. Restructuring pays where it removes what XLA cannot fuse away, as in Puzzle 3.
+# **Takeaway.** Right, fewer bytes op by op, and not worth it. Jitted for a v6e, it takes 173 us; the spec takes 170.
+# (On a v5e: 449 and 407.) XLA had fused the norm into the product already, and now it has to scale the weights as well.
+# Restructuring pays where it removes what XLA cannot fuse away, as in Puzzle 3.
 
 # %%
 ROWS = [
@@ -641,7 +686,7 @@ ROWS = [
         ((4096, 1024), jnp.bfloat16),
     ]
 ]
-compare({"1 op by op": None, "2 jit": None, "3 norm folded": folded_mlp}, *ROWS, made="ladder/mlp", tpu="v5e")
+compare({"1 op by op": None, "2 jit": None, "3 norm folded": folded_mlp}, *ROWS, made="ladder/mlp", tpu="v6e")
 
 # %% [markdown]
 # ## Puzzle 7: Norm, MLP and residual in one kernel
@@ -750,9 +795,9 @@ check("ladder/7", fused_mlp)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Untuned, with 128 rows, it takes twice as long as `jit`: the weights come in 32 times. With 1024 rows
-# it beats `jit` by a tenth on a v5e, and by two fifths on a v6e. Two matrix products already keep the MXU busy. There
-# is not much left for a kernel to win.
+# **Takeaway.** On a v6e, `jit` takes 170 us. Untuned, with 128 rows, the kernel takes 466: the weights come in 32
+# times. With 1024 rows it takes 105, and the floor is 75. On a v5e, whose MXU is slower, the products alone take 349 us
+# of the 407 of `jit`, and the tuned kernel gains a tenth. The closer `jit` is to the floor, the less a kernel can win.
 
 
 # %%
@@ -764,7 +809,7 @@ def mlp_level_5(x, g, w1, w2):
     return fused_mlp(x, g, w1, w2, bm=1024, bf=512)
 
 
-compare({"2 jit": None, "4 rows of 128": None, "5 rows of 1024": mlp_level_5}, *ROWS, made="ladder/mlp", tpu="v5e")
+compare({"2 jit": None, "4 rows of 128": None, "5 rows of 1024": mlp_level_5}, *ROWS, made="ladder/mlp", tpu="v6e")
 
 # %% [markdown]
 # ## Puzzle 8: Patches are a matrix product
@@ -774,9 +819,9 @@ compare({"2 jit": None, "4 rows of 128": None, "5 rows of 1024": mlp_level_5}, *
 #
 # ### Theory
 #
-# Model code often writes this as a convolution with stride `P`. Windows that do not overlap are no real convolution:
-# each pixel is used once. It is a matrix product of the patches, (B, N, P P C), with the filters, (P P C, D). The work
-# is in the layout. A row of the image runs through many patches:
+# Model code often writes this as a convolution with stride `P`. Windows that do not overlap share no pixels, so this is
+# one matrix product: the patches, (B, N, P P C), with the filters, (P P C, D). The work is in the layout. A row of the
+# image runs through many patches:
 #
 # ```text
 #     image (H, W, C)        rows of pixels         a patch: P pieces, one from each of P rows
@@ -814,8 +859,8 @@ check("ladder/8", patches_as_product)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# After the first `reshape` the axes are: image, patch row, py, patch column, px, C. Which two of them have to change
-# places, so that the two that count patches stand side by side, and the three inside of a patch, too?
+# `reshape` joins only axes that are neighbours, in the order that they have. Split both axes of pixels first. Which six
+# axes do you have then, in which order? Which of them count patches, and which are inside of one?
 #
 # </details>
 #
@@ -844,9 +889,10 @@ check("ladder/8", patches_as_product)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Right, and slower. For 64 images of 224 x 224 on a v5e, the convolution takes 259 us. The cut and the
-# product take 626 us, without two reshapes for which the compiler gives no cycles. The product itself is 84 us of it.
-# Moving pieces of 48 numbers into place is what takes long. XLA's convolution knows a better way. Would a kernel?
+# **Takeaway.** Right, and slower. For 64 images of 224 x 224 on a v6e, the convolution takes 151 us. The cut and the
+# product take 417 us, without two reshapes for which the compiler gives no cycles. (On a v5e: 259 and 625.) The floor
+# is 24 us. Moving pieces of 48 numbers into place is what takes long. XLA's convolution knows a better way. Would a
+# kernel?
 
 # %%
 IMAGES = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in [(64, 224, 224, 3), (16, 16, 3, 768)]]
@@ -854,7 +900,7 @@ compare(
     {"1 op by op": None, "2 jit, convolution": None, "3 cut, product": patches_as_product},
     *IMAGES,
     made="ladder/patches",
-    tpu="v5e",
+    tpu="v6e",
 )
 
 # %% [markdown]
@@ -897,8 +943,8 @@ def embed_patches(patches, w, bias, *, bm=64):
 
 
 # %%
-# Budget for patches (360, 192), w (192, 256), bias (1, 256): hbm_bytes=421_888, calls=1, mxu_bits=16. hbm_bytes: every
-# array once.
+# Budget for patches (360, 192), w (192, 256), bias (1, 256): hbm_bytes=421_888, vmem_bytes=214_016, grid_steps=6,
+# calls=1, mxu_bits=16. hbm_bytes: every array once. vmem_bytes: blocks of 64 rows.
 check("ladder/9", embed_patches)
 
 # %% [markdown]
@@ -957,9 +1003,10 @@ check("ladder/9", embed_patches)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A third of the convolution's time on a v5e: 83 us. But look at the rows above your kernel. Plain `jnp`
-# on patches that are cut already takes 101 us, and your kernel in blocks of 56 rows takes 150. The layout won most of
-# it, and the kernel wins the rest only when it is tuned. Before you write a kernel, ask who chose the layout.
+# **Takeaway.** 28 us on a v6e, where the convolution takes 151. But look at the rows above your kernel. Plain `jnp` on
+# patches that are cut already takes 47 us, and your kernel in blocks of 56 rows takes 119. (On a v5e: 83, 259, 101 and
+# 150.) The layout won most of it. The kernel wins the rest, and only when it is tuned. Before you write a kernel, ask
+# who chose the layout.
 
 # %%
 CUT = [
@@ -986,7 +1033,7 @@ compare(
     },
     *CUT,
     made="ladder/patches",
-    tpu="v5e",
+    tpu="v6e",
 )
 
 # %% [markdown]
@@ -997,10 +1044,10 @@ compare(
 #
 # ### Theory
 #
-# `out[dst] += x[src]` for each edge is a scatter: slow on a TPU, and the compiler does not even estimate it. With an
-# adjacency matrix `A`, (N, N), it is `A @ x`: quick for its size, but 8192 nodes make 128 MiB, nearly all of it zero.
-# Number the nodes so that neighbours are near each other, and cut `A` into blocks. Most blocks hold no edge. Store the
-# others, `L` of them, and two lists:
+# `out[dst] += x[src]` for each edge is a scatter: the MXU has no part in it, and the compiler gives no time for it.
+# With an adjacency matrix `A`, (N, N), it is `A @ x`: quick for its size, but 8192 nodes make 128 MiB, nearly all of it
+# zero. Number the nodes so that neighbours are near each other, and cut `A` into blocks. Most blocks hold no edge.
+# Store the others, `L` of them, and two lists:
 #
 # ```text
 #     blocks (L, b, b)     A0    A1    A2    A3    A4
@@ -1008,9 +1055,9 @@ compare(
 #     cols                  0     1     0     1     2        the block's column
 # ```
 #
-# Grid step `t` adds `blocks[t] @ x[block cols[t]]` to block `rows[t]` of the result. The lists are prefetched, and the
-# index maps read them (ragged_dot.py Puzzle 1). A block of the result is complete when the next step has another row.
-# Each row of blocks has at least one block.
+# Grid step `t` multiplies `blocks[t]` with block `cols[t]` of `x`, and adds the product to block `rows[t]` of the
+# result. The lists are prefetched, and the index maps read them (matmul.py Puzzle 11). A block of the result is
+# complete when the next step has another row. Each row of blocks has at least one block.
 
 
 # %%
@@ -1119,9 +1166,10 @@ check("ladder/10", messages)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The kernel never touches an empty block. But untuned it loses once more: on a v6e, blocks of 128 take
-# longer than the dense product, which moves six times the bytes. Each step costs too much for its work. Blocks of 512
-# hold more zeros, move more bytes, and take half the time or less.
+# **Takeaway.** The kernel never touches an empty block. But untuned it loses once more. On a v6e, blocks of 128 take
+# 109 us, and the dense product takes 101, although that one moves six times the bytes. Each step costs too much for its
+# work. Blocks of 512 hold more zeros, move more bytes, and take 31 us. (On a v5e: 112, 236 and 51.) The scatters of
+# levels 1 and 2 have no estimate, so whether they are slower only a TPU can say.
 
 
 # %%
@@ -1146,7 +1194,7 @@ compare(
     {"2 jit, scatter": None, "3 dense product": None, "4 blocks of 128": None, "5 blocks of 512": messages},
     *in_blocks(512),
     made="ladder/messages",
-    tpu="v5e",
+    tpu="v6e",
 )
 
 # %% [markdown]
@@ -1154,16 +1202,23 @@ compare(
 #
 # You built four parts of real models at five levels, and you know what each level cost. What holds for all four:
 #
-# - `jit` first. It is one word, and for norm + MLP it is nearly all there is to win.
-# - Then ask which array should not exist, and restructure. Chunks of queries took attention from 1 GiB of temporaries
+# - `jit` first. It is one word. For norm + MLP on a v6e, it takes 2084 us down to 170, and the best kernel then to 105.
+# - Then ask which array should not exist, and restructure. Chunks of queries took attention from 512 MiB of temporaries
 #   to none.
-# - Then ask who chose the layout. Patches that are cut beforehand need no kernel.
+# - Then ask who chose the layout. Cutting patches beforehand won 104 us, and the kernel 20 more.
 # - A kernel pays where the program that you want cannot be said to XLA: sums that are carried from block to block, or
 #   blocks that are skipped. And it pays only when it is tuned.
 
 # %%
 PARTS = {
-    "attention": ["1 op by op", "2 jit", "3 chunks of 512", "4 tiles of 128 x 128", "5 tiles of 1024 x 1024"],
+    "attention": [
+        "1 op by op",
+        "2 jit",
+        "3 chunks of 512",
+        "4 tiles of 128 x 128",
+        "5 tiles of 1024 x 1024",
+        "5 tiles of 2048 x 1024",
+    ],
     "mlp": ["1 op by op", "2 jit", "3 norm folded", "4 rows of 128", "5 rows of 1024"],
     "patches": [
         "1 op by op",

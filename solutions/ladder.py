@@ -26,13 +26,12 @@ def chunked_attention(q, k, v, *, c=64):
 
 
 # Puzzle 4
-def flash_bytes(H, T, D, bq, bkv):
-    x = 2 * H * T * D
-    return 2 * x + 2 * (T // bq) * x
-
-
-def flash_steps(H, T, bq, bkv):
-    return H * (T // bq) * (T // bkv)
+def step_cost(H, T, D, slow, quick, chip):
+    rest, steps = [], []
+    for bq, bkv, seconds in (slow, quick):
+        rest.append(seconds - flash_floor(H, T, D, bq, bkv, chip))
+        steps.append(flash_steps(H, T, bq, bkv))
+    return (rest[0] - rest[1]) / (steps[0] - steps[1])
 
 
 # Puzzle 5
@@ -40,12 +39,13 @@ def flash_time(H, T, D, bq, bkv, chip):
     mxu = 4 * H * T * T * D / chip.flops_per_s
     fill = 4 * (bq + bkv) * D / chip.hbm_bytes_per_s
     hbm = flash_bytes(H, T, D, bq, bkv) / chip.hbm_bytes_per_s
-    return max(mxu, hbm - fill) + fill + flash_steps(H, T, bq, bkv) * chip.step_s
+    scores = H * T * T * chip.score_s
+    return max(mxu, hbm - fill, scores) + fill + flash_steps(H, T, bq, bkv) * chip.step_s
 
 
-def pick_tiles(H, T, D, chip):
-    pairs = [(bq, bkv) for bq in tiles_of(T) for bkv in tiles_of(T) if flash_vmem(D, bq, bkv) <= chip.vmem_bytes]
-    return min(pairs, key=lambda pair: flash_time(H, T, D, *pair, chip))
+def score_cost(H, T, D, bq, bkv, seconds, chip):
+    fill = 4 * (bq + bkv) * D / chip.hbm_bytes_per_s
+    return (seconds - fill - flash_steps(H, T, bq, bkv) * chip.step_s) / (H * T * T)
 
 
 # Puzzle 6

@@ -86,35 +86,32 @@ def chunked_attention(q, k, v, *, c=64):
     return out.swapaxes(0, 1).reshape(H, T, D)
 
 
-# %% ladder/4: keys and values once
-# flash_bytes: `2 * (T // bq) * x` -> `2 * x`
+# %% ladder/4: all of the difference belongs to the steps
+# elsewhere: it shows where the two figures are compared
+# step_cost: `seconds - flash_floor(H, T, D, bq, bkv, chip)` -> `seconds`
 
 
-# %% ladder/4: again for each block of keys
-# flash_bytes: `(T // bq)` -> `(T // bkv)`
+# %% ladder/4: all of the slow time is steps
+def step_cost(H, T, D, slow, quick, chip):
+    bq, bkv, seconds = slow
+    return seconds / flash_steps(H, T, bq, bkv)
 
 
-# %% ladder/4: the values are forgotten
-# flash_bytes: `2 * (T // bq) * x` -> `(T // bq) * x`
+# %% ladder/4: what the floor leaves of the slow time
+def step_cost(H, T, D, slow, quick, chip):
+    bq, bkv, seconds = slow
+    return (seconds - flash_floor(H, T, D, bq, bkv, chip)) / flash_steps(H, T, bq, bkv)
 
 
-# %% ladder/4: the steps of one head
-# flash_steps: `H * (T // bq)` -> `(T // bq)`
+# %% ladder/4: the floor counts bytes alone
+# step_cost: `flash_floor(H, T, D, bq, bkv, chip)` -> `flash_bytes(H, T, D, bq, bkv) / chip.hbm_bytes_per_s`
 
 
-# %% ladder/4: a step for each block of queries
-# flash_steps: ` * (T // bkv)` -> ``
+# %% ladder/5: the softmax waits for the MXU
+# flash_time: `max(mxu, hbm - fill, scores)` -> `max(mxu + scores, hbm - fill)`
 
-
-# %% ladder/5: the smallest tiles
-# pick_tiles:
-# -    pairs = [(bq, bkv) for bq in tiles_of(T) for bkv in tiles_of(T) if flash_vmem(D, bq, bkv) <= chip.vmem_bytes]
-# -    return min(pairs, key=lambda pair: flash_time(H, T, D, *pair, chip))
-# +    return 128, 128
-
-
-# %% ladder/5: VMEM is not asked
-# pick_tiles: ` if flash_vmem(D, bq, bkv) <= chip.vmem_bytes` -> ``
+# %% ladder/5: the model of matmul.py
+# flash_time: `max(mxu, hbm - fill, scores)` -> `max(mxu, hbm - fill)`
 
 # %% ladder/5: steps cost nothing
 # flash_time: ` + flash_steps(H, T, bq, bkv) * chip.step_s` -> ``
@@ -123,8 +120,15 @@ def chunked_attention(q, k, v, *, c=64):
 # elsewhere: it shows at another line of the function
 # flash_time: `4 * H * T * T * D / chip.flops_per_s` -> `2 * H * T * T * D / chip.flops_per_s`
 
-# %% ladder/5: the slowest tiles
-# pick_tiles: `min(pairs` -> `max(pairs`
+# %% ladder/5: the scores of one head
+# score_cost: `/ (H * T * T)` -> `/ (T * T)`
+
+# %% ladder/5: all of the time is softmax
+# score_cost: `(seconds - fill - flash_steps(H, T, bq, bkv) * chip.step_s) / (H * T * T)` -> `seconds / (H * T * T)`
+
+# %% ladder/5: the products are taken off, too
+# score_cost: `(seconds - fill` -> `(seconds - 4 * H * T * T * D / chip.flops_per_s - fill`
+
 
 # %% ladder/6: the norm of mlp_spec, and then the product
 # folded_mlp:
@@ -148,6 +152,20 @@ def chunked_attention(q, k, v, *, c=64):
 
 # %% ladder/6: no residual
 # folded_mlp: `x + jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)` -> `jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)`
+
+
+# %% ladder/6: the spec in one jitted function
+def folded_mlp(x, g, w1, w2):
+    @jax.jit
+    def everything(x, g, w1, w2):
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt((y * y).mean(axis=1, keepdims=True) + 1e-6)
+        y = (y * g).astype(x.dtype)
+        h = jax.nn.gelu(jnp.dot(y, w1, preferred_element_type=jnp.float32)).astype(x.dtype)
+        return x + jnp.dot(h, w2, preferred_element_type=jnp.float32).astype(x.dtype)
+
+    return everything(x, g, w1, w2)
+
 
 # %% ladder/7: the accumulator is never zeroed
 # mlp_kernel:

@@ -1,5 +1,6 @@
 """Judges plain array code, without a kernel in it: under jit, exact in value, shape and dtype, and drawn when wrong."""
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 TIME_LIMIT_S = 20.0
 _SHOWN_DIFFERENCES = 3
+_MANY_TURNS = 3  # of the same operation from one line: a loop
 CourseOf = Callable[..., "Course | None"]  # (args, blocks, got, want) -> reference.course_of
 Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> in words, and as a picture
 
@@ -92,10 +94,9 @@ class ArrayJudge:
             return self._failed(off)
         most = case.budget.operations if case.budget else None
         if most is not None and operations > most:
-            cause = (
-                f"Right answer, but it takes {operations} array operations; the budget is {most}. Under jit a Python "
-                "loop is written out, turn by turn: let one array operation do all turns at once."
-            )
+            cause = f"Right answer, but it takes {operations} array operations; the budget is {most}."
+            if _repeats(jaxpr):
+                cause += " Under jit a Python loop is written out, turn by turn: let one operation do all at once."
             return self._failed(Finding("budget", cause))
         large = _too_large(jaxpr, case.budget.elements) if case.budget and case.budget.elements is not None else None
         costly = large or (
@@ -314,6 +315,14 @@ def keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+def _repeats(jaxpr: Any) -> bool:
+    """Whether one of the reader's lines makes the same operation again and again, as a Python loop does."""
+    from ..ir.program import equations
+
+    made = collections.Counter((eqn.primitive.name, line) for eqn, line in equations(jaxpr) if line is not None)
+    return max(made.values(), default=0) >= _MANY_TURNS
+
+
 def _too_large(jaxpr: Any, most: int) -> "Finding | None":
     """The largest array that a program makes on its way, if it has more elements than it may."""
     from ..diagnose.findings import Finding
@@ -345,13 +354,13 @@ def _too_costly(fn: Callable[..., Any], args: Sequence[Any], budget: Budget) -> 
         return Finding("budget", cause, operand="flops")
     if budget.hbm_bytes is None:
         return None
-    programs = operations(fn, shapes)
+    programs = operations(fn, shapes, inside=True)
     moved = sum(each.moved_bytes for each in programs)
     if moved <= budget.hbm_bytes:
         return None
     cause = (
         f"Right answer, but its {len(programs)} programs move {human_bytes(moved)}; the budget is "
-        f"{human_bytes(budget.hbm_bytes)}. What one jitted function does moves its arguments and results alone."
+        f"{human_bytes(budget.hbm_bytes)}. Each operation is a program here, also inside of a jax.jit of yours."
     )
     most = sorted(programs, key=lambda each: -each.moved_bytes)[:4]
     evidence = [f"{each.name}: {human_bytes(each.moved_bytes)}" for each in most]

@@ -13,6 +13,7 @@ import numpy as np
 
 from . import cases, curriculum
 from .arrays import ArrayJudge, Wanted
+from .claims import Claim
 from .collecting import collecting, current, is_brief
 from .guard import Guard, is_ours
 from .holes import (
@@ -150,6 +151,8 @@ class _Answer:
             verdict = self.judged(asked, guard)
             if self.known and not is_brief():
                 self._explain(verdict, asked, guard)
+                with guard.explaining():
+                    verdict.gained = (self._claims_alone(asked) if verdict else "") or verdict.gained
             return verdict
 
         verdict = _guarded(explained, guard)
@@ -157,6 +160,17 @@ class _Answer:
         if self.known and verdict and (following := curriculum.next_puzzle(self.puzzle)):
             verdict.next = f"Next: {following.id} {following.title}"
         return verdict
+
+    def _used(self) -> set[str]:
+        """The names that the function uses that is checked."""
+        return names_used(self.fn, getattr(inspect.unwrap(self.fn), "__globals__", {}), set())
+
+    def _claims_alone(self, asked: Question) -> str:
+        """What the claims say of an answer that is right; "" where the checked function itself is the reader's."""
+        assert self.known
+        used = self._used()
+        claims = [] if used & set(self.known.holes) else asked.claims
+        return " ".join(claim.word() for claim in claims if isinstance(claim, Claim))
 
     def judged(self, asked: Question, guard: Guard, only: tuple[int, int] | None = None) -> "Verdict":
         """The verdict, as it was seen. only: one case and draw of it, and nothing but right or wrong."""
@@ -246,7 +260,7 @@ class _Answer:
             return bool(briefly(fn, asked, only))
 
         assert self.known
-        used = names_used(self.fn, getattr(inspect.unwrap(self.fn), "__globals__", {}), set())
+        used = self._used()
         smallest = briefly(self.fn, asked, None)  # the first of the cases, from the smallest on, that is wrong
         if smallest:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
             return [], None

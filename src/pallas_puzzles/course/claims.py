@@ -66,6 +66,13 @@ class Claim:
                 return wrong.but(cause=f"{wrong.cause} Yours is what it would be {', or '.join(fewest[:2])}.")
         return wrong
 
+    def word(self) -> str:
+        """What the model is right about, for a puzzle that asks nothing else."""
+        truth = self.measured(*self.cases[0])
+        call = f"{self.model.__name__}({', '.join(_shown(a, self.model) for a in self.cases[0])})"
+        tried = f" It is right for all {len(self.cases)} sizes that were tried." if len(self.cases) > 1 else ""
+        return f"{call}: {truth.whose} {truth.text(truth.value)}.{tried}"
+
 
 def _in_another_unit(ratio: float) -> str:
     return next((f"in units of 1e-{n}" for n in (3, 6, 9) if math.isclose(ratio, 10**n, rel_tol=1e-6)), "")

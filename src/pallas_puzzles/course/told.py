@@ -36,6 +36,8 @@ def told(
         Finding("correction", _sentence(c, len(found)), (), source_line(files[c.function], c.line), function=c.function)
         for c in found
     )
+    if seen.kind == "model" and seen.evidence:  # a formula is the answer: what it should come to is told, and where
+        return [seen.but(line=first.line, function=first.function), *findings[1:]]
     covered = [c for c in found if seen.line and seen.line.file == files[c.function] and c.covers(seen.line.line)]
     if seen.kind == "budget":
         head, _, advice = seen.cause.partition(". ")

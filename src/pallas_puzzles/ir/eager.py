@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from .capture import SourceLine, is_call, line_of, subprograms
+from .capture import SourceLine, is_call, is_readers_file, line_of, subprograms
 from .ops import cost, in_dtypes, inlined, interpret, nbytes_of, np_dtype, out_avals
 
 
@@ -48,18 +48,20 @@ class Operation:
         return sum(each.nbytes for each in [*self.arrays, *self.outs])
 
 
-def operations(fn: Callable[..., Any], shapes: Sequence[Any]) -> list[Operation]:
+def operations(fn: Callable[..., Any], shapes: Sequence[Any], *, inside: bool = False) -> list[Operation]:
     """The programs that `fn(*arrays)` runs one after the other when nothing is jitted.
 
-    A function that JAX itself jits, such as jax.nn.softmax, is one program. shapes: pytrees of ShapeDtypeStructs.
-    Raises whatever tracing fn raises.
+    A function that JAX itself jits, such as jax.nn.softmax, is one program. So is one that the reader jits, except with
+    inside=True: then what it does counts as if it were not jitted. shapes: pytrees of ShapeDtypeStructs. Raises
+    whatever tracing fn raises.
     """
     program = jax.make_jaxpr(fn)(*shapes)
     given = [Array(tuple(x.shape), x.dtype) for x in jax.tree.leaves(tuple(shapes))]
     ran: list[tuple[Any, list[Any], list[Array]]] = []
 
     def note(eqn: Any, values: list[Any]) -> list[Any]:
-        inner = None if eqn.primitive.name in ("pjit", "jit") else inlined(eqn)
+        jitted = eqn.primitive.name in ("pjit", "jit") and not (inside and _is_readers(eqn))
+        inner = None if jitted else inlined(eqn)
         if inner is not None:
             return interpret(inner, values, note)
         outs = [Array(tuple(aval.shape), np_dtype(aval)) for aval in out_avals(eqn)]
@@ -84,6 +86,11 @@ def operations(fn: Callable[..., Any], shapes: Sequence[Any]) -> list[Operation]
 
 
 _VIEWS = frozenset("reshape squeeze expand_dims broadcast_in_dim".split())  # parts of a reduction with keepdims=True
+
+
+def _is_readers(eqn: Any) -> bool:
+    """Whether what a jit is around stands in the reader's code."""
+    return is_readers_file(str(eqn.params["jaxpr"].jaxpr.debug_info.func_filename or "<"))
 
 
 def _name(eqn: Any) -> str:
