@@ -470,8 +470,8 @@ check("gpu_attention/3", attend)
 # **Takeaway.** The scores never exist in memory, nor do the probabilities. For 8192 tokens and one head, naive
 # attention has 268 MB of scores in float32 and 134 MB of probabilities in bfloat16. Each is written once and read once:
 # 0.8 GB. This is flash attention. It is not fast yet: see who waits for whom. (`l2=True`: copies come out of L2 and not
-# out of HBM, as if another CTA of the same head had just read the block. Where the checks of Puzzles 4 to 7 count cycles,
-# they assume it, too.)
+# out of HBM, as if another CTA of the same head had just read the block. Where the checks of Puzzles 4 to 7 count
+# cycles, they assume it, too.)
 
 # %%
 show(attend, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512)), l2=True)
