@@ -2237,7 +2237,7 @@ show(persistent, a, b, slots=3, ctas=1)
 # turns, L2 flushed before each):
 #
 # ```text
-#     one warpgroup, 64 x 128 (as Puzzle 3) [1]      2 slots    433 TFLOP/s
+#     one warpgroup, 64 x 128 (Puzzle 3) [1]         2 slots    433 TFLOP/s
 #     producer and consumers, 128 x 256 (Puzzle 5)   2 slots    550
 #                                                    4 slots    727
 #     the library's pipeline (Puzzle 6)              2 slots    457
@@ -2247,7 +2247,7 @@ show(persistent, a, b, slots=3, ctas=1)
 #     cuBLAS                                                    740
 # ```
 #
-# [1] It waited for its tile, started its product, said `wgmma_wait(1)`, and then started the next copies.
+# [1] With another order in a step: wait for the tile, start the product, `wgmma_wait(1)`, start the next copies.
 #
 # And the kernel of Puzzle 11 beside what you would use otherwise:
 #
