@@ -294,7 +294,7 @@ def test_ctrl_c_ends_it():
 
 def run(program, **environment):
     """A program in a fresh process: its exit code, output and errors."""
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", **environment}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True, timeout=60
     )
