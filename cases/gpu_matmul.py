@@ -77,7 +77,7 @@ def puzzle_3(nb: Any) -> Question:
             case(normal((64, 640), BF16), normal((640, 128), BF16), slots=3, budget=Budget(waited=20_000, copies=20)),
             case(normal((64, 64), BF16), normal((64, 128), BF16), slots=4, about="a single step"),
         ],
-        budget=Budget(waited=100_000, copies=96),
+        budget=Budget(waited=125_000, copies=96),
     )
 
 

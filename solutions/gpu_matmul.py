@@ -37,15 +37,14 @@ def swizzle_for(row_bytes):
 
 # Puzzle 3
 def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
-    plgpu.wgmma_wait(0)
+    slot = lax.rem(k, slots)
+    plgpu.barrier_wait(loaded.at[slot])
+    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
+    plgpu.wgmma_wait(1)
 
     @pl.when(k + slots - 1 < steps)
     def _():
         load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
-
-    slot = lax.rem(k, slots)
-    plgpu.barrier_wait(loaded.at[slot])
-    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
 
 
 # Puzzle 4

@@ -56,39 +56,17 @@ def product_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded, *, bn):
 
 # %% gpu_matmul/3: copies into a slot that is still read
 # multiply_step:
-# -    plgpu.wgmma_wait(0)
+# -    plgpu.wgmma_wait(1)
 
-# %% gpu_matmul/3: one product may be going on
-# multiply_step: `plgpu.wgmma_wait(0)` -> `plgpu.wgmma_wait(1)`
+# %% gpu_matmul/3: two products may be going on
+# multiply_step: `plgpu.wgmma_wait(1)` -> `plgpu.wgmma_wait(2)`
 
-# %% gpu_matmul/3: the slot that holds the step's own tile
+# %% gpu_matmul/3: waits for its own product
+# multiply_step: `plgpu.wgmma_wait(1)` -> `plgpu.wgmma_wait(0)`
+
+# %% gpu_matmul/3: the slot of its own product
 # multiply_step: `load_step(k + slots - 1,` -> `load_step(k + slots,`
 # multiply_step: `k + slots - 1 < steps` -> `k + slots < steps`
-
-
-# %% gpu_matmul/3: asks for the next tile when its own has come
-def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
-    slot = lax.rem(k, slots)
-    plgpu.barrier_wait(loaded.at[slot])
-    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
-    plgpu.wgmma_wait(1)
-
-    @pl.when(k + slots - 1 < steps)
-    def _():
-        load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
-
-
-# %% gpu_matmul/3: asks for the next tile when its own product is over
-def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
-    slot = lax.rem(k, slots)
-    plgpu.barrier_wait(loaded.at[slot])
-    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
-    plgpu.wgmma_wait(0)
-
-    @pl.when(k + slots - 1 < steps)
-    def _():
-        load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
-
 
 # %% gpu_matmul/3: tiles beyond the end
 # multiply_step: `k + slots - 1 < steps` -> `k < steps`
