@@ -40,9 +40,11 @@ class _Cublas:
     compiler_options: ClassVar[dict[str, Any]] = {"xla_gpu_enable_triton_gemm": False}
 
     def __call__(self, a: Any, b: Any) -> Any:
+        out = self.product.dtype
         wide = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
-        made = jax.lax.dot_general(a, b, self.product.dimensions, preferred_element_type=wide)
-        return made.astype(self.product.dtype)
+        made_as = out if out == jnp.bfloat16 else wide  # cuBLAS sums in float32, and rounds as it stores
+        made = jax.lax.dot_general(a, b, self.product.dimensions, preferred_element_type=made_as)
+        return made.astype(out)
 
 
 @dataclasses.dataclass(frozen=True)
