@@ -10,6 +10,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_puzzles.course import session
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.inputs import Budget
 from pallas_puzzles.lens import machine
@@ -147,3 +148,18 @@ def test_show_draws_copies_over_what_is_computed() -> None:
 def decoded(page: str) -> list[str]:
     """The pictures of a page."""
     return [base64.b64decode(data).decode() for data in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", page)]
+
+
+READ_TOO_EARLY = """
+def silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem):
+    pltpu.make_async_copy(x_hbm, x_buf, sem).start()
+    o_buf[...] = jax.nn.silu(x_buf[...])
+    pltpu.make_async_copy(x_hbm, x_buf, sem).wait()
+    pltpu.sync_copy(o_buf, o_hbm)
+"""
+
+
+def test_what_jax_logs_of_programs_that_are_only_tried_is_not_the_readers(caplog: pytest.LogCaptureFixture) -> None:
+    verdict = session.run("pipelining/1", overlay=READ_TOO_EARLY)
+    assert "nobody has waited for it" in verdict.findings[0].cause
+    assert not caplog.records

@@ -1,11 +1,13 @@
 """Which part of an answer is wrong: it runs again, with ever fewer of its differences from the course's undone."""
 
 import ast
+import contextlib
 import functools
 import inspect
+import logging
 import textwrap
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..diagnose.corrections import Correction, corrections, followed
@@ -51,8 +53,9 @@ def isolated(
 
     def runs(functions: Functions, works: Works) -> bool:
         try:
-            laid = cases.laid(puzzle, functions, extra, names)
-            return works(laid[curriculum.checked(puzzle)], entry(types.SimpleNamespace(**laid)))
+            with _unheard():
+                laid = cases.laid(puzzle, functions, extra, names)
+                return works(laid[curriculum.checked(puzzle)], entry(types.SimpleNamespace(**laid)))
         except Exception:  # half of one answer and half of another need not fit
             return False
 
@@ -86,6 +89,17 @@ def isolated(
         if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works):
             return said
     return say(chosen, named=values, untold=True)
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """What JAX logs of a program that is only tried is nothing that the reader's code has printed."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _followed(written: Functions, said: Sequence[Correction]) -> dict[str, ast.FunctionDef]:
