@@ -15,6 +15,7 @@ import pytest
 
 import demo_course
 from pallas_puzzles.course import curriculum
+from pallas_puzzles.files import locked
 
 store = importlib.import_module("pallas_puzzles.course.progress")  # the package's own `progress` is the function
 
@@ -88,8 +89,7 @@ def test_a_crash_while_writing_leaves_the_old_file(home, monkeypatch):
 def test_what_could_not_be_written_is_written_later(home, monkeypatch):
     store.record("demo/1", True)
     solved = read(home)["puzzles"]["demo/1"]["solved"]
-    with monkeypatch.context() as broken:
-        broken.setattr("pallas_puzzles.files.try_lock", lambda handle: False)
+    with monkeypatch.context() as broken, locked(home / "progress.lock"):
         broken.setattr(store, "LOCK_TIMEOUT_S", 0.0)
         store.record("demo/1", False)
         assert store.load().entry("demo/1") == {"solved": solved, "hints": 0, "attempts": 2}

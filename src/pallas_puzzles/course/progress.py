@@ -367,8 +367,8 @@ def _locked() -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / "progress.lock", LOCK_TIMEOUT_S):
             yield
-    except TimeoutError as error:
-        raise _Unusable(f"{error}: this is not recorded") from None
+    except TimeoutError:
+        raise _Unusable(f"another program holds {folder / 'progress.lock'}: this is not recorded") from None
     except OSError as error:
         raise _Unusable(
             f"{folder} cannot be read and written ({error.strerror}): progress is not recorded; "
