@@ -150,3 +150,24 @@ def seen(first: int, rows: int, offset: int, bkv: int) -> Count:
     slips = [("without the block that it sees in part", found - 1.0), ("with a block that nobody sees", found + 1.0)]
     parts = [f"query {first + rows - 1} sees keys 0 to {last}", f"block j begins with key j * {bkv}"]
     return Count("blocks that are seen:", float(found), parts, slips)
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.grouped_spec,
+        *grouped_qkv(8, 2, 32, 640),
+        variants=[
+            case(*grouped_qkv(8, 1, 40, 304, D=64), bkv=64, slots=3, about="8 heads a group, 40 queries"),
+            case(*grouped_qkv(1, 1, 1032, 1032, D=64), bkv=256, about="groups of one head, 1,032 queries"),
+            case(*grouped_qkv(4, 2, 72, 200, D=64, dtype="float16"), bkv=64, about="groups of two heads, float16"),
+        ],
+        budget=Budget(gmem_bytes=786_432, copies=36),
+        l2=True,
+    )
+
+
+def grouped_qkv(
+    heads: int, kv_heads: int, queries: int, keys: int, D: int = 128, dtype: str = BF16
+) -> tuple[Input, Input, Input]:
+    kv = normal((kv_heads, keys, D), dtype)
+    return normal((heads, queries, D), dtype), kv, kv

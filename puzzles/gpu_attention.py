@@ -1222,6 +1222,229 @@ check("gpu_attention/7", causal)
 # not stored. (Lengths still have to be multiples of 8, because the tiles in SMEM are built of eight rows each.)
 
 # %% [markdown]
+# ## Puzzle 8: Grouped queries
+#
+# **Goal.** Groups of heads share keys and values, and each head has few queries. Pack the heads of a group into one
+# tile, and read each key once for all of them. The mask is causal.
+#
+# ### Theory
+#
+# With grouped queries, `H // Hkv` neighbouring heads of `q` share one head of `k` and `v`. A cache for 8 heads instead
+# of 32 has a quarter of the bytes. But a kernel with a CTA for each head of `q` still *reads* it four times.
+#
+# If a head has few queries, most rows of its tile are empty, too. So it is for the last piece of a prompt, or for
+# tokens that a small model has drafted and a large one verifies. wgmma multiplies 64 rows in any case. So fill them
+# with the heads of a group. Of four heads, a tile takes 16 tokens each:
+#
+# ```text
+#     row of the tile    0 .. 15   | 16 .. 31  | 32 .. 47  | 48 .. 63          a CTA has two tiles:
+#     head               h         | h + 1     | h + 2     | h + 3             warpgroup 0   tokens  0 .. 15
+#     token              0 .. 15   | 0 .. 15   | 0 .. 15   | 0 .. 15           warpgroup 1   tokens 16 .. 31
+# ```
+#
+# Products and softmax treat every row alike. Three things depend on which query a row is: where it comes from, which
+# keys it sees, and where its result goes.
+#
+# The grid decides how many heads a tile has: `pack`, which is `H` divided by the CTAs along "h". A group has 1, 2, 4 or
+# 8 heads. So each head has at least 8 rows.
+
+
+# %%
+def grouped_spec(
+    q: Float[Array, "H Sq D"], k: Float[Array, "Hkv Skv D"], v: Float[Array, "Hkv Skv D"]
+) -> Float[Array, "H Sq D"]:
+    group = q.shape[0] // k.shape[0]
+    return causal_spec(q, jnp.repeat(k, group, axis=0), jnp.repeat(v, group, axis=0))
+
+
+def packed_grid(H, Hkv, Sq):
+    # Return how many CTAs there are along "h" and along "i". Each has two tiles of 64 rows, as in the picture.
+    pass  # YOUR CODE HERE
+
+
+def load_packed(h, first, q_gmem, q_smem, loaded, pack):
+    # h: the first of the tile's heads      first: its first token      pack: how many heads, 1, 2, 4 or 8
+    # q_gmem: (H, Sq, D)      q_smem: (64, D)      loaded: a barrier of `pack` arrivals      Start the copies.
+    pass  # YOUR CODE HERE
+
+
+def hide_packed(s, first, first_key, offset, pack):
+    # Puzzle 7's hide for such a tile. The query of token t has the position t + offset. first: as above
+    pass  # YOUR CODE HERE
+
+
+def store_packed(o, h, first, o_gmem, smem, pack):
+    # Puzzle 3's store_rows for such a tile      o: (64, D)      o_gmem: (H, Sq, D)      smem: (64, D)
+    pass  # YOUR CODE HERE
+
+
+# %%
+def grouped_loops(c, acc, mine, k, v, wg, turns, first, offset, steps, pack):
+    # given: Puzzle 7's three loops, for a tile of 64 // pack tokens
+    bkv = k.smem.shape[1]
+    seen = jnp.minimum(seen_blocks(first, 64 // pack, offset, bkv), steps)
+    clear = jnp.minimum(clear_blocks(first, offset, bkv), seen)
+
+    def step(mask):
+        return lambda j, state: causal_step(j, c, *state, acc, mine, k, v, wg, turns, mask)
+
+    first_turn(wg, turns)
+    state = lax.fori_loop(0, clear, step(lambda s, j: s), nothing_yet())
+    _, l = lax.fori_loop(clear, seen, step(lambda s, j: hide_packed(s, first, j * bkv, offset, pack)), state)
+
+    @pl.loop(seen, steps)
+    def _(j):
+        pass_on(wg, turns)
+
+    last_turn(wg, turns)
+    return l
+
+
+# %%
+def grouped_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, *barriers, pack):
+    k_full, v_full, k_empty, v_empty, turns = barriers
+    wg, h, tokens = lax.axis_index("wg"), lax.axis_index("h") * pack, 64 // pack
+    k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
+    (H, Sq, D), (Hkv, Skv, _), bkv = q_gmem.shape, k_gmem.shape, k_smem.shape[1]
+    hkv = lax.div(h, H // Hkv)
+    token = (pl.cdiv(Sq, 2 * tokens) - 1 - lax.axis_index("i")) * 2 * tokens
+    steps = jnp.minimum(seen_blocks(token, 2 * tokens, Skv - Sq, bkv), pl.cdiv(Skv, bkv))
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+
+        @pl.loop(0, steps)
+        def _(j):
+            produce(j, k_gmem.at[hkv], k)
+            produce(j, v_gmem.at[hkv], v)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        mine, first = q_smem.at[wg], token + wg * tokens
+        load_packed(h, first, q_gmem, mine, loaded.at[wg], pack)
+        plgpu.barrier_wait(loaded.at[wg])
+
+        def loop(acc):
+            l = grouped_loops(D**-0.5 * LOG2E, acc, mine, k, v, wg, turns, first, Skv - Sq, steps, pack)
+            return finish(acc, l)
+
+        store_packed(pl.run_scoped(loop, plgpu.ACC((64, D))), h, first, o_gmem, mine, pack)
+
+
+# %%
+def grouped(
+    q: Float[Array, "H Sq D"],
+    k: Float[Array, "Hkv Skv D"],
+    v: Float[Array, "Hkv Skv D"],
+    *,
+    bkv: int = 128,
+    slots: int = 2,
+) -> Float[Array, "H Sq D"]:
+    (H, Sq, D), Hkv = q.shape, k.shape[0]
+    grid = packed_grid(H, Hkv, Sq)
+    pack = H // grid[0]
+    scratch = [*scratch_of(D, q.dtype, bkv, slots), plgpu.Barrier(num_barriers=2)]
+    scratch[3] = plgpu.Barrier(num_barriers=2, num_arrivals=pack)  # loaded: a copy for each head
+    return plgpu.kernel(
+        functools.partial(grouped_kernel, pack=pack),
+        out_type=q,
+        grid=grid,
+        grid_names=("h", "i"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=scratch,
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %%
+# Budget for q (8, 32, 128), k (2, 640, 128), v (2, 640, 128): gmem_bytes=786_432, copies=36. Two CTAs read the five
+# blocks of a head of keys, and of values, once each. With a tile for each head of q, it would be 2,752,512 bytes.
+check("gpu_attention/8", grouped)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# How many tokens of each head does a tile have? How many has a CTA, with its two tiles? Four heads are four pieces of
+# `q`, so one copy cannot bring them. Each piece is a rectangle, though, and it has a place in the tile. For the mask,
+# take row 17 of the picture: which token is it? Which operation makes 1 of 17, and 0 of 48?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def packed_grid(H, Hkv, Sq):
+#     pack = ____
+#     return ____, pl.cdiv(Sq, ____)
+#
+#
+# def load_packed(h, first, q_gmem, q_smem, loaded, pack):
+#     tokens = ____
+#     for g in range(pack):
+#         rows = pl.ds(____, tokens)
+#         plgpu.copy_gmem_to_smem(q_gmem.at[____, ____], q_smem.at[rows], loaded)
+#
+#
+# def hide_packed(s, first, first_key, offset, pack):
+#     count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+#     token = first + ____
+#     return jnp.where(first_key + count(1) <= ____, s, -jnp.inf)
+#
+#
+# def store_packed(o, h, first, o_gmem, smem, pack):
+#     tokens = ____
+#     smem[...] = o.astype(smem.dtype)
+#     plgpu.commit_smem()
+#     for g in range(pack):
+#         plgpu.copy_smem_to_gmem(____, ____)
+#     plgpu.wait_smem_to_gmem(0)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def packed_grid(H, Hkv, Sq):
+#     pack = H // Hkv
+#     return Hkv, pl.cdiv(Sq, 128 // pack)
+#
+#
+# def load_packed(h, first, q_gmem, q_smem, loaded, pack):
+#     tokens = 64 // pack
+#     for g in range(pack):
+#         rows = pl.ds(g * tokens, tokens)
+#         plgpu.copy_gmem_to_smem(q_gmem.at[h + g, pl.ds(first, tokens)], q_smem.at[rows], loaded)
+#
+#
+# def hide_packed(s, first, first_key, offset, pack):
+#     count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+#     token = first + lax.rem(count(0), 64 // pack)
+#     return jnp.where(first_key + count(1) <= token + offset, s, -jnp.inf)
+#
+#
+# def store_packed(o, h, first, o_gmem, smem, pack):
+#     tokens = 64 // pack
+#     smem[...] = o.astype(smem.dtype)
+#     plgpu.commit_smem()
+#     for g in range(pack):
+#         rows = pl.ds(g * tokens, tokens)
+#         plgpu.copy_smem_to_gmem(smem.at[rows], o_gmem.at[h + g, pl.ds(first, tokens)])
+#     plgpu.wait_smem_to_gmem(0)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Each key is read once for its group, and no row of a tile is empty. You changed which queries are in a
+# tile, and nothing in the loops. FlashAttention-3 has this as `pack_gqa`. How much does it save? If each head has a
+# tile full of queries of its own, nothing: then 64 rows share a block of keys in any case. It counts where queries are
+# few. The extreme is the next puzzle: one query.
+
+# %% [markdown]
 # ## What you built
 #
 # The forward pass of flash attention with the parts that FlashAttention-3 has on Hopper: a producer, two consumers,

@@ -138,3 +138,32 @@ def hide(s, first, first_key, offset):
 def pass_on(wg, turns):
     plgpu.barrier_arrive(turns.at[1 - wg])
     plgpu.barrier_wait(turns.at[wg])
+
+
+# Puzzle 8
+def packed_grid(H, Hkv, Sq):
+    pack = H // Hkv
+    return Hkv, pl.cdiv(Sq, 128 // pack)
+
+
+def load_packed(h, first, q_gmem, q_smem, loaded, pack):
+    tokens = 64 // pack
+    for g in range(pack):
+        rows = pl.ds(g * tokens, tokens)
+        plgpu.copy_gmem_to_smem(q_gmem.at[h + g, pl.ds(first, tokens)], q_smem.at[rows], loaded)
+
+
+def hide_packed(s, first, first_key, offset, pack):
+    count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+    token = first + lax.rem(count(0), 64 // pack)
+    return jnp.where(first_key + count(1) <= token + offset, s, -jnp.inf)
+
+
+def store_packed(o, h, first, o_gmem, smem, pack):
+    tokens = 64 // pack
+    smem[...] = o.astype(smem.dtype)
+    plgpu.commit_smem()
+    for g in range(pack):
+        rows = pl.ds(g * tokens, tokens)
+        plgpu.copy_smem_to_gmem(smem.at[rows], o_gmem.at[h + g, pl.ds(first, tokens)])
+    plgpu.wait_smem_to_gmem(0)

@@ -242,3 +242,51 @@ def hide(s, first, first_key, offset):
 
 def pass_on(wg, turns):
     del wg, turns
+
+
+# %% gpu_attention/8: K is read once a head
+# packed_grid: `return Hkv, pl.cdiv(Sq, 128 // pack)` -> `return H, pl.cdiv(Sq, 128)`
+
+# %% gpu_attention/8: as many tiles as without packing
+# packed_grid: `pl.cdiv(Sq, 128 // pack)` -> `pl.cdiv(Sq, 128)`
+
+# %% gpu_attention/8: a CTA for each tile
+# packed_grid: `128 // pack` -> `64 // pack`
+
+# %% gpu_attention/8: the queries of one head in all rows
+# load_packed: `h + g` -> `h`
+
+# %% gpu_attention/8: the heads of the first group
+# load_packed: `h + g` -> `g`
+
+# %% gpu_attention/8: all heads in the same rows
+# load_packed: `pl.ds(g * tokens, tokens)` -> `pl.ds(0, tokens)`
+
+# %% gpu_attention/8: the tile's first token is forgotten
+# load_packed: `pl.ds(first, tokens)` -> `pl.ds(0, tokens)`
+
+# %% gpu_attention/8: a row is a token
+# hide_packed: `lax.rem(count(0), 64 // pack)` -> `count(0)`
+
+# %% gpu_attention/8: the number of the head for that of the token
+# hide_packed: `lax.rem(count(0), 64 // pack)` -> `lax.div(count(0), 64 // pack)`
+
+# %% gpu_attention/8: the example's 16 tokens
+# hide_packed: `64 // pack` -> `16`
+
+# %% gpu_attention/8: the mask has no offset
+# hide_packed: `token + offset` -> `token`
+
+# %% gpu_attention/8: only one head is stored
+# store_packed: `range(pack)` -> `range(1)`
+
+# %% gpu_attention/8: every head's result where the first one's belongs
+# store_packed: `h + g` -> `h`
+
+# %% gpu_attention/8: the rows are not committed
+# store_packed:
+# -    plgpu.commit_smem()
+
+# %% gpu_attention/8: nobody waits for the stores
+# store_packed:
+# -    plgpu.wait_smem_to_gmem(0)
