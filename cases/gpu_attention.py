@@ -132,6 +132,22 @@ def puzzle_7(nb: Any) -> Question:
     )
 
 
+def puzzle_7b(nb: Any) -> Question:
+    return question(
+        nb.causal_spec,
+        normal((1, 384, 128), BF16),
+        normal((1, 1024, 128), BF16),
+        normal((1, 1024, 128), BF16),
+        variants=[
+            case(*qkv(2, 256, 256, D=64), bkv=64, slots=3, about="64 keys in a block, as many queries as keys"),
+            case(*qkv(1, 320, 320), about="320 queries: a warpgroup has none"),
+            case(*qkv(1, 128, 128), about="a single block"),
+        ],
+        budget=Budget(tensor_idle=20_000),
+        l2=True,
+    )
+
+
 def clear(first: int, offset: int, bkv: int) -> Count:
     """How many blocks of keys the first query of a tile, and so all of them, see in full."""
     found = sum(j * bkv + bkv - 1 <= first + offset for j in range(first + offset + bkv))

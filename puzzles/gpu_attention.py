@@ -159,16 +159,9 @@ check("gpu_attention/1", scores)
 # tokens it is 256 MiB a head. From here on, no score leaves the registers.
 
 # %% [markdown]
-# ## Puzzle 2: Online softmax in registers
+# ## Worked example: a number for each row
 #
-# **Goal.** Take one block of scores into the running maximum and the running sum of each row. The kernel around it
-# walks over all keys, and stores the logarithm of the sum.
-#
-# ### Theory
-#
-# You know the online softmax from softmax.py and flash_attention.py: keep a maximum `m` and a sum `l` for each row, and
-# rescale the sum when the maximum grows. New is where the numbers lie. A row of an accumulator is spread over four
-# threads, and each of them holds the result of a row's reduction:
+# A row of an accumulator is spread over four threads. A reduction along the row leaves its result in all four of them:
 #
 # ```text
 #     s (64, 128), Layout.WGMMA                        s.max(axis=1): (64,), Layout.WGMMA.reduce(1)
@@ -179,21 +172,56 @@ check("gpu_attention/1", scores)
 #
 # So every thread that holds scores of a row also holds the row's number. `lax.broadcast_in_dim(m, s.shape, (0,))` gives
 # each score the number of its row, as `m[:, None]` does, and moves nothing. `(0,)` says which dimension of the result
-# `m` runs along.
+# `m` runs along. Numbers that you make yourself have no layout yet: `plgpu.layout_cast` gives them the one of a
+# reduction.
 #
-# The chip has an instruction for 2^x and none for e^x. `exp(x)` is `exp2(x * log2(e))`, one multiplication more for
-# each score. So `c` is the scale times log2(e), and `m` is the maximum of `s * c`, not of `s`. `s * c - m` is one
-# instruction: a multiply-add.
+# This kernel subtracts from each score the maximum of its row, or 100 if that is larger.
+
+
+# %%
+def column(value):
+    # (64,), float32, the same number for each row of an accumulator. Layout.WGMMA.reduce(1) is the layout that a
+    # reduction along axis 1 leaves.
+    return plgpu.layout_cast(jnp.full((64,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
+
+
+def below_kernel(s_gmem, o_gmem, s_smem, loaded):
+    plgpu.copy_gmem_to_smem(s_gmem, s_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    s = plgpu.load(s_smem, layout=plgpu.Layout.WGMMA)
+    m = jnp.maximum(column(100), s.max(axis=1))  # (64,)
+    o_gmem[...] = s - lax.broadcast_in_dim(m, s.shape, (0,))
+
+
+def below(s: Float[Array, "64 N"]) -> Float[Array, "64 N"]:
+    return plgpu.kernel(below_kernel, out_type=s, scratch_types=[plgpu.SMEM(s.shape, s.dtype), plgpu.Barrier()])(s)
+
+
+print(below(jnp.arange(64 * 8, dtype=jnp.float32).reshape(64, 8))[::9])
+
+# %% [markdown]
+# ## Puzzle 2: Online softmax in registers
+#
+# **Goal.** Take one block of scores into the running maximum and the running sum of each row. The kernel around it
+# walks over all keys, and stores the logarithm of the sum.
+#
+# ### Theory
+#
+# You know the online softmax from softmax.py and flash_attention.py: keep a maximum `m` and a sum `l` for each row, and
+# rescale the sum when the maximum grows. Both are a number for each row now, as in the worked example.
+#
+# New is the exponential. The chip has an instruction for 2^x and none for e^x. `exp(x)` is `exp2(x * log2(e))`, one
+# multiplication more for each score. But each score is to be scaled, too, by 1 / sqrt(D). Two factors are one factor:
+#
+# ```text
+#     exp(s * scale - max)  =  exp2(s * c - m)      c = scale * log2(e)      m = the maximum of s * c, not of s
+# ```
+#
+# `s * c - m` is one instruction: a multiply-add. So the scores come to you as `block_scores` leaves them, not scaled.
 
 
 # %%
 LOG2E = math.log2(math.e)
-
-
-def column(value):
-    # given: (64,), float32, the same number for each row of an accumulator. Layout.WGMMA.reduce(1) is the layout that
-    # a reduction along axis 1 leaves. plgpu.layout_cast lays an array out like that.
-    return plgpu.layout_cast(jnp.full((64,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
 
 
 def nothing_yet():
@@ -642,17 +670,81 @@ check("gpu_attention/4", slotted)
 show(slotted, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512)), l2=True)
 
 # %% [markdown]
+# ## Worked example: two readers of one block
+#
+# Two warpgroups take 64 queries each and share the keys. A third one, the producer, starts the copies, as in
+# gpu_matmul.py's worked example before Puzzle 5. Each query's largest product with any key comes out.
+#
+# ```text
+#     producer      | K 0 | K 1 | K 2 |
+#     warpgroup 0         | QK^T 0 | QK^T 1 | QK^T 2 |      both wait for full.at[j], and read the same slot
+#     warpgroup 1         | QK^T 0 | QK^T 1 | QK^T 2 |
+# ```
+#
+# `full.at[j]` needs one arrival, that of the copy. It does not count who waits for it: a wait takes nothing away, so
+# two warpgroups can wait for the same round. Queries are not shared. Each warpgroup copies its own, and has a barrier
+# of its own for them. There are as many slots as blocks. So no slot is used twice, and nobody gives one back.
+
+
+# %%
+def largest_kernel(q_gmem, k_gmem, o_gmem, q_smem, k_smem, loaded, full):
+    wg, (blocks, bkv, _) = lax.axis_index("wg"), k_smem.shape
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+        for j in range(blocks):
+            plgpu.copy_gmem_to_smem(k_gmem.at[pl.ds(j * bkv, bkv)], k_smem.at[j], full.at[j])
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        mine, rows, m = q_smem.at[wg], pl.ds(wg * 64, 64), column(-math.inf)
+        plgpu.copy_gmem_to_smem(q_gmem.at[rows], mine, loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+        for j in range(blocks):
+            plgpu.barrier_wait(full.at[j])
+
+            def multiply(acc, block=k_smem.at[j]):
+                plgpu.wgmma(acc, mine, block.T)
+                return acc[...]
+
+            m = jnp.maximum(m, pl.run_scoped(multiply, plgpu.ACC((64, bkv))).max(axis=1))
+        o_gmem[rows] = m
+
+
+# %%
+def largest(q: Float[Array, "128 D"], k: Float[Array, "Skv D"], *, bkv: int = 64) -> Float[Array, "128"]:
+    blocks, D = k.shape[0] // bkv, q.shape[1]
+    return plgpu.kernel(
+        largest_kernel,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=[
+            plgpu.SMEM((2, 64, D), q.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((blocks, bkv, D), k.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_barriers=2),
+            plgpu.Barrier(num_barriers=blocks),
+        ],
+    )(q, k)
+
+
+show(largest, normal((128, 128), "bfloat16"), normal((320, 128), "bfloat16"), l2=True)
+
+# %% [markdown]
 # ## Puzzle 5: Two warpgroups and a producer
 #
-# **Goal.** Two warpgroups take 64 queries each and share the keys and values. A third one brings them. Write one step
-# of each.
+# **Goal.** Two warpgroups take 64 queries each and share the keys and values, through a few slots. A third one brings
+# them. Write one step of each.
 #
 # ### Theory
 #
 # A block of K and one of V are 64 KiB for 128 keys. With 64 queries in a CTA, that is 64 FLOPs for each byte. With 128
 # queries it is 128. Two warpgroups also have twice the registers: each has its own `m`, `l`, `acc` and `p`.
 #
-# The rest is gpu_matmul.py Puzzle 5, twice, as K and V are streams of their own:
+# Thousands of keys need their slots again and again. So each slot of each stream has a barrier `empty`, as in
+# gpu_matmul.py Puzzle 5. A slot is empty when *both* warpgroups have given it back: two arrivals.
 #
 # ```text
 #     producer      | K j | V j | K j+1 | V j+1 | ...       waits for empty, then starts a copy
@@ -660,11 +752,10 @@ show(slotted, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512
 #     warpgroup 1      | QK^T | softmax | PV | QK^T | ...
 # ```
 #
-# Each slot of each stream has a barrier `full`, with one arrival: that of its copy. And it has a barrier `empty`, with
-# two arrivals: one of each warpgroup. So you arrive at K's `empty` before the softmax, and at V's after PV.
+# K and V are streams of their own. You found out in Puzzle 4 when a slot of each is free.
 #
-# The producer needs few registers. The consumers get 232 of them for each thread: 64 for `acc`, 64 for the scores, and
-# 32 for the bfloat16 probabilities.
+# The consumers get 232 registers for each thread: 64 for `acc`, 64 for the scores, and 32 for the bfloat16
+# probabilities.
 
 
 # %%
@@ -1005,7 +1096,7 @@ show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)
 # ## Puzzle 7: Causal
 #
 # **Goal.** No query sees a later key. Skip the blocks that nobody sees, and mask those that somebody sees in part. The
-# last tile of queries and the last block of keys need not be full.
+# last tile of queries and the last block of keys need not be full. The warpgroups take no turns: that is Puzzle 7b.
 #
 # ### Theory
 #
@@ -1020,12 +1111,10 @@ show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)
 # ```
 #
 # A **clear** block is one that all 64 queries see in full. It needs no mask. So there are two loops over one step:
-# without a mask, then with one.
+# without a mask, then with one. You write where they end, and the mask.
 #
-# The one that is done early must still give turns, or the other one waits for ever. So it runs a third loop that
-# computes nothing: each step of `pass_on` gives one turn and waits for one, in the order of `ping_pong`. It gives back
-# no slots. With 64 keys or more in a block, warpgroup 0 leaves out one block at most, the last one, and nobody fills
-# its slot again.
+# Warpgroup 0 may be done while block 2 is still to come. It gives back no slot then, and nobody misses it: with 64 keys
+# or more in a block, it leaves out one block at most, the last one, and nobody fills its slot again.
 #
 # `lax.div` divides traced integers, and rounds down if none is negative. (There are at least as many keys as queries.)
 
@@ -1059,6 +1148,157 @@ def hide(s, first, first_key, offset):
     pass  # YOUR CODE HERE
 
 
+# %%
+def masked_step(j, c, m, l, acc, q_smem, k, v, mask):
+    # given: Puzzle 5's step, with mask(s, j) between the scores and the softmax
+    slot = lax.rem(j, k.smem.shape[0])
+    plgpu.barrier_wait(k.full.at[slot])
+    s = block_scores(q_smem, k.smem.at[slot])
+    plgpu.barrier_arrive(k.empty.at[slot])
+    p, alpha, m, l = online(mask(s, j), c, m, l)
+    plgpu.barrier_wait(v.full.at[slot])
+    weigh(acc, p, alpha, v.smem.at[slot])
+    plgpu.barrier_arrive(v.empty.at[slot])
+    return m, l
+
+
+def masked_loops(c, acc, mine, k, v, wg, first, offset, steps):
+    # given: the two loops of a warpgroup; steps: what the producer brings; wg: for Puzzle 7b
+    bkv = k.smem.shape[1]
+    seen = jnp.minimum(seen_blocks(first, 64, offset, bkv), steps)
+    clear = jnp.minimum(clear_blocks(first, offset, bkv), seen)
+
+    def step(mask):
+        return lambda j, state: masked_step(j, c, *state, acc, mine, k, v, mask)
+
+    state = lax.fori_loop(0, clear, step(lambda s, j: s), nothing_yet())
+    _, l = lax.fori_loop(clear, seen, step(lambda s, j: hide(s, first, j * bkv, offset)), state)
+    return l
+
+
+# %%
+def causal_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, *barriers, loops):
+    k_full, v_full, k_empty, v_empty, *turns = barriers
+    wg, h = lax.axis_index("wg"), lax.axis_index("h")
+    k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
+    (_, Sq, D), Skv, bkv = q_gmem.shape, k_gmem.shape[1], k_smem.shape[1]
+    row = (pl.cdiv(Sq, 128) - 1 - lax.axis_index("i")) * 128  # long rows first: the last CTAs have to be short
+    steps = jnp.minimum(seen_blocks(row, 128, Skv - Sq, bkv), pl.cdiv(Skv, bkv))
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+
+        @pl.loop(0, steps)
+        def _(j):
+            produce(j, k_gmem.at[h], k)
+            produce(j, v_gmem.at[h], v)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        mine, first = q_smem.at[wg], row + wg * 64
+        plgpu.copy_gmem_to_smem(q_gmem.at[h, pl.ds(first, 64)], mine, loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+
+        def loop(acc):
+            l = loops(D**-0.5 * LOG2E, acc, mine, k, v, wg, *turns, first, Skv - Sq, steps)
+            return finish(acc, l)
+
+        store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, pl.ds(first, 64)], mine)
+
+
+def masked(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
+) -> Float[Array, "H Sq D"]:
+    H, Sq, D = q.shape
+    return plgpu.kernel(
+        functools.partial(causal_kernel, loops=masked_loops),
+        out_type=q,
+        grid=(H, pl.cdiv(Sq, 128)),
+        grid_names=("h", "i"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=scratch_of(D, q.dtype, bkv, slots),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %%
+# Budget for q (1, 384, 128), k (1, 640, 128), v (1, 640, 128): flops=102_000_000, copies=30. Without skipping, it
+# would be 127 million FLOPs and 36 copies.
+check("gpu_attention/7", masked)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which is the last key that the *first* query of the tile sees? A block is clear if its last key is not beyond that
+# one. And which is the last key that the *last* query sees? Somebody sees a block if its first key is not beyond that.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def clear_blocks(first, offset, bkv):
+#     return lax.div(____, bkv)
+#
+#
+# def seen_blocks(first, rows, offset, bkv):
+#     return lax.div(____ + bkv - 1, bkv)
+#
+#
+# def hide(s, first, first_key, offset):
+#     count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+#     return jnp.where(____ <= ____, s, -jnp.inf)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def clear_blocks(first, offset, bkv):
+#     return lax.div(first + offset + 1, bkv)
+#
+#
+# def seen_blocks(first, rows, offset, bkv):
+#     return lax.div(first + rows + offset + bkv - 1, bkv)
+#
+#
+# def hide(s, first, first_key, offset):
+#     count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+#     return jnp.where(first_key + count(1) <= first + count(0) + offset, s, -jnp.inf)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Only blocks that somebody sees are multiplied: here a fifth of the work is gone, and half of it for long
+# sequences with as many queries as keys. Only the blocks on the diagonal pay for a mask. Lengths are freer, too.
+# The copy engine fills what lies beyond the last key with zeros, the mask hides it, and rows beyond the last query are
+# not stored. (Lengths still have to be multiples of 8, because the tiles in SMEM are built of eight rows each.)
+
+# %% [markdown]
+# ## Puzzle 7b: Done early
+#
+# **Goal.** Bring Puzzle 6's turns into the causal kernel, where one warpgroup may have fewer steps than the other one.
+#
+# ### Theory
+#
+# In Puzzle 6 both warpgroups do as many steps. So each turn that is waited for is given. Here warpgroup 0 may be done
+# one block earlier:
+#
+# ```text
+#     warpgroup 0   |QK| softmax | PV |  done
+#     warpgroup 1   wait  |QK| softmax | PV |QK| softmax | wait for a turn that nobody gives
+# ```
+#
+# Whoever is done early has to go on with the turns. So there is a third loop. Its steps compute nothing: each of them
+# gives as many turns as a step of `ping_pong` and waits for as many, in the same order.
+
+
+# %%
 def pass_on(wg, turns):
     # A step of ping_pong for a block that you do not see, and the other warpgroup does: the turns alone.
     pass  # YOUR CODE HERE
@@ -1106,44 +1346,12 @@ def causal_loops(c, acc, mine, k, v, wg, turns, first, offset, steps):
     return l
 
 
-# %%
-def causal_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, *barriers):
-    k_full, v_full, k_empty, v_empty, turns = barriers
-    wg, h = lax.axis_index("wg"), lax.axis_index("h")
-    k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
-    (_, Sq, D), Skv, bkv = q_gmem.shape, k_gmem.shape[1], k_smem.shape[1]
-    row = (pl.cdiv(Sq, 128) - 1 - lax.axis_index("i")) * 128  # long rows first: the last CTAs have to be short
-    steps = jnp.minimum(seen_blocks(row, 128, Skv - Sq, bkv), pl.cdiv(Skv, bkv))
-
-    @pl.when(wg == 2)
-    def _():
-        plgpu.set_max_registers(40, action="decrease")
-
-        @pl.loop(0, steps)
-        def _(j):
-            produce(j, k_gmem.at[h], k)
-            produce(j, v_gmem.at[h], v)
-
-    @pl.when(wg < 2)
-    def _():
-        plgpu.set_max_registers(232, action="increase")
-        mine, first = q_smem.at[wg], row + wg * 64
-        plgpu.copy_gmem_to_smem(q_gmem.at[h, pl.ds(first, 64)], mine, loaded.at[wg])
-        plgpu.barrier_wait(loaded.at[wg])
-
-        def loop(acc):
-            l = causal_loops(D**-0.5 * LOG2E, acc, mine, k, v, wg, turns, first, Skv - Sq, steps)
-            return finish(acc, l)
-
-        store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, pl.ds(first, 64)], mine)
-
-
 def causal(
     q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
 ) -> Float[Array, "H Sq D"]:
     H, Sq, D = q.shape
     return plgpu.kernel(
-        causal_kernel,
+        functools.partial(causal_kernel, loops=causal_loops),
         out_type=q,
         grid=(H, pl.cdiv(Sq, 128)),
         grid_names=("h", "i"),
@@ -1155,39 +1363,25 @@ def causal(
 
 
 # %%
-# Budget for q (1, 384, 128), k (1, 640, 128), v (1, 640, 128): flops=102_000_000, copies=30. Without skipping, it
-# would be 127 million FLOPs and 36 copies.
-check("gpu_attention/7", causal)
+# Budget for q (1, 384, 128), k (1, 1024, 128), v (1, 1024, 128): tensor_idle=20_000. Puzzle 7's kernel has 28,412 of
+# these cycles.
+check("gpu_attention/7b", causal)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which is the last key that the *first* query of the tile sees? A block is clear if its last key is not beyond that
-# one. And which is the last key that the *last* query sees? Somebody sees a block if its first key is not beyond that.
-# For `pass_on`, go through `ping_pong` line by line: in which order does it give and take turns? Do you have to wait
-# for a turn that you do not use?
+# Go through `ping_pong` line by line, and write down only its turns: which one does it give, which one does it wait
+# for, and which of the two comes first? Do you have to wait for a turn that you do not use? Think of the other
+# warpgroup's second step without you.
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
-# def clear_blocks(first, offset, bkv):
-#     return lax.div(____, bkv)
-#
-#
-# def seen_blocks(first, rows, offset, bkv):
-#     return lax.div(____ + bkv - 1, bkv)
-#
-#
-# def hide(s, first, first_key, offset):
-#     count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
-#     return jnp.where(____ <= ____, s, -jnp.inf)
-#
-#
 # def pass_on(wg, turns):
-#     plgpu.barrier_arrive(____)
-#     plgpu.barrier_wait(____)
+#     plgpu.____(turns.at[____])
+#     plgpu.____(turns.at[____])
 # ```
 #
 # </details>
@@ -1195,19 +1389,6 @@ check("gpu_attention/7", causal)
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
-# def clear_blocks(first, offset, bkv):
-#     return lax.div(first + offset + 1, bkv)
-#
-#
-# def seen_blocks(first, rows, offset, bkv):
-#     return lax.div(first + rows + offset + bkv - 1, bkv)
-#
-#
-# def hide(s, first, first_key, offset):
-#     count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
-#     return jnp.where(first_key + count(1) <= first + count(0) + offset, s, -jnp.inf)
-#
-#
 # def pass_on(wg, turns):
 #     plgpu.barrier_arrive(turns.at[1 - wg])
 #     plgpu.barrier_wait(turns.at[wg])
@@ -1216,10 +1397,8 @@ check("gpu_attention/7", causal)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Only blocks that somebody sees are multiplied: here a fifth of the work is gone, and half of it for long
-# sequences with as many queries as keys. Only the blocks on the diagonal pay for a mask. Lengths are freer, too.
-# The copy engine fills what lies beyond the last key with zeros, the mask hides it, and rows beyond the last query are
-# not stored. (Lengths still have to be multiples of 8, because the tiles in SMEM are built of eight rows each.)
+# **Takeaway.** Warpgroups that wait for each other have to agree on how often, whatever each of them computes. The same
+# holds for CTAs of a cluster, and for devices in a ring.
 
 # %% [markdown]
 # ## Puzzle 8: Grouped queries
@@ -1460,7 +1639,7 @@ check("gpu_attention/8", grouped)
 #     cuDNN                                       602
 #     JAX's attention_mgpu (float16)              611
 #
-#     causal (Puzzle 7)                           572
+#     causal (Puzzle 7b)                          572
 #     cuDNN, causal                               516
 #     JAX's attention_mgpu, causal (float16)      536
 # ```

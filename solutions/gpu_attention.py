@@ -135,6 +135,7 @@ def hide(s, first, first_key, offset):
     return jnp.where(first_key + count(1) <= first + count(0) + offset, s, -jnp.inf)
 
 
+# Puzzle 7b
 def pass_on(wg, turns):
     plgpu.barrier_arrive(turns.at[1 - wg])
     plgpu.barrier_wait(turns.at[wg])

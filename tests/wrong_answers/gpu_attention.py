@@ -216,30 +216,25 @@ def last_turn(wg, turns):
 # %% gpu_attention/7: later keys are kept
 # hide: `s, -jnp.inf` -> `-jnp.inf, s`
 
-# %% gpu_attention/7: no turn is given
+# %% gpu_attention/7b: no turn is given
 # pass_on:
 # -    plgpu.barrier_arrive(turns.at[1 - wg])
 
-# %% gpu_attention/7: no turn is waited for
+# %% gpu_attention/7b: no turn is waited for
 # pass_on:
 # -    plgpu.barrier_wait(turns.at[wg])
 
-
-# %% gpu_attention/7: whoever is done goes home
-def clear_blocks(first, offset, bkv):
-    return lax.div(first + offset + 1, bkv)
+# %% gpu_attention/7b: the turn is one's own
+# pass_on: `turns.at[1 - wg]` -> `turns.at[wg]`
 
 
-def seen_blocks(first, rows, offset, bkv):
-    return lax.div(first + rows + offset + bkv - 1, bkv)
+# %% gpu_attention/7b: waits for a turn before it gives one
+def pass_on(wg, turns):
+    plgpu.barrier_wait(turns.at[wg])
+    plgpu.barrier_arrive(turns.at[1 - wg])
 
 
-def hide(s, first, first_key, offset):
-    rows = plgpu.broadcasted_iota(jnp.int32, s.shape, 0, layout=plgpu.Layout.WGMMA)
-    columns = plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=plgpu.Layout.WGMMA)
-    return jnp.where(first_key + columns <= first + rows + offset, s, -jnp.inf)
-
-
+# %% gpu_attention/7b: whoever is done goes home
 def pass_on(wg, turns):
     del wg, turns
 
