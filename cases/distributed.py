@@ -75,3 +75,19 @@ def puzzle_6(nb: Any) -> Question:
         variants=[case(normal((40, 256)), devices=5, about="five devices")],
         budget=Budget(exposed_ici_bytes=80_000),
     )
+
+
+def puzzle_7(nb: Any) -> Question:
+    return question(
+        nb.reduce_spec,
+        normal((64, 16, 128)),
+        variants=[
+            case(
+                normal((25, 24, 256)),
+                devices=5,
+                budget=Budget(link_bytes=98_304, hbm_bytes=294_912),
+                about="five devices",
+            )
+        ],
+        budget=Budget(link_bytes=57_344, hbm_bytes=172_032),
+    )

@@ -699,6 +699,132 @@ check("distributed/6", total)
 show(total, normal((64, 128)))
 
 # %% [markdown]
+# ## Puzzle 7: A sum that travels
+#
+# **Goal.** Reduce-scatter: each of n devices has n blocks in HBM. Device i ends with the sum of all blocks i.
+#
+# ### Theory
+#
+# In Puzzle 6 every part went all the way around. Often a device needs only its share of the sum: that was
+# `psum_scatter` in Puzzle 2. Then do not send what you have. Send the sum so far, and let each device add its block:
+#
+# ```text
+#                        device 0      device 1      device 2      device 3
+#     sum of blocks 3    x[3]   --->   + x[3]  --->  + x[3]  --->  + x[3], done
+#     sum of blocks 0    + x[0], done  x[0]    --->  + x[0]  --->  + x[0]  ---> (to 0)
+# ```
+#
+# There are n such sums, and each device works on another one. In hop 0 you send your own block of the sum that ends at
+# your left neighbour. In each later hop you add to what has come, and send that on. Each link carries 56 KiB. If whole
+# arrays went around, it would be 448.
+#
+# The blocks may be too large for VMEM, so they stay in HBM. `add(a, b, o)`, which is given, streams tiles through VMEM
+# with the `emit_pipeline` of pipelining.py Puzzle 7. You add into `acc`, and send that. Your left neighbour copies into
+# `inbox`. It has one slot, so credits are needed again.
+
+
+# %%
+def reduce_spec(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
+    """x[i * n + j] is block j of device i. Device j returns the sum of all blocks j."""
+    n = devices
+    return x.reshape(n, n, *x.shape[1:]).sum(0).reshape(n * x.shape[1], x.shape[2])
+
+
+def add(a_ref, b_ref, o_ref, *, bm=8):
+    # given: o = a + b, all three (r, C) in HBM, tile by tile
+    def add_tile(a_ref, b_ref, o_ref):
+        o_ref[...] = a_ref[...] + b_ref[...]
+
+    tile = pl.BlockSpec((bm, o_ref.shape[1]), lambda t: (t, 0))
+    pipeline = pltpu.emit_pipeline(add_tile, grid=(o_ref.shape[0] // bm,), in_specs=[tile, tile], out_specs=[tile])
+    pipeline(a_ref, b_ref, o_ref)
+
+
+def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
+    # x_ref: (n, r, C), this device's blocks    o_ref, acc, inbox: (r, C)    all in HBM
+    # sent, came: DMA semaphores                credit: a semaphore for signals
+    pass  # YOUR CODE HERE
+
+
+def reduce_scatter(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
+    def local(x: Float[Array, "n r C"]) -> Float[Array, "r C"]:
+        block = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        # acc and inbox are results that nobody looks at: so the kernel has buffers in HBM.
+        return pl.pallas_call(
+            reduce_kernel,
+            in_specs=[HBM],
+            out_specs=[HBM, HBM, HBM],
+            out_shape=[block, block, block],
+            scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)[0]
+
+    return on_mesh(local, devices, P("x"), P("x"))(x)
+
+
+# %%
+# Budget for x (64, 16, 128): link_bytes=57_344, hbm_bytes=172_032. A block has 8 KiB. Over each link go seven sums of
+# this size. On each device seven additions move three such blocks each, between HBM and VMEM.
+check("distributed/7", reduce_scatter)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Follow one sum in the drawing. The sum that ends at device 3 starts at device 0. Where does your own sum start? Which
+# one do you send in hop 0, and which one comes to you then? Your block of that one is what you add. When have you read
+# `inbox`, so that your left neighbour may fill it again? Before which copies does it have to know?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+#     for hop in range(n - 1):
+#         block = x_ref.at[lax.rem(____ + n, n)]
+#         if hop > 0:
+#             add(block, ____, acc)
+#             pl.semaphore_signal(credit, 1, device_id={"x": ____})
+#             pl.semaphore_wait(credit, 1)
+#         source = block if ____ else acc
+#         copy = pltpu.make_async_remote_copy(source, ____, sent, came, device_id={"x": right})
+#         copy.start()
+#         copy.wait()
+#     add(____, ____, o_ref)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+#     meet_neighbours()
+#     for hop in range(n - 1):
+#         block = x_ref.at[lax.rem(me - 1 - hop + n, n)]
+#         if hop > 0:
+#             add(block, inbox, acc)
+#             pl.semaphore_signal(credit, 1, device_id={"x": left})
+#             pl.semaphore_wait(credit, 1)
+#         source = block if hop == 0 else acc
+#         copy = pltpu.make_async_remote_copy(source, inbox, sent, came, device_id={"x": right})
+#         copy.start()
+#         copy.wait()
+#     add(x_ref.at[me], inbox, o_ref)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A ring with one buffer on each side, for arrays of any size. A reduce-scatter and then the all-gather of
+# Puzzle 5 make an all-reduce that sends 2 (n - 1) / n of the array over each link, and no ring can send less. But look
+# at the picture: the devices add, then they send, and never both at a time.
+
+# %%
+show(reduce_scatter, normal((64, 16, 128)))
+
+# %% [markdown]
 # ## The end of the ring
 #
 # You have cut a model over eight devices, and moved its parts around by hand. Read

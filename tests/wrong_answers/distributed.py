@@ -189,3 +189,89 @@ def gather_kernel(x_ref, o_ref, own, sent, came):
 # -        if hop > 0:
 # -            pl.semaphore_wait(credit, 1)
 # +        pl.semaphore_wait(credit, 1)
+
+# %% distributed/7: no credits
+# reduce_kernel:
+# -            pl.semaphore_signal(credit, 1, device_id={"x": left})
+# -            pl.semaphore_wait(credit, 1)
+
+# %% distributed/7: the credit goes to the right
+# reduce_kernel: `device_id={"x": left}` -> `device_id={"x": right}`
+
+# %% distributed/7: the credit comes before the sum has been added to
+# reduce_kernel:
+# -            add(block, inbox, acc)
+# -            pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +            pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +            add(block, inbox, acc)
+
+# %% distributed/7: waits for a credit also before the first copy
+# reduce_kernel:
+# -            pl.semaphore_wait(credit, 1)
+# +        pl.semaphore_wait(credit, 1)
+
+# %% distributed/7: a credit after the last copy, for which nobody waits
+# reduce_kernel:
+# -    add(x_ref.at[me], inbox, o_ref)
+# +    add(x_ref.at[me], inbox, o_ref)
+# +    pl.semaphore_signal(credit, 1, device_id={"x": left})
+
+# %% distributed/7: no barrier
+# reduce_kernel:
+# -    meet_neighbours()
+
+# %% distributed/7: every sum ends at the device before its own
+# reduce_kernel: `me - 1 - hop + n` -> `me - hop + n`
+
+# %% distributed/7: the blocks are counted the other way around
+# reduce_kernel: `me - 1 - hop + n` -> `me + 1 + hop`
+
+# %% distributed/7: the own block is sent on in every hop
+# reduce_kernel:
+# -        source = block if hop == 0 else acc
+# +        source = block
+
+# %% distributed/7: the last block is forgotten
+# reduce_kernel: `add(x_ref.at[me], inbox, o_ref)` -> `pltpu.sync_copy(inbox, o_ref)`
+
+# %% distributed/7: nobody waits until the sum has left
+# reduce_kernel: `copy.wait()` -> `copy.wait_recv()`
+
+# %% distributed/7: nobody waits for the sum that comes
+# reduce_kernel: `copy.wait()` -> `copy.wait_send()`
+
+
+# %% distributed/7: every device sends all that it has around the ring
+def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+    meet_neighbours()
+    pltpu.sync_copy(x_ref.at[me], o_ref)
+    for step in range(1, n):
+        to = lax.rem(me + step, n)
+        for hop in range(step):
+            source = x_ref.at[lax.rem(to, n)] if hop == 0 else acc
+            copy = pltpu.make_async_remote_copy(source, inbox, sent, came, device_id={"x": right})
+            copy.start()
+            copy.wait()
+            pltpu.sync_copy(inbox, acc)
+            pl.semaphore_signal(credit, 1, device_id={"x": left})
+            pl.semaphore_wait(credit, 1)
+        add(o_ref, acc, o_ref)
+
+
+# %% distributed/7: straight to whom the block belongs
+def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    meet_everybody()
+    pltpu.sync_copy(x_ref.at[me], o_ref)
+    for step in range(1, n):
+        to, other = lax.rem(me + step, n), lax.rem(me - step + n, n)
+        copy = pltpu.make_async_remote_copy(x_ref.at[to], inbox, sent, came, device_id={"x": to})
+        copy.start()
+        copy.wait()
+        add(o_ref, inbox, acc)
+        pltpu.sync_copy(acc, o_ref)
+        if step < n - 1:
+            pl.semaphore_signal(credit, 1, device_id={"x": lax.rem(other + n - 1, n)})
+            pl.semaphore_wait(credit, 1)

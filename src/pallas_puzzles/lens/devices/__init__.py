@@ -136,6 +136,7 @@ class _Meshes:
         self.worlds: list[World] = []
         self.devices: list[list[Trace]] = []
         self.traces: list[Trace] = []
+        self.calls: list[Call] = []  # reached, whether they have ended or not
         self.joins: list[tuple[np.ndarray, Any, Mesh]] = []
 
     def run(self, outer: Evaluator, eqn: Any, values: list[Any]) -> list[Any]:
@@ -149,6 +150,7 @@ class _Meshes:
         self.worlds.append(world)
         self.devices = [each.traces for each in on]
         self.traces += on[0].traces
+        self.calls += on[0].calls
         if world.hangs:
             raise _Hangs
         left_over(world)
@@ -187,17 +189,16 @@ def run(
     and what the reader's code raises.
     """
     meshes = _Meshes(detail)
-    calls: list[Call] = []
 
     def on_call(call: Call, eqn: Any, values: list[Any]) -> list[Any]:
-        calls.append(call)
+        meshes.calls.append(call)
         meshes.traces.append(lens.run_call(call, detail=detail))
         return list(meshes.traces[-1].outputs)
 
     try:
         seen = capture(fn, *args, on_call=on_call, on_mesh=meshes.run, programs=programs, **kwargs)
     except _Hangs:
-        seen = Capture([t.call for t in meshes.traces], None, [], [], "")
+        seen = Capture(meshes.calls, None, [], [], "")
     found = [f for world in meshes.worlds for f in world.found.all()]
     made = Run(meshes.traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls, seen.chip or lens.CHIP)
     made.findings, made.notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
