@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measured
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -226,14 +227,17 @@ def tables(file: Path) -> str:
         lines = [_compared(size, rows, peers) for (name, size), rows in sizes.items() if name == work]
         heads = ["cuBLAS" if work == PRODUCT and peer == "XLA" else peer for peer in peers]
         head = [work, "dtype", "the course's", *heads, *(f"over {peer}" for peer in heads)]
-        parts.append(_table([head, *lines]))
+        parts.append(measured.markdown([head, *lines]))
     for work in (WAY, CHOICE, ORDERS):
         shapes = [size for name, size in sizes if name == work]
         names = list(dict.fromkeys(row.who for size in shapes for row in sizes[work, size]))
         lines = [[name, *(_rate(sizes[work, size], name) for size in shapes)] for name in names]
-        parts += [_table([[work, *shapes], *lines])] if lines else []
+        parts += [measured.markdown([[work, *shapes], *lines])] if lines else []
     if wave := next((rows for (name, size), rows in sizes.items() if name == ORDERS and size.startswith("704")), []):
-        parts += [_BESIDE, _table([["one CTA an SM", "the machine's cycles", "measured", "clock"], *beside(wave)])]
+        parts += [
+            _BESIDE,
+            measured.markdown([["one CTA an SM", "the machine's cycles", "measured", "clock"], *beside(wave)]),
+        ]
     return "\n\n".join(parts)
 
 
@@ -278,11 +282,6 @@ def _compared(size: str, rows: list[Row], peers: list[str]) -> list[str]:
 
 def _rate(rows: list[Row], who: str) -> str:
     return next((f"{r.flops / r.median_s / 1e12:.0f}" for r in rows if r.who == who and r.median_s), "")
-
-
-def _table(lines: list[list[str]]) -> str:
-    head, *rest = lines
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rest])
 
 
 def main() -> None:

@@ -199,15 +199,17 @@ check("gpu_matmul/1", product)
 # %% [markdown]
 # ## Worked example: banks
 #
-# SMEM has 32 **banks**. Each one gives 4 bytes at a time: together 128 bytes. The address decides: bytes 0 to 3 are in
-# bank 0, bytes 4 to 7 in bank 1, and byte 128 is in bank 0 again. If two words lie in the same bank, they take a turn
-# each. A turn beyond the first is a **bank conflict**.
+# SMEM has 32 **banks**. Each one gives 4 bytes, a word, at a time: together 128 bytes. The address decides: bytes 0 to
+# 3 are in bank 0, bytes 4 to 7 in bank 1, and byte 128 is in bank 0 again. Two words of the same bank come one after
+# the other: they need two turns. Each turn beyond the first is a **bank conflict**.
 #
-# `transforms=` says how SMEM holds a tile. With `TilingTransform((8, n))` it holds pieces of 8 rows and n columns. So
-# the rows of a piece lie `4 * n` bytes apart, in float32. In the layout WGMMA, threads load 32 bytes of each of four
-# rows at once:
+# `transforms=` says how SMEM holds a tile. With `TilingTransform((8, n))` it holds pieces of 8 rows and n columns. In
+# float32, the rows of such a piece lie `4 * n` bytes apart. `plgpu.Layout.WGMMA` is the layout of a product's result.
+# To load a tile in this layout, the threads take 32 bytes of each of four rows at once:
 #
 # ```text
+#     each character is four banks
+#
 #     n = 32: 128 bytes apart       n = 16: 64 bytes apart        n = 8: 32 bytes apart
 #
 #     row 0   |##......|            row 0   |##......|            row 0   |##......|
@@ -561,8 +563,8 @@ check("gpu_matmul/3", k_loop)
 # There is another order: wait for product `k - 1` at the top of the step, with `wgmma_wait(0)`, and start the copies
 # before you wait for the step's own tiles. Then two tiles are on their way at a time. For the check's example, the
 # machine counts 24,584 cycles instead of 32,284. It gives each CTA an SM of its own. An H200 agrees, as long as an SM
-# has room for one CTA only: 251 against 164 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. Four CTAs
-# hide each other's waits, and the order above is the faster one: 430 against 351. A model is as good as what it assumes.
+# has room for one CTA only: 251 against 164 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. Four
+# CTAs hide each other's waits, and the order above is the faster one: 430 against 351. Ask what a model assumes.
 
 # %%
 show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
@@ -576,7 +578,7 @@ show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
 #
 # What both of them do is done twice. If both start a copy, it arrives twice. So one of them starts it. Both can wait at
 # the same barrier. Each takes its rows with a `pl.ds` that begins at a traced row. `x_smem.at[mine]` is a Ref to these
-# rows, of a swizzled tile, too, and wgmma takes it as it is.
+# rows. wgmma takes such a Ref as it is, also that of a swizzled tile.
 
 
 # %%
@@ -1165,7 +1167,7 @@ check("gpu_matmul/6", pipelined)
 # A kernel of its own for bias and GELU would read the whole product from GMEM and write it again. Here it is still in
 # registers. What comes between the last product and the store is called the **epilogue**, and it costs no bytes.
 #
-# Threads store badly from the layout of the accumulator: four of them share 8 columns of a row, so a row gets only 32
+# Threads store badly from the layout of the accumulator: four of them share 8 columns of a row, so a row gets only 16
 # bytes at a time. The copy engine stores well, from SMEM. But 64 x 256 bfloat16 of each consumer are 64 KiB together,
 # and from four slots on, the pipeline needs that room. So the result leaves in parts of 64 columns, through two slots:
 #
@@ -1245,9 +1247,8 @@ def fused(
 
 
 # %%
-# Budget for a (256, 320), b (320, 512), bias (512,): gmem_bytes=1_253_376, thread_bytes=8_192,
-# waited=280_000. Threads load the biases, and nothing else. If they wait
-# until each part has left, they wait for 300,624 cycles.
+# Budget for a (256, 320), b (320, 512), bias (512,): gmem_bytes=1_253_376, thread_bytes=8_192, waited=280_000. Threads
+# load the biases, and nothing else. If they wait until each part has left, they wait for 300,624 cycles.
 check("gpu_matmul/7", fused)
 
 # %% [markdown]
@@ -1353,8 +1354,8 @@ print(f"132 tiles of a strip of 8 columns need {different_parts(strip_of_8)}.")
 #
 # ### Theory
 #
-# A CTA of Puzzle 7 begins with empty slots and ends with an epilogue. Meanwhile the tensor cores have nothing to do,
-# and an SM has no room for a second such CTA. A persistent CTA has one start and one end for all of its tiles:
+# A CTA of Puzzle 7 begins with empty slots and ends with an epilogue. In both, the tensor cores have nothing to do, and
+# an SM has no room for a second such CTA. A persistent CTA has one start and one end for all of its tiles:
 #
 # ```text
 #     producer      | tile 0 ........ | tile 1 ........ | tile 2 ..
@@ -1365,7 +1366,7 @@ print(f"132 tiles of a strip of 8 columns need {different_parts(strip_of_8)}.")
 # producer has to wait for it, depend on all steps of this CTA before it. `n`, the loop's `local_index`, tells you how
 # many tiles it had.
 #
-# And the order of the tiles is yours. Count them in strips of `width` columns, which divides their number:
+# And the order of the tiles is yours. Count them in strips of `width` columns of tiles:
 #
 # ```text
 #      0  1 | 8  9
@@ -1394,7 +1395,7 @@ def persistent_spec(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Arr
 
 
 def tile_order(t, m_tiles, width):
-    # t: the number of a tile, traced      m_tiles: rows of tiles      width: columns of a strip
+    # t: the number of a tile, traced      m_tiles: rows of tiles      width: columns of a strip, which divides them all
     # Return the tile's row and column. lax.div and lax.rem take a traced number and an int.
     pass  # YOUR CODE HERE
 
