@@ -10,7 +10,9 @@ import argparse
 import dataclasses
 import functools
 import importlib.metadata
+import os
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,29 @@ def solutions() -> Iterator[Job]:
             yield Job(f"{puzzle.id} {puzzle.title}", fn, list(first.inputs), ("h100", "h200", "b200"))
 
 
+def in_the_machine() -> Iterator[list[str]]:
+    """What the machine of lens/gpu takes for each solution: all cases of its check, the first time and the second."""
+    from pallas_puzzles.course import cases, curriculum
+    from pallas_puzzles.course.inputs import draw
+    from pallas_puzzles.lens import gpu
+    from pallas_puzzles.lens.gpu.timeline import in_l2
+
+    for puzzle in (each for book in curriculum.notebooks() if book.accelerator == "gpu" for each in book.puzzles):
+        official = cases.official(puzzle.id)
+        if not official.kernel:
+            continue
+        ctas, seconds = 0, [0.0, 0.0]
+        for case in official.cases:
+            args = draw(case.inputs, np.random.default_rng(0))
+            for again in range(2):
+                start = time.process_time()
+                with in_l2(case.l2):
+                    run = gpu.run(official.fn, *args, **case.blocks)
+                seconds[again] += time.process_time() - start
+            ctas += run.counts.ctas
+        yield [f"{puzzle.id} {puzzle.title}", f"{len(official.cases)}", f"{ctas}", *(f"{s:.2f}" for s in seconds)]
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
@@ -241,10 +266,14 @@ def rows(job: Job, gpus: list[str]) -> Iterator[list[str]]:
 
 
 def table(first: str, lines: list[list[str]]) -> str:
-    head = [first, *COLUMNS]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
+    return measured.markdown([[first, *COLUMNS], *lines])
 
 
+_IN_THE_MACHINE = (
+    "Seconds of a processor that the machine on a laptop takes for the course's solution, all cases of the check "
+    f"together: the first time, and once more. Here: one of {os.cpu_count()} cores. Tracing is included, JAX's "
+    "simulator is not."
+)
 _HOW_MEASURED = (
     "By `benchmarks/bench.py`: medians of normal inputs. Device: the device's own clock, by JAX's profiler. Wall: "
     "calls that were enqueued in a row, with their dispatch. Clock: of the SM, the median of the run. Driver, clock "
@@ -286,6 +315,8 @@ def written(gpus: list[str]) -> str:
         parts += [f"## {title}", table("kernel", lines)]
     lines = [line for job in solutions() for line in rows(job, gpus)]
     parts += ["## Every solution, at the first shapes and blocks of its check", table("puzzle", lines)] if lines else []
+    head = ["puzzle", "cases", "CTAs", "first time", "again"]
+    parts += ["## The machine's seconds a puzzle", _IN_THE_MACHINE, measured.markdown([head, *in_the_machine()])]
     if lines := measured.table("gpu"):
         parts += ["## Measured, each row with its conditions", _HOW_MEASURED, lines]
     if MATMUL.exists():

@@ -13,14 +13,21 @@ import dataclasses
 import functools
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measured
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_puzzles.course import cases, curriculum
+from pallas_puzzles.course.inputs import normal
+from pallas_puzzles.lens import gpu
+from pallas_puzzles.lens.gpu.timeline import in_l2
 from pallas_puzzles.speed import conditions, puzzles, run
 from pallas_puzzles.speed.meter import DeviceMeter
 from pallas_puzzles.speed.results import Results, Row, read
@@ -28,13 +35,62 @@ from pallas_puzzles.speed.work import Size, Work, size
 
 BOOK, OWN = "gpu_matmul", puzzles.SOLUTION
 PRODUCT, LAYER, RAGGED, WAY, CHOICE = "matmul", "bias and GELU", "ragged dot", "the way there", "configurations"
+ORDERS = "orders of Puzzle 3"
 WIDTHS = (1, 4, 8, 16)
+ONE_WAVE = (704, 1536, 8192)  # M, N, K: 132 tiles of Puzzle 3, one for each SM
+SM_BYTES, SYSTEM_BYTES = 228 << 10, 1 << 10  # SMEM of an SM, and what the system takes of it for each CTA
 
 
 def notebook() -> types.SimpleNamespace:
     """What the notebook defines, with the solutions in its holes."""
     last = next(book for book in curriculum.notebooks() if book.name == BOOK).puzzles[-1]
     return types.SimpleNamespace(**cases.laid(last, cases.solutions(last), {}, {}))
+
+
+def with_answer(hole: str, make: Callable[[Any], Callable[..., Any]]) -> Any:
+    """A notebook with another answer in a hole. make: the notebook -> the answer."""
+    nb = notebook()
+    nb.best.__globals__[hole] = make(nb)
+    return nb
+
+
+def copies_first(nb: Any) -> Callable[..., None]:
+    """multiply_step of Puzzle 3 in the other order: the copies are started before it waits for its own tiles."""
+
+    def multiply_step(k, steps, slots, acc, a_part, b_part, a_smem, b_smem, loaded):
+        slot = jax.lax.rem(k, slots)
+        plgpu.wgmma_wait(0)
+
+        @pl.when(k + slots - 1 < steps)
+        def _():
+            nb.load_step(k + slots - 1, slots, a_part, b_part, a_smem, b_smem, loaded)
+
+        plgpu.barrier_wait(loaded.at[slot])
+        plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
+
+    return multiply_step
+
+
+def a_step_later(nb: Any) -> Callable[..., None]:
+    """consume_tile of Puzzle 8 that gives each slot back one step later, as Puzzle 6 does."""
+
+    def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
+        @pl.loop(0, steps)
+        def _(k):
+            step = n * steps + k
+            slot = jax.lax.rem(step, slots)
+            plgpu.barrier_wait(full.at[slot])
+            plgpu.wgmma(acc, a_smem.at[slot, rows], b_smem.at[slot])
+            plgpu.wgmma_wait(1)
+
+            @pl.when(k > 0)
+            def _():
+                plgpu.barrier_arrive(empty.at[jax.lax.rem(step - 1, slots)])
+
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(empty.at[jax.lax.rem(n * steps + steps - 1, slots)])
+
+    return consume_tile
 
 
 def of_puzzle(number: int) -> Work:
@@ -86,9 +142,57 @@ def way(nb: Any, products: Work, quick: bool) -> Work:
         "Puzzle 6, 2 slots": functools.partial(nb.pipelined, slots=2),
         "Puzzle 6, 4 slots": functools.partial(nb.pipelined, slots=4),
         "Puzzle 8": functools.partial(nb.persistent, **persistent),
+        "Puzzle 8, slots a step later": functools.partial(
+            with_answer("consume_tile", a_step_later).persistent, **persistent
+        ),
         "Puzzle 9": functools.partial(nb.clustered, **persistent),
     }
     return Work(WAY, lambda a, b: a @ b, [Size(each.args, {}, each.flops, None, each.title)], peers, "cuBLAS")
+
+
+def both_orders() -> dict[str, Any]:
+    """The notebook by the order in which Puzzle 3 waits: for its own tiles first, or starting copies first."""
+    return {"tiles first": notebook(), "copies first": with_answer("multiply_step", copies_first)}
+
+
+def orders(products: Work) -> Iterator[Work]:
+    """Both orders of Puzzle 3: where each SM has one CTA and the arrays fit into L2; and where it has several."""
+    books = both_orders()
+    M, N, K = ONE_WAVE
+    a, b = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((M, K), (K, N)))
+    wave, big = Size((a, b), {}, 2 * M * N * K, None, f"{M} x {N} x {K}"), products.sizes[-1]
+    calls = {f"{o}, {n} slots": functools.partial(nb.k_loop, slots=n) for n in (2, 3, 4) for o, nb in books.items()}
+    yield _in_turns(ORDERS, wave, calls)
+    rooms = {
+        f"{order}, CTAs an SM: {n}": functools.partial(roomy, nb, n)
+        for n in (1, 2, 3, 4)
+        for order, nb in books.items()
+    }
+    yield _in_turns(ORDERS, big, rooms)
+
+
+def roomy(nb: Any, ctas: int, a: Any, b: Any, *, slots: int = 2) -> Any:
+    """k_loop of Puzzle 3 with so much more SMEM that an SM has room for so many CTAs."""
+    (M, _), N, bn = a.shape, b.shape[1], 128
+    tiles = [plgpu.SMEM((slots, *tile), a.dtype, transforms=nb.SWIZZLED) for tile in ((64, 64), (64, bn))]
+    more = SM_BYTES // ctas - SYSTEM_BYTES - slots * (64 + bn) * 64 * a.dtype.itemsize - 2048  # for barriers, alignment
+
+    def kernel(a: Any, b: Any, o: Any, a_smem: Any, b_smem: Any, loaded: Any, room: Any) -> None:
+        nb.k_loop_kernel(a, b, o, a_smem, b_smem, loaded, bn=bn, slots=slots)
+
+    return plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((M, N), jnp.float32),
+        grid=(M // 64, N // bn),
+        grid_names=("i", "j"),
+        scratch_types=[*tiles, plgpu.Barrier(num_barriers=slots, num_arrivals=2), plgpu.SMEM((more,), jnp.int8)],
+    )(a, b)
+
+
+def _in_turns(name: str, size: Size, calls: dict[str, Any]) -> Work:
+    """The first one is what the others' results are compared with."""
+    (own, fn), *rest = calls.items()
+    return Work(name, fn, [Size(size.args, {}, size.flops, None, size.title)], dict(rest), own)
 
 
 def works(quick: bool) -> Iterator[Work]:
@@ -99,6 +203,7 @@ def works(quick: bool) -> Iterator[Work]:
     yield dataclasses.replace(of_puzzle(10), name=RAGGED)
     yield way(nb, products, quick)
     yield from configurations(nb, products, quick)
+    yield from orders(products)
 
 
 # --- the tables in gpu.md --------------------------------------------------------------------------------------------
@@ -122,13 +227,40 @@ def tables(file: Path) -> str:
         lines = [_compared(size, rows, peers) for (name, size), rows in sizes.items() if name == work]
         heads = ["cuBLAS" if work == PRODUCT and peer == "XLA" else peer for peer in peers]
         head = [work, "dtype", "the course's", *heads, *(f"over {peer}" for peer in heads)]
-        parts.append(_table([head, *lines]))
-    for work in (WAY, CHOICE):
+        parts.append(measured.markdown([head, *lines]))
+    for work in (WAY, CHOICE, ORDERS):
         shapes = [size for name, size in sizes if name == work]
         names = list(dict.fromkeys(row.who for size in shapes for row in sizes[work, size]))
         lines = [[name, *(_rate(sizes[work, size], name) for size in shapes)] for name in names]
-        parts.append(_table([[work, *shapes], *lines]))
+        parts += [measured.markdown([[work, *shapes], *lines])] if lines else []
+    if wave := next((rows for (name, size), rows in sizes.items() if name == ORDERS and size.startswith("704")), []):
+        parts += [
+            _BESIDE,
+            measured.markdown([["one CTA an SM", "the machine's cycles", "measured", "clock"], *beside(wave)]),
+        ]
     return "\n\n".join(parts)
+
+
+_BESIDE = (
+    "The machine for GPU kernels beside these times. It gives each CTA an SM of its own, as this chip does here, and "
+    "the arrays fit into L2. If it were right, each line would have the same clock; the chip's is at most 1.98 GHz. "
+    "What the machine leaves out: copies take longer the more of them are on their way. Where three or four CTAs share "
+    "an SM (the table above), there are so many that the other order is the faster one."
+)
+
+
+def beside(wave: list[Row]) -> Iterator[list[str]]:
+    """Each measured order of Puzzle 3, and one CTA of it in the machine, with copies out of L2."""
+    books = both_orders()
+    args = [normal(shape, "bfloat16").draw(np.random.default_rng(0)) for shape in ((64, 8192), (8192, 128))]
+    for row in wave:
+        order, slots = row.who.split(", ")
+        call = functools.partial(books[order].k_loop, slots=int(slots.split()[0]))
+        with in_l2():
+            cycles = gpu.run(call, *args, chip="h200", ctas_drawn=0).counts.cycles
+        if row.median_s is not None:
+            us = row.median_s * 1e6
+            yield [row.who, f"{cycles:,.0f}", f"{us:.1f} us", f"{cycles / us / 1000:.2f} GHz"]
 
 
 def _by_size(results: Results) -> dict[tuple[str, str], list[Row]]:
@@ -142,18 +274,14 @@ def _compared(size: str, rows: list[Row], peers: list[str]) -> list[str]:
     """A line: the course's kernel, the fastest of each kind of peer, and how much faster the course's is."""
     ours = next(row for row in rows if row.who == OWN)
     assert ours.median_s is not None, ours.problem
-    fastest = [min(r.median_s for r in rows if r.who.startswith(peer) and r.median_s) for peer in peers]
+    kinds = [("XLA", "cuBLAS") if peer == "XLA" else peer for peer in peers]
+    fastest = [min(r.median_s for r in rows if r.who.startswith(kind) and r.median_s) for kind in kinds]
     ratios = [f"{seconds / ours.median_s:.2f}" for seconds in fastest]
     return [size, ours.dtype, *(f"{ours.flops / s / 1e12:.0f}" for s in (ours.median_s, *fastest)), *ratios]
 
 
 def _rate(rows: list[Row], who: str) -> str:
     return next((f"{r.flops / r.median_s / 1e12:.0f}" for r in rows if r.who == who and r.median_s), "")
-
-
-def _table(lines: list[list[str]]) -> str:
-    head, *rest = lines
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rest])
 
 
 def main() -> None:

@@ -35,8 +35,13 @@ def table(platform: str, names: tuple[str, ...] = (PUZZLES, KERNELS)) -> str:
     lines = [line for name in names for found in results(platform, name) for line in _lines(found)]
     if not lines:
         return ""
-    cells = [COLUMNS, ["---"] * len(COLUMNS), *lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    return markdown([COLUMNS, *lines])
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """A table. lines: of cells; the first one is the head."""
+    head, *rest = lines
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rest])
 
 
 def _lines(found: Results) -> Iterator[list[str]]:

@@ -199,15 +199,17 @@ check("gpu_matmul/1", product)
 # %% [markdown]
 # ## Worked example: banks
 #
-# SMEM has 32 **banks**. Each one gives 4 bytes at a time: together 128 bytes. The address decides: bytes 0 to 3 are in
-# bank 0, bytes 4 to 7 in bank 1, and byte 128 is in bank 0 again. If two words lie in the same bank, they take a turn
-# each. A turn beyond the first is a **bank conflict**.
+# SMEM has 32 **banks**. Each one gives 4 bytes, a word, at a time: together 128 bytes. The address decides: bytes 0 to
+# 3 are in bank 0, bytes 4 to 7 in bank 1, and byte 128 is in bank 0 again. Two words of the same bank come one after
+# the other: they need two turns. Each turn beyond the first is a **bank conflict**.
 #
-# `transforms=` says how SMEM holds a tile. With `TilingTransform((8, n))` it holds pieces of 8 rows and n columns. So
-# the rows of a piece lie `4 * n` bytes apart, in float32. In the layout WGMMA, threads load 32 bytes of each of four
-# rows at once:
+# `transforms=` says how SMEM holds a tile. With `TilingTransform((8, n))` it holds pieces of 8 rows and n columns. In
+# float32, the rows of such a piece lie `4 * n` bytes apart. `plgpu.Layout.WGMMA` is the layout of a product's result.
+# To load a tile in this layout, the threads take 32 bytes of each of four rows at once:
 #
 # ```text
+#     each character is four banks
+#
 #     n = 32: 128 bytes apart       n = 16: 64 bytes apart        n = 8: 32 bytes apart
 #
 #     row 0   |##......|            row 0   |##......|            row 0   |##......|
@@ -559,8 +561,10 @@ check("gpu_matmul/3", k_loop)
 # you forget `wgmma_wait`, a GPU says nothing. It may multiply with half of the old tile and half of the new one.
 #
 # There is another order: wait for product `k - 1` at the top of the step, with `wgmma_wait(0)`, and start the copies
-# before you wait for the step's own tiles. The machine counts fewer cycles for it. An H200 says otherwise: 0.48 of
-# cuBLAS's speed at 8192 x 8192 x 8192, against 0.59 with `wgmma_wait(1)`. Measure before you believe a model, ours too.
+# before you wait for the step's own tiles. Then two tiles are on their way at a time. For the check's example, the
+# machine counts 24,584 cycles instead of 32,284. It gives each CTA an SM of its own. An H200 agrees, as long as an SM
+# has room for one CTA only: 251 against 164 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. Four
+# CTAs hide each other's waits, and the order above is the faster one: 430 against 351. Ask what a model assumes.
 
 # %%
 show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
@@ -574,7 +578,7 @@ show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
 #
 # What both of them do is done twice. If both start a copy, it arrives twice. So one of them starts it. Both can wait at
 # the same barrier. Each takes its rows with a `pl.ds` that begins at a traced row. `x_smem.at[mine]` is a Ref to these
-# rows, of a swizzled tile, too, and wgmma takes it as it is.
+# rows. wgmma takes such a Ref as it is, also that of a swizzled tile.
 
 
 # %%
@@ -1163,7 +1167,7 @@ check("gpu_matmul/6", pipelined)
 # A kernel of its own for bias and GELU would read the whole product from GMEM and write it again. Here it is still in
 # registers. What comes between the last product and the store is called the **epilogue**, and it costs no bytes.
 #
-# Threads store badly from the layout of the accumulator: four of them share 8 columns of a row, so a row gets only 32
+# Threads store badly from the layout of the accumulator: four of them share 8 columns of a row, so a row gets only 16
 # bytes at a time. The copy engine stores well, from SMEM. But 64 x 256 bfloat16 of each consumer are 64 KiB together,
 # and from four slots on, the pipeline needs that room. So the result leaves in parts of 64 columns, through two slots:
 #
@@ -1243,9 +1247,8 @@ def fused(
 
 
 # %%
-# Budget for a (256, 320), b (320, 512), bias (512,): gmem_bytes=1_253_376, thread_bytes=8_192,
-# waited=280_000. Threads load the biases, and nothing else. If they wait
-# until each part has left, they wait for 300,624 cycles.
+# Budget for a (256, 320), b (320, 512), bias (512,): gmem_bytes=1_253_376, thread_bytes=8_192, waited=280_000. Threads
+# load the biases, and nothing else. If they wait until each part has left, they wait for 300,624 cycles.
 check("gpu_matmul/7", fused)
 
 # %% [markdown]
@@ -1351,8 +1354,8 @@ print(f"132 tiles of a strip of 8 columns need {different_parts(strip_of_8)}.")
 #
 # ### Theory
 #
-# A CTA of Puzzle 7 begins with empty slots and ends with an epilogue. Meanwhile the tensor cores have nothing to do,
-# and an SM has no room for a second such CTA. A persistent CTA has one start and one end for all of its tiles:
+# A CTA of Puzzle 7 begins with empty slots and ends with an epilogue. In both, the tensor cores have nothing to do, and
+# an SM has no room for a second such CTA. A persistent CTA has one start and one end for all of its tiles:
 #
 # ```text
 #     producer      | tile 0 ........ | tile 1 ........ | tile 2 ..
@@ -1363,7 +1366,7 @@ print(f"132 tiles of a strip of 8 columns need {different_parts(strip_of_8)}.")
 # producer has to wait for it, depend on all steps of this CTA before it. `n`, the loop's `local_index`, tells you how
 # many tiles it had.
 #
-# And the order of the tiles is yours. Count them in strips of `width` columns, which divides their number:
+# And the order of the tiles is yours. Count them in strips of `width` columns of tiles:
 #
 # ```text
 #      0  1 | 8  9
@@ -1392,7 +1395,7 @@ def persistent_spec(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Arr
 
 
 def tile_order(t, m_tiles, width):
-    # t: the number of a tile, traced      m_tiles: rows of tiles      width: columns of a strip
+    # t: the number of a tile, traced      m_tiles: rows of tiles      width: columns of a strip, which divides them all
     # Return the tile's row and column. lax.div and lax.rem take a traced number and an int.
     pass  # YOUR CODE HERE
 
@@ -1406,7 +1409,7 @@ def produce_tile(n, steps, slots, a_part, b_part, a_smem, b_smem, full, empty):
 
 def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
     # rows: a pl.ds, the rows of a slot of a that are yours      acc: (bm // 2, bn)
-    # Multiply all steps of the tile. Give each slot back one step later (delay_release=1), the last at the end.
+    # Multiply all steps of the tile. One step is that of Puzzle 5.
     pass  # YOUR CODE HERE
 
 
@@ -1482,9 +1485,8 @@ check("gpu_matmul/8", persistent)
 # <details><summary>Hint 1</summary>
 #
 # Give every step of this CTA a number that goes on from tile to tile: what is that of step `k` of its tile `n`? The
-# slot and the first wait of the producer depend on this number. What the copies read depends on `k` alone. For the
-# consumer: after `wgmma_wait(1)`, which product is over, and so which slot is free? For the order: a strip has
-# `m_tiles * width` tiles.
+# slot and the first wait of the producer depend on this number. What the copies read depends on `k` alone. The
+# consumers read no GMEM: does a step of theirs need `k` at all? For the order: a strip has `m_tiles * width` tiles.
 #
 # </details>
 #
@@ -1507,18 +1509,7 @@ check("gpu_matmul/8", persistent)
 # def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
 #     @pl.loop(0, steps)
 #     def _(k):
-#         step = ____
-#         slot = ____
-#         ____
-#         plgpu.wgmma(acc, a_smem.at[slot, rows], b_smem.at[slot])
-#         plgpu.wgmma_wait(1)
-#
-#         @pl.when(____)
-#         def _():
-#             plgpu.barrier_arrive(empty.at[____])
-#
-#     plgpu.wgmma_wait(0)
-#     ____
+#         consume(____, slots, acc, rows, a_smem, b_smem, full, empty)
 # ```
 #
 # </details>
@@ -1548,26 +1539,15 @@ check("gpu_matmul/8", persistent)
 # def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
 #     @pl.loop(0, steps)
 #     def _(k):
-#         step = n * steps + k
-#         slot = lax.rem(step, slots)
-#         plgpu.barrier_wait(full.at[slot])
-#         plgpu.wgmma(acc, a_smem.at[slot, rows], b_smem.at[slot])
-#         plgpu.wgmma_wait(1)
-#
-#         @pl.when(k > 0)
-#         def _():
-#             plgpu.barrier_arrive(empty.at[lax.rem(step - 1, slots)])
-#
-#     plgpu.wgmma_wait(0)
-#     plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
+#         consume(n * steps + k, slots, acc, rows, a_smem, b_smem, full, empty)
 # ```
 #
 # </details>
 
 # %% [markdown]
 # **Takeaway.** While a tile is stored, the slots fill for the next one. What a CTA computes is now a loop of your own,
-# in an order of your own. A `consume_tile` that says `wgmma_wait(0)` and gives each slot back at once is accepted, too.
-# With two consumers, the product of one goes on while the other waits. The picture shows two tiles of one CTA: look at
+# in an order of your own. You could give each slot back one step later, as in Puzzle 6. On an H200 that is no faster:
+# with two consumers, the product of one goes on while the other waits. The picture shows two tiles of one CTA: look at
 # the copy engine during the store.
 
 # %%

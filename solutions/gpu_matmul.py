@@ -142,18 +142,7 @@ def produce_tile(n, steps, slots, a_part, b_part, a_smem, b_smem, full, empty):
 def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
     @pl.loop(0, steps)
     def _(k):
-        step = n * steps + k
-        slot = lax.rem(step, slots)
-        plgpu.barrier_wait(full.at[slot])
-        plgpu.wgmma(acc, a_smem.at[slot, rows], b_smem.at[slot])
-        plgpu.wgmma_wait(1)
-
-        @pl.when(k > 0)
-        def _():
-            plgpu.barrier_arrive(empty.at[lax.rem(step - 1, slots)])
-
-    plgpu.wgmma_wait(0)
-    plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
+        consume(n * steps + k, slots, acc, rows, a_smem, b_smem, full, empty)
 
 
 # Puzzle 9

@@ -219,7 +219,7 @@ def epilogue(result, bias_part, o_part, o_smem):
 
 # %% gpu_matmul/8: the slots begin anew with each tile
 # produce_tile: `step = n * steps + k` -> `step = k`
-# consume_tile: `step = n * steps + k` -> `step = k`
+# consume_tile: `n * steps + k` -> `k`
 
 # %% gpu_matmul/8: the producer begins anew with each tile
 # produce_tile: `step = n * steps + k` -> `step = k`
@@ -230,24 +230,11 @@ def epilogue(result, bias_part, o_part, o_smem):
 # %% gpu_matmul/8: copies the steps of all tiles before
 # produce_tile: `pl.ds(k * 64, 64)` -> `pl.ds(step * 64, 64)`
 
-# %% gpu_matmul/8: gives back the slot that is being read
-# consume_tile: `empty.at[lax.rem(step - 1, slots)]` -> `empty.at[slot]`
+# %% gpu_matmul/8: the consumers begin anew with each tile
+# consume_tile: `n * steps + k` -> `k`
 
-# %% gpu_matmul/8: the last slot is never given back
-# consume_tile:
-# -    plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
-
-# %% gpu_matmul/8: the last slot is given back while it is read
-# consume_tile: `plgpu.wgmma_wait(0)` -> `plgpu.wgmma_wait(1)`
-
-# %% gpu_matmul/8: the last slot waits for the next tile
-# consume_tile: `k > 0` -> `step > 0`
-# consume_tile:
-# -    plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
-
-# %% gpu_matmul/8: nobody waits for the products
-# consume_tile:
-# -        plgpu.wgmma_wait(1)
+# %% gpu_matmul/8: the steps of the tiles before are counted twice
+# consume_tile: `@pl.loop(0, steps)` -> `@pl.loop(n * steps, n * steps + steps)`
 
 # %% gpu_matmul/8: a strip of one row
 # tile_order: `strip, within = lax.div(t, m_tiles * width), lax.rem(t, m_tiles * width)` -> `strip, within = lax.div(t, width), lax.rem(t, width)`
@@ -286,6 +273,32 @@ def produce_tile(n, steps, slots, a_part, b_part, a_smem, b_smem, full, empty):
 def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
     @pl.loop(0, steps)
     def _(k):
+        consume(n * steps + k, slots, acc, rows, a_smem, b_smem, full, empty)
+
+
+# %% gpu_matmul/8: a slot is given back one step later, and the last one never
+def tile_order(t, m_tiles, width):
+    strip, within = lax.div(t, m_tiles * width), lax.rem(t, m_tiles * width)
+    return lax.div(within, width), strip * width + lax.rem(within, width)
+
+
+def produce_tile(n, steps, slots, a_part, b_part, a_smem, b_smem, full, empty):
+    @pl.loop(0, steps)
+    def _(k):
+        step = n * steps + k
+        slot, part = lax.rem(step, slots), pl.ds(k * 64, 64)
+
+        @pl.when(step >= slots)
+        def _():
+            plgpu.barrier_wait(empty.at[slot])
+
+        plgpu.copy_gmem_to_smem(a_part.at[:, part], a_smem.at[slot], full.at[slot])
+        plgpu.copy_gmem_to_smem(b_part.at[part], b_smem.at[slot], full.at[slot])
+
+
+def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
+    @pl.loop(0, steps)
+    def _(k):
         step = n * steps + k
         slot = lax.rem(step, slots)
         plgpu.barrier_wait(full.at[slot])
@@ -297,7 +310,6 @@ def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
             plgpu.barrier_arrive(empty.at[lax.rem(step - 1, slots)])
 
     plgpu.wgmma_wait(0)
-    plgpu.barrier_arrive(empty.at[lax.rem(n * steps + steps - 1, slots)])
 
 
 # %% gpu_matmul/9: nothing is shared

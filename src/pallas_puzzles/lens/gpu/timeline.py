@@ -1,8 +1,8 @@
 """The machine's logical clock: what takes how long, who was busy when, and what a kernel costs.
 
-Cycles of one SM, by the chip's published rates. It is a model: bandwidth is shared evenly among the SMs, all of GMEM is
-in HBM or, where `in_l2` says so, in L2; an instruction costs what it computes. It says what overlaps and what does not,
-not how fast a chip is.
+Cycles of one SM, by the chip's published rates. It is a model: each CTA has an SM of its own, bandwidth is shared
+evenly among the SMs, all of GMEM is in HBM or, where `in_l2` says so, in L2; an instruction costs what it computes. It
+says what overlaps and what does not, not how fast a chip is. benchmarks/gpu.md has it beside an H200.
 """
 
 import collections
