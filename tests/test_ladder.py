@@ -60,6 +60,13 @@ def test_a_restructuring_that_costs_more_is_refused_with_the_cost() -> None:
     assert "its matrix products take 12,582,912 FLOPs; the budget is 8,388,608" in " ".join(str(verdict).split())
 
 
+def test_a_formula_that_is_all_of_the_answer_is_not_corrected() -> None:
+    right = (ROOT / "solutions" / "ladder.py").read_text("utf-8")
+    verdict = session.run("ladder/4", overlay=right.replace("seconds - flash_floor(H, T, D, bq, bkv, chip)", "seconds"))
+    assert "if the floors were equal" in (said := " ".join(str(verdict).split()))
+    assert not any(words in said for words in ("Also: ", "should be", "is missing", "is what is wrong"))
+
+
 def example(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None

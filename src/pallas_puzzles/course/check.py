@@ -227,7 +227,8 @@ class _Answer:
                 files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
                 little = verdict.status == "failed" and verdict.findings[0].kind in SAYS_LITTLE
                 apart = self._apart(asked, only) if little and not any(c.told for c in found) else None
-                verdict.findings = told(verdict.findings, found, files, apart, not asked.kernel)
+                formulas = {claim.fn.__name__ for claim in asked.claims} >= set(self.known.holes)
+                verdict.findings = told(verdict.findings, found, files, apart, formulas)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
     def _apart(self, asked: Question, only: tuple[int, int] | None) -> "SourceLine | None":

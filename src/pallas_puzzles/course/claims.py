@@ -18,7 +18,10 @@ _MAX_DEVIATIONS = 3  # more ways than that to be wrong at once: coincidence
 
 
 class Asked(Protocol):
-    """What is asked of a function of the reader's beside the kernel. last: when the kernel's result is right."""
+    """What is asked of `fn`, a function of the reader's, beside the kernel. last: when the kernel's result is right."""
+
+    @property
+    def fn(self) -> Callable[..., Any]: ...
 
     @property
     def last(self) -> bool: ...
@@ -29,9 +32,9 @@ class Asked(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """`model(*args)` is what `measured(*args)` says of a run, for each of `cases`."""
+    """`fn(*args)`, a model, is what `measured(*args)` says of a run, for each of `cases`."""
 
-    model: Callable[..., Any]
+    fn: Callable[..., Any]
     cases: Sequence[tuple[Any, ...]]
     measured: Callable[..., "_Sum | _Time | Count"]
     last = False  # judged before the kernel
@@ -41,12 +44,12 @@ class Claim:
         from ..diagnose.findings import Finding
         from ..ir.capture import source_line
 
-        code = self.model.__code__
+        code = self.fn.__code__
         line = source_line(code.co_filename, code.co_firstlineno)
         wrong, slips = None, []
         for args in self.cases:
-            said = for_the_reader(self.model, *args)
-            call = f"{self.model.__name__}({', '.join(_shown(a, self.model) for a in args)})"
+            said = for_the_reader(self.fn, *args)
+            call = f"{self.fn.__name__}({', '.join(_shown(a, self.fn) for a in args)})"
             if said is None:
                 return Finding("model", f"{call} returns None: return a number.", [], line)
             for_the_reader(float, said)
@@ -69,7 +72,7 @@ class Claim:
     def word(self) -> str:
         """What the model is right about, for a puzzle that asks nothing else."""
         truth = self.measured(*self.cases[0])
-        call = f"{self.model.__name__}({', '.join(_shown(a, self.model) for a in self.cases[0])})"
+        call = f"{self.fn.__name__}({', '.join(_shown(a, self.fn) for a in self.cases[0])})"
         tried = f" It is right for all {len(self.cases)} sizes that were tried." if len(self.cases) > 1 else ""
         return f"{call}: {truth.whose} {truth.text(truth.value)}.{tried}"
 
@@ -165,10 +168,10 @@ def helper_claim(
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """`pick(*sizes, limits)` is the cheapest of `plans(*sizes)` that fits, whatever `draw(rng)` -> (*sizes, limits)
+    """`fn(*sizes, limits)` is the cheapest of `plans(*sizes)` that fits, whatever `draw(rng)` -> (*sizes, limits)
     says: there is no list of cases to be right about. The plans are counted one by one, in `run(*sizes, *plan)`."""
 
-    pick: Callable[..., Any]
+    fn: Callable[..., Any]
     run: Callable[..., Any]
     plans: Callable[..., Sequence[tuple[int, ...]]]
     draw: Callable[[Any], tuple[Any, ...]]
@@ -181,7 +184,7 @@ class Choice:
         """What is wrong with the choice, on the first draw where something is, or None."""
         import numpy as np
 
-        rng = np.random.default_rng(seed_of(self.pick.__name__, 0))
+        rng = np.random.default_rng(seed_of(self.fn.__name__, 0))
         return next((f for f in (self._on(*self.draw(rng)) for _ in range(_DRAWS)) if f), None)
 
     def _on(self, *args: Any) -> "Finding | None":
@@ -189,9 +192,9 @@ class Choice:
         from ..ir.capture import source_line
 
         *sizes, limits = args
-        code, room = self.pick.__code__, self.room(limits)
-        plan = for_the_reader(self.pick, *args)
-        call = f"Right answer, but {self.pick.__name__}({', '.join(_shown(a, self.pick) for a in args)}) is {plan}"
+        code, room = self.fn.__code__, self.room(limits)
+        plan = for_the_reader(self.fn, *args)
+        call = f"Right answer, but {self.fn.__name__}({', '.join(_shown(a, self.fn) for a in args)}) is {plan}"
         line = source_line(code.co_filename, code.co_firstlineno)
         counted = {p: _counted(*self.run(*sizes, *p)) for p in self.plans(*sizes)}
         fitting = {p: self.cost(*c, limits) for p, c in counted.items() if c[0].vmem_bytes <= room}
@@ -211,12 +214,12 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Cheapest:
-    """For each of these sizes, no plan of `plans(*sizes)` is cheaper by `cost(*sizes, *plan)` than `pick(*sizes)`.
+    """For each of these sizes, no plan of `plans(*sizes)` is cheaper by `cost(*sizes, *plan)` than `fn(*sizes)`.
 
     cost: anything that has an order, also a tuple. text: a cost in words.
     """
 
-    pick: Callable[..., Any]
+    fn: Callable[..., Any]
     plans: Callable[..., Sequence[tuple[Any, ...]]]
     cost: Callable[..., Any]
     sizes: Sequence[tuple[Any, ...]]
@@ -231,14 +234,14 @@ class Cheapest:
         from ..diagnose.findings import Finding
         from ..ir.capture import source_line
 
-        plan, costs = for_the_reader(self.pick, *sizes), {p: self.cost(*sizes, *p) for p in self.plans(*sizes)}
+        plan, costs = for_the_reader(self.fn, *sizes), {p: self.cost(*sizes, *p) for p in self.plans(*sizes)}
         best = min(costs, key=lambda p: costs[p])
         known = isinstance(plan, tuple) and plan in costs
         if known and costs[plan] <= costs[best]:
             return None
         found = f"which takes {self.text(costs[plan])}" if known else f"none of the {len(costs)} plans that can be used"
-        code = self.pick.__code__
-        call = f"Right answer, but {self.pick.__name__}({', '.join(_shown(a, self.pick) for a in sizes)}) is {plan}"
+        code = self.fn.__code__
+        call = f"Right answer, but {self.fn.__name__}({', '.join(_shown(a, self.fn) for a in sizes)}) is {plan}"
         cause = f"{call}, {found}. {best} takes {self.text(costs[best])}."
         return Finding("choice", cause, [], source_line(code.co_filename, code.co_firstlineno))
 

@@ -30,11 +30,11 @@ def order_claim(order: Callable[..., Any], *cases: tuple[int, int], ctas: int = 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """`order(t, m_tiles, width)`, the row and column of tile t, lets CTAs that run at the same time share what they
+    """`fn(t, m_tiles, width)`, the row and column of tile t, lets CTAs that run at the same time share what they
     read: the machine has no L2. cases: (m_tiles, width). ctas: how many run. The tiles of strips of `width` columns,
     row by row, are what it is compared with; whether each tile has its turn, the kernel's result shows."""
 
-    order: Callable[..., Any]
+    fn: Callable[..., Any]
     cases: Sequence[tuple[int, int]]
     ctas: int
     last = True
@@ -52,15 +52,15 @@ class Order:
         from ..ir.capture import source_line
 
         numbers = jnp.arange(self.ctas, dtype=jnp.int32)
-        rows, columns = for_the_reader(jax.vmap(lambda t: self.order(t, m_tiles, width)), numbers)
+        rows, columns = for_the_reader(jax.vmap(lambda t: self.fn(t, m_tiles, width)), numbers)
         n = np.arange(self.ctas)
         strip, within = n // (m_tiles * width), n % (m_tiles * width)
         want, found = _parts(within // width, strip * width + within % width), _parts(rows, columns)
         if sum(found) <= sum(want):
             return None
-        code = self.order.__code__
+        code = self.fn.__code__
         cause = (
-            f"Right answer, but {self.ctas} CTAs that work on the first {self.ctas} tiles by {self.order.__name__}(t, "
+            f"Right answer, but {self.ctas} CTAs that work on the first {self.ctas} tiles by {self.fn.__name__}(t, "
             f"{m_tiles}, {width}) read {found[0]} different rows of tiles and {found[1]} columns. In strips of {width} "
             f"columns, they read {want[0]} and {want[1]}: what several of them read comes from the L2."
         )

@@ -16,13 +16,13 @@ def told(
     found: Sequence[Correction],
     files: Mapping[str, str],
     apart: "SourceLine | None" = None,
-    counted: bool = False,
+    formulas: bool = False,
 ) -> "list[Finding]":
     """The findings of a verdict with corrections: the first with what was seen of it, each further one on its own.
 
     files: the file that each of the functions is in. apart: where no correction is told, the line at which the values
-    part from those of a right answer; it is told where nothing else says more than which function. counted: a formula
-    is all that the puzzle asks for, so a correction of it would be the answer.
+    part from those of a right answer; it is told where nothing else says more than which function. formulas: the puzzle
+    asks for nothing else, so a correction of one would be the answer.
     """
     from ..diagnose.findings import Finding
     from ..ir.capture import source_line
@@ -38,7 +38,7 @@ def told(
         Finding("correction", _sentence(c, len(found)), (), source_line(files[c.function], c.line), function=c.function)
         for c in found
     )
-    if counted and seen.kind == "model" and seen.evidence:  # what the formula should come to is told, and where
+    if formulas and seen.kind == "model" and seen.evidence:  # what it should come to is told, and where
         return [seen.but(line=first.line, function=first.function), *findings[1:]]
     covered = [c for c in found if seen.line and seen.line.file == files[c.function] and c.covers(seen.line.line)]
     if seen.kind == "budget":

@@ -64,6 +64,7 @@ def corrections(
     leave nothing out. untold: only where it is, not what should be there.
     """
     found = []
+    right = applied(answer, [each for each in chosen if not each.whole])
     chosen = chosen if statements else _used_by_none(chosen)
     for group in _together(answer, chosen, named, statements):
         name = group.differences[0].function
@@ -75,7 +76,7 @@ def corrections(
         else:
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
             mine = {value: each for value, each in named.get(name, {}).items() if own is None or each != own.id}
-            words, told = _words(answer, group, mine, untold)
+            words, told = _words(answer, group, mine, right[name], untold)
             edit = _edit(answer, group, mine)
             line, last = group.lines(answer[name])
             found.append(Correction(name, line, last, f"in {called}, {words}", told, edit=edit))
@@ -239,8 +240,10 @@ class _Followed(ast.NodeTransformer):
         return [*ahead, *kept, *behind]
 
 
-def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: bool) -> tuple[str, bool]:
-    """What is wrong in one place, and whether that says what should be there."""
+def _words(
+    answer: Functions, group: _Group, named: Mapping[str, str], right: ast.FunctionDef, untold: bool
+) -> tuple[str, bool]:
+    """What is wrong in one place, and whether that says what should be there. right: the function after all changes."""
     tree = answer[group.differences[0].function]
     first = group.differences[0]
     inside = group.path != first.path or len(group.differences) > 1
@@ -263,7 +266,7 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], untold: b
     if was is None:
         return "something is missing here", False
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
-    return wrong + (_used(was, should, _bound(tree)) if should is not None else ""), False
+    return wrong + (_used(was, should, _bound(tree), right) if should is not None else ""), False
 
 
 def _without_shared(was: ast.expr, should: ast.expr) -> tuple[Any, Any]:
@@ -300,10 +303,13 @@ def _opening(node: Any, named: Mapping[str, str]) -> str:
     return f"{text[:_SHOWN].rstrip()} ..."
 
 
-def _used(was: Any, should: Any, own: set[str]) -> str:
-    """What only one of two programs uses, where that is little: a hint at how they differ. own: the answer's locals."""
+def _used(was: Any, should: Any, own: set[str], right: ast.FunctionDef) -> str:
+    """What only one of two programs uses, where that is little: a hint at how they differ.
+
+    own: the answer's locals; it does not have those of `right`, the whole function, and what that uses elsewhere it needs.
+    """
     mine, theirs = set(_parts(was)), set(_parts(should))
-    missing, extra = theirs - mine - (_bound(should) - own), mine - theirs - own
+    missing, extra = theirs - mine - (_bound(right) - own), mine - theirs - own - set(_parts(right))
     if not 0 < len(missing) + len(extra) <= _LITTLE:
         return ""
     uses, spare = (" and ".join(f"`{part}`" for part in sorted(parts)) for parts in (missing, extra))
