@@ -306,7 +306,8 @@ def _opening(node: Any, named: Mapping[str, str]) -> str:
 def _used(was: Any, should: Any, own: set[str], right: ast.FunctionDef) -> str:
     """What only one of two programs uses, where that is little: a hint at how they differ.
 
-    own: the answer's locals; it does not have those of `right`, the whole function, and what that uses elsewhere it needs.
+    own: the answer's locals; it does not have those of `right`, the whole function, and needs what that uses
+    elsewhere.
     """
     mine, theirs = set(_parts(was)), set(_parts(should))
     missing, extra = theirs - mine - (_bound(right) - own), mine - theirs - own - set(_parts(right))
