@@ -2,14 +2,13 @@
 plain data. What it says of a kernel is a Page, one for each kind of machine."""
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, ClassVar, Self
 
 from ..lens.machine import listed
 from ..targets.tpu.lowering import Refusal
-from ..text import LINES, Lines, fitted, plain, wrapped
+from ..text import LINES, Lines, fitted, wrapped
 from . import roofline
 from .draw import Displayed, card_html, image
 from .facts import FONT, WIDE, as_json, capital, fact_html, refusal_html, refusal_lines, table
@@ -68,10 +67,9 @@ class Report[C: Any, K](Displayed):
     def __bool__(self) -> bool:
         return self.refusal is None and not self.unavailable
 
-    def __str__(self) -> str:
-        return plain(text(self), getattr(sys.stdout, "encoding", None))
-
-    __repr__ = __str__
+    def text(self) -> str:
+        """The report for a terminal: at most a screen for each kernel."""
+        return "\n".join(line for _, line in _lines(self))
 
     def __rich__(self) -> Any:
         """The text with a little colour."""
@@ -82,7 +80,16 @@ class Report[C: Any, K](Displayed):
         return Text("\n").join(Text(line, style=styles.get(role, "")) for role, line in _lines(self))
 
     def _repr_html_(self) -> str:
-        return html(self)
+        """The roofline, and a table with the facts; colours are the page's own."""
+        if self.unavailable:
+            return card_html(NEUTRAL, f"<b>{escape(capital(self.unavailable))}</b>", FONT)
+        first = f"<b>{escape(_headline(self))}</b>"
+        if self.refusal is not None:
+            return card_html(BAD, first + refusal_html(self.refusal), FONT)
+        tables = [_kernel_html(self, number) for number in range(len(self.kernels))]
+        last = table([fact_html(name, escape(words)) for name, words in _remarks(self)], WIDE)
+        picture = image(roofline_of(self).svg(), roofline_of(self).words()) if self.kernels else ""
+        return picture + card_html(GOOD, first + "".join(tables) + last, FONT)
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data with stable keys, for programs; what is not known is None."""
@@ -151,11 +158,6 @@ def _remarks(report: Report[Any, Any]) -> Iterator[Fact]:
 Part = tuple[int, Lines]  # (rank, lines)
 
 
-def text(report: Report[Any, Any]) -> str:
-    """The report for a terminal: at most a screen for each kernel."""
-    return "\n".join(line for _, line in _lines(report))
-
-
 def _lines(report: Report[Any, Any]) -> Lines:
     if report.unavailable:
         return [("headline", capital(report.unavailable))]
@@ -188,19 +190,6 @@ def _row(page: Page, name: str, words: str) -> Part:
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
-
-
-def html(report: Report[Any, Any]) -> str:
-    """The roofline, and a table with the facts; colours are the page's own."""
-    if report.unavailable:
-        return card_html(NEUTRAL, f"<b>{escape(capital(report.unavailable))}</b>", FONT)
-    first = f"<b>{escape(_headline(report))}</b>"
-    if report.refusal is not None:
-        return card_html(BAD, first + refusal_html(report.refusal), FONT)
-    tables = [_kernel_html(report, number) for number in range(len(report.kernels))]
-    last = table([fact_html(name, escape(words)) for name, words in _remarks(report)], WIDE)
-    picture = image(roofline_of(report).svg(), roofline_of(report).words()) if report.kernels else ""
-    return picture + card_html(GOOD, first + "".join(tables) + last, FONT)
 
 
 def _kernel_html(report: Report[Any, Any], number: int) -> str:
