@@ -1,10 +1,15 @@
-"""What benchmarks/foreign.py runs: a registry of calls of kernels, and what makes their arrays."""
+"""What benchmarks/foreign.py runs: a registry of calls of kernels, what makes their arrays, and a limit for each."""
 
-from collections.abc import Callable
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
+from pallas_puzzles.lens.watchdog import time_limit
 
 BF16 = jnp.bfloat16
 GROUPS = np.array([100, 0, 28, 128], np.int32)
@@ -12,6 +17,7 @@ GROUPS = np.array([100, 0, 28, 128], np.int32)
 Job = tuple[Callable[..., Any], tuple[Any, ...]]  # a function of arrays, the arrays
 JOBS: dict[str, tuple[str, Callable[[], Job]]] = {}  # name of a row -> package, what makes its job
 REFERENCES: dict[str, Callable[..., Any]] = {}  # name of a row -> the same in plain arrays
+HANGS_S = 900.0
 
 
 def job(
@@ -28,6 +34,25 @@ def job(
         return make
 
     return register
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Stops the block by TimeLimit after so much CPU time, which other processes do not add to; or where it hangs."""
+    start, over = time.process_time(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            if time.process_time() - start > seconds:
+                limit.expire()
+                return
+
+    with time_limit(HANGS_S) as limit:
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

@@ -1,18 +1,23 @@
 """Which kernels of other projects are called as their own tests call them: entry -> the tests."""
 
 import dataclasses
+import functools
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from foreign_jobs import Job
+from foreign_plain import grouped_outer_product, grouped_product, named, scattered_rows
 from harvest import harvest, readable, replace
 
 ABSENT = (
     "torch vllm torchax torch_xla fastapi qwix flax transformers uvicorn orjson psutil huggingface_hub zmq requests "
     "PIL uvloop pathwaysutils tpu_info openai aiohttp modelscope tokamax._src.ops.experimental.gmm_v2"
 ).split()
+PRODUCTS = {"gmm_v2": grouped_product, "tgmm_v2": grouped_outer_product}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +25,8 @@ class Project:
     """A project whose tests call its kernels. checkout, root: where below --source, None for an installed package.
 
     kernels: module:function, below `modules` -> a file of tests, below `tests`. known: what functions say here, which
-    would look for a TPU.
+    would look for a TPU. plain: a kernel's function -> the same in plain arrays. unordered: functions whose results'
+    order along the last axis is not promised.
     """
 
     package: str
@@ -30,6 +36,8 @@ class Project:
     checkout: str | None = None
     root: str = "."
     known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unordered: tuple[str, ...] = ()
+    plain: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=lambda: PRODUCTS)
 
 
 PROJECTS = {
@@ -63,6 +71,13 @@ PROJECTS = {
             "gmm_v2.tgmm_v2:tgmm_v2": "gmm_v2/gmm_v2_test.py",
             "router_topk.pallas_mosaic_tpu_kernel:select": "router_topk/pallas_mosaic_tpu_test.py",
             "batched_rpa.kernel.wrapper:ragged_paged_attention": "batched_rpa/kernel/speculative_decode_test.py",
+        },
+        unordered=("streamindex_topk",),
+        plain={
+            **PRODUCTS,
+            "scatter_rows": scattered_rows,
+            "compress_norm_rope_store": named("tokamax._src.ops.dsv4_compressor.reference:compress_norm_rope_store"),
+            "streamindex_topk": named("tokamax._src.ops.lightning_indexer.reference:lightning_indexer"),
         },
     ),
     "tpu-inference": Project(
@@ -157,8 +172,9 @@ def folder_of(name: str, source: Path | None) -> Path | str:
     return source / project.checkout / project.root
 
 
-def calls_of(name: str, source: Path | None, word: str) -> Iterator[tuple[str, Job]]:
-    """(name of a row, the call), for the kernels of a project that has a folder, where the name has this word in it."""
+def calls_of(name: str, source: Path | None, word: str) -> Iterator[tuple[str, Job, Callable[..., Any] | None]]:
+    """(name of a row, the call, the same in plain arrays) for the kernels of a project that has a folder, where the
+    name has this word in it."""
     project, root = PROJECTS[name], folder_of(name, source)
     assert isinstance(root, Path)
     if project.checkout is not None:
@@ -177,4 +193,11 @@ def calls_of(name: str, source: Path | None, word: str) -> Iterator[tuple[str, J
             calls, why = {}, f"{type(error).__name__}: {error}"
         if not calls:
             print(f"{title}: no call of it in {file}: {why}", flush=True)
-        yield from ((f"{title}, {test}", call) for test, call in calls.items())
+        plain = project.plain.get(function)
+        for test, (fn, args) in calls.items():
+            fn = functools.partial(_in_order, fn) if function in project.unordered else fn
+            yield f"{title}, {test}", (fn, args), functools.partial(fn, kernel=plain) if plain else None
+
+
+def _in_order(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.sort(x, -1), fn(*args, **options))

@@ -8,31 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from foreign_jobs import BF16, GROUPS, Job, integers, job, normal
+from foreign_plain import grouped_outer_product, grouped_product, named
 
 
 def tokamax(name: str) -> Any:
     return importlib.import_module(f"tokamax._src.ops.{name}")
 
 
-def each_group(of_one: Any) -> Any:
-    """of_one(rows of a group, ...) for each group: (x, y, sizes of the groups) -> its results."""
-
-    def call(x: Any, y: Any, sizes: Any) -> list[Any]:
-        ends = np.cumsum(sizes)
-        x, y = x.astype(np.float32), y.astype(np.float32)
-        return [of_one(x, y, g, slice(end - size, end)) for g, (size, end) in enumerate(zip(sizes, ends, strict=True))]
-
-    return call
-
-
-products = each_group(lambda x, y, g, rows: x[rows] @ y[g])
-outer = each_group(lambda x, y, g, rows: x[rows].T @ y[rows])
-rows_by_group = lambda *args: np.concatenate(products(*args))  # noqa: E731
-
-
-def gated(*args: Any) -> Any:
-    gate, up = np.split(rows_by_group(*args), 2, axis=1)
-    return jax.nn.silu(gate) * up
+def plain(name: str, **options: Any) -> Any:
+    """tokamax's own function in plain arrays, op.reference:function."""
+    return functools.partial(named(f"tokamax._src.ops.{name}"), **options)
 
 
 def gmm_v2(dtype: Any = np.float32, **options: Any) -> Job:
@@ -41,12 +26,14 @@ def gmm_v2(dtype: Any = np.float32, **options: Any) -> Job:
     return lambda *args: fn(*args), (normal(96, 256, dtype=dtype), weights, np.array([30, 0, 50, 16], np.int32))
 
 
-job("tokamax", "gmm_v2", rows_by_group)(gmm_v2)
-job("tokamax", "gmm_v2, bf16", rows_by_group)(functools.partial(gmm_v2, BF16))
-job("tokamax", "gmm_v2, silu", gated)(functools.partial(gmm_v2, BF16, fuse_act="silu"))
+job("tokamax", "gmm_v2", grouped_product)(gmm_v2)
+job("tokamax", "gmm_v2, bf16", grouped_product)(functools.partial(gmm_v2, BF16))
+job("tokamax", "gmm_v2, silu", functools.partial(grouped_product, fuse_act="silu"))(
+    functools.partial(gmm_v2, BF16, fuse_act="silu")
+)
 
 
-@job("tokamax", "tgmm_v2", lambda *args: np.stack(outer(*args)))
+@job("tokamax", "tgmm_v2", grouped_outer_product)
 def tgmm_v2() -> Job:
     fn = tokamax("gmm_v2.tgmm_v2").tgmm_v2
     args = normal(96, 256, dtype=BF16), normal(96, 256, dtype=BF16, seed=1), np.array([30, 0, 50, 16], np.int32)
@@ -120,13 +107,23 @@ def mhc_post() -> Job:
     return lambda *args: kernel(*args), args
 
 
-@job("tokamax", "projection with saved state")
+def state_of(save: Any) -> Any:
+    """What a function has saved: the numbers of which four bytes each lie along an axis of the cache."""
+
+    def call(*args: Any) -> Any:
+        return jax.lax.bitcast_convert_type(jnp.moveaxis(save(*args, compress_ratio=4), 2, -1), jnp.float32)
+
+    return call
+
+
+@job("tokamax", "projection with saved state", state_of(plain("proj_and_save_state.reference:proj_and_save_state")))
 def proj_and_save_state() -> Job:
     kernel = tokamax("proj_and_save_state.pallas_mosaic_tpu_kernel").proj_and_save_state
-    slots = np.where(np.arange(16) < 14, np.random.default_rng(0).permutation(32)[:16], -1).astype(np.int32)
-    cache = integers(0, 256, 2, 256, 4, 128).astype(np.uint8)
+    rows = 2 * 1024 // 128  # of the cache, that a token takes
+    slots = np.where(np.arange(16) < 14, rows * np.random.default_rng(0).permutation(32)[:16], -1).astype(np.int32)
+    cache = np.moveaxis(normal(2, 256, 128).view(np.uint8).reshape(2, 256, 128, 4), 3, 2)
     args = normal(16, 256), normal(256, 2 * 1024), normal(4, 1024), integers(0, 999, 16), slots, cache
-    return functools.partial(kernel, compress_ratio=4), args
+    return state_of(kernel), args
 
 
 @job("tokamax", "linear softmax cross entropy")
@@ -164,7 +161,11 @@ def page_ids() -> Job:
     return lambda *args: kernel(*args, 4), args
 
 
-@job("tokamax", "batched ragged paged attention")
+@job(
+    "tokamax",
+    "batched ragged paged attention",
+    plain("batched_rpa.reference:batched_ragged_paged_attention_reference"),
+)
 def batched_rpa() -> Job:
     kernel = tokamax("batched_rpa.kernel.wrapper").ragged_paged_attention
     sizes = tokamax("batched_rpa.kernel.configs").BlockSizes(bq_sz=1, bq_c_sz=1, bkv_sz=128, batch_size=2, n_buffer=2)
@@ -178,7 +179,7 @@ def batched_rpa() -> Job:
     return lambda *args: kernel(**dict(zip(names, args, strict=True)), **blocks), arrays
 
 
-@job("tokamax", "mla over pages")
+@job("tokamax", "mla over pages", plain("experimental.mla.reference:mla_attention"))
 def mla() -> Job:
     kernel = tokamax("experimental.mla.pallas_mosaic_tpu_kernel").mla_ragged_paged_attention
     args = (
@@ -209,7 +210,7 @@ def tokamax_splash_gradient() -> Job:
     return jax.grad(lambda q, k, v: fn(q, k, v).sum(), argnums=(0, 1, 2)), args
 
 
-@job("tokamax", "gather of two caches, on the SparseCore")
+@job("tokamax", "gather of two caches, on the SparseCore", plain("csa_gather.reference:csa_gather", top_k=256))
 def csa_gather() -> Job:
     kernel = tokamax("csa_gather.pallas_mosaic_tpu_kernel").csa_gather
     caches = integers(-999, 999, 8, 256, 128), integers(-999, 999, 8, 64, 128)
@@ -230,10 +231,16 @@ def fp8_gradient() -> Job:
     return functools.partial(kernel, bm=128, bk=128, bn=128), args
 
 
-@job("tokamax", "convolution and gated delta rule")
+GDN = {"n_kq": 2, "n_v": 4, "d_k": 128, "d_v": 128, "kernel_size": 4}
+
+
+@job(
+    "tokamax",
+    "convolution and gated delta rule",
+    plain("causal_conv1d_gated_delta_rule.reference:run_jax_gdn_attention_local_ref", **GDN),
+)
 def gdn() -> Job:
     kernel = tokamax("causal_conv1d_gated_delta_rule.wrapper").fused_conv1d_gdn
-    sizes = {"n_kq": 2, "n_v": 4, "d_k": 128, "d_v": 128, "kernel_size": 4}
     names = (
         "qkv b a conv_state recurrent_state conv_weight conv_bias a_log dt_bias query_start_loc state_indices "
         "distribution seq_lens"
@@ -242,6 +249,6 @@ def gdn() -> Job:
         normal(16, 1024, dtype=BF16), normal(16, 4, dtype=BF16), normal(16, 4, dtype=BF16, seed=1),
         normal(5, 3, 1024, dtype=BF16), normal(5, 4, 128, 128), normal(1024, 1, 4, dtype=BF16), None, normal(4),
         normal(4, seed=1), np.array([0, 1, 2, 16, 16], np.int32), np.array([1, 2, 3, 4], np.int32),
-        np.array([2, 2, 3], np.int32), np.array([5, 7, 14, 0], np.int32),
+        np.array([2, 2, 3], np.int32), np.array([5, 7, 14, 1], np.int32),
     )  # fmt: skip
-    return lambda *args: kernel(**dict(zip(names, args, strict=True)), **sizes), arrays
+    return lambda *args: kernel(**dict(zip(names, args, strict=True)), **GDN), arrays

@@ -102,11 +102,6 @@ def bytes_moved(m, n):
     pass  # YOUR CODE HERE
 
 
-def smem_held(bm, n):
-    """How many bytes of SMEM the scratch of a CTA takes."""
-    pass  # YOUR CODE HERE
-
-
 def slots_kernel(x_gmem, o_gmem, x_smem, o_smem, barriers):
     pass  # YOUR CODE HERE
 
@@ -124,9 +119,6 @@ check("gpudemo/3", slots)
 #
 # ```python
 @bytes_moved
-#
-#
-@smem_held
 #
 #
 @slots_kernel
@@ -203,10 +195,6 @@ def double_kernel(x_gmem, o_gmem, x_smem, o_smem, barrier):
 def bytes_moved(m, n):
     return 2 * 4 * m * n
 """,
-    "smem_held": """\
-def smem_held(bm, n):
-    return 2 * 2 * bm * n * 4 + 2 * 8
-""",
     "slots_kernel": """\
 def slots_kernel(x_gmem, o_gmem, x_smem, o_smem, barriers):
     bm = x_smem.shape[1]
@@ -248,7 +236,7 @@ def centred_kernel(_, x_smem, o_smem):
 
 CASES = """\
 from pallas_puzzles import Budget, case, normal
-from pallas_puzzles.course.gpu_claims import gmem_claim, smem_claim
+from pallas_puzzles.course.gpu_claims import gmem_claim
 from pallas_puzzles.course.inputs import question
 
 
@@ -261,13 +249,7 @@ def puzzle_2(nb):
 
 
 def puzzle_3(nb):
-    def run(bm, n):
-        return lambda x: nb.slots(x, bm=bm), (zeros(2 * bm, n),)
-
-    claims = [
-        gmem_claim(nb.bytes_moved, lambda m, n: (nb.slots, (zeros(m, n),)), (256, 128), (192, 64)),
-        smem_claim(nb.smem_held, run, (64, 128), (32, 64)),
-    ]
+    claims = [gmem_claim(nb.bytes_moved, lambda m, n: (nb.slots, (zeros(m, n),)), (256, 128), (192, 64))]
     inputs = normal((256, 128))
     return question(nb.double_spec, inputs, variants=[case(normal((192, 64)), bm=64)], claims=claims)
 

@@ -20,6 +20,8 @@ from pallas_puzzles.targets.tpu.compiler import HOW_TO_GET_IT
 from pallas_puzzles.targets.tpu.lowering import Refusal
 from pallas_puzzles.text import COLUMNS as TEXT_COLUMNS
 from pallas_puzzles.text import LINES as TEXT_LINES
+from pallas_puzzles.view import report as pages
+from pallas_puzzles.view import roofline
 from pallas_puzzles.view import tpu_picture as picture
 from pallas_puzzles.view.draw import Displayed
 from pallas_puzzles.view.paper import SANS_EM, THEMES
@@ -72,6 +74,14 @@ def at(intensity, speed, **more):
     return kernel(flops=flops, hbm_bytes=round(flops / intensity), time_s=100 * US, **more)
 
 
+def svg(one):
+    return pages.roofline_of(one).svg()
+
+
+def roofline_words(one):
+    return pages.roofline_of(one).words()
+
+
 def words(value):
     """A text without its line ends."""
     return " ".join(str(value).split())
@@ -117,7 +127,7 @@ REPORTS = {
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_kernel_takes_a_screen_at_most(name):
-    lines = picture.text(REPORTS[name]).splitlines()
+    lines = str(REPORTS[name]).splitlines()
     assert len(lines) <= TEXT_LINES * max(1, len(REPORTS[name].kernels))
     assert max(map(len, lines)) <= TEXT_COLUMNS
     assert all(line == line.rstrip() for line in lines)
@@ -164,10 +174,10 @@ def test_every_figure_is_told():
     unseen = {"hlo_name", "steered", "mxu_dtype"}  # the compiler's own name, and what only words depend on
     assert set(FIGURES) == fields - unseen
     many = report(kernel(dynamic=True, runs=7, hbm_exact=False, notes=["a loop of unknown length"]))
-    page = Page(picture.html(many))
+    page = Page(many._repr_html_())
     table = [page.text, *(" ".join(row) for row in page.rows)]
     for figure, told in {**FIGURES, **DERIVED}.items():
-        assert told in words(picture.text(many)), figure
+        assert told in words(str(many)), figure
         assert any(told in words(part) for part in table), figure
 
 
@@ -175,27 +185,27 @@ def test_every_figure_is_told():
     ("tpu", "target"), [("v5e", "TPU v5e"), ("v6e", "TPU v6e"), ("tpu7x", "TPU7x (one of its two TensorCores)")]
 )
 def test_the_first_line_says_whether_it_compiles_and_for_what(tpu, target):
-    assert picture.text(report(tpu=tpu)).splitlines()[0] == f"matmul compiles for a {target}."
+    assert str(report(tpu=tpu)).splitlines()[0] == f"matmul compiles for a {target}."
     refused = Report(CHIPS[tpu], "matmul", refusal=REFUSED)
-    assert picture.text(refused).splitlines()[0] == f"matmul does not compile for a {target}."
+    assert str(refused).splitlines()[0] == f"matmul does not compile for a {target}."
 
 
 def test_a_refusal_is_the_sentence_the_line_and_the_detail():
     refused = Report(CHIPS["v5e"], "matmul", refusal=REFUSED)
-    _, empty, sentence, line, detail = picture.text(refused).splitlines()
+    _, empty, sentence, line, detail = str(refused).splitlines()
     assert not refused
     assert empty == ""
     assert sentence.strip() == REFUSED.sentence
     assert line.split() == ["basics.py:214", *WHERE.text.split()]
     assert detail.strip() == REFUSED.detail
     bare = Report(CHIPS["v5e"], "matmul", refusal=Refusal("It is too large.", "", None))
-    assert picture.text(bare).splitlines()[2:] == ["  It is too large."]
+    assert str(bare).splitlines()[2:] == ["  It is too large."]
 
 
 def test_a_long_refusal_is_still_a_screen():
     line = SourceLine("basics.py", 3, "    return " + "x_ref[...] + " * 20)
     refused = Report(CHIPS["v5e"], "f" * 300, refusal=Refusal(LONG * 9, LONG * 9, line))
-    lines = picture.text(refused).splitlines()
+    lines = str(refused).splitlines()
     assert len(lines) <= TEXT_LINES
     assert max(map(len, lines)) <= TEXT_COLUMNS
     assert sum("..." in each for each in lines) >= 3, "what is cut says so"
@@ -207,8 +217,8 @@ def test_what_is_unavailable_is_one_line(reason):
     assert not absent
     assert str(absent) == reason[0].upper() + reason[1:]
     assert len(str(absent)) <= TEXT_COLUMNS
-    assert "<img" not in picture.html(absent)
-    assert reason[1:] in Page(picture.html(absent)).text
+    assert "<img" not in absent._repr_html_()
+    assert reason[1:] in Page(absent._repr_html_()).text
 
 
 @pytest.mark.parametrize(
@@ -222,7 +232,7 @@ def test_what_is_unavailable_is_one_line(reason):
 )
 def test_what_bounds_it_in_words(bound, says):
     times = {name: (2.0 if name == bound else 1.0) * US for name in MATMUL.times}
-    told = words(picture.text(report(kernel(times=times))))
+    told = words(str(report(kernel(times=times))))
     assert says in told
     assert told.count("bounded by") == 1
     assert f"times {bound} 2 us, " in told, "the longest comes first"
@@ -230,22 +240,22 @@ def test_what_bounds_it_in_words(bound, says):
 
 def test_the_range_stands_there_only_if_steps_differ():
     same = kernel(least_step=318, mean_step=318.0, most_step=318)
-    assert "bundles 318 per step, one a cycle; 2428 in all" in words(picture.text(report(same)))
-    assert "pl.when" not in picture.text(report(same))
+    assert "bundles 318 per step, one a cycle; 2428 in all" in words(str(report(same)))
+    assert "pl.when" not in str(report(same))
 
 
 def test_spilled_registers():
-    none = words(picture.text(report(kernel(spills=0, fills=0))))
+    none = words(str(report(kernel(spills=0, fills=0))))
     assert "no vector register is spilled to VMEM" in none
     assert "smaller blocks" not in none
-    one = words(picture.text(report(kernel(spills=1, fills=12_345))))
+    one = words(str(report(kernel(spills=1, fills=12_345))))
     assert "1 vector register is spilled to VMEM, 12,345 reloaded: a step has more values at hand than there" in one
     assert "with smaller blocks it has fewer" in one
 
 
 @pytest.mark.parametrize(("tpu", "place"), [("v5e", "above"), ("v6e", "below"), ("tpu7x", "below")])
 def test_the_ridge_point_is_that_of_the_chip(tpu, place):
-    told = words(picture.text(report(at(300, 1e12), tpu=tpu)))
+    told = words(str(report(at(300, 1e12), tpu=tpu)))
     chip = CHIPS[tpu]
     point = f"{chip.flops_per_s() / chip.hbm_bytes_per_s:.0f}"
     assert f"300 per byte: {place} the ridge point of a {tpu.replace('tpu', 'TPU')}, {point}, so HBM" in told
@@ -253,32 +263,30 @@ def test_the_ridge_point_is_that_of_the_chip(tpu, place):
 
 
 def test_the_roof_of_int8_is_twice_as_high():
-    told = words(picture.text(REPORTS["int8"]))
+    told = words(str(REPORTS["int8"]))
     assert "400 per byte: below the ridge point of a v5e, 480, so HBM cannot keep its MXU busy" in told
     assert "350 TFLOP/s is 107% of the roof" in told, "328 TFLOP/s is what HBM lets through at 400 per byte"
 
 
 def test_the_roofs_of_an_int8_kernel_are_those_of_int8():
-    assert "then int8 peak" in picture.roofline_svg(REPORTS["int8"])
-    assert "Roofs, in int8: v5e 820 GB/s up to 480 FLOP per byte, then 394 TFLOP/s" in picture.roofline_words(
-        REPORTS["int8"]
-    )
-    assert "then bf16 peak" in picture.roofline_svg(report(kernel(mxu_dtype="int8"), kernel()))
+    assert "then int8 peak" in svg(REPORTS["int8"])
+    assert "Roofs, in int8: v5e 820 GB/s up to 480 FLOP per byte, then 394 TFLOP/s" in roofline_words(REPORTS["int8"])
+    assert "then bf16 peak" in svg(report(kernel(mxu_dtype="int8"), kernel()))
 
 
 def test_without_matrix_products_no_mxu_is_kept_busy():
-    told = words(picture.text(report(at(300, 1e12, mxu_dtype=None))))
+    told = words(str(report(at(300, 1e12, mxu_dtype=None))))
     assert "300 per byte: above the ridge point of a v5e, 240; 1 TFLOP/s" in told
     assert "busy" not in told
 
 
 def test_what_is_not_known_is_not_told():
-    unknown = words(picture.text(REPORTS["dynamic"]))
+    unknown = words(str(REPORTS["dynamic"]))
     assert "matmul_kernel (basics.py:214): no time is estimated" in unknown
     assert "set at run time: nobody can know how many steps" in unknown
     assert "bounded by" not in unknown
     assert picture.FORMULA not in unknown
-    own = words(picture.text(REPORTS["own copies"]))
+    own = words(str(REPORTS["own copies"]))
     assert "how many bytes it moves is not known" in own
     assert "ridge point" not in own
     assert "note its own copies are not counted" in own
@@ -287,54 +295,50 @@ def test_what_is_not_known_is_not_told():
 
 def test_simulated_cycles_or_why_there_are_none():
     clock = CHIPS["v6e"].clock_hz
-    told = words(picture.text(report(kernel(cycles=round(clock * 5 * US)), tpu="v6e")))
+    told = words(str(report(kernel(cycles=round(clock * 5 * US)), tpu="v6e")))
     assert "cycles, 5 us at 1.75 GHz" in told
-    without = words(picture.text(report(kernel(cycles=None), simulator="libtpu's simulator gave up")))
+    without = words(str(report(kernel(cycles=None), simulator="libtpu's simulator gave up")))
     assert "simulator libtpu's simulator gave up" in without
     assert without.count("simulator ") == 2
-    assert "gives no cycles for this kernel" in picture.text(report(kernel(cycles=None)))
+    assert "gives no cycles for this kernel" in str(report(kernel(cycles=None)))
 
 
 def test_what_xla_copies_and_what_else_there_is_to_say():
-    told = words(picture.text(REPORTS["TPU7x"]))
+    told = words(str(REPORTS["TPU7x"]))
     assert "XLA 1 array is copied around the kernels" in told
     assert "note the function is something else" in told
-    assert "2 arrays are copied" in words(picture.text(report(copies=2)))
-    assert "copied around" not in words(picture.text(report()))
-    assert words(picture.text(REPORTS["none"])) == (
-        "spec compiles for a TPU v5e. note the function reaches no pallas_call"
-    )
+    assert "2 arrays are copied" in words(str(report(copies=2)))
+    assert "copied around" not in words(str(report()))
+    assert words(str(REPORTS["none"])) == ("spec compiles for a TPU v5e. note the function reaches no pallas_call")
 
 
 def test_several_kernels_are_numbered_and_added_up():
-    told = picture.text(report(kernel(time_s=10 * US, runs=3), kernel(name="other_kernel", time_s=5 * US)))
+    told = str(report(kernel(time_s=10 * US, runs=3), kernel(name="other_kernel", time_s=5 * US)))
     assert [line.split(" (")[0] for line in told.splitlines() if "basics.py:214" in line] == [
         "1. matmul_kernel",
         "2. other_kernel",
     ]
     assert "together  35 us" in told
     assert told.count(picture.FORMULA) == 1
-    unknown = picture.text(report(kernel(), kernel(time_s=None)))
+    unknown = str(report(kernel(), kernel(time_s=None)))
     assert "together" not in unknown
-    assert "together" not in picture.text(report())
+    assert "together" not in str(report())
 
 
 def test_the_largest_buffers_come_first_and_the_rest_is_summed():
     sizes = {f"b{i}_ref": (i + 1) << 12 for i in range(20)}
-    rows = [
-        line.split() for line in picture.text(report(kernel(buffers=sizes))).splitlines() if re.search("_ref", line)
-    ]
+    rows = [line.split() for line in str(report(kernel(buffers=sizes))).splitlines() if re.search("_ref", line)]
     assert rows[0] == ["b19_ref", "80", "KiB", "0.5%"]
     shown = len(rows)
     assert 2 < shown < 20
     rest = sum(sorted(sizes.values())[: 20 - shown]) >> 10
-    assert f"and {20 - shown} more {rest} KiB" in words(picture.text(report(kernel(buffers=sizes))))
-    table = Page(picture.html(report(kernel(buffers=sizes)))).rows
+    assert f"and {20 - shown} more {rest} KiB" in words(str(report(kernel(buffers=sizes))))
+    table = Page(report(kernel(buffers=sizes))._repr_html_()).rows
     assert sum(row[0].endswith("_ref") for row in table) == 20, "there is room for all in a table"
 
 
 def test_where_a_screen_is_too_small_the_notes_and_figures_stay():
-    told = words(picture.text(REPORTS["crowded"]))
+    told = words(str(REPORTS["crowded"]))
     assert "= 60 steps" in told
     assert "2109 per step" in told
     assert "228 per byte" in told
@@ -356,22 +360,22 @@ def test_where_a_screen_is_too_small_the_notes_and_figures_stay():
     ],
 )
 def test_times(seconds, says):
-    assert picture.human_time(seconds) == says
+    assert roofline.human_time(seconds) == says
 
 
 def test_counts():
-    assert picture.human_count(0, "FLOP") == "0 FLOP"
-    assert picture.human_count(999.6, "FLOP") == "1 kFLOP"
-    assert picture.human_count(17.2e9, "FLOP") == "17.2 GFLOP"
-    assert picture.human_count(5e18, "FLOP") == "5000 PFLOP"
-    assert [picture.digits(n) for n in (0.08333, 14.25, 999.7, 2109.25, 123456.7)] == [
+    assert roofline.human_count(0, "FLOP") == "0 FLOP"
+    assert roofline.human_count(999.6, "FLOP") == "1 kFLOP"
+    assert roofline.human_count(17.2e9, "FLOP") == "17.2 GFLOP"
+    assert roofline.human_count(5e18, "FLOP") == "5000 PFLOP"
+    assert [roofline.digits(n) for n in (0.08333, 14.25, 999.7, 2109.25, 123456.7)] == [
         "0.0833",
         "14.2",
         "1000",
         "2109",
         "123,457",
     ]
-    assert [picture.percent(n) for n in (0, 0.0001, 0.0625, 0.0996, 1.5)] == ["0%", "<0.1%", "6.2%", "10%", "150%"]
+    assert [roofline.percent(n) for n in (0, 0.0001, 0.0625, 0.0996, 1.5)] == ["0%", "<0.1%", "6.2%", "10%", "150%"]
 
 
 def test_the_formula_is_the_one_that_is_computed():
@@ -392,9 +396,9 @@ def test_a_report_shows_itself():
     one = report()
     assert isinstance(one, Displayed)
     assert one
-    assert str(one) == repr(one) == picture.text(one)
-    assert one._repr_html_() == picture.html(one)
-    assert one._mimebundle() == {"text/plain": str(one), "text/html": picture.html(one)}
+    assert str(one) == repr(one) == str(one)
+    assert one._repr_html_() == one._repr_html_()
+    assert one._mimebundle() == {"text/plain": str(one), "text/html": one._repr_html_()}
     assert len({one, report()}) == 2, "it is one report, not what it says"
 
 
@@ -409,7 +413,7 @@ def test_a_little_colour(one, code):
     coloured = captured.get()
     assert coloured.startswith(f"\x1b[{code}m")
     assert ("\x1b[36m    basics.py:214" in coloured) == (one.refusal is not None)
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured).rstrip("\n") == picture.text(one)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured).rstrip("\n") == str(one)
 
 
 class Ascii:
@@ -426,7 +430,7 @@ def test_a_terminal_without_utf8(monkeypatch):
     assert plain.isascii()
     assert "caf?.py:1   ? = x_ref[...] x 2 > ~" in plain
     assert plain.count("\n") == str(refused).count("\n")
-    assert picture.text(report()).isascii()
+    assert str(report()).isascii()
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
@@ -464,7 +468,7 @@ class Page(html.parser.HTMLParser):
 @pytest.mark.parametrize("name", REPORTS)
 def test_html_is_an_image_and_a_table_without_scripts(name):
     one = REPORTS[name]
-    source = picture.html(one)
+    source = one._repr_html_()
     page = Page(source)
     assert set(page.tags) <= {"img", "div", "b", "table", "tr", "th", "td", "code", "style"}
     assert not re.search(r'\s(id|on\w+)="', re.sub(r"base64,[^\"]*", "", source))
@@ -473,16 +477,16 @@ def test_html_is_an_image_and_a_table_without_scripts(name):
         assert source.startswith(f'{THEMES}<div style="overflow-x:auto"><img ')
         kind, _, data = page.images[0]["src"].partition(",")
         assert kind == "data:image/svg+xml;base64"
-        assert base64.b64decode(data).decode() == picture.roofline_svg(one)
-        assert page.images[0]["alt"] == picture.roofline_words(one)
-    for line in picture.text(one).splitlines()[:1]:
+        assert base64.b64decode(data).decode() == svg(one)
+        assert page.images[0]["alt"] == roofline_words(one)
+    for line in str(one).splitlines()[:1]:
         assert line.removesuffix(" ...") in page.text
 
 
 def test_html_escapes_names():
     one = report(kernel(name="<lambda>", notes=["x <u> y & z"], buffers={"<b>": 1024}), name="<script>f</script>")
     one.notes.append("<i>note</i>")
-    page = Page(picture.html(one))
+    page = Page(one._repr_html_())
     assert "<script>f</script> compiles for a TPU v5e." in page.text
     assert "<lambda> (basics.py:214) takes about" in page.text
     assert ["note", "x <u> y & z"] in page.rows
@@ -490,7 +494,7 @@ def test_html_escapes_names():
     assert ["<b>", "1 KiB", "<0.1%"] in page.rows
     assert "<script>f</script>" in texts(one)[0].words
     refused = Report(CHIPS["v5e"], "<lambda>", refusal=Refusal("a <b> c", "<br>", SourceLine("<stdin>", 1, "a<b>c")))
-    assert Page(picture.html(refused)).text == "<lambda> does not compile for a TPU v5e.a <b> c<stdin>:1   a<b>c<br>"
+    assert Page(refused._repr_html_()).text == "<lambda> does not compile for a TPU v5e.a <b> c<stdin>:1   a<b>c<br>"
 
 
 # --- the roofline ----------------------------------------------------------------------------------------------------
@@ -511,7 +515,7 @@ class Text:
 
 def texts(one):
     found = []
-    for each in ET.fromstring(picture.roofline_svg(one)).iter(f"{SVG}text"):
+    for each in ET.fromstring(svg(one)).iter(f"{SVG}text"):
         said, size = "".join(each.itertext()), float(each.get("font-size"))
         wide, x, y = len(said) * size * SANS_EM, float(each.get("x")), float(each.get("y"))
         left = x - wide * {"end": 1, "middle": 0.5}.get(each.get("text-anchor"), 0)
@@ -521,14 +525,14 @@ def texts(one):
 
 
 def circles(one, radius):
-    found = ET.fromstring(picture.roofline_svg(one)).iter(f"{SVG}circle")
+    found = ET.fromstring(svg(one)).iter(f"{SVG}circle")
     return [(float(each.get("cx")), float(each.get("cy"))) for each in found if each.get("r") == str(radius)]
 
 
 def paths(one):
     """(corners, attributes) of every line."""
     found = []
-    for each in ET.fromstring(picture.roofline_svg(one)).iter(f"{SVG}path"):
+    for each in ET.fromstring(svg(one)).iter(f"{SVG}path"):
         corners = []
         for letter, numbers in re.findall(r"([MLHV])([\d. -]+)", each.get("d")):
             n = [float(word) for word in numbers.split()]
@@ -567,7 +571,7 @@ DRAWN = {name: one for name, one in REPORTS.items() if one.kernels}
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_no_text_leaves_the_picture_or_covers_another(name):
-    root = ET.fromstring(picture.roofline_svg(DRAWN[name]))
+    root = ET.fromstring(svg(DRAWN[name]))
     left, top, right, bottom = map(float, root.get("viewBox").split())
     found = texts(DRAWN[name])
     assert len(found) > 15
@@ -633,7 +637,7 @@ def test_the_dot_lies_at_intensity_and_speed(name):
     up = [corners for corners, _ in paths(one) if corners[0] == dot and corners[1][0] == dot[0]]
     assert any(abs(corners[1][1] - y(roof)) < 0.5 for corners in up), "a line leads to the roof"
     (label,) = [t.words for t in texts(one) if t.words.endswith("of the roof")]
-    assert label == f"{picture.human_time(k.time_s)}, {picture.percent(speed / roof)} of the roof"
+    assert label == f"{roofline.human_time(k.time_s)}, {roofline.percent(speed / roof)} of the roof"
 
 
 def test_a_label_lies_near_its_dot_or_a_line_leads_there():
@@ -651,7 +655,7 @@ def test_several_dots_are_numbered_and_the_numbers_are_named():
     assert len(circles(one, 5)) == 4
     said = [t.words for t in texts(one)]
     assert {"1", "2", "3", "4"} <= set(said)
-    for number, each in enumerate(picture.labels(one), 1):
+    for number, each in enumerate(pages.labels(one), 1):
         assert each == f"{number}. matmul_kernel"
         place = said.index(each)
         assert said[place + 1].endswith("of the roof" if number < 5 else "no dot: no arithmetic")
@@ -677,7 +681,7 @@ def test_more_kernels_than_there_is_room_for_are_counted():
     named = sum(bool(re.match(r"\d+\. ", each)) for each in said)
     assert 3 < named < 12
     assert f"and {12 - named} more in the table" in said
-    assert all(f"{number}. a_kernel_" in picture.roofline_words(one) for number in range(1, 13))
+    assert all(f"{number}. a_kernel_" in roofline_words(one) for number in range(1, 13))
 
 
 @pytest.mark.parametrize(
@@ -693,12 +697,12 @@ def test_a_kernel_without_a_dot_says_why(k, why):
     one = report(k)
     assert circles(one, 5) == []
     assert why in [t.words for t in texts(one)]
-    assert f"matmul_kernel: {why}." in picture.roofline_words(one)
-    assert "of the roof" not in picture.roofline_words(one)
+    assert f"matmul_kernel: {why}." in roofline_words(one)
+    assert "of the roof" not in roofline_words(one)
 
 
 def test_the_picture_in_words():
-    alt = picture.roofline_words(report(tpu="tpu7x"))
+    alt = roofline_words(report(tpu="tpu7x"))
     assert alt.startswith("Roofline of matmul on a TPU7x (one of its two TensorCores). ")
     assert "v5e 820 GB/s up to 240 FLOP per byte, then 197 TFLOP/s" in alt
     assert "TPU7x 3.7 TB/s up to 312 FLOP per byte" in alt

@@ -76,8 +76,6 @@ class Finale(Displayed):
         parts = [self.title(), self.built(), _table(self.columns(), self.rows()), self.whither()]
         return "\n\n".join(part for part in parts if part)
 
-    __repr__ = __str__
-
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr>{''.join(f'<td>{html.escape(x)}</td>' for x in row)}</tr>" for row in self.rows())
         head = "".join(f"<th>{x}</th>" for x in self.columns())

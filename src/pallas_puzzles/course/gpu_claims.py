@@ -1,7 +1,7 @@
-"""What a reader's own model says of a kernel for a GPU, held against what the machine counts: GMEM, SMEM."""
+"""What a reader's own model says of a kernel for a GPU, held against what the machine counts."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir.ops import nbytes_of
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 def gmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
     """model(*case) is how many bytes `run(*case)`, which returns (function, its arguments), moves to and from GMEM."""
     return Claim(model, cases, lambda *args: _traffic(_launched(*run(*args))))
-
-
-def smem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
-    """model(*case) is how many bytes of SMEM a CTA of the kernel in `run(*case)` holds, barriers included."""
-    return Claim(model, cases, lambda *args: _holdings(_launched(*run(*args))))
 
 
 def order_claim(order: Callable[..., Any], *cases: tuple[int, int], ctas: int = 132) -> "Order":
@@ -95,29 +90,3 @@ def _moved(arrays: Sequence[Any], moved: float, verb: str, grid: dict[Any, int])
     slips = [(0.0, f"if {names} moved nothing")]
     slips += [(count / times, f"if all of {names} was {verb} {_times(count)}") for count in sorted(other) if times]
     return _Part(moved, f"{names}, {_bytes(once)}: {verb} {_times(times)}", tuple(slips))
-
-
-def _holdings(launched: "Launched") -> _Sum:
-    parts = tuple(_held(alloc) for alloc in _allocs(launched.kernel.program))
-    whole = sum(part.size for part in parts)
-    assert whole == launched.counts.smem_bytes, "scopes of their own, or memory that is shared: for no such claim"
-    return _Sum("a CTA of your kernel holds", parts, itemsize=launched.kernel.outputs[0][2].itemsize)
-
-
-def _held(alloc: Any) -> _Part:
-    if alloc.kind == "barrier":
-        return _Part(
-            alloc.nbytes, f"{alloc.name}: {_bytes(alloc.nbytes)}, 8 a barrier", ((0.0, f"without {alloc.name}"),)
-        )
-    slots = alloc.shape[0] if len(alloc.shape) > 2 else 1
-    slips = [(0.0, f"without {alloc.name}")]
-    slips += [(1 / slots, f"if {alloc.name} had one slot")] if slots > 1 else []
-    slips += [(0.5, f"if {alloc.name} were half as large")] if slots != 2 else []
-    return _Part(alloc.nbytes, f"{alloc.name}: {_bytes(alloc.nbytes)}, {alloc.dtype} {alloc.shape}", tuple(slips))
-
-
-def _allocs(program: Any) -> Iterator[Any]:
-    for instr in program.instrs:
-        yield from (alloc for alloc in instr.p.get("allocs", ()) if alloc.space == "smem")
-        for inner in instr.p.get("programs", ()):
-            yield from _allocs(inner)

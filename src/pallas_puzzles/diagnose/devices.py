@@ -150,14 +150,6 @@ def _advice(*sides: Access) -> str:
     )
 
 
-def _not_entered(f: Seen) -> str:
-    return (
-        f"{f.first.who} copies into {f.ref} of {f.device}, and nothing says that {f.device} has entered the kernel: "
-        "its memory may still belong to somebody else. Before the first copy, signal the barrier semaphore of each "
-        "device that copies to you, and wait for as many signals (pltpu.get_barrier_semaphore, collective_id)."
-    )
-
-
 def _deadlock(f: Seen) -> str:
     w = f.waiters[0]
     needs = f"{w.what} holds {w.got:,}{f' {w.unit}' if w.unit else ''}, and {w.needed:,} are needed"
@@ -191,44 +183,32 @@ def _unwaited(f: Seen) -> str:
     )
 
 
-def _left_over(f: Seen) -> str:
-    return (
+_WORDS: dict[str, Callable[[Seen], str]] = {
+    "no-device": lambda f: (
+        f"{f.first.who} addresses {f.ref}, and the mesh has no such device: take the index modulo lax.axis_size(axis)."
+    ),
+    "deadlock": _deadlock,
+    "not-entered": lambda f: (
+        f"{f.first.who} copies into {f.ref} of {f.device}, and nothing says that {f.device} has entered the kernel: "
+        "its memory may still belong to somebody else. Before the first copy, signal the barrier semaphore of each "
+        "device that copies to you, and wait for as many signals (pltpu.get_barrier_semaphore, collective_id)."
+    ),
+    "race": _race,
+    "unwaited": _unwaited,
+    "left-over": lambda f: (
         f"The semaphore {f.ref} of {f.device} still holds {f.count:,} when the kernel has ended; the last signal was "
         f"by {f.first.who}{_at(f.first.line)}. A semaphore has to be 0 at the end: wait once for each signal, "
         "or signal less often."
-    )
-
-
-def _no_device(f: Seen) -> str:
-    return (
-        f"{f.first.who} addresses {f.ref}, and the mesh has no such device: take the index modulo lax.axis_size(axis)."
-    )
-
-
-def _unequal(f: Seen) -> str:
-    return (
+    ),
+    "unequal": lambda f: (
         f"{f.ref.capitalize()} of the shard_map is the same on every device, says out_specs; {f.device} and "
         f"{f.first.who} return different values. Sum or gather over the axis first (lax.psum, lax.all_gather), or name "
         "the axis in out_specs."
-    )
-
-
-def _unwritten(f: Seen) -> str:
-    return (
+    ),
+    "unwritten": lambda f: (
         f"{f.first.who} sends {f.ref}, of which {plural(f.count, 'element')} hold nothing yet. Wait for the copy that "
         "brings them, or store into them, before you send."
-    )
-
-
-_WORDS: dict[str, Callable[[Seen], str]] = {
-    "no-device": _no_device,
-    "deadlock": _deadlock,
-    "not-entered": _not_entered,
-    "race": _race,
-    "unwaited": _unwaited,
-    "left-over": _left_over,
-    "unequal": _unequal,
-    "unwritten": _unwritten,
+    ),
 }
 _ORDER = list(_WORDS)
 

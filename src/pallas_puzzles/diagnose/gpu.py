@@ -68,24 +68,6 @@ def _does(f: Seen) -> str:
     return f"{f.verb} {f.ref}" + (" starts" if f.verb == "the copy into" else "")
 
 
-def _no_commit(f: Seen) -> str:
-    return (
-        f"{_head(f)}{_does(f)}, but {_other(f)} was not committed. The copy engine and the tensor cores see what "
-        "threads store in SMEM only after plgpu.commit_smem(): call it after the store, before the copy or product."
-    )
-
-
-def _race(f: Seen) -> str:
-    return (
-        f"{_head(f)}{_does(f)}, and nothing orders that and {_other(f)}: they may happen at the same time. Let one of "
-        "the two wait for the other with a barrier, or give each its own part."
-    )
-
-
-def _acc(f: Seen) -> str:
-    return f"{_head(f)}reads the accumulator {f.ref} while a wgmma may still add to it. Call plgpu.wgmma_wait(0) first."
-
-
 def _unwritten(f: Seen) -> str:
     return (
         f"{_head(f)}{f.verb} {plural(f.count, 'element')} of {f.ref} that nobody has written: memory starts out as "
@@ -136,65 +118,49 @@ def _lapped(f: Seen) -> str:
     )
 
 
-def _in_flight(f: Seen) -> str:
-    return f"{_head(f)}ends while the copy out of {f.ref} may still read its SMEM. End with plgpu.wait_smem_to_gmem(0)."
-
-
-def _unawaited(f: Seen) -> str:
-    return (
-        f"{_head(f)}ends while this copy into {f.ref} may still be on its way: it would write into the SMEM of the "
-        "next CTA. Start no copy that you do not wait for."
-    )
-
-
-def _unfenced(f: Seen) -> str:
-    return (
-        f"{_head(f)}{_does(f)} after {_other(f)}, without a plgpu.commit_smem() between them. The PTX memory model "
-        "orders a read and a copy that overwrites it by that fence only."
-    )
-
-
 def _unwaited(f: Seen) -> str:
     where = f" ({f.other_line})" if f.other_line else ""
     return f"{_head(f)}{_does(f)} after a load from it{where} that nobody has waited for. {_WAITS['load']}"
 
 
-def _padding(f: Seen) -> str:
-    return f"{_head(f)}{f.verb} {f.ref} beyond its end: the copy engine brings zeros for what is not there. Mask them."
-
-
-def _garbage(f: Seen) -> str:
-    return f"{_unwritten(f)} Here, no output depends on them."
-
-
-def _output(f: Seen) -> str:
-    return f"{f.count} of {f.total} elements of {f.ref} are never written."
-
-
-def _smem(f: Seen) -> str:
-    return (
+_WORDS: dict[str, Callable[[Seen], str]] = {
+    "smem": lambda f: (
         f"A CTA holds {human_bytes(f.count)} of SMEM at once, and the chip has {human_bytes(f.total)} for one. Use "
         "smaller blocks, or fewer slots."
-    )
-
-
-_WORDS: dict[str, Callable[[Seen], str]] = {
-    "smem": _smem,
+    ),
     "bounds": _bounds,
     "no-wait": _no_wait,
     "reused": _reused,
-    "no-commit": _no_commit,
-    "race": _race,
-    "acc-in-flight": _acc,
-    "store-in-flight": _in_flight,
-    "load-in-flight": _unawaited,
+    "no-commit": lambda f: (
+        f"{_head(f)}{_does(f)}, but {_other(f)} was not committed. The copy engine and the tensor cores see what "
+        "threads store in SMEM only after plgpu.commit_smem(): call it after the store, before the copy or product."
+    ),
+    "race": lambda f: (
+        f"{_head(f)}{_does(f)}, and nothing orders that and {_other(f)}: they may happen at the same time. Let one of "
+        "the two wait for the other with a barrier, or give each its own part."
+    ),
+    "acc-in-flight": lambda f: (
+        f"{_head(f)}reads the accumulator {f.ref} while a wgmma may still add to it. Call plgpu.wgmma_wait(0) first."
+    ),
+    "store-in-flight": lambda f: (
+        f"{_head(f)}ends while the copy out of {f.ref} may still read its SMEM. End with plgpu.wait_smem_to_gmem(0)."
+    ),
+    "load-in-flight": lambda f: (
+        f"{_head(f)}ends while this copy into {f.ref} may still be on its way: it would write into the SMEM of the "
+        "next CTA. Start no copy that you do not wait for."
+    ),
     "deadlock": _deadlock,
     "unwritten": _unwritten,
     "lapped": _lapped,
-    "output-unwritten": _output,
-    "unfenced-read": _unfenced,
+    "output-unwritten": lambda f: f"{f.count} of {f.total} elements of {f.ref} are never written.",
+    "unfenced-read": lambda f: (
+        f"{_head(f)}{_does(f)} after {_other(f)}, without a plgpu.commit_smem() between them. The PTX memory model "
+        "orders a read and a copy that overwrites it by that fence only."
+    ),
     "unwaited-load": _unwaited,
-    "padding": _padding,
-    "garbage": _garbage,
+    "padding": lambda f: (
+        f"{_head(f)}{f.verb} {f.ref} beyond its end: the copy engine brings zeros for what is not there. Mask them."
+    ),
+    "garbage": lambda f: f"{_unwritten(f)} Here, no output depends on them.",
 }
 _ORDER = list(_WORDS)

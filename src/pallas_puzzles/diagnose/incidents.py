@@ -151,14 +151,6 @@ def _ref_bounds(trace: Trace, i: Incident) -> str:
     return f"{head} Look at the start and the size of the slice."
 
 
-def _revisit(trace: Trace, i: Incident) -> str:
-    return (
-        f"output block {i.block} of {i.ref} is visited again, after it was left at step {i.detail['left_at']} and "
-        "written back; on a TPU its earlier contents do not come back. All steps of an output block have to follow one "
-        "another: make the axis that returns to the same block the last one of the grid."
-    )
-
-
 def _unwritten(trace: Trace, i: Incident) -> str:
     scratch = i.ref in {s.name for s in trace.call.scratch}
     kind = "scratch memory" if scratch else "an output block"
@@ -178,14 +170,6 @@ def _stale(trace: Trace, i: Incident) -> str:
     )
 
 
-def _carry(trace: Trace, i: Incident) -> str:
-    return (
-        f"the kernel reads {i.ref} as step {i.detail['left_at']} left it, and that step belonged to another output "
-        "block. Scratch keeps its contents from step to step: set it to its starting value "
-        f"{first_step_test(trace)}, not only once."
-    )
-
-
 def _padding(trace: Trace, i: Incident) -> str:
     k = next(k for k, o in enumerate(trace.call.operands) if o.name == i.ref)
     return (
@@ -194,24 +178,6 @@ def _padding(trace: Trace, i: Incident) -> str:
         "garbage. Choose by position before it mixes with real data: jnp.where(position < size, x, 0). Multiplying by "
         "zero does not help: 0 times NaN is NaN."
     )
-
-
-def _input_store(trace: Trace, i: Incident) -> str:
-    return (
-        f"the kernel stores into {i.ref}, which is an input: that changes the copy in VMEM and never reaches HBM. "
-        "Store into the output Ref."
-    )
-
-
-def _overflow(trace: Trace, i: Incident) -> str:
-    return (
-        f"exp of values up to {i.detail['largest']:.4g} overflows to infinity. Subtract the maximum of each row, over "
-        "all that has been read of it, before taking exp: the quotient stays the same."
-    )
-
-
-def _born(trace: Trace, i: Incident) -> str:
-    return f"{i.detail['what']}, in {i.count} of {i.total} elements; the operands were not NaN yet."
 
 
 _WORDS: dict[str, Callable[[Trace, Incident], str]] = {
@@ -225,14 +191,28 @@ _WORDS: dict[str, Callable[[Trace, Incident], str]] = {
     "shared-semaphore": _shared_semaphore,
     "map-bounds": _map_bounds,
     "ref-bounds": _ref_bounds,
-    "revisit": _revisit,
+    "revisit": lambda trace, i: (
+        f"output block {i.block} of {i.ref} is visited again, after it was left at step {i.detail['left_at']} and "
+        "written back; on a TPU its earlier contents do not come back. All steps of an output block have to follow one "
+        "another: make the axis that returns to the same block the last one of the grid."
+    ),
     "unwritten": _unwritten,
     "stale": _stale,
-    "carry": _carry,
+    "carry": lambda trace, i: (
+        f"the kernel reads {i.ref} as step {i.detail['left_at']} left it, and that step belonged to another output "
+        "block. Scratch keeps its contents from step to step: set it to its starting value "
+        f"{first_step_test(trace)}, not only once."
+    ),
     "padding": _padding,
-    "input-store": _input_store,
-    "overflow": _overflow,
-    "born": _born,
+    "input-store": lambda trace, i: (
+        f"the kernel stores into {i.ref}, which is an input: that changes the copy in VMEM and never reaches HBM. "
+        "Store into the output Ref."
+    ),
+    "overflow": lambda trace, i: (
+        f"exp of values up to {i.detail['largest']:.4g} overflows to infinity. Subtract the maximum of each row, over "
+        "all that has been read of it, before taking exp: the quotient stays the same."
+    ),
+    "born": lambda trace, i: f"{i.detail['what']}, in {i.count} of {i.total} elements; the operands were not NaN yet.",
 }
 
 

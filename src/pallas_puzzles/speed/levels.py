@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -19,7 +18,7 @@ from ..targets.tpu import compiler
 from ..targets.tpu.chips import CHIPS, Chip, chips
 from ..targets.tpu.hlo import Instruction, instructions
 from ..targets.tpu.lowering import exported, for_tpu
-from ..text import cut, plain, wrapped
+from ..text import cut, wrapped
 from ..view.draw import LEFT, RIGHT, Displayed, card_html, row_html
 from ..view.facts import FONT, table
 from ..view.paper import NEUTRAL
@@ -96,10 +95,8 @@ class Comparison(Displayed):
     def __bool__(self) -> bool:
         return any(row.hbm_bytes is not None or row.time_s is not None for row in self.rows)
 
-    def __str__(self) -> str:
-        return plain("\n".join(self._lines()), getattr(sys.stdout, "encoding", None))
-
-    __repr__ = __str__
+    def text(self) -> str:
+        return "\n".join(self._lines())
 
     def of(self, level: str, chip: str = "v5e") -> Level:
         """The row of a level on a chip. Raises KeyError, with what there is."""

@@ -4,12 +4,10 @@ import csv
 import dataclasses
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from ..files import write_whole
-from ..text import plain
 from ..view.draw import Displayed
 from ..view.facts import as_json
 from . import plot, show
@@ -82,10 +80,8 @@ class Results(Displayed):
         """Whether anything was measured or estimated."""
         return any(row.median_s is not None for row in self.rows)
 
-    def __str__(self) -> str:
-        return plain(show.text(self), getattr(sys.stdout, "encoding", None))
-
-    __repr__ = __str__
+    def text(self) -> str:
+        return show.text(self)
 
     def _repr_html_(self) -> str:
         return show.html(self)

@@ -3,17 +3,15 @@
 import dataclasses
 import html
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..ir.capture import wrapped
 from ..lens import devices
 from ..lens.devices import Event, Transfer
-from ..text import COLUMNS, human_bytes, plain, plural
+from ..text import COLUMNS, human_bytes, plural
 from .costs import gained
-from .draw import TIME_LIMIT_S, Displayed, image, reason, sentence_html
+from .draw import Displayed, image, sentence_html, tried
 from .paper import END, SANS, card, px, svg_text
 
 _MOST_DEVICES, _MOST_EVENTS, _MOST_ARROWS = 16, 1500, 400
@@ -133,7 +131,7 @@ def _text_bar(events: Sequence[Event], until: float, wide: int) -> str:
     return "".join(cells).rstrip()
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class DevicesPicture(Displayed):
     """What `show` returns for a function on several devices. run: None where there is nothing to draw."""
 
@@ -152,11 +150,6 @@ class DevicesPicture(Displayed):
         lines = "\n".join(_text_lines(self.run)) if self.run is not None else ""
         return "\n\n".join(filter(None, [self.note, lines]))
 
-    def __str__(self) -> str:
-        return plain(self.text(), getattr(sys.stdout, "encoding", None))
-
-    __repr__ = __str__
-
     def _repr_html_(self) -> str:
         if self.run is None:
             return sentence_html(self.note)
@@ -172,14 +165,5 @@ class DevicesPicture(Displayed):
 def on_devices(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DevicesPicture:
     """Runs a function in the machine for several devices; whatever goes wrong becomes the picture's note."""
     from ..diagnose.devices import findings_of
-    from ..lens.watchdog import TimeLimit, time_limit
 
-    name = getattr(wrapped(fn), "__name__", "the function")
-    try:
-        with time_limit(TIME_LIMIT_S, name):
-            run = devices.run(fn, *args, detail=False, **kwargs)
-    except (Exception, TimeLimit) as error:
-        return DevicesPicture(None, reason(error, name, nothing=True))
-    wrong = next(iter(findings_of(run.findings)), None)
-    note = f"{wrong.cause}{f' ({wrong.line})' if wrong.line is not None else ''}" if wrong is not None else ""
-    return DevicesPicture(run, note)
+    return DevicesPicture(*tried(fn, lambda: devices.run(fn, *args, detail=False, **kwargs), findings_of))

@@ -585,6 +585,16 @@ class Displayed:
 
     _emitted_at: int | None = None
 
+    def text(self) -> str:
+        """It in characters, for a terminal."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return plain(self.text(), getattr(sys.stdout, "encoding", None))
+
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         raise NotImplementedError
 
@@ -605,7 +615,7 @@ class Displayed:
             self.display()
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Picture(Displayed):
     """What `show` returns: one drawing per pallas_call. `note`: what is missing and why."""
 
@@ -644,11 +654,6 @@ class Picture(Displayed):
         if more > 0:
             parts.append(f"and {plural(more, 'more call')} that {'is' if more == 1 else 'are'} not drawn")
         return "; ".join(parts)
-
-    def __str__(self) -> str:
-        return plain(self.text(), getattr(sys.stdout, "encoding", None))
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         shown = _one_by_one(self.traces[:MAX_DRAWN_CALLS])
@@ -732,6 +737,23 @@ def _quick(call: Call, counted: Tally) -> bool:
     products = sum(counted.mxu_flops.values())
     work_s = products * _MXU_FLOP_S + (counted.flops - products + counted.transcendentals) * _FLOP_S
     return math.prod(call.grid) * operations * _OPERATION_S + work_s <= _RUN_S
+
+
+def tried(
+    fn: Callable[..., Any], run: Callable[[], Any], findings_of: Callable[[Any], Iterable[Any]]
+) -> tuple[Any, str]:
+    """(what a machine makes of a function, None where that goes wrong; in a sentence, what is wrong)."""
+    from ..lens.watchdog import TimeLimit, time_limit
+
+    name = getattr(wrapped(fn), "__name__", "the function")
+    try:
+        with time_limit(TIME_LIMIT_S, name):
+            made = run()
+    except (Exception, TimeLimit) as error:
+        return None, reason(error, name, nothing=True)
+    wrong = next(iter(findings_of(made.findings)), None)
+    where = f" ({wrong.line})" if wrong is not None and wrong.line is not None else ""
+    return made, f"{wrong.cause}{where}" if wrong is not None else ""
 
 
 def reason(error: BaseException, name: str, nothing: bool) -> str:

@@ -1,18 +1,16 @@
-"""A report on a GPU kernel as text for a terminal, as a roofline and a table for a notebook, as plain data."""
+"""What a report says of kernels on a GPU."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..targets.gpu.chips import CHIPS, LAUNCH_S, MAX_CTAS_PER_SM, REACHED, SMEM_PER_CTA, TMEM_COLUMNS, Chip
-from ..text import LINES, Lines, cut, fitted, human_bytes, plural, wrapped
-from . import roofline
-from .draw import LEFT, RIGHT, card_html, image, row_html
-from .facts import FONT, WIDE, as_json, capital, fact_html, refusal_html, refusal_lines, table
-from .paper import BAD, GOOD, NEUTRAL
+from ..text import Lines, cut, human_bytes, plural
+from .draw import LEFT, RIGHT, row_html
+from .facts import table
+from .report import Fact, Page
 from .roofline import achieved, count_words, digits, human_count, human_time, percent, ridge
 
 if TYPE_CHECKING:
@@ -33,12 +31,6 @@ BOUNDS = {
 }
 
 
-def labels(report: Report) -> list[str]:
-    """The kernels' names, numbered where there are several: two of them may have the same."""
-    names = [kernel.name for kernel in report.kernels]
-    return names if len(names) == 1 else [f"{number}. {name}" for number, name in enumerate(names, 1)]
-
-
 def target_words(chip: Chip) -> str:
     return f"an {chip.title}" if chip.title.startswith("H") else f"a {chip.title}"
 
@@ -46,19 +38,7 @@ def target_words(chip: Chip) -> str:
 # --- the facts, which text and table share ---------------------------------------------------------------------------
 
 
-def headline(report: Report) -> str:
-    verb = "compiles" if report else "does not compile"
-    return f"{report.name} {verb} for {target_words(report.chip)}."
-
-
-def kernel_headline(kernel: KernelReport, label: str) -> str:
-    where = f" ({kernel.where})" if kernel.where else ""
-    if kernel.time_s is None or kernel.bound is None:
-        return f"{label}{where}: no time is estimated"
-    return f"{label}{where} takes about {human_time(kernel.time_s)} (an estimate), bounded by {BOUNDS[kernel.bound]}"
-
-
-def facts(kernel: KernelReport, report: Report) -> Iterator[tuple[str, str]]:
+def facts(kernel: KernelReport, report: Report) -> Iterator[Fact]:
     """(what, in words), from top to bottom; the table of lines belongs under "lines"."""
     chip = report.chip
     yield "grid", _grid_words(kernel, chip)
@@ -142,107 +122,22 @@ def lines(kernel: KernelReport, most: int = 1 << 20) -> list[tuple[str, str, str
     return rows
 
 
-def remarks(report: Report) -> Iterator[tuple[str, str]]:
-    """What is said once, below the kernels."""
-    times = [kernel.time_s for kernel in report.kernels if kernel.time_s is not None]
-    if len(times) == len(report.kernels) > 1:
-        yield "together", human_time(sum(times))
-    if times:
-        yield "estimate", FORMULA
+def remarks(report: Report) -> Iterator[Fact]:
     if report.fusions:
         yield "XLA", f"adds {plural(report.fusions, 'kernel')} of its own, which no figure here counts"
-    for note in report.notes:
-        yield "note", note
-
-
-# --- text ------------------------------------------------------------------------------------------------------------
-
-_RANKS = {"grid": 1, "times": 1, "ptxas": 1, "lines": 2, "registers": 2, "SMEM": 2, "occupancy": 2, "GMEM": 2}
-_NAME_COLUMNS = 12
-
-
-def text(report: Report) -> str:
-    """The report for a terminal: at most a screen for each kernel."""
-    return "\n".join(line for _, line in _text_lines(report))
-
-
-def rich(report: Report) -> Any:
-    """The text with a little colour."""
-    from rich.text import Text
-
-    first = "bold green" if report else "bold" if report.unavailable else "bold yellow"
-    styles = {"headline": first, "kernel": "bold", "cause": "bold", "line": "cyan", "ptxas": "yellow"}
-    return Text("\n").join(Text(line, style=styles.get(role, "")) for role, line in _text_lines(report))
-
-
-def _text_lines(report: Report) -> Lines:
-    if report.unavailable:
-        return [("headline", capital(report.unavailable))]
-    told = wrapped(headline(report), "headline", most=2)
-    if report.refusal is not None:
-        return told + refusal_lines(report.refusal)
-    room = LINES - len(told) - 1
-    last = [_row(name, words) for name, words in remarks(report)]
-    alone = len(report.kernels) == 1
-    for number in range(len(report.kernels)):
-        told = [*told, ("", ""), *_kernel_lines(report, number, last if alone else [], room)]
-    return told if alone or not last else [*told, ("", ""), *fitted(last, room)]
-
-
-def _kernel_lines(report: Report, number: int, last: list[tuple[int, Lines]], room: int) -> Lines:
-    """One kernel, and what comes after it, with as many of its lines as there is room for."""
-    kernel = report.kernels[number]
-    title = (0, wrapped(kernel_headline(kernel, labels(report)[number]), "kernel", most=3))
-    rows = [_row(name, words) for name, words in facts(kernel, report)]
-    after = [title, *rows, *last, *(_row("note", note) for note in kernel.notes)]
-    left = room - sum(len(part) for _, part in after)
-    place = next(i for i, (_, part) in enumerate(after) if part[0][0] == "lines")
-    rank, first = after[place]
-    table_of_lines = (rank, [*first, *_table_lines(kernel, max(3, left))])
-    return fitted([*after[:place], table_of_lines, *after[place + 1 :]], room)
 
 
 def _table_lines(kernel: KernelReport, most: int) -> Lines:
     rows = lines(kernel, most)
     wide, deep, far = (max((len(row[i]) for row in rows), default=0) for i in range(3))
-    indent = " " * (_NAME_COLUMNS + 2)
+    indent = " " * 14
     return [
         ("buffer", cut(f"{indent}{place:{wide}}  {count:>{deep}} {runs:<{far}}  {code}"))
         for place, count, runs, code in rows
     ]
 
 
-def _row(name: str, words: str) -> tuple[int, Lines]:
-    return _RANKS.get(name, 4), wrapped(words, name, f"  {name:{_NAME_COLUMNS}}")
-
-
-# --- HTML ------------------------------------------------------------------------------------------------------------
-
 _MOST_ROWS = 16
-
-
-def html(report: Report) -> str:
-    """The roofline, and a table with the facts; colours are the page's own."""
-    if report.unavailable:
-        return card_html(NEUTRAL, f"<b>{escape(capital(report.unavailable))}</b>", FONT)
-    first = f"<b>{escape(headline(report))}</b>"
-    if report.refusal is not None:
-        return card_html(BAD, first + refusal_html(report.refusal), FONT)
-    tables = [_kernel_html(report, number) for number in range(len(report.kernels))]
-    last = table([fact_html(name, escape(words)) for name, words in remarks(report)], WIDE)
-    picture = image(roofline_of(report).svg(), roofline_of(report).words()) if report.kernels else ""
-    return picture + card_html(GOOD, first + "".join(tables) + last, FONT)
-
-
-def _kernel_html(report: Report, number: int) -> str:
-    kernel = report.kernels[number]
-    title = escape(kernel_headline(kernel, labels(report)[number]))
-    rows = [
-        fact_html(name, escape(words) + (_lines_html(kernel) if name == "lines" else ""))
-        for name, words in facts(kernel, report)
-    ]
-    rows += [fact_html("note", escape(note)) for note in kernel.notes]
-    return f'<div style="margin-top:8px"><b>{title}</b></div>{table(rows, WIDE)}'
 
 
 def _lines_html(kernel: KernelReport) -> str:
@@ -255,38 +150,25 @@ def _lines_html(kernel: KernelReport) -> str:
     return table([row_html(row) for row in rows])
 
 
-def roofline_of(report: Report) -> roofline.Roofline:
-    """What a GPU could do at any number of FLOP per byte, and where the kernels are."""
-    return roofline.Roofline(
-        name=report.name,
-        target=target_words(report.chip),
-        chip=report.chip,
-        chips=list(CHIPS.values()),
-        dtype=roofline.peak_dtype(report.kernels),
-        between="HBM and L2",
-        entries=[
-            roofline.entry(kernel, label, report.chip)
-            for kernel, label in zip(report.kernels, labels(report), strict=True)
-        ],
-    )
-
-
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
-
-def to_json(report: Report) -> dict[str, Any]:
-    """The report as plain data with stable keys, for programs; what is not known is None."""
-    told = {name: getattr(report, name) for name in ("name", "unavailable", "fusions", "notes")}
-    refusal = report.refusal and dataclasses.asdict(report.refusal)
-    compiles = None if report.unavailable else bool(report)
-    kernels = [_kernel_json(kernel) for kernel in report.kernels]
-    return {"version": 1, "gpu": report.chip.name, "compiles": compiles, "refusal": refusal, "kernels": kernels, **told}
-
-
-def _kernel_json(kernel: KernelReport) -> dict[str, Any]:
-    told = dataclasses.asdict(kernel)
-    told |= {name: getattr(kernel, name) for name in ("instructions", "ctas_per_sm", "intensity", "bound")}
-    times, time_s, told["occupancy"] = told.pop("times"), told.pop("time_s"), kernel.occupancy.by
-    told["times_us"] = {name: seconds * 1e6 for name, seconds in times.items()}
-    told["time_us"] = None if time_s is None else time_s * 1e6
-    return {name: as_json(value) for name, value in told.items()}
+PAGE = Page(
+    machine="gpu",
+    chips=CHIPS,
+    target=target_words,
+    between="HBM and L2",
+    formula=FORMULA,
+    takes="takes about {} (an estimate)",
+    bounds=BOUNDS,
+    facts=facts,
+    remarks=remarks,
+    under="lines",
+    rows=3,
+    table_lines=_table_lines,
+    table_html=_lines_html,
+    ranks={"grid": 1, "times": 1, "ptxas": 1, "lines": 2, "registers": 2, "SMEM": 2, "occupancy": 2, "GMEM": 2},
+    columns=12,
+    fields=("fusions",),
+    figures=lambda kernel: {
+        **{name: getattr(kernel, name) for name in ("instructions", "ctas_per_sm", "intensity", "bound")},
+        "occupancy": kernel.occupancy.by,
+    },
+)

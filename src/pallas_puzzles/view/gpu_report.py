@@ -1,7 +1,6 @@
 """What a GPU would make of a kernel, on a machine without one: does it compile, what does it cost, what bounds it."""
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +10,12 @@ from jax.experimental import pallas as pl
 
 from ..ir.capture import SourceLine, line_of, source_line
 from ..ir.program import calls_in
-from ..lens.machine import listed
 from ..targets.gpu import compiler, lowering, sass, work
 from ..targets.gpu.chips import LAUNCH_S, REACHED, Chip, Occupancy, chip, occupancy
 from ..targets.tpu.lowering import Refusal
-from ..text import plain
 from . import gpu_picture as picture
-from .draw import Displayed
+from .report import Report as ChipReport
+from .report import name_of
 
 _MUFU_CYCLES = 8  # of a scheduler for a warp's instruction: 16 results a cycle in an SM
 
@@ -108,37 +106,11 @@ class KernelReport:
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Report(Displayed):
-    """What `gpu_report` found. Truthy when the program compiles.
+class Report(ChipReport[Chip, KernelReport]):
+    """What `gpu_report` found. fusions: XLA's own kernels."""
 
-    refusal: why it does not. unavailable: why nobody could tell, and what to do about it. fusions: XLA's own kernels.
-    """
-
-    chip: Chip
-    name: str
-    kernels: list[KernelReport] = dataclasses.field(default_factory=list)
-    refusal: Refusal | None = None
-    unavailable: str = ""
     fusions: int = 0
-    notes: list[str] = dataclasses.field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return self.refusal is None and not self.unavailable
-
-    def __str__(self) -> str:
-        return plain(picture.text(self), getattr(sys.stdout, "encoding", None))
-
-    __repr__ = __str__
-
-    def __rich__(self) -> Any:
-        return picture.rich(self)
-
-    def _repr_html_(self) -> str:
-        return picture.html(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data with stable keys, for programs."""
-        return picture.to_json(self)
+    page = picture.PAGE
 
 
 def gpu_report(
@@ -165,7 +137,7 @@ def gpu_report(
     was 0.66 to 1.02 times (docs/bench.md). No B200 was measured.
     """
     target = _chip(chip)
-    report = Report(target, _name(fn))
+    report = Report(target, name_of(fn))
     given, shapes = _given(args)
     if compiler.missing() is None:
         compiler.warm(target)
@@ -206,14 +178,7 @@ _chip = chip
 
 def nothing_yet(fn: Callable[..., Any], chip: str, holes: Sequence[str]) -> Report:
     """The report on a function with parts that the reader has still to write."""
-    report = Report(_chip(chip), _name(fn))
-    parts = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'}"
-    report.unavailable = f"nothing to compile yet: {parts} still to be written"
-    return report
-
-
-def _name(fn: Callable[..., Any]) -> str:
-    return str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
+    return Report(_chip(chip), name_of(fn)).without(holes)
 
 
 def _given(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -9,18 +9,16 @@ import dataclasses
 import functools
 import html
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..ir.capture import wrapped
 from ..lens import gpu
 from ..lens.gpu import Event, Launched
-from ..text import COLUMNS, human_bytes, plain, plural
+from ..text import COLUMNS, human_bytes, plural
 from .bars import BAR_PX, PAGE_PX, ROW_PX, Look, Row, Sheet, svg, text_legend, text_rows, tracks
 from .costs import gained
-from .draw import LEFT, RIGHT, Displayed, image, row_html, sentence_html
+from .draw import LEFT, RIGHT, Displayed, image, row_html, sentence_html, tried
 from .paper import SANS, px, svg_text
 from .slots import ref_of, short, slot_events
 
@@ -175,7 +173,7 @@ def _text_lines(launched: Launched) -> Iterator[str]:
     yield from textwrap.wrap(_costs(launched), columns)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Timeline(Displayed):
     """What `show` returns for kernels for a GPU: one timeline for each. note: what is missing and why."""
 
@@ -199,11 +197,6 @@ class Timeline(Displayed):
         """The picture in characters."""
         parts = ["\n".join(_text_lines(each)) for each in self.drawn]
         return "\n\n".join([*([self.note] if self.note else []), *parts])
-
-    def __str__(self) -> str:
-        return plain(self.text(), getattr(sys.stdout, "encoding", None))
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         drawn = "".join(map(_html_of, self.drawn))
@@ -243,17 +236,10 @@ def _alt(launched: Launched) -> str:
 def timeline(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:
     """Runs a function in the machine for GPU kernels; whatever goes wrong becomes the picture's note."""
     from ..diagnose.gpu import findings_of
-    from ..lens.watchdog import TimeLimit, time_limit
-    from .draw import TIME_LIMIT_S, reason
 
-    name = getattr(wrapped(fn), "__name__", "the function")
-    try:
-        with time_limit(TIME_LIMIT_S, name):
-            run = gpu.run(fn, *args, ctas_drawn=CTAS_DRAWN, **kwargs)
-    except (Exception, TimeLimit) as error:
-        return Timeline([], reason(error, name, nothing=True))
-    wrong = next(findings_of(run.findings), None)
-    note = f"{wrong.cause}{f' ({wrong.line})' if wrong.line is not None else ''}" if wrong is not None else ""
+    run, note = tried(fn, lambda: gpu.run(fn, *args, ctas_drawn=CTAS_DRAWN, **kwargs), findings_of)
+    if run is None:
+        return Timeline([], note)
     more = len(run.calls) - KERNELS_DRAWN
     left_out = f"and {plural(more, 'more kernel')} not drawn" if more > 0 else ""
     return Timeline(run.calls, " ".join(filter(None, [note, left_out])))

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +22,9 @@ from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip, chip
 from ..targets.tpu.explain import explain, explain_abort, over_vmem
 from ..targets.tpu.lowering import Refusal, exported, for_tpu, refusal_on
-from ..text import plain
 from . import tpu_picture as picture
-from .draw import Displayed
+from .report import Report as ChipReport
+from .report import name_of
 
 _SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
 _FAR_TOO_LARGE = 1.5  # times the limit
@@ -88,39 +87,13 @@ class KernelReport:
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Report(Displayed):
-    """What `tpu_report` found. Truthy when the program compiles.
+class Report(ChipReport[Chip, KernelReport]):
+    """What `tpu_report` found. copies: arrays that XLA itself copies around the kernels. simulator: why there are no
+    simulated cycles, "" when there are."""
 
-    refusal: why it does not. unavailable: why nobody could tell, and what to do about it. copies: arrays that XLA
-    itself copies around the kernels. simulator: why there are no simulated cycles, "" when there are.
-    """
-
-    chip: Chip
-    name: str
-    kernels: list[KernelReport] = dataclasses.field(default_factory=list)
-    refusal: Refusal | None = None
-    unavailable: str = ""
     copies: int = 0
     simulator: str = ""
-    notes: list[str] = dataclasses.field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return self.refusal is None and not self.unavailable
-
-    def __str__(self) -> str:
-        return plain(picture.text(self), getattr(sys.stdout, "encoding", None))
-
-    __repr__ = __str__
-
-    def __rich__(self) -> Any:
-        return picture.rich(self)
-
-    def _repr_html_(self) -> str:
-        return picture.html(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data with stable keys, for programs."""
-        return picture.to_json(self)
+    page = picture.PAGE
 
 
 def tpu_report(
@@ -152,7 +125,7 @@ def tpu_report(
     them, less for its absolute value, and least for kernels of a few microseconds.
     """
     target = chip(tpu)
-    report = Report(target, _name(fn))
+    report = Report(target, name_of(fn))
     axes = dict(mesh or {})
     call = functools.partial(fn, **blocks) if blocks else fn
     try:
@@ -213,14 +186,7 @@ def _about_the_chip(refusal: Refusal, target: Chip) -> Refusal:
 
 def nothing_yet(fn: Callable[..., Any], tpu: str, holes: Sequence[str]) -> Report:
     """The report on a function with parts that the reader has still to write."""
-    report = Report(chip(tpu), _name(fn))
-    parts = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'}"
-    report.unavailable = f"nothing to compile yet: {parts} still to be written"
-    return report
-
-
-def _name(fn: Callable[..., Any]) -> str:
-    return str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
+    return Report(chip(tpu), name_of(fn)).without(holes)
 
 
 # --- what goes in ----------------------------------------------------------------------------------------------------

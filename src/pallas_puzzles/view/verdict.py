@@ -101,8 +101,6 @@ class Verdict(Displayed):
     def __str__(self) -> str:
         return self.text()
 
-    __repr__ = __str__
-
     def text(self, columns: int = COLUMNS, traceback: str = SHOW_TRACEBACK) -> str:
         """The verdict for a terminal that is so wide; never wider than is good to read. traceback: how to see it."""
         return "\n".join(line for _, line in _text(self, columns, traceback))

@@ -35,7 +35,7 @@ from ...ir.meshes import (
 from ...ir.ops import Beyond
 from .. import machine as lens
 from ..machine import Trace
-from .findings import Access, Finding, Waiter
+from .findings import NOTES, Access, Finding, Waiter
 from .machine import Memory, left_over, run_on
 from .timeline import Counts, Event, Transfer
 from .world import Key, World
@@ -201,7 +201,7 @@ def run(
         seen = Capture(meshes.calls, None, [], [], "")
     found = [f for world in meshes.worlds for f in world.found.all()]
     made = Run(meshes.traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls, seen.chip or lens.CHIP)
-    made.findings, made.notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
+    made.findings, made.notes = ([f for f in found if (f.kind in NOTES) == noted] for noted in (False, True))
     made.devices, made.joins = meshes.devices, meshes.joins
     made.mesh = max((w.mesh for w in meshes.worlds), key=lambda m: m.size, default=Mesh({}))
     made.counts = _together([w.timeline.counts() for w in meshes.worlds])

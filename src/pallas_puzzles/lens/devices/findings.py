@@ -1,6 +1,7 @@
 """What the machine finds wrong with kernels on several devices, as data; diagnose/devices.py has the words."""
 
 import dataclasses
+from collections.abc import Hashable
 
 from ...ir.capture import SourceLine
 
@@ -66,21 +67,6 @@ class Finding:
     times: int = 1
 
     @property
-    def fatal(self) -> bool:
-        return self.kind not in NOTES
-
-
-class Findings:
-    """Findings, each kind once for each pair of lines."""
-
-    def __init__(self) -> None:
-        self._found: dict[object, Finding] = {}
-
-    def add(self, finding: Finding) -> None:
-        sides = frozenset((a.line, a.verb) for a in (finding.first, finding.second) if a is not None)
-        key = (finding.kind, finding.ref.split("[")[0], sides)
-        known = self._found.get(key)
-        self._found[key] = finding if known is None else dataclasses.replace(known, times=known.times + 1)
-
-    def all(self) -> list[Finding]:
-        return list(self._found.values())
+    def key(self) -> Hashable:
+        sides = frozenset((a.line, a.verb) for a in (self.first, self.second) if a is not None)
+        return self.kind, self.ref.split("[")[0], sides

@@ -13,8 +13,9 @@ from typing import Any
 
 from ...ir.capture import SourceLine
 from ...ir.meshes import Mesh
+from ..findings import Findings
 from .clocks import Clock, History, Who
-from .findings import Access, Finding, Findings, Waiter
+from .findings import Access, Finding, Waiter
 from .timeline import Timeline
 
 _LOOK_S = 0.05  # how often the caller looks up, so that time limits and Ctrl-C reach it

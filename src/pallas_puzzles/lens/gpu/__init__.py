@@ -24,7 +24,7 @@ from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond, garbage
 from .. import machine as lens
-from .findings import Finding
+from .findings import NOTES, Finding
 from .launch import Launch
 from .memory import Access
 from .timeline import CHIPS, Counts, Event, Handover, Use
@@ -94,7 +94,7 @@ def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_dr
     found = launch.found.all()
     if any(f.kind == "unwritten" for f in found) and not any(f.kind == "deadlock" for f in found):
         found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores, 0))
-    wrong, notes = [f for f in found if f.fatal], [f for f in found if not f.fatal]
+    wrong, notes = ([f for f in found if (f.kind in NOTES) == noted] for noted in (False, True))
     timeline = launch.timeline
     drawn = timeline.events, timeline.uses, timeline.handovers
     return Launched(kernel, outputs, wrong, notes, timeline.counts, *drawn, launch.written())

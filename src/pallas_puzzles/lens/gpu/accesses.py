@@ -11,8 +11,9 @@ from ...ir.gpu import Kernel
 from ...ir.gpu_program import Alloc, Instr, View
 from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
+from ..findings import Findings
 from .barriers import Barrier, Slot
-from .findings import Finding, Findings
+from .findings import Finding
 from .memory import NEVER, Access, Buffer, Region, region_of
 from .threads import Cta, Thread
 from .timeline import Timeline

@@ -1,6 +1,7 @@
 """What the machine finds wrong, as data. What is said of it is the business of diagnose/gpu.py."""
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any
 
 from ...ir.capture import SourceLine
@@ -79,21 +80,5 @@ class Finding:
     times: int = 1
 
     @property
-    def fatal(self) -> bool:
-        """Whether it is wrong whatever the values are."""
-        return self.kind not in NOTES
-
-
-class Findings:
-    """Findings, each kind once for each pair of lines and Ref."""
-
-    def __init__(self) -> None:
-        self._found: dict[Any, Finding] = {}
-
-    def add(self, finding: Finding) -> None:
-        key = (finding.kind, finding.ref, finding.line, finding.other_line, finding.verb)
-        known = self._found.get(key)
-        self._found[key] = dataclasses.replace(known, times=known.times + 1) if known is not None else finding
-
-    def all(self) -> list[Finding]:
-        return list(self._found.values())
+    def key(self) -> Hashable:
+        return self.kind, self.ref, self.line, self.other_line, self.verb

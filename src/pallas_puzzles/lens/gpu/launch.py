@@ -13,10 +13,11 @@ from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Program
 from ...ir.ops import Beyond
+from ..findings import Findings
 from .banks import inside, note_layouts
 from .barriers import NAMED, Semaphores, Slot, Wait
 from .engines import Engines
-from .findings import Finding, Findings, Waiter
+from .findings import Finding, Waiter
 from .machine import Going, Spawn
 from .memory import NEVER, Access, Buffer
 from .threads import Cluster, Cta, Thread, names_of

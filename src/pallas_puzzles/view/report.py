@@ -1,0 +1,218 @@
+"""A report on what a compiler makes of a function: as text for a terminal, as a roofline and a table for a notebook, as
+plain data. What it says of a kernel is a Page, one for each kind of machine."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, ClassVar, Self
+
+from ..lens.machine import listed
+from ..targets.tpu.lowering import Refusal
+from ..text import LINES, Lines, fitted, wrapped
+from . import roofline
+from .draw import Displayed, card_html, image
+from .facts import FONT, WIDE, as_json, capital, fact_html, refusal_html, refusal_lines, table
+from .paper import BAD, GOOD, NEUTRAL
+from .roofline import human_time
+
+Fact = tuple[str, str]  # (what, in words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What is said of kernels of one kind of machine.
+
+    machine: "tpu". target: "a TPU v5e". between: what HBM's bytes lie between. formula: how a kernel's time_s comes
+    about; takes: what it takes, around that time; bounds: what bounds it, in words. facts: from top to bottom. remarks:
+    what is said once, below the kernels. under: the fact under which the kernel's table is, in at most so many lines
+    (at least `rows`) or as HTML. ranks: where a screen is too small, the facts of the highest rank are left out; that
+    of "" is the table's, without it the table goes with its fact. columns: for their names. fields: of the report;
+    figures: of a kernel, besides its fields; both for programs.
+    """
+
+    machine: str
+    chips: Mapping[str, Any]
+    target: Callable[[Any], str]
+    between: str
+    formula: str
+    takes: str
+    bounds: Mapping[str, str]
+    facts: Callable[[Any, Any], Iterator[Fact]]
+    remarks: Callable[[Any], Iterator[Fact]]
+    under: str
+    rows: int
+    table_lines: Callable[[Any, int], Lines]
+    table_html: Callable[[Any], str]
+    ranks: Mapping[str, int]
+    columns: int
+    fields: Sequence[str]
+    figures: Callable[[Any], dict[str, Any]]
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Report[C: Any, K](Displayed):
+    """What was found, of kernels K on a chip C. Truthy when the program compiles.
+
+    refusal: why it does not. unavailable: why nobody could tell, and what to do about it.
+    """
+
+    chip: C
+    name: str
+    kernels: list[K] = dataclasses.field(default_factory=list)
+    refusal: Refusal | None = None
+    unavailable: str = ""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    page: ClassVar[Page]
+
+    def __bool__(self) -> bool:
+        return self.refusal is None and not self.unavailable
+
+    def text(self) -> str:
+        """The report for a terminal: at most a screen for each kernel."""
+        return "\n".join(line for _, line in _lines(self))
+
+    def __rich__(self) -> Any:
+        """The text with a little colour."""
+        from rich.text import Text
+
+        first = "bold green" if self else "bold" if self.unavailable else "bold yellow"
+        styles = {"headline": first, "kernel": "bold", "cause": "bold", "line": "cyan", "ptxas": "yellow"}
+        return Text("\n").join(Text(line, style=styles.get(role, "")) for role, line in _lines(self))
+
+    def _repr_html_(self) -> str:
+        """The roofline, and a table with the facts; colours are the page's own."""
+        if self.unavailable:
+            return card_html(NEUTRAL, f"<b>{escape(capital(self.unavailable))}</b>", FONT)
+        first = f"<b>{escape(_headline(self))}</b>"
+        if self.refusal is not None:
+            return card_html(BAD, first + refusal_html(self.refusal), FONT)
+        tables = [_kernel_html(self, number) for number in range(len(self.kernels))]
+        last = table([fact_html(name, escape(words)) for name, words in _remarks(self)], WIDE)
+        picture = image(roofline_of(self).svg(), roofline_of(self).words()) if self.kernels else ""
+        return picture + card_html(GOOD, first + "".join(tables) + last, FONT)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data with stable keys, for programs; what is not known is None."""
+        told = {name: getattr(self, name) for name in ("name", "unavailable", *self.page.fields, "notes")}
+        refusal = self.refusal and dataclasses.asdict(self.refusal)
+        compiles = None if self.unavailable else bool(self)
+        kernels = [_kernel_json(kernel, self.page) for kernel in self.kernels]
+        of = {"version": 1, self.page.machine: self.chip.name, "compiles": compiles, "refusal": refusal}
+        return {**of, "kernels": kernels, **told}
+
+    def without(self, holes: Sequence[str]) -> Self:
+        """The report on a function with parts that the reader has still to write."""
+        parts = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'}"
+        self.unavailable = f"nothing to compile yet: {parts} still to be written"
+        return self
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
+
+
+def _kernel_json(kernel: Any, page: Page) -> dict[str, Any]:
+    figures = dataclasses.asdict(kernel) | page.figures(kernel)
+    times, time_s = figures.pop("times"), figures.pop("time_s")
+    figures["times_us"] = {name: seconds * 1e6 for name, seconds in times.items()}
+    figures["time_us"] = None if time_s is None else time_s * 1e6
+    return {name: as_json(value) for name, value in figures.items()}
+
+
+# --- the words that text and table share -----------------------------------------------------------------------------
+
+
+def labels(report: Report[Any, Any]) -> list[str]:
+    """The kernels' names, numbered where there are several: two of them may have the same."""
+    names = [kernel.name for kernel in report.kernels]
+    return names if len(names) == 1 else [f"{number}. {name}" for number, name in enumerate(names, 1)]
+
+
+def _headline(report: Report[Any, Any]) -> str:
+    verb = "compiles" if report else "does not compile"
+    return f"{report.name} {verb} for {report.page.target(report.chip)}."
+
+
+def _kernel_headline(report: Report[Any, Any], number: int) -> str:
+    kernel, page = report.kernels[number], report.page
+    label = labels(report)[number] + (f" ({kernel.where})" if kernel.where else "")
+    if kernel.time_s is None or kernel.bound is None:
+        return f"{label}: no time is estimated"
+    return f"{label} {page.takes.format(human_time(kernel.time_s))}, bounded by {page.bounds[kernel.bound]}"
+
+
+def _remarks(report: Report[Any, Any]) -> Iterator[Fact]:
+    runs = [getattr(kernel, "runs", 1) for kernel in report.kernels]
+    times = [k.time_s * n for k, n in zip(report.kernels, runs, strict=True) if k.time_s is not None]
+    if len(times) == len(report.kernels) and sum(runs) > 1:
+        yield "together", human_time(sum(times))
+    if times:
+        yield "estimate", report.page.formula
+    yield from report.page.remarks(report)
+    for note in report.notes:
+        yield "note", note
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+Part = tuple[int, Lines]  # (rank, lines)
+
+
+def _lines(report: Report[Any, Any]) -> Lines:
+    if report.unavailable:
+        return [("headline", capital(report.unavailable))]
+    lines = wrapped(_headline(report), "headline", most=2)
+    if report.refusal is not None:
+        return lines + refusal_lines(report.refusal)
+    room = LINES - len(lines) - 1
+    last = [_row(report.page, *fact) for fact in _remarks(report)]
+    alone = len(report.kernels) == 1
+    for number in range(len(report.kernels)):
+        lines = [*lines, ("", ""), *_kernel_lines(report, number, last if alone else [], room)]
+    return lines if alone or not last else [*lines, ("", ""), *fitted(last, room)]
+
+
+def _kernel_lines(report: Report[Any, Any], number: int, last: list[Part], room: int) -> Lines:
+    """One kernel, and what comes after it, with as much of its table as there is room for."""
+    kernel, page = report.kernels[number], report.page
+    title = (0, wrapped(_kernel_headline(report, number), "kernel", most=3))
+    rows = [_row(page, *fact) for fact in page.facts(kernel, report)]
+    after = [title, *rows, *last, *(_row(page, "note", note) for note in kernel.notes)]
+    left = room - sum(len(lines) for _, lines in after)
+    place = next(i for i, (_, lines) in enumerate(after) if lines[0][0] == page.under)
+    (rank, first), lines = after[place], page.table_lines(kernel, max(page.rows, left))
+    within = [(rank, first), (page.ranks[""], lines)] if "" in page.ranks else [(rank, [*first, *lines])]
+    return fitted([*after[:place], *within, *after[place + 1 :]], room)
+
+
+def _row(page: Page, name: str, words: str) -> Part:
+    return page.ranks.get(name, 4), wrapped(words, name, f"  {name:{page.columns}}")
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+
+def _kernel_html(report: Report[Any, Any], number: int) -> str:
+    kernel, page = report.kernels[number], report.page
+    rows = [
+        fact_html(name, escape(words) + (page.table_html(kernel) if name == page.under else ""))
+        for name, words in page.facts(kernel, report)
+    ]
+    rows += [fact_html("note", escape(note)) for note in kernel.notes]
+    title = escape(_kernel_headline(report, number))
+    return f'<div style="margin-top:8px"><b>{title}</b></div>{table(rows, WIDE)}'
+
+
+def roofline_of(report: Report[Any, Any]) -> roofline.Roofline:
+    """What the chip could do at any number of FLOP per byte, and where the kernels are."""
+    return roofline.Roofline(
+        name=report.name,
+        target=report.page.target(report.chip),
+        chip=report.chip,
+        chips=list(report.page.chips.values()),
+        dtype=roofline.peak_dtype(report.kernels),
+        between=report.page.between,
+        entries=[
+            roofline.entry(k, label, report.chip) for k, label in zip(report.kernels, labels(report), strict=True)
+        ],
+    )
