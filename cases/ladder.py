@@ -163,13 +163,28 @@ def mlp_inputs(M: int, D: int, F: int, shift: float = 0.0) -> list[Any]:
     ]
 
 
+def near_zero(M: int, D: int) -> Any:
+    """Rows whose mean square is as small as what the norm adds to it."""
+    return normal((M, D), "bfloat16", scale=1e-3)
+
+
+def cancelling(M: int, D: int, bf: int) -> list[Any]:
+    """Two equal blocks of the hidden layer, and weights behind them that are far larger than their sum."""
+    x, g, *_ = mlp_inputs(M, D, 2 * bf)
+    rng = np.random.default_rng(7)
+    w1, large, small = (rng.standard_normal(shape) * D**-0.5 for shape in ((D, bf), (bf, D), (bf, D)))
+    first, second = (jnp.asarray(w, jnp.bfloat16) for w in (64 * large, small))
+    w1 = np.asarray(jnp.asarray(np.concatenate([w1, w1], axis=1), jnp.bfloat16))
+    return [x, g, w1, np.asarray(jnp.concatenate([first, second - first]))]
+
+
 def puzzle_6(nb: Any) -> Question:
     return question(
         nb.mlp_spec,
         *mlp_inputs(256, 128, 64),
         variants=[
             case(*mlp_inputs(64, 256, 128, shift=3.0), about="rows far from zero"),
-            case(normal((32, 128), "bfloat16", scale=1e-3), *mlp_inputs(32, 128, 64)[1:], about="rows near zero"),
+            case(near_zero(32, 128), *mlp_inputs(32, 128, 64)[1:], about="rows near zero"),
         ],
         budget=Budget(flops=8_388_608, hbm_bytes=3_024_384, mxu_bits=16),
         tol=3e-2,  # rounded at another place than in the spec
@@ -184,6 +199,8 @@ def puzzle_7(nb: Any) -> Question:
         variants=[
             case(*mlp_inputs(96, 128, 640, shift=3.0), bm=32, about="rows far from zero"),
             case(*mlp_inputs(128, 384, 256), bm=128, bf=256, about="one step of j"),
+            case(near_zero(32, 128), *mlp_inputs(32, 128, 256)[1:], bm=32, about="rows near zero"),
+            case(*cancelling(32, 128, 128), bm=32, about="two blocks of the hidden layer that nearly cancel"),
         ],
         budget=Budget(flops=76_500_000, calls=1, output_stores=1, mxu_bits=16),
         tol=1.6e-2,
