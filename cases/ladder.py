@@ -140,8 +140,8 @@ def puzzle_5(nb: Any) -> Question:
 
     quick = nb.Chip(1e11, 50e9, 1 << 20, 1e-6, 1e-12)  # bound by its products
     narrow = nb.Chip(3e12, 2e9, 1 << 20, 1e-6, 1e-11)  # by its bytes
-    tiles = ((3, 512, 32, 128, 256), (3, 768, 96, 256, 384), (3, 768, 48, 256, 128))
-    times = [(*each, chip) for each, chip in zip(tiles, (quick, narrow, nb.SMALL), strict=True)]
+    tiles = ((3, 512, 32, 128, 256), (3, 768, 96, 256, 384), (2, 512, 64, 512, 128), (3, 768, 48, 256, 128))
+    times = [(*each, chip) for each, chip in zip(tiles, (quick, narrow, narrow, nb.SMALL), strict=True)]
     v6e = nb.V6E._replace(step_s=0.42e-6)
     figures = [(8, 4096, 128, 1024, 1024, 0.3386e-3, v6e), (3, 768, 64, 256, 384, 1.5e-3, nb.SMALL)]
     return question(
