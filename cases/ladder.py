@@ -3,7 +3,9 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +14,9 @@ import numpy as np
 
 from pallas_puzzles.course.claims import Claim, Count, programs_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+from pallas_puzzles.diagnose.findings import Finding
+from pallas_puzzles.ir.capture import source_line
+from pallas_puzzles.ir.readers import for_the_reader
 
 HEADS = [normal((2, 64, 32), "bfloat16") for _ in range(3)]
 SOFTMAX = ("softmax", "log_softmax", "logsumexp", "dot_product_attention")
@@ -135,8 +140,8 @@ def puzzle_5(nb: Any) -> Question:
 
     quick = nb.Chip(1e11, 50e9, 1 << 20, 1e-6, 1e-12)  # bound by its products
     narrow = nb.Chip(3e12, 2e9, 1 << 20, 1e-6, 1e-11)  # by its bytes
-    tiles = ((3, 512, 32, 128, 256), (3, 768, 96, 256, 384), (3, 768, 48, 256, 128))
-    times = [(*each, chip) for each, chip in zip(tiles, (quick, narrow, nb.SMALL), strict=True)]
+    tiles = ((3, 512, 32, 128, 256), (3, 768, 96, 256, 384), (2, 512, 64, 512, 128), (3, 768, 48, 256, 128))
+    times = [(*each, chip) for each, chip in zip(tiles, (quick, narrow, narrow, nb.SMALL), strict=True)]
     v6e = nb.V6E._replace(step_s=0.42e-6)
     figures = [(8, 4096, 128, 1024, 1024, 0.3386e-3, v6e), (3, 768, 64, 256, 384, 1.5e-3, nb.SMALL)]
     return question(
@@ -158,12 +163,30 @@ def mlp_inputs(M: int, D: int, F: int, shift: float = 0.0) -> list[Any]:
     ]
 
 
+def near_zero(M: int, D: int) -> Any:
+    """Rows whose mean square is as small as what the norm adds to it."""
+    return normal((M, D), "bfloat16", scale=1e-3)
+
+
+def cancelling(M: int, D: int, bf: int) -> list[Any]:
+    """Two equal blocks of the hidden layer, and weights behind them that are far larger than their sum."""
+    x, g, *_ = mlp_inputs(M, D, 2 * bf)
+    rng = np.random.default_rng(7)
+    w1, large, small = (rng.standard_normal(shape) * D**-0.5 for shape in ((D, bf), (bf, D), (bf, D)))
+    first, second = (jnp.asarray(w, jnp.bfloat16) for w in (64 * large, small))
+    w1 = np.asarray(jnp.asarray(np.concatenate([w1, w1], axis=1), jnp.bfloat16))
+    return [x, g, w1, np.asarray(jnp.concatenate([first, second - first]))]
+
+
 def puzzle_6(nb: Any) -> Question:
     return question(
         nb.mlp_spec,
         *mlp_inputs(256, 128, 64),
-        variants=[case(*mlp_inputs(64, 256, 128, shift=3.0), about="rows far from zero")],
-        budget=Budget(flops=8_388_608, hbm_bytes=3_024_384),
+        variants=[
+            case(*mlp_inputs(64, 256, 128, shift=3.0), about="rows far from zero"),
+            case(near_zero(32, 128), *mlp_inputs(32, 128, 64)[1:], about="rows near zero"),
+        ],
+        budget=Budget(flops=8_388_608, hbm_bytes=3_024_384, mxu_bits=16),
         tol=3e-2,  # rounded at another place than in the spec
         kernel=False,
     )
@@ -176,13 +199,44 @@ def puzzle_7(nb: Any) -> Question:
         variants=[
             case(*mlp_inputs(96, 128, 640, shift=3.0), bm=32, about="rows far from zero"),
             case(*mlp_inputs(128, 384, 256), bm=128, bf=256, about="one step of j"),
+            case(near_zero(32, 128), *mlp_inputs(32, 128, 256)[1:], bm=32, about="rows near zero"),
+            case(*cancelling(32, 128, 128), bm=32, about="two blocks of the hidden layer that nearly cancel"),
         ],
         budget=Budget(flops=76_500_000, calls=1, output_stores=1, mxu_bits=16),
         tol=1.6e-2,
     )
 
 
+def misplaced(cut: Any, images: np.ndarray, P: int) -> str:
+    """In words, the first number of `images` that patches (B, N, P P C) do not have in its place; "" if all are right.
+
+    images: (B, H, W, C), in which every number is another one.
+    """
+    (B, H, W, C), shape = images.shape, np.shape(cut)
+    if shape != (B, (H // P) * (W // P), P * P * C):
+        return ""  # to be said of the shape
+    b, n, i = np.indices(shape)
+    (row, column), (py, rest) = divmod(n, W // P), divmod(i, P * C)
+    right = images[b, row * P + py, column * P + rest // C, rest % C]
+    wrong = np.argwhere(np.asarray(cut) != right)
+    if not wrong.size:
+        return ""
+    place = tuple(wrong[0])
+    held, wanted = (np.argwhere(images == value)[0].tolist() for value in (np.asarray(cut)[place], right[place]))
+    other = "" if held[0] == wanted[0] else f" of image {held[0]}"
+    where = f"Patch {place[1]} of image {place[0]}, place {place[2]}"
+    return f"{where}: (y, x, channel) is {tuple(held[1:])}{other}, not {tuple(wanted[1:])}."
+
+
+def numbered(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+
+
 def puzzle_8(nb: Any) -> Question:
+    def explain_place(images: Any, w: Any, **_: Any) -> tuple[str, str]:
+        numbers = numbered(*images.shape)
+        return misplaced(nb.cut_patches(numbers, w.shape[0]), numbers, w.shape[0]), ""
+
     return question(
         nb.patches_spec,
         normal((3, 32, 40, 3), "bfloat16"),
@@ -198,7 +252,36 @@ def puzzle_8(nb: Any) -> Question:
         ],
         budget=Budget(operations=6, flops=2_949_120),
         kernel=False,
+        explain=explain_place,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class OnHost:
+    """fn(images, P) is a NumPy array, all patches of all images, (B N, P P C): no program of the device's made it."""
+
+    fn: Callable[..., Any]
+    last = False
+
+    def finding(self) -> Finding | None:
+        for shape, P in (((3, 16, 24, 3), 8), ((2, 12, 8, 1), 4)):
+            images, (B, H, W, C) = numbered(*shape), shape
+            said = self._wrong(for_the_reader(self.fn, images, P), images, P, (B * (H // P) * (W // P), P * P * C))
+            if said:
+                code = self.fn.__code__
+                call = f"{self.fn.__name__}(images, {P}), with images of shape {shape},"
+                return Finding("model", f"{call} {said}", [], source_line(code.co_filename, code.co_firstlineno))
+        return None
+
+    def _wrong(self, out: Any, images: np.ndarray, P: int, shape: tuple[int, int]) -> str:
+        if isinstance(out, jax.Array):
+            return "returns a jax.Array, which a function of jnp makes, on the device. NumPy makes it on the host."
+        if not isinstance(out, np.ndarray):
+            return f"returns {'None' if out is None else f'a {type(out).__name__}'}: return a NumPy array."
+        if out.shape != shape:
+            return f"has shape {out.shape}, not {shape}."
+        where = misplaced(out.reshape(len(images), -1, shape[1]), images, P)
+        return f"has patches in another order. {where}" if where else ""
 
 
 def puzzle_9(nb: Any) -> Question:
@@ -218,6 +301,7 @@ def puzzle_9(nb: Any) -> Question:
             )
         ],
         budget=Budget(hbm_bytes=421_888, vmem_bytes=214_016, grid_steps=6, calls=1, mxu_bits=16),
+        claims=[OnHost(nb.host_patches)],
         tol=8e-3,
     )
 

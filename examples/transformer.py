@@ -148,12 +148,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finished: dict[str, list[float]] = {}
     with fast_execution(), jax.default_matmul_precision("highest"):
         for name, parts in [("plain jnp", plain())] * options.plain + [("your kernels", yours)]:
-            curve, began = Curve(options.steps, name, beside=finished), time.monotonic()
-            model = train(new_model(0, options.experts), parts, options.steps, curve)
-            took, right = time.monotonic() - began, accuracy(model, parts)
+            curve, ends = Curve(options.steps, name, beside=finished), [time.monotonic()]
+
+            def after(value: float, curve: Curve = curve, ends: list[float] = ends) -> None:
+                curve(value)
+                ends.append(time.monotonic())
+
+            model = train(new_model(0, options.experts), parts, options.steps, after)
+            took, right = ends[-1] - ends[0], accuracy(model, parts)
             finished[name] = curve.values
             lost = np.mean(curve.values[-10:])
-            print(f"{name}: {options.steps} steps in {took:.1f} s with compiling, loss {lost:.3f}, {right:.0%} right")
+            each = f"{1e3 * np.median(np.diff(ends)):.1f} ms a step"
+            print(f"{name}: {options.steps} steps in {took:.1f} s with compiling, {each}, ", end="")
+            print(f"loss {curve.values[0]:.2f} to {lost:.3f}, {right:.0%} of the letters right")
     if options.plain:
         first = [values[:50] for values in finished.values()]
         print(

@@ -36,7 +36,7 @@ def kernels() -> SimpleNamespace:
     found = {name: fn or cases.official(PARTS[name]).fn for name, fn in own.items()}
     return SimpleNamespace(
         embed=lambda patches, w, bias: found["embed_patches"](patches, w, bias, bm=min(512, len(patches))),
-        attend=lambda q, k, v: found["flash"](q, k, v, bq=q.shape[1] // 2, bkv=q.shape[1]),
+        attend=lambda q, k, v: found["flash"](q, k, v, bq=q.shape[1], bkv=q.shape[1]),
         mlp=lambda x, g, w1, w2: found["fused_mlp"](x, g, w1, w2, bm=min(1024, len(x)), bf=min(512, w1.shape[1])),
     )
 

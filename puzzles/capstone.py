@@ -82,7 +82,7 @@ print(own)
 # ```text
 #     size    most    unit       candidates                block
 #      512     512     128       128  256  512               512
-#      640     512     128       128                         128      256 and 384 do not divide 640
+#      640     512     128       128                         128      256, 384, 512 do not divide
 #      400     256       8       8  16  40  80  200          200
 #       17     512     128       none                         17      the whole dimension
 # ```
@@ -212,9 +212,10 @@ check("capstone/1", parts_and_grads)
 # of scores x with label t and weight w:
 #
 # ```text
-#     loss   = w * (log(sum of exp(x)) - x[t])
-#     dx     = w * (softmax(x) - [column is t])
+#     loss = w * (log(sum of exp(x)) - x[t])
 # ```
+#
+# The gradient is yours to derive: what is the derivative of each of the two terms with respect to x[j]?
 #
 # In softmax.py a second kernel read the scores again for the gradient. For 8192 rows of 32,768 scores in float32, that
 # is two reads and one write of 1 GiB each: 3.9 ms at 820 GB/s. But with the loss, the row is in VMEM.
@@ -297,10 +298,10 @@ check("capstone/2", losses_and_grads)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which quantity appears in both formulas? Scores near 10,000 are among the cases: what do you subtract before exp
-# (softmax.py Puzzle 1), and is it still there in the log? For the label, compare positions (softmax.py Puzzle 5): the
-# same comparison gives the score at the label, and the 1 that is subtracted. In the wiring: which of the two results
-# does the backward pass need, and what else does it multiply by?
+# The derivative of the log is exp(x[j]) over the sum, a quantity that you know. x[t] depends on x[j] in one column
+# only: by how much? Scores near 10,000 are among the cases: what do you subtract before exp (softmax.py Puzzle 1), and
+# is it still there in the log? For the label, compare positions (softmax.py Puzzle 5). In the wiring: which of the two
+# results of `loss_call` does the backward pass need, and what else does it multiply by?
 #
 # </details>
 #
@@ -434,8 +435,9 @@ check("capstone/3", attention)
 # <details><summary>Hint 1</summary>
 #
 # Three steps: cut, exchange, part. After the cut y has four axes. What are their sizes, in the order in which they lie
-# in memory? Which two have to change places? Then q, k and v are ranges along the axis of heads. On the way back, the
-# result is (B, H, T, d), and `wo` wants a row for each token: the same steps, backwards.
+# in memory? (d is no argument: the number of columns tells it.) Which two have to change places? Then q, k and v are
+# ranges along the axis of heads. On the way back, the result is (B, H, T, d), and `wo` wants a row for each token: the
+# same steps, backwards.
 #
 # </details>
 #
@@ -837,10 +839,10 @@ check("capstone/6", moe_block_and_grad)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many slots are there, and so what do you divide the counts by? `prob` is a mean over which axis of which softmax:
-# over the k best logits, or over all of them? For `moe_block`, look at `block_of` in Puzzle 4: which of the two parts
-# differs, and what is its extra? The router of `balance_loss` has to see the same x as the layer does. Is that the
-# stream, or its normalised copy?
+# The experts that `own.route` returns are numbers, (T, k), one for each slot. So what do you divide the counts by?
+# `prob` is a mean over which axis of which softmax: over the k best logits, or over all of them? For `moe_block`, look
+# at `block_of` in Puzzle 4: which of the two parts differs, and what is its extra? The router of `balance_loss` has to
+# see the same x as the layer does. Is that the stream, or its normalised copy?
 #
 # </details>
 #
@@ -1198,8 +1200,11 @@ else:
 # %% [markdown]
 # Now the training, first in plain `jnp`, then on your kernels, from the same start on the same problems. The two curves
 # lie on one another. (After some 100 steps they part by more than rounding: small differences grow while a model
-# learns. Both are right.) On two busy cores of a server both trainings together took 55 s, with compiling: the loss
-# fell from 3.39 to 0.10, and 98% of the letters were right.
+# learns. Both are right.) On two busy cores of a server both trainings together took 55 s, with compiling, and 98% of
+# the letters were right.
+#
+# **Predict** the first loss before you run the cell. A model that finds all 17 tokens equally likely has log(17) =
+# 2.83. This one begins with random scores of variance 1. Is that better or worse, and by about how much?
 
 # %%
 if not unwritten(losses_and_grads) + to_write:
@@ -1214,6 +1219,9 @@ if not unwritten(losses_and_grads) + to_write:
     print(f"to {np.mean(curve.values[-10:]):.2f}. Over 50 steps the curves are at most {apart[:50].max():.0e} apart.")
 
 # %% [markdown]
+# The first loss is about 3.4. Random scores are confident without a reason: a variance of 1 adds about 1/2 to the log
+# of the sum of exp, and nothing to the score at the label.
+#
 # What has it learned? It answers new problems, as a server would: the problem goes through the model token by token,
 # every key and value goes into a page, and each answer is the next token to go in. It is your `block` of Puzzle 4, with
 # `decode_attention` as a part. Beside it, the whole row goes through at once. Both have to say the same.

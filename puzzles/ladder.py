@@ -22,13 +22,15 @@
 #
 # The parts are attention, norm + MLP, the patches of a vision transformer, and the messages of a graph network. At each
 # level you predict a cost, or you change it, and the TPU compiler tells you what that bought. It needs no TPU. If it is
-# not installed, you see figures that were made beforehand, and they are marked. With a TPU, the levels are measured.
+# not installed, you see figures that were made beforehand, and they are marked. With a TPU, what you write is measured.
 #
 # Some kernels here are not worth writing. The notebook says which.
 #
 # You need `flash_attention.py` up to Puzzle 5, and `matmul.py` up to Puzzle 12.
 
 # %%
+import functools
+import time
 from typing import NamedTuple
 
 import jax
@@ -454,11 +456,6 @@ if not unwritten(step_cost):
     step_s = step_cost(8, 4096, 128, (128, 128, 4.021e-3), (1024, 1024, 0.3386e-3), V6E)
     print(f"a step costs {step_s * 1e6:.2f} us; 8192 of them, {8192 * step_s * 1e3:.1f} ms")
 
-
-def level_4(q, k, v):
-    return flash(q, k, v, bq=128, bkv=128)
-
-
 compare(
     {"2 jit": None, "3 chunks of 512": None, "4 tiles of 128 x 128": None},
     *HEADS,
@@ -571,8 +568,8 @@ check("ladder/5", tuned_flash)
 
 # %% [markdown]
 # **Takeaway.** One score costs 2.1 ps. With it the model picks 2048 x 1024 and predicts 0.31 ms, which is what the
-# compiler says of these tiles. It is a model: for 512 x 512 it says 0.50 ms, and the compiler 0.70. Try what a model
-# says.
+# compiler says of these tiles. It is a model: for 512 x 512 it says 0.50 ms, and the compiler 0.70. So try what a model
+# says: `compare({"512": functools.partial(flash, bq=512, bkv=512)}, *HEADS)` asks the compiler.
 #
 # Tuned, the kernel is 13 times as fast as with tiles of 128, and beats `jit` and the chunks. It was the tiles, not the
 # kernel. Yet it takes four times the floor. On a v5e it takes 1.4 times the floor: there the MXU is slower, and most of
@@ -586,11 +583,6 @@ if not (unwritten(step_cost) or unwritten(tuned_flash)):
     chip = chip._replace(score_s=score_cost(8, 4096, 128, 1024, 1024, 0.3386e-3, chip))
     tiles = pick_tiles(8, 4096, 128, chip)
     print(f"{chip.score_s * 1e12:.1f} ps a score; tiles {tiles}: {flash_time(8, 4096, 128, *tiles, chip) * 1e3:.2f} ms")
-
-
-def level_5(q, k, v):
-    return flash(q, k, v, bq=2048, bkv=1024)
-
 
 LADDER = {"1 op by op": None, "2 jit": None, "3 chunks of 512": None, "4 tiles of 128 x 128": None}
 LADDER |= {"5 tiles of 1024 x 1024": None, "5 tiles of 2048 x 1024": None}
@@ -633,8 +625,9 @@ def folded_mlp(x, g, w1, w2):
 
 
 # %%
-# Budget for x (256, 128), g (1, 128), w1 (128, 64), w2 (64, 128): hbm_bytes=3_024_384, flops=8_388_608. hbm_bytes:
-# when each operation is a program of its own, jax.jit or not. The spec moves 3,449,344: it makes the normalised rows.
+# Budget for x (256, 128), g (1, 128), w1 (128, 64), w2 (64, 128): hbm_bytes=3_024_384, flops=8_388_608, mxu_bits=16.
+# hbm_bytes: when each operation is a program of its own, jax.jit or not. The spec moves 3,449,344: it makes the
+# normalised rows. mxu_bits: both products multiply bfloat16.
 check("ladder/6", folded_mlp)
 
 # %% [markdown]
@@ -695,9 +688,10 @@ compare({"1 op by op": None, "2 jit": None, "3 norm folded": folded_mlp}, *ROWS,
 #
 # ### Theory
 #
-# What could a kernel still save? The hidden layer `h`, (M, F), is four times as wide as `x`. `jit` writes it, or keeps
-# it where it finds room. A kernel needs only a block of its columns: compute `bf` columns of `h`, multiply them with
-# the matching `bf` rows of `w2`, and add the product up.
+# What could a kernel still save? Not bytes. XLA fuses even the two products of an MLP: on a v6e, `jit` moves 40 MiB,
+# and the hidden layer `h`, (M, F), would be 32 MiB alone. But it takes 170 us, where the MXU's floor is 75. The norm is
+# a pass over `x` of its own, 21 of the 170 us. A kernel can do it where `x` is in VMEM anyway. And it chooses its
+# blocks: compute `bf` columns of `h`, multiply them with the matching `bf` rows of `w2`, and add the product up.
 #
 # ```text
 #     grid (i, j)        j = 0            j = 1            j = 2
@@ -796,15 +790,12 @@ check("ladder/7", fused_mlp)
 
 # %% [markdown]
 # **Takeaway.** On a v6e, `jit` takes 170 us. Untuned, with 128 rows, the kernel takes 466: the weights come in 32
-# times. With 1024 rows it takes 105, and the floor is 75. On a v5e, whose MXU is slower, the products alone take 349 us
-# of the 407 of `jit`, and the tuned kernel gains a tenth. The closer `jit` is to the floor, the less a kernel can win.
+# times. With 1024 rows it takes 105. It moves 80 MiB, twice as many as `jit`, but neither of the two waits for bytes.
+# On a v5e, whose MXU is slower, the products alone take 349 us of the 407 of `jit`, and the tuned kernel gains a tenth.
+# The closer `jit` is to the floor, the less a kernel can win.
 
 
 # %%
-def mlp_level_4(x, g, w1, w2):
-    return fused_mlp(x, g, w1, w2, bm=128, bf=256)
-
-
 def mlp_level_5(x, g, w1, w2):
     return fused_mlp(x, g, w1, w2, bm=1024, bf=512)
 
@@ -906,14 +897,15 @@ compare(
 # %% [markdown]
 # ## Puzzle 9: The layout beats the kernel
 #
-# **Goal.** The images come from a data loader, and it can cut them beforehand. Write the kernel for patches that are
-# cut already, with a bias, so that each array moves once.
+# **Goal.** Cut the images where they come from, in the data loader. Then write the kernel for patches that are cut
+# already, with a bias, so that each array moves once.
 #
 # ### Theory
 #
 # A kernel that cuts patches itself would move the same small pieces, in VMEM. Instead, choose the layout where the data
-# is made. The loader's threads cut images on the host while the TPU computes. Then the patches arrive as a matrix,
-# (B N, 768), and nothing is left but a product:
+# is made: on the **host**, the computer that the TPU belongs to. There the threads of a data loader prepare the next
+# batch while the TPU computes. NumPy's arrays have `reshape` and `transpose`, too, so the TPU has no part in the cut.
+# The patches of all images arrive as one matrix, (B N, 768), and nothing is left but a product:
 #
 # ```text
 #     patches (B N, K)    a block of bm rows, all of K        the grid has one axis
@@ -932,6 +924,12 @@ def embed_spec(
     return (jnp.dot(patches, w, preferred_element_type=jnp.float32) + bias).astype(patches.dtype)
 
 
+def host_patches(images, P):
+    # In the loader. images: a NumPy array, (B, H, W, C). Return a NumPy array, (B N, P P C): all patches of the first
+    # image, then those of the next. What jnp makes is on the device.
+    pass  # YOUR CODE HERE
+
+
 def embed_kernel(x_ref, w_ref, bias_ref, o_ref):
     # x_ref: (bm, K)      w_ref: (K, D)      bias_ref: (1, D), float32      o_ref: (bm, D)
     pass  # YOUR CODE HERE
@@ -944,21 +942,26 @@ def embed_patches(patches, w, bias, *, bm=64):
 
 # %%
 # Budget for patches (360, 192), w (192, 256), bias (1, 256): hbm_bytes=421_888, vmem_bytes=214_016, grid_steps=6,
-# calls=1, mxu_bits=16. hbm_bytes: every array once. vmem_bytes: blocks of 64 rows.
+# calls=1, mxu_bits=16. hbm_bytes: every array once. vmem_bytes: blocks of 64 rows. host_patches is checked by itself.
 check("ladder/9", embed_patches)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which of the four arrays does the grid walk along? What does the index map of an array return that has only one block?
-# With 360 rows in blocks of 64, the last block is not whole: which function rounds up? The bias is float32. Where does
-# it have to be added, so that nothing is rounded twice?
+# Puzzle 8 has the cut: does your answer call jnp anywhere, and which two of its three axes does the matrix join? Which
+# of the four arrays does the grid walk along, and what do the index maps of the others return at every step? With 360
+# rows in blocks of 64, the last block hangs over. Pallas drops what is stored there, so you need no mask, but the grid
+# needs that step. The product is float32 before you cast it, and so is the bias.
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
+# def host_patches(images, P):
+#     return ____.reshape(____, ____)
+#
+#
 # def embed_kernel(x_ref, w_ref, bias_ref, o_ref):
 #     y = ____
 #     o_ref[...] = (____).astype(o_ref.dtype)
@@ -980,6 +983,10 @@ check("ladder/9", embed_patches)
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
+# def host_patches(images, P):
+#     return cut_patches(images, P).reshape(-1, P * P * images.shape[3])
+#
+#
 # def embed_kernel(x_ref, w_ref, bias_ref, o_ref):
 #     y = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
 #     o_ref[...] = (y + bias_ref[...]).astype(o_ref.dtype)
@@ -1005,8 +1012,9 @@ check("ladder/9", embed_patches)
 # %% [markdown]
 # **Takeaway.** 28 us on a v6e, where the convolution takes 151. But look at the rows above your kernel. Plain `jnp` on
 # patches that are cut already takes 47 us, and your kernel in blocks of 56 rows takes 119. (On a v5e: 83, 259, 101 and
-# 150.) The layout won most of it. The kernel wins the rest, and only when it is tuned. Before you write a kernel, ask
-# who chose the layout.
+# 150.) The layout won most of it. The kernel wins the rest, and only when it is tuned. The cut costs the host some
+# milliseconds (see below), while the TPU works on the batch before. Before you write a kernel, ask who chose the
+# layout.
 
 # %%
 CUT = [
@@ -1016,8 +1024,11 @@ CUT = [
 ]
 
 
-def embed_level_4(patches, w, bias):
-    return embed_patches(patches, w, bias, bm=56)
+if not unwritten(host_patches):
+    batch = np.ones((64, 224, 224, 3), np.uint8)
+    began = time.perf_counter()
+    host_patches(batch, 16)
+    print(f"64 images are cut in {1e3 * (time.perf_counter() - began):.0f} ms, on one core of this host.")
 
 
 def embed_level_5(patches, w, bias):

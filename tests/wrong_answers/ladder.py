@@ -215,6 +215,15 @@ def cut_patches(images, P):
     return jnp.stack([images[:, y : y + P, x : x + P].reshape(B, -1) for y, x in places], axis=1)
 
 
+# %% ladder/9: pieces of the images as they lie
+# host_patches: `cut_patches(images, P).reshape(` -> `images.reshape(`
+
+# %% ladder/9: the images are cut on the device
+# host_patches: `cut_patches(images, P)` -> `cut_patches(jnp.asarray(images), P)`
+
+# %% ladder/9: each image apart
+# host_patches: `.reshape(-1, P * P * images.shape[3])` -> ``
+
 # %% ladder/9: the weights walk along
 # embed_patches: `pl.BlockSpec((K, D), lambda i: (0, 0))` -> `pl.BlockSpec((K, D), lambda i: (i, 0))`
 

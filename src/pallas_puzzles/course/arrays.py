@@ -99,8 +99,11 @@ class ArrayJudge:
                 cause += " Under jit a Python loop is written out, turn by turn: let one operation do all at once."
             return self._failed(Finding("budget", cause))
         large = _too_large(jaxpr, case.budget.elements) if case.budget and case.budget.elements is not None else None
-        costly = large or (
-            _too_costly(functools.partial(self.fn, **case.blocks), args, case.budget) if case.budget else None
+        wide = _too_wide(jaxpr, case.budget.mxu_bits) if case.budget and case.budget.mxu_bits is not None else None
+        costly = (
+            large
+            or wide
+            or (_too_costly(functools.partial(self.fn, **case.blocks), args, case.budget) if case.budget else None)
         )
         if costly is not None:
             return self._failed(costly)
@@ -338,6 +341,16 @@ def _too_large(jaxpr: Any, most: int) -> "Finding | None":
         "work out each number by itself, or fetch it by its index."
     )
     return Finding("budget", cause, [], line, operand="elements")
+
+
+def _too_wide(jaxpr: Any, bits: int) -> "Finding | None":
+    """The first matrix product of a program whose operands have more bits than they may."""
+    from ..diagnose.costs import wide_operands
+    from ..ir.program import equations
+
+    products = ((eqn, line) for eqn, line in equations(jaxpr) if eqn.primitive.name == "dot_general")
+    found = ((wide_operands(eqn, bits), line) for eqn, line in products)
+    return next((finding.but(line=line) for finding, line in found if finding is not None), None)
 
 
 def _too_costly(fn: Callable[..., Any], args: Sequence[Any], budget: Budget) -> "Finding | None":

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 class Budget:
     """Upper bounds on what an answer may cost; None leaves a cost unbounded.
 
-    hbm_bytes: bytes moved between HBM and VMEM. vmem_bytes: VMEM held by one call (blocks x buffers + scratch),
-    and by values that it keeps over a copy into the memory that they were loaded from.
-    grid_steps: steps over all calls. calls: exact number of pallas_calls. output_stores: in how many steps of one
-    visit an output block may be stored. flops: arithmetic over all calls. serial_steps: steps of one call that have to
-    follow one another, when every index along its parallel axes has a core of its own. mxu_bits: how wide the operands
-    of matrix products may be; there has to be a product, too. branches: pl.when, cond and loops in a kernel.
-    selected: elements of the results of jnp.where, over all calls and steps, which is what masks cost. operations: of
-    array code without a kernel, how many primitives it may consist of; elements: how many the largest array that it
-    makes may have. Of such code, flops are those of its matrix products, and hbm_bytes what moves when each operation
-    is a program of its own, but a jitted function is one. outside_flops: arithmetic of matrix products outside of the
-    kernels. exposed_bytes: of copies between HBM and VMEM that a kernel starts itself, those that nothing overlaps: no
-    arithmetic is done between the start and the wait. in_flight_bytes, the one lower bound: bytes of such copies that
-    are on their way while the kernel computes, on average over its FLOPs. new_bytes: HBM that the calls take for
-    results that are written over no input.
+    hbm_bytes: bytes moved between HBM and VMEM. vmem_bytes: VMEM held by one call (blocks x buffers + scratch), and by
+    values that it keeps over a copy into the memory that they were loaded from. grid_steps: steps over all calls.
+    calls: exact number of pallas_calls. output_stores: in how many steps of one visit an output block may be stored.
+    flops: arithmetic over all calls. serial_steps: steps of one call that have to follow one another, when every index
+    along its parallel axes has a core of its own. mxu_bits: how wide the operands of matrix products may be; there has
+    to be a product, too. branches: pl.when, cond and loops in a kernel. selected: elements of the results of jnp.where,
+    over all calls and steps, which is what masks cost. operations: of array code without a kernel, how many primitives
+    it may consist of; elements: how many the largest array that it makes may have. Of such code, flops and mxu_bits are
+    those of its matrix products, and hbm_bytes what moves when each operation is a program of its own, also inside of a
+    jit of the reader's. outside_flops: arithmetic of matrix products outside of the kernels. exposed_bytes: of copies
+    between HBM and VMEM that a kernel starts itself, those that nothing overlaps: no arithmetic is done between the
+    start and the wait. in_flight_bytes, the one lower bound: bytes of such copies that are on their way while the
+    kernel computes, on average over its FLOPs. new_bytes: HBM that the calls take for results that are written over no
+    input.
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
     thread_bytes: those of them that threads load and store themselves; cta_bytes: those that one CTA moves. copies: out

@@ -4,6 +4,7 @@ import collections
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..ir.capture import Call, line_of, named
 from ..ir.ops import in_dtypes, is_floating, out_dtype
@@ -42,7 +43,7 @@ def serial_steps(trace: Trace) -> tuple[int, list[int]]:
 
 
 def wide_products(call: Call, bits: int) -> Iterator[Finding]:
-    """Matrix products whose operands are wider than that."""
+    """Matrix products whose operands are wider than that, and those that the compiler refuses."""
     for eqn in named(call.kernel, "dot_general"):
         if is_narrow_product(eqn):
             cause = (
@@ -51,20 +52,28 @@ def wide_products(call: Call, bits: int) -> Iterator[Finding]:
                 "for preferred_element_type=jnp.float32."
             )
             yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
-        wide = [d for d in in_dtypes(eqn) if d.itemsize * 8 > bits]
-        if wide:
-            cause = (
-                f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an "
-                f"operand, where {bits} are enough. Wide operands take the MXU longer, or are rounded on the way "
-                "in. Give it what the Refs hold, and name the type of the sum: preferred_element_type."
-            )
-            yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+        wide = wide_operands(eqn, bits)
+        if wide is not None:
+            yield wide
         elif is_floating(out_dtype(eqn)) and not is_floating(in_dtypes(eqn)[0]):
             cause = (
                 "Right answer, but its matrix product of integers is summed in floating point, which the TPU "
                 "compiler refuses: the MXU adds integers as integers. Ask for preferred_element_type=jnp.int32."
             )
             yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+
+
+def wide_operands(eqn: Any, bits: int) -> Finding | None:
+    """A matrix product whose operands are wider than that, or None."""
+    wide = [d for d in in_dtypes(eqn) if d.itemsize * 8 > bits]
+    if not wide:
+        return None
+    cause = (
+        f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand, where "
+        f"{bits} are enough. Wide operands take the MXU longer, or are rounded on the way in. Give it operands of "
+        f"{bits} bits, and name the type of the sum: preferred_element_type."
+    )
+    return Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
 
 
 def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
