@@ -562,9 +562,9 @@ check("gpu_matmul/3", k_loop)
 #
 # There is another order: wait for product `k - 1` at the top of the step, with `wgmma_wait(0)`, and start the copies
 # before you wait for the step's own tiles. Then two tiles are on their way at a time. For the check's example, the
-# machine counts 24,584 cycles instead of 32,284. It gives each CTA an SM of its own. An H200 agrees, as long as an SM
-# has room for one CTA only: 263 against 171 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. Four
-# CTAs hide each other's waits, and the order above is the faster one: 423 against 346. Ask what a model assumes.
+# machine counts 24,584 cycles instead of 32,284. It gives each CTA an SM of its own. An H200 agrees if an SM has room
+# for one CTA only: 263 against 171 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. They hide each
+# other's waits, and still more copies at a time make it slower: 346 against 423. Ask what a model assumes.
 
 # %%
 show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
