@@ -303,7 +303,7 @@ def in_words(cost: tuple[float, float]) -> str:
 
 def in_cycles(M: int, N: int, K: int, bm: int, bn: int) -> Count:
     """The cycles of a product by the model, and what they would be with a slip."""
-    tensor, copies, end = 2 * bm * bn * 64 / 4096, (bm + bn) * 128 / 56, bm * bn / 20
+    tensor, copies, end = 2 * bm * bn * 64 / 4096, (bm + bn) * 128 / 62, bm * bn / 20
     tiles, steps = (M // bm) * (N // bn), K // 64
     rounds = -(-tiles // 132)
     found = rounds * (steps * max(tensor, copies) + end)

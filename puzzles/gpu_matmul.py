@@ -562,9 +562,9 @@ check("gpu_matmul/3", k_loop)
 #
 # There is another order: wait for product `k - 1` at the top of the step, with `wgmma_wait(0)`, and start the copies
 # before you wait for the step's own tiles. Then two tiles are on their way at a time. For the check's example, the
-# machine counts 24,584 cycles instead of 32,284. It gives each CTA an SM of its own. An H200 agrees, as long as an SM
-# has room for one CTA only: 251 against 164 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. Four
-# CTAs hide each other's waits, and the order above is the faster one: 430 against 351. Ask what a model assumes.
+# machine counts 24,584 cycles instead of 32,284. It gives each CTA an SM of its own. An H200 agrees if an SM has room
+# for one CTA only: 263 against 171 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. They hide each
+# other's waits, and still more copies at a time make it slower: 346 against 423. Ask what a model assumes.
 
 # %%
 show(k_loop, normal((64, 512), "bfloat16"), normal((512, 128), "bfloat16"))
@@ -2058,11 +2058,11 @@ print_rounds(2176, 2048, 128, 256)
 #
 # JAX's own kernel tries out which configuration is fastest. You can predict it. While the tensor cores compute one
 # step of 64, the copy engine brings another one, and the slower of the two decides. These are the figures of one SM of
-# an H200. 56 and 20 were fitted to the times at the end of this notebook.
+# an H200. 62 and 20 were fitted to the times at the end of this notebook.
 #
 # ```text
 #     tensor cores         4096 FLOPs a cycle
-#     copies into SMEM       56 bytes a cycle
+#     copies into SMEM       62 bytes a cycle
 #     end of a tile          20 values a cycle leave the accumulator, while the tensor cores wait
 #     SMEM of a CTA     232,448 bytes: the slots, 32,768 for the epilogue, 8 for each barrier
 # ```
@@ -2076,7 +2076,7 @@ print_rounds(2176, 2048, 128, 256)
 
 # %%
 SMS, SMEM_BYTES, EPILOGUE_BYTES = 132, 232_448, 32_768
-TENSOR_FLOPS, COPIED_BYTES, STORED_VALUES = 4096, 56, 20  # of an SM, a cycle
+TENSOR_FLOPS, COPIED_BYTES, STORED_VALUES = 4096, 62, 20  # of an SM, a cycle
 
 
 def plans(M, N):
@@ -2218,27 +2218,27 @@ show(persistent, a, b, slots=3, ctas=1)
 # turns, L2 flushed before each):
 #
 # ```text
-#     one warpgroup, 64 x 128 (Puzzle 3)             2 slots    433 TFLOP/s
-#     producer and consumers, 128 x 256 (Puzzle 5)   2 slots    550
-#                                                    4 slots    727
-#     the library's pipeline (Puzzle 6)              2 slots    457
-#                                                    4 slots    716
-#     persistent (Puzzle 8)                          4 slots    758
-#     clusters (Puzzle 9)                            4 slots    745
-#     cuBLAS                                                    740
+#     one warpgroup, 64 x 128 (Puzzle 3)             2 slots    419 TFLOP/s
+#     producer and consumers, 128 x 256 (Puzzle 5)   2 slots    519
+#                                                    4 slots    657
+#     the library's pipeline (Puzzle 6)              2 slots    429
+#                                                    4 slots    654
+#     persistent (Puzzle 8)                          4 slots    680
+#     clusters (Puzzle 9)                            4 slots    678
+#     cuBLAS                                                    678
 # ```
 #
 # And the kernel of Puzzle 11 beside what you would use otherwise:
 #
 # ```text
 #                                        yours  cuBLAS, XLA  JAX's own kernel
-#     1024 x 8192 x 4096                   779          769              781
-#     4096 x 4096 x 1024                   700          730              684
-#     8192 x 8192 x 8192                   686          704              698
-#     1024 x ..., with bias and GELU       707          639
-#     4096 x ..., with bias and GELU       551          430
-#     8192 x ..., with bias and GELU       748          718
-#     ragged dot, 16 groups (Puzzle 10)    655           52              635
+#     1024 x 8192 x 4096                   771          774              775
+#     4096 x 4096 x 1024                   654          704              637
+#     8192 x 8192 x 8192                   721          720              717
+#     1024 x ..., with bias and GELU       616          558
+#     4096 x ..., with bias and GELU       578          444
+#     8192 x ..., with bias and GELU       753          719
+#     ragged dot, 16 groups (Puzzle 10)    644           52              626
 # ```
 #
 # Each table is a comparison of its own. The chip's clock differs between them, so compare within the first table, and
@@ -2247,9 +2247,9 @@ show(persistent, a, b, slots=3, ctas=1)
 
 # %%
 MEASURED_US = {  # shape -> tile -> microseconds on an H200, from benchmarks/gpu.md
-    (1024, 8192, 4096): {(128, 256): 88.5, (256, 128): 89.1, (128, 128): 98.2},
-    (4096, 4096, 1024): {(128, 256): 48.6, (256, 128): 49.0, (128, 128): 51.1},
-    (8192, 8192, 8192): {(128, 256): 1623.0, (256, 128): 1610.4, (128, 128): 1784.3},
+    (1024, 8192, 4096): {(128, 256): 89.5, (256, 128): 89.8, (128, 128): 92.4},
+    (4096, 4096, 1024): {(128, 256): 47.8, (256, 128): 48.5, (128, 128): 48.9},
+    (8192, 8192, 8192): {(128, 256): 1639.0, (256, 128): 1636.9, (128, 128): 1649.7},
 }
 if not unwritten(cycles):
     for (M, N, K), times in MEASURED_US.items():
@@ -2260,9 +2260,9 @@ if not unwritten(cycles):
 
 # %% [markdown]
 # This shows ratios only: the clock during these runs was not fixed. For the first two shapes it comes out nearly the
-# same in each line, so the model has the ratios of these times right within 10%. At the largest shape the chip has
-# lowered its clock. (The slowest that was read during this run was 1.25 GHz.) There the tensor cores hardly ever wait.
-# Clusters changed these times by less than 3%, and the order of the tiles by less than 2%. Both save traffic, and
+# same in each line, so the model has the ratios of these times right within 3%. At the largest shape the chip has
+# lowered its clock. (The slowest that was read during this run was 1.2 GHz.) There the tensor cores hardly ever wait.
+# For tiles of 128 x 256, clusters and the order of the tiles changed these times by about 1%. Both save traffic, and
 # traffic was not what this chip was short of.
 #
 # What does NVIDIA's compiler say? `gpu_report` compiles your kernel for a chip that need not be there. Compare its

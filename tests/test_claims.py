@@ -10,7 +10,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_puzzles import Budget, check
+from pallas_puzzles.course import claims
 from pallas_puzzles.course.claims import hbm_choice, hbm_claim, time_claim, vmem_claim
+from pallas_puzzles.lens.watchdog import TimeLimit
 
 CHIP = types.SimpleNamespace(flops_per_s=1e12, hbm_bytes_per_s=1e9, step_s=1e-5)
 
@@ -54,6 +56,16 @@ def test_what_is_true_is_not_found():
     assert hbm_claim(moved, run, (16, 128, 128)).finding() is None
     assert vmem_claim(held, run, (16, 128, 128)).finding() is None
     assert time_claim(lasts, run, (16, 128, 128, CHIP)).finding() is None
+
+
+def test_a_formula_that_never_ends_is_stopped_soon(monkeypatch):
+    def endless(*blocks):
+        while blocks:
+            pass
+
+    monkeypatch.setattr(claims, "FORMULA_LIMIT_S", 0.1)
+    with pytest.raises(TimeLimit, match="your function ran for more than"):
+        hbm_claim(endless, run, (16, 128, 128)).finding()
 
 
 WRONG = {

@@ -7,14 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..ir.readers import for_the_reader
+from ..lens.watchdog import time_limit
 from .inputs import seed_of
 
 if TYPE_CHECKING:
     from ..diagnose.findings import Finding
     from ..lens.machine import Figures
 
+FORMULA_LIMIT_S = 10.0  # for one call: a formula that has a loop may have one that does not end
 _DRAWS = 4  # of sizes that a choice is tried on
 _MAX_DEVIATIONS = 3  # more ways than that to be wrong at once: coincidence
+
+
+def answered(fn: Callable[..., Any], *args: Any) -> Any:
+    """What a function of the reader's says. Raises what it raises, and TimeLimit."""
+    with time_limit(FORMULA_LIMIT_S, "your function"):
+        return for_the_reader(fn, *args)
 
 
 class Asked(Protocol):
@@ -48,7 +56,7 @@ class Claim:
         line = source_line(code.co_filename, code.co_firstlineno)
         wrong, slips = None, []
         for args in self.cases:
-            said = for_the_reader(self.fn, *args)
+            said = answered(self.fn, *args)
             call = f"{self.fn.__name__}({', '.join(_shown(a, self.fn) for a in args)})"
             if said is None:
                 return Finding("model", f"{call} returns None: return a number.", [], line)
@@ -193,7 +201,7 @@ class Choice:
 
         *sizes, limits = args
         code, room = self.fn.__code__, self.room(limits)
-        plan = for_the_reader(self.fn, *args)
+        plan = answered(self.fn, *args)
         call = f"Right answer, but {self.fn.__name__}({', '.join(_shown(a, self.fn) for a in args)}) is {plan}"
         line = source_line(code.co_filename, code.co_firstlineno)
         counted = {p: _counted(*self.run(*sizes, *p)) for p in self.plans(*sizes)}
@@ -234,7 +242,7 @@ class Cheapest:
         from ..diagnose.findings import Finding
         from ..ir.capture import source_line
 
-        plan, costs = for_the_reader(self.fn, *sizes), {p: self.cost(*sizes, *p) for p in self.plans(*sizes)}
+        plan, costs = answered(self.fn, *sizes), {p: self.cost(*sizes, *p) for p in self.plans(*sizes)}
         best = min(costs, key=lambda p: costs[p])
         known = isinstance(plan, tuple) and plan in costs
         if known and costs[plan] <= costs[best]:

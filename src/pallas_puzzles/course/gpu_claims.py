@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir.ops import nbytes_of
-from ..ir.readers import for_the_reader
-from .claims import Claim, _bytes, _Part, _Sum, _times
+from .claims import Claim, _bytes, _Part, _Sum, _times, answered
 
 if TYPE_CHECKING:
     from ..diagnose.findings import Finding
@@ -47,7 +46,7 @@ class Order:
         from ..ir.capture import source_line
 
         numbers = jnp.arange(self.ctas, dtype=jnp.int32)
-        rows, columns = for_the_reader(jax.vmap(lambda t: self.fn(t, m_tiles, width)), numbers)
+        rows, columns = answered(jax.vmap(lambda t: self.fn(t, m_tiles, width)), numbers)
         n = np.arange(self.ctas)
         strip, within = n // (m_tiles * width), n % (m_tiles * width)
         want, found = _parts(within // width, strip * width + within % width), _parts(rows, columns)
