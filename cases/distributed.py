@@ -91,3 +91,12 @@ def puzzle_7(nb: Any) -> Question:
         ],
         budget=Budget(link_bytes=57_344, hbm_bytes=172_032),
     )
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.halves_spec,
+        normal((64, 2, 8, 128)),
+        variants=[case(normal((25, 2, 16, 256)), devices=5, budget=Budget(link_bytes=65_536), about="five devices")],
+        budget=Budget(link_bytes=28_672, exposed_ici_bytes=150_000, hbm_bytes=172_032),
+    )

@@ -825,6 +825,152 @@ check("distributed/7", reduce_scatter)
 show(reduce_scatter, normal((64, 16, 128)))
 
 # %% [markdown]
+# ## Puzzle 8: Both directions at once
+#
+# **Goal.** The same reduce-scatter with two rings, one in each direction. You add in one while the other one sends.
+#
+# ### Theory
+#
+# A link works in both directions at the same time, and Puzzle 7 used one of them. So cut each block into two halves.
+# Half 0 of each sum goes to the right, as before. Half 1 goes to the left: in hop 0 you send your half of the sum that
+# ends at your *right* neighbour. Now a link carries 28 KiB in each direction, where it carried 56 in one.
+#
+# Two rings also give you something to do. In Puzzle 7 nothing was on its way while you added. Here the rings take
+# turns:
+#
+# ```text
+#     to the right   [hop 0]       [ hop 1 ]     [ hop 2 ]
+#     to the left    [hop 0]             [ hop 1 ]     [ hop 2 ]
+#     you                   [add 0][add 1][add 0][add 1]
+# ```
+#
+# In each hop, and for each way: wait for its last copy, add, start its next copy. Then the copy that you have just
+# started is on its way while you add the other half. For this the order of your calls is everything.
+#
+# Two copies are on their way to you at the same time, so each way has its own buffers, semaphores and credits:
+# `inbox.at[way]`, `came.at[way]`, and so on. As in pipelining.py Puzzle 3, you may build a copy again to wait for it.
+
+
+# %%
+def halves_spec(x: Float[Array, "n*n 2 r C"], *, devices: int = 8) -> Float[Array, "n*2 r C"]:
+    """x[i * n + j] has both halves of block j of device i. Device j returns the sum of all blocks j."""
+    n = devices
+    return x.reshape(n, n, *x.shape[1:]).sum(0).reshape(n * 2, *x.shape[2:])
+
+
+def halves_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
+    # x_ref: (n, 2, r, C), this device's blocks    o_ref, acc, inbox: (2, r, C)    all in HBM
+    # sent, came: two DMA semaphores each          credit: two semaphores for signals
+    pass  # YOUR CODE HERE
+
+
+def reduce_halves(x: Float[Array, "n*n 2 r C"], *, devices: int = 8) -> Float[Array, "n*2 r C"]:
+    def local(x: Float[Array, "n 2 r C"]) -> Float[Array, "2 r C"]:
+        block = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        return pl.pallas_call(
+            halves_kernel,
+            in_specs=[HBM],
+            out_specs=[HBM, HBM, HBM],
+            out_shape=[block, block, block],
+            scratch_shapes=[
+                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SemaphoreType.REGULAR((2,)),
+            ],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)[0]
+
+    return on_mesh(local, devices, P("x"), P("x"))(x)
+
+
+# %%
+# Budget for x (64, 2, 8, 128): link_bytes=28_672, exposed_ici_bytes=150_000, hbm_bytes=172_032. All copies send 458_752
+# bytes. The first one of each way has nothing to hide behind.
+check("distributed/8", reduce_halves)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Write two small functions first: the half of a block that belongs to (way, hop), and the copy of (way, hop). What
+# differs between the two ways? Then write down the calls of one hop, for way 0 and then for way 1. At each addition,
+# mark which copies are on their way. If there is none, what did you wait for too early? A credit goes to the device
+# that fills the inbox. That is another device for each way.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+#     after, before = (right, left), (left, right)  # by way: whom you send to, who sends to you
+#
+#     def block(way, hop):
+#         step = n - 1 - hop if way == 0 else ____
+#         return x_ref.at[lax.rem(me + step, n), way]
+#
+#     def copy(way, hop):
+#         source = ____ if hop == 0 else acc.at[way]
+#         return pltpu.make_async_remote_copy(source, ____, ____, ____, device_id={"x": after[way]})
+#
+#     meet_neighbours()
+#     for way in range(2):
+#         ____
+#     for hop in range(1, n - 1):
+#         for way in range(2):
+#             copy(way, ____).wait()
+#             add(____, ____, acc.at[way])
+#             pl.semaphore_signal(credit.at[way], 1, device_id={"x": ____})
+#             pl.semaphore_wait(credit.at[way], 1)
+#             copy(way, ____).start()
+#     for way in range(2):
+#         ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def halves_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+#     after, before = (right, left), (left, right)  # by way: whom you send to, who sends to you
+#
+#     def block(way, hop):
+#         step = n - 1 - hop if way == 0 else 1 + hop
+#         return x_ref.at[lax.rem(me + step, n), way]
+#
+#     def copy(way, hop):
+#         source = block(way, 0) if hop == 0 else acc.at[way]
+#         return pltpu.make_async_remote_copy(
+#             source, inbox.at[way], sent.at[way], came.at[way], device_id={"x": after[way]}
+#         )
+#
+#     meet_neighbours()
+#     for way in range(2):
+#         copy(way, 0).start()
+#     for hop in range(1, n - 1):
+#         for way in range(2):
+#             copy(way, hop - 1).wait()
+#             add(block(way, hop), inbox.at[way], acc.at[way])
+#             pl.semaphore_signal(credit.at[way], 1, device_id={"x": before[way]})
+#             pl.semaphore_wait(credit.at[way], 1)
+#             copy(way, hop).start()
+#     for way in range(2):
+#         copy(way, n - 2).wait()
+#         add(x_ref.at[me, way], inbox.at[way], o_ref.at[way])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Half the bytes on each link, and two thirds of them are hidden behind additions. Compare the picture
+# with that of Puzzle 7. JAX's guide to distributed Pallas kernels ends with this pattern: a reduce-scatter in both
+# directions, with an `emit_pipeline` for the additions.
+
+# %%
+show(reduce_halves, normal((64, 2, 8, 128)))
+
+# %% [markdown]
 # ## The end of the ring
 #
 # You have cut a model over eight devices, and moved its parts around by hand. Read

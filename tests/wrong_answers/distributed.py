@@ -275,3 +275,71 @@ def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
         if step < n - 1:
             pl.semaphore_signal(credit, 1, device_id={"x": lax.rem(other + n - 1, n)})
             pl.semaphore_wait(credit, 1)
+
+
+# %% distributed/8: one semaphore for what comes from both sides
+# halves_kernel: `came.at[way]` -> `came.at[0]`
+
+# %% distributed/8: one semaphore for what leaves in both directions
+# halves_kernel: `sent.at[way]` -> `sent.at[0]`
+
+# %% distributed/8: one credit for both neighbours
+# halves_kernel: `pl.semaphore_signal(credit.at[way]` -> `pl.semaphore_signal(credit.at[0]`
+# halves_kernel: `pl.semaphore_wait(credit.at[way]` -> `pl.semaphore_wait(credit.at[0]`
+
+# %% distributed/8: both ways add into one buffer
+# halves_kernel: `else acc.at[way]` -> `else acc.at[0]`
+# halves_kernel: `inbox.at[way], acc.at[way])` -> `inbox.at[way], acc.at[0])`
+
+# %% distributed/8: the credit goes to whom you send
+# halves_kernel: `before[way]` -> `after[way]`
+
+# %% distributed/8: no credits
+# halves_kernel:
+# -            pl.semaphore_signal(credit.at[way], 1, device_id={"x": before[way]})
+# -            pl.semaphore_wait(credit.at[way], 1)
+
+# %% distributed/8: the next copy starts before the credit has come
+# halves_kernel:
+# -            pl.semaphore_wait(credit.at[way], 1)
+# -            copy(way, hop).start()
+# +            copy(way, hop).start()
+# +            pl.semaphore_wait(credit.at[way], 1)
+
+# %% distributed/8: both halves go to the right
+# halves_kernel: `1 + hop` -> `n - 1 - hop`
+# halves_kernel: `after, before = (right, left), (left, right)` -> `after, before = (right, right), (left, left)`
+
+# %% distributed/8: the blocks that go to the left are counted as those to the right
+# halves_kernel: `1 + hop` -> `n - 1 - hop`
+
+# %% distributed/8: half 0 is added in both ways
+# halves_kernel: `lax.rem(me + step, n), way]` -> `lax.rem(me + step, n), 0]`
+
+# %% distributed/8: waits for both ways before it adds
+# halves_kernel:
+# -        for way in range(2):
+# -            copy(way, hop - 1).wait()
+# -            add(block(way, hop), inbox.at[way], acc.at[way])
+# +        for way in range(2):
+# +            copy(way, hop - 1).wait()
+# +        for way in range(2):
+# +            add(block(way, hop), inbox.at[way], acc.at[way])
+
+# %% distributed/8: the copies are started when both halves have been added to
+# halves_kernel:
+# -            copy(way, hop).start()
+# +        for way in range(2):
+# +            copy(way, hop).start()
+
+# %% distributed/8: the last half that goes to the left is forgotten
+# halves_kernel:
+# -        add(x_ref.at[me, way], inbox.at[way], o_ref.at[way])
+# +        add(x_ref.at[me, way], inbox.at[way], o_ref.at[0])
+
+# %% distributed/8: adds before it waits
+# halves_kernel:
+# -            copy(way, hop - 1).wait()
+# -            add(block(way, hop), inbox.at[way], acc.at[way])
+# +            add(block(way, hop), inbox.at[way], acc.at[way])
+# +            copy(way, hop - 1).wait()
