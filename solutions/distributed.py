@@ -120,3 +120,25 @@ def halves_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
     for way in range(2):
         copy(way, n - 2).wait()
         add(x_ref.at[me, way], inbox.at[way], o_ref.at[way])
+
+
+# Puzzle 9
+def grid_gather_kernel(x_ref, o_ref, own, sent, came):
+    rows, columns = lax.axis_size("y"), lax.axis_size("x")
+    j, i = lax.axis_index("y"), lax.axis_index("x")
+    meet_neighbours_on("y", "x")
+    mine = pltpu.make_async_copy(x_ref, o_ref.at[j, i], own)
+    mine.start()
+    mine.wait()
+    for hop in range(columns - 1):
+        part = o_ref.at[j, lax.rem(i - hop + columns, columns)]
+        right = {"x": lax.rem(i + 1, columns)}
+        copy = pltpu.make_async_remote_copy(part, part, sent, came.at[hop], device_id=right)
+        copy.start()
+        copy.wait()
+    for hop in range(rows - 1):
+        row = o_ref.at[lax.rem(j - hop + rows, rows)]
+        below = {"y": lax.rem(j + 1, rows)}
+        copy = pltpu.make_async_remote_copy(row, row, sent, came.at[columns - 1 + hop], device_id=below)
+        copy.start()
+        copy.wait()
