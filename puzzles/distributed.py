@@ -78,8 +78,8 @@ if len(jax.devices()) >= 8:
 # ## Four ways to cut a layer
 #
 # Here are the four schemes that large models combine. You solve nothing yet: run the cells, and compare the numbers.
-# Each cell says how many bytes of each array a device holds, and how many bytes it sends. `cost`, which is given, counts
-# them. The layer has 128 KiB of weights, and there are eight devices.
+# Each cell says how many bytes of each array a device holds, and how many bytes it sends. `cost`, which is given,
+# counts them. The layer has 128 KiB of weights, and there are eight devices.
 #
 # **Data parallel.** The rows are cut, and each device holds all weights. It computes the gradient for its own rows. The
 # gradients of all devices have to be added. `lax.psum(v, "x")` does that: each device gets the sum. In the drawing, a
