@@ -91,3 +91,30 @@ def puzzle_7(nb: Any) -> Question:
         ],
         budget=Budget(link_bytes=57_344, hbm_bytes=172_032),
     )
+
+
+def puzzle_8(nb: Any) -> Question:
+    return question(
+        nb.halves_spec,
+        normal((64, 2, 8, 128)),
+        variants=[case(normal((25, 2, 16, 256)), devices=5, budget=Budget(link_bytes=65_536), about="five devices")],
+        budget=Budget(link_bytes=28_672, exposed_ici_bytes=150_000, hbm_bytes=172_032),
+    )
+
+
+def puzzle_9(nb: Any) -> Question:
+    return question(
+        nb.grid_gather_spec,
+        normal((64, 128)),
+        variants=[
+            case(
+                normal((48, 256)),
+                rows=3,
+                columns=2,
+                budget=Budget(bytes_hops=245_760, link_bytes=32_768),
+                about="three rows of two devices",
+            ),
+            case(normal((48, 128)), rows=2, columns=3, about="two rows of three devices"),
+        ],
+        budget=Budget(bytes_hops=229_376, link_bytes=24_576),
+    )

@@ -89,3 +89,56 @@ def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
         copy.start()
         copy.wait()
     add(x_ref.at[me], inbox, o_ref)
+
+
+# Puzzle 8
+def halves_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+    after, before = (right, left), (left, right)  # by way: whom you send to, who sends to you
+
+    def block(way, hop):
+        step = n - 1 - hop if way == 0 else 1 + hop
+        return x_ref.at[lax.rem(me + step, n), way]
+
+    def copy(way, hop):
+        source = block(way, 0) if hop == 0 else acc.at[way]
+        return pltpu.make_async_remote_copy(
+            source, inbox.at[way], sent.at[way], came.at[way], device_id={"x": after[way]}
+        )
+
+    meet_neighbours()
+    for way in range(2):
+        copy(way, 0).start()
+    for hop in range(1, n - 1):
+        for way in range(2):
+            copy(way, hop - 1).wait()
+            add(block(way, hop), inbox.at[way], acc.at[way])
+            pl.semaphore_signal(credit.at[way], 1, device_id={"x": before[way]})
+            pl.semaphore_wait(credit.at[way], 1)
+            copy(way, hop).start()
+    for way in range(2):
+        copy(way, n - 2).wait()
+        add(x_ref.at[me, way], inbox.at[way], o_ref.at[way])
+
+
+# Puzzle 9
+def grid_gather_kernel(x_ref, o_ref, own, sent, came):
+    rows, columns = lax.axis_size("y"), lax.axis_size("x")
+    j, i = lax.axis_index("y"), lax.axis_index("x")
+    meet_neighbours_on("y", "x")
+    mine = pltpu.make_async_copy(x_ref, o_ref.at[j, i], own)
+    mine.start()
+    mine.wait()
+    for hop in range(columns - 1):
+        part = o_ref.at[j, lax.rem(i - hop + columns, columns)]
+        right = {"x": lax.rem(i + 1, columns)}
+        copy = pltpu.make_async_remote_copy(part, part, sent, came.at[hop], device_id=right)
+        copy.start()
+        copy.wait()
+    for hop in range(rows - 1):
+        row = o_ref.at[lax.rem(j - hop + rows, rows)]
+        below = {"y": lax.rem(j + 1, rows)}
+        copy = pltpu.make_async_remote_copy(row, row, sent, came.at[columns - 1 + hop], device_id=below)
+        copy.start()
+        copy.wait()

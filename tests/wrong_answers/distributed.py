@@ -275,3 +275,131 @@ def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
         if step < n - 1:
             pl.semaphore_signal(credit, 1, device_id={"x": lax.rem(other + n - 1, n)})
             pl.semaphore_wait(credit, 1)
+
+
+# %% distributed/8: one semaphore for what comes from both sides
+# halves_kernel: `came.at[way]` -> `came.at[0]`
+
+# %% distributed/8: one semaphore for what leaves in both directions
+# halves_kernel: `sent.at[way]` -> `sent.at[0]`
+
+# %% distributed/8: one credit for both neighbours
+# halves_kernel: `pl.semaphore_signal(credit.at[way]` -> `pl.semaphore_signal(credit.at[0]`
+# halves_kernel: `pl.semaphore_wait(credit.at[way]` -> `pl.semaphore_wait(credit.at[0]`
+
+# %% distributed/8: both ways add into one buffer
+# halves_kernel: `else acc.at[way]` -> `else acc.at[0]`
+# halves_kernel: `inbox.at[way], acc.at[way])` -> `inbox.at[way], acc.at[0])`
+
+# %% distributed/8: the credit goes to whom you send
+# halves_kernel: `before[way]` -> `after[way]`
+
+# %% distributed/8: no credits
+# halves_kernel:
+# -            pl.semaphore_signal(credit.at[way], 1, device_id={"x": before[way]})
+# -            pl.semaphore_wait(credit.at[way], 1)
+
+# %% distributed/8: the next copy starts before the credit has come
+# halves_kernel:
+# -            pl.semaphore_wait(credit.at[way], 1)
+# -            copy(way, hop).start()
+# +            copy(way, hop).start()
+# +            pl.semaphore_wait(credit.at[way], 1)
+
+# %% distributed/8: both halves go to the right
+# halves_kernel: `1 + hop` -> `n - 1 - hop`
+# halves_kernel: `after, before = (right, left), (left, right)` -> `after, before = (right, right), (left, left)`
+
+# %% distributed/8: the blocks that go to the left are counted as those to the right
+# halves_kernel: `1 + hop` -> `n - 1 - hop`
+
+# %% distributed/8: half 0 is added in both ways
+# halves_kernel: `lax.rem(me + step, n), way]` -> `lax.rem(me + step, n), 0]`
+
+# %% distributed/8: waits for both ways before it adds
+# halves_kernel:
+# -        for way in range(2):
+# -            copy(way, hop - 1).wait()
+# -            add(block(way, hop), inbox.at[way], acc.at[way])
+# +        for way in range(2):
+# +            copy(way, hop - 1).wait()
+# +        for way in range(2):
+# +            add(block(way, hop), inbox.at[way], acc.at[way])
+
+# %% distributed/8: the copies are started when both halves have been added to
+# halves_kernel:
+# -            copy(way, hop).start()
+# +        for way in range(2):
+# +            copy(way, hop).start()
+
+# %% distributed/8: the last half that goes to the left is forgotten
+# halves_kernel:
+# -        add(x_ref.at[me, way], inbox.at[way], o_ref.at[way])
+# +        add(x_ref.at[me, way], inbox.at[way], o_ref.at[0])
+
+# %% distributed/8: adds before it waits
+# halves_kernel:
+# -            copy(way, hop - 1).wait()
+# -            add(block(way, hop), inbox.at[way], acc.at[way])
+# +            add(block(way, hop), inbox.at[way], acc.at[way])
+# +            copy(way, hop - 1).wait()
+
+# %% distributed/9: the rows are not passed on
+# grid_gather_kernel: `range(rows - 1)` -> `range(0)`
+
+# %% distributed/9: only the own part is passed on along the columns
+# grid_gather_kernel: `o_ref.at[lax.rem(j - hop + rows, rows)]` -> `o_ref.at[lax.rem(j - hop + rows, rows), i]`
+
+# %% distributed/9: the second half uses the semaphores of the first
+# grid_gather_kernel: `came.at[columns - 1 + hop]` -> `came.at[hop]`
+
+# %% distributed/9: the axes are exchanged in the result
+# grid_gather_kernel: `o_ref.at[j, i]` -> `o_ref.at[i, j]`
+
+# %% distributed/9: both halves go along x
+# grid_gather_kernel: `below = {"y": lax.rem(j + 1, rows)}` -> `below = {"x": lax.rem(i + 1, columns)}`
+
+# %% distributed/9: a copy along the row goes to the first row
+# grid_gather_kernel: `right = {"x": lax.rem(i + 1, columns)}` -> `right = {"y": 0, "x": lax.rem(i + 1, columns)}`
+
+# %% distributed/9: only the neighbours along x meet
+# grid_gather_kernel: `meet_neighbours_on("y", "x")` -> `meet_neighbours_on("x")`
+
+# %% distributed/9: the last device of a row has no right neighbour
+# grid_gather_kernel: `lax.rem(i + 1, columns)` -> `i + 1`
+
+# %% distributed/9: the sizes of the axes are exchanged
+# elsewhere: the copies to devices that are not there are named
+# grid_gather_kernel: `rows, columns = lax.axis_size("y"), lax.axis_size("x")` -> `rows, columns = lax.axis_size("x"), lax.axis_size("y")`
+
+# %% distributed/9: a row is sent on before it has come
+# grid_gather_kernel: `row = o_ref.at[lax.rem(j - hop + rows, rows)]` -> `row = o_ref.at[lax.rem(j + 1, rows)]`
+
+# %% distributed/9: the parts that come along x are waited for at the end
+# grid_gather_kernel:
+# -        copy = pltpu.make_async_remote_copy(part, part, sent, came.at[hop], device_id=right)
+# -        copy.start()
+# -        copy.wait()
+# +        copy = pltpu.make_async_remote_copy(part, part, sent, came.at[hop], device_id=right)
+# +        copy.start()
+# +        copy.wait_send()
+# +    for hop in range(columns - 1):
+# +        pltpu.make_async_remote_copy(x_ref, x_ref, sent, came.at[hop], device_id=right).wait_recv()
+
+
+# %% distributed/9: straight to everybody
+def grid_gather_kernel(x_ref, o_ref, own, sent, came):
+    rows, columns = lax.axis_size("y"), lax.axis_size("x")
+    j, i = lax.axis_index("y"), lax.axis_index("x")
+    others = [(a, b) for a in range(rows) for b in range(columns) if a or b]
+    places = [{"y": lax.rem(j + a, rows), "x": lax.rem(i + b, columns)} for a, b in others]
+    barrier = pltpu.get_barrier_semaphore()
+    for place in places:
+        pl.semaphore_signal(barrier, 1, device_id=place)
+    pl.semaphore_wait(barrier, len(places))
+    pltpu.sync_copy(x_ref, o_ref.at[j, i])
+    copies = [pltpu.make_async_remote_copy(x_ref, o_ref.at[j, i], sent, own, device_id=place) for place in places]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.wait()
