@@ -156,7 +156,7 @@ def puzzle_12a(nb: Any) -> Question:
     return question(
         nb.attention_spec,
         *tokens(128, 128, 2.0),
-        variants=[case(*tokens(96, 256, 6.0), devices=4, about="four devices, scores up to 150")],
+        variants=[case(*tokens(120, 256, 6.0), devices=5, about="five devices, scores up to 150")],
         budget=Budget(bytes_hops=917_504, exposed_ici_bytes=50_000),
         tol=1e-4,
     )
@@ -166,7 +166,7 @@ def puzzle_12b(nb: Any) -> Question:
     return question(
         nb.gather_matmul_spec,
         *(normal((64, 128)), normal((128, 2048), scale=0.1)),
-        variants=[case(normal((64, 256)), normal((256, 512), scale=0.1), devices=4, about="four devices")],
+        variants=[case(normal((80, 256)), normal((256, 640), scale=0.1), devices=5, about="five devices")],
         budget=Budget(bytes_hops=229_376, exposed_ici_bytes=10_000),
     )
 
@@ -177,9 +177,9 @@ def puzzle_12c(nb: Any) -> Question:
         *(normal((64, 128)), normal((128, 2048), scale=0.1), normal((2048, 128), scale=0.05)),
         variants=[
             case(
-                *(normal((64, 256)), normal((256, 512), scale=0.1), normal((512, 256), scale=0.05)),
-                devices=4,
-                about="four devices",
+                *(normal((80, 256)), normal((256, 640), scale=0.1), normal((640, 256), scale=0.05)),
+                devices=5,
+                about="five devices",
             )
         ],
         budget=Budget(bytes_hops=458_752, exposed_ici_bytes=20_000),

@@ -10,14 +10,17 @@
 # %% [markdown]
 # # Distributed: one model on eight devices
 #
-# A large model does not fit on one chip. Llama 3 70B has 113 GB of MLP weights in bfloat16, and a TPU v5e has 16 GB.
-# So you cut the arrays, and the devices talk to each other. Here you first let JAX do the talking. Then you write the
+# A large model does not fit on one chip. Llama 3 70B has 113 GB of MLP weights in bfloat16, and a TPU v5e has 16 GB. So
+# you cut the arrays, and the devices talk to each other. Here you first let JAX do the talking. Then you write the
 # copies between devices yourself, inside a Pallas kernel: you send, wait, and make sure that nobody overwrites what
-# somebody still reads. You end with two rings, all-gather and all-reduce, the heart of every library of collectives.
+# somebody still reads. You start with rings, all-gather and all-reduce, the heart of every library of collectives. You
+# end with a layer of experts, attention around a ring, and the first MLP again, now without a copy that anybody waits
+# for.
 #
-# You need basics.py and pipelining.py (Puzzles 1 to 4). You need no TPU: the CPU counts as eight devices. A machine in
-# this package runs one execution for each device. It finds races between devices and waits that never end, and it
-# counts the bytes on every link. JAX's own simulator has the last word.
+# You need basics.py and pipelining.py (Puzzles 1 to 4), and for Puzzle 12a the online softmax of softmax.py Puzzle 3.
+# You need no TPU: the CPU counts as eight devices. A machine in this package runs one execution for each device. It
+# finds races between devices and waits that never end, and it counts the bytes on every link. JAX's own simulator has
+# the last word.
 #
 # A puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it.
 
@@ -813,9 +816,6 @@ check("distributed/10", recut)
 # **Takeaway.** A transpose of the mesh, and no array was transposed: the copies read columns and write rows. All of
 # them start before you wait for the first one, so each link has work. `lax.all_to_all` does the same, between kernels.
 
-# %%
-show(recut, normal((64, 1024)))
-
 # %% [markdown]
 # ## Puzzle 11a: Where your rows land
 #
@@ -1067,8 +1067,8 @@ check("distributed/11b", dispatch)
 # they go to, and now that is the one they came from. Of `counts`, a device needs the columns of its own experts:
 # `counts[:, mine]` with numbers `mine`. Its element [i, j] is the size of what came from device i for its expert j.
 #
-# A device may get all rows of all devices. So `rows` has room for n * r of them, and the rest of it is unowned.
-# `ragged_dot` leaves unowned rows alone, as in ragged_dot.py Puzzle 6. The cell below fetches yours from there, or the
+# A device may get all rows of all devices. So `rows` has room for n * r of them. Where none came, they are unowned, as
+# in ragged_dot.py Puzzle 6, and you do not send them back. The cell below fetches your `ragged_dot` from there, or the
 # course's if yours is not solved.
 
 
@@ -1163,9 +1163,10 @@ check("distributed/11c", moe)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Eight experts on four devices, and no padding between them. Only the rows travel, each to where its
-# expert is and back. The slowest device sets the pace: in the picture, one has the most rows, and the others wait for
-# it. That is why a router is trained to keep its experts equally busy (capstone.py Puzzle 6).
+# **Takeaway.** Eight experts on four devices, and no padding on the links: only the rows travel, each to where its
+# expert is and back. In the picture all devices compute for about as long, whoever has the rows: your `ragged_dot`
+# visits each tile of `rows`, even if no row is in it. JAX's own (`megablox`) leaves those out. Then the device with the
+# most rows sets the pace. That is why a router is trained to keep its experts equally busy (capstone.py Puzzle 6).
 
 # %%
 show(
@@ -1329,11 +1330,10 @@ show(ring_attention, normal((128, 128)), normal((128, 128)), normal((128, 128)))
 #     hop 2     part of me - 2  --- to the right --->     rows of me - 2  = buf[2] @ w1
 # ```
 #
-# The hidden layer is as wide as all parts together, so there is room for all of x in `buf`: a slot for each hop, and no
-# credits. This is a **collective matmul**. When does it pay? A hop sends b D numbers and multiplies b D f pairs, where
-# f = F / devices. More rows change nothing. The width per device decides: in bfloat16 a v5e has to do f FLOPs a byte,
-# 4,400 with the numbers of Puzzle 12a. Llama 3 70B on eight devices has f = 3,584, which is not quite enough: that is
-# why production kernels send both ways around.
+# This is a **collective matmul**. Here `buf` has a slot for each hop, so it needs no credits. When does it pay? A hop
+# sends b D numbers and multiplies b D f pairs, where f = F / devices. In bfloat16 that is f FLOPs for each byte,
+# however many rows there are. A v5e needs 4,400, by the numbers of Puzzle 12a. Llama 3 70B on eight devices has f =
+# 3,584, not quite enough. So production kernels send half of the rows each way around.
 
 
 # %%
@@ -1416,8 +1416,9 @@ check("distributed/12b", gather_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The same bytes as in Puzzle 5, and none of them is waited for. XLA makes the same of `all_gather(x) @ w`
-# when it is told to (its flags speak of collective matmuls): a loop of `ppermute` and small products.
+# **Takeaway.** The same bytes as in Puzzle 5, and nobody waits for any of them. XLA can do this, too: it cuts
+# `all_gather(x) @ w` into a loop of copies to the neighbour and small products (Wang et al., Overlap Communication with
+# Dependent Computation via Decomposition, 2023).
 
 # %% [markdown]
 # ## Puzzle 12c: Multiply while you scatter
@@ -1539,8 +1540,8 @@ check("distributed/12c", mlp_overlapped)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Puzzle 2 sent the same bytes, and all of them were waited for. Now none is. In the picture, orange is
-# arithmetic: in both halves it goes on under every arrow.
+# **Takeaway.** For the same arrays, Puzzle 2 sends as many bytes, and its devices stand still meanwhile. These never
+# do: in the picture, orange is arithmetic, and in both halves it goes on under every arrow.
 
 # %%
 show(mlp_overlapped, normal((64, 128)), normal((128, 2048)), normal((2048, 128)))
