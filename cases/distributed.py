@@ -5,7 +5,9 @@ nb: what the notebook defines, with the reader's answers in its holes.
 
 from typing import Any
 
-from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+import numpy as np
+
+from pallas_puzzles.course.inputs import Budget, Question, case, integers, normal, question
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -117,4 +119,112 @@ def puzzle_9(nb: Any) -> Question:
             case(normal((48, 128)), rows=2, columns=3, about="two rows of three devices"),
         ],
         budget=Budget(bytes_hops=229_376, link_bytes=24_576),
+    )
+
+
+def puzzle_10(nb: Any) -> Question:
+    return question(
+        nb.recut_spec,
+        normal((64, 1024)),
+        variants=[case(normal((64, 1024)), devices=4, budget=Budget(bytes_hops=262_144), about="four devices")],
+        budget=Budget(bytes_hops=524_288),
+    )
+
+
+def puzzle_11a(nb: Any) -> Question:
+    uneven = np.array([[0, 0, 9, 0, 0, 2], [5, 0, 0, 0, 0, 0], [1, 0, 3, 0, 7, 4]], np.int32)
+    return question(
+        nb.plan_spec,
+        integers((4, 8), 0, 5),
+        variants=[case(uneven, about="three devices, an expert without rows"), case(integers((5, 5), 0, 9))],
+        kernel=False,
+    )
+
+
+# What works outside of the kernels: integers, sorting, and the rows that are put in order
+_ORDER = "int32 bool sort gather select_n max broadcast_in_dim".split()
+
+
+def _experts(rows: int, chosen: list[int], seed: int = 0) -> np.ndarray:
+    """The expert of each row: one of those chosen."""
+    return np.random.default_rng(seed).choice(np.array(chosen, np.int32), rows).astype(np.int32)
+
+
+# Sixteen experts on eight devices: many rows for expert 3, few for others, none for device 5 (experts 10 and 11)
+_UNEVEN = [*range(10), 12, 13, 14, 15, 3, 3, 3, 3, 7, 7]
+
+
+def puzzle_11b(nb: Any) -> Question:
+    return question(
+        nb.dispatch_spec,
+        normal((96, 128)),
+        _experts(96, _UNEVEN),
+        variants=[
+            case(
+                *(normal((32, 128)), _experts(32, [7, 8])),
+                devices=4,
+                num_experts=12,
+                about="four devices with three experts each, all rows for one device",
+            )
+        ],
+        budget=Budget(bytes_hops=103_936),
+        allow=_ORDER,
+    )
+
+
+def puzzle_11c(nb: Any) -> Question:
+    def weights(E: int, D: int, F: int) -> list[Any]:
+        return [normal((E, D, F), scale=D**-0.5), normal((E, F, D), scale=F**-0.5)]
+
+    return question(
+        nb.moe_spec,
+        *(normal((48, 128)), _experts(48, [0, 1, 2, 3, 3, 3, 3, 6, 7]), *weights(8, 128, 256)),
+        variants=[
+            case(
+                *(normal((32, 256)), _experts(32, [7, 8]), *weights(12, 256, 128)),
+                devices=4,
+                about="four devices with three experts each, all rows for one device",
+            )
+        ],
+        budget=Budget(bytes_hops=51_584),
+        allow=_ORDER,
+        tol=1e-4,
+    )
+
+
+def puzzle_12a(nb: Any) -> Question:
+    def tokens(S: int, d: int, scale: float) -> list[Any]:
+        return [normal((S, d), scale=scale), normal((S, d), scale=scale), normal((S, d))]
+
+    return question(
+        nb.attention_spec,
+        *tokens(128, 128, 2.0),
+        variants=[case(*tokens(120, 256, 6.0), devices=5, about="five devices, scores up to 150")],
+        budget=Budget(bytes_hops=917_504, exposed_ici_bytes=50_000),
+        tol=1e-4,
+    )
+
+
+def puzzle_12b(nb: Any) -> Question:
+    return question(
+        nb.gather_matmul_spec,
+        *(normal((64, 128)), normal((128, 2048), scale=0.1)),
+        variants=[case(normal((80, 256)), normal((256, 640), scale=0.1), devices=5, about="five devices")],
+        budget=Budget(bytes_hops=229_376, exposed_ici_bytes=10_000),
+    )
+
+
+def puzzle_12c(nb: Any) -> Question:
+    return question(
+        nb.mlp_spec,
+        *(normal((64, 128)), normal((128, 2048), scale=0.1), normal((2048, 128), scale=0.05)),
+        variants=[
+            case(
+                *(normal((80, 256)), normal((256, 640), scale=0.1), normal((640, 256), scale=0.05)),
+                devices=5,
+                about="five devices",
+            )
+        ],
+        budget=Budget(bytes_hops=458_752, exposed_ici_bytes=20_000),
+        allow=["max"],
     )

@@ -10,15 +10,17 @@
 # %% [markdown]
 # # Distributed: one model on eight devices
 #
-# A large model does not fit on one chip. Llama 3 70B has 113 GB of MLP weights in bfloat16, and a TPU v5e has 16 GB.
-# So you cut the arrays, and the devices talk to each other. Here you first let JAX do the talking. Then you write the
+# A large model does not fit on one chip. Llama 3 70B has 113 GB of MLP weights in bfloat16, and a TPU v5e has 16 GB. So
+# you cut the arrays, and the devices talk to each other. Here you first let JAX do the talking. Then you write the
 # copies between devices yourself, inside a Pallas kernel: you send, wait, and make sure that nobody overwrites what
 # somebody still reads. You build the heart of every library of collectives: all-gather, all-reduce and reduce-scatter,
-# around a ring, in both directions, and on a grid of devices.
+# around a ring, in both directions, and on a grid of devices. You end with a layer of experts, attention around a ring,
+# and the first MLP again, now without a copy that anybody waits for.
 #
-# You need basics.py and pipelining.py (Puzzles 1 to 4). You need no TPU: the CPU counts as eight devices. A machine in
-# this package runs one execution for each device. It finds races between devices and waits that never end, and it
-# counts the bytes on every link. JAX's own simulator has the last word.
+# You need basics.py and pipelining.py (Puzzles 1 to 4), and for Puzzle 12a the online softmax of softmax.py Puzzle 3.
+# You need no TPU: the CPU counts as eight devices. A machine in this package runs one execution for each device. It
+# finds races between devices and waits that never end, and it counts the bytes on every link. JAX's own simulator has
+# the last word.
 #
 # A puzzle is a function whose body says `YOUR CODE HERE`. Fill it in and run the `check` below it.
 
@@ -30,9 +32,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from pallas_puzzles import check, hint, normal, progress, setup, show, unwritten
+from pallas_puzzles import check, hint, integers, normal, own_kernels, progress, setup, show, unwritten
 from pallas_puzzles.lens import devices as machine
 
 setup(devices=8)  # before anything else uses JAX: it makes eight devices of the CPU
@@ -1212,11 +1214,866 @@ check("distributed/9", grid_gather)
 show(grid_gather, normal((64, 128)))
 
 # %% [markdown]
-# ## The end of the ring
+# ## Puzzle 10: Cut the other way
 #
-# You have cut a model over eight devices, and moved its parts around by hand. Read
-# `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself next: this ring in both directions. Then ring attention,
-# which sends keys and values around the ring while each device works on those that it has.
+# **Goal.** All-to-all: the rows of a matrix are spread over the devices. Send it so that its columns are.
+#
+# ### Theory
+#
+# Attention on long texts needs all tokens, but only some of the heads. The MLP behind it needs whole tokens, but only
+# some of them. So between the two, a model cuts its activations the other way: `P("x", None)` becomes `P(None, "x")`.
+# (DeepSpeed-Ulysses trains like this.)
+#
+# An all-gather would bring everything to everybody: 1,792 KiB over the links for the example below. But of each part,
+# device 2 needs only its own columns:
+#
+# ```text
+#     before                              after
+#     device 0    a0  a1 [a2] a3          device 2    a2
+#     device 1    b0  b1 [b2] b3                      b2
+#     device 2    c0  c1 [c2] c3                      c2
+#     device 3    d0  d1 [d2] d3                      d2
+# ```
+#
+# Straight copies take 512 KiB. There is nothing to pass on, because no two devices need the same block.
+#
+# A remote copy has a source here and a target there. Both are Refs of yours, so you write the place in the *other*
+# device's `o_ref` with *your* numbers. `x_ref.at[:, pl.ds(256, 128)]` is a Ref of 128 columns.
+
+
+# %%
+def recut_spec(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
+    return x  # the same matrix: only the devices hold other parts of it
+
+
+def recut_kernel(x_ref, o_ref, sent, came):
+    # x_ref: (r, C), this device's rows, in HBM    o_ref: (R, c), its columns, in HBM    sent, came: DMA semaphores
+    pass  # YOUR CODE HERE
+
+
+def recut(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
+    def local(x: Float[Array, "r C"]) -> Float[Array, "R c"]:
+        r, C = x.shape
+        return pl.pallas_call(
+            recut_kernel,
+            in_specs=[HBM],
+            out_specs=HBM,
+            out_shape=jax.ShapeDtypeStruct((r * devices, C // devices), x.dtype),
+            scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    return on_mesh(local, devices, P("x", None), P(None, "x"))(x)
+
+
+# %%
+# Budget for x (64, 1024): bytes_hops=524_288. Each device sends seven blocks of 4 KiB, each the shorter way around.
+check("distributed/10", recut)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Take one block: device 1's rows, device 2's columns. Which of its two numbers says where it lies on device 1, and
+# which one says where it goes on device 2? Who has to be in the kernel before you send? The copies are of one size and
+# share a semaphore. In Puzzle 5 that was wrong, because you used a part as soon as it had come. When do you use
+# something here?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def recut_kernel(x_ref, o_ref, sent, came):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     ____
+#     r, c = x_ref.shape[0], o_ref.shape[1]
+#     mine = o_ref.at[____]                                    # where my rows go, on every device
+#     own = pltpu.make_async_copy(____, mine, sent)            # the block that stays here
+#     own.start()
+#     copies = []
+#     for step in range(1, n):
+#         to = lax.rem(me + step, n)
+#         part = x_ref.at[:, ____]
+#         copies.append(pltpu.make_async_remote_copy(part, mine, sent, came, device_id={"x": ____}))
+#         copies[-1].start()
+#     ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def recut_kernel(x_ref, o_ref, sent, came):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     meet_everybody()
+#     r, c = x_ref.shape[0], o_ref.shape[1]
+#     mine = o_ref.at[pl.ds(me * r, r)]
+#     own = pltpu.make_async_copy(x_ref.at[:, pl.ds(me * c, c)], mine, sent)
+#     own.start()
+#     copies = []
+#     for step in range(1, n):
+#         to = lax.rem(me + step, n)
+#         part = x_ref.at[:, pl.ds(to * c, c)]
+#         copies.append(pltpu.make_async_remote_copy(part, mine, sent, came, device_id={"x": to}))
+#         copies[-1].start()
+#     own.wait()
+#     for copy in copies:
+#         copy.wait()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A transpose of the mesh, and no array was transposed: the copies read columns and write rows. All of
+# them start before you wait for the first one, so each link has work. `lax.all_to_all` does the same, between kernels.
+
+# %% [markdown]
+# ## Puzzle 11a: Where your rows land
+#
+# **Goal.** Each device has rows for experts on other devices. Work out where each row goes, before any row is sent.
+#
+# ### Theory
+#
+# In a mixture of experts each token chooses its expert, and the experts are spread over the devices. So every device
+# sends every other one a few rows, many, or none. The copies of two devices must not overlap on a third one.
+#
+# Only small numbers travel first: `counts[i, e]`, the rows that device i has for expert e. After one all-gather all
+# devices know all of `counts`. Each row's place follows from it.
+#
+# On the sender, rows are sorted by expert. On the receiver they shall be, too, because `ragged_dot` asks for it. Rows
+# for the same expert lie in the order of their senders. Four devices, eight experts; device 1 has experts 2 and 3:
+#
+# ```text
+#     rows on device 1    |  expert 2 from 0, 1, 2, 3  |  expert 3 from 0, 1, 2, 3  |  free
+#     counts                     3  0  2  1                   0  4  1  0
+#     places[:, 2], [:, 3]       0  3  3  5                   6  6 10 11
+# ```
+#
+# You return `starts` and `places`: where the rows of device i for expert e begin on device i, and where they begin on
+# the expert's device.
+
+
+# %%
+def plan_spec(counts: Int[Array, "n E"]) -> tuple[Int[Array, "n E"], Int[Array, "n E"]]:
+    n, E = counts.shape
+    i, e = jnp.arange(n), jnp.arange(E)
+    same_device = e[:, None] // (E // n) == e // (E // n)
+    first = jnp.einsum("ie,ef->if", counts, e[:, None] < e)  # of earlier experts, on the sender
+    expert = (jnp.sum(counts, axis=0)[:, None] * ((e[:, None] < e) & same_device)).sum(0)  # on the receiver
+    return first, expert + jnp.einsum("ie,ij->je", counts, i[:, None] < i)
+
+
+def plan(counts: Int[Array, "n E"]) -> tuple[Int[Array, "n E"], Int[Array, "n E"]]:
+    # Expert e is on device e // (E // n). Return (starts, places).
+    pass  # YOUR CODE HERE
+
+
+# %%
+# No budget here. The verdict shows the first place that is wrong.
+check("distributed/11a", plan)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `jnp.cumsum(v) - v` turns sizes into the places where they begin. For `starts`, along which axis? On the receiver the
+# sum runs over senders *and* experts, and it begins anew at each device. In what order do the numbers of `counts` have
+# to stand, so that one `cumsum` along rows does it?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def plan(counts):
+#     n, E = counts.shape
+#     starts = ____
+#     there = counts.T.reshape(n, -1)      # row d: what comes to device d, in the order in which it lies there
+#     begins = ____                        # (n, E // n * n)
+#     places = begins.reshape(____).T
+#     return starts, places
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def plan(counts):
+#     n, E = counts.shape
+#     starts = jnp.cumsum(counts, axis=1) - counts
+#     there = counts.T.reshape(n, -1)
+#     places = (jnp.cumsum(there, axis=1) - there).reshape(E, n).T
+#     return starts, places
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A few hundred bytes first, so that thousands of rows can be sent without asking again. And the receiver
+# never sorts: the senders put each row where it belongs.
+
+# %% [markdown]
+# ## Puzzle 11b: Rows of unknown number
+#
+# **Goal.** Send each piece of rows to its device, with sizes that are known only when the kernel runs.
+#
+# ### Theory
+#
+# Without sizes you would cut the buffer into equal parts, one for each pair of devices, with room for the worst case.
+# Most of what you then send is padding. But a copy may have any number of rows: in `pl.ds(start, size)`, both numbers
+# may be read from a Ref. It must have at least one row, though: an empty piece may begin where `x_ref` ends.
+#
+# You get `P` pieces, `P // n` for each device, in the order of the devices. Three lists in SMEM (a small memory for
+# single numbers) say what piece p is:
+#
+# ```text
+#     x_ref here                                    o_ref of device p // (P // n)
+#     starts[p] ->  | sizes[p] rows |  ---------->  places[p] ->  | sizes[p] rows |
+# ```
+#
+# The waits change, too. What comes to you is of other sizes, from devices whose lists you do not have. You only know
+# that it is `due[0]` rows in all. That is enough, because a semaphore counts bytes: `wait_for_rows`, which is given,
+# waits for a number of rows, in however many copies they come. It also serves for what you send.
+
+
+# %%
+def wait_for_rows(ref, count, sem):
+    # given: waits until `sem` has the bytes of `count` rows of ref. The copy in it is never started.
+    @pl.when(count > 0)
+    def _():
+        rows = ref.at[pl.ds(0, count)]
+        pltpu.make_async_copy(rows, rows, sem).wait()
+
+
+def send_rows_kernel(sizes, starts, places, due, x_ref, o_ref, sent, came):
+    # sizes, starts, places: (P,), in SMEM    due: (1,), in SMEM: the rows that come here, your own pieces included
+    # x_ref: (r, D), o_ref: (num_rows, D), in HBM    sent, came: DMA semaphores
+    pass  # YOUR CODE HERE
+
+
+# %%
+SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
+
+
+def send_rows(x, sizes, starts, places, due, *, num_rows, number=0):
+    """Runs send_rows_kernel on lists of any shape. number: of its barrier, another one for each call in a function."""
+    return pl.pallas_call(
+        send_rows_kernel,
+        in_specs=[SMEM, SMEM, SMEM, SMEM, HBM],
+        out_specs=HBM,
+        out_shape=jax.ShapeDtypeStruct((num_rows, x.shape[1]), x.dtype),
+        scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
+        compiler_params=pltpu.CompilerParams(collective_id=number),
+    )(*(jnp.ravel(v).astype(jnp.int32) for v in (sizes, starts, places, due)), x)
+
+
+def counts_of(experts, num_experts):
+    """(devices, num_experts): how many rows each device has for each expert. Every device gets all of it."""
+    return lax.all_gather(jnp.bincount(experts, length=num_experts), "x")
+
+
+def dispatch_spec(x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_experts=16, devices=8):
+    """Device d's rows, sorted by expert, and by sender where the expert is the same; zeros after them."""
+    R, device = x.shape[0], experts // (num_experts // devices)
+    order = jnp.argsort(experts)
+    rows = jnp.arange(R) - jnp.searchsorted(device[order], device[order])
+    return jnp.zeros((devices, R, x.shape[1])).at[device[order], rows].set(x[order]).reshape(devices * R, -1)
+
+
+def dispatch(
+    x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_experts: int = 16, devices: int = 8
+) -> Float[Array, "n*R D"]:
+    def local(x: Float[Array, "r D"], experts: Int[Array, "r"]) -> Float[Array, "R D"]:
+        n, me = lax.axis_size("x"), lax.axis_index("x")
+        counts = counts_of(experts, num_experts)
+        starts, places = plan(counts)
+        due = counts.sum(axis=0).reshape(n, -1)[me].sum()
+        rows = send_rows(x[jnp.argsort(experts)], counts[me], starts[me], places[me], due, num_rows=n * x.shape[0])
+        return jnp.where(jnp.arange(rows.shape[0])[:, None] < due, rows, 0)
+
+    return on_mesh(local, devices, (P("x", None), P("x")), P("x", None))(x, experts)
+
+
+# %%
+# Budget for x (96, 128), experts (96,): bytes_hops=103_936. The rows, over the links of their ways, and the counts.
+check("distributed/11b", dispatch)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Two loops: over the devices, and over the pieces for one of them. Which number has the first piece for device `to`?
+# Your own pieces need no link: send them with `make_async_copy`. Which of the two semaphores has to get their bytes, if
+# `due` counts them? And how many rows do you send to others? Any device may send to any other one: which barrier is
+# that?
+# `pl.when(condition)(copy.start)`
+# starts a copy only if the condition holds.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+#     to_others = 0
+#     for step in range(n):
+#         to = lax.rem(me + step, n)
+#         for j in range(pieces):
+#             p = ____
+#             source, target = x_ref.at[pl.ds(____, ____)], o_ref.at[pl.ds(____, ____)]
+#             if step == 0:
+#                 copy = pltpu.make_async_copy(source, target, ____)
+#             else:
+#                 copy = ____
+#                 to_others += ____
+#             pl.when(____)(copy.start)
+#     wait_for_rows(x_ref, to_others, ____)
+#     wait_for_rows(o_ref, ____, ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def send_rows_kernel(sizes, starts, places, due, x_ref, o_ref, sent, came):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     meet_everybody()
+#     pieces = sizes.shape[0] // n
+#     to_others = 0
+#     for step in range(n):
+#         to = lax.rem(me + step, n)
+#         for j in range(pieces):
+#             p = to * pieces + j
+#             source, target = x_ref.at[pl.ds(starts[p], sizes[p])], o_ref.at[pl.ds(places[p], sizes[p])]
+#             if step == 0:
+#                 copy = pltpu.make_async_copy(source, target, came)
+#             else:
+#                 copy = pltpu.make_async_remote_copy(source, target, sent, came, device_id={"x": to})
+#                 to_others += sizes[p]
+#             pl.when(sizes[p] > 0)(copy.start)
+#     wait_for_rows(x_ref, to_others, sent)
+#     wait_for_rows(o_ref, due[0], came)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** This is `lax.ragged_all_to_all`, which runs on TPUs and GPUs and not on a CPU. You waited for a number
+# of bytes, not for copies: nobody has to know how they were cut.
+
+# %% [markdown]
+# ## Puzzle 11c: A layer of experts
+#
+# **Goal.** The MoE layer on four devices: rows go to their experts, through your `ragged_dot`, and back.
+#
+# ### Theory
+#
+# Each device has r tokens and two of eight experts. Nothing here is new; it is all yours:
+#
+# ```text
+#     sort by expert -> counts, plan -> send_rows -> ragged_dot twice -> send_rows -> sort back
+#      x[order]         (all-gather)     there        your experts        back
+# ```
+#
+# For the way back, turn everything around. What was a place becomes a start. The pieces are again sorted by the device
+# they go to, and now that is the one they came from. Of `counts`, a device needs the columns of its own experts:
+# `counts[:, mine]` with numbers `mine`. Its element [i, j] is the size of what came from device i for its expert j.
+#
+# A device may get all rows of all devices. So `rows` has room for n * r of them. Where none came, they are unowned, as
+# in ragged_dot.py Puzzle 6, and you do not send them back. The cell below fetches your `ragged_dot` from there, or the
+# course's if yours is not solved.
+
+
+# %%
+def floats(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+own = own_kernels(
+    ragged_product=("ragged_dot/6", floats(48, 128), floats(2, 128, 256), jax.ShapeDtypeStruct((2,), jnp.int32))
+)
+print(own)
+
+
+def expert_mlp(rows: Float[Array, "R D"], w1: Float[Array, "e D F"], w2: Float[Array, "e F D"], sizes: Int[Array, "e"]):
+    """Given: the MLPs of this device's experts, for sizes[0] rows, then sizes[1], ..."""
+    h = jax.nn.relu(own.ragged_product(rows, w1, sizes, bm=32, bn=w1.shape[2], bk=w1.shape[1]))
+    return own.ragged_product(h, w2, sizes, bm=32, bn=w2.shape[2], bk=w2.shape[1])
+
+
+def moe_spec(x: Float[Array, "R D"], experts: Int[Array, "R"], w1: Float[Array, "E D F"], w2: Float[Array, "E F D"]):
+    h = jax.nn.relu(jnp.einsum("rd,edf->erf", x, w1))
+    return jnp.take_along_axis(jnp.einsum("erf,efd->erd", h, w2), experts[None, :, None], axis=0)[0]
+
+
+def moe_local(x, experts, w1, w2):
+    # This device's parts: x (r, D) and the expert of each row, experts (r,); w1 (e, D, F) and w2 (e, F, D), the weights
+    # of its e = E / devices experts. The result: (r, D), in the order of x. Use counts_of, plan, send_rows (with
+    # number=1 for the way back) and expert_mlp.
+    pass  # YOUR CODE HERE
+
+
+def moe(
+    x: Float[Array, "R D"],
+    experts: Int[Array, "R"],
+    w1: Float[Array, "E D F"],
+    w2: Float[Array, "E F D"],
+    *,
+    devices: int = 4,
+) -> Float[Array, "R D"]:
+    return on_mesh(moe_local, devices, P("x"), P("x"))(x, experts, w1, w2)
+
+
+# %%
+# Budget for x (48, 128), experts (48,), w1 (8, 128, 256), w2 (8, 256, 128): bytes_hops=51_584. The rows there
+# and back, and the counts.
+check("distributed/11c", moe)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `order = jnp.argsort(experts)` sorts, and `jnp.argsort(order)` is the way back. There, piece p is for expert p, and
+# your row of `counts`, `starts` and `places` is what you send. Back, you send `sizes[i, j]` rows to device i. How many
+# rows come to you there, and how many on the way back? How many does each of *your* experts get?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def moe_local(x, experts, w1, w2):
+#     n, me, e = lax.axis_size("x"), lax.axis_index("x"), w1.shape[0]
+#     order = jnp.argsort(experts)
+#     counts = counts_of(experts, ____)
+#     starts, places = plan(counts)
+#     mine = ____                                        # the numbers of this device's experts
+#     sizes = counts[:, mine]                            # (n, e)
+#     rows = send_rows(x[order], counts[me], ____, ____, ____, num_rows=n * x.shape[0])
+#     y = expert_mlp(rows, w1, w2, ____)
+#     back = send_rows(y, sizes, ____, ____, ____, num_rows=x.shape[0], number=1)
+#     return ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def moe_local(x, experts, w1, w2):
+#     n, me, e = lax.axis_size("x"), lax.axis_index("x"), w1.shape[0]
+#     order = jnp.argsort(experts)
+#     counts = counts_of(experts, n * e)
+#     starts, places = plan(counts)
+#     mine = me * e + jnp.arange(e)
+#     sizes = counts[:, mine]
+#     rows = send_rows(x[order], counts[me], starts[me], places[me], sizes.sum(), num_rows=n * x.shape[0])
+#     y = expert_mlp(rows, w1, w2, sizes.sum(axis=0))
+#     back = send_rows(y, sizes, places[:, mine], starts[:, mine], x.shape[0], num_rows=x.shape[0], number=1)
+#     return back[jnp.argsort(order)]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Eight experts on four devices, and no padding on the links: only the rows travel, each to where its
+# expert is and back. In the picture all devices compute for about as long, whoever has the rows: your `ragged_dot`
+# visits each tile of `rows`, even if no row is in it. JAX's own (`megablox`) leaves those out. Then the device with the
+# most rows sets the pace. That is why a router is trained to keep its experts equally busy (capstone.py Puzzle 6).
+
+# %%
+show(
+    moe,
+    normal((48, 128)),
+    integers((48,), 0, 8),
+    normal((8, 128, 256), scale=0.1),
+    normal((8, 256, 128), scale=0.1),
+)
+
+# %% [markdown]
+# ## Puzzle 12a: Ring attention
+#
+# **Goal.** Attention over a text that no device holds: keys and values go around the ring while you compute.
+#
+# ### Theory
+#
+# For each token and layer, Llama 3 8B keeps 4 KiB of keys and values. A million tokens and 32 layers take 128 GiB. So
+# each device keeps a part of the tokens, and the queries of these tokens need all keys.
+#
+# Parts of K and V travel as in Puzzle 6: two slots, and a credit when a slot is free. While one part goes on, you
+# attend to it. Nothing waits if that takes as long as the copy. With s tokens a device, a hop sends 4 s d bytes in
+# bfloat16 and needs 4 s s d FLOPs: s for each byte. A v5e computes 197 TFLOP/s and sends 45 GB/s over a link, so
+# 4,400 tokens a device are enough.
+#
+# Each part changes the softmax of the ones before. softmax.py Puzzle 3 has the way out. For each query keep the largest
+# score so far, m, the sum of the exponentials, l, and the weighted sum of values, acc:
+#
+# ```text
+#     new = max(m, scores of this part)
+#     l   = l   * exp(m - new) + sum(exp(scores - new))
+#     acc = acc * exp(m - new) + exp(scores - new) @ v
+# ```
+#
+# The result is acc / l. The order of the parts does not matter.
+
+
+# %%
+def attention_spec(q: Float[Array, "S d"], k: Float[Array, "S d"], v: Float[Array, "S d"]) -> Float[Array, "S d"]:
+    return jax.nn.softmax(q @ k.T * q.shape[1] ** -0.5, axis=1) @ v
+
+
+def ring_attention_kernel(q_ref, k_ref, v_ref, o_ref, kv, sent, came, credit):
+    # q_ref, k_ref, v_ref, o_ref: (s, d), in VMEM    kv: (2, 2, s, d), in VMEM; kv[slot] has keys, then values
+    # sent: a DMA semaphore            came: two of them, came.at[slot]        credit: a semaphore for signals
+    # m and l may be arrays of (s, 1), and acc one of (s, d): the loop over hops is Python's, so they need no Refs.
+    pass  # YOUR CODE HERE
+
+
+def ring_attention(
+    q: Float[Array, "S d"], k: Float[Array, "S d"], v: Float[Array, "S d"], *, devices: int = 8
+) -> Float[Array, "S d"]:
+    def local(q: Float[Array, "s d"], k: Float[Array, "s d"], v: Float[Array, "s d"]) -> Float[Array, "s d"]:
+        return pl.pallas_call(
+            ring_attention_kernel,
+            out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+            scratch_shapes=[
+                pltpu.VMEM((2, 2, *k.shape), k.dtype),
+                pltpu.SemaphoreType.DMA,
+                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SemaphoreType.REGULAR,
+            ],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(q, k, v)
+
+    return on_mesh(local, devices, P("x", None), P("x", None))(q, k, v)
+
+
+# %%
+# Budget for q (128, 128), k (128, 128), v (128, 128): bytes_hops=917_504, exposed_ici_bytes=50_000.
+check("distributed/12a", ring_attention)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# There are n parts to attend to, and n - 1 copies. Your own part comes first: you attend to it in slot 0 while it is
+# sent to the right. Which lines of Puzzle 6 stay as they are, and which one makes room for attention? Before the first
+# part, m is minus infinity. What is exp(m - new) then, and is that right for l and acc?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+#     m, l, acc = jnp.full((s, 1), -jnp.inf), jnp.zeros((s, 1)), jnp.zeros((s, d))
+#     for hop in range(____):
+#         here, there = hop % 2, 1 - hop % 2
+#         if hop < n - 1:
+#             ____                                        # a credit, but not before the first copy
+#             copy = pltpu.make_async_remote_copy(kv.at[here], kv.at[there], sent, ____, device_id={"x": right})
+#             copy.start()
+#         scores = ____
+#         new = jnp.maximum(m, ____)
+#         p, shrink = jnp.exp(scores - new), ____
+#         l = ____
+#         acc = ____
+#         m = new
+#         if hop < n - 1:
+#             copy.wait()
+#             ____
+#     o_ref[...] = ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def ring_attention_kernel(q_ref, k_ref, v_ref, o_ref, kv, sent, came, credit):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+#     meet_neighbours()
+#     s, d = q_ref.shape
+#     kv[0, 0] = k_ref[...]
+#     kv[0, 1] = v_ref[...]
+#     m, l, acc = jnp.full((s, 1), -jnp.inf), jnp.zeros((s, 1)), jnp.zeros((s, d))
+#     for hop in range(n):
+#         here, there = hop % 2, 1 - hop % 2
+#         if hop < n - 1:
+#             if hop > 0:
+#                 pl.semaphore_wait(credit, 1)
+#             to = {"x": right}
+#             copy = pltpu.make_async_remote_copy(kv.at[here], kv.at[there], sent, came.at[there], device_id=to)
+#             copy.start()
+#         scores = jnp.dot(q_ref[...], kv[here, 0].T) * d**-0.5
+#         new = jnp.maximum(m, scores.max(axis=1, keepdims=True))
+#         p, shrink = jnp.exp(scores - new), jnp.exp(m - new)
+#         l = l * shrink + p.sum(axis=1, keepdims=True)
+#         acc = acc * shrink + jnp.dot(p, kv[here, 1])
+#         m = new
+#         if hop < n - 1:
+#             copy.wait()
+#             if hop < n - 2:
+#                 pl.semaphore_signal(credit, 1, device_id={"x": left})
+#     o_ref[...] = acc / l
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Eight times the context, and all of its communication lies under arithmetic. In a language model a token
+# only sees those before it, so with these parts device 0 would have little to do. Striped attention therefore gives
+# each device every eighth token.
+
+# %%
+show(ring_attention, normal((128, 128)), normal((128, 128)), normal((128, 128)))
+
+# %% [markdown]
+# ## Puzzle 12b: Multiply while you gather
+#
+# **Goal.** The first half of Puzzle 2's MLP: `all_gather(x) @ w1`, with no copy that anybody waits for.
+#
+# ### Theory
+#
+# In Puzzle 2 all devices stood still until x was gathered. But the product does not need all of x at once: b rows of x
+# make b rows of the result. So multiply what is there, while the next part comes:
+#
+# ```text
+#     hop 0     part of me      --- to the right --->     rows of me      = buf[0] @ w1
+#     hop 1     part of me - 1  --- to the right --->     rows of me - 1  = buf[1] @ w1
+#     hop 2     part of me - 2  --- to the right --->     rows of me - 2  = buf[2] @ w1
+# ```
+#
+# This is a **collective matmul**. Here `buf` has a slot for each hop, so it needs no credits. When does it pay? A hop
+# sends b D numbers and multiplies b D f pairs, where f = F / devices. In bfloat16 that is f FLOPs for each byte,
+# however many rows there are. A v5e needs 4,400, by the numbers of Puzzle 12a. Llama 3 70B on eight devices has f =
+# 3,584, not quite enough. So production kernels send half of the rows each way around.
+
+
+# %%
+def gather_matmul_spec(x: Float[Array, "B D"], w: Float[Array, "D F"]) -> Float[Array, "B F"]:
+    return x @ w
+
+
+def gather_matmul_kernel(x_ref, w_ref, o_ref, buf, sent, came):
+    # x_ref: (b, D), this device's rows    w_ref: (D, f), its columns    o_ref: (B, f)    all in VMEM
+    # buf: (n, b, D), in VMEM    sent: a DMA semaphore    came: n - 1 of them, came.at[hop]
+    pass  # YOUR CODE HERE
+
+
+def gather_matmul_local(x: Float[Array, "b D"], w: Float[Array, "D f"]) -> Float[Array, "B f"]:
+    n = lax.axis_size("x")
+    return pl.pallas_call(
+        gather_matmul_kernel,
+        out_shape=jax.ShapeDtypeStruct((n * x.shape[0], w.shape[1]), x.dtype),
+        scratch_shapes=[
+            pltpu.VMEM((n, *x.shape), x.dtype),
+            pltpu.SemaphoreType.DMA,
+            pltpu.SemaphoreType.DMA((n - 1,)),
+        ],
+        compiler_params=pltpu.CompilerParams(collective_id=0),
+    )(x, w)
+
+
+def gather_matmul(x: Float[Array, "B D"], w: Float[Array, "D F"], *, devices: int = 8) -> Float[Array, "B F"]:
+    return on_mesh(gather_matmul_local, devices, (P("x", None), P(None, "x")), P(None, "x"))(x, w)
+
+
+# %%
+# Budget for x (64, 128), w (128, 2048): bytes_hops=229_376, exposed_ici_bytes=10_000.
+check("distributed/12b", gather_matmul)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# This is Puzzle 12a with a product in place of attention, and with a slot for each hop. From which slot do you send
+# in hop 2, and into which one? The last part is multiplied, but not sent. Whose part is in slot `hop`, and which rows
+# of the result does it make?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+#     buf[0] = x_ref[...]
+#     for hop in range(n):
+#         if hop < n - 1:
+#             to = {"x": lax.rem(me + 1, n)}
+#             copy = pltpu.make_async_remote_copy(____, ____, sent, came.at[____], device_id=to)
+#             copy.start()
+#         rows = pl.ds(____, b)
+#         o_ref[rows] = ____
+#         ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def gather_matmul_kernel(x_ref, w_ref, o_ref, buf, sent, came):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     meet_neighbours()
+#     b = x_ref.shape[0]
+#     buf[0] = x_ref[...]
+#     for hop in range(n):
+#         if hop < n - 1:
+#             to = {"x": lax.rem(me + 1, n)}
+#             copy = pltpu.make_async_remote_copy(buf.at[hop], buf.at[hop + 1], sent, came.at[hop], device_id=to)
+#             copy.start()
+#         rows = pl.ds(lax.rem(me - hop + n, n) * b, b)
+#         o_ref[rows] = jnp.dot(buf[hop], w_ref[...])
+#         if hop < n - 1:
+#             copy.wait()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The same bytes as in Puzzle 5, and nobody waits for any of them. XLA can do this, too: it cuts
+# `all_gather(x) @ w` into a loop of copies to the neighbour and small products (Wang et al., Overlap Communication with
+# Dependent Computation via Decomposition, 2023).
+
+# %% [markdown]
+# ## Puzzle 12c: Multiply while you scatter
+#
+# **Goal.** The second half: the rows of `h @ w2`, summed over all devices, with the sums on their way while you
+# multiply. Then the MLP of Puzzle 2 is whole.
+#
+# ### Theory
+#
+# Here sums travel, not inputs. A device sends the sum of some rows to the right, where the neighbour adds what it
+# has for these rows. After n - 1 hops the sum has been everywhere, and is with its owner. On device `me`:
+#
+# ```text
+#     hop 0      rows of me - 1                            send
+#     hop 1      rows of me - 2    + what has come         send
+#     ...
+#     hop n - 1  rows of me        + what has come         done
+# ```
+#
+# If you wait for the sum and multiply then, the links rest during the product, and you rest during the copy. But your
+# product does not depend on what comes. Only the addition does. So multiply first, wait then, add, and send on.
+#
+# The slots are those of Puzzle 6: the sum comes into one, you send from there into the neighbour's other one, and a
+# credit says that it is free. What is free, and when? Your slot has been sent on once you have waited for that copy.
+
+
+# %%
+def matmul_scatter_kernel(h_ref, w_ref, o_ref, buf, sent, came, credit):
+    # h_ref: (B, f), this device's columns    w_ref: (f, D), its rows    o_ref: (b, D)    buf: (2, b, D)    all in VMEM
+    # sent: a DMA semaphore    came: two of them, came.at[slot]    credit: a semaphore for signals
+    pass  # YOUR CODE HERE
+
+
+def matmul_scatter_local(h: Float[Array, "B f"], w: Float[Array, "f D"]) -> Float[Array, "b D"]:
+    b, D = h.shape[0] // lax.axis_size("x"), w.shape[1]
+    return pl.pallas_call(
+        matmul_scatter_kernel,
+        out_shape=jax.ShapeDtypeStruct((b, D), h.dtype),
+        scratch_shapes=[
+            pltpu.VMEM((2, b, D), h.dtype),
+            pltpu.SemaphoreType.DMA,
+            pltpu.SemaphoreType.DMA((2,)),
+            pltpu.SemaphoreType.REGULAR,
+        ],
+        compiler_params=pltpu.CompilerParams(collective_id=1),
+    )(h, w)
+
+
+def mlp_overlapped(
+    x: Float[Array, "B D"], w1: Float[Array, "D F"], w2: Float[Array, "F D"], *, devices: int = 8
+) -> Float[Array, "B D"]:
+    def local(x: Float[Array, "b D"], w1: Float[Array, "D f"], w2: Float[Array, "f D"]) -> Float[Array, "b D"]:
+        return matmul_scatter_local(jax.nn.relu(gather_matmul_local(x, w1)), w2)
+
+    return on_mesh(local, devices, (P("x", None), P(None, "x"), P("x", None)), P("x", None))(x, w1, w2)
+
+
+# %%
+# Budget for x (64, 128), w1 (128, 2048), w2 (2048, 128): bytes_hops=458_752, exposed_ici_bytes=20_000.
+check("distributed/12c", mlp_overlapped)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# In hop `hop` you work on the rows of device me - hop - 1. Check it: what you send goes to the right, where in the next
+# hop the same device's rows are due. You wait for the copy of the last hop, so after the product of this one. That wait
+# says two things: which slot has been filled, and which one has been sent? Tell the left neighbour about the second.
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+#     for hop in range(n):
+#         here, there = hop % 2, 1 - hop % 2
+#         rows = pl.ds(____, b)
+#         part = jnp.dot(h_ref[rows], w_ref[...])
+#         if hop > 0:
+#             copy.wait()                       # the copy of the last hop
+#             part += ____
+#             if hop < n - 1:
+#                 pl.semaphore_signal(____)
+#                 pl.semaphore_wait(____)
+#         if hop < n - 1:
+#             ____
+#             copy = ____
+#             copy.start()
+#     o_ref[...] = ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def matmul_scatter_kernel(h_ref, w_ref, o_ref, buf, sent, came, credit):
+#     n, me = lax.axis_size("x"), lax.axis_index("x")
+#     left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+#     meet_neighbours()
+#     b = o_ref.shape[0]
+#     for hop in range(n):
+#         here, there = hop % 2, 1 - hop % 2
+#         rows = pl.ds(lax.rem(me - hop - 1 + n, n) * b, b)
+#         part = jnp.dot(h_ref[rows], w_ref[...])
+#         if hop > 0:
+#             copy.wait()
+#             part += buf[here]
+#             if hop < n - 1:
+#                 pl.semaphore_signal(credit, 1, device_id={"x": left})
+#                 pl.semaphore_wait(credit, 1)
+#         if hop < n - 1:
+#             buf[here] = part
+#             to = {"x": right}
+#             copy = pltpu.make_async_remote_copy(buf.at[here], buf.at[there], sent, came.at[there], device_id=to)
+#             copy.start()
+#     o_ref[...] = part
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** For the same arrays, Puzzle 2 sends as many bytes, and its devices stand still meanwhile. These never
+# do: in the picture, orange is arithmetic, and in both halves it goes on under every arrow.
+
+# %%
+show(mlp_overlapped, normal((64, 128)), normal((128, 2048)), normal((2048, 128)))
+
+# %% [markdown]
+# ## What you built
+#
+# You began with weights on eight devices, and one call that summed what they made. Now you have rings that gather and
+# add, an all-to-all, a layer of experts, attention over a text that no device holds, and an MLP whose communication
+# nobody waits for. Three places to go on:
+#
+# - `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself is Puzzle 5 for several mesh axes, and sends both ways
+#   around.
+# - vLLM's TPU backend, [tpu-inference](https://github.com/vllm-project/tpu-inference), has a fused MoE layer: Puzzle 11
+#   in one kernel, which multiplies the rows of one expert while those of the next are on their way. It also has an
+#   all-gather matmul, which is Puzzle 12b in HBM, with blocks, both ways around.
+# - On two-dimensional slices, each axis of the mesh is a ring of its own, and a large sum uses both at once.
+#
+# What a kernel of production adds to yours is: bfloat16 on the links and float32 in the sums, blocks that fit
+# into VMEM, both directions, and block sizes found by measuring.
 
 # %%
 progress()

@@ -1,6 +1,7 @@
 """Wrong answers to puzzles/distributed.py, and what a verdict has to say about each."""
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -403,3 +404,345 @@ def grid_gather_kernel(x_ref, o_ref, own, sent, came):
         copy.start()
     for copy in copies:
         copy.wait()
+
+
+# %% distributed/10: only the neighbours meet
+# recut_kernel: `meet_everybody()` -> `meet_neighbours()`
+
+# %% distributed/10: no barrier
+# recut_kernel:
+# -    meet_everybody()
+
+# %% distributed/10: the target is where the receiver's own rows go
+# recut_kernel: `make_async_remote_copy(part, mine,` -> `make_async_remote_copy(part, o_ref.at[pl.ds(to * r, r)],`
+
+# %% distributed/10: everybody gets the sender's own columns
+# recut_kernel: `pl.ds(to * c, c)` -> `pl.ds(me * c, c)`
+
+# %% distributed/10: nobody waits for what comes
+# recut_kernel: `copy.wait()` -> `copy.wait_send()`
+
+# %% distributed/10: nobody waits until the blocks have left
+# recut_kernel: `copy.wait()` -> `copy.wait_recv()`
+
+# %% distributed/10: only the last copy is waited for
+# recut_kernel:
+# -    for copy in copies:
+# -        copy.wait()
+# +    copies[-1].wait()
+
+# %% distributed/10: the own block is forgotten
+# recut_kernel:
+# -    own.start()
+# recut_kernel:
+# -    own.wait()
+
+# %% distributed/10: a device is left out
+# recut_kernel: `range(1, n)` -> `range(1, n - 1)`
+
+# %% distributed/10: the example's eight devices
+# recut_kernel: `range(1, n)` -> `range(1, 8)`
+
+# %% distributed/11a: where they end
+# plan: `jnp.cumsum(counts, axis=1) - counts` -> `jnp.cumsum(counts, axis=1)`
+
+# %% distributed/11a: the sum runs over the senders
+# plan: `jnp.cumsum(counts, axis=1) - counts` -> `jnp.cumsum(counts, axis=0) - counts`
+
+# %% distributed/11a: sorted by sender, then by expert
+# plan: `counts.T.reshape(n, -1)` -> `counts.reshape(n, n, -1).swapaxes(0, 1).reshape(n, -1)`
+# plan: `.reshape(E, n).T` -> `.reshape(n, n, -1).swapaxes(0, 1).reshape(n, E)`
+
+# %% distributed/11a: the places of all devices in one row
+# plan: `counts.T.reshape(n, -1)` -> `counts.T.reshape(1, -1)`
+
+# %% distributed/11a: each expert begins at 0
+# plan: `counts.T.reshape(n, -1)` -> `counts.T`
+
+
+# %% distributed/11a: the places of the sender
+def plan(counts):
+    starts = jnp.cumsum(counts, axis=1) - counts
+    return starts, starts
+
+
+# %% distributed/11a: the order of the numbers is not turned back
+# plan: `.reshape(E, n).T` -> `.reshape(n, E)`
+
+# %% distributed/11b: only the neighbours meet
+# send_rows_kernel: `meet_everybody()` -> `meet_neighbours()`
+
+# %% distributed/11b: the rows lie where they lay at the sender
+# send_rows_kernel: `o_ref.at[pl.ds(places[p], sizes[p])]` -> `o_ref.at[pl.ds(starts[p], sizes[p])]`
+
+# %% distributed/11b: nobody waits for what comes
+# send_rows_kernel:
+# -    wait_for_rows(o_ref, due[0], came)
+
+# %% distributed/11b: nobody waits until the rows have left
+# send_rows_kernel:
+# -    wait_for_rows(x_ref, to_others, sent)
+
+# %% distributed/11b: waits for as many rows as are sent
+# send_rows_kernel: `wait_for_rows(o_ref, due[0], came)` -> `wait_for_rows(o_ref, to_others, came)`
+
+# %% distributed/11b: the own rows are waited for as if they were sent
+# send_rows_kernel: `wait_for_rows(x_ref, to_others, sent)` -> `wait_for_rows(x_ref, x_ref.shape[0], sent)`
+
+# %% distributed/11b: pieces without rows are sent, too
+# send_rows_kernel: `pl.when(sizes[p] > 0)(copy.start)` -> `copy.start()`
+
+# %% distributed/11b: the own rows go to the other semaphore
+# send_rows_kernel: `make_async_copy(source, target, came)` -> `make_async_copy(source, target, sent)`
+
+# %% distributed/11b: the pieces are counted from the device itself
+# send_rows_kernel: `to * pieces + j` -> `step * pieces + j`
+
+# %% distributed/11b: one piece for each device
+# send_rows_kernel: `range(pieces)` -> `range(1)`
+
+# %% distributed/11b: the example's two experts
+# elsewhere: the loop that uses it is named
+# send_rows_kernel: `pieces = sizes.shape[0] // n` -> `pieces = 2`
+
+# %% distributed/11b: the own rows stay where they are
+# send_rows_kernel: `range(n)` -> `range(1, n)`
+
+# %% distributed/11c: the result is not sorted back
+# moe_local: `back[jnp.argsort(order)]` -> `back`
+
+# %% distributed/11c: the result is sorted once more
+# moe_local: `back[jnp.argsort(order)]` -> `back[order]`
+
+# %% distributed/11c: the tokens are not sorted
+# moe_local: `send_rows(x[order], ` -> `send_rows(x, `
+
+# %% distributed/11c: the experts get this device's own sizes
+# moe_local: `sizes.sum(axis=0)` -> `counts[me, mine]`
+
+# %% distributed/11c: waits for as many rows as are sent
+# moe_local: `places[me], sizes.sum(), ` -> `places[me], counts[me].sum(), `
+
+# %% distributed/11c: on the way back, starts and places are those of the way there
+# moe_local: `places[:, mine], starts[:, mine]` -> `starts[:, mine], places[:, mine]`
+
+# %% distributed/11c: what goes back is what was sent
+# moe_local: `send_rows(y, sizes, places[:, mine], starts[:, mine]` -> `send_rows(y, counts[me], places[me], starts[me]`
+
+# %% distributed/11c: every eighth expert
+# moe_local: `me * e + jnp.arange(e)` -> `me + n * jnp.arange(e)`
+
+
+# %% distributed/11c: every device gathers all tokens, and sums what the experts return
+def moe_local(x, experts, w1, w2):
+    n, me, e = lax.axis_size("x"), lax.axis_index("x"), w1.shape[0]
+    x, experts = lax.all_gather(x, "x", tiled=True), lax.all_gather(experts, "x", tiled=True)
+    here = experts // e == me
+    order = jnp.argsort(jnp.where(here, experts, n * e))
+    sizes = jnp.bincount(jnp.where(here, experts - me * e, e), length=e + 1)[:e]
+    y = expert_mlp(x[order], w1, w2, sizes)[jnp.argsort(order)]
+    return lax.psum_scatter(jnp.where(here[:, None], y, 0), "x", tiled=True)
+
+
+# %% distributed/12a: waits for each copy before it attends
+# ring_attention_kernel:
+# -            copy.start()
+# +            copy.start()
+# +            copy.wait()
+# ring_attention_kernel:
+# -            copy.wait()
+# -            if hop < n - 2:
+# +            if hop < n - 2:
+
+# %% distributed/12a: the sum is not rescaled
+# ring_attention_kernel: `l * shrink + ` -> `l + `
+
+# %% distributed/12a: the values are not rescaled
+# ring_attention_kernel: `acc * shrink + ` -> `acc + `
+
+# %% distributed/12a: rescaled the wrong way
+# ring_attention_kernel: `jnp.exp(m - new)` -> `jnp.exp(new - m)`
+
+# %% distributed/12a: no maximum
+# ring_attention_kernel: `new = jnp.maximum(m, scores.max(axis=1, keepdims=True))` -> `new = jnp.zeros((s, 1))`
+# ring_attention_kernel: `m, l, acc = jnp.full((s, 1), -jnp.inf), ` -> `m, l, acc = jnp.zeros((s, 1)), `
+
+# %% distributed/12a: the largest score of each part alone
+# ring_attention_kernel: `jnp.maximum(m, scores.max(axis=1, keepdims=True))` -> `scores.max(axis=1, keepdims=True)`
+# ring_attention_kernel: `jnp.exp(m - new)` -> `1.0`
+
+# %% distributed/12a: attends to its own part only
+# ring_attention_kernel: `jnp.dot(q_ref[...], kv[here, 0].T)` -> `jnp.dot(q_ref[...], k_ref[...].T)`
+# ring_attention_kernel: `jnp.dot(p, kv[here, 1])` -> `jnp.dot(p, v_ref[...])`
+
+# %% distributed/12a: reads the slot that is being filled
+# ring_attention_kernel: `kv[here, 0].T` -> `kv[there, 0].T`
+# ring_attention_kernel: `kv[here, 1])` -> `kv[there, 1])`
+
+# %% distributed/12a: the last part is forgotten
+# ring_attention_kernel: `range(n)` -> `range(n - 1)`
+
+# %% distributed/12a: no credits
+# ring_attention_kernel:
+# -            if hop > 0:
+# -                pl.semaphore_wait(credit, 1)
+# ring_attention_kernel:
+# -            if hop < n - 2:
+# -                pl.semaphore_signal(credit, 1, device_id={"x": left})
+
+# %% distributed/12a: the credit comes before the slot has left
+# ring_attention_kernel:
+# -            copy.wait()
+# -            if hop < n - 2:
+# -                pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +            if hop < n - 2:
+# +                pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +            copy.wait()
+
+# %% distributed/12a: the scores are not scaled
+# ring_attention_kernel: ` * d**-0.5` -> ``
+
+# %% distributed/12b: waits before it multiplies
+# gather_matmul_kernel:
+# -            copy.start()
+# +            copy.start()
+# +            copy.wait()
+# gather_matmul_kernel:
+# -        if hop < n - 1:
+# -            copy.wait()
+
+
+# %% distributed/12b: gathers all, then multiplies once
+def gather_matmul_kernel(x_ref, w_ref, o_ref, buf, sent, came):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    meet_neighbours()
+    b = x_ref.shape[0]
+    buf[0] = x_ref[...]
+    for hop in range(n - 1):
+        to = {"x": lax.rem(me + 1, n)}
+        copy = pltpu.make_async_remote_copy(buf.at[hop], buf.at[hop + 1], sent, came.at[hop], device_id=to)
+        copy.start()
+        copy.wait()
+    for hop in range(n):
+        o_ref[pl.ds(lax.rem(me - hop + n, n) * b, b)] = jnp.dot(buf[hop], w_ref[...])
+
+
+# %% distributed/12b: straight to everybody
+def gather_matmul_kernel(x_ref, w_ref, o_ref, buf, sent, came):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    b = x_ref.shape[0]
+    meet_everybody()
+    buf[0] = x_ref[...]
+    copies = [
+        pltpu.make_async_remote_copy(x_ref, buf.at[hop], sent, came.at[hop - 1], device_id={"x": lax.rem(me + hop, n)})
+        for hop in range(1, n)
+    ]
+    for copy in copies:
+        copy.start()
+    for hop in range(n):
+        if hop > 0:
+            copies[hop - 1].wait()
+        o_ref[pl.ds(lax.rem(me - hop + n, n) * b, b)] = jnp.dot(buf[hop], w_ref[...])
+
+
+# %% distributed/12b: the rows of the other way around
+# gather_matmul_kernel: `lax.rem(me - hop + n, n)` -> `lax.rem(me + hop, n)`
+
+# %% distributed/12b: the own part in every hop
+# gather_matmul_kernel: `jnp.dot(buf[hop], w_ref[...])` -> `jnp.dot(x_ref[...], w_ref[...])`
+
+# %% distributed/12b: one semaphore for all hops
+# gather_matmul_kernel: `came.at[hop]` -> `came.at[0]`
+
+# %% distributed/12b: multiplies the part that is on its way
+# gather_matmul_kernel: `jnp.dot(buf[hop], w_ref[...])` -> `jnp.dot(buf[min(hop + 1, n - 1)], w_ref[...])`
+
+# %% distributed/12b: the last part is not multiplied
+# gather_matmul_kernel: `range(n)` -> `range(n - 1)`
+
+# %% distributed/12b: nobody waits until the parts have left
+# gather_matmul_kernel: `copy.wait()` -> `copy.wait_recv()`
+
+# %% distributed/12b: the rows begin at the device's number
+# gather_matmul_kernel: `lax.rem(me - hop + n, n) * b` -> `lax.rem(me - hop + n, n)`
+
+# %% distributed/12c: waits before it multiplies
+# matmul_scatter_kernel:
+# -        part = jnp.dot(h_ref[rows], w_ref[...])
+# -        if hop > 0:
+# -            copy.wait()
+# +        if hop > 0:
+# +            copy.wait()
+# +        part = jnp.dot(h_ref[rows], w_ref[...])
+# +        if hop > 0:
+
+# %% distributed/12c: the sum that came is not added
+# matmul_scatter_kernel:
+# -            part += buf[here]
+
+# %% distributed/12c: adds the slot that it has sent
+# matmul_scatter_kernel: `part += buf[here]` -> `part += buf[there]`
+
+# %% distributed/12c: the sums end at the left neighbour
+# matmul_scatter_kernel: `lax.rem(me - hop - 1 + n, n)` -> `lax.rem(me - hop + n, n)`
+
+# %% distributed/12c: the rows of the other way around
+# matmul_scatter_kernel: `lax.rem(me - hop - 1 + n, n)` -> `lax.rem(me + hop + 1, n)`
+
+# %% distributed/12c: no credits
+# matmul_scatter_kernel:
+# -            if hop < n - 1:
+# -                pl.semaphore_signal(credit, 1, device_id={"x": left})
+# -                pl.semaphore_wait(credit, 1)
+
+# %% distributed/12c: the credit goes to the right
+# matmul_scatter_kernel: `device_id={"x": left}` -> `device_id={"x": right}`
+
+# %% distributed/12c: the credit comes before the slot has left
+# matmul_scatter_kernel:
+# -            copy.wait()
+# -            part += buf[here]
+# -            if hop < n - 1:
+# -                pl.semaphore_signal(credit, 1, device_id={"x": left})
+# -                pl.semaphore_wait(credit, 1)
+# +            if hop < n - 1:
+# +                pl.semaphore_signal(credit, 1, device_id={"x": left})
+# +            copy.wait()
+# +            part += buf[here]
+# +            if hop < n - 1:
+# +                pl.semaphore_wait(credit, 1)
+
+# %% distributed/12c: sends without a credit, and waits for it at the end
+# matmul_scatter_kernel:
+# -                pl.semaphore_wait(credit, 1)
+# matmul_scatter_kernel:
+# -    o_ref[...] = part
+# +    o_ref[...] = part
+# +    pl.semaphore_wait(credit, n - 2)
+
+# %% distributed/12c: what has come is not waited for
+# matmul_scatter_kernel: `copy.wait()` -> `copy.wait_send()`
+
+
+# %% distributed/12c: all products first
+def matmul_scatter_kernel(h_ref, w_ref, o_ref, buf, sent, came, credit):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
+    meet_neighbours()
+    b = o_ref.shape[0]
+    parts = [jnp.dot(h_ref[pl.ds(lax.rem(me - hop - 1 + n, n) * b, b)], w_ref[...]) for hop in range(n)]
+    for hop in range(n):
+        here, there = hop % 2, 1 - hop % 2
+        part = parts[hop]
+        if hop > 0:
+            copy.wait()
+            part += buf[here]
+            if hop < n - 1:
+                pl.semaphore_signal(credit, 1, device_id={"x": left})
+                pl.semaphore_wait(credit, 1)
+        if hop < n - 1:
+            buf[here] = part
+            to = {"x": right}
+            copy = pltpu.make_async_remote_copy(buf.at[here], buf.at[there], sent, came.at[there], device_id=to)
+            copy.start()
+    o_ref[...] = part

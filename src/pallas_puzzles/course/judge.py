@@ -404,7 +404,7 @@ class Judge:
 
         if run.calls and all(run.from_kernel):
             return None
-        if not run.calls and self.beyond:
+        if not run.calls and (self.beyond or run.hangs):
             return None
         what = "no kernel is reached" if not run.calls else "part of the result does not come out of a kernel"
         cause = f"{what}: the work is done outside of one, and this puzzle is about doing it inside."

@@ -209,8 +209,8 @@ def _key(
             start, size, stride = int(index.start), int(index.size), int(index.stride)
             if stride == 0:  # one element, many times: see _repeats
                 size = stride = 1
-            last = start + (size - 1) * stride
-            if size and (start < 0 or (last >= most and out_of_bounds is not None)):
+            last = start + max(size - 1, 0) * stride  # an empty one has to begin inside, too, as in JAX's simulator
+            if start < 0 or (last >= most and out_of_bounds is not None):
                 if out_of_bounds is not None:
                     out_of_bounds(start, last, dim)
                 start = max(0, min(start, dim - 1 - (size - 1) * stride))
