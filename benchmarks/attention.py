@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json [--seconds 200]
 
 B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs. The jobs take turns, in another order each round; a
-round times eight calls of each, one after the other. What differs from cuDNN's result has no time. benchmarks/gpu.py
-makes the table in gpu.md of the file.
+round times eight calls of each, one after the other. What differs from cuDNN's result has no time. Then the same for
+decoding, beside a copy of as many bytes. benchmarks/gpu.py makes the tables in gpu.md of the file.
 """
 
 import argparse
@@ -87,19 +87,24 @@ def measure(all_jobs: list[Job], seconds: float) -> dict[str, Any]:
             print(f"{name}: differs from cuDNN by {far:.3f} of its norm", flush=True)
             continue
         runs[name] = run, args, FLOPS / (2 if causal else 1)
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(ROUNDS):
-        names = list(runs)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            if time.time() - start < seconds:
-                found[name].append(_timed(*runs[name][:2]))
     rows = {}
-    for name, each in found.items():
+    for name, each in in_turns({name: row[:2] for name, row in runs.items()}, start + seconds).items():
         median = statistics.median(each)
         rows[name] = {"seconds": median, "flops": runs[name][2], "rounds": len(each)}
         low, high, rate = min(each) * 1e3, max(each) * 1e3, runs[name][2] / median / 1e12
         print(f"{name}: {median * 1e3:.3f} ms ({low:.3f} to {high:.3f}), {rate:.0f} TFLOP/s", flush=True)
     return {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}
+
+
+def in_turns(runs: dict[str, tuple[Callable[..., Any], list[Any]]], until: float) -> dict[str, list[float]]:
+    """The seconds of a call in each round, of all that had a turn before `until`."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(ROUNDS):
+        names = list(runs)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            if time.time() < until:
+                found[name].append(_timed(*runs[name]))
+    return {name: each for name, each in found.items() if each}
 
 
 def _timed(run: Callable[..., Any], args: list[Any]) -> float:
@@ -109,6 +114,82 @@ def _timed(run: Callable[..., Any], args: list[Any]) -> float:
         out = run(*args)
     jax.block_until_ready(out)
     return (time.perf_counter() - start) / CALLS
+
+
+# --- decoding: one query a sequence ----------------------------------------------------------------------------------
+
+MANY, ALONE = (64, 8192), (1, 131_072)  # sequences, keys
+HEADS, KV_HEADS, PAGE = 32, 8, 64
+Decoding = dict[str, tuple[Callable[..., Any], list[Any], int, Any]]  # name -> function, arrays, bytes, right result
+
+
+def bits(i: int, *shape: int) -> Any:
+    return jax.jit(jax.random.normal, static_argnums=(1, 2))(jax.random.key(i), shape, jnp.bfloat16)
+
+
+def decoding_jobs(nb: types.SimpleNamespace, sequences: int, keys: int) -> Decoding:
+    q, k, v = bits(0, sequences, HEADS, D), *(bits(i, sequences, KV_HEADS, keys, D) for i in (1, 2))
+    lengths = jnp.full((sequences,), keys, jnp.int32)
+    first = slice(0, min(sequences, 4))
+    right = nb.decoding_spec(q[first], k[first], v[first], lengths[first])
+    tokens = [q[:, None], *(jnp.moveaxis(x, 2, 1) for x in (k, v))]
+    own, once = [q, k, v, lengths], k.nbytes + v.nbytes
+    found: Decoding = {"copy": (jnp.copy, [k], once, None)}
+    for parts in (1, 2, 4) if sequences > 1 else (1, 4, 16, 64):
+        found[f"decode, {parts} parts"] = functools.partial(nb.decode, parts=parts), own, once, right
+    found["cuDNN"] = cudnn_decode, tokens, once, right
+    if sequences > 1:
+        table = jax.random.permutation(jax.random.key(3), sequences * keys // PAGE).reshape(sequences, -1)
+        pages = [x.reshape(KV_HEADS, -1, PAGE, D) for x in (k, v)]
+        spread = nb.paged_spec(q[first], *pages, table[first], lengths[first])
+        paged = functools.partial(nb.paged, parts=2)
+        found[f"paged, pages of {PAGE}, 2 parts"] = paged, [q, *pages, table.astype(jnp.int32), lengths], once, spread
+    return found
+
+
+def cudnn_decode(q: Any, k: Any, v: Any) -> Any:
+    return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")[:, 0]
+
+
+def measure_decoding(found: Decoding, seconds: float) -> dict[str, Any]:
+    until, runs = time.time() + seconds, {}
+    for name, (fn, args, _, right) in found.items():
+        run = jax.jit(fn)
+        try:
+            out = run(*args)
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+            continue
+        got, want = (jnp.zeros(1), jnp.ones(1)) if right is None else (out[: len(right)].astype(jnp.float32), right)
+        far = float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
+        if right is not None and not far < CLOSE:
+            print(f"{name}: differs from the spec by {far:.3f} of its norm", flush=True)
+            continue
+        runs[name] = run, args
+    rows = {}
+    for name, each in in_turns(runs, until).items():
+        median, nbytes = statistics.median(each), found[name][2]
+        rows[name] = {"seconds": median, "bytes": nbytes, "rounds": len(each)}
+        low, high = min(each) * 1e6, max(each) * 1e6
+        print(f"{name}: {median * 1e6:.1f} us ({low:.1f} to {high:.1f}), {nbytes / median / 1e9:.0f} GB/s", flush=True)
+    return rows
+
+
+def decoding_table(found: dict[str, Any]) -> str:
+    lines = ["| sequences x keys | kernel | time | rate | of the copy's rate |", "| --- | --- | --- | --- | --- |"]
+    for size, rows in found["decoding"].items():
+        for name, row in rows.items():
+            took, rate = row["seconds"] * 1e6, row["bytes"] / row["seconds"] / 1e9
+            copied = rows["copy"]["seconds"] / row["seconds"]
+            lines.append(f"| {size} | {name} | {took:.1f} us | {rate:.0f} GB/s | {copied:.2f} |")
+    told = (
+        f"By the same command: one query of each head, {HEADS} heads over {KV_HEADS} of keys and values, D = {D}, "
+        "bfloat16. The copy is of the keys alone: it reads half of the bytes, and writes the other half."
+    )
+    return "\n\n".join(["## Decoding, measured", told, "\n".join(lines)])
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
 
 
 def table(file: Path) -> str:
@@ -125,7 +206,8 @@ def table(file: Path) -> str:
         "medians of nine rounds in which all took turns, each with the dispatch of eight calls. Causal kernels count "
         "half of the FLOPs."
     )
-    return "\n\n".join(["## Attention, measured", told, "\n".join(lines)])
+    attention = ["## Attention, measured", told, "\n".join(lines)]
+    return "\n\n".join(attention + ([decoding_table(found)] if "decoding" in found else []))
 
 
 def main() -> None:
@@ -134,7 +216,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200)
     asked = parser.parse_args()
     asked.file.parent.mkdir(parents=True, exist_ok=True)
-    asked.file.write_text(json.dumps(measure(list(jobs()), asked.seconds), indent=1) + "\n")
+    found, nb = measure(list(jobs()), asked.seconds), notebook()
+    found["decoding"] = {}
+    for sequences, keys in (MANY, ALONE):
+        rows = measure_decoding(decoding_jobs(nb, sequences, keys), 40)
+        found["decoding"][f"{sequences} x {keys:,}"] = rows
+    asked.file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

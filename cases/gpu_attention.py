@@ -5,10 +5,13 @@ nb: what the notebook defines, with the reader's answers in its holes.
 
 from typing import Any
 
+import numpy as np
+
 from pallas_puzzles.course.claims import Claim, Count
 from pallas_puzzles.course.inputs import Budget, Input, Question, case, normal, question
 
 BF16 = "bfloat16"
+Inputs = tuple[Input | np.ndarray, ...]
 
 
 def qk(heads: int, queries: int, keys: int, D: int = 128, dtype: str = BF16, scale: float = 1.0) -> tuple[Input, Input]:
@@ -187,3 +190,46 @@ def grouped_qkv(
 ) -> tuple[Input, Input, Input]:
     kv = normal((kv_heads, keys, D), dtype)
     return normal((heads, queries, D), dtype), kv, kv
+
+
+def puzzle_9(nb: Any) -> Question:
+    return question(
+        nb.decoding_spec,
+        *decoding(3, 8, 2, 512, [512, 300, 70]),
+        variants=[
+            case(*decoding(2, 8, 1, 320, [1, 320]), parts=4, about="8 heads a group; a sequence of one key"),
+            case(
+                *decoding(4, 2, 2, 256, [129, 256, 64, 1]),
+                bkv=128,
+                parts=3,
+                about="groups of one head, three parts",
+                budget=Budget(copies=48),
+            ),
+            case(*decoding(2, 4, 2, 512, [450, 30], scale=60.0), parts=3, about="scores of up to 300"),
+        ],
+        budget=Budget(gmem_bytes=1_060_000, cta_bytes=136_000, copies=72),
+    )
+
+
+def puzzle_9b(nb: Any) -> Question:
+    return question(
+        nb.paged_spec,
+        *in_pages(3, 8, 2, 32, 12, [300, 64, 129]),
+        variants=[
+            case(*in_pages(2, 4, 1, 64, 5, [320, 17]), slots=3, parts=1, about="pages of a whole block, three slots"),
+            case(*in_pages(2, 4, 4, 16, 24, [380, 1]), bkv=128, parts=3, about="eight pages in a block"),
+        ],
+        budget=Budget(gmem_bytes=665_000, copies=84),
+    )
+
+
+def decoding(sequences: int, heads: int, kv_heads: int, keys: int, lengths: list[int], scale: float = 1.0) -> Inputs:
+    kv = normal((sequences, kv_heads, keys, 128), BF16)
+    return normal((sequences, heads, 128), BF16, scale=scale), kv, kv, np.array(lengths, np.int32)
+
+
+def in_pages(sequences: int, heads: int, kv_heads: int, page: int, each: int, lengths: list[int]) -> Inputs:
+    """each: how many pages a sequence has in the table. They are spread over all pages."""
+    pages = normal((kv_heads, sequences * each, page, 128), BF16)
+    table = np.random.default_rng(0).permutation(sequences * each).reshape(sequences, each).astype(np.int32)
+    return normal((sequences, heads, 128), BF16), pages, pages, table, np.array(lengths, np.int32)

@@ -13,7 +13,8 @@
 # In flash_attention.py you wrote attention for a TPU. On a Hopper GPU the idea is the same, and the work is another
 # one. Scores and probabilities live in registers. Copies, tensor cores and threads are three machines, and each should
 # have work at all times. These puzzles build the kernel step by step: scores, online softmax, a producer with two
-# consumers, and a schedule in which one warpgroup computes its softmax while the other one multiplies.
+# consumers, and a schedule in which one warpgroup computes its softmax while the other one multiplies. Then you write
+# what a server needs for a model that writes: groups of heads, one query against a long cache, a cache in pages.
 #
 # You need flash_attention.py (Puzzles 1 to 6) and gpu_matmul.py (Puzzles 1 to 8). You need no GPU. All arrays are
 # (head, token, D), where D is 64 or 128. A batch is more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte
@@ -29,7 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_puzzles import check, gpu_report, normal, progress, setup, show, unwritten
 
@@ -1459,7 +1460,7 @@ def store_packed(o, h, first, o_gmem, smem, pack):
 
 # %%
 def grouped_loops(c, acc, mine, k, v, wg, turns, first, offset, steps, pack):
-    # given: Puzzle 7's three loops, for a tile of 64 // pack tokens
+    # given: Puzzle 7b's three loops, for a tile of 64 // pack tokens
     bkv = k.smem.shape[1]
     seen = jnp.minimum(seen_blocks(first, 64 // pack, offset, bkv), steps)
     clear = jnp.minimum(clear_blocks(first, offset, bkv), seen)
@@ -1624,6 +1625,380 @@ check("gpu_attention/8", grouped)
 # few. The extreme is the next puzzle: one query.
 
 # %% [markdown]
+# ## Puzzle 9: Decoding
+#
+# **Goal.** One query of each head, against all keys that its sequence has so far. Split the keys among CTAs, and merge
+# what they find.
+#
+# ### Theory
+#
+# A model writes one token at a time. For each, it reads the whole cache and does little with it: with groups of four
+# heads, 4 FLOPs for each byte. So only bandwidth counts. As in Puzzle 8, the heads of a group share a tile, and each
+# key is read once for them. But all SMs have to read. One sequence with 8 heads of keys is 8 CTAs, if each takes all
+# keys of a head. Then 124 of 132 SMs have nothing to do.
+#
+# So split the keys into parts, with a CTA for each:
+#
+# ```text
+#     blocks of keys    |  0  |  1  |  2  |  3  |  4  |  5  |  6  |      in block 6, keys beyond the length are hidden
+#     part              |     0     |     1     |        2        |      a CTA each
+#     it leaves             o, lse      o, lse        o, lse
+#     second kernel     |                    o                    |
+# ```
+#
+# A part leaves `o`, the mean of its values, weighted by its own softmax, and `lse`: the log2 of its sum of
+# 2 ** (score * c), whatever maximum it had subtracted. So 2 ** `lse` says how much a part weighs among the parts.
+#
+# There may be more parts than blocks. A part without keys leaves an `o`, too. Make sure that it does no harm.
+
+
+# %%
+def decoding_spec(
+    q: Float[Array, "B H D"], k: Float[Array, "B Hkv S D"], v: Float[Array, "B Hkv S D"], lengths: Int[Array, "B"]
+) -> Float[Array, "B H D"]:
+    (B, H, D), (_, Hkv, S, _) = q.shape, k.shape
+    rows, k, v = (x.astype(jnp.float32) for x in (q.reshape(B, Hkv, H // Hkv, D), k, v))
+    s = jnp.einsum("bhgd,bhsd->bhgs", rows, k) * D**-0.5
+    p = jax.nn.softmax(jnp.where(jnp.arange(S) < lengths[:, None, None, None], s, -jnp.inf), axis=3)
+    return jnp.einsum("bhgs,bhsd->bhgd", p, v).reshape(B, H, D).astype(q.dtype)
+
+
+def part_of(p, parts, length, bkv):
+    # p: which part, traced      parts: how many      length: how many keys the sequence has, traced, at least 1
+    # bkv: keys in a block      Return start, stop: part p takes blocks start to stop - 1.
+    # No part may take more than pl.cdiv(blocks, parts), where blocks is how many have a key.
+    pass  # YOUR CODE HERE
+
+
+def finish_part(acc, m, l):
+    # acc, m, l: Puzzles 2 and 3, after the last block      Return o: (64, D), and lse: (64,), both float32.
+    pass  # YOUR CODE HERE
+
+
+def merged(o_parts, lse_parts):
+    # o_parts: (parts, D), in GMEM      lse_parts: (parts,), in GMEM, float32: what the parts of one head have left
+    # o_parts[p] is an array, lse_parts[p] a number; `parts` is known at compile time, so use Python's loops.
+    # Return the attention of this head over all keys: (D,), float32.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def decode_step(j, stop, c, m, l, acc, q_smem, load_k, load_v, k, v, mask):
+    # given: Puzzle 4's step, with a mask. load_k(j), load_v(j) start the copies of block j
+    slots = k.smem.shape[0]
+    slot = lax.rem(j, slots)
+    plgpu.barrier_wait(k.full.at[slot])
+    s = block_scores(q_smem, k.smem.at[slot])
+
+    @pl.when(j + slots < stop)
+    def _():
+        load_k(j + slots)
+
+    p, alpha, m, l = online(mask(s, j), c, m, l)
+    plgpu.barrier_wait(v.full.at[slot])
+    weigh(acc, p, alpha, v.smem.at[slot])
+
+    @pl.when(j + slots < stop)
+    def _():
+        load_v(j + slots)
+
+    return m, l
+
+
+def decode_loops(start, stop, length, acc, q_smem, load_k, load_v, k, v):
+    # given: all blocks of a part; only one with keys beyond the length needs a mask
+    slots, bkv, D = k.smem.shape
+    for t in range(slots):
+
+        @pl.when(start + t < stop)
+        def _(t=t):
+            load_k(start + t)
+            load_v(start + t)
+
+    def hide_beyond(s, j):
+        keys = j * bkv + plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=plgpu.Layout.WGMMA)
+        return jnp.where(keys < length, s, -jnp.inf)
+
+    def step(mask):
+        c = D**-0.5 * LOG2E
+        return lambda j, state: decode_step(j, stop, c, *state, acc, q_smem, load_k, load_v, k, v, mask)
+
+    clear = lax.clamp(start, lax.div(length, bkv), stop)
+    state = lax.fori_loop(start, clear, step(lambda s, j: s), nothing_yet())
+    return lax.fori_loop(clear, stop, step(hide_beyond), state)
+
+
+# %%
+def decode_part(load_k, load_v, length, q_gmem, o_gmem, lse_gmem, q_smem, k, v, loaded):
+    # given: what a CTA does      q_gmem: (B * H, D), o_gmem: (B, Hkv, parts, 8, D), lse_gmem: (B, Hkv, parts, 64)
+    b, h, p = (lax.axis_index(name) for name in ("b", "h", "p"))
+    (B, Hkv, parts, rows, D), bkv = o_gmem.shape, k.smem.shape[1]
+    group = q_gmem.shape[0] // (B * Hkv)
+    # A copy into swizzled SMEM begins at a multiple of 8. So 8 rows of q come in, and this group's heads are among
+    # them. The tile needs 64 rows: the others are zeros.
+    q_smem[...] = plgpu.layout_cast(jnp.zeros(q_smem.shape, q_smem.dtype), plgpu.Layout.WGMMA)
+    plgpu.commit_smem()
+    row = pl.multiple_of(lax.div((b * Hkv + h) * group, 8) * 8, 8)
+    plgpu.copy_gmem_to_smem(q_gmem.at[pl.ds(row, 8)], q_smem.at[pl.ds(0, 8)], loaded)
+    start, stop = part_of(p, parts, length, bkv)
+
+    def loop(acc):
+        plgpu.barrier_wait(loaded)
+        return finish_part(acc, *decode_loops(start, stop, length, acc, q_smem, load_k, load_v, k, v))
+
+    o, lse = pl.run_scoped(loop, plgpu.ACC((64, D)))
+    lse_gmem[b, h, p] = lse
+    q_smem[...] = o.astype(q_smem.dtype)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(q_smem.at[pl.ds(0, rows)], o_gmem.at[b, h, p])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def merge_kernel(o_gmem, lse_gmem, out_gmem):
+    # given: out_gmem: (B, H, D)
+    b, h, (_, H, _) = lax.axis_index("b"), lax.axis_index("h"), out_gmem.shape
+    hkv, row = lax.div(h, H // o_gmem.shape[1]), lax.rem(b * H + h, 8)
+    out_gmem[b, h] = merged(o_gmem.at[b, hkv, :, row], lse_gmem.at[b, hkv, :, row]).astype(out_gmem.dtype)
+
+
+# %%
+def in_parts(kernel, q, Hkv, others, *, bkv, slots, parts, copies=1):
+    # given: two kernels: the parts, and what merges them      copies: how many bring one block of keys
+    (B, H, D), params = q.shape, plgpu.CompilerParams(approx_math=True)
+    blocks = plgpu.SMEM((slots, bkv, D), q.dtype, transforms=SWIZZLED)
+    full = plgpu.Barrier(num_barriers=slots, num_arrivals=copies)
+    o, lse = plgpu.kernel(
+        kernel,
+        out_type=(
+            jax.ShapeDtypeStruct((B, Hkv, parts, 8, D), q.dtype),
+            jax.ShapeDtypeStruct((B, Hkv, parts, 64), jnp.float32),
+        ),
+        grid=(B, Hkv, parts),
+        grid_names=("b", "h", "p"),
+        scratch_types=[
+            plgpu.SMEM((64, D), q.dtype, transforms=SWIZZLED),
+            *(blocks, blocks, plgpu.Barrier(), full, full),
+        ],
+        compiler_params=params,
+    )(q.reshape(B * H, D), *others)
+    return plgpu.kernel(merge_kernel, out_type=q, grid=(B, H), grid_names=("b", "h"), compiler_params=params)(o, lse)
+
+
+def decode_kernel(q_gmem, k_gmem, v_gmem, lengths_gmem, o_gmem, lse_gmem, q_smem, k_smem, v_smem, *barriers):
+    loaded, k_full, v_full = barriers
+    b, h, k, v = lax.axis_index("b"), lax.axis_index("h"), Stream(k_smem, k_full), Stream(v_smem, v_full)
+
+    def load_k(j):
+        load_block(j, k_gmem.at[b, h], k)
+
+    def load_v(j):
+        load_block(j, v_gmem.at[b, h], v)
+
+    decode_part(load_k, load_v, lengths_gmem[b], q_gmem, o_gmem, lse_gmem, q_smem, k, v, loaded)
+
+
+def decode(
+    q: Float[Array, "B H D"],
+    k: Float[Array, "B Hkv S D"],
+    v: Float[Array, "B Hkv S D"],
+    lengths: Int[Array, "B"],
+    *,
+    bkv: int = 64,
+    slots: int = 2,
+    parts: int = 2,
+) -> Float[Array, "B H D"]:
+    return in_parts(decode_kernel, q, k.shape[1], (k, v, lengths), bkv=bkv, slots=slots, parts=parts)
+
+
+# %%
+# Budget for q (3, 8, 128), k (3, 2, 512, 128), v (3, 2, 512, 128), lengths [512, 300, 70]: gmem_bytes=1_060_000,
+# copies=72, cta_bytes=136_000. Each block with a key is read once for a group. cta_bytes: what one CTA moves.
+check("gpu_attention/9", decode)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Where does part p begin, so that part p - 1 ends there, part 0 begins with block 0, and the last part ends with the
+# last block? Then `o`: what is `l` of a part without keys, and what does `finish` do with it? Then the merge: 2 ** lse
+# of one part may be more than a float32 can hold. You have met that before, and know what to subtract. Which of the
+# parts decides it?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def part_of(p, parts, length, bkv):
+#     blocks = pl.cdiv(____, ____)
+#     return lax.div(____, parts), lax.div(____, parts)
+#
+#
+# def finish_part(acc, m, l):
+#     return finish(acc, jnp.where(____, l, ____)), ____
+#
+#
+# def merged(o_parts, lse_parts):
+#     lse = [lse_parts[p] for p in range(lse_parts.shape[0])]
+#     top = functools.reduce(____, lse)
+#     weights = [____ for each in lse]
+#     return sum(____ for p, weight in enumerate(weights)) / ____
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def part_of(p, parts, length, bkv):
+#     blocks = pl.cdiv(length, bkv)
+#     return lax.div(p * blocks, parts), lax.div((p + 1) * blocks, parts)
+#
+#
+# def finish_part(acc, m, l):
+#     return finish(acc, jnp.where(l > 0, l, 1)), m + jnp.log2(l)
+#
+#
+# def merged(o_parts, lse_parts):
+#     lse = [lse_parts[p] for p in range(lse_parts.shape[0])]
+#     top = functools.reduce(jnp.maximum, lse)
+#     weights = [jnp.exp2(each - top) for each in lse]
+#     return sum(o_parts[p] * weight for p, weight in enumerate(weights)) / sum(weights)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Attention over a set of keys is two things, `o` and `lse`. With both, sets can be merged in any order.
+# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 324 GB/s as a whole, and at 3,596
+# GB/s in 16 parts.
+#
+# Why two slots of 64 keys? Two CTAs fit on an SM then, and together they have up to 128 KiB on the way. By Little's law
+# (gpu_basics.py Puzzle 7), 4.8 TB/s with a microsecond of latency need 36 KiB for each SM.
+
+# %%
+show(decode, normal((1, 4, 128), "bfloat16"), *[normal((1, 1, 512, 128), "bfloat16")] * 2, jnp.array([500]))
+
+# %% [markdown]
+# ## Puzzle 9b: Pages
+#
+# **Goal.** The cache lies in pages, wherever there was room. Find each block of keys by way of the page table.
+#
+# ### Theory
+#
+# A cache of `(B, Hkv, S, D)` has room for the longest sequence, `B` times. As in flash_attention.py Puzzle 13, servers
+# hand out pages instead, as sequences grow. `page_table[b, t]` is the number of the page with tokens `t * page` to
+# `t * page + page - 1` of sequence b:
+#
+# ```text
+#     pages of a head           0     1     2     3     4     5     6
+#                             |     | B0  | A1  | B1  | A0  | A3  | A2  |
+#
+#     page_table of A           4, 2, 6, 5      block 0 of A:   pages 4, 2        (two pages in a block)
+#                                               block 1 of A:   pages 6, 5
+# ```
+#
+# On a TPU an index map looked the page up. Here you start the copies yourself, so you read the table in the kernel:
+# `table_row[t]` is a number, and a number may choose a page in `pages.at[...]`.
+#
+# A block consists of several pages if they are smaller. Each has a copy and rows of its own in the slot, and all of
+# them arrive at the slot's barrier. Everything else is Puzzle 9. (The table has a whole number of blocks. An entry
+# beyond a sequence's length is the number of some page, too.)
+
+
+# %%
+def paged_spec(
+    q: Float[Array, "B H D"],
+    k_pages: Float[Array, "Hkv num_pages page D"],
+    v_pages: Float[Array, "Hkv num_pages page D"],
+    page_table: Int[Array, "B max_pages"],
+    lengths: Int[Array, "B"],
+) -> Float[Array, "B H D"]:
+    Hkv, _, _, D = k_pages.shape
+    k, v = (jnp.moveaxis(x[:, page_table], 0, 1).reshape(len(page_table), Hkv, -1, D) for x in (k_pages, v_pages))
+    return decoding_spec(q, k, v, lengths)
+
+
+def load_pages(j, pages, table_row, stream):
+    # pages: (num_pages, page, D), in GMEM: all keys or all values of a head      table_row: (max_pages,), in GMEM
+    # stream: a Stream with slots of (bkv, D), and a barrier `full` of bkv // page arrivals for each
+    # load_block for pages: start the copies of block j of this sequence into its slot.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def paged_kernel(q_gmem, k_gmem, v_gmem, table_gmem, lengths_gmem, o_gmem, lse_gmem, q_smem, k_smem, v_smem, *barriers):
+    loaded, k_full, v_full = barriers
+    b, h, k, v = lax.axis_index("b"), lax.axis_index("h"), Stream(k_smem, k_full), Stream(v_smem, v_full)
+
+    def load_k(j):
+        load_pages(j, k_gmem.at[h], table_gmem.at[b], k)
+
+    def load_v(j):
+        load_pages(j, v_gmem.at[h], table_gmem.at[b], v)
+
+    decode_part(load_k, load_v, lengths_gmem[b], q_gmem, o_gmem, lse_gmem, q_smem, k, v, loaded)
+
+
+def paged(
+    q: Float[Array, "B H D"],
+    k_pages: Float[Array, "Hkv num_pages page D"],
+    v_pages: Float[Array, "Hkv num_pages page D"],
+    page_table: Int[Array, "B max_pages"],
+    lengths: Int[Array, "B"],
+    *,
+    bkv: int = 64,
+    slots: int = 2,
+    parts: int = 2,
+) -> Float[Array, "B H D"]:
+    (Hkv, _, page, _), others = k_pages.shape, (k_pages, v_pages, page_table, lengths)
+    return in_parts(paged_kernel, q, Hkv, others, bkv=bkv, slots=slots, parts=parts, copies=bkv // page)
+
+
+# %%
+# Budget for q (3, 8, 128), k_pages (2, 36, 32, 128), v_pages (2, 36, 32, 128), page_table (3, 12), lengths [300, 64,
+# 129]: gmem_bytes=665_000, copies=84. Each block is two copies, of a page each.
+check("gpu_attention/9b", paged)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# With two pages in a block, which entries of the table belong to block 3? In which rows of the slot does each page
+# belong? Does the order of the rows matter? (Which keys does the mask hide?) A slot's barrier opens after `bkv // page`
+# arrivals. Who makes them?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def load_pages(j, pages, table_row, stream):
+#     (slots, bkv, _), page = stream.smem.shape, pages.shape[1]
+#     slot, each = lax.rem(j, slots), ____
+#     for r in range(each):
+#         rows = pl.ds(____, page)
+#         plgpu.copy_gmem_to_smem(pages.at[____], stream.smem.at[slot, rows], ____)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def load_pages(j, pages, table_row, stream):
+#     (slots, bkv, _), page = stream.smem.shape, pages.shape[1]
+#     slot, each = lax.rem(j, slots), bkv // page
+#     for r in range(each):
+#         rows = pl.ds(r * page, page)
+#         plgpu.copy_gmem_to_smem(pages.at[table_row[j * each + r]], stream.smem.at[slot, rows], stream.full.at[slot])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** The copy engine does not care where a block comes from, as long as each copy is one rectangle. So a page
+# costs one number, read from GMEM. Small pages cost more copies: for pages of 16 tokens, four times as many as for 64.
+
+# %% [markdown]
 # ## What you built
 #
 # The forward pass of flash attention with the parts that FlashAttention-3 has on Hopper: a producer, two consumers,
@@ -1642,6 +2017,16 @@ check("gpu_attention/8", grouped)
 #     causal (Puzzle 7b)                          572
 #     cuDNN, causal                               516
 #     JAX's attention_mgpu, causal (float16)      536
+# ```
+#
+# Decoding is bound by bandwidth. So a copy of as many bytes is beside it (32 heads over 8, D = 128, bfloat16):
+#
+# ```text
+#                        64 sequences of 8,192 tokens      one of 131,072
+#     decode (Puzzle 9)   2 parts      4,181 GB/s          16 parts    3,596 GB/s
+#     paged (Puzzle 9b)   2 parts      4,076
+#     cuDNN                            4,087                           3,280
+#     a copy                           4,017                           3,714
 # ```
 #
 # What does NVIDIA's compiler say? `gpu_report` compiles your kernel for a chip that need not be there, at the same

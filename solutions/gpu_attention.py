@@ -168,3 +168,29 @@ def store_packed(o, h, first, o_gmem, smem, pack):
         rows = pl.ds(g * tokens, tokens)
         plgpu.copy_smem_to_gmem(smem.at[rows], o_gmem.at[h + g, pl.ds(first, tokens)])
     plgpu.wait_smem_to_gmem(0)
+
+
+# Puzzle 9
+def part_of(p, parts, length, bkv):
+    blocks = pl.cdiv(length, bkv)
+    return lax.div(p * blocks, parts), lax.div((p + 1) * blocks, parts)
+
+
+def finish_part(acc, m, l):
+    return finish(acc, jnp.where(l > 0, l, 1)), m + jnp.log2(l)
+
+
+def merged(o_parts, lse_parts):
+    lse = [lse_parts[p] for p in range(lse_parts.shape[0])]
+    top = functools.reduce(jnp.maximum, lse)
+    weights = [jnp.exp2(each - top) for each in lse]
+    return sum(o_parts[p] * weight for p, weight in enumerate(weights)) / sum(weights)
+
+
+# Puzzle 9b
+def load_pages(j, pages, table_row, stream):
+    (slots, bkv, _), page = stream.smem.shape, pages.shape[1]
+    slot, each = lax.rem(j, slots), bkv // page
+    for r in range(each):
+        rows = pl.ds(r * page, page)
+        plgpu.copy_gmem_to_smem(pages.at[table_row[j * each + r]], stream.smem.at[slot, rows], stream.full.at[slot])

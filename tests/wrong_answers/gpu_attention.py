@@ -285,3 +285,82 @@ def pass_on(wg, turns):
 # %% gpu_attention/8: nobody waits for the stores
 # store_packed:
 # -    plgpu.wait_smem_to_gmem(0)
+
+
+# %% gpu_attention/9: the last block of keys is dropped
+# part_of: `pl.cdiv(length, bkv)` -> `lax.div(length, bkv)`
+
+# %% gpu_attention/9: a block beyond the last key
+# part_of: `pl.cdiv(length, bkv)` -> `lax.div(length, bkv) + 1`
+
+# %% gpu_attention/9: blocks that no part takes
+# part_of: `lax.div(p * blocks, parts), lax.div((p + 1) * blocks, parts)` -> `p * lax.div(blocks, parts), (p + 1) * lax.div(blocks, parts)`
+
+# %% gpu_attention/9: keys are counted, not blocks
+# part_of: `blocks = pl.cdiv(length, bkv)` -> `blocks = length`
+
+# %% gpu_attention/9: every part takes all blocks
+# part_of: `lax.div(p * blocks, parts), lax.div((p + 1) * blocks, parts)` -> `0, blocks`
+
+# %% gpu_attention/9: the first part does it all
+# part_of: `lax.div(p * blocks, parts), lax.div((p + 1) * blocks, parts)` -> `0, jnp.where(p == 0, blocks, 0)`
+
+# %% gpu_attention/9: a part without keys divides by 0
+# finish_part: `jnp.where(l > 0, l, 1)` -> `l`
+
+# %% gpu_attention/9: the maximum for the log-sum-exp
+# finish_part: `m + jnp.log2(l)` -> `m`
+
+# %% gpu_attention/9: the sum without its maximum
+# finish_part: `m + jnp.log2(l)` -> `jnp.log2(l)`
+
+# %% gpu_attention/9: the natural logarithm
+# finish_part: `jnp.log2(l)` -> `jnp.log(l)`
+
+# %% gpu_attention/9: merged without the maxima
+# merged: `jnp.exp2(each - top)` -> `jnp.exp2(each)`
+
+# %% gpu_attention/9: the first part's number for the maximum
+# merged: `functools.reduce(jnp.maximum, lse)` -> `lse[0]`
+
+# %% gpu_attention/9: e instead of 2
+# merged: `jnp.exp2(each - top)` -> `jnp.exp(each - top)`
+
+# %% gpu_attention/9: every part weighs as much
+# merged: `jnp.exp2(each - top)` -> `jnp.exp2(each - each)`
+
+# %% gpu_attention/9: not divided by the weights
+# merged: ` / sum(weights)` -> ``
+
+# %% gpu_attention/9: the example's two parts
+# merged: `range(lse_parts.shape[0])` -> `range(2)`
+
+# %% gpu_attention/9b: the page table is ignored
+# load_pages: `table_row[j * each + r]` -> `j * each + r`
+
+# %% gpu_attention/9b: the first page of a block, again and again
+# load_pages: `table_row[j * each + r]` -> `table_row[j * each]`
+
+# %% gpu_attention/9b: as if every block were one page
+# load_pages: `table_row[j * each + r]` -> `table_row[j + r]`
+
+# %% gpu_attention/9b: the entry of the slot
+# load_pages: `table_row[j * each + r]` -> `table_row[slot * each + r]`
+
+# %% gpu_attention/9b: all pages in the same rows
+# load_pages: `pl.ds(r * page, page)` -> `pl.ds(0, page)`
+
+# %% gpu_attention/9b: pages in reverse order
+# load_pages: `pl.ds(r * page, page)` -> `pl.ds((each - 1 - r) * page, page)`
+
+# %% gpu_attention/9b: only the first page of a block
+# load_pages: `range(each)` -> `range(1)`
+
+# %% gpu_attention/9b: the example's two pages
+# load_pages: `bkv // page` -> `2`
+
+# %% gpu_attention/9b: the example's two slots
+# load_pages: `lax.rem(j, slots)` -> `lax.rem(j, 2)`
+
+# %% gpu_attention/9b: the barrier of the first slot
+# load_pages: `stream.full.at[slot]` -> `stream.full.at[0]`
