@@ -235,6 +235,10 @@ def cut_patches(images, P):
 
 
 # %% ladder/9: a column of weights at a time
+def host_patches(images, P):
+    return cut_patches(images, P).reshape(-1, P * P * images.shape[3])
+
+
 def embed_kernel(x_ref, w_ref, bias_ref, o_ref):
     y = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
     o_ref[...] = (y + bias_ref[...]).astype(o_ref.dtype)
