@@ -563,7 +563,7 @@ check("gpu_matmul/3", k_loop)
 # There is another order: wait for product `k - 1` at the top of the step, with `wgmma_wait(0)`, and start the copies
 # before you wait for the step's own tiles. Then two tiles are on their way at a time. For the check's example, the
 # machine counts 24,584 cycles instead of 32,284. It gives each CTA an SM of its own. An H200 agrees if an SM has room
-# for one CTA only: 263 against 171 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. They hide each
+# for one CTA only: 263 against 170 TFLOP/s at 8192 x 8192 x 8192. But it has room for four of these. They hide each
 # other's waits, and still more copies at a time make it slower: 346 against 423. Ask what a model assumes.
 
 # %%
@@ -2233,7 +2233,7 @@ show(persistent, a, b, slots=3, ctas=1)
 # ```text
 #                                        yours  cuBLAS, XLA  JAX's own kernel
 #     1024 x 8192 x 4096                   771          774              775
-#     4096 x 4096 x 1024                   654          704              637
+#     4096 x 4096 x 1024                   655          704              637
 #     8192 x 8192 x 8192                   721          720              717
 #     1024 x ..., with bias and GELU       616          558
 #     4096 x ..., with bias and GELU       578          444

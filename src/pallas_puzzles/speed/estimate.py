@@ -18,7 +18,7 @@ from .work import ESTIMATE, Size, Work, nbytes_of, speed_of_light
 
 # How far such estimates have been off, wherever anybody could measure: benchmarks/gpu.md, and `tpu_report` for TPUs
 HOW_FAR = {
-    "gpu": "How far to trust the estimates: on an H200 they were 0.84 to 1.06 times the measured time of 16 kernels, "
+    "gpu": "How far to trust the estimates: on an H200 they were 0.91 to 1.20 times the measured time of 16 kernels, "
     "and 0.66 to 1.02 times that of ten solutions of gpu_basics.",
     "tpu": "How far to trust the estimates: on a v5e they were within 10% of six published times of matrix products. "
     "Nothing else could be compared.",

@@ -132,7 +132,7 @@ def gpu_report(
     issues, one a cycle on each of its four schedulers: SASS instructions of a line, times how often the line runs.
     MUFU: the same for special functions, eight cycles each. 0.72, 0.88 and 39 are what cuBLAS, a copy and a kernel that
     only reads reach on an H200. The estimate takes it that all of this overlaps; a kernel that waits for its copies, or
-    does arithmetic between its matrix products, takes longer. On an H200 it was 0.84 to 1.06 times the measured time of
+    does arithmetic between its matrix products, takes longer. On an H200 it was 0.91 to 1.20 times the measured time of
     16 kernels (benchmarks/gpu.md): matrix products, attention, a ragged dot, softmax; of the solutions of gpu_basics it
     was 0.66 to 1.02 times (docs/bench.md). No B200 was measured.
     """
