@@ -181,12 +181,12 @@ def puzzle_11c(nb: Any) -> Question:
         *(normal((48, 128)), _experts(48, [0, 1, 2, 3, 3, 3, 3, 6, 7]), *weights(8, 128, 256)),
         variants=[
             case(
-                *(normal((40, 256)), _experts(40, [7, 8]), *weights(15, 256, 128)),
+                *(normal((80, 256)), _experts(80, [7, 8]), *weights(15, 256, 128)),
                 devices=5,
                 about="five devices with three experts each, all rows for one device",
             )
         ],
-        budget=Budget(bytes_hops=51_584),
+        budget=Budget(grid_steps=8, bytes_hops=51_584),
         allow=_ORDER,
         tol=1e-4,
     )

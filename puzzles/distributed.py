@@ -870,7 +870,7 @@ def reduce_scatter(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Arr
 
 
 # %%
-# Budget for x (64, 16, 128): link_bytes=57_344, hbm_bytes=172_032. A block has 8 KiB. Over each link go seven sums of
+# Budget for x (64, 16, 128): hbm_bytes=172_032, link_bytes=57_344. A block has 8 KiB. Over each link go seven sums of
 # this size. On each device seven additions move three such blocks each, between HBM and VMEM.
 check("distributed/7", reduce_scatter)
 
@@ -991,7 +991,7 @@ def reduce_halves(x: Float[Array, "n*n 2 r C"], *, devices: int = 8) -> Float[Ar
 
 
 # %%
-# Budget for x (64, 2, 8, 128): link_bytes=28_672, exposed_ici_bytes=150_000, hbm_bytes=172_032. All copies send 458_752
+# Budget for x (64, 2, 8, 128): hbm_bytes=172_032, link_bytes=28_672, exposed_ici_bytes=150_000. All copies send 458_752
 # bytes. The first one of each way has nothing to hide behind.
 check("distributed/8", reduce_halves)
 
@@ -1625,8 +1625,8 @@ def moe(
 
 
 # %%
-# Budget for x (48, 128), experts (48,), w1 (8, 128, 256), w2 (8, 256, 128): bytes_hops=51_584. The rows there
-# and back, and the counts.
+# Budget for x (48, 128), experts (48,), w1 (8, 128, 256), w2 (8, 256, 128): grid_steps=8, bytes_hops=51_584. The rows
+# there and back, and the counts. On each device, one step for each send_rows, and three for each product.
 check("distributed/11c", moe)
 
 # %% [markdown]
