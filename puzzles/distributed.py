@@ -870,7 +870,7 @@ def reduce_scatter(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Arr
 
 
 # %%
-# Budget for x (64, 16, 128): link_bytes=57_344, hbm_bytes=172_032. A block has 8 KiB. Over each link go seven sums of
+# Budget for x (64, 16, 128): hbm_bytes=172_032, link_bytes=57_344. A block has 8 KiB. Over each link go seven sums of
 # this size. On each device seven additions move three such blocks each, between HBM and VMEM.
 check("distributed/7", reduce_scatter)
 
@@ -991,7 +991,7 @@ def reduce_halves(x: Float[Array, "n*n 2 r C"], *, devices: int = 8) -> Float[Ar
 
 
 # %%
-# Budget for x (64, 2, 8, 128): link_bytes=28_672, exposed_ici_bytes=150_000, hbm_bytes=172_032. All copies send 458_752
+# Budget for x (64, 2, 8, 128): hbm_bytes=172_032, link_bytes=28_672, exposed_ici_bytes=150_000. All copies send 458_752
 # bytes. The first one of each way has nothing to hide behind.
 check("distributed/8", reduce_halves)
 
@@ -1625,8 +1625,8 @@ def moe(
 
 
 # %%
-# Budget for x (48, 128), experts (48,), w1 (8, 128, 256), w2 (8, 256, 128): bytes_hops=51_584. The rows there
-# and back, and the counts.
+# Budget for x (48, 128), experts (48,), w1 (8, 128, 256), w2 (8, 256, 128): grid_steps=8, bytes_hops=51_584. The rows
+# there and back, and the counts. On each device, one step for each send_rows, and three for each product.
 check("distributed/11c", moe)
 
 # %% [markdown]
@@ -1940,7 +1940,7 @@ check("distributed/12b", gather_matmul)
 #
 # ### Theory
 #
-# Here sums travel, not inputs. A device sends the sum of some rows to the right, where the neighbour adds what it
+# Here sums travel, as in Puzzle 7. A device sends the sum of some rows to the right, where the neighbour adds what it
 # has for these rows. After n - 1 hops the sum has been everywhere, and is with its owner. On device `me`:
 #
 # ```text
@@ -2062,18 +2062,16 @@ show(mlp_overlapped, normal((64, 128)), normal((128, 2048)), normal((2048, 128))
 # ## What you built
 #
 # You began with weights on eight devices, and one call that summed what they made. Now you have rings that gather and
-# add, an all-to-all, a layer of experts, attention over a text that no device holds, and an MLP whose communication
-# nobody waits for. Three places to go on:
+# add, in both directions and on a grid, an all-to-all, a layer of experts, attention over a text that no device holds,
+# and an MLP whose communication nobody waits for. Where to read on:
 #
-# - `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself is Puzzle 5 for several mesh axes, and sends both ways
-#   around.
+# - `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself is Puzzle 5, with half of each part each way around.
 # - vLLM's TPU backend, [tpu-inference](https://github.com/vllm-project/tpu-inference), has a fused MoE layer: Puzzle 11
 #   in one kernel, which multiplies the rows of one expert while those of the next are on their way. It also has an
-#   all-gather matmul, which is Puzzle 12b in HBM, with blocks, both ways around.
-# - On two-dimensional slices, each axis of the mesh is a ring of its own, and a large sum uses both at once.
+#   all-gather matmul and a reduce-scatter matmul: Puzzles 12b and 12c in HBM, in blocks, in both directions at once.
 #
-# What a kernel of production adds to yours is: bfloat16 on the links and float32 in the sums, blocks that fit
-# into VMEM, both directions, and block sizes found by measuring.
+# Those kernels add four things to yours: bfloat16 on the links and float32 in the sums, blocks that fit into VMEM, both
+# directions, and block sizes found by measuring.
 
 # %%
 progress()
