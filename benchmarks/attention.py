@@ -3,8 +3,10 @@
     PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json [--seconds 200]
 
 B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs. The jobs take turns, in another order each round; a
-round times eight calls of each, one after the other. What differs from cuDNN's result has no time. Then the same for
-decoding, beside a copy of as many bytes. benchmarks/gpu.py makes the tables in gpu.md of the file.
+round times eight calls of each, one after the other. What differs from cuDNN's result has no time. Jobs with
+"backward" in their names also compute the gradients of all three arrays; the values serve as the gradient that arrives.
+They count 3.5 times the FLOPs. Then the same for decoding, beside a copy of as many bytes. benchmarks/gpu.py makes the
+tables in gpu.md of the file.
 """
 
 import argparse
@@ -42,13 +44,37 @@ def jobs() -> Iterator[Job]:
     yield "ping-pong (Puzzle 6)", False, nb.flash, False
     yield "ping-pong, 3 slots", False, functools.partial(nb.flash, slots=3), False
     yield "ping-pong, 64 keys, 4 slots", False, functools.partial(nb.flash, bkv=64, slots=4), False
-    yield "causal (Puzzle 7)", True, nb.causal, False
+    yield "causal (Puzzle 7b)", True, nb.causal, False
+    for name, step in (("10b", nb.plain_step), ("10c", nb.queued_step)):
+        for causal in (False, True):
+            grads = functools.partial(_backward, nb, step, causal)
+            yield f"forward + backward (Puzzle {name}){', causal' if causal else ''}", causal, grads, False
     for causal in (False, True):
         kind = ", causal" if causal else ""
         cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn")
         yield f"cuDNN{kind}", causal, cudnn, True
+        yield f"cuDNN, forward + backward{kind}", causal, functools.partial(_vjp, cudnn), True
         tuned = attention_mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, causal=causal)
         yield f"JAX's attention_mgpu{kind}", causal, functools.partial(_unscaled, tuned), True
+
+    blocks = {"block_q_dkv": 64, "block_kv_dkv": 64, "block_q_dq": 64, "block_kv_dq": 128, "compute_wgs_bwd": 2}
+    tuned = attention_mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, **blocks)
+    mgpu = functools.partial(_vjp, functools.partial(_scaled, tuned))
+    yield "JAX's attention_mgpu, forward + backward", False, mgpu, True  # it has no causal one
+
+
+def _backward(nb: Any, step: Any, causal: bool, q: Any, k: Any, v: Any) -> Any:
+    o, lse = nb.forward(q, k, v, causal=causal)
+    return o, *nb.backward(q, k, v, o, lse, v, step=step, causal=causal)
+
+
+def _vjp(fn: Callable[..., Any], q: Any, k: Any, v: Any) -> Any:
+    o, vjp = jax.vjp(fn, q, k, v)
+    return o, *vjp(v)
+
+
+def _scaled(tuned: Any, q: Any, k: Any, v: Any) -> Any:
+    return attention_mgpu.attention((q * D**-0.5).astype(q.dtype), k, v, tuned)
 
 
 def _unscaled(tuned: Any, q: Any, k: Any, v: Any) -> Any:
@@ -60,19 +86,24 @@ def given(name: str, by_token: bool) -> list[Any]:
     arrays = [jax.random.normal(jax.random.fold_in(key, i), (B, S, H, D), jnp.float32) for i in range(3)]
     arrays = [x.astype(jnp.bfloat16) for x in arrays]
     if "mgpu" in name:
-        return [(arrays[0] * D**-0.5).astype(jnp.float16), *(x.astype(jnp.float16) for x in arrays[1:])]
+        scale = 1 if "backward" in name else D**-0.5
+        return [(arrays[0] * scale).astype(jnp.float16), *(x.astype(jnp.float16) for x in arrays[1:])]
     return arrays if by_token else [jnp.moveaxis(x, 2, 1).reshape(B * H, S, D) for x in arrays]
 
 
 def compared(out: Any, by_token: bool) -> Any:
-    """The first head of the first sequence, in float32."""
-    return (out[0, :, 0] if by_token else out[0]).astype(jnp.float32)
+    """The first head of the first sequence, in float32; of all results, one below the other."""
+    return jnp.concatenate([(x[0, :, 0] if by_token else x[0]).astype(jnp.float32) for x in jax.tree.leaves(out)])
+
+
+def flops_of(name: str, causal: bool) -> float:
+    return FLOPS / (2 if causal else 1) * (3.5 if "backward" in name else 1)
 
 
 def measure(all_jobs: list[Job], seconds: float) -> dict[str, Any]:
     start = time.time()
     runs: dict[str, Any] = {}
-    right: dict[bool, Any] = {}
+    right: dict[tuple[bool, bool], Any] = {}
     for name, causal, fn, by_token in sorted(all_jobs, key=lambda job: "cuDNN" not in job[0]):
         run = jax.jit(lambda *a, fn=fn: fn(*a))
         args = given(name, by_token)
@@ -81,12 +112,12 @@ def measure(all_jobs: list[Job], seconds: float) -> dict[str, Any]:
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
             continue
-        want = right.setdefault(causal, out)
+        want = right.setdefault((causal, "backward" in name), out)
         far = float(jnp.linalg.norm(out - want) / jnp.linalg.norm(want))
         if not far < CLOSE:
             print(f"{name}: differs from cuDNN by {far:.3f} of its norm", flush=True)
             continue
-        runs[name] = run, args, FLOPS / (2 if causal else 1)
+        runs[name] = run, args, flops_of(name, causal)
     rows = {}
     for name, each in in_turns({name: row[:2] for name, row in runs.items()}, start + seconds).items():
         median = statistics.median(each)
@@ -197,14 +228,15 @@ def table(file: Path) -> str:
     found = json.loads(file.read_text())
     lines = ["| kernel | time | rate | of cuDNN's rate |", "| --- | --- | --- | --- |"]
     for name, row in found["rows"].items():
-        peer = found["rows"]["cuDNN, causal" if "causal" in name else "cuDNN"]["seconds"]
+        kind = (", forward + backward" if "backward" in name else "") + (", causal" if "causal" in name else "")
+        peer = found["rows"][f"cuDNN{kind}"]["seconds"]
         took, rate = row["seconds"], row["flops"] / row["seconds"] / 1e12
         lines.append(f"| {name} | {took * 1e3:.3f} ms | {rate:.0f} TFLOP/s | {peer / took:.2f} |")
     told = (
         f"Written by `PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json` on an "
         f"{found['device']} with jax {found['jax']}: B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs, "
         "medians of nine rounds in which all took turns, each with the dispatch of eight calls. Causal kernels count "
-        "half of the FLOPs."
+        "half of the FLOPs, and the backward pass two and a half times those of the forward pass."
     )
     attention = ["## Attention, measured", told, "\n".join(lines)]
     return "\n\n".join(attention + ([decoding_table(found)] if "decoding" in found else []))

@@ -11,6 +11,7 @@ from pallas_puzzles.course.claims import Claim, Count
 from pallas_puzzles.course.inputs import Budget, Input, Question, case, normal, question
 
 BF16 = "bfloat16"
+OF_THE_WRAPPER = ("mul", "reduce_sum", "broadcast_in_dim")
 Inputs = tuple[Input | np.ndarray, ...]
 
 
@@ -233,3 +234,50 @@ def in_pages(sequences: int, heads: int, kv_heads: int, page: int, each: int, le
     pages = normal((kv_heads, sequences * each, page, 128), BF16)
     table = np.random.default_rng(0).permutation(sequences * each).reshape(sequences, each).astype(np.int32)
     return normal((sequences, heads, 128), BF16), pages, pages, table, np.array(lengths, np.int32)
+
+
+def qkv_do(heads: int, queries: int, keys: int, dtype: str = BF16, scale: float = 1.0) -> tuple[Input, ...]:
+    return *qkv(heads, queries, keys, dtype=dtype, scale=scale), normal((heads, queries, 128), dtype)
+
+
+def puzzle_10(nb: Any) -> Question:
+    return question(
+        nb.dkv_spec,
+        *qkv_do(1, 256, 384),
+        variants=[
+            case(*qkv_do(2, 200, 304), slots=3, about="200 queries, 304 keys, three slots"),
+            case(
+                *qkv_do(1, 128, 128, dtype="float16", scale=4.0),
+                causal=False,
+                about="no mask, float16, scores of up to 20",
+            ),
+        ],
+        allow=OF_THE_WRAPPER,
+    )
+
+
+def puzzle_10b(nb: Any) -> Question:
+    return question(
+        nb.attention_grads_spec,
+        *qkv_do(1, 256, 384),
+        variants=[
+            case(*qkv_do(2, 200, 304), slots=3, about="200 queries, 304 keys, three slots"),
+            case(*qkv_do(1, 192, 256, dtype="float16"), causal=False, about="no mask, float16"),
+        ],
+        allow=OF_THE_WRAPPER,
+        budget=Budget(flops=148_000_000),
+    )
+
+
+def puzzle_10c(nb: Any) -> Question:
+    return question(
+        nb.attention_grads_spec,
+        *qkv_do(1, 256, 384),
+        variants=[
+            case(*qkv_do(2, 200, 304), about="200 queries, 304 keys"),
+            case(*qkv_do(1, 192, 256, dtype="float16"), causal=False, about="no mask, float16"),
+        ],
+        allow=OF_THE_WRAPPER,
+        budget=Budget(tensor_idle=33_000),
+        l2=True,
+    )

@@ -27,12 +27,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_puzzles import check, gpu_report, normal, progress, setup, show, unwritten
+from pallas_puzzles import Curve, check, gpu_report, normal, progress, setup, show, unwritten
 
 setup("gpu")  # a Hopper GPU if there is one, else this package's machine
 
@@ -1997,6 +1998,772 @@ check("gpu_attention/9b", paged)
 # %% [markdown]
 # **Takeaway.** The copy engine does not care where a block comes from, as long as each copy is one rectangle. So a page
 # costs one number, read from GMEM. Small pages cost more copies: for pages of 16 tokens, four times as many as for 64.
+
+# %% [markdown]
+# ## The forward pass leaves a number
+#
+# Training needs gradients. flash_attention.py Puzzles 7 to 10 say what the backward pass works with: the inputs, `o`,
+# the gradient `do` that arrives for it, and for each query the log-sum-exp of its scores (`lse`) and the sum of
+# `do * o` (`delta`). The kernel below is yours of Puzzle 7b, and it stores `lse`. All powers are of two here, so
+# `lse = m + log2(l)`, and a probability is `exp2(s * c - lse)`.
+#
+# Where is query 0 among the keys? `offset` says it. For causal attention it is `Skv - Sq`, as before. With
+# `offset = Skv` every query sees every key. So the same kernel serves both.
+
+
+# %%
+def forward_loops(c, acc, mine, k, v, wg, turns, first, offset, steps):
+    # given: the three loops of Puzzle 7b, with m and l at the end
+    bkv = k.smem.shape[1]
+    seen = jnp.minimum(seen_blocks(first, 64, offset, bkv), steps)
+    clear = jnp.minimum(clear_blocks(first, offset, bkv), seen)
+
+    def step(mask):
+        return lambda j, state: causal_step(j, c, *state, acc, mine, k, v, wg, turns, mask)
+
+    first_turn(wg, turns)
+    state = lax.fori_loop(0, clear, step(lambda s, j: s), nothing_yet())
+    m, l = lax.fori_loop(clear, seen, step(lambda s, j: hide(s, first, j * bkv, offset)), state)
+
+    @pl.loop(seen, steps)
+    def _(j):
+        pass_on(wg, turns)
+
+    last_turn(wg, turns)
+    return m, l
+
+
+def forward_kernel(q_gmem, k_gmem, v_gmem, o_gmem, lse_gmem, q_smem, k_smem, v_smem, loaded, *barriers, offset):
+    k_full, v_full, k_empty, v_empty, turns = barriers
+    wg, h = lax.axis_index("wg"), lax.axis_index("h")
+    k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
+    (_, Sq, D), Skv, bkv = q_gmem.shape, k_gmem.shape[1], k_smem.shape[1]
+    row = (pl.cdiv(Sq, 128) - 1 - lax.axis_index("i")) * 128
+    steps = jnp.minimum(seen_blocks(row, 128, offset, bkv), pl.cdiv(Skv, bkv))
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+
+        @pl.loop(0, steps)
+        def _(j):
+            produce(j, k_gmem.at[h], k)
+            produce(j, v_gmem.at[h], v)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        mine, first = q_smem.at[wg], row + wg * 64
+        plgpu.copy_gmem_to_smem(q_gmem.at[h, pl.ds(first, 64)], mine, loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+
+        def loop(acc):
+            m, l = forward_loops(D**-0.5 * LOG2E, acc, mine, k, v, wg, turns, first, offset, steps)
+            lse_gmem[h, pl.ds(first, 64)] = m + jnp.log2(l)
+            return finish(acc, l)
+
+        store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, pl.ds(first, 64)], mine)
+
+
+# %%
+def offset_of(q, k, causal):
+    # given: the position of query 0 among the keys. Skv: behind all of them
+    if not causal and k.shape[1] % 128:
+        raise ValueError(f"{k.shape[1]} keys without a causal mask: their number has to be a multiple of 128")
+    return k.shape[1] - q.shape[1] if causal else k.shape[1]
+
+
+def forward(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, causal: bool = True
+) -> tuple[Float[Array, "H Sq D"], Float[Array, "H rows"]]:
+    (H, _, D), tiles = q.shape, pl.cdiv(q.shape[1], 128)
+    return plgpu.kernel(
+        functools.partial(forward_kernel, offset=offset_of(q, k, causal)),
+        out_type=[q, jax.ShapeDtypeStruct((H, tiles * 128), jnp.float32)],  # lse: whole tiles of queries
+        grid=(H, tiles),
+        grid_names=("h", "i"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=[*scratch_of(D, q.dtype, 128, 2), plgpu.Barrier(num_barriers=2)],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %% [markdown]
+# ## Puzzle 10: Keys as rows
+#
+# **Goal.** Compute the gradients of the keys and the values. Each of two warpgroups keeps 64 keys, and blocks of 64
+# queries pass by.
+#
+# ### Theory
+#
+# You know the formulas from flash_attention.py, with `c = scale * log2(e)`:
+#
+# ```text
+#     p  = exp2(q k^T * c - lse)        dv = p^T do
+#     ds = p * (do v^T - delta)         dk = ds^T q * scale
+# ```
+#
+# `p^T` and `ds^T` are left operands here, so they should be in registers. But transposing registers means moving
+# values between threads. So compute them transposed in the first place: `(q k^T)^T = k q^T`. Keys are the rows now, and
+# queries the columns.
+#
+# ```text
+#                    64 queries                       64 queries
+#                 +--------------+                 +--------------+
+#     64 keys     |  s^T = k q^T |     64 keys     | dp^T = v do^T|       both (64, 64), in registers
+#                 +--------------+                 +--------------+
+#                   lse: a number for each column    delta, too
+# ```
+#
+# A number for each column lies in registers in another way than one for each row: `Layout.WGMMA.reduce(0)` instead of
+# `reduce(1)`. `numbers` loads it like that. The mask, which queries see which keys, is given. From here on D is 128.
+
+
+# %%
+def attention_grads_spec(
+    q: Float[Array, "H Sq D"],
+    k: Float[Array, "H Skv D"],
+    v: Float[Array, "H Skv D"],
+    do: Float[Array, "H Sq D"],
+    *,
+    causal: bool = True,
+) -> tuple[Float[Array, "H Sq D"], Float[Array, "H Skv D"], Float[Array, "H Skv D"]]:
+    given = [x.astype(jnp.float32) for x in (q, k, v)]
+    _, vjp = jax.vjp(causal_spec if causal else attention_spec, *given)
+    dq, dk, dv = vjp(do.astype(jnp.float32))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+def dkv_spec(q, k, v, do, *, causal: bool = True):
+    return attention_grads_spec(q, k, v, do, causal=causal)[1:]
+
+
+class Queries(NamedTuple):
+    """Blocks of 64 queries that pass by, and what belongs to them."""
+
+    q: Any  # (slots, 64, D)
+    do: Any  # (slots, 64, D), the gradients of their results
+    lse: Any  # (slots, 64), float32
+    delta: Any  # (slots, 64), float32
+    full: Any  # a barrier for each slot: all four are there
+    empty: Any  # a barrier for each slot: both warpgroups are done with it
+
+
+class Mine(NamedTuple):
+    """What a warpgroup keeps."""
+
+    k: Any  # (64, D), in SMEM
+    v: Any  # (64, D), in SMEM
+    dk_acc: Any  # (64, D), an accumulator
+    dv_acc: Any  # (64, D), an accumulator
+
+
+# %%
+def numbers(smem):
+    # given: (64,), float32, in SMEM -> in registers, a number for each column of an accumulator
+    return plgpu.load(smem, layout=plgpu.Layout.WGMMA.reduce(0))
+
+
+def probabilities(s, c, lse):
+    # s: (64 keys, 64 queries), float32, not scaled      lse: (64,), as `numbers` loads it      Return p, transposed.
+    pass  # YOUR CODE HERE
+
+
+def score_gradients(p, dp, delta):
+    # p, dp: (64 keys, 64 queries), float32      delta: (64,), as `numbers` loads it      Return ds, transposed.
+    pass  # YOUR CODE HERE
+
+
+def add_dkv(slot, mine, queries, mask):
+    # slot: where the block of queries lies      mine: a Mine      queries: a Queries
+    # mask(s) returns s, (64 keys, 64 queries), with -inf for each query that does not see the key.
+    # Add the block's part to both accumulators, and return when that is done. dk leaves out the scale.
+    # Return ds, transposed, in q's dtype (for Puzzle 10b).
+    pass  # YOUR CODE HERE
+
+
+# %%
+def hide_keys(s, first, first_key, offset):
+    # given: Puzzle 7's mask for scores that are transposed
+    count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
+    return jnp.where(first_key + count(0) <= first + count(1) + offset, s, -jnp.inf)
+
+
+def load_queries(t, i, parts, queries):
+    # given: step t brings block i. parts: q, do, lse and delta of a head
+    slot = lax.rem(t, queries.q.shape[0])
+
+    @pl.when(t >= queries.q.shape[0])
+    def _():
+        plgpu.barrier_wait(queries.empty.at[slot])
+
+    for part, smem in zip(parts, queries[:4], strict=True):
+        plgpu.copy_gmem_to_smem(part.at[pl.ds(i * 64, 64)], smem.at[slot], queries.full.at[slot])
+
+
+def blocks_from(first_key, offset, Sq):
+    # given: from which block of queries on some of them see some of 128 keys, from which on all see all, and the end
+    end = pl.cdiv(Sq, 64)
+    first = jnp.clip(lax.div(first_key - offset, 64), 0, end)
+    return first, jnp.clip(lax.div(first_key - offset + 127 + 63, 64), first, end), end
+
+
+def consume_queries(first_key, offset, mine, queries, step, Sq):
+    # given: the loops of a warpgroup whose first key is first_key. step(i, slot, mine, queries, mask): a block
+    first, clear, end = blocks_from(lax.div(first_key, 128) * 128, offset, Sq)
+
+    def go(mask):
+        def one(i):
+            slot = lax.rem(i - first, queries.q.shape[0])
+            plgpu.barrier_wait(queries.full.at[slot])
+            step(i, slot, mine, queries, functools.partial(mask, i))
+            plgpu.barrier_arrive(queries.empty.at[slot])
+
+        return one
+
+    pl.loop(first, clear)(go(lambda i, s: hide_keys(s, i * 64, first_key, offset)))
+    pl.loop(clear, end)(go(lambda i, s: s))
+
+
+# %%
+def keys_stay(gmem, dk_gmem, dv_gmem, scratch, step, offset):
+    # given: gmem: q, do, lse, delta, k, v      step: see consume_queries
+    *parts, k_gmem, v_gmem = gmem
+    k_smem, v_smem, *slots, loaded, full, empty = scratch
+    queries, D = Queries(*slots, full, empty), k_gmem.shape[2]
+    wg, h, tile = lax.axis_index("wg"), lax.axis_index("h"), lax.axis_index("j") * 128
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(24, action="decrease")
+        plgpu.copy_gmem_to_smem(k_gmem.at[h, pl.ds(tile, 128)], k_smem, loaded)
+        plgpu.copy_gmem_to_smem(v_gmem.at[h, pl.ds(tile, 128)], v_smem, loaded)
+        first, _, end = blocks_from(tile, offset, parts[0].shape[1])
+
+        @pl.loop(first, end)
+        def _(i):
+            load_queries(i - first, i, [part.at[h] for part in parts], queries)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(240, action="increase")
+        plgpu.barrier_wait(loaded)
+        rows, keys = pl.ds(wg * 64, 64), pl.ds(tile + wg * 64, 64)
+
+        def loop(dk_acc, dv_acc):
+            mine = Mine(k_smem.at[rows], v_smem.at[rows], dk_acc, dv_acc)
+            consume_queries(tile + wg * 64, offset, mine, queries, step, parts[0].shape[1])
+            return dk_acc[...] * D**-0.5, dv_acc[...]
+
+        dk, dv = pl.run_scoped(loop, plgpu.ACC((64, D)), plgpu.ACC((64, D)))
+        store_rows(dv, dv_gmem.at[h, keys], v_smem.at[rows])  # nobody else reads these rows of v_smem
+        store_rows(dk, dk_gmem.at[h, keys], v_smem.at[rows])
+
+
+# %%
+def dkv_kernel(q, do, lse, delta, k, v, dk, dv, *scratch, offset):
+    def step(i, slot, mine, queries, mask):
+        add_dkv(slot, mine, queries, mask)
+
+    keys_stay((q, do, lse, delta, k, v), dk, dv, scratch, step, offset)
+
+
+def scratch_of_keys(D, dtype, slots):
+    # given: SMEM for 128 keys and values, slots for queries, and the barriers of both
+    tile, block = (
+        plgpu.SMEM((128, D), dtype, transforms=SWIZZLED),
+        plgpu.SMEM((slots, 64, D), dtype, transforms=SWIZZLED),
+    )
+    row = plgpu.SMEM((slots, 64), jnp.float32)
+    full, empty = (plgpu.Barrier(num_barriers=slots, num_arrivals=n) for n in (4, 2))
+    return [tile, tile, block, block, row, row, plgpu.Barrier(num_arrivals=2), full, empty]
+
+
+def delta_of(o, do):
+    return jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=2)
+
+
+def dkv(
+    q: Float[Array, "H Sq D"],
+    k: Float[Array, "H Skv D"],
+    v: Float[Array, "H Skv D"],
+    do: Float[Array, "H Sq D"],
+    *,
+    causal: bool = True,
+    slots: int = 2,
+) -> tuple[Float[Array, "H Skv D"], Float[Array, "H Skv D"]]:
+    o, lse = forward(q, k, v, causal=causal)
+    return plgpu.kernel(
+        functools.partial(dkv_kernel, offset=offset_of(q, k, causal)),
+        out_type=[k, v],
+        grid=(k.shape[0], pl.cdiv(k.shape[1], 128)),
+        grid_names=("h", "j"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=scratch_of_keys(q.shape[2], q.dtype, slots),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, do, lse, delta_of(o, do), k, v)
+
+
+# %%
+# Inputs: q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128). Variants have other lengths, no mask, and
+# three slots.
+check("gpu_attention/10", dkv)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `block_scores(a, b)` returns the products of the rows of `a` with the rows of `b`, whatever they are. Which rows do
+# you want to be the rows of the result? A reduction along axis 0 leaves a number for each column. Along which dimension
+# of `s` does it run, then? And in which dtype are the left operands of the two products that follow?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def probabilities(s, c, lse):
+#     return jnp.exp2(____ - lax.broadcast_in_dim(lse, s.shape, ____))
+#
+#
+# def score_gradients(p, dp, delta):
+#     return p * ____
+#
+#
+# def add_dkv(slot, mine, queries, mask):
+#     q, do = queries.q.at[slot], queries.do.at[slot]
+#     s, dp = block_scores(____, ____), block_scores(____, ____)
+#     p = probabilities(____, q.shape[1] ** -0.5 * LOG2E, ____)
+#     ds = score_gradients(p, dp, ____).astype(q.dtype)
+#     plgpu.wgmma(mine.dv_acc, ____, ____)
+#     plgpu.wgmma(mine.dk_acc, ____, ____)
+#     ____
+#     return ds
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def probabilities(s, c, lse):
+#     return jnp.exp2(s * c - lax.broadcast_in_dim(lse, s.shape, (1,)))
+#
+#
+# def score_gradients(p, dp, delta):
+#     return p * (dp - lax.broadcast_in_dim(delta, p.shape, (1,)))
+#
+#
+# def add_dkv(slot, mine, queries, mask):
+#     q, do = queries.q.at[slot], queries.do.at[slot]
+#     s, dp = block_scores(mine.k, q), block_scores(mine.v, do)
+#     p = probabilities(mask(s), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+#     ds = score_gradients(p, dp, numbers(queries.delta.at[slot])).astype(q.dtype)
+#     plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
+#     plgpu.wgmma(mine.dk_acc, ds, q)
+#     plgpu.wgmma_wait(0)
+#     return ds
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A product can be had in either orientation at the same price. So choose the one that leaves its result
+# where the next product wants it. Rows that do not exist do no harm here: `do` and `delta` are 0 there, so they add 0.
+
+# %% [markdown]
+# ## Puzzle 10b: Copies that add
+#
+# **Goal.** Compute `dq` in the same kernel. Each CTA adds its part to an array in GMEM.
+#
+# ### Theory
+#
+# `dq = ds k * scale` is a sum over all keys, and each CTA has 128 of them. A second kernel, in which queries stay,
+# would compute `s` and `dp` once more: seven products instead of five. So let each CTA add its part to `dq`, in
+# float32, in GMEM. The copy engine can add while it stores: `copy_smem_to_gmem(..., reduction_op="add")`. Other CTAs
+# add to the same rows at the same time, and no addition is lost. Their order changes from run to run, and so do the
+# last bits.
+#
+# In SMEM, `ds^T` of both warpgroups lies together. Then each of them computes half of the *columns* of dq, from all 128
+# keys:
+#
+# ```text
+#     both.ds[i % 2], (128 keys, 64 queries)          both.k, (128 keys, D)       dq of the block, (64 queries, D)
+#     +------------+                                  +---------+---------+       +---------+---------+
+#     | of wg 0    |                                  |         |         |       |         |         |
+#     +------------+    .T   @                        | for 0   | for 1   |   ->  | by wg 0 | by wg 1 |
+#     | of wg 1    |                                  |         |         |       +---------+---------+
+#     +------------+                                  +---------+---------+
+# ```
+#
+# `both.written` has two arrivals, one of each warpgroup. Who waits for it knows that both halves are there. Two slots
+# for `ds` are enough, without a barrier that gives them back. Why?
+
+
+# %%
+class Both(NamedTuple):
+    """What both warpgroups write and read."""
+
+    k: Any  # (128, D), the keys of both
+    ds: Any  # (2, 128, 64), the ds^T of both, in q's dtype
+    dq: Any  # (2, 64, 64), float32: the columns of dq of each, on their way out
+    written: Any  # a barrier of two arrivals: ds of a block is there
+
+
+def share(i, wg, ds, both):
+    # i: the number of the block of queries      ds: (64 keys, 64 queries), yours, in registers      both: a Both
+    # Put ds into its half of slot i % 2, and tell the other warpgroup. Do not wait.
+    pass  # YOUR CODE HERE
+
+
+def add_dq(i, wg, both, dq_part):
+    # dq_part: (64, D), float32, in GMEM: dq of block i of the queries
+    # Wait for ds of both warpgroups, compute your 64 columns of dq, and start to add them to dq_part by way of both.dq.
+    # plgpu.wait_smem_to_gmem(0) waits for your copies to GMEM, as far as there are any.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def plain_step(i, slot, wg, mine, queries, mask, both, dq_part):
+    share(i, wg, add_dkv(slot, mine, queries, mask), both)
+    add_dq(i, wg, both, dq_part)
+
+
+def backward_kernel(q, do, lse, delta, k, v, dq, dk, dv, *scratch, step, offset):
+    *scratch, ds_smem, dq_smem, written = scratch
+    both, wg, h = Both(scratch[0], ds_smem, dq_smem, written), lax.axis_index("wg"), lax.axis_index("h")
+
+    def one(i, slot, mine, queries, mask):
+        step(i, slot, wg, mine, queries, mask, both, dq.at[h, pl.ds(i * 64, 64)])
+
+    keys_stay((q, do, lse, delta, k, v), dk, dv, scratch, one, offset)
+
+
+# %%
+def backward(q, k, v, o, lse, do, *, step, causal=True, slots=2):
+    # given: dq, dk, dv. A Ref that is handed to a kernel can be written: dq starts as zeros, and everybody adds to it
+    (H, Skv, D), dq = k.shape, jax.new_ref(jnp.zeros(q.shape, jnp.float32))
+    dk, dv = plgpu.kernel(
+        functools.partial(backward_kernel, step=step, offset=offset_of(q, k, causal)),
+        out_type=[k, v],
+        grid=(H, pl.cdiv(Skv, 128)),
+        grid_names=("h", "j"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=[
+            *scratch_of_keys(D, q.dtype, slots),
+            plgpu.SMEM((2, 128, 64), q.dtype, transforms=SWIZZLED),
+            plgpu.SMEM(
+                (2, 64, 64), jnp.float32, transforms=(plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+            ),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, do, lse, delta_of(o, do), k, v, dq)
+    return (dq[...] * D**-0.5).astype(q.dtype), dk, dv
+
+
+def plain_grads(
+    q: Float[Array, "H Sq D"],
+    k: Float[Array, "H Skv D"],
+    v: Float[Array, "H Skv D"],
+    do: Float[Array, "H Sq D"],
+    *,
+    causal: bool = True,
+    slots: int = 2,
+) -> tuple[Float[Array, "H Sq D"], Float[Array, "H Skv D"], Float[Array, "H Skv D"]]:
+    o, lse = forward(q, k, v, causal=causal)
+    return backward(q, k, v, o, lse, do, step=plain_step, causal=causal, slots=slots)
+
+
+# %%
+# Budget for q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128): flops=148_000_000.
+# Forward is in it, too. A second backward kernel that computes s and dp once more would make it 190 million.
+check("gpu_attention/10b", plain_grads)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The products read `both.ds`, and you write it with stores. What has to be between the two, besides the barrier? For
+# `add_dq`: one operand is to be transposed, and of the other one you need half of the columns. And before you write
+# `both.dq`: who may still be reading it?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def share(i, wg, ds, both):
+#     both.ds[____, pl.ds(____, 64)] = ds
+#     ____
+#     plgpu.barrier_arrive(____)
+#
+#
+# def add_dq(i, wg, both, dq_part):
+#     half = pl.ds(____, 64)
+#     plgpu.barrier_wait(____)
+#
+#     def multiply(acc):
+#         plgpu.wgmma(acc, ____, ____)
+#         return acc[...]
+#
+#     dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
+#     ____
+#     both.dq[wg] = dq
+#     ____
+#     plgpu.copy_smem_to_gmem(____, ____, reduction_op="add")
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def share(i, wg, ds, both):
+#     both.ds[lax.rem(i, 2), pl.ds(wg * 64, 64)] = ds
+#     plgpu.commit_smem()
+#     plgpu.barrier_arrive(both.written)
+#
+#
+# def add_dq(i, wg, both, dq_part):
+#     half = pl.ds(wg * 64, 64)
+#     plgpu.barrier_wait(both.written)
+#
+#     def multiply(acc):
+#         plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2)].T, both.k.at[:, half])
+#         return acc[...]
+#
+#     dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
+#     plgpu.wait_smem_to_gmem(0)
+#     both.dq[wg] = dq
+#     plgpu.commit_smem()
+#     plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, half], reduction_op="add")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Five products a block, and not seven. Two slots are enough because of the order: you write slot 0 again
+# two steps later, and you have waited for `written` of the step between them. The other warpgroup arrives there after
+# it is done with slot 0. But see how often the tensor cores wait.
+
+# %%
+if not unwritten(plain_grads):
+    show(plain_grads, *(normal((1, tokens, 128), "bfloat16") for tokens in (256, 256, 256, 256)), causal=False, l2=True)
+
+# %% [markdown]
+# ## Puzzle 10c: Products in a queue
+#
+# **Goal.** Write the step once more, in an order in which the tensor cores always have a product to do. Then make it a
+# function that `jax.grad` can differentiate.
+#
+# ### Theory
+#
+# A step has five products, and two of them need nothing but what the copies bring. Reading an accumulator with
+# `acc[...]` waits for *all* products that you have started. So in Puzzle 10b nothing is ever queued while threads
+# compute. gpu_matmul.py Puzzle 3 had `wgmma_wait(1)`: products end in the order in which they were started, so you can
+# wait for all of them but the newest. For an accumulator that you want to read, `but_one` below does that.
+#
+# ```text
+#     threads         start s, dp |      p      | start dv |    ds    | share, start dk | start dq | dq out |
+#     tensor cores    | s  |     dp     |          dv          |              dk        |    dq    |
+# ```
+#
+# While you compute `p`, the product for `dp` is on its way. While you compute `ds`, the one for `dv` is. And while you
+# wait for the other warpgroup's `ds`, the one for `dk` is. `but_one(acc)` is only right if exactly one product was
+# started after that of `acc`.
+
+
+# %%
+def but_one(acc):
+    # given: what acc holds, as soon as all products are over but the newest one
+    return plgpu.wgmma_accumulator_load(acc, wait_n=1)
+
+
+def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
+    # The arguments are those of add_dkv, share and add_dq. Do what the three do, in the order of the picture. You can
+    # call probabilities, score_gradients, share and add_dq. pl.run_scoped can make two accumulators at once.
+    pass  # YOUR CODE HERE
+
+
+# %%
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def attention(q, k, v, causal=True):
+    return forward(q, k, v, causal=causal)[0]
+
+
+def attention_fwd(q, k, v, causal):
+    o, lse = forward(q, k, v, causal=causal)
+    return o, (q, k, v, o, lse)
+
+
+def attention_bwd(causal, residuals, do):
+    return backward(*residuals, do, step=queued_step, causal=causal)
+
+
+attention.defvjp(attention_fwd, attention_bwd)
+
+
+def attention_grads(
+    q: Float[Array, "H Sq D"],
+    k: Float[Array, "H Skv D"],
+    v: Float[Array, "H Skv D"],
+    do: Float[Array, "H Sq D"],
+    *,
+    causal: bool = True,
+) -> tuple[Float[Array, "H Sq D"], Float[Array, "H Skv D"], Float[Array, "H Skv D"]]:
+    _, vjp = jax.vjp(lambda q, k, v: attention(q, k, v, causal), q, k, v)
+    return vjp(do)
+
+
+# %%
+# Budget for q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128): tensor_idle=33_000. Forward has 9,951
+# of these cycles. With Puzzle 10b's step it would be 35,698.
+check("gpu_attention/10c", attention_grads)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Go through the picture from left to right. At each read of an accumulator, count the products that you have started
+# after its own: there has to be exactly one. Which product has to be started before you read `dp`? `add_dq` ends with
+# `acc[...]`. So what is over when it returns?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
+#     q, do = queries.q.at[slot], queries.do.at[slot]
+#
+#     def products(s_acc, dp_acc):
+#         plgpu.wgmma(s_acc, ____, ____)
+#         plgpu.wgmma(dp_acc, ____, ____)
+#         p = probabilities(mask(____), ____, ____)
+#         ____
+#         return score_gradients(p, ____, ____).astype(q.dtype)
+#
+#     ds = pl.run_scoped(products, plgpu.ACC((64, 64)), plgpu.ACC((64, 64)))
+#     ____
+#     ____
+#     add_dq(i, wg, both, dq_part)
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
+#     q, do = queries.q.at[slot], queries.do.at[slot]
+#
+#     def products(s_acc, dp_acc):
+#         plgpu.wgmma(s_acc, mine.k, q.T)
+#         plgpu.wgmma(dp_acc, mine.v, do.T)
+#         p = probabilities(mask(but_one(s_acc)), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+#         plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
+#         return score_gradients(p, but_one(dp_acc), numbers(queries.delta.at[slot])).astype(q.dtype)
+#
+#     ds = pl.run_scoped(products, plgpu.ACC((64, 64)), plgpu.ACC((64, 64)))
+#     share(i, wg, ds, both)
+#     plgpu.wgmma(mine.dk_acc, ds, q)
+#     add_dq(i, wg, both, dq_part)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** Forward and backward are one function now, and `jax.grad` goes through it. On an H200 (four sequences
+# of 8192 tokens, 16 heads, D = 128, bfloat16, causal, jax 0.11.2, medians of nine rounds) both passes together take
+# 7.68 ms with this step, and 7.83 ms with that of Puzzle 10b. cuDNN's take 7.70 ms.
+
+# %%
+if not unwritten(attention_grads):
+    show(
+        attention_grads,
+        *(normal((1, tokens, 128), "bfloat16") for tokens in (256, 256, 256, 256)),
+        causal=False,
+        l2=True,
+    )
+
+# %% [markdown]
+# ## A layer that learns
+#
+# Does it train? A layer with one head reads a list of 32 pairs, a key and a value each, in any order. Then it is asked
+# for 32 of the keys, one after the other, and has to name their values. Nothing in its weights can know the values. So
+# it has to learn to look them up: to make queries that fit the keys. That is what attention is for.
+#
+# ```text
+#     d=3  a=7  c=1  b=0  ...  |  a?  d?  a?  ...        answers: 7  3  7
+# ```
+#
+# Without a GPU, every step runs your forward and backward kernels in this package's machine, CTA by CTA. The 60 steps
+# take 15 s on two quiet cores, and about a minute on busy ones. On a Hopper GPU the same cell runs them compiled.
+
+
+# %%
+KEYS, VALUES, STEPS = 32, 8, 60
+
+
+def lists(rng, batch=2):
+    """x (batch, 64, 72): a list of pairs, and what is asked. y (batch, 32): the right answers."""
+    keys = np.stack([rng.permutation(KEYS) for _ in range(batch)])
+    values, asked = rng.integers(0, VALUES, (batch, KEYS)), rng.integers(0, KEYS, (batch, KEYS))
+    x, (b, t) = np.zeros((batch, 2 * KEYS, 2 * KEYS + VALUES), np.float32), np.indices((batch, KEYS))
+    x[b, t, keys] = x[b, t, KEYS + values] = x[b, KEYS + t, KEYS + VALUES + keys[b, asked]] = 1
+    return x, values[b, asked]
+
+
+def scores_of(w, x, attend):
+    """A score for each value, (batch, 32, VALUES). The list is a batch of heads to attend."""
+    q, k, v = (jnp.dot(x, w[name], precision="highest").astype(jnp.bfloat16) for name in "qkv")
+    o = attend(q, k, v)[:, KEYS:].astype(jnp.float32)
+    return jnp.dot(o, w["o"], precision="highest")
+
+
+def new_layer(seed):
+    rng = np.random.default_rng(seed)
+    w = {name: 0.3 * rng.standard_normal((2 * KEYS + VALUES, 128)) for name in "qkv"}
+    return jax.tree.map(jnp.float32, {**w, "o": 0.1 * rng.standard_normal((128, VALUES))})
+
+
+def trained_layer(attend, curve):
+    """The weights after STEPS steps of Adam. curve(loss) is called after each."""
+
+    def loss_of(w, x, y):
+        logs = jax.nn.log_softmax(scores_of(w, x, attend))
+        return -jnp.take_along_axis(logs, y[..., None], axis=2).mean()
+
+    @jax.jit
+    def step(w, m, v, t, x, y):
+        loss, g = jax.value_and_grad(loss_of)(w, x, y)
+        m, v = (
+            jax.tree.map(lambda a, b, r=r, n=n: r * a + (1 - r) * b**n, a, g) for a, r, n in ((m, 0.9, 1), (v, 0.99, 2))
+        )
+        sizes = jax.tree.map(lambda m, v: m / (1 - 0.9**t) / (jnp.sqrt(v / (1 - 0.99**t)) + 1e-8), m, v)
+        return jax.tree.map(lambda w, u: w - 0.03 * u, w, sizes), m, v, loss
+
+    rng, w = np.random.default_rng(1), new_layer(0)
+    m = v = jax.tree.map(jnp.zeros_like, w)
+    for t in range(1, STEPS + 1):
+        w, m, v, loss = step(w, m, v, t, *lists(rng))
+        curve(loss)
+    return w
+
+
+# %%
+if missing := unwritten(attention_grads):
+    print(f"No layer yet. Still to be written: {', '.join(missing)}.")
+else:
+    print("Your kernels run", "compiled." if jax.default_backend() == "gpu" else "in the machine, on this CPU.")
+    plain_curve = Curve(STEPS, "plain jnp")
+    trained_layer(causal_spec, plain_curve)
+    curve = Curve(STEPS, "your kernels", beside={"plain jnp": plain_curve.values})
+    layer = trained_layer(attention, curve)
+    x, y = lists(np.random.default_rng(2))
+    right = (np.asarray(scores_of(layer, x, attention)).argmax(axis=2) == y).mean()
+    print(f"Loss: from {curve.values[0]:.2f} to {curve.values[-1]:.4f}. For new lists, {right:.0%} of the answers fit.")
 
 # %% [markdown]
 # ## What you built

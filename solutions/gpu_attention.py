@@ -194,3 +194,62 @@ def load_pages(j, pages, table_row, stream):
     for r in range(each):
         rows = pl.ds(r * page, page)
         plgpu.copy_gmem_to_smem(pages.at[table_row[j * each + r]], stream.smem.at[slot, rows], stream.full.at[slot])
+
+
+# Puzzle 10
+def probabilities(s, c, lse):
+    return jnp.exp2(s * c - lax.broadcast_in_dim(lse, s.shape, (1,)))
+
+
+def score_gradients(p, dp, delta):
+    return p * (dp - lax.broadcast_in_dim(delta, p.shape, (1,)))
+
+
+def add_dkv(slot, mine, queries, mask):
+    q, do = queries.q.at[slot], queries.do.at[slot]
+    s, dp = block_scores(mine.k, q), block_scores(mine.v, do)
+    p = probabilities(mask(s), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+    ds = score_gradients(p, dp, numbers(queries.delta.at[slot])).astype(q.dtype)
+    plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
+    plgpu.wgmma(mine.dk_acc, ds, q)
+    plgpu.wgmma_wait(0)
+    return ds
+
+
+# Puzzle 10b
+def share(i, wg, ds, both):
+    both.ds[lax.rem(i, 2), pl.ds(wg * 64, 64)] = ds
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(both.written)
+
+
+def add_dq(i, wg, both, dq_part):
+    half = pl.ds(wg * 64, 64)
+    plgpu.barrier_wait(both.written)
+
+    def multiply(acc):
+        plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2)].T, both.k.at[:, half])
+        return acc[...]
+
+    dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
+    plgpu.wait_smem_to_gmem(0)
+    both.dq[wg] = dq
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, half], reduction_op="add")
+
+
+# Puzzle 10c
+def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
+    q, do = queries.q.at[slot], queries.do.at[slot]
+
+    def products(s_acc, dp_acc):
+        plgpu.wgmma(s_acc, mine.k, q.T)
+        plgpu.wgmma(dp_acc, mine.v, do.T)
+        p = probabilities(mask(but_one(s_acc)), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+        plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
+        return score_gradients(p, but_one(dp_acc), numbers(queries.delta.at[slot])).astype(q.dtype)
+
+    ds = pl.run_scoped(products, plgpu.ACC((64, 64)), plgpu.ACC((64, 64)))
+    share(i, wg, ds, both)
+    plgpu.wgmma(mine.dk_acc, ds, q)
+    add_dq(i, wg, both, dq_part)

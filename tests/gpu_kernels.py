@@ -203,6 +203,24 @@ def stored_by_copies(rows: int = 64, reduction: Any = None) -> Case:
     return plgpu.kernel(body, out_type=out, grid=(4,), grid_names=("i",), scratch_types=scratch), (x,), x
 
 
+def added_to_a_ref() -> Case:
+    """Each of four CTAs adds its 64 rows to the same rows of a Ref that is handed to the kernel."""
+
+    def body(x_gmem, total_gmem, x_smem, bar):
+        plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(lax.axis_index("i") * 64, 64)], x_smem, bar)
+        plgpu.barrier_wait(bar)
+        plgpu.copy_smem_to_gmem(x_smem, total_gmem, reduction_op="add")
+        plgpu.wait_smem_to_gmem(0)
+
+    def added(x):
+        total, scratch = jax.new_ref(jnp.ones((64, 128))), [plgpu.SMEM((64, 128), jnp.float32), plgpu.Barrier()]
+        plgpu.kernel(body, grid=(4,), grid_names=("i",), scratch_types=scratch)(x, total)
+        return total[...]
+
+    x = normal(256, 128)
+    return added, (x,), 1 + np.asarray(x).reshape(4, 64, 128).sum(axis=0)
+
+
 def passed_on() -> Case:
     """Each of four CTAs stores a row, and reads the next one's, without waiting."""
 
@@ -540,6 +558,7 @@ RIGHT: dict[str, Callable[[], Case]] = {
     "dynamic_scheduling_loop": scheduled,
     "refilled": lambda: refilled(commit=True),
     "stored by copies": stored_by_copies,
+    "added to a Ref by copies": added_to_a_ref,
     "accumulators in TMEM": in_tmem,
     "fenced by hand": lambda: in_tmem(ordered=False, by_hand=True),
     "through TMEM": through_tmem,

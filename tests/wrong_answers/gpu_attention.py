@@ -364,3 +364,129 @@ def pass_on(wg, turns):
 
 # %% gpu_attention/9b: the barrier of the first slot
 # load_pages: `stream.full.at[slot]` -> `stream.full.at[0]`
+
+
+# %% gpu_attention/10: the keys are columns
+# add_dkv: `block_scores(mine.k, q), block_scores(mine.v, do)` -> `block_scores(q, mine.k), block_scores(do, mine.v)`
+
+# %% gpu_attention/10: lse for each row
+# probabilities: `(1,)` -> `(0,)`
+
+# %% gpu_attention/10: lse is added
+# probabilities: `s * c - ` -> `s * c + `
+
+# %% gpu_attention/10: e instead of 2
+# probabilities: `jnp.exp2(` -> `jnp.exp(`
+
+# %% gpu_attention/10: delta is forgotten
+# score_gradients: `p * (dp - lax.broadcast_in_dim(delta, p.shape, (1,)))` -> `p * dp`
+
+# %% gpu_attention/10: the probabilities are forgotten
+# score_gradients: `return p * ` -> `return `
+
+# %% gpu_attention/10: no mask
+# add_dkv: `mask(s)` -> `s`
+
+# %% gpu_attention/10: the scores are not scaled
+# add_dkv: `q.shape[1] ** -0.5 * LOG2E` -> `LOG2E`
+
+# %% gpu_attention/10: dv from the gradients of the scores
+# add_dkv: `p.astype(do.dtype), do` -> `ds, do`
+
+# %% gpu_attention/10: dk from the probabilities
+# add_dkv: `mine.dk_acc, ds, q` -> `mine.dk_acc, p.astype(q.dtype), q`
+
+# %% gpu_attention/10: dk sums do
+# add_dkv: `mine.dk_acc, ds, q` -> `mine.dk_acc, ds, do`
+
+# %% gpu_attention/10: dp from the keys
+# add_dkv: `block_scores(mine.v, do)` -> `block_scores(mine.k, do)`
+
+# %% gpu_attention/10: nobody waits for the products
+# add_dkv:
+# -    plgpu.wgmma_wait(0)
+
+# %% gpu_attention/10b: nothing is committed before the other one reads
+# share:
+# -    plgpu.commit_smem()
+
+# %% gpu_attention/10b: the other one is not told
+# share:
+# -    plgpu.barrier_arrive(both.written)
+
+# %% gpu_attention/10b: both write the first half
+# share: `pl.ds(wg * 64, 64)` -> `pl.ds(0, 64)`
+
+# %% gpu_attention/10b: a single slot
+# share: `lax.rem(i, 2)` -> `0`
+# add_dq: `lax.rem(i, 2)` -> `0`
+
+# %% gpu_attention/10b: waits in both places
+# share: `plgpu.barrier_arrive(both.written)` -> `(plgpu.barrier_arrive(both.written), plgpu.barrier_wait(both.written))`
+
+# %% gpu_attention/10b: nobody waits for the other half
+# add_dq:
+# -    plgpu.barrier_wait(both.written)
+
+# %% gpu_attention/10b: ds is not turned round
+# add_dq: `both.ds.at[lax.rem(i, 2)].T` -> `both.ds.at[lax.rem(i, 2)]`
+
+# %% gpu_attention/10b: the first half of the keys' columns
+# add_dq: `both.k.at[:, half]` -> `both.k.at[:, pl.ds(0, 64)]`
+
+# %% gpu_attention/10b: both add to the same columns
+# add_dq: `dq_part.at[:, half]` -> `dq_part.at[:, pl.ds(0, 64)]`
+
+# %% gpu_attention/10b: stored, not added
+# add_dq: `, reduction_op="add"` -> ``
+
+# %% gpu_attention/10b: overwritten while the last copy reads it
+# add_dq:
+# -    plgpu.wait_smem_to_gmem(0)
+
+# %% gpu_attention/10b: nothing is committed before the copy
+# add_dq:
+# -    plgpu.commit_smem()
+
+
+# %% gpu_attention/10c: one product after the other
+def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
+    share(i, wg, add_dkv(slot, mine, queries, mask), both)
+    add_dq(i, wg, both, dq_part)
+
+
+# %% gpu_attention/10c: the scores wait for both products
+# queued_step: `but_one(s_acc)` -> `s_acc[...]`
+
+# %% gpu_attention/10c: started in the other order
+# queued_step:
+# -        plgpu.wgmma(s_acc, mine.k, q.T)
+# queued_step: `plgpu.wgmma(dp_acc, mine.v, do.T)` -> `(plgpu.wgmma(dp_acc, mine.v, do.T), plgpu.wgmma(s_acc, mine.k, q.T))`
+
+# %% gpu_attention/10c: no product after dp when it is read
+# queued_step:
+# -        plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
+# queued_step: `    share(i, wg, ds, both)` -> `    share(i, wg, ds, both); plgpu.wgmma(mine.dv_acc, ds, do)`
+
+# %% gpu_attention/10c: dv sums the queries
+# queued_step: `p.astype(do.dtype), do)` -> `p.astype(q.dtype), q)`
+
+# %% gpu_attention/10c: dk is forgotten
+# queued_step:
+# -    plgpu.wgmma(mine.dk_acc, ds, q)
+
+# %% gpu_attention/10c: dk is started last, and nobody waits for it
+# queued_step:
+# -    plgpu.wgmma(mine.dk_acc, ds, q)
+# queued_step: `    add_dq(i, wg, both, dq_part)` -> `    add_dq(i, wg, both, dq_part); plgpu.wgmma(mine.dk_acc, ds, q)`
+
+# %% gpu_attention/10c: ds is shared after it is read
+# queued_step:
+# -    share(i, wg, ds, both)
+# queued_step: `    add_dq(i, wg, both, dq_part)` -> `    add_dq(i, wg, both, dq_part); share(i, wg, ds, both)`
+
+# %% gpu_attention/10c: no mask
+# queued_step: `mask(but_one(s_acc))` -> `but_one(s_acc)`
+
+# %% gpu_attention/10c: the keys are not transposed
+# queued_step: `mine.k, q.T` -> `mine.k, q`

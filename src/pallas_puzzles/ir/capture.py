@@ -688,7 +688,7 @@ def _around(eqn: Any) -> str:
     return f"a kernel inside of {eqn.primitive.name}"
 
 
-def _discharged(program: Any) -> Any:
+def discharged(program: Any) -> Any:
     """A program without the Refs that it makes outside of kernels (jax.new_ref): each is a value that is handed on."""
     if not any(eqn.primitive.name in ("new_ref", "empty_ref") for eqn in _outside_of_kernels(program)):
         return program
@@ -754,7 +754,7 @@ def capture(
                     known[key] = _traced(flat_fn, leaves)
             closed, out_shape = known[key]
             evaluator = Evaluator(on_call, on_mesh)
-            flat_out = evaluator.run(_discharged(closed), leaves)
+            flat_out = evaluator.run(discharged(closed), leaves)
         from_kernel = [id(y) in evaluator.made for y in flat_out]
         outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)
         return Capture(evaluator.calls, outputs, list(evaluator.outside.values()), from_kernel, chip)

@@ -23,6 +23,7 @@ from .capture import (
     SourceLine,
     _own_lines,
     callers_of,
+    discharged,
     for_the_reader,
     is_gpu_kernel,
     where_defined,
@@ -199,6 +200,6 @@ def capture_gpu(
     with as_on_gpu(*device), _own_lines():
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*leaves)
     outer = _Outer(on_kernel)
-    out = outer.run(closed, leaves)
+    out = outer.run(discharged(closed), leaves)
     outputs = jax.tree.unflatten(jax.tree.structure(shape), out)
     return Capture([], outputs, list(outer.outside.values()), [id(y) in outer.made for y in out], device[0])
