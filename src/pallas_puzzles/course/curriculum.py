@@ -152,9 +152,9 @@ def puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle:
     raise CurriculumError(f"there is no puzzle {puzzle_id!r}: {near}`puzzles list` shows them all")
 
 
-def in_notebook(name: str, *, course: Path | None = None) -> list[Puzzle]:
+def in_notebook(name: str) -> list[Puzzle]:
     """The puzzles of one notebook, in order."""
-    return [each for each in all_puzzles(course) if each.notebook == name]
+    return [each for each in all_puzzles() if each.notebook == name]
 
 
 def instructions(puzzle: Puzzle) -> str:
@@ -168,11 +168,10 @@ def instructions(puzzle: Puzzle) -> str:
     return "\n\n".join(texts)
 
 
-def next_puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle | None:
+def next_puzzle(puzzle_id: str) -> Puzzle | None:
     """The puzzle after this one, in the next notebook if need be; None after the last."""
-    here = puzzle(puzzle_id, course=course)
-    everything = all_puzzles(course)
-    position = [each.id for each in everything].index(here.id) + 1
+    everything = all_puzzles()
+    position = [each.id for each in everything].index(puzzle(puzzle_id).id) + 1
     return everything[position] if position < len(everything) else None
 
 

@@ -73,8 +73,8 @@ def _index() -> list[str]:
     return ["-i", visible or "0"]
 
 
-def driver(ask: Ask = smi) -> str:
-    return ask(["--query-gpu=driver_version", "--format=csv,noheader"]).strip().partition("\n")[0]
+def driver() -> str:
+    return smi(["--query-gpu=driver_version", "--format=csv,noheader"]).strip().partition("\n")[0]
 
 
 def others(ask: Ask = smi, wait_s: float = 0.5) -> str:

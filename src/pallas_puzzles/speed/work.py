@@ -161,10 +161,10 @@ def long(dtype: str) -> str:
     return {v: k for k, v in _SHORT.items()}.get(word, word) + dtype[len(word) :]
 
 
-def drawn(args: Any, seed: int = 0) -> Any:
+def drawn(args: Any) -> Any:
     """The arguments as arrays on the device; what can be is drawn there, as large arrays take long on the host."""
     leaves, tree = jax.tree.flatten(args)
-    return jax.tree.unflatten(tree, [_drawn(x, jax.random.key(seed + i), seed + i) for i, x in enumerate(leaves)])
+    return jax.tree.unflatten(tree, [_drawn(x, jax.random.key(i), i) for i, x in enumerate(leaves)])
 
 
 def _drawn(x: Any, key: Any, seed: int) -> Any:

@@ -46,11 +46,11 @@ def flights_svg(trace: Trace) -> str:
     return svg(rows, _LOOK, notes=_notes(trace.flight, left_out))
 
 
-def flights_text(trace: Trace, columns: int = COLUMNS) -> Iterator[str]:
+def flights_text(trace: Trace) -> Iterator[str]:
     """The same in characters."""
     rows, _ = _rows(trace.flight)
-    yield from text_rows(rows, _LOOK, columns)
-    legend = textwrap.wrap(text_legend(rows, _LOOK), columns)
+    yield from text_rows(rows, _LOOK, COLUMNS)
+    legend = textwrap.wrap(text_legend(rows, _LOOK), COLUMNS)
     yield from (line.replace("\0", " ") for line in legend)
 
 

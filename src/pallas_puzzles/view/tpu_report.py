@@ -582,7 +582,7 @@ def _simulate(
     if report.simulator:
         return
     try:
-        cycles = compiler.simulate_cycles(program, report.chip, options=options)
+        cycles = compiler.simulate_cycles(program, report.chip, options)
     except (compiler.CompilerError, compiler.CompilerDied):
         report.simulator = "libtpu's simulator gave up on this program"
         return

@@ -89,22 +89,15 @@ def compile_program(
     return Compiled(kernels, answer["copies"], files)
 
 
-def compile_text(blob: bytes, chip: Chip, *, timeout_s: float = TIME_LIMIT_S) -> tuple[str, int | None]:
+def compile_text(blob: bytes, chip: Chip) -> tuple[str, int | None]:
     """(the compiled program as XLA writes it, bytes of its temporaries). Raises CompilerError, or CompilerDied."""
-    answer, _ = _COMPILER.ask(blob, chip, None, None, timeout_s, whole=True)
+    answer, _ = _COMPILER.ask(blob, chip, None, None, TIME_LIMIT_S, whole=True)
     return answer["text"], answer["temporary_bytes"]
 
 
-def simulate_cycles(
-    blob: bytes,
-    chip: Chip,
-    axes: Mapping[str, int] | None = None,
-    *,
-    options: Mapping[str, str] | None = None,
-    timeout_s: float = 30.0,
-) -> dict[str, int]:
+def simulate_cycles(blob: bytes, chip: Chip, options: Mapping[str, str]) -> dict[str, int]:
     """Kernel name -> cycles, by libtpu's simulator of the compiled program. Raises CompilerError, or CompilerDied."""
-    _, files = _SIMULATOR.ask(blob, chip, axes, options, timeout_s)
+    _, files = _SIMULATOR.ask(blob, chip, None, options, _SIMULATOR_S)
     cycles = {}
     for name, text in files.items():
         found = re.search(r"estimated_cycles: (\d+)", text)
@@ -142,6 +135,7 @@ class _Child(Warm):
         return self.answer(blob, request, timeout_s)
 
 
+_SIMULATOR_S = 30.0  # a program may take
 _COMPILER = _Child("--xla_jf_dump_to={folder} --xla_jf_dump_llo_pass_label_regex=^final_")
 _SIMULATOR = _Child("--xla_jf_dump_static_llo_profile_to={folder}")
 
