@@ -1,5 +1,6 @@
 """emit_pipeline inside of a kernel: a grid of its own, in the lens, in pictures, in verdicts and in counts."""
 
+import contextlib
 import functools
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.course.inputs import normal
 from pallas_puzzles.lens import machine as lens
 from pallas_puzzles.lens.tally import tally
+from pallas_puzzles.targets.simulate import SimulatorError, simulate
 from pallas_puzzles.view.show import show
 from zoo import like
 
@@ -253,3 +255,33 @@ def _spelt_out(ids, x):
     scratch = [pltpu.VMEM((8, 128), x.dtype)]
     shape = like(x)
     return pl.pallas_call(kernel, in_specs=[SMEM, HBM], out_specs=HBM, out_shape=shape, scratch_shapes=scratch)(ids, x)
+
+
+def counted_up(x, *, buffers):
+    """x + 3: a grid of (3, 2) adds 1 to each of two blocks in HBM, and comes back to a block after 2 steps."""
+
+    def kernel(x_hbm, o_hbm):
+        def body(o_ref):
+            o_ref[...] += 1
+
+        spec = rows((8, 128), lambda turn, i: (i, 0))
+
+        def run(block):
+            pltpu.emit_pipeline(body, grid=(3, 2), out_specs=[spec])(o_hbm, allocations=[block])
+
+        pl.run_scoped(run, pltpu.BufferedRef.input_output(spec, jnp.float32, buffer_count=buffers))
+
+    return pl.pallas_call(kernel, out_shape=like(x), in_specs=[HBM], out_specs=HBM, input_output_aliases={0: 0})(x)
+
+
+@pytest.mark.skipif(not hasattr(pltpu.BufferedRef, "in_buffer_count"), reason="this JAX counts them together")
+@pytest.mark.parametrize(("buffers", "seen"), [((2, 2), {"no-wait"}), ((2, 1), set()), ((1, 2), set())])
+def test_a_block_is_fetched_again_while_it_is_written_back(buffers, seen):
+    """JAX asks for visits that are as many steps apart as there are buffers in and out, less 1."""
+    x = np.ones((16, 128), np.float32)
+    fn = functools.partial(counted_up, buffers=buffers)
+    run = lens.trace(fn, x)
+    assert {i.kind for t in run.traces for i in t.incidents} == seen
+    np.testing.assert_array_equal(run.outputs, x + 3)
+    with pytest.raises(SimulatorError, match="data race") if seen else contextlib.nullcontext():
+        simulate(fn, x, detect_races=True)
