@@ -13,9 +13,12 @@ from device_kernels import CASES, COLLECTIVE, DMA, HARMLESS, HBM, MISTAKES, SLOW
 from pallas_puzzles import check_call
 from pallas_puzzles.diagnose.devices import diagnose_devices
 from pallas_puzzles.ir.meshes import Mesh
+from pallas_puzzles.ir.modes import on_mesh
 from pallas_puzzles.lens import devices
 from pallas_puzzles.lens.watchdog import TimeLimit, time_limit
 from pallas_puzzles.targets.simulate import SimulatorError, simulate
+from pallas_puzzles.targets.tpu.chips import chips
+from pallas_puzzles.targets.tpu.lowering import for_tpu
 from pallas_puzzles.view.devices import on_devices
 
 N = 4
@@ -179,6 +182,17 @@ def test_a_loop_that_never_ends_is_stopped_on_every_device() -> None:
     fn = jax.shard_map(local, mesh=mesh(x=2), in_specs=P("x"), out_specs=P("x"), check_vma=False)
     with pytest.raises(TimeLimit), time_limit(0.5):
         devices.run(fn, normal(16, 128))
+
+
+def test_a_loop_on_each_device_is_traced_for_tpus() -> None:
+    def local(x):
+        grown = lax.fori_loop(0, lax.axis_index("x"), lambda i, v: v + jnp.arange(8.0), x)
+        return jnp.where(x > 0, grown, 0)
+
+    fn = jax.shard_map(local, mesh=mesh(x=4), in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    x, tpus = S((8, 8), jnp.float32), chips("v5e")[0].mesh({"x": 4})
+    with for_tpu(tpus):
+        assert jax.eval_shape(on_mesh(fn, [x], tpus), x).shape == (8, 8)
 
 
 def test_the_picture_has_a_row_for_each_device_and_an_arrow_for_each_copy() -> None:

@@ -63,13 +63,13 @@ def _moved(program: Any, values: Sequence[Any], mesh: Any) -> list[Any]:
 
 
 def _apply_on(eqn: Any, values: list[Any], mesh: Any) -> list[Any]:
+    # a number that is written into the program knows the mesh that it was traced on
+    values = [np.asarray(v) if is_literal(atom) else v for atom, v in zip(eqn.invars, values, strict=True)]
     inner = inlined(eqn)
     if inner is not None:
         return _moved(inner, values, mesh)
     if eqn.primitive.name != "shard_map":
-        # a number that is written into the program knows the mesh that it was traced on
-        plain = [np.asarray(v) if is_literal(atom) else v for atom, v in zip(eqn.invars, values, strict=True)]
-        return _apply(eqn, plain, False)
+        return _apply(eqn, values, False, _placed if is_call(eqn) else functools.partial(_with_programs, mesh))
     p = eqn.params
 
     def body(*given: Any) -> tuple[Any, ...]:
@@ -77,6 +77,29 @@ def _apply_on(eqn: Any, values: list[Any], mesh: Any) -> list[Any]:
 
     specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"]), "check_vma": p["check_vma"]}
     return list(jax.shard_map(body, mesh=mesh, **specs)(*values))
+
+
+def _placed(value: Any) -> Any:
+    """A parameter of an equation on the mesh that is traced on now.
+
+    The sharding of an iota and the out_avals of a pallas_call know the mesh of their tracing: seen on jax 0.11.2 and
+    0.12.0.1.
+    """
+    if isinstance(value, jax.sharding.NamedSharding):
+        return jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), value.spec)
+    if isinstance(value, tuple) and value and all(isinstance(v, jax.core.ShapedArray) for v in value):
+        return tuple(v.update(sharding=_placed(v.sharding)) for v in value)
+    return value
+
+
+def _with_programs(mesh: Any, value: Any) -> Any:
+    """_placed, with the programs of a loop or a branch traced anew: their types name the old mesh."""
+    if isinstance(value, tuple) and any(hasattr(v, "eqns") for v in value):
+        return tuple(_with_programs(mesh, v) for v in value)
+    if not hasattr(value, "eqns"):
+        return _placed(value)
+    avals = _placed(tuple(v.aval for v in value.invars))
+    return jax.make_jaxpr(lambda *given: _moved(value, given, mesh))(*avals)
 
 
 def compiled(fn: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
@@ -97,11 +120,11 @@ def _replayed(program: Any, values: Sequence[Any], mode: Any) -> list[Any]:
     return interpret(program, values, lambda eqn, given: _apply(eqn, given, mode))
 
 
-def _apply(eqn: Any, values: list[Any], mode: Any) -> list[Any]:
+def _apply(eqn: Any, values: list[Any], mode: Any, placed: Callable[[Any], Any] = lambda value: value) -> list[Any]:
     inner = inlined(eqn)
     if inner is not None and holds_call(inner):
         return _replayed(inner, values, mode)
-    params = eqn.params
+    params = {name: placed(value) for name, value in eqn.params.items()}
     if is_call(eqn):
         params = {**params, "interpret": mode}
     elif any(holds_call(body) for body in subprograms(eqn)):
