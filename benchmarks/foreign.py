@@ -147,8 +147,8 @@ def written(rows: dict[str, list[str]], missing: dict[str, str]) -> str:
     head = [
         "# Kernels that nobody wrote for this project",
         "",
-        "Written by `benchmarks/foreign.py`. Small shapes, one process on a CPU, first runs: the seconds, of CPU time,",
-        f"are for orientation only. JAX {jax.__version__}.",
+        "Written by `benchmarks/foreign.py`. Small shapes, one process on a CPU, first runs: the seconds are for",
+        f"orientation only. JAX {jax.__version__}.",
         "",
         f"The lens ran {ran} of {len(rows)}, {clean} of them without a finding.",
         "The rows of `guides` were written for this table, after what JAX's guides teach.",
