@@ -13,7 +13,8 @@ The others are read from checkouts, and so are the tests whose calls are used (s
     git clone https://github.com/AI-Hypercomputer/maxtext /tmp/src/maxtext
     uv run ... --with sympy --with pybase64 python benchmarks/foreign.py --source /tmp/src
 
-What MaxText imports besides: --with filelock --with pyyaml --with pydantic --with omegaconf --with aqtp --with flax.
+What MaxText imports besides tokamax: --with filelock --with pyyaml --with pydantic --with omegaconf --with aqtp
+--with flax.
 
 Rows of kernels that do not run this time (-k, a project that is not there) stay in the table as they are.
 """
