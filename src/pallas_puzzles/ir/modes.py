@@ -63,13 +63,13 @@ def _moved(program: Any, values: Sequence[Any], mesh: Any) -> list[Any]:
 
 
 def _apply_on(eqn: Any, values: list[Any], mesh: Any) -> list[Any]:
+    # a number that is written into the program knows the mesh that it was traced on
+    values = [np.asarray(v) if is_literal(atom) else v for atom, v in zip(eqn.invars, values, strict=True)]
     inner = inlined(eqn)
     if inner is not None:
         return _moved(inner, values, mesh)
     if eqn.primitive.name != "shard_map":
-        # a number that is written into the program knows the mesh that it was traced on
-        plain = [np.asarray(v) if is_literal(atom) else v for atom, v in zip(eqn.invars, values, strict=True)]
-        return _apply(eqn, plain, False)
+        return _apply(eqn.replace(params=_without_mesh(eqn)), values, False)
     p = eqn.params
 
     def body(*given: Any) -> tuple[Any, ...]:
@@ -77,6 +77,14 @@ def _apply_on(eqn: Any, values: list[Any], mesh: Any) -> list[Any]:
 
     specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"]), "check_vma": p["check_vma"]}
     return list(jax.shard_map(body, mesh=mesh, **specs)(*values))
+
+
+def _without_mesh(eqn: Any) -> dict[str, Any]:
+    """The parameters of an equation, without the mesh that it was traced on."""
+    params = {k: None if isinstance(v, jax.sharding.NamedSharding) else v for k, v in eqn.params.items()}
+    if is_call(eqn):
+        params["out_avals"] = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in params["out_avals"])
+    return params
 
 
 def compiled(fn: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
