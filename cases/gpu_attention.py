@@ -111,6 +111,23 @@ def puzzle_6(nb: Any) -> Question:
     )
 
 
+def puzzle_6b(nb: Any) -> Question:
+    return question(
+        nb.attention_spec,
+        normal((1, 128, 128), BF16),
+        normal((1, 1280, 128), BF16),
+        normal((1, 1280, 128), BF16),
+        variants=[
+            case(*qkv(2, 128, 448, D=64), bkv=64, slots=3, about="three slots of 64 keys"),
+            case(*qkv(1, 256, 512, scale=60.0), about="scores of up to 300"),
+            case(*qkv(1, 128, 128, dtype="float16"), about="a single block, float16"),
+            case(*qkv(2, 128, 640), slots=1, about="a single slot"),
+        ],
+        budget=Budget(tensor_idle=6_500),
+        l2=True,
+    )
+
+
 def puzzle_7(nb: Any) -> Question:
     return question(
         nb.causal_spec,

@@ -1095,6 +1095,175 @@ check("gpu_attention/6", flash)
 show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)), l2=True)
 
 # %% [markdown]
+# ## Puzzle 6b: The next scores first
+#
+# **Goal.** Keep the tensor cores busy while your own softmax is computed. Take no turns.
+#
+# ### Theory
+#
+# QK^T of block `j` needs no probabilities. So it need not wait until block `j - 1` is over. Start it early, and right
+# behind it PV of block `j - 1`. While PV runs, compute the softmax of block `j`:
+#
+# ```text
+#     tensor cores   | QK^T j | PV j-1 |                | QK^T j+1 | PV j |
+#     threads                 | softmax j, rescale acc |           | softmax j+1 ...
+# ```
+#
+# When you want the scores, two products are on their way, and only the first of them has to be over.
+# `plgpu.wgmma_accumulator_load(s_acc, wait_n=1)` reads an accumulator as `s_acc[...]` does, but waits only until at
+# most *one* product is left. (Products end in the order in which they were started.)
+#
+# What does PV read and write while it runs? It reads `p` of block `j - 1`, in registers, and the slot of V. It adds to
+# `acc`. So leave all three alone until it is over: rescale `acc` after that, and give the slot back after that. Which
+# `alpha` does `acc` need then? It holds blocks 0 to `j - 1`.
+
+
+# %%
+def ahead(j, c, p, m, l, acc, q_smem, k, v):
+    # j: this step, 1 or more      p: (64, bkv), the probabilities of block j - 1, in v's dtype      m, l: up to j - 1
+    # acc: blocks 0 to j - 2, weighed with the maxima up to j - 1      the rest: Puzzle 5
+    # Start the scores of block j and the values of block j - 1. Give back both slots, each as soon as it is free.
+    # Return p, m, l of block j. acc: blocks 0 to j - 1, weighed with the maxima up to j.
+    pass  # YOUR CODE HERE
+
+
+# %%
+def begin(c, q_smem, k, dtype):
+    # given: the scores of block 0
+    plgpu.barrier_wait(k.full.at[0])
+    p, _, m, l = online(block_scores(q_smem, k.smem.at[0]), c, *nothing_yet())
+    plgpu.barrier_arrive(k.empty.at[0])
+    return p.astype(dtype), m, l
+
+
+def end(last, p, acc, v):
+    # given: the values of the last block
+    slot = lax.rem(last, v.smem.shape[0])
+    plgpu.barrier_wait(v.full.at[slot])
+    plgpu.wgmma(acc, p, v.smem.at[slot])
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(v.empty.at[slot])
+
+
+def ahead_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, k_full, v_full, k_empty, v_empty):
+    wg, h, i = lax.axis_index("wg"), lax.axis_index("h"), lax.axis_index("i")
+    k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
+    steps, D = k_gmem.shape[1] // k_smem.shape[1], q_gmem.shape[2]
+
+    @pl.when(wg == 2)
+    def _():
+        plgpu.set_max_registers(24, action="decrease")
+
+        @pl.loop(0, steps)
+        def _(j):
+            produce(j, k_gmem.at[h], k)
+            produce(j, v_gmem.at[h], v)
+
+    @pl.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(240, action="increase")
+        mine, rows, c = q_smem.at[wg], pl.ds(i * 128 + wg * 64, 64), D**-0.5 * LOG2E
+        plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], mine, loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+
+        def loop(acc):
+            def step(j, state):
+                return ahead(j, c, *state, acc, mine, k, v)
+
+            p, _, l = lax.fori_loop(1, steps, step, begin(c, mine, k, v_smem.dtype))
+            end(steps - 1, p, acc, v)
+            return finish(acc, l)
+
+        store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, rows], mine)
+
+
+# %%
+def overlapped(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
+) -> Float[Array, "H Sq D"]:
+    H, Sq, D = q.shape
+    return plgpu.kernel(
+        ahead_kernel,
+        out_type=q,
+        grid=(H, Sq // 128),
+        grid_names=("h", "i"),
+        num_threads=3,
+        thread_name="wg",
+        scratch_types=scratch_of(D, q.dtype, bkv, slots),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(q, k, v)
+
+
+# %%
+# Budget for q (1, 128, 128), k (1, 1280, 128), v (1, 1280, 128): tensor_idle=6_500. Puzzle 6's kernel has 6,894 of
+# these cycles, and Puzzle 5's has 11,794.
+check("gpu_attention/6b", overlapped)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Which barriers do the two products need, and which slots do they read? One of the slots is that of block `j - 1`.
+# After `wgmma_accumulator_load` you know that one product is over. Which slot is free, then? What can you compute
+# before you know that the other one is over, and what not?
+#
+# </details>
+#
+# <details><summary>Hint 2</summary>
+#
+# ```python
+# def ahead(j, c, p, m, l, acc, q_smem, k, v):
+#     slots = k.smem.shape[0]
+#     slot, before = lax.rem(j, slots), lax.rem(____, slots)
+#     ____  # two waits
+#
+#     def multiply(s_acc):
+#         plgpu.wgmma(s_acc, q_smem, k.smem.at[slot].T)
+#         plgpu.wgmma(acc, ____, ____)
+#         s = plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
+#         ____
+#         new, alpha, new_m, new_l = online(s, c, m, l)
+#         ____
+#         return new.astype(p.dtype), new_m, new_l
+#
+#     return pl.run_scoped(multiply, plgpu.ACC((64, k.smem.shape[1])))
+# ```
+#
+# </details>
+#
+# <details><summary>Hint 3: the solution</summary>
+#
+# ```python
+# def ahead(j, c, p, m, l, acc, q_smem, k, v):
+#     slots = k.smem.shape[0]
+#     slot, before = lax.rem(j, slots), lax.rem(j - 1, slots)
+#     plgpu.barrier_wait(k.full.at[slot])
+#     plgpu.barrier_wait(v.full.at[before])
+#
+#     def multiply(s_acc):
+#         plgpu.wgmma(s_acc, q_smem, k.smem.at[slot].T)
+#         plgpu.wgmma(acc, p, v.smem.at[before])
+#         s = plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
+#         plgpu.barrier_arrive(k.empty.at[slot])
+#         new, alpha, new_m, new_l = online(s, c, m, l)
+#         plgpu.wgmma_wait(0)
+#         plgpu.barrier_arrive(v.empty.at[before])
+#         acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+#         return new.astype(p.dtype), new_m, new_l
+#
+#     return pl.run_scoped(multiply, plgpu.ACC((64, k.smem.shape[1])))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Takeaway.** A product is on its way while the softmax is computed, and no other warpgroup has to wait for its turn.
+# FlashAttention-3 calls this pipelining within a warpgroup. It costs registers: `p` of one block and the scores of the
+# next are alive at the same time.
+
+# %%
+show(overlapped, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)), l2=True)
+
+# %% [markdown]
 # ## Puzzle 7: Causal
 #
 # **Goal.** No query sees a later key. Skip the blocks that nobody sees, and mask those that somebody sees in part. The
@@ -2806,8 +2975,8 @@ if not unwritten(flash):
 
 # %% [markdown]
 # **Read next.** JAX's own kernel, `attention_mgpu` in `jax.experimental.pallas.ops.gpu`, is built from the same parts.
-# The FlashAttention-3 paper (Shah et al., 2024) goes one step further: within a warpgroup, QK^T of the next block runs
-# while the softmax of this one is computed.
+# The FlashAttention-3 paper (Shah et al., 2024) has both of them: ping-pong between warpgroups, and the pipelining of
+# Puzzle 6b within each.
 
 # %%
 progress()

@@ -121,6 +121,27 @@ def last_turn(wg, turns):
         plgpu.barrier_arrive(turns.at[1])
 
 
+# Puzzle 6b
+def ahead(j, c, p, m, l, acc, q_smem, k, v):
+    slots = k.smem.shape[0]
+    slot, before = lax.rem(j, slots), lax.rem(j - 1, slots)
+    plgpu.barrier_wait(k.full.at[slot])
+    plgpu.barrier_wait(v.full.at[before])
+
+    def multiply(s_acc):
+        plgpu.wgmma(s_acc, q_smem, k.smem.at[slot].T)
+        plgpu.wgmma(acc, p, v.smem.at[before])
+        s = plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
+        plgpu.barrier_arrive(k.empty.at[slot])
+        new, alpha, new_m, new_l = online(s, c, m, l)
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(v.empty.at[before])
+        acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+        return new.astype(p.dtype), new_m, new_l
+
+    return pl.run_scoped(multiply, plgpu.ACC((64, k.smem.shape[1])))
+
+
 # Puzzle 7
 def clear_blocks(first, offset, bkv):
     return lax.div(first + offset + 1, bkv)

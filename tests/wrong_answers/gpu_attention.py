@@ -185,6 +185,55 @@ def last_turn(wg, turns):
     del wg, turns
 
 
+# %% gpu_attention/6b: nobody knows that PV is over
+# ahead:
+# -        plgpu.wgmma_wait(0)
+
+# %% gpu_attention/6b: waits for both products before the softmax
+# ahead: `wait_n=1` -> `wait_n=0`
+
+# %% gpu_attention/6b: waits for none
+# ahead: `wait_n=1` -> `wait_n=2`
+
+# %% gpu_attention/6b: the values of this block
+# ahead: `v.smem.at[before]` -> `v.smem.at[slot]`
+
+# %% gpu_attention/6b: the barrier of this block's values
+# ahead: `plgpu.barrier_wait(v.full.at[before])` -> `plgpu.barrier_wait(v.full.at[slot])`
+
+# %% gpu_attention/6b: the slot of this block's values is given back
+# ahead: `plgpu.barrier_arrive(v.empty.at[before])` -> `plgpu.barrier_arrive(v.empty.at[slot])`
+
+# %% gpu_attention/6b: the accumulator is not rescaled
+# ahead:
+# -        acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+
+# %% gpu_attention/6b: the old maximum comes back
+# ahead: `return new.astype(p.dtype), new_m, new_l` -> `return new.astype(p.dtype), m, l`
+
+# %% gpu_attention/6b: the new probabilities with the old values
+# ahead: `plgpu.wgmma(acc, p, v.smem.at[before])` -> `pass`
+# ahead: `        plgpu.wgmma_wait(0)` -> `        plgpu.wgmma(acc, new.astype(p.dtype), v.smem.at[before]); plgpu.wgmma_wait(0)`
+
+# %% gpu_attention/6b: the example's two slots
+# ahead: `slots = k.smem.shape[0]` -> `slots = 2`
+
+
+# %% gpu_attention/6b: Puzzle 5's step
+def ahead(j, c, p, m, l, acc, q_smem, k, v):
+    slots = k.smem.shape[0]
+    slot, before = lax.rem(j, slots), lax.rem(j - 1, slots)
+    plgpu.barrier_wait(v.full.at[before])
+    plgpu.wgmma(acc, p, v.smem.at[before])
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(v.empty.at[before])
+    plgpu.barrier_wait(k.full.at[slot])
+    new, alpha, m, l = online(block_scores(q_smem, k.smem.at[slot]), c, m, l)
+    plgpu.barrier_arrive(k.empty.at[slot])
+    acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+    return new.astype(p.dtype), m, l
+
+
 # %% gpu_attention/7: a block that is seen in part is called clear
 # clear_blocks: `first + offset + 1` -> `first + offset + bkv`
 
