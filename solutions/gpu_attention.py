@@ -274,3 +274,30 @@ def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
     share(i, wg, ds, both)
     plgpu.wgmma(mine.dk_acc, ds, q)
     add_dq(i, wg, both, dq_part)
+
+
+# Puzzle 11
+def registers(D, bkv):
+    return (64 * D + 64 * bkv + 64 * bkv // 2) // 128
+
+
+def smem_bytes(D, readers, bkv, slots):
+    return readers * 64 * D * 2 + 2 * slots * bkv * D * 2 + (readers + 4 * slots) * 8
+
+
+def cycles(H, Sq, Skv, D, readers, bkv, slots):
+    tensor = readers * 2 * (2 * 64 * bkv * D) / TENSOR_FLOPS
+    softmax = readers * WARPGROUP_CYCLES + bkv * KEY_CYCLES
+    copy = bkv * D * 2 / COPIED_BYTES if slots == 1 else 0
+    rounds = pl.cdiv(H * pl.cdiv(Sq, 64 * readers), SMS)
+    return rounds * pl.cdiv(Skv, bkv) * (tensor + softmax + copy)
+
+
+def choose(H, Sq, Skv, D):
+    def fits(readers, bkv, slots):
+        return registers(D, bkv) <= FREE[readers] and smem_bytes(D, readers, bkv, slots) <= SMEM_BYTES
+
+    return min(
+        (plan for plan in PLANS if fits(*plan)),
+        key=lambda plan: (cycles(H, Sq, Skv, D, *plan), smem_bytes(D, *plan)),
+    )

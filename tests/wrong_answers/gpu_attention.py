@@ -539,3 +539,51 @@ def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
 
 # %% gpu_attention/10c: the keys are not transposed
 # queued_step: `mine.k, q.T` -> `mine.k, q`
+
+# %% gpu_attention/11: probabilities of 32 bits
+# registers: `64 * bkv // 2) // 128` -> `64 * bkv) // 128`
+
+# %% gpu_attention/11: the accumulator needs no registers
+# registers: `64 * D + 64 * bkv + ` -> `64 * bkv + `
+
+# %% gpu_attention/11: registers of a whole warpgroup
+# registers: `(64 * D + 64 * bkv + 64 * bkv // 2) // 128` -> `64 * D + 64 * bkv + 64 * bkv // 2`
+
+# %% gpu_attention/11: the slots of K alone
+# smem_bytes: `2 * slots * bkv * D * 2` -> `slots * bkv * D * 2`
+
+# %% gpu_attention/11: SMEM without barriers
+# smem_bytes: ` + (readers + 4 * slots) * 8` -> ``
+
+# %% gpu_attention/11: the queries of two readers
+# smem_bytes: `readers * 64 * D * 2 + 2 *` -> `2 * 64 * D * 2 + 2 *`
+
+# %% gpu_attention/11: one product
+# cycles: `readers * 2 * (2 * 64 * bkv * D)` -> `readers * (2 * 64 * bkv * D)`
+
+# %% gpu_attention/11: the softmax lies under the products
+# cycles: `(tensor + softmax + copy)` -> `(max(tensor, softmax) + copy)`
+
+# %% gpu_attention/11: everybody waits for every copy
+# cycles: ` if slots == 1 else 0` -> ``
+
+# %% gpu_attention/11: part of a round
+# cycles: `rounds = pl.cdiv(H * pl.cdiv(Sq, 64 * readers), SMS)` -> `rounds = H * pl.cdiv(Sq, 64 * readers) / SMS`
+
+# %% gpu_attention/11: the last block is left out
+# cycles: `pl.cdiv(Skv, bkv)` -> `(Skv // bkv)`
+
+# %% gpu_attention/11: registers do not matter
+# choose: `registers(D, bkv) <= FREE[readers] and ` -> ``
+
+# %% gpu_attention/11: SMEM does not matter
+# choose: ` and smem_bytes(D, readers, bkv, slots) <= SMEM_BYTES` -> ``
+
+# %% gpu_attention/11: as many slots as there is room for
+# choose: `smem_bytes(D, *plan)),` -> `-smem_bytes(D, *plan)),`
+
+# %% gpu_attention/11: the slowest plan
+# choose: `return min(` -> `return max(`
+
+# %% gpu_attention/11: always two readers and 128 keys
+# choose: `(plan for plan in PLANS if fits(*plan))` -> `[(2, 128, 2)]`
