@@ -2,11 +2,12 @@
 
     PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json [--seconds 200]
 
-B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs. The jobs take turns, in another order each round; a
-round times eight calls of each, one after the other. What differs from cuDNN's result has no time. Jobs with
+B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs. The jobs take turns, in another order each round. An
+H200 is at its power limit in most of them, and needs some calls to find a clock that it can keep: so a round calls each
+job ten times, and then times thirty calls, one after the other. What differs from cuDNN's result has no time. Jobs with
 "backward" in their names also compute the gradients of all three arrays; the values serve as the gradient that arrives.
-They count 3.5 times the FLOPs. Then the same for decoding, beside a copy of as many bytes. benchmarks/gpu.py makes the
-tables in gpu.md of the file.
+They count 3.5 times the FLOPs. Then decoding, beside a copy of as many bytes, with rounds of one call and eight.
+benchmarks/gpu.py makes the tables in gpu.md of the file.
 """
 
 import argparse
@@ -27,7 +28,8 @@ from pallas_puzzles.course import cases, curriculum
 
 B, S, H, D = 4, 8192, 16, 128
 FLOPS = 4 * B * H * S * S * D  # causal: half of it
-ROUNDS, CALLS, CLOSE = 9, 8, 0.02
+CLOSE = 0.02
+LONG, SHORT = (7, 10, 30), (9, 1, 8)  # rounds; in each, calls that are not timed, and calls that are
 Job = tuple[str, bool, Callable[..., Any], bool]  # name, causal, function, whether its arrays are (B, S, H, D)
 
 
@@ -44,6 +46,9 @@ def jobs() -> Iterator[Job]:
     yield "ping-pong (Puzzle 6)", False, nb.flash, False
     yield "ping-pong, 3 slots", False, functools.partial(nb.flash, slots=3), False
     yield "ping-pong, 64 keys, 4 slots", False, functools.partial(nb.flash, bkv=64, slots=4), False
+    yield "the next scores first (Puzzle 6b)", False, nb.overlapped, False
+    yield "the configuration that is chosen (Puzzle 11)", False, nb.best, False
+    yield "no turns, causal (Puzzle 7)", True, nb.masked, False
     yield "causal (Puzzle 7b)", True, nb.causal, False
     for name, step in (("10b", nb.plain_step), ("10c", nb.queued_step)):
         for causal in (False, True):
@@ -119,7 +124,7 @@ def measure(all_jobs: list[Job], seconds: float) -> dict[str, Any]:
             continue
         runs[name] = run, args, flops_of(name, causal)
     rows = {}
-    for name, each in in_turns({name: row[:2] for name, row in runs.items()}, start + seconds).items():
+    for name, each in in_turns({name: row[:2] for name, row in runs.items()}, LONG, start + seconds).items():
         median = statistics.median(each)
         rows[name] = {"seconds": median, "flops": runs[name][2], "rounds": len(each)}
         low, high, rate = min(each) * 1e3, max(each) * 1e3, runs[name][2] / median / 1e12
@@ -127,24 +132,27 @@ def measure(all_jobs: list[Job], seconds: float) -> dict[str, Any]:
     return {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}
 
 
-def in_turns(runs: dict[str, tuple[Callable[..., Any], list[Any]]], until: float) -> dict[str, list[float]]:
-    """The seconds of a call in each round, of all that had a turn before `until`."""
+def in_turns(
+    runs: dict[str, tuple[Callable[..., Any], list[Any]]], plan: tuple[int, int, int], until: float
+) -> dict[str, list[float]]:
+    """The seconds of a call in each round, of all that had a turn before `until`. plan: LONG or SHORT."""
     found: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(ROUNDS):
+    rounds, *calls = plan
+    for turn in range(rounds):
         names = list(runs)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             if time.time() < until:
-                found[name].append(_timed(*runs[name]))
+                found[name].append(_timed(*runs[name], *calls))
     return {name: each for name, each in found.items() if each}
 
 
-def _timed(run: Callable[..., Any], args: list[Any]) -> float:
-    jax.block_until_ready(run(*args))
-    start = time.perf_counter()
-    for _ in range(CALLS):
-        out = run(*args)
-    jax.block_until_ready(out)
-    return (time.perf_counter() - start) / CALLS
+def _timed(run: Callable[..., Any], args: list[Any], untimed: int, timed: int) -> float:
+    for calls in (untimed, timed):
+        start = time.perf_counter()
+        for _ in range(calls):
+            out = run(*args)
+        jax.block_until_ready(out)
+    return (time.perf_counter() - start) / timed
 
 
 # --- decoding: one query a sequence ----------------------------------------------------------------------------------
@@ -198,7 +206,7 @@ def measure_decoding(found: Decoding, seconds: float) -> dict[str, Any]:
             continue
         runs[name] = run, args
     rows = {}
-    for name, each in in_turns(runs, until).items():
+    for name, each in in_turns(runs, SHORT, until).items():
         median, nbytes = statistics.median(each), found[name][2]
         rows[name] = {"seconds": median, "bytes": nbytes, "rounds": len(each)}
         low, high = min(each) * 1e6, max(each) * 1e6
@@ -215,7 +223,8 @@ def decoding_table(found: dict[str, Any]) -> str:
             lines.append(f"| {size} | {name} | {took:.1f} us | {rate:.0f} GB/s | {copied:.2f} |")
     told = (
         f"By the same command: one query of each head, {HEADS} heads over {KV_HEADS} of keys and values, D = {D}, "
-        "bfloat16. The copy is of the keys alone: it reads half of the bytes, and writes the other half."
+        f"bfloat16; medians of {SHORT[0]} rounds of {SHORT[2]} calls. The copy is of the keys alone: it reads half of "
+        "the bytes, and writes the other half."
     )
     return "\n\n".join(["## Decoding, measured", told, "\n".join(lines)])
 
@@ -235,8 +244,9 @@ def table(file: Path) -> str:
     told = (
         f"Written by `PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json` on an "
         f"{found['device']} with jax {found['jax']}: B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs, "
-        "medians of nine rounds in which all took turns, each with the dispatch of eight calls. Causal kernels count "
-        "half of the FLOPs, and the backward pass two and a half times those of the forward pass."
+        f"medians of {LONG[0]} rounds in which all took turns, each with the dispatch of {LONG[2]} calls after "
+        f"{LONG[1]} that were not timed. Causal kernels count half of the FLOPs, and the backward pass two and a half "
+        "times those of the forward pass."
     )
     attention = ["## Attention, measured", told, "\n".join(lines)]
     return "\n\n".join(attention + ([decoding_table(found)] if "decoding" in found else []))

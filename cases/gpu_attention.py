@@ -3,12 +3,14 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
 
-from pallas_puzzles.course.claims import Claim, Count
+from pallas_puzzles.course.claims import Cheapest, Claim, Count
 from pallas_puzzles.course.inputs import Budget, Input, Question, case, normal, question
+from pallas_puzzles.lens import gpu
 
 BF16 = "bfloat16"
 OF_THE_WRAPPER = ("mul", "reduce_sum", "broadcast_in_dim")
@@ -107,6 +109,23 @@ def puzzle_6(nb: Any) -> Question:
             case(*qkv(1, 256, 128), about="a single block"),
         ],
         budget=Budget(tensor_idle=8_000),
+        l2=True,
+    )
+
+
+def puzzle_6b(nb: Any) -> Question:
+    return question(
+        nb.attention_spec,
+        normal((1, 128, 128), BF16),
+        normal((1, 1280, 128), BF16),
+        normal((1, 1280, 128), BF16),
+        variants=[
+            case(*qkv(2, 128, 448, D=64), bkv=64, slots=3, about="three slots of 64 keys"),
+            case(*qkv(1, 256, 512, scale=60.0), about="scores of up to 300"),
+            case(*qkv(1, 128, 128, dtype="float16"), about="a single block, float16"),
+            case(*qkv(2, 128, 640), slots=1, about="a single slot"),
+        ],
+        budget=Budget(tensor_idle=6_500),
         l2=True,
     )
 
@@ -281,3 +300,125 @@ def puzzle_10c(nb: Any) -> Question:
         budget=Budget(tensor_idle=33_000),
         l2=True,
     )
+
+
+def puzzle_11(nb: Any) -> Question:
+    # heads, queries, keys, D
+    sizes = [
+        (64, 8192, 8192, 128),
+        (64, 8192, 8192, 64),
+        (16, 1032, 1024, 128),
+        (32, 2048, 200, 64),
+        (7, 4096, 640, 128),
+    ]
+    sizes += [(132, 192, 4096, 64), (40, 640, 1144, 64), (48, 1000, 3000, 128), (64, 4096, 4096, 192)]
+    plans = [(2, 192, 2), (3, 128, 1), (2, 64, 4), (3, 64, 3)]
+    return question(
+        nb.attention_spec,
+        *qkv(2, 384, 640),
+        variants=[
+            case(*qkv(1, 128, 1144), about="1,144 keys"),
+            case(*qkv(1, 200, 200, D=64), about="200 queries and keys"),
+        ],
+        budget=Budget(smem_bytes=163_920),
+        l2=True,
+        claims=[
+            Claim(nb.registers, [(128, 128), (64, 256), (128, 64), (64, 192)], in_registers),
+            Claim(nb.smem_bytes, [(128, 2, 128, 2), (64, 3, 64, 1), (64, 2, 64, 4)], functools.partial(held, nb)),
+            Claim(nb.cycles, [(*size, *plan) for size in sizes[:5] for plan in plans], in_cycles),
+            Cheapest(nb.choose, fitting, modelled, sizes, in_words),
+        ],
+    )
+
+
+def in_registers(D: int, bkv: int) -> Count:
+    """How many registers a thread of 128 needs for the tiles of a warpgroup, and with a slip."""
+    acc, scores = 64 * D // 128, 64 * bkv // 128
+    found = acc + scores + scores // 2
+    slips = [
+        ("if probabilities had 32 bits", acc + 2 * scores),
+        ("without the probabilities", acc + scores),
+        ("without the scores", acc + scores // 2),
+        ("without the accumulator", scores + scores // 2),
+        ("for all threads of a warpgroup", 128 * found),
+    ]
+    parts = [f"acc: {acc}, scores: {scores}, probabilities: {scores // 2}"]
+    return Count("a thread needs", float(found), parts, [(words, float(n)) for words, n in slips if n != found])
+
+
+def held(nb: Any, D: int, readers: int, bkv: int, slots: int) -> Count:
+    """The SMEM that `configured` takes in a run."""
+    q, k, v = (x.draw(np.random.default_rng(0)) for x in qkv(1, 64 * readers, bkv, D))
+    run = gpu.run(nb.configured, q, k, v, readers=readers, bkv=bkv, slots=slots, ctas_drawn=0)
+    found = run.counts.smem_bytes
+    queries, block, barriers = readers * 64 * D * 2, bkv * D * 2, readers + 4 * slots
+    slips = [
+        ("without barriers", queries + 2 * slots * block),
+        ("with the slots of K alone", queries + slots * block + barriers * 8),
+        ("with one slot of each", queries + 2 * block + barriers * 8),
+        ("with the queries of one reader", queries // readers + 2 * slots * block + barriers * 8),
+        ("without the queries", 2 * slots * block + barriers * 8),
+        ("with elements of one byte", queries // 2 + slots * block + barriers * 8),
+        ("with one barrier for all queries", queries + 2 * slots * block + (1 + 4 * slots) * 8),
+        ("with one barrier for each slot of a stream", queries + 2 * slots * block + (readers + 2 * slots) * 8),
+        ("with barriers for one stream", queries + 2 * slots * block + (readers + 2 * slots) * 8),
+    ]
+    parts = [f"queries: {queries:,} bytes; a block of K or V: {block:,} bytes; {barriers} barriers"]
+    return Count("your kernel holds", float(found), parts, [(words, float(n)) for words, n in slips if n != found])
+
+
+def in_cycles(H: int, Sq: int, Skv: int, D: int, readers: int, bkv: int, slots: int) -> Count:
+    """The cycles of a configuration by the model, and what they would be with a slip."""
+    tensor, softmax, copy = readers * 4 * 64 * bkv * D / 4096, readers * 200 + bkv * 8.7, bkv * D * 2 / 56
+    tiles, blocks = -(-Sq // (64 * readers)), -(-Skv // bkv)
+    ctas = H * tiles
+    rounds, waited = -(-ctas // 132), copy if slots == 1 else 0.0
+    block = tensor + softmax + waited
+    slips = [
+        ("if one reader multiplied", rounds * blocks * (tensor / readers + softmax + waited)),
+        ("if a multiplication and an addition were one FLOP", rounds * blocks * (tensor / 2 + softmax + waited)),
+        ("if there were one product", rounds * blocks * (tensor / 2 + softmax + waited)),
+        ("if the softmax took no time", rounds * blocks * (tensor + waited)),
+        ("if the softmax of one reader took time", rounds * blocks * (tensor + 200 + bkv * 8.7 + waited)),
+        ("if the softmax took no time for each key", rounds * blocks * (tensor + readers * 200 + waited)),
+        (
+            "if every key took that time in each reader",
+            rounds * blocks * (tensor + readers * (200 + bkv * 8.7) + waited),
+        ),
+        ("if nobody waited for a copy", rounds * blocks * (tensor + softmax)),
+        ("if everybody waited for each copy", rounds * blocks * (tensor + softmax + copy)),
+        ("if the tensor cores worked under the softmax", rounds * blocks * (max(tensor, softmax) + waited)),
+        ("for a single round", blocks * block),
+        ("for a single block", rounds * block),
+        ("if the last round were as short as it is full", ctas / 132 * blocks * block),
+        ("if each head began a round of its own", H * -(-tiles // 132) * blocks * block),
+        ("if the last block were left out", rounds * (Skv // bkv) * block),
+    ]
+    parts = [
+        f"{ctas} CTAs for {132} SMs: {rounds} rounds of {blocks} blocks",
+        f"a block: {tensor:,.0f} cycles of the tensor cores, {softmax:,.1f} of softmax, {waited:,.0f} of copies",
+    ]
+    found = rounds * blocks * block
+    return Count("the model says", found, parts, [(words, n) for words, n in slips if n != found])
+
+
+def fitting(H: int, Sq: int, Skv: int, D: int) -> list[tuple[int, int, int]]:
+    """The plans whose registers and SMEM are there."""
+    free = {2: 216, 3: 136}
+    plans = [(readers, bkv, slots) for readers in (2, 3) for bkv in (64, 128, 192, 256) for slots in (1, 2, 3, 4)]
+    return [
+        (r, bkv, n) for r, bkv, n in plans if in_registers(D, bkv).value <= free[r] and smem(D, r, bkv, n) <= 232_448
+    ]
+
+
+def smem(D: int, readers: int, bkv: int, slots: int) -> int:
+    return (readers * 64 + 2 * slots * bkv) * D * 2 + (readers + 4 * slots) * 8
+
+
+def modelled(H: int, Sq: int, Skv: int, D: int, *plan: int) -> tuple[float, int]:
+    """The model of Puzzle 11: cycles, and bytes of SMEM."""
+    return in_cycles(H, Sq, Skv, D, *plan).value, smem(D, *plan)
+
+
+def in_words(cost: tuple[float, int]) -> str:
+    return f"{cost[0]:,.0f} cycles and {cost[1]:,.0f} bytes of SMEM"

@@ -121,6 +121,27 @@ def last_turn(wg, turns):
         plgpu.barrier_arrive(turns.at[1])
 
 
+# Puzzle 6b
+def ahead(j, c, p, m, l, acc, q_smem, k, v):
+    slots = k.smem.shape[0]
+    slot, before = lax.rem(j, slots), lax.rem(j - 1, slots)
+    plgpu.barrier_wait(k.full.at[slot])
+    plgpu.barrier_wait(v.full.at[before])
+
+    def multiply(s_acc):
+        plgpu.wgmma(s_acc, q_smem, k.smem.at[slot].T)
+        plgpu.wgmma(acc, p, v.smem.at[before])
+        s = plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
+        plgpu.barrier_arrive(k.empty.at[slot])
+        new, alpha, new_m, new_l = online(s, c, m, l)
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(v.empty.at[before])
+        acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+        return new.astype(p.dtype), new_m, new_l
+
+    return pl.run_scoped(multiply, plgpu.ACC((64, k.smem.shape[1])))
+
+
 # Puzzle 7
 def clear_blocks(first, offset, bkv):
     return lax.div(first + offset + 1, bkv)
@@ -253,3 +274,30 @@ def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
     share(i, wg, ds, both)
     plgpu.wgmma(mine.dk_acc, ds, q)
     add_dq(i, wg, both, dq_part)
+
+
+# Puzzle 11
+def registers(D, bkv):
+    return (64 * D + 64 * bkv + 64 * bkv // 2) // 128
+
+
+def smem_bytes(D, readers, bkv, slots):
+    return readers * 64 * D * 2 + 2 * slots * bkv * D * 2 + (readers + 4 * slots) * 8
+
+
+def cycles(H, Sq, Skv, D, readers, bkv, slots):
+    tensor = readers * 2 * (2 * 64 * bkv * D) / TENSOR_FLOPS
+    softmax = readers * WARPGROUP_CYCLES + bkv * KEY_CYCLES
+    copy = bkv * D * 2 / COPIED_BYTES if slots == 1 else 0
+    rounds = pl.cdiv(H * pl.cdiv(Sq, 64 * readers), SMS)
+    return rounds * pl.cdiv(Skv, bkv) * (tensor + softmax + copy)
+
+
+def choose(H, Sq, Skv, D):
+    def fits(readers, bkv, slots):
+        return registers(D, bkv) <= FREE[readers] and smem_bytes(D, readers, bkv, slots) <= SMEM_BYTES
+
+    return min(
+        (plan for plan in PLANS if fits(*plan)),
+        key=lambda plan: (cycles(H, Sq, Skv, D, *plan), smem_bytes(D, *plan)),
+    )

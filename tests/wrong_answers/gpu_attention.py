@@ -185,6 +185,55 @@ def last_turn(wg, turns):
     del wg, turns
 
 
+# %% gpu_attention/6b: nobody knows that PV is over
+# ahead:
+# -        plgpu.wgmma_wait(0)
+
+# %% gpu_attention/6b: waits for both products before the softmax
+# ahead: `wait_n=1` -> `wait_n=0`
+
+# %% gpu_attention/6b: waits for none
+# ahead: `wait_n=1` -> `wait_n=2`
+
+# %% gpu_attention/6b: the values of this block
+# ahead: `v.smem.at[before]` -> `v.smem.at[slot]`
+
+# %% gpu_attention/6b: the barrier of this block's values
+# ahead: `plgpu.barrier_wait(v.full.at[before])` -> `plgpu.barrier_wait(v.full.at[slot])`
+
+# %% gpu_attention/6b: the slot of this block's values is given back
+# ahead: `plgpu.barrier_arrive(v.empty.at[before])` -> `plgpu.barrier_arrive(v.empty.at[slot])`
+
+# %% gpu_attention/6b: the accumulator is not rescaled
+# ahead:
+# -        acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+
+# %% gpu_attention/6b: the old maximum comes back
+# ahead: `return new.astype(p.dtype), new_m, new_l` -> `return new.astype(p.dtype), m, l`
+
+# %% gpu_attention/6b: the new probabilities with the old values
+# ahead: `plgpu.wgmma(acc, p, v.smem.at[before])` -> `pass`
+# ahead: `        plgpu.wgmma_wait(0)` -> `        plgpu.wgmma(acc, new.astype(p.dtype), v.smem.at[before]); plgpu.wgmma_wait(0)`
+
+# %% gpu_attention/6b: the example's two slots
+# ahead: `slots = k.smem.shape[0]` -> `slots = 2`
+
+
+# %% gpu_attention/6b: Puzzle 5's step
+def ahead(j, c, p, m, l, acc, q_smem, k, v):
+    slots = k.smem.shape[0]
+    slot, before = lax.rem(j, slots), lax.rem(j - 1, slots)
+    plgpu.barrier_wait(v.full.at[before])
+    plgpu.wgmma(acc, p, v.smem.at[before])
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(v.empty.at[before])
+    plgpu.barrier_wait(k.full.at[slot])
+    new, alpha, m, l = online(block_scores(q_smem, k.smem.at[slot]), c, m, l)
+    plgpu.barrier_arrive(k.empty.at[slot])
+    acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+    return new.astype(p.dtype), m, l
+
+
 # %% gpu_attention/7: a block that is seen in part is called clear
 # clear_blocks: `first + offset + 1` -> `first + offset + bkv`
 
@@ -490,3 +539,51 @@ def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
 
 # %% gpu_attention/10c: the keys are not transposed
 # queued_step: `mine.k, q.T` -> `mine.k, q`
+
+# %% gpu_attention/11: probabilities of 32 bits
+# registers: `64 * bkv // 2) // 128` -> `64 * bkv) // 128`
+
+# %% gpu_attention/11: the accumulator needs no registers
+# registers: `64 * D + 64 * bkv + ` -> `64 * bkv + `
+
+# %% gpu_attention/11: registers of a whole warpgroup
+# registers: `(64 * D + 64 * bkv + 64 * bkv // 2) // 128` -> `64 * D + 64 * bkv + 64 * bkv // 2`
+
+# %% gpu_attention/11: the slots of K alone
+# smem_bytes: `2 * slots * bkv * D * 2` -> `slots * bkv * D * 2`
+
+# %% gpu_attention/11: SMEM without barriers
+# smem_bytes: ` + (readers + 4 * slots) * 8` -> ``
+
+# %% gpu_attention/11: the queries of two readers
+# smem_bytes: `readers * 64 * D * 2 + 2 *` -> `2 * 64 * D * 2 + 2 *`
+
+# %% gpu_attention/11: one product
+# cycles: `readers * 2 * (2 * 64 * bkv * D)` -> `readers * (2 * 64 * bkv * D)`
+
+# %% gpu_attention/11: the softmax lies under the products
+# cycles: `(tensor + softmax + copy)` -> `(max(tensor, softmax) + copy)`
+
+# %% gpu_attention/11: everybody waits for every copy
+# cycles: ` if slots == 1 else 0` -> ``
+
+# %% gpu_attention/11: part of a round
+# cycles: `rounds = pl.cdiv(H * pl.cdiv(Sq, 64 * readers), SMS)` -> `rounds = H * pl.cdiv(Sq, 64 * readers) / SMS`
+
+# %% gpu_attention/11: the last block is left out
+# cycles: `pl.cdiv(Skv, bkv)` -> `(Skv // bkv)`
+
+# %% gpu_attention/11: registers do not matter
+# choose: `registers(D, bkv) <= FREE[readers] and ` -> ``
+
+# %% gpu_attention/11: SMEM does not matter
+# choose: ` and smem_bytes(D, readers, bkv, slots) <= SMEM_BYTES` -> ``
+
+# %% gpu_attention/11: as many slots as there is room for
+# choose: `smem_bytes(D, *plan)),` -> `-smem_bytes(D, *plan)),`
+
+# %% gpu_attention/11: the slowest plan
+# choose: `return min(` -> `return max(`
+
+# %% gpu_attention/11: always two readers and 128 keys
+# choose: `(plan for plan in PLANS if fits(*plan))` -> `[(2, 128, 2)]`
