@@ -193,12 +193,16 @@ def puzzle_11c(nb: Any) -> Question:
 
 
 def puzzle_12a(nb: Any) -> Question:
-    low = [normal((120, 256), shift=3.0), normal((120, 256), shift=-3.0), normal((120, 256))]
+    low = [normal((40, 256), shift=3.0), normal((40, 256), shift=-3.0), normal((40, 256))]
+    wide = [normal((120, 256), scale=9.0), normal((120, 256), scale=9.0), normal((120, 256))]
 
     return question(
         nb.attention_spec,
         *(normal((128, 128), scale=2.0), normal((128, 128), scale=2.0), normal((128, 128))),
-        variants=[case(*low, devices=5, about="five devices, scores of about -144")],
+        variants=[
+            case(*low, devices=5, about="five devices, scores of about -144"),
+            case(*wide, devices=5, about="five devices, scores from -300 to 300"),
+        ],
         budget=Budget(bytes_hops=917_504, exposed_ici_bytes=50_000),
         tol=1e-3,
     )

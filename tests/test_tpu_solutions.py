@@ -19,6 +19,7 @@ OWN_BRANCH = "the compiler's branches do not match those of the kernel: the long
 # What BlockSpecs copy overlaps with the kernel. What the kernel copies itself may, or may not.
 OWN_COPIES = "the kernel starts copies of its own; how far they overlap is not known: no time is estimated"
 TO_OTHERS = "the bytes of its own copies could not be counted"  # some of them go to other devices
+ANY_GRID = "the grid is known only at run time: give arrays instead of shapes"  # on several devices: another on each
 
 
 @functools.cache
@@ -46,7 +47,10 @@ def test_the_solution_compiles(puzzle_id, tpu, pytestconfig):
             continue
         assert not report.notes
         assert report.kernels
+        several = any(TO_OTHERS in kernel.notes for kernel in report.kernels)
         for kernel in report.kernels:
+            if several and ANY_GRID in kernel.notes:
+                continue
             assert kernel.steps
             assert kernel.vmem_bytes <= kernel.vmem_limit_bytes
             assert (kernel.time_s is None) == (OWN_COPIES in kernel.notes)
