@@ -62,7 +62,13 @@ def jobs() -> Iterator[Job]:
         tuned = attention_mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, causal=causal)
         yield f"JAX's attention_mgpu{kind}", causal, functools.partial(_unscaled, tuned), True
 
-    blocks = {"block_q_dkv": 64, "block_kv_dkv": 64, "block_q_dq": 64, "block_kv_dq": 128, "compute_wgs_bwd": 2}
+    blocks: dict[str, Any] = {
+        "block_q_dkv": 64,
+        "block_kv_dkv": 64,
+        "block_q_dq": 64,
+        "block_kv_dq": 128,
+        "compute_wgs_bwd": 2,
+    }
     tuned = attention_mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, **blocks)
     mgpu = functools.partial(_vjp, functools.partial(_scaled, tuned))
     yield "JAX's attention_mgpu, forward + backward", False, mgpu, True  # it has no causal one
