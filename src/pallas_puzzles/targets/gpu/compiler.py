@@ -103,7 +103,7 @@ class _Child(Warm):
     """The process that compiles for one chip."""
 
     def __init__(self) -> None:
-        super().__init__("GPU", Path(__file__).with_name("child.py"), fatal=r"^(?:F\d+ .*?\] |LLVM ERROR: )(.*)$")
+        super().__init__("GPU", Path(__file__).with_name("child.py"), fatal=r"^(?:F\d+ .*?\] |.*LLVM ERROR: )(.*)$")
 
     def environment(self) -> dict[str, str]:
         return _ENVIRONMENT
