@@ -284,7 +284,7 @@ def puzzle_10b(nb: Any) -> Question:
             case(*qkv_do(1, 192, 256, dtype="float16"), causal=False, about="no mask, float16"),
         ],
         allow=OF_THE_WRAPPER,
-        budget=Budget(flops=148_000_000),
+        budget=Budget(gmem_bytes=1_600_000, flops=148_000_000),
     )
 
 
@@ -297,7 +297,7 @@ def puzzle_10c(nb: Any) -> Question:
             case(*qkv_do(1, 192, 256, dtype="float16"), causal=False, about="no mask, float16"),
         ],
         allow=OF_THE_WRAPPER,
-        budget=Budget(tensor_idle=33_000),
+        budget=Budget(tensor_idle=32_000),
         l2=True,
     )
 

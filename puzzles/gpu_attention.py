@@ -10,15 +10,16 @@
 # %% [markdown]
 # # GPU attention: flash attention on Hopper
 #
-# In flash_attention.py you wrote attention for a TPU. On a Hopper GPU the idea is the same, and the work is another
-# one. Scores and probabilities live in registers. Copies, tensor cores and threads are three machines, and each should
+# In flash_attention.py you wrote attention for a TPU. On a Hopper GPU the idea is the same. The work is different.
+# Scores and probabilities live in registers. Copies, tensor cores and threads are three machines, and each should
 # have work at all times. These puzzles build the kernel step by step: scores, online softmax, a producer with two
 # consumers, and a schedule in which one warpgroup computes its softmax while the other one multiplies. Then you write
-# what a server needs for a model that writes: groups of heads, one query against a long cache, a cache in pages.
+# what a server needs for a model that writes: groups of heads, one query against a long cache, a cache in pages. Then
+# the backward pass, with which a small layer learns.
 #
-# You need flash_attention.py (Puzzles 1 to 6) and gpu_matmul.py (Puzzles 1 to 8). You need no GPU. All arrays are
-# (head, token, D), where D is 64 or 128. A batch is more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte
-# moves.
+# You need flash_attention.py (Puzzles 1 to 6; for Puzzles 8 to 10c here, 7 to 11 and 13, too) and gpu_matmul.py
+# (Puzzles 1 to 8). You need no GPU. Up to Puzzle 8 all arrays are (head, token, D), where D is 64 or 128. A batch is
+# more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte moves.
 
 # %%
 import functools
@@ -46,7 +47,7 @@ SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # gpu_
 #
 # ### Theory
 #
-# A score is the dot product of a query and a key, both rows of D values. A product `a @ b` takes rows of `a` and
+# A score starts as the dot product of a query and a key, both rows of D values. A product `a @ b` takes rows of `a` and
 # *columns* of `b`. So it needs the keys transposed:
 #
 # ```text
@@ -59,8 +60,8 @@ SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # gpu_
 # ```
 #
 # Transposing an array costs time. Here it costs nothing. The tensor cores read `b` from SMEM through a description of
-# how it lies there, and `k_smem.T` is another description of the same bytes. (For values of 16 bits wgmma can read
-# either way.)
+# how it lies there, and `k_smem.T` is another description of the same bytes. (wgmma reads values
+# of 16 bits from SMEM by rows or by columns, for either operand.)
 #
 # `block_scores` goes into every kernel of this notebook, so it leaves the scale out. The reason is in the next puzzle.
 # `scores_kernel` scales: after the product, in float32. A scaled query would be rounded to bfloat16 once more.
@@ -212,14 +213,14 @@ print(below(jnp.arange(64 * 8, dtype=jnp.float32).reshape(64, 8))[::9])
 # You know the online softmax from softmax.py and flash_attention.py: keep a maximum `m` and a sum `l` for each row, and
 # rescale the sum when the maximum grows. Both are a number for each row now, as in the worked example.
 #
-# New is the exponential. The chip has an instruction for 2^x and none for e^x. `exp(x)` is `exp2(x * log2(e))`, one
-# multiplication more for each score. But each score is to be scaled, too, by 1 / sqrt(D). Two factors are one factor:
+# As in flash_attention.py, powers are of two: the chip has an instruction for 2^x and none for e^x. New is
+# that the scores come unscaled, as `block_scores` leaves them. Their scale and log2(e) are one factor:
 #
 # ```text
 #     exp(s * scale - max)  =  exp2(s * c - m)      c = scale * log2(e)      m = the maximum of s * c, not of s
 # ```
 #
-# `s * c - m` is one instruction: a multiply-add. So the scores come to you as `block_scores` leaves them, not scaled.
+# And `s * c - m` is one instruction: a multiply-add.
 
 
 # %%
@@ -500,7 +501,7 @@ check("gpu_attention/3", attend)
 # **Takeaway.** The scores never exist in memory, nor do the probabilities. For 8192 tokens and one head, naive
 # attention has 268 MB of scores in float32 and 134 MB of probabilities in bfloat16. Each is written once and read once:
 # 0.8 GB. This is flash attention. It is not fast yet: see who waits for whom. (`l2=True`: copies come out of L2 and not
-# out of HBM, as if another CTA of the same head had just read the block. Where the checks of Puzzles 4 to 7 count
+# out of HBM, as if another CTA of the same head had just read the block. Where checks of later puzzles count
 # cycles, they assume it, too.)
 
 # %%
@@ -926,7 +927,7 @@ show(shared, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640
 #
 # A **turn** is PV of one step and QK^T of the next. It begins with a wait for your own barrier, and it ends with an
 # arrival at the other one's. Arrive when your QK^T has been *started*: then the other one's products can be queued
-# behind yours. (This machine counts no loss if you wait for its result first.)
+# behind yours. (This package's machine counts no loss if you wait for its result first.)
 #
 # That leaves two ends. Warpgroup 0 begins at once, warpgroup 1 waits for a turn first. And when the loop is over, is
 # somebody waiting for a turn that nobody gives?
@@ -1257,7 +1258,7 @@ check("gpu_attention/6b", overlapped)
 
 # %% [markdown]
 # **Takeaway.** A product is on its way while the softmax is computed, and no other warpgroup has to wait for its turn.
-# FlashAttention-3 calls this pipelining within a warpgroup. On an H200, it is 603 TFLOP/s, and 573 for Puzzle 6. It
+# FlashAttention-3 calls this pipelining within a warpgroup. On an H200, it is 573 TFLOP/s, and 561 for Puzzle 6. It
 # costs registers: `p` of one block and the scores of the next are alive at the same time.
 
 # %%
@@ -1284,8 +1285,8 @@ show(overlapped, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640,
 # A **clear** block is one that all 64 queries see in full. It needs no mask. So there are two loops over one step:
 # without a mask, then with one. You write where they end, and the mask.
 #
-# Warpgroup 0 may be done while block 2 is still to come. It gives back no slot then, and nobody misses it: with 64 keys
-# or more in a block, it leaves out one block at most, the last one, and nobody fills its slot again.
+# Warpgroup 0 may be done while block 2 is still to come. It does not give back that block's slot, and nobody needs
+# it. With 64 keys or more in a block, only the last block is left out, and no block comes after it.
 #
 # `lax.div` divides traced integers, and rounds down if none is negative. (There are at least as many keys as queries.)
 
@@ -1582,9 +1583,9 @@ check("gpu_attention/7b", causal)
 # With grouped queries, `H // Hkv` neighbouring heads of `q` share one head of `k` and `v`. A cache for 8 heads instead
 # of 32 has a quarter of the bytes. But a kernel with a CTA for each head of `q` still *reads* it four times.
 #
-# If a head has few queries, most rows of its tile are empty, too. So it is for the last piece of a prompt, or for
-# tokens that a small model has drafted and a large one verifies. wgmma multiplies 64 rows in any case. So fill them
-# with the heads of a group. Of four heads, a tile takes 16 tokens each:
+# If a head has few queries, most rows of its tile are empty, too. Two cases with few queries: the last piece of a
+# prompt, and tokens that a small model has drafted and a large one checks. wgmma multiplies 64 rows in any case. So
+# fill them with the heads of a group. Of four heads, a tile takes 16 tokens each:
 #
 # ```text
 #     row of the tile    0 .. 15   | 16 .. 31  | 32 .. 47  | 48 .. 63          a CTA has two tiles:
@@ -1595,8 +1596,9 @@ check("gpu_attention/7b", causal)
 # Products and softmax treat every row alike. Three things depend on which query a row is: where it comes from, which
 # keys it sees, and where its result goes.
 #
-# The grid decides how many heads a tile has: `pack`, which is `H` divided by the CTAs along "h". A group has 1, 2, 4 or
-# 8 heads. So each head has at least 8 rows.
+# `pack` is how many heads a tile has: `H` divided by the number of CTAs along "h", so your `packed_grid` chooses it. A
+# group has 1, 2, 4 or 8 heads, so each head has 8 rows of a tile or more. (A copy into swizzled SMEM has to begin at a
+# multiple of 8 rows.)
 
 
 # %%
@@ -1789,10 +1791,10 @@ check("gpu_attention/8", grouped)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Each key is read once for its group, and no row of a tile is empty. You changed which queries are in a
-# tile, and nothing in the loops. FlashAttention-3 has this as `pack_gqa`. How much does it save? If each head has a
-# tile full of queries of its own, nothing: then 64 rows share a block of keys in any case. It counts where queries are
-# few. The extreme is the next puzzle: one query.
+# **Takeaway.** Each key is read once for its group, and tiles are full as long as there are queries. You changed which
+# queries are in a tile, and nothing in the loops. FlashAttention-3 has this as `pack_gqa`. How much does it save? If
+# each head has a tile full of queries of its own, nothing: then 64 rows share a block of keys in any case. It counts
+# where queries are few. The extreme is the next puzzle: one query.
 
 # %% [markdown]
 # ## Puzzle 9: Decoding
@@ -1816,10 +1818,12 @@ check("gpu_attention/8", grouped)
 #     second kernel     |                    o                    |
 # ```
 #
-# A part leaves `o`, the mean of its values, weighted by its own softmax, and `lse`: the log2 of its sum of
-# 2 ** (score * c), whatever maximum it had subtracted. So 2 ** `lse` says how much a part weighs among the parts.
+# A part leaves `o`, the mean of its values, weighted by its own softmax, and `lse`: log2 of the sum of `2 ** (s * c)`
+# over its keys. The maximum that was subtracted is in it again. So 2 ** `lse` says how much a part weighs among the
+# parts.
 #
-# There may be more parts than blocks. A part without keys leaves an `o`, too. Make sure that it does no harm.
+# There may be more parts than blocks. A part without keys leaves an `o`, too. Make sure that it does no harm. (What is
+# 0 * NaN?)
 
 
 # %%
@@ -2039,8 +2043,8 @@ check("gpu_attention/9", decode)
 
 # %% [markdown]
 # **Takeaway.** Attention over a set of keys is two things, `o` and `lse`. With both, sets can be merged in any order.
-# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 324 GB/s as a whole, and at 3,596
-# GB/s in 16 parts.
+# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 322 GB/s in one part, and at
+# 3,229 GB/s in 16.
 #
 # Why two slots of 64 keys? Two CTAs fit on an SM then, and together they have up to 128 KiB on the way. By Little's law
 # (gpu_basics.py Puzzle 7), 4.8 TB/s with a microsecond of latency need 36 KiB for each SM.
@@ -2055,7 +2059,8 @@ show(decode, normal((1, 4, 128), "bfloat16"), *[normal((1, 1, 512, 128), "bfloat
 #
 # ### Theory
 #
-# A cache of `(B, Hkv, S, D)` has room for the longest sequence, `B` times. As in flash_attention.py Puzzle 13, servers
+# A cache of `(B, Hkv, S, D)` has room for the longest sequence, `B` times. With room for 131,072 tokens, of which a
+# sequence has 8,192, 15/16 of it are empty. As in flash_attention.py Puzzle 13, servers
 # hand out pages instead, as sequences grow. `page_table[b, t]` is the number of the page with tokens `t * page` to
 # `t * page + page - 1` of sequence b:
 #
@@ -2071,8 +2076,8 @@ show(decode, normal((1, 4, 128), "bfloat16"), *[normal((1, 1, 512, 128), "bfloat
 # `table_row[t]` is a number, and a number may choose a page in `pages.at[...]`.
 #
 # A block consists of several pages if they are smaller. Each has a copy and rows of its own in the slot, and all of
-# them arrive at the slot's barrier. Everything else is Puzzle 9. (The table has a whole number of blocks. An entry
-# beyond a sequence's length is the number of some page, too.)
+# them arrive at the slot's barrier. Everything else is Puzzle 9. (Each row of the table fills whole blocks.
+# Entries beyond a sequence's length are numbers of pages that exist, so you may copy them. The mask hides them.)
 
 
 # %%
@@ -2176,7 +2181,7 @@ check("gpu_attention/9b", paged)
 # `do * o` (`delta`). The kernel below is yours of Puzzle 7b, and it stores `lse`. All powers are of two here, so
 # `lse = m + log2(l)`, and a probability is `exp2(s * c - lse)`.
 #
-# Where is query 0 among the keys? `offset` says it. For causal attention it is `Skv - Sq`, as before. With
+# `offset` is the position of query 0 among the keys. For causal attention it is `Skv - Sq`, as before. With
 # `offset = Skv` every query sees every key. So the same kernel serves both.
 
 
@@ -2286,7 +2291,8 @@ def forward(
 # ```
 #
 # A number for each column lies in registers in another way than one for each row: `Layout.WGMMA.reduce(0)` instead of
-# `reduce(1)`. `numbers` loads it like that. The mask, which queries see which keys, is given. From here on D is 128.
+# `reduce(1)`, as the bias of gpu_matmul.py Puzzle 7. `numbers` loads it like that. The mask, which queries see which
+# keys, is given. From here on D is 128.
 
 
 # %%
@@ -2539,7 +2545,8 @@ check("gpu_attention/10", dkv)
 
 # %% [markdown]
 # **Takeaway.** A product can be had in either orientation at the same price. So choose the one that leaves its result
-# where the next product wants it. Rows that do not exist do no harm here: `do` and `delta` are 0 there, so they add 0.
+# where the next product wants it. Queries beyond the last one do no harm here: `do` and `delta` are 0
+# there, so they add 0.
 
 # %% [markdown]
 # ## Puzzle 10b: Copies that add
@@ -2548,14 +2555,15 @@ check("gpu_attention/10", dkv)
 #
 # ### Theory
 #
-# `dq = ds k * scale` is a sum over all keys, and each CTA has 128 of them. A second kernel, in which queries stay,
-# would compute `s` and `dp` once more: seven products instead of five. So let each CTA add its part to `dq`, in
-# float32, in GMEM. The copy engine can add while it stores: `copy_smem_to_gmem(..., reduction_op="add")`. Other CTAs
-# add to the same rows at the same time, and no addition is lost. Their order changes from run to run, and so do the
-# last bits.
+# `dq = ds k * scale` is a sum over all keys, and each CTA has 128 of them. This kernel has four products a block. A
+# second one, in which queries stay, would need three: `s`, `dp` and `ds k`. In one kernel it is five, not seven. So let
+# each CTA add its part to `dq`, in float32, in GMEM. The copy engine can add while it stores: `copy_smem_to_gmem(...,
+# reduction_op="add")`. Other CTAs add to the same rows at the same time, and no addition is lost. Their order changes
+# from run to run, and so do the last bits.
 #
-# In SMEM, `ds^T` of both warpgroups lies together. Then each of them computes half of the *columns* of dq, from all 128
-# keys:
+# Both warpgroups write their `ds^T` into the same slot in SMEM. Then each of them computes half of the *columns* of dq,
+# from all 128 keys. (From its own 64 keys, each could compute a part of all columns. But then twice as many bytes would
+# be added.)
 #
 # ```text
 #     both.ds[i % 2], (128 keys, 64 queries)          both.k, (128 keys, D)       dq of the block, (64 queries, D)
@@ -2566,8 +2574,9 @@ check("gpu_attention/10", dkv)
 #     +------------+                                  +---------+---------+
 # ```
 #
-# `both.written` has two arrivals, one of each warpgroup. Who waits for it knows that both halves are there. Two slots
-# for `ds` are enough, without a barrier that gives them back. Why?
+# `both.written` has two arrivals, one of each warpgroup: after a wait for it, both halves are there. wgmma reads SMEM
+# as the copy engine does, so `commit_smem` has to come between your stores and the arrival. Two slots for `ds` are
+# enough, without a barrier that gives them back. Why?
 
 
 # %%
@@ -2647,8 +2656,9 @@ def plain_grads(
 
 
 # %%
-# Budget for q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128): flops=148_000_000.
-# Forward is in it, too. A second backward kernel that computes s and dp once more would make it 190 million.
+# Budget for q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128): flops=148_000_000,
+# gmem_bytes=1_600_000. Forward is in both, too. A second backward kernel that computes s and dp once more would make it
+# 190 million FLOPs.
 check("gpu_attention/10b", plain_grads)
 
 # %% [markdown]
@@ -2724,8 +2734,8 @@ if not unwritten(plain_grads):
 # %% [markdown]
 # ## Puzzle 10c: Products in a queue
 #
-# **Goal.** Write the step once more, in an order in which the tensor cores always have a product to do. Then make it a
-# function that `jax.grad` can differentiate.
+# **Goal.** Write the step once more, in an order in which the tensor cores always have a product to do. The cell
+# below it makes a function of it that `jax.grad` can differentiate.
 #
 # ### Theory
 #
@@ -2740,8 +2750,8 @@ if not unwritten(plain_grads):
 # ```
 #
 # While you compute `p`, the product for `dp` is on its way. While you compute `ds`, the one for `dv` is. And while you
-# wait for the other warpgroup's `ds`, the one for `dk` is. `but_one(acc)` is only right if exactly one product was
-# started after that of `acc`.
+# wait for the other warpgroup's `ds`, the one for `dk` is. At least one product has to be started after that of `acc`.
+# If it was exactly one, you wait for nothing else.
 
 
 # %%
@@ -2787,7 +2797,7 @@ def attention_grads(
 
 
 # %%
-# Budget for q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128): tensor_idle=33_000. Forward has 9,951
+# Budget for q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128): tensor_idle=32_000. Forward has 9,951
 # of these cycles. With Puzzle 10b's step it would be 35,698.
 check("gpu_attention/10c", attention_grads)
 
@@ -2795,8 +2805,8 @@ check("gpu_attention/10c", attention_grads)
 # <details><summary>Hint 1</summary>
 #
 # Go through the picture from left to right. At each read of an accumulator, count the products that you have started
-# after its own: there has to be exactly one. Which product has to be started before you read `dp`? `add_dq` ends with
-# `acc[...]`. So what is over when it returns?
+# after its own: with none it is wrong, with more than one you wait too long. Which product has to be started before you
+# read `dp`? `add_dq` ends with `acc[...]`. So what is over when it returns?
 #
 # </details>
 #
@@ -2844,8 +2854,8 @@ check("gpu_attention/10c", attention_grads)
 
 # %% [markdown]
 # **Takeaway.** Forward and backward are one function now, and `jax.grad` goes through it. On an H200 (four sequences
-# of 8192 tokens, 16 heads, D = 128, bfloat16, causal, jax 0.11.2, medians of nine rounds) both passes together take
-# 7.68 ms with this step, and 7.83 ms with that of Puzzle 10b. cuDNN's take 7.70 ms.
+# of 8192 tokens, 16 heads, D = 128, bfloat16, causal, jax 0.11.2, medians of seven rounds) both passes together take
+# 7.80 ms with this step, and 7.87 ms with that of Puzzle 10b. cuDNN's take 7.96 ms.
 
 # %%
 if not unwritten(attention_grads):
@@ -2860,7 +2870,7 @@ if not unwritten(attention_grads):
 # ## A layer that learns
 #
 # Does it train? A layer with one head reads a list of 32 pairs, a key and a value each, in any order. Then it is asked
-# for 32 of the keys, one after the other, and has to name their values. Nothing in its weights can know the values. So
+# for 32 keys, some of them twice, and has to name their values. Nothing in its weights can know the values. So
 # it has to learn to look them up: to make queries that fit the keys. That is what attention is for.
 #
 # ```text
@@ -2885,7 +2895,7 @@ def lists(rng, batch=2):
 
 
 def scores_of(w, x, attend):
-    """A score for each value, (batch, 32, VALUES). The list is a batch of heads to attend."""
+    """A score for each value, (batch, 32, VALUES). For `attend`, each list of the batch is a head."""
     q, k, v = (jnp.dot(x, w[name], precision="highest").astype(jnp.bfloat16) for name in "qkv")
     o = attend(q, k, v)[:, KEYS:].astype(jnp.float32)
     return jnp.dot(o, w["o"], precision="highest")
@@ -3162,23 +3172,27 @@ check("gpu_attention/11", best)
 # ## What you built
 #
 # The forward pass of flash attention with the parts that FlashAttention-3 has on Hopper: a producer, two consumers,
-# online softmax and probabilities in registers, ping-pong, the next scores first, causal masks. On an H200, beside
-# cuDNN and JAX's own kernel (four sequences of 8192 tokens, 16 heads, D = 128, bfloat16, jax 0.11.2, medians of seven
-# rounds of 30 calls in which all took turns):
+# online softmax and probabilities in registers, ping-pong, the next scores first, causal masks. And the backward pass,
+# in one kernel. On an H200, beside cuDNN and JAX's own kernel (four sequences of 8192 tokens, 16 heads, D = 128,
+# bfloat16, jax 0.11.2, medians of seven rounds of 30 calls in which all took turns):
 #
 # ```text
-#     one warpgroup, slots (Puzzle 4)             417 TFLOP/s
-#     two warpgroups and a producer (Puzzle 5)    539
-#     ping-pong (Puzzle 6)                        573
-#     the next scores first (Puzzle 6b)           603
-#     your configuration (Puzzle 11)              614
-#     cuDNN                                       593
-#     JAX's attention_mgpu (float16)              589
+#     one warpgroup, slots (Puzzle 4)             408 TFLOP/s
+#     two warpgroups and a producer (Puzzle 5)    532
+#     ping-pong (Puzzle 6)                        561
+#     the next scores first (Puzzle 6b)           573
+#     your configuration (Puzzle 11)              613
+#     cuDNN                                       578
+#     JAX's attention_mgpu (float16)              563
 #
-#     causal, no turns (Puzzle 7)                 506
-#     causal (Puzzle 7b)                          559
-#     cuDNN, causal                               536
-#     JAX's attention_mgpu, causal (float16)      554
+#     causal, no turns (Puzzle 7)                 497
+#     causal (Puzzle 7b)                          549
+#     cuDNN, causal                               534
+#     JAX's attention_mgpu, causal (float16)      541
+#
+#     forward + backward, causal (Puzzle 10b)     489
+#     forward + backward, causal (Puzzle 10c)     494
+#     cuDNN, forward + backward, causal           484
 # ```
 #
 # In the fastest of these kernels the chip draws its limit of 690 W. It lowers its clock to stay there: 1.6 to 1.8 GHz
@@ -3188,10 +3202,10 @@ check("gpu_attention/11", best)
 #
 # ```text
 #                        64 sequences of 8,192 tokens      one of 131,072
-#     decode (Puzzle 9)   2 parts      4,181 GB/s          16 parts    3,596 GB/s
-#     paged (Puzzle 9b)   2 parts      4,076
-#     cuDNN                            4,087                           3,280
-#     a copy                           4,017                           3,714
+#     decode (Puzzle 9)   2 parts      4,208 GB/s          16 parts    3,229 GB/s
+#     paged (Puzzle 9b)   2 parts      4,164
+#     cuDNN                            4,118                           3,107
+#     a copy                           4,081                           3,334
 # ```
 #
 # How good is your model? These are configurations of Puzzle 11, measured on an H200 (64 heads, 8192 queries and keys,

@@ -486,6 +486,35 @@ def pass_on(wg, turns):
 # %% gpu_attention/10b: both add to the same columns
 # add_dq: `dq_part.at[:, half]` -> `dq_part.at[:, pl.ds(0, 64)]`
 
+# %% gpu_attention/10b: each from its own keys, all columns
+# share:
+# -    plgpu.barrier_arrive(both.written)
+# add_dq:
+# -    half = pl.ds(wg * 64, 64)
+# -    plgpu.barrier_wait(both.written)
+# -
+# -    def multiply(acc):
+# -        plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2)].T, both.k.at[:, half])
+# -        return acc[...]
+# -
+# -    dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
+# -    plgpu.wait_smem_to_gmem(0)
+# -    both.dq[wg] = dq
+# -    plgpu.commit_smem()
+# -    plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, half], reduction_op="add")
+# +    own = pl.ds(wg * 64, 64)
+# +    for half in (pl.ds(0, 64), pl.ds(64, 64)):
+# +
+# +        def multiply(acc, half=half):
+# +            plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2), own].T, both.k.at[own, half])
+# +            return acc[...]
+# +
+# +        dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
+# +        plgpu.wait_smem_to_gmem(0)
+# +        both.dq[wg] = dq
+# +        plgpu.commit_smem()
+# +        plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, half], reduction_op="add")
+
 # %% gpu_attention/10b: stored, not added
 # add_dq: `, reduction_op="add"` -> ``
 
@@ -539,6 +568,9 @@ def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
 
 # %% gpu_attention/10c: the keys are not transposed
 # queued_step: `mine.k, q.T` -> `mine.k, q`
+
+# %% gpu_attention/10c: waits for the product for dv before ds
+# queued_step: `but_one(dp_acc)` -> `dp_acc[...]`
 
 # %% gpu_attention/11: probabilities of 32 bits
 # registers: `64 * bkv // 2) // 128` -> `64 * bkv) // 128`
