@@ -344,6 +344,44 @@ check("distributed/2", mlp_rows)
 show(mlp_rows, normal((16, 128)), normal((128, 256)), normal((256, 128)))
 
 # %% [markdown]
+# ## Worked example: a signal
+#
+# A semaphore is a counter. From here on, your kernels also use those of other devices:
+#
+# - `pl.semaphore_signal(sem, k, device_id={"x": 3})` adds k to the semaphore of device 3, and does not wait.
+# - `pl.semaphore_wait(sem, k)` waits until this device's own holds k, and takes k away.
+#
+# Here device 0 computes before it signals. So device 1 waits for it, device 2 for device 1, and so on: the picture has
+# stairs. `pltpu.get_barrier_semaphore()` is a semaphore that is there before the kernel starts. Puzzle 4 says what for.
+
+
+# %%
+def relay_kernel(x_ref, o_ref):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    sem = pltpu.get_barrier_semaphore()
+
+    @pl.when(me > 0)
+    def _():
+        pl.semaphore_wait(sem, 1)  # my left neighbour is done
+
+    o_ref[...] = 2 * x_ref[...]
+
+    @pl.when(me < n - 1)
+    def _():
+        pl.semaphore_signal(sem, 1, device_id={"x": me + 1})
+
+
+def relay(x):
+    def local(x):
+        parameters = pltpu.CompilerParams(collective_id=0)  # which barrier semaphore
+        return pl.pallas_call(relay_kernel, out_shape=x, compiler_params=parameters)(x)
+
+    return on_mesh(local, 8, P("x", None), P("x", None))(x)
+
+
+show(relay, normal((64, 128)))
+
+# %% [markdown]
 # ## Puzzle 3: A copy to another device
 #
 # **Goal.** Each device sends its part to its right neighbour. The last one sends to the first.
@@ -397,7 +435,7 @@ def rotate(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
             out_specs=HBM,
             out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
             scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
-            compiler_params=pltpu.CompilerParams(collective_id=0),  # which barrier semaphore: Puzzle 4
+            compiler_params=pltpu.CompilerParams(collective_id=0),  # which barrier semaphore
         )(x)
 
     return on_mesh(local, devices, P("x", None), P("x", None))(x)
@@ -476,8 +514,7 @@ show(rotate, normal((64, 128)))
 # **barrier semaphore** does that: it exists before the kernel starts, once for each
 # `collective_id`. (A semaphore in scratch only exists once its device is in the kernel.)
 #
-# `pl.semaphore_signal(barrier, 1, device_id=...)` adds 1 to that semaphore *of another device*.
-# `pl.semaphore_wait(barrier, k)` waits until your own holds k, and takes k away. In Puzzle 3 there were two neighbours:
+# In the worked example before Puzzle 3, a device waited for one signal. In Puzzle 3 there were two neighbours:
 #
 # ```text
 #     device 2 -- +1 -->  device 3  <-- +1 -- device 4
@@ -1423,30 +1460,19 @@ check("distributed/11a", plan)
 # never sorts: the senders put each row where it belongs.
 
 # %% [markdown]
-# ## Puzzle 11b: Rows of unknown number
+# ## Worked example: sizes that are data
 #
-# **Goal.** Send each piece of rows to its device, with sizes that are known only when the kernel runs.
+# **SMEM** is a small memory for single numbers. A kernel may use what it reads there in `pl.ds(start, size)`: so the
+# size of a copy is known only when the kernel runs. It must be at least 1, though.
 #
-# ### Theory
-#
-# Without sizes you would cut the buffer into equal parts, one for each pair of devices, with room for the worst case.
-# Most of what you then send is padding. But a copy may have any number of rows: in `pl.ds(start, size)`, both numbers
-# may be read from a Ref. It must have at least one row, though: an empty piece may begin where `x_ref` ends.
-#
-# There are n * pieces pieces, `pieces` for each device, in the order of the devices. Three lists in SMEM (a small
-# memory for single numbers) say what piece p is:
-#
-# ```text
-#     x_ref here                                    o_ref of device p // pieces
-#     starts[p] ->  | sizes[p] rows |  ---------->  places[p] ->  | sizes[p] rows |
-# ```
-#
-# The waits change, too. What comes to you is of other sizes, from devices whose lists you do not have. You only know
-# that it is `due[0]` rows in all. That is enough, because a semaphore counts bytes: `wait_for_rows`, which is given,
-# waits for a number of rows, in however many copies they come. With `sent`, it waits until so many rows have left.
+# A semaphore counts bytes, and does not know in which copies they came. Here two copies share one. `wait_for_rows`
+# waits once, for the bytes of all rows.
 
 
 # %%
+SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
+
+
 def wait_for_rows(ref, count, sem):
     # given: waits until `sem` has the bytes of `count` rows of ref. The copy in it is never started.
     @pl.when(count > 0)
@@ -1455,6 +1481,50 @@ def wait_for_rows(ref, count, sem):
         pltpu.make_async_copy(rows, rows, sem).wait()
 
 
+def swap_kernel(sizes, x_ref, o_ref, sem):
+    a, b = sizes[0], sizes[1]
+    pltpu.make_async_copy(x_ref.at[pl.ds(0, a)], o_ref.at[pl.ds(b, a)], sem).start()
+    pltpu.make_async_copy(x_ref.at[pl.ds(a, b)], o_ref.at[pl.ds(0, b)], sem).start()
+    wait_for_rows(o_ref, a + b, sem)
+
+
+def swap(sizes, x):
+    return pl.pallas_call(
+        swap_kernel,
+        in_specs=[SMEM, HBM],
+        out_specs=HBM,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_shapes=[pltpu.SemaphoreType.DMA],
+    )(sizes, x)
+
+
+swap(jnp.array([5, 3]), jnp.tile(jnp.arange(8)[:, None], (1, 128)))[:, 0]
+
+# %% [markdown]
+# ## Puzzle 11b: Rows of unknown number
+#
+# **Goal.** Send each piece of rows to its device, with sizes that are known only when the kernel runs.
+#
+# ### Theory
+#
+# Without sizes you would cut the buffer into equal parts, one for each pair of devices, with room for the worst case.
+# Most of what you then send is padding. But a copy may have any number of rows, as in the worked example, and at least
+# one: an empty piece may begin where `x_ref` ends.
+#
+# There are n * pieces pieces, `pieces` for each device, in the order of the devices. Three lists in SMEM say what
+# piece p is:
+#
+# ```text
+#     x_ref here                                    o_ref of device p // pieces
+#     starts[p] ->  | sizes[p] rows |  ---------->  places[p] ->  | sizes[p] rows |
+# ```
+#
+# The waits change, too. What comes to you is of other sizes, from devices whose lists you do not have. You only know
+# that it is `due[0]` rows in all. That is enough for `wait_for_rows`: it waits for a number of rows, in however many
+# copies they come. With `sent`, it waits until so many rows have left.
+
+
+# %%
 def send_rows_kernel(sizes, starts, places, due, x_ref, o_ref, sent, came):
     # sizes, starts, places: (n * pieces,), in SMEM    due: (1,), in SMEM: the rows that come here. Your own pieces are
     # included: a local copy on `came`.
@@ -1463,9 +1533,6 @@ def send_rows_kernel(sizes, starts, places, due, x_ref, o_ref, sent, came):
 
 
 # %%
-SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
-
-
 def send_rows(x, sizes, starts, places, due, *, num_rows, number=0):
     """send_rows_kernel, on lists of any shape. number: its collective_id; two calls in one function need two."""
     return pl.pallas_call(
