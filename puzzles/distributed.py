@@ -15,10 +15,11 @@
 # copies between devices yourself, inside a Pallas kernel: you send, wait, and make sure that nobody overwrites what
 # somebody still reads. You build the heart of every library of collectives: all-gather, all-reduce and reduce-scatter,
 # around a ring, in both directions, and on a grid of devices. You end with a layer of experts, attention around a ring,
-# and the first MLP again, now without a copy that anybody waits for.
+# and the first MLP again, now with its copies under its products.
 #
-# You need basics.py and pipelining.py (Puzzles 1 to 4), and for Puzzle 12a the online softmax of softmax.py Puzzle 3.
-# You need no TPU: the CPU counts as eight devices. A machine in this package runs one execution for each device. It
+# You need basics.py and pipelining.py (Puzzles 1 to 4). Puzzle 7 here uses the `emit_pipeline` of pipelining.py Puzzle
+# 7, Puzzles 11a and 11c use ragged_dot.py Puzzle 6, and Puzzle 12a the online softmax of softmax.py Puzzle 3. You need
+# no TPU: the CPU counts as eight devices. This package simulates all eight devices: each runs the kernel on its own. It
 # finds races between devices and waits that never end, and it counts the bytes on every link. JAX's own simulator has
 # the last word.
 #
@@ -59,6 +60,7 @@ def mesh_of(devices: int) -> jax.sharding.Mesh:
 
 def on_mesh(local, devices, in_specs, out_specs):
     """A function of whole arrays. It cuts them, runs `local` on each device with its parts, and joins the results."""
+    # check_vma=False: JAX does not check that results which out_specs call the same on every device are the same.
     return jax.shard_map(local, mesh=mesh_of(devices), in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
@@ -279,8 +281,6 @@ check("distributed/1", mlp)
 #
 # `lax.psum_scatter(v, "x", scatter_dimension=0, tiled=True)` is the first half: it sums, and cuts the sum along
 # dimension 0. `lax.all_gather(v, "x", tiled=True)` is the second. With `tiled=True` no new dimension is made.
-#
-# The first product needs all rows of `x`. The second one ends with a sum, of which you need your rows only.
 
 
 # %%
@@ -302,9 +302,9 @@ check("distributed/2", mlp_rows)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Where does each half belong? One of them makes complete rows of `x` out of parts, so it comes before the first
-# product. The other one ends the second product. Both work along rows, which are dimension 0. An `all_gather` and then
-# a `psum` gives the right numbers, but it sends half as much again.
+# Where does each half belong? Which of the two products needs all rows of `x`? Which one makes a summand, of whose sum
+# you keep only your rows? Both halves work along rows, which are dimension 0. An `all_gather` and then a `psum` gives
+# the right numbers, but it sends half as much again.
 #
 # </details>
 #
@@ -335,9 +335,52 @@ check("distributed/2", mlp_rows)
 # trains, under the name sequence parallelism. FSDP sends both halves, too: it gathers the weights, and on the way back
 # JAX turns `all_gather` into `psum_scatter`. But all devices wait while they gather. To compute during that time you
 # need the copies in your own hands.
+#
+# The picture counts in **ticks**. In one tick a link moves 4 KB, and a kernel makes 1,024 elements, or 1,024 dot
+# products of depth 128. Arithmetic outside of kernels takes no time. These are 64 FLOPs for each byte on a link. A v5e
+# does 4,400 (Puzzle 12a), so the pictures say what overlaps, and not how fast a chip is.
 
 # %%
 show(mlp_rows, normal((16, 128)), normal((128, 256)), normal((256, 128)))
+
+# %% [markdown]
+# ## Worked example: a signal
+#
+# A semaphore is a counter. From here on, your kernels also use those of other devices:
+#
+# - `pl.semaphore_signal(sem, k, device_id={"x": 3})` adds k to the semaphore of device 3, and does not wait.
+# - `pl.semaphore_wait(sem, k)` waits until this device's own holds k, and takes k away.
+#
+# Here device 0 computes before it signals. So device 1 waits for it, device 2 for device 1, and so on: the picture has
+# stairs. `pltpu.get_barrier_semaphore()` is a semaphore that is there before the kernel starts. Puzzle 4 says what for.
+
+
+# %%
+def relay_kernel(x_ref, o_ref):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    sem = pltpu.get_barrier_semaphore()
+
+    @pl.when(me > 0)
+    def _():
+        pl.semaphore_wait(sem, 1)  # my left neighbour is done
+
+    o_ref[...] = 2 * x_ref[...]
+
+    @pl.when(me < n - 1)
+    def _():
+        pl.semaphore_signal(sem, 1, device_id={"x": me + 1})
+
+
+def relay(x):
+    def local(x):
+        parameters = pltpu.CompilerParams(collective_id=0)  # which barrier semaphore
+        return pl.pallas_call(relay_kernel, out_shape=x, compiler_params=parameters)(x)
+
+    return on_mesh(local, 8, P("x", None), P("x", None))(x)
+
+
+if len(jax.devices()) >= 8:
+    show(relay, normal((64, 128)))
 
 # %% [markdown]
 # ## Puzzle 3: A copy to another device
@@ -393,7 +436,7 @@ def rotate(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
             out_specs=HBM,
             out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
             scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
-            compiler_params=pltpu.CompilerParams(collective_id=0),
+            compiler_params=pltpu.CompilerParams(collective_id=0),  # which barrier semaphore
         )(x)
 
     return on_mesh(local, devices, P("x", None), P("x", None))(x)
@@ -472,8 +515,7 @@ show(rotate, normal((64, 128)))
 # **barrier semaphore** does that: it exists before the kernel starts, once for each
 # `collective_id`. (A semaphore in scratch only exists once its device is in the kernel.)
 #
-# `pl.semaphore_signal(barrier, 1, device_id=...)` adds 1 to that semaphore *of another device*.
-# `pl.semaphore_wait(barrier, k)` waits until your own holds k, and takes k away. In Puzzle 3 there were two neighbours:
+# In the worked example before Puzzle 3, a device waited for one signal. In Puzzle 3 there were two neighbours:
 #
 # ```text
 #     device 2 -- +1 -->  device 3  <-- +1 -- device 4
@@ -586,7 +628,8 @@ check("distributed/4", exchange)
 #     hop 2  sends     2 -->       3 -->       0 -->       1 -->
 # ```
 #
-# In each hop you send on what came in the last one. After n - 1 hops you have everything.
+# In each hop you send on what came in the last one. After n - 1 hops you have everything. (`lax.rem` of a negative
+# number is negative: before you take a remainder, add n.)
 #
 # Your left neighbour may be faster than you. Then its copies of hop 1 and hop 2 are on their way to you at the same
 # time. They may arrive in any order. A wait on a semaphore for both cannot tell which one has come. So each hop gets a
@@ -633,8 +676,7 @@ check("distributed/5", gather)
 #
 # First copy your own part to its place in your own `o_ref`, with `pltpu.make_async_copy(source, target, own)`, and wait
 # for it: hop 0 sends it. In hop 1 you send the part of your left neighbour, in hop 2 the part of the one before. Which
-# number has the part of hop `hop`? It goes to the same place on the right. `lax.rem` of a negative number is negative,
-# so add n first.
+# number has the part of hop `hop`? It goes to the same place on the right.
 #
 # </details>
 #
@@ -821,9 +863,9 @@ show(total, normal((64, 128)))
 #     sum of blocks 0    + x[0], done  x[0]    --->  + x[0]  --->  + x[0]  ---> (to 0)
 # ```
 #
-# There are n such sums, and each device works on another one. In hop 0 you send your own block of the sum that ends at
-# your left neighbour. In each later hop you add to what has come, and send that on. Each link carries 56 KiB. If whole
-# arrays went around, it would be 448.
+# There are n such sums. At any time, each device works on a different sum. In hop 0, device i sends its block i - 1:
+# that sum ends at its left neighbour. In each later hop you add to what has come, and send that on. Each link carries
+# 56 KiB. If whole arrays went around, it would be 448.
 #
 # The blocks may be too large for VMEM, so they stay in HBM. `add(a, b, o)`, which is given, streams tiles through VMEM
 # with the `emit_pipeline` of pipelining.py Puzzle 7. You add into `acc`, and send that. Your left neighbour copies into
@@ -925,8 +967,8 @@ check("distributed/7", reduce_scatter)
 
 # %% [markdown]
 # **Takeaway.** A ring with one buffer on each side, for arrays of any size. A reduce-scatter and then the all-gather of
-# Puzzle 5 make an all-reduce that sends 2 (n - 1) / n of the array over each link, and no ring can send less. But look
-# at the picture: the devices add, then they send, and never both at a time.
+# Puzzle 5 make an all-reduce that sends 2 (n - 1) / n of the array over each link, and no ring in one direction can
+# send less. But look at the picture: the devices add, then they send, and never both at a time.
 
 # %%
 show(reduce_scatter, normal((64, 16, 128)))
@@ -939,8 +981,8 @@ show(reduce_scatter, normal((64, 16, 128)))
 # ### Theory
 #
 # A link works in both directions at the same time, and Puzzle 7 used one of them. So cut each block into two halves.
-# Half 0 of each sum goes to the right, as before. Half 1 goes to the left: in hop 0 you send your half of the sum that
-# ends at your *right* neighbour. Now a link carries 28 KiB in each direction, where it carried 56 in one.
+# Half 0 of each sum goes to the right, as before. Half 1 goes to the left. In hop 0, device i sends its half of block
+# i + 1. Now a link carries 28 KiB in each direction, where it carried 56 in one.
 #
 # Two rings also give you something to do. In Puzzle 7 nothing was on its way while you added. Here the rings take
 # turns:
@@ -952,7 +994,7 @@ show(reduce_scatter, normal((64, 16, 128)))
 # ```
 #
 # In each hop, and for each way: wait for its last copy, add, start its next copy. Then the copy that you have just
-# started is on its way while you add the other half. For this the order of your calls is everything.
+# started is on its way while you add the other half. If you wait for both copies before you add, nothing is hidden.
 #
 # Two copies are on their way to you at the same time, so each way has its own buffers, semaphores and credits:
 # `inbox.at[way]`, `came.at[way]`, and so on. As in pipelining.py Puzzle 3, you may build a copy again to wait for it.
@@ -1071,8 +1113,8 @@ check("distributed/8", reduce_halves)
 
 # %% [markdown]
 # **Takeaway.** Half the bytes on each link, and two thirds of them are hidden behind additions. In the picture it takes
-# 16.75 ticks, where Puzzle 7 took 29.75. JAX's guide to distributed Pallas kernels ends with this pattern: a
-# reduce-scatter in both directions, with an `emit_pipeline` for the additions.
+# 16.75 ticks (see Puzzle 2), where Puzzle 7 took 29.75. JAX's guide to distributed Pallas kernels ends with this
+# pattern: a reduce-scatter in both directions, with an `emit_pipeline` for the additions.
 
 # %%
 show(reduce_halves, normal((64, 2, 8, 128)))
@@ -1150,7 +1192,8 @@ def grid_gather(x: Float[Array, "n*r C"], *, rows: int = 2, columns: int = 4) ->
 
 # %%
 # Budget for x (64, 128): bytes_hops=229_376, link_bytes=24_576. Each device gets seven parts of 4 KiB, as in Puzzle 5,
-# where one link carried all seven. Now no link may carry more than six.
+# where one link carried all seven. Columns first would put six parts on a link, rows first four. A single ring has
+# seven.
 check("distributed/9", grid_gather)
 
 # %% [markdown]
@@ -1237,8 +1280,9 @@ show(grid_gather, normal((64, 128)))
 #
 # Straight copies take 512 KiB. There is nothing to pass on, because no two devices need the same block.
 #
-# A remote copy has a source here and a target there. Both are Refs of yours, so you write the place in the *other*
-# device's `o_ref` with *your* numbers. `x_ref.at[:, pl.ds(256, 128)]` is a Ref of 128 columns.
+# You name the target as a place in your own `o_ref`, and mean the same place in the other device's. Your rows have the
+# same numbers there, so the place depends on `me`, and not on the receiver. `x_ref.at[:, pl.ds(256, 128)]` is a Ref of
+# 128 columns.
 
 
 # %%
@@ -1341,8 +1385,9 @@ check("distributed/10", recut)
 # Only small numbers travel first: `counts[i, e]`, the rows that device i has for expert e. After one all-gather all
 # devices know all of `counts`. Each row's place follows from it.
 #
-# On the sender, rows are sorted by expert. On the receiver they shall be, too, because `ragged_dot` asks for it. Rows
-# for the same expert lie in the order of their senders. Four devices, eight experts; device 1 has experts 2 and 3:
+# On the sender, rows are sorted by expert. On the receiver they have to be, too, for `ragged_dot` (ragged_dot.py Puzzle
+# 6), which multiplies each group of rows by its own matrix. Rows for the same expert lie in the order of their senders.
+# Four devices, eight experts; device 1 has experts 2 and 3:
 #
 # ```text
 #     rows on device 1    |  expert 2 from 0, 1, 2, 3  |  expert 3 from 0, 1, 2, 3  |  free
@@ -1356,12 +1401,14 @@ check("distributed/10", recut)
 
 # %%
 def plan_spec(counts: Int[Array, "n E"]) -> tuple[Int[Array, "n E"], Int[Array, "n E"]]:
-    n, E = counts.shape
-    i, e = jnp.arange(n), jnp.arange(E)
-    same_device = e[:, None] // (E // n) == e // (E // n)
-    first = jnp.einsum("ie,ef->if", counts, e[:, None] < e)  # of earlier experts, on the sender
-    expert = (jnp.sum(counts, axis=0)[:, None] * ((e[:, None] < e) & same_device)).sum(0)  # on the receiver
-    return first, expert + jnp.einsum("ie,ij->je", counts, i[:, None] < i)
+    (n, E), rows = counts.shape, counts.tolist()
+    starts, places = ([[0] * E for _ in range(n)] for _ in range(2))
+    for i in range(n):
+        for e in range(E):
+            first = e - e % (E // n)  # of the experts on the device of e
+            starts[i][e] = sum(rows[i][:e])
+            places[i][e] = sum(sum(row[first:e]) for row in rows) + sum(row[e] for row in rows[:i])
+    return jnp.asarray(starts), jnp.asarray(places)
 
 
 def plan(counts: Int[Array, "n E"]) -> tuple[Int[Array, "n E"], Int[Array, "n E"]]:
@@ -1370,15 +1417,15 @@ def plan(counts: Int[Array, "n E"]) -> tuple[Int[Array, "n E"], Int[Array, "n E"
 
 
 # %%
-# No budget here. The verdict shows the first place that is wrong.
+# Budget for counts (4, 8): operations=40. No loop over the numbers: a sum for each of them takes more.
 check("distributed/11a", plan)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `jnp.cumsum(v) - v` turns sizes into the places where they begin. For `starts`, along which axis? On the receiver the
-# sum runs over senders *and* experts, and it begins anew at each device. In what order do the numbers of `counts` have
-# to stand, so that one `cumsum` along rows does it?
+# A piece begins where those before it end. For `starts`, which numbers of `counts` are before a piece, and along which
+# axis do you sum them? On the receiver the sum runs over senders *and* experts, and it begins anew at each device. In
+# what order do the numbers of `counts` have to stand, so that one running sum along rows does it?
 #
 # </details>
 #
@@ -1387,7 +1434,7 @@ check("distributed/11a", plan)
 # ```python
 # def plan(counts):
 #     n, E = counts.shape
-#     starts = ____
+#     starts = ____                        # jnp.cumsum(v) - v: where pieces of sizes v begin
 #     there = counts.T.reshape(n, -1)      # row d: what comes to device d, in the order in which it lies there
 #     begins = ____                        # (n, E // n * n)
 #     places = begins.reshape(____).T
@@ -1414,30 +1461,19 @@ check("distributed/11a", plan)
 # never sorts: the senders put each row where it belongs.
 
 # %% [markdown]
-# ## Puzzle 11b: Rows of unknown number
+# ## Worked example: sizes that are data
 #
-# **Goal.** Send each piece of rows to its device, with sizes that are known only when the kernel runs.
+# **SMEM** is a small memory for single numbers. A kernel may use what it reads there in `pl.ds(start, size)`: so the
+# size of a copy is known only when the kernel runs. It must be at least 1, though.
 #
-# ### Theory
-#
-# Without sizes you would cut the buffer into equal parts, one for each pair of devices, with room for the worst case.
-# Most of what you then send is padding. But a copy may have any number of rows: in `pl.ds(start, size)`, both numbers
-# may be read from a Ref. It must have at least one row, though: an empty piece may begin where `x_ref` ends.
-#
-# You get `P` pieces, `P // n` for each device, in the order of the devices. Three lists in SMEM (a small memory for
-# single numbers) say what piece p is:
-#
-# ```text
-#     x_ref here                                    o_ref of device p // (P // n)
-#     starts[p] ->  | sizes[p] rows |  ---------->  places[p] ->  | sizes[p] rows |
-# ```
-#
-# The waits change, too. What comes to you is of other sizes, from devices whose lists you do not have. You only know
-# that it is `due[0]` rows in all. That is enough, because a semaphore counts bytes: `wait_for_rows`, which is given,
-# waits for a number of rows, in however many copies they come. It also serves for what you send.
+# A semaphore counts bytes, and does not know in which copies they came. Here two copies share one. `wait_for_rows`
+# waits once, for the bytes of all rows.
 
 
 # %%
+SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
+
+
 def wait_for_rows(ref, count, sem):
     # given: waits until `sem` has the bytes of `count` rows of ref. The copy in it is never started.
     @pl.when(count > 0)
@@ -1446,18 +1482,60 @@ def wait_for_rows(ref, count, sem):
         pltpu.make_async_copy(rows, rows, sem).wait()
 
 
+def swap_kernel(sizes, x_ref, o_ref, sem):
+    a, b = sizes[0], sizes[1]
+    pltpu.make_async_copy(x_ref.at[pl.ds(0, a)], o_ref.at[pl.ds(b, a)], sem).start()
+    pltpu.make_async_copy(x_ref.at[pl.ds(a, b)], o_ref.at[pl.ds(0, b)], sem).start()
+    wait_for_rows(o_ref, a + b, sem)
+
+
+def swap(sizes, x):
+    return pl.pallas_call(
+        swap_kernel,
+        in_specs=[SMEM, HBM],
+        out_specs=HBM,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_shapes=[pltpu.SemaphoreType.DMA],
+    )(sizes, x)
+
+
+swap(jnp.array([5, 3]), jnp.tile(jnp.arange(8)[:, None], (1, 128)))[:, 0]
+
+# %% [markdown]
+# ## Puzzle 11b: Rows of unknown number
+#
+# **Goal.** Send each piece of rows to its device, with sizes that are known only when the kernel runs.
+#
+# ### Theory
+#
+# Without sizes you would cut the buffer into equal parts, one for each pair of devices, with room for the worst case.
+# Most of what you then send is padding. But a copy may have any number of rows, as in the worked example, and at least
+# one: an empty piece may begin where `x_ref` ends.
+#
+# There are n * pieces pieces, `pieces` for each device, in the order of the devices. Three lists in SMEM say what
+# piece p is:
+#
+# ```text
+#     x_ref here                                    o_ref of device p // pieces
+#     starts[p] ->  | sizes[p] rows |  ---------->  places[p] ->  | sizes[p] rows |
+# ```
+#
+# The waits change, too. What comes to you is of other sizes, from devices whose lists you do not have. You only know
+# that it is `due[0]` rows in all. That is enough for `wait_for_rows`: it waits for a number of rows, in however many
+# copies they come. With `sent`, it waits until so many rows have left.
+
+
+# %%
 def send_rows_kernel(sizes, starts, places, due, x_ref, o_ref, sent, came):
-    # sizes, starts, places: (P,), in SMEM    due: (1,), in SMEM: the rows that come here, your own pieces included
+    # sizes, starts, places: (n * pieces,), in SMEM    due: (1,), in SMEM: the rows that come here. Your own pieces are
+    # included: a local copy on `came`.
     # x_ref: (r, D), o_ref: (num_rows, D), in HBM    sent, came: DMA semaphores
     pass  # YOUR CODE HERE
 
 
 # %%
-SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
-
-
 def send_rows(x, sizes, starts, places, due, *, num_rows, number=0):
-    """Runs send_rows_kernel on lists of any shape. number: of its barrier, another one for each call in a function."""
+    """send_rows_kernel, on lists of any shape. number: its collective_id; two calls in one function need two."""
     return pl.pallas_call(
         send_rows_kernel,
         in_specs=[SMEM, SMEM, SMEM, SMEM, HBM],
@@ -1496,18 +1574,17 @@ def dispatch(
 
 
 # %%
-# Budget for x (96, 128), experts (96,): bytes_hops=103_936. The rows, over the links of their ways, and the counts.
+# Budget for x (96, 128), experts (96,): copies=63, bytes_hops=103_936. The rows, over the links of their ways, and the
+# counts. 55 pieces that are not empty go to other devices, in one copy each, and the counts in 8.
 check("distributed/11b", dispatch)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
 # Two loops: over the devices, and over the pieces for one of them. Which number has the first piece for device `to`?
-# Your own pieces need no link: send them with `make_async_copy`. Which of the two semaphores has to get their bytes, if
-# `due` counts them? And how many rows do you send to others? Any device may send to any other one: which barrier is
-# that?
-# `pl.when(condition)(copy.start)`
-# starts a copy only if the condition holds.
+# Your own pieces need no link: send them with `make_async_copy`. How many rows do you send to others? Any device may
+# send to any other one: which barrier is that? `pl.when(condition)(copy.start)` starts a copy only if the condition
+# holds.
 #
 # </details>
 #
@@ -1579,8 +1656,10 @@ check("distributed/11b", dispatch)
 # they go to, and now that is the one they came from. Of `counts`, a device needs the columns of its own experts:
 # `counts[:, mine]` with numbers `mine`. Its element [i, j] is the size of what came from device i for its expert j.
 #
-# A device may get all rows of all devices. So `rows` has room for n * r of them. Where none came, they are unowned, as
-# in ragged_dot.py Puzzle 6, and you do not send them back. The cell below fetches your `ragged_dot` from there, or the
+# `order = jnp.argsort(experts)` sorts the rows, and `jnp.argsort(order)` is the way back.
+#
+# A device may get all rows of all devices. So `rows` has room for n * r of them. Rows where none came hold garbage, and
+# so do their results: you do not send them back. The cell below fetches your `ragged_dot` from there, or the
 # course's if yours is not solved.
 
 
@@ -1632,9 +1711,9 @@ check("distributed/11c", moe)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `order = jnp.argsort(experts)` sorts, and `jnp.argsort(order)` is the way back. There, piece p is for expert p, and
-# your row of `counts`, `starts` and `places` is what you send. Back, you send `sizes[i, j]` rows to device i. How many
-# rows come to you there, and how many on the way back? How many does each of *your* experts get?
+# On the way there, piece p is for expert p, and your row of `counts`, `starts` and `places` is what you send. Back, you
+# send `sizes[i, j]` rows to device i. How many rows come to you there, and how many on the way back? How many does each
+# of *your* experts get?
 #
 # </details>
 #
@@ -1700,9 +1779,9 @@ show(
 # each device keeps a part of the tokens, and the queries of these tokens need all keys.
 #
 # Parts of K and V travel as in Puzzle 6: two slots, and a credit when a slot is free. While one part goes on, you
-# attend to it. Nothing waits if that takes as long as the copy. With s tokens a device, a hop sends 4 s d bytes in
-# bfloat16 and needs 4 s s d FLOPs: s for each byte. A v5e computes 197 TFLOP/s and sends 45 GB/s over a link, so
-# 4,400 tokens a device are enough.
+# attend to it. Nobody waits if your arithmetic takes at least as long as the copy. With s tokens a device, a hop sends
+# 4 s d bytes in bfloat16 and needs 4 s s d FLOPs: s for each byte. A v5e computes 197 TFLOP/s and sends 45 GB/s over a
+# link, so 4,400 tokens a device are enough.
 #
 # Each part changes the softmax of the ones before. softmax.py Puzzle 3 has the way out. For each query keep the largest
 # score so far, m, the sum of the exponentials, l, and the weighted sum of values, acc:
@@ -1819,9 +1898,9 @@ check("distributed/12a", ring_attention)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Eight times the context, and all of its communication lies under arithmetic. In a language model a token
-# only sees those before it, so with these parts device 0 would have little to do. Striped attention therefore gives
-# each device every eighth token.
+# **Takeaway.** Eight times the context, and in the picture all copies lie under arithmetic. With the 16 tokens a device
+# that you have here, a v5e would still wait: it needs 4,400. In a language model a token only sees those before it, so
+# with these parts device 0 would have little to do. Striped attention therefore gives each device every eighth token.
 
 # %%
 show(ring_attention, normal((128, 128)), normal((128, 128)), normal((128, 128)))
@@ -1829,7 +1908,7 @@ show(ring_attention, normal((128, 128)), normal((128, 128)), normal((128, 128)))
 # %% [markdown]
 # ## Puzzle 12b: Multiply while you gather
 #
-# **Goal.** The first half of Puzzle 2's MLP: `all_gather(x) @ w1`, with no copy that anybody waits for.
+# **Goal.** The first half of Puzzle 2's MLP: `all_gather(x) @ w1`, with each copy under a product.
 #
 # ### Theory
 #
@@ -1928,9 +2007,10 @@ check("distributed/12b", gather_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The same bytes as in Puzzle 5, and nobody waits for any of them. XLA can do this, too: it cuts
-# `all_gather(x) @ w` into a loop of copies to the neighbour and small products (Wang et al., Overlap Communication with
-# Dependent Computation via Decomposition, 2023).
+# **Takeaway.** The same bytes as in Puzzle 5, and in the picture nobody waits for any of them. Here a hop has 128 FLOPs
+# for each byte, which is enough for a tick's 64, and not for a v5e. XLA can do this, too: it cuts `all_gather(x) @ w`
+# into a loop of copies to the neighbour and small products (Wang et al., Overlap Communication with Dependent
+# Computation via Decomposition, 2023).
 
 # %% [markdown]
 # ## Puzzle 12c: Multiply while you scatter
@@ -1995,9 +2075,9 @@ check("distributed/12c", mlp_overlapped)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# In hop `hop` you work on the rows of device me - hop - 1. Check it: what you send goes to the right, where in the next
-# hop the same device's rows are due. You wait for the copy of the last hop, so after the product of this one. That wait
-# says two things: which slot has been filled, and which one has been sent? Tell the left neighbour about the second.
+# What you send goes to the right. Which rows does the device there add to in its next hop, and are they the ones that
+# you sent? You wait for the copy of the last hop, so after the product of this one. That wait says two things: which
+# slot has been filled, and which one has been sent? Tell the left neighbour about the second.
 #
 # </details>
 #
@@ -2052,8 +2132,9 @@ check("distributed/12c", mlp_overlapped)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** For the same arrays, Puzzle 2 sends as many bytes, and its devices stand still meanwhile. These never
-# do: in the picture, orange is arithmetic, and in both halves it goes on under every arrow.
+# **Takeaway.** For the same arrays, Puzzle 2 sends as many bytes, and nothing can be computed meanwhile. Here, in the
+# picture, orange is arithmetic, and in both halves it goes on under every arrow. (Do not compare the ticks of the two:
+# the products of Puzzle 2 are outside of kernels, and take none.)
 
 # %%
 show(mlp_overlapped, normal((64, 128)), normal((128, 2048)), normal((2048, 128)))
@@ -2063,7 +2144,7 @@ show(mlp_overlapped, normal((64, 128)), normal((128, 2048)), normal((2048, 128))
 #
 # You began with weights on eight devices, and one call that summed what they made. Now you have rings that gather and
 # add, in both directions and on a grid, an all-to-all, a layer of experts, attention over a text that no device holds,
-# and an MLP whose communication nobody waits for. Where to read on:
+# and an MLP that sends while it multiplies. Where to read on:
 #
 # - `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself is Puzzle 5, with half of each part each way around.
 # - vLLM's TPU backend, [tpu-inference](https://github.com/vllm-project/tpu-inference), has a fused MoE layer: Puzzle 11

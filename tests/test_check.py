@@ -288,8 +288,11 @@ def test_work_outside_of_the_kernel_is_named() -> None:
     first = verdict.findings[0]
     assert first.kind == "outside"
     assert "mul" in first.cause
+    assert "Only reshapes and casts may happen outside." in first.cause
     assert first.line is not None
     assert "# <- here" in first.line.text
+    others = judged(outside, lambda x: 6 * x, X, allow=["sort", "int32"]).findings[0]
+    assert "Only reshapes, casts, sort and work that makes arrays of int32 may happen outside." in others.cause
     assert judged(outside, lambda x: 6 * x, X, allow=["mul"])
 
 

@@ -71,6 +71,12 @@ def test_a_race_names_both_lines_and_devices_and_the_order_of_arrival() -> None:
     assert "a wait cannot tell which of them has come" in text
 
 
+def test_a_race_of_two_turns_of_a_loop_says_which_copy_is_the_earlier_one() -> None:
+    text = said("all_reduce", "no-credit")
+    assert "an earlier copy from device 0 to device 1 writes it" in text
+    assert "and the copy from device 0 to device 1 writes it" in text
+
+
 def test_a_deadlock_says_who_waits_where_and_who_has_signalled() -> None:
     text = said("permute", "waits-twice")
     assert "Device 0 waits for ever (device_kernels.py:" in text

@@ -466,6 +466,27 @@ def plan(counts):
     return starts, starts
 
 
+# %% distributed/11a: the spec's loops
+def plan(counts):
+    (n, E), rows = counts.shape, counts.tolist()
+    starts, places = ([[0] * E for _ in range(n)] for _ in range(2))
+    for i in range(n):
+        for e in range(E):
+            first = e - e % (E // n)
+            starts[i][e] = sum(rows[i][:e])
+            places[i][e] = sum(sum(row[first:e]) for row in rows) + sum(row[e] for row in rows[:i])
+    return jnp.asarray(starts), jnp.asarray(places)
+
+
+# %% distributed/11a: a loop over the numbers, written out under jit
+def plan(counts):
+    n, E = counts.shape
+    e = E // n
+    starts = jnp.stack([counts[:, :f].sum(1) for f in range(E)], 1)
+    places = [counts[:, f - f % e : f].sum() + counts[:i, f].sum() for i in range(n) for f in range(E)]
+    return starts, jnp.stack(places).reshape(n, E)
+
+
 # %% distributed/11a: the order of the numbers is not turned back
 # plan: `.reshape(E, n).T` -> `.reshape(n, E)`
 
@@ -504,6 +525,27 @@ def plan(counts):
 # %% distributed/11b: the example's two experts
 # elsewhere: the loop that uses it is named
 # send_rows_kernel: `pieces = sizes.shape[0] // n` -> `pieces = 2`
+
+
+# %% distributed/11b: a copy for each row
+def send_rows_kernel(sizes, starts, places, due, x_ref, o_ref, sent, came):
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    meet_everybody()
+    pieces = sizes.shape[0] // n
+
+    def send(p, row):
+        to = p // pieces
+        source, target = x_ref.at[pl.ds(starts[p] + row, 1)], o_ref.at[pl.ds(places[p] + row, 1)]
+        pl.when(to == me)(pltpu.make_async_copy(source, target, came).start)
+        pl.when(to != me)(pltpu.make_async_remote_copy(source, target, sent, came, device_id={"x": to}).start)
+
+    to_others = 0
+    for p in range(n * pieces):
+        lax.fori_loop(0, sizes[p], lambda row, _, p=p: send(p, row), None)
+        to_others += jnp.where(p // pieces == me, 0, sizes[p])
+    wait_for_rows(x_ref, to_others, sent)
+    wait_for_rows(o_ref, due[0], came)
+
 
 # %% distributed/11b: the own rows stay where they are
 # send_rows_kernel: `range(n)` -> `range(1, n)`

@@ -40,8 +40,8 @@ class Budget:
 
     Of a shard_map over several devices, over all of them (lens.devices.timeline.Counts): ici_bytes: sent from device to
     device; bytes_hops: the same, each byte counted on every link of its way; link_bytes: over the busiest link, in one
-    direction; exposed_ici_bytes: sent while neither of the two devices computes. The bounds on kernels hold on each
-    device.
+    direction; exposed_ici_bytes: sent while neither of the two devices computes; copies: to other devices. The bounds
+    on kernels hold on each device.
     """
 
     hbm_bytes: int | None = None

@@ -121,6 +121,8 @@ def _race(f: Seen) -> str:
     assert f.second is not None, "a race has two sides"
     does = {"reads": "reads it", "writes": "writes it"}
     one, two = (f"{a.who} {does[a.verb]}{_at(a.line)}" for a in (f.first, f.second))
+    if f.first.who == f.second.who:  # two turns of a loop
+        one = one.replace("the copy", "an earlier copy", 1)
     return (
         f"Nothing orders two accesses to {f.ref} of {f.device}: {one}, and {two}. They may happen in either order. "
         f"{_mistaken(f) if f.semaphore else _advice(f.first, f.second)}"
@@ -215,7 +217,7 @@ _ORDER = list(_WORDS)
 
 # --- costs -----------------------------------------------------------------------------------------------------------
 
-BOUNDS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_ici_bytes")
+BOUNDS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_ici_bytes", "copies")
 
 
 def over_budget(run: Run, budget: Budget) -> list[Finding]:
@@ -226,8 +228,9 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
     for kind in BOUNDS:
         figure, most = getattr(run.counts, kind), getattr(budget, kind)
         if most is not None and figure > most:
-            text = _COSTS[kind].format(figure=human_bytes(figure), most=human_bytes(most))
-            rows = _sent(run)
+            shown = str if kind == "copies" else human_bytes
+            text = _COSTS[kind].format(figure=shown(figure), most=shown(most))
+            rows = _sent(run, by=0 if kind == "copies" else 2)
             line, said = next((line for line, _ in rows), None), [words for _, words in rows]
             found.append(Finding("budget", f"Right answer, but {text}", said, line, operand=kind, near=near))
     return [*found, *over_on_each(run, [figures(t) for t in run.traces], on_each)]
@@ -242,17 +245,18 @@ _COSTS = {
     "links: those of the other direction, or of the other axis.",
     "exposed_ici_bytes": "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. "
     "Start the copy, compute with what is there already, and wait then.",
+    "copies": "{figure} copies go from device to device; the budget is {most}. Send in one copy what lies together.",
 }
 
 
-def _sent(run: Run) -> list[tuple[SourceLine, str]]:
-    """The lines that send most, and how much."""
+def _sent(run: Run, by: int) -> list[tuple[SourceLine, str]]:
+    """The lines that send most, and how much. by: 0 for copies, 1 for bytes, 2 for bytes on every link."""
     by_line: dict[SourceLine | None, list[int]] = {}
     for t in run.transfers:
         sums = by_line.setdefault(t.line, [0, 0, 0])
         for i, n in enumerate((1, t.nbytes, t.nbytes * t.hops)):
             sums[i] += n
-    rows = sorted(((line, sums) for line, sums in by_line.items() if line is not None), key=lambda row: -row[1][2])
+    rows = sorted(((line, sums) for line, sums in by_line.items() if line is not None), key=lambda row: -row[1][by])
     return [
         (line, f"{line}: {plural(n, 'time')}, {human_bytes(sent)}, {human_bytes(hops)} over all links: {line.text}")
         for line, (n, sent, hops) in rows[:3]

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..ir.capture import Outside
+from ..lens.machine import listed
 from .findings import Finding
 
 
@@ -27,13 +30,28 @@ def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding
     cause = (
         f"{names} {'are' if ', ' in names else 'is'} done outside of the kernel, on arrays of shape "
         f"{first.shape}: this puzzle is about doing the "
-        "work inside "
-        "pallas_call. Only reshapes and casts may happen outside."
+        f"work inside pallas_call. Only {_permitted(allow)} may happen outside."
     )
     evidence = [
         f"{o.primitive} on shape {o.shape}" + (f" at {o.line}: {o.line.text}" if o.line else "") for o in refused[1:4]
     ]
     return Finding("outside", cause, evidence, first.line)
+
+
+def _permitted(allow: Sequence[str]) -> str:
+    """What may happen outside, in words."""
+    dtypes = [name for name in allow if _is_dtype(name)]
+    primitives = [name for name in allow if name not in dtypes]
+    made = [f"work that makes arrays of {' or '.join(dtypes)}"] if dtypes else []
+    return listed(["reshapes", "casts", *primitives, *made])
+
+
+def _is_dtype(name: str) -> bool:
+    try:
+        np.dtype(name)
+    except TypeError:
+        return False
+    return True
 
 
 def too_much_outside(outside: Sequence[Outside], most: int) -> Finding | None:
