@@ -16,6 +16,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_puzzles import check_call
 from pallas_puzzles.lens.watchdog import TimeLimit, time_limit
 from pallas_puzzles.targets.simulate import SimulatorError, SimulatorTimeout, backend, simulate, tpu_simulation
 
@@ -355,3 +356,27 @@ def test_setup_and_the_end_of_a_process():
 
 def test_backend():
     assert backend() == ("tpu" if jax.default_backend() == "tpu" else "simulated")
+
+
+def last_column_kernel(x_ref, o_ref):
+    @pl.when(pl.program_id(0) == pl.num_programs(0) - 1)
+    def _():
+        o_ref[...] = x_ref[...]
+
+
+def last_column(x):
+    return pl.pallas_call(
+        last_column_kernel,
+        grid=(x.shape[1] // 128,),
+        in_specs=[pl.BlockSpec((8, 128), lambda j: (0, j))],
+        out_specs=pl.BlockSpec((8, 128), lambda j: (0, 0)),
+        out_shape=jax.ShapeDtypeStruct((8, 128), x.dtype),
+    )(x)
+
+
+@pytest.mark.parametrize("columns", [512, 256])
+def test_a_kernel_of_the_same_blocks_on_another_grid_is_another_program(columns):
+    x = np.random.default_rng(columns).standard_normal((8, columns), np.float32)
+    want = x[:, -128:]
+    assert check_call(last_column, (x,), want)
+    np.testing.assert_array_equal(simulate(last_column, x), want)

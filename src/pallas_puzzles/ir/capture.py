@@ -449,6 +449,7 @@ def tracing() -> Iterator[None]:
     """Trace kernels as if a TPU were there: every pallas_call interpretable, emit_pipeline and get_tpu_info at home."""
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(_chip.get(), 1, "tpu"))
     as_tpu = pltpu.force_tpu_interpret_mode(True)  # type: ignore[arg-type]
+    forget_other_grids()
     with jax.sharding.use_abstract_mesh(mesh), as_tpu, meshes_of_tpus(_chip.get()):
         yield
 
@@ -474,6 +475,16 @@ def forget_traces() -> None:
     from jax._src.interpreters import partial_eval
 
     partial_eval.trace_to_jaxpr.cache_clear()
+
+
+def forget_other_grids() -> None:
+    """Makes the next trace of a kernel one of its own grid.
+
+    JAX 0.11.2 remembers the trace of a kernel by its blocks alone: on another grid, pl.num_programs would be that of
+    the first. 0.12.0.1 does not.
+    """
+    if tuple(map(int, jax.__version__.split(".")[:2])) < (0, 12):
+        forget_traces()
 
 
 def is_gpu_kernel(eqn: Any) -> bool:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..ir.capture import forget_other_grids
 from ..ir.meshes import meshes_of_tpus
 from ..ir.modes import built_for
 from ..lens.watchdog import TimeLimit, plant, reader_line, time_limit
@@ -119,6 +120,7 @@ def tpu_simulation(chip: str = CHIP, **params: Any) -> Iterator[Any]:
         stack.enter_context(jax.sharding.use_abstract_mesh(tpu_mesh(chip)))
         stack.enter_context(meshes_of_tpus(chip))
         stack.enter_context(pltpu.force_tpu_interpret_mode(strict))
+        forget_other_grids()
         yield strict
 
 
