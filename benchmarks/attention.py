@@ -1,4 +1,6 @@
-"""The kernels of gpu_attention.py beside cuDNN and JAX's own, on a Hopper GPU: writes a JSON file.
+"""The kernels of gpu_attention.py beside those of cuDNN, JAX and tokamax (if installed), on a Hopper GPU.
+
+Writes a JSON file:
 
     PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json [--seconds 200]
 
@@ -12,8 +14,10 @@ benchmarks/gpu.py makes the tables in gpu.md of the file.
 
 import argparse
 import functools
+import importlib.util
 import json
 import statistics
+import sys
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -59,6 +63,10 @@ def jobs() -> Iterator[Job]:
         cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn")
         yield f"cuDNN{kind}", causal, cudnn, True
         yield f"cuDNN, forward + backward{kind}", causal, functools.partial(_vjp, cudnn), True
+        if importlib.util.find_spec("tokamax"):
+            tokamax = functools.partial(_tokamax, is_causal=causal)
+            yield f"tokamax{kind}", causal, tokamax, True
+            yield f"tokamax, forward + backward{kind}", causal, functools.partial(_vjp, tokamax), True
         tuned = attention_mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, causal=causal)
         yield f"JAX's attention_mgpu{kind}", causal, functools.partial(_unscaled, tuned), True
 
@@ -77,6 +85,11 @@ def jobs() -> Iterator[Job]:
 def _backward(nb: Any, step: Any, causal: bool, q: Any, k: Any, v: Any) -> Any:
     o, lse = nb.forward(q, k, v, causal=causal)
     return o, *nb.backward(q, k, v, o, lse, v, step=step, causal=causal)
+
+
+def _tokamax(*arrays: Any, **how: Any) -> Any:
+    sys.argv[1:] = []  # some versions read the flags of whoever calls them
+    return importlib.import_module("tokamax").dot_product_attention(*arrays, implementation="mosaic", **how)
 
 
 def _vjp(fn: Callable[..., Any], q: Any, k: Any, v: Any) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")  # what distributed.py's set-up asks for
 os.environ["PALLAS_PUZZLES_HOME"] = tempfile.mkdtemp()
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

@@ -1,6 +1,8 @@
 """check and check_call of a plgpu.kernel: the same verdicts as of a pallas_call, JAX's simulator beside the machine."""
 
+import contextlib
 import functools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from pallas_puzzles.course import cases, curriculum, inputs
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.inputs import Budget, case
 from pallas_puzzles.lens.gpu.timeline import Use
+from pallas_puzzles.lens.watchdog import TimeLimit
 from pallas_puzzles.targets import gpu_simulator
 from pallas_puzzles.targets.gpu import lowering
 from pallas_puzzles.targets.gpu.chips import CHIPS
@@ -149,6 +152,23 @@ def test_an_array_without_a_layout(body: Any, said: tuple[str, ...], monkeypatch
     assert ("Name one" in refused.sentence) == (said == ("Name one",))
     assert refused.line is not None
     assert "lambda x: x *" in refused.line.text
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_search_that_takes_long(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for layouts, unless the processor was busy with something else."""
+
+    @contextlib.contextmanager
+    def too_long(seconds: float, what: str) -> Iterator[None]:
+        yield
+        raise TimeLimit
+
+    monkeypatch.setattr(lowering, "time_limit", too_long)
+    monkeypatch.setattr(lowering, "FRONT_END_LIMIT_S", 1e-3)
+    if busy:
+        monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+    refused = lowering.refusal(scaled(2.0), jnp.zeros((256, 128)), chip=CHIPS["h100"])
+    assert (refused is None) == busy
 
 
 def test_check_draws_and_varies() -> None:

@@ -252,7 +252,7 @@ def _words(
     most = _SHOWN_SMALL if max(d.size for d in group.differences) <= _SMALL else _SHOWN
     old, new = _stores(was, should) or (_text(was, named), _text(should, named))
     if old == new:  # the reader's names hide what differs
-        old = _text(was, {})
+        old = ast.unparse(was)
     if max(len(old), len(new)) > most and isinstance(was, ast.expr) and isinstance(should, ast.expr):
         dotted = tuple(_text(node, named) for node in _without_shared(was, should))
         old, new = dotted if max(map(len, dotted)) <= most else (old, new)
@@ -385,10 +385,15 @@ def _with_names(node: ast.AST, named: Mapping[str, str]) -> Any:
 
 
 class _Named(ast.NodeTransformer):
+    """Leaves what is of the answer as it is written there, and gives its names to values of the right program."""
+
     def __init__(self, named: Mapping[str, str]) -> None:
         self.named = named
 
     def visit(self, node: ast.AST) -> Any:
+        if not hasattr(node, "theirs"):
+            as_written = hasattr(node, "use") and not any(hasattr(n, "theirs") for n in ast.walk(node))
+            return node.use if as_written else self.generic_visit(node)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):  # not in the place of its own value
             node.value = self.generic_visit(node.value)  # type: ignore[assignment]
             return node

@@ -7,7 +7,7 @@ Failure-Inducing Input", 2002): what has to change for it to be right is what is
 import ast
 import dataclasses
 import difflib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -228,6 +228,8 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     places = list(_between(mine, theirs, (), mine.lineno))
     found = [Difference(mine.name, *place) for *place, _ in places]
+    for node in [n for d in found if d.should is not None for n in ast.walk(d.should)]:
+        node.theirs = True  # type: ignore[attr-defined]  # not of the answer's text
     alike = sum(much for *_, much in places) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
     yield from found if alike or len(found) <= _FEW else [whole]
 
@@ -635,10 +637,10 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
         votes[name, given.get(value, "")] += 50 if value in given else 0
     a, b = [_word(n, other) for n in _in_order(mine)], [_word(n, own) for n in _in_order(theirs)]
     nodes, others = list(_in_order(mine)), list(_in_order(theirs))
-    made, theirs_made = ({_name(n) for n in each if isinstance(n, ast.FunctionDef)} for each in (nodes, others))
+    kinds, their_kinds = _kinds_of_names(mine), _kinds_of_names(theirs)
     for start, first, size in difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
         for node, match in zip(nodes[start : start + size], others[first : first + size], strict=True):
-            if _name(node) in other and _name(match) in own and (_name(node) in made) == (_name(match) in theirs_made):
+            if kinds[_name(node)] & their_kinds[_name(match)]:
                 votes[_name(match), _name(node)] += 1
     names: dict[str, str] = {}
     for (from_, to), count in votes.most_common():
@@ -686,9 +688,23 @@ def _arguments_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> dict[str, s
 
 def _bound(function: ast.FunctionDef) -> set[str]:
     """The names that a function gives to its own values."""
+    return set(_kinds_of_names(function))
+
+
+def _kinds_of_names(function: ast.FunctionDef) -> dict[str, set[type]]:
+    """What binds each name inside of a function: an argument, a function, a comprehension, or an assignment.
+
+    Names of different kinds are not the same thing in two programs.
+    """
     nodes = [n for n in ast.walk(function) if n is not function]
-    stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return stored | {_name(n) for n in nodes if isinstance(n, ast.arg | ast.FunctionDef)} - {""}
+    inner = {id(n) for c in nodes if isinstance(c, ast.comprehension) for n in ast.walk(c.target)}
+    kinds: dict[str, set[type]] = defaultdict(set)
+    for n in nodes:
+        if isinstance(n, ast.arg | ast.FunctionDef) and _name(n):
+            kinds[_name(n)].add(type(n))
+        elif isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+            kinds[n.id].add(ast.comprehension if id(n) in inner else ast.Assign)
+    return kinds
 
 
 class _Renamed(ast.NodeTransformer):

@@ -7,6 +7,7 @@ knows is passed on as it is.
 import contextlib
 import dataclasses
 import re
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -63,11 +64,12 @@ def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
     with for_gpu(chip), warnings.catch_warnings(action="ignore"):
         try:
             traced = jax.jit(lambda *a: jax.tree.leaves(fn(*a))).trace(*args)
-            program = traced.jaxpr
+            program, started = traced.jaxpr, time.thread_time()
             with time_limit(FRONT_END_LIMIT_S, "the front end"):
                 traced.lower(lowering_platforms=("cuda",))
         except TimeLimit:  # only the search for layouts takes long: it tries one after the other
-            return _placed(Refusal(NO_LAYOUT, "", None), program)
+            busy = time.thread_time() - started < FRONT_END_LIMIT_S / 2  # with other work than this
+            return None if busy else _placed(Refusal(NO_LAYOUT, "", None), program)
         except Exception as error:
             return _placed(_explain(error), program)
     return None
