@@ -449,7 +449,7 @@ check("capstone/3", attention)
 #     return heads[:, ____], heads[:, ____], heads[:, ____]
 #
 #
-# def attention(x, wqkv, wo, *, B, H, Hkv):
+# def attention(x, wqkv, wo, *, B=2, H=4, Hkv=2):
 #     q, k, v = split_heads(____, B, H, Hkv)
 #     block = min(q.shape[2], 128)
 #     o = own.grouped_attention(q, k, v, bq=block, bkv=block)

@@ -158,8 +158,66 @@ def test_a_difference_that_does_not_matter_is_left():
         return "program_id(2) == 0" in text_of(functions) and "(i, k)" in text_of(functions)
 
     assert said(OTHERWISE.replace("step == 0", "step == 1"), judge) == [
-        ("kernel", 6, "in `kernel`, `pl.when(pl.program_id(2) == 1)` should be `pl.when(pl.program_id(2) == 0)`")
+        ("kernel", 6, "in `kernel`, `pl.when(step == 1)` should be `pl.when(step == 0)`")
     ]
+
+
+MERGED = """
+def merged(parts, lse):
+    every = [lse[p] for p in range(lse.shape[0])]
+    top = functools.reduce(jnp.maximum, every)
+    weights = [jnp.exp2(each - top) for each in every]
+    return sum(parts[p] * w for p, w in enumerate(weights)) / sum(weights)
+"""
+ROWS = """
+def centre(x_ref, o_ref, *, num_rows):
+    start = pl.program_id(0) * 16
+    real = (start + jnp.arange(16))[:, None] < num_rows
+    x = x_ref[...]
+    total = jnp.where(real, x, 0).sum(axis=0, keepdims=True)
+    o_ref[...] = x - total / jnp.minimum(16, num_rows - start)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "answer", "told"),
+    [
+        (  # the variable of a comprehension is not a value that has this name
+            MERGED,
+            MERGED.replace("sum(weights)", "sum(jnp.exp2(each) for each in every)"),
+            (6, "`sum((jnp.exp2(each) for each in every))` should be `sum(weights)`"),
+        ),
+        (  # a value that has no name in the answer is no difference of its own
+            ROWS,
+            """
+def centre(x_ref, o_ref, *, num_rows):
+    rows = pl.program_id(0) * 16 + jnp.arange(16)
+    x = x_ref[...]
+    clean = jnp.where(rows[:, None] < num_rows, x, 0)
+    o_ref[...] = x - clean.mean(axis=0, keepdims=True)
+""",
+            (6, "`x - clean.mean(axis=0, keepdims=True)` is what is wrong"),
+        ),
+        (  # what all of it changes in is one place
+            "def grid(n, b):\n    return (n // b,)\n",
+            "def grid(n, b):\n    full, _ = divmod(n, b)\n    return (full + 1,)\n",
+            (3, "`(full + 1,)` should be `(n // b,)`"),
+        ),
+    ],
+)
+def test_where_the_mistake_is(right, answer, told):
+    mine, theirs = parsed(answer), parsed(right)
+    found = corrections(mine, differences(mine, theirs), {}, {})
+    assert told in [(c.line, c.words.partition(", ")[2]) for c in found]
+    assert not [c for c in found if "missing" in c.words]
+
+
+def test_what_a_place_gets_its_values_from_belongs_to_it():
+    right = "def f(x_ref, o_ref, copy):\n    copy.wait()\n    o_ref[...] = x_ref[...] * sigmoid(x_ref[...])\n"
+    answer = "def f(x_ref, o_ref, copy):\n    x = x_ref[...]\n    copy.wait()\n    o_ref[...] = x * sigmoid(x)\n"
+    mine = parsed(answer)
+    stored = next(c for c in corrections(mine, differences(mine, parsed(right)), {}, {}) if c.line == 4)
+    assert [line for line in range(1, 5) if stored.covers(line)] == [2, 4]
 
 
 def test_two_places_in_one_expression_are_said_as_one():

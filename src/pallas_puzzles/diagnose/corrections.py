@@ -20,7 +20,8 @@ _CONTEXT = 44  # characters of what stands around a small difference
 class Correction:
     """One place that has to change: lines of the reader's file, counted from 1. words: a sentence without a full stop.
 
-    whole: the whole function differs, and nothing is said of a place inside of it.
+    whole: the whole function differs, and nothing is said of a place inside of it. values: the lines that give names to
+    values which are used there.
     """
 
     function: str
@@ -30,9 +31,10 @@ class Correction:
     told: bool = True
     whole: bool = False
     edit: "Edit | None" = None
+    values: frozenset[int] = frozenset()
 
     def covers(self, line: int) -> bool:
-        return self.line <= line <= self.last_line
+        return self.line <= line <= self.last_line or line in self.values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +81,17 @@ def corrections(
             words, told = _words(answer, group, mine, right[name], untold)
             edit = _edit(answer, group, mine)
             line, last = group.lines(answer[name])
-            found.append(Correction(name, line, last, f"in {called}, {words}", told, edit=edit))
+            values = _lines_of_values(answer[name], _at(answer[name], group.path))
+            found.append(Correction(name, line, last, f"in {called}, {words}", told, edit=edit, values=values))
     return sorted(found, key=lambda c: (not c.told, c.line))
+
+
+def _lines_of_values(function: ast.FunctionDef, node: ast.AST | None) -> frozenset[int]:
+    """The lines of a function at which the values get their names that one of its nodes uses."""
+    nodes = list(ast.walk(node)) if node is not None else []
+    used = {n.id for n in nodes if isinstance(n, ast.Name)}
+    given = {n.lineno for n in ast.walk(function) if isinstance(n, ast.Assign) and _named_by(n) & used}
+    return frozenset(given | {n.defined[0] for n in nodes if hasattr(n, "defined")})
 
 
 def _used_by_none(chosen: Sequence[Difference]) -> list[Difference]:
@@ -252,7 +263,7 @@ def _words(
     most = _SHOWN_SMALL if max(d.size for d in group.differences) <= _SMALL else _SHOWN
     old, new = _stores(was, should) or (_text(was, named), _text(should, named))
     if old == new:  # the reader's names hide what differs
-        old = ast.unparse(was)
+        old = ast.unparse(was) if was is not None else old
     if max(len(old), len(new)) > most and isinstance(was, ast.expr) and isinstance(should, ast.expr):
         dotted = tuple(_text(node, named) for node in _without_shared(was, should))
         old, new = dotted if max(map(len, dotted)) <= most else (old, new)
@@ -393,7 +404,7 @@ class _Named(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         if not hasattr(node, "theirs"):
             as_written = hasattr(node, "use") and not any(hasattr(n, "theirs") for n in ast.walk(node))
-            return node.use if as_written else self.generic_visit(node)
+            return node.use if as_written else self.generic_visit(node)  # type: ignore[attr-defined]
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):  # not in the place of its own value
             node.value = self.generic_visit(node.value)  # type: ignore[assignment]
             return node

@@ -229,7 +229,8 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
     places = list(_between(mine, theirs, (), mine.lineno))
     found = [Difference(mine.name, *place) for *place, _ in places]
     for node in [n for d in found if d.should is not None for n in ast.walk(d.should)]:
-        node.theirs = True  # type: ignore[attr-defined]  # not of the answer's text
+        if "lineno" in node._attributes:  # of operators and the like, Python makes one for all programs
+            node.theirs = True  # type: ignore[attr-defined]  # not of the answer's text
     alike = sum(much for *_, much in places) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
     yield from found if alike or len(found) <= _FEW else [whole]
 
@@ -316,7 +317,7 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
             inner = [(path, a, b, line, _change(a, b))]
             break
     changed = sum(much for *_, much in inner)
-    little = changed > (1 - _SHARED) * max(_size(a), _size(b))  # in common with the other: it is replaced as a whole
+    little = changed >= (1 - _SHARED) * max(_size(a), _size(b))  # in common with the other: it is replaced as a whole
     other_way = isinstance(a, ast.Compare) and any(isinstance(x, ast.cmpop) for _, x, *_ in inner)
     if path and len(inner) > 1 and (other_way or (isinstance(a, ast.expr) and little)):
         yield path, a, b, line, changed
@@ -403,7 +404,7 @@ def _is_around(x: ast.AST, y: ast.AST) -> bool:
 
 
 def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, named: set[str]) -> None:
-    """Puts values in the places of their names: first what is short, then what only the next statement uses."""
+    """Puts values in the places of their names: first what is short, then what is used once, later in this body."""
     for short in (True, False):
         for n in reversed(range(len(body) - 1)):
             each = body[n] = _as_lambda(body[n])
@@ -415,7 +416,7 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, named: set[str]) -
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
                 continue
-            if short or _next_alone(used, body[n + 1]):
+            if short or _alone(used, body[n:]):
                 inline = _Inlined(name, each.value)
                 body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
                 del body[n]
@@ -427,10 +428,23 @@ def _is_steady(value: ast.expr) -> bool:
     return (isinstance(value, ast.Lambda) or not changes) and _size(value) < _SHORT
 
 
-def _next_alone(used: Sequence[ast.Name], following: ast.stmt) -> bool:
-    """Whether a name is used once, in the statement that follows. used: where it stands, with where it is stored."""
-    there = sum(n in used for n in ast.walk(following))
-    return isinstance(following, ast.Assign | ast.AugAssign | ast.Return) and there == len(used) - 1 == 1
+def _alone(used: Sequence[ast.Name], body: Sequence[ast.stmt]) -> bool:
+    """Whether the name that a body begins with is used once, in a statement of it that its value can move into.
+
+    used: where the name stands, with where it is stored.
+    """
+    if len(used) != 2:
+        return False
+    m, there = next(((m, n) for m, n in enumerate(body) if m and any(u in used for u in ast.walk(n))), (0, body[0]))
+    simple = isinstance(there, ast.Assign | ast.AugAssign | ast.Return | ast.Expr)
+    if not simple or any(map(_is_inner, ast.walk(there))):
+        return False
+    return not any(_must_follow(between, body[0]) for between in body[1:m])
+
+
+def _is_inner(node: ast.AST) -> bool:
+    """Whether a node is a program that runs at another time than what stands around it, or more than once."""
+    return isinstance(node, ast.Lambda | ast.comprehension)
 
 
 def _as_lambda(statement: ast.stmt) -> ast.stmt:
