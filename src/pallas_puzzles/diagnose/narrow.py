@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..ir.capture import SourceLine, line_of
 from ..ir.ops import is_floating, out_dtype
 from ..ir.program import (
@@ -15,8 +17,8 @@ from ..ir.program import (
     rounded_factors,
     rounded_operands,
 )
-from ..lens.gpu import Launched
-from ..lens.machine import Trace
+from ..lens import gpu
+from ..lens.machine import Run, Trace
 from .findings import Finding
 from .rounding import Excess, times
 
@@ -36,37 +38,41 @@ class Narrow:
 class Kernel:
     """What one kernel of a run computes with: its program, and names with dtypes.
 
-    sums: memory in which a sum may grow, beside the outputs. read_back: the outputs that it loads. stored: the line of
-    the last store into each output.
+    results: what the outputs hold. sums: memory in which a sum may grow, beside the outputs. read_back: the outputs
+    that it loads. stored: the line of the last store into each output.
     """
 
     name: str
     program: Any
+    results: Sequence[np.ndarray]
     outs: Sequence[tuple[str, Any]]
     sums: Sequence[tuple[str, Any]]
     read_back: frozenset[str]
     stored: dict[str, SourceLine]
 
 
-def of_call(trace: Trace) -> Kernel:
-    """A pallas_call that has run."""
+def kernels_of(run: Run) -> list[Kernel]:
+    """The kernels of a run, in their order."""
+    return [*map(_of_launched, run.calls)] if isinstance(run, gpu.Run) else [*map(_of_call, run.traces)]
+
+
+def _of_call(trace: Trace) -> Kernel:
     call = trace.call
     outs = [(o.name, o.dtype) for o in call.outs]
     sums = [(s.name, s.dtype) for s in call.scratch if s.space == "vmem"]
     loaded = frozenset(e.ref for e in trace.events if e.op == "load")
     stored = {e.ref: e.line for e in trace.events if e.op == "store" and e.line is not None}
-    return Kernel(call.name, call.kernel, outs, sums, loaded, stored)
+    return Kernel(call.name, call.kernel, trace.outputs, outs, sums, loaded, stored)
 
 
-def of_launched(launched: Launched) -> Kernel:
-    """A plgpu.kernel that has run."""
+def _of_launched(launched: gpu.Launched) -> Kernel:
     kernel = launched.kernel
     outs = [(name, dtype) for name, _, dtype in kernel.outputs]
     allocs = [alloc for instr in kernel.program.everything() for alloc in instr.p.get("allocs", ())]
     sums = [(alloc.name, alloc.dtype) for alloc in allocs if alloc.kind == "acc" or alloc.space == "tmem"]
     lines = [[w.instr.line for w in writes if w is not None and w.instr is not None] for _, writes in launched.written]
     stored = {name: line for (name, _), mine in zip(outs, lines, strict=True) for line in mine if line is not None}
-    return Kernel(kernel.name, kernel.jaxpr, outs, sums, frozenset(), stored)
+    return Kernel(kernel.name, kernel.jaxpr, launched.outputs, outs, sums, frozenset(), stored)
 
 
 def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
