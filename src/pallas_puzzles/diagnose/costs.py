@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ir.capture import Call, line_of, named
 from ..ir.ops import in_dtypes, is_floating, out_dtype
-from ..ir.program import is_narrow_product, lines_of
+from ..ir.program import lines_of
 from ..lens.machine import Trace
 from ..lens.tally import tally
 from .findings import Finding, over
@@ -43,14 +43,8 @@ def serial_steps(trace: Trace) -> tuple[int, list[int]]:
 
 
 def wide_products(call: Call, bits: int) -> Iterator[Finding]:
-    """Matrix products whose operands are wider than that, and those that the compiler refuses."""
+    """Matrix products whose operands are wider than that, and those of integers that the compiler refuses."""
     for eqn in named(call.kernel, "dot_general"):
-        if is_narrow_product(eqn):
-            text = (
-                "a product of 16-bit tiles is asked for in 16 bits: what the MXU has summed in 32 bits is rounded "
-                "before any cast, and the TPU compiler refuses it. Ask for preferred_element_type=jnp.float32."
-            )
-            yield over("mxu_bits", text, line=line_of(eqn))
         wide = wide_operands(eqn, bits)
         if wide is not None:
             yield wide

@@ -14,7 +14,6 @@ from ..ir.program import (
     lines_of,
     narrow_arithmetic,
     narrow_products,
-    rounded_factors,
     rounded_operands,
 )
 from ..lens import gpu
@@ -94,14 +93,6 @@ def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
             "a float32 scratch buffer, and cast once at the end."
         )
         yield Narrow("output", words)
-    for eqn in rounded_factors(kernel.program):
-        bits = f", to the 8 bits of a {out_dtype(eqn)}" if str(out_dtype(eqn)) == "bfloat16" else ""
-        words = (
-            f"A factor is multiplied into an operand of the matrix product ({line_of(eqn)}), and what goes into the "
-            f"product is 16-bit: every element is rounded before it is summed{bits}. Multiply the result of the "
-            "product instead: it is float32."
-        )
-        yield Narrow("factor", words)
     for eqn in early_casts(kernel.program):
         words = (
             f"A value is cast to 16-bit {_made(eqn)}, and the kernel goes on with the rounded number. Cast once, "

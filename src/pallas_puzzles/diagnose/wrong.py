@@ -112,8 +112,6 @@ def pattern_of(
     other = next((name for name, belongs in others.items() if _same(tolerance, got, belongs)), None)
     if other is not None:
         return "moved", f"what belongs in {other}"
-    if got.ndim > 1 and got.shape[-1] == got.shape[-2] and _same(tolerance, got, np.swapaxes(want, -1, -2)):
-        return "values", "transposed"
     most, noise = np.abs(difference).max(), 2e-6 * np.abs(want).max()  # what rounding in float32 makes of a constant
     if difference.size > 1 and np.ptp(difference) <= 1e-3 * most + noise < most:
         return "values", f"off by the constant {difference.mean():+.6g}"
