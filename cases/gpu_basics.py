@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_puzzles.course.claims import Claim, Count
-from pallas_puzzles.course.gpu_claims import gmem_claim
+from pallas_puzzles.course.claims import Claim, Count, gmem_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
 from pallas_puzzles.lens import gpu
 from pallas_puzzles.speed.work import Sizes, size, sweep

@@ -3,15 +3,16 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import numpy as np
 
-from pallas_puzzles.course.claims import Cheapest, Claim, Count
-from pallas_puzzles.course.gpu_claims import order_claim
+from pallas_puzzles.course.claims import Cheapest, Claim, Count, answered, line_of
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
+from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.lens import gpu
 from pallas_puzzles.lens.gpu.banks import wavefronts
 from pallas_puzzles.speed.work import Size, Sizes, size, sweep
@@ -176,8 +177,38 @@ def puzzle_8(nb: Any) -> Question:
             case(normal((512, 64), BF16), normal((64, 512), BF16), bm=256, bn=64, width=4, about="a single step"),
         ],
         budget=Budget(copies=80, ctas=2, copy_idle=5_000),
-        claims=[order_claim(nb.tile_order, (64, 8), (8, 16), (3, 32))],
+        claims=[SharedTiles(nb.tile_order, [(64, 8), (8, 16), (3, 32)])],
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedTiles:
+    """`fn(t, m_tiles, width)`, the row and column of tile t, lets CTAs that run at the same time share what they read:
+    the machine has no L2. cases: (m_tiles, width). It is compared with the tiles of strips of `width` columns, row by
+    row; whether each tile has its turn, the kernel's result shows."""
+
+    fn: Any
+    cases: list[tuple[int, int]]
+    last = True
+    ctas = 132  # that run
+
+    def finding(self) -> Finding | None:
+        """What is wrong with the order, in the first case where something is, or None."""
+        n = np.arange(self.ctas)
+        for m_tiles, width in self.cases:
+            rows, columns = answered(jax.vmap(lambda t, *case: self.fn(t, *case), (0, None, None)), n, m_tiles, width)
+            strip, within = n // (m_tiles * width), n % (m_tiles * width)
+            want = len({*(within // width)}), len({*(strip * width + within % width)})
+            found = len({*np.asarray(rows).tolist()}), len({*np.asarray(columns).tolist()})
+            if sum(found) > sum(want):
+                cause = (
+                    f"Right answer, but {self.ctas} CTAs that work on the first {self.ctas} tiles by "
+                    f"{self.fn.__name__}(t, {m_tiles}, {width}) read {found[0]} different rows of tiles and {found[1]} "
+                    f"columns. In strips of {width} columns, they read {want[0]} and {want[1]}: what several of them "
+                    "read comes from the L2."
+                )
+                return Finding("choice", cause, [], line_of(self.fn))
+        return None
 
 
 def puzzle_9(nb: Any) -> Question:

@@ -4,12 +4,22 @@ nb: what the notebook defines, with the reader's answers in its holes.
 """
 
 import functools
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_puzzles.course.claims import hbm_choice, hbm_claim, time_choice, time_claim, vmem_claim
+from pallas_puzzles.course.claims import (
+    Claim,
+    Count,
+    cheapest_that_fits,
+    hbm_choice,
+    hbm_claim,
+    measured,
+    vmem_claim,
+)
 from pallas_puzzles.course.inputs import Budget, Case, Question, case, integers, normal, question, uniform
 from pallas_puzzles.speed.work import Sizes, size, sweep
 
@@ -436,16 +446,83 @@ def puzzle_12(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=4_194_304, grid_steps=6, vmem_bytes=2_621_440),
         claims=[
-            time_claim(
+            Claim(
                 nb.plan_time,
-                lambda M, N, K, bm, bn, bk, chip: blocks(M, N, K, bm, bn, bk),
-                (1024, 768, 512, 512, 384, 128, nb.SMALL),
-                (768, 640, 512, 768, 640, 128, nb.SMALL),
-                (512, 384, 256, 256, 128, 256, nb.SMALL),
+                [
+                    (1024, 768, 512, 512, 384, 128, nb.SMALL),
+                    (768, 640, 512, 768, 640, 128, nb.SMALL),
+                    (512, 384, 256, 256, 128, 256, nb.SMALL),
+                ],
+                lambda *plan: in_seconds(*measured(*blocks(*plan[:-1])), plan[-1]),
             ),
-            time_choice(nb.pick_blocks, blocks, functools.partial(all_plans, nb), any_chip),
+            cheapest_that_fits(
+                nb.pick_blocks,
+                blocks,
+                functools.partial(all_plans, nb),
+                any_chip,
+                lambda *counted: round(seconds(*terms(*counted)), 12),
+                lambda seconds: f"{seconds:.4e} s",
+                lambda chip: chip.vmem_bytes,
+            ),
         ],
     )
+
+
+def terms(costs: Any, mxu_flops: float, chip: Any) -> tuple[float, float, float, dict[str, float]]:
+    """Seconds of the MXU, of HBM, of all steps, and of the fill: the first block of each array."""
+    sizes = {r.operand.name: min(r.operand.block_bytes, r.hbm_bytes) for r in costs.operands}
+    fills = {name: size / chip.hbm_bytes_per_s for name, size in sizes.items()}
+    return mxu_flops / chip.flops_per_s, costs.hbm_bytes / chip.hbm_bytes_per_s, costs.steps * chip.step_s, fills
+
+
+def seconds(mxu: float, hbm: float, steps: float, fills: dict[str, float]) -> float:
+    fill = sum(fills.values())
+    return max(mxu, hbm - fill) + fill + steps
+
+
+def in_seconds(costs: Any, mxu_flops: float, chip: Any) -> Count:
+    """The time of a call by the model of Puzzle 12, and what it would be with up to three mistakes."""
+    mxu, hbm, steps, fills = terms(costs, mxu_flops, chip)
+    fill, scratch = sum(fills.values()), costs.scratch_bytes / chip.hbm_bytes_per_s
+    products = [(mxu, ""), (mxu / 2, "a multiplication and an addition were one FLOP")]
+    blocks_of = [
+        (fill, ""),
+        (fill / 2, "an element of the fill had one byte"),
+        (fill * 2, "the fill were both buffers of each block"),
+        (fill * 2 + scratch, "the fill were all that VMEM holds, and not one block of each array"),
+        *((fill - own, f"{name} had no part in the fill") for name, own in fills.items()),
+    ]
+    places = [  # how often the fill is taken off HBM, and put in
+        ((1, 1), ""),
+        ((0, 0), "there were no fill: beside a longer MXU, it has nothing to hide behind"),
+        ((0, 1), "the fill counted twice: it is put in by itself, and still in HBM"),
+        ((1, 0), "the fill were taken off HBM and never put in"),
+    ]
+    overlaps: list[tuple[Callable[[float, float], float], str]] = [
+        (max, ""),
+        (lambda m, h: m + h, "the MXU waited for HBM: the two overlap, the longer one counts"),
+        (lambda m, h: m, "HBM took no time"),
+        (lambda m, h: h, "the MXU took no time"),
+        (min, "the shorter of MXU and HBM counted"),
+    ]
+    ends: list[tuple[Callable[[float], float], str]] = [
+        (lambda t: t + steps, ""),
+        (lambda t: t, "steps cost nothing"),
+        (lambda t: max(t, steps), "the cost of a step overlapped with the rest"),
+    ]
+    slips: list[tuple[list[str], float]] = []
+    every = itertools.product(products, blocks_of, places, overlaps, ends)
+    for (m, a), (f, b), ((off, put), c), (way, d), (end, e) in every:
+        slips.append(([words for words in (a, b, c, d, e) if words], end(way(m, hbm - off * f)) + put * f))
+    slips.sort(key=lambda slip: len(slip[0]))
+    told = f"{us(fill)} of it fill: {', '.join(f'{name} {us(own)}' for name, own in fills.items())}"
+    parts = [f"MXU {us(mxu)}; HBM {us(hbm)}, {told}", f"{costs.steps} steps: {us(steps)}"]
+    mistakes = [(f"if {' and '.join(words)}", value) for words, value in slips if 0 < len(words) <= 3]
+    return Count("the model says", seconds(mxu, hbm, steps, fills), parts, mistakes, ".4e")
+
+
+def us(seconds: float) -> str:
+    return f"{seconds * 1e6:.4g} us"
 
 
 # --- what `puzzles bench` measures -----------------------------------------------------------------------------------

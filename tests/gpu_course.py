@@ -236,7 +236,7 @@ def centred_kernel(_, x_smem, o_smem):
 
 CASES = """\
 from pallas_puzzles import Budget, case, normal
-from pallas_puzzles.course.gpu_claims import gmem_claim
+from pallas_puzzles.course.claims import gmem_claim
 from pallas_puzzles.course.inputs import question
 
 

@@ -957,28 +957,12 @@ def one_factor_in_16_bits(a):
 # What is refused while the kernel is traced, before there is a grid step to speak of.
 
 
-@mistake(X, want=lambda x: x)
-def program_id_without_a_grid(x):
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...] * pl.program_id(0)  # <- here
-
-    return pl.pallas_call(kernel, out_shape=like(x))(x)
-
-
 @mistake(X, want=lambda x: np.maximum(x, 0))
 def when_on_an_array(x):
     def kernel(x_ref, o_ref):
         @pl.when(x_ref[...] > 0)  # <- here
         def _():
             o_ref[...] = x_ref[...]
-
-    return pl.pallas_call(kernel, out_shape=like(x))(x)
-
-
-@mistake(X, want=lambda x: x[::-1])
-def slice_that_runs_backwards(x):
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[::-1]  # <- here
 
     return pl.pallas_call(kernel, out_shape=like(x))(x)
 
@@ -1005,15 +989,6 @@ def gradient_without_custom_vjp(x):
         o_ref[...] = x_ref[...]
 
     return jax.grad(lambda x: pl.pallas_call(kernel, out_shape=like(x))(x).sum())(x)  # <- here
-
-
-@mistake(X, want=lambda x: x)
-def signal_to_a_copy_semaphore(x):
-    def kernel(x_ref, o_ref, sem):
-        o_ref[...] = x_ref[...]
-        pl.semaphore_signal(sem)  # <- here
-
-    return pl.pallas_call(kernel, out_shape=like(x), scratch_shapes=[pltpu.SemaphoreType.DMA])(x)
 
 
 @mistake(X, want=lambda x: x)

@@ -1,7 +1,6 @@
 """What a reader's function says of a kernel is held against the kernel, and a wrong figure is taken apart."""
 
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_puzzles import Budget, check
 from pallas_puzzles.course import claims
-from pallas_puzzles.course.claims import hbm_choice, hbm_claim, time_claim, vmem_claim
+from pallas_puzzles.course.claims import hbm_choice, hbm_claim, vmem_claim
 from pallas_puzzles.lens.watchdog import TimeLimit
-
-CHIP = types.SimpleNamespace(flops_per_s=1e12, hbm_bytes_per_s=1e9, step_s=1e-5)
 
 
 def product(x, y, *, bm, bn, bk):
@@ -45,17 +42,9 @@ def held(bm, bn, bk):
     return 4 * (2 * (bm * bk + bk * bn + bm * bn) + bm * bn)
 
 
-def lasts(bm, bn, bk, chip, *, put=1.0):
-    fill = 4 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
-    steps = 64 * 256 * 384 // (bm * bn * bk)
-    hbm, mxu = moved(bm, bn, bk) / chip.hbm_bytes_per_s, 2 * 64 * 256 * 384 / chip.flops_per_s
-    return max(mxu, hbm - fill) + put * fill + steps * chip.step_s
-
-
 def test_what_is_true_is_not_found():
     assert hbm_claim(moved, run, (16, 128, 128)).finding() is None
     assert vmem_claim(held, run, (16, 128, 128)).finding() is None
-    assert time_claim(lasts, run, (16, 128, 128, CHIP)).finding() is None
 
 
 def test_a_formula_that_never_ends_is_stopped_soon(monkeypatch):
@@ -73,8 +62,7 @@ WRONG = {
     "half": (hbm_claim, lambda *b: moved(*b) / 2, (16, 128, 128), "if an element had one byte"),
     "once": (hbm_claim, lambda *b: moved(*b) - 8 * 64 * 256, (16, 128, 128), "if all of x_ref came in once"),
     "scratch": (vmem_claim, lambda bm, bn, bk: held(bm, bn, bk) - 4 * bm * bn, (16, 128, 128), "without the scratch"),
-    "fill": (time_claim, lambda *b: lasts(*b, put=0), (16, 128, 128, CHIP), "taken off HBM and never put in"),
-    "unit": (time_claim, lambda *b: 1e6 * lasts(*b), (16, 128, 128, CHIP), "in units of 1e-6"),
+    "unit": (hbm_claim, lambda *b: 1e6 * moved(*b), (16, 128, 128), "in units of 1e-6"),
 }
 
 

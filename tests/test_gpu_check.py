@@ -189,7 +189,6 @@ def test_check_draws_and_varies() -> None:
         (Budget(smem_bytes=1 << 10), "a CTA holds 64.01 KiB of SMEM; the budget is 1 KiB"),
         (Budget(stores=0), "copies out of SMEM; the budget is 0"),
         (Budget(ctas=2), "it takes 4 CTAs; the budget is 2"),
-        (Budget(arrivals=1), "it makes 4 arrivals on barriers; the budget is 1"),
         (Budget(waited=10), "cycles; the budget is 10"),
         (Budget(copy_idle=10), "the copy engine has nothing to do in"),
         (Budget(copy_idle=20), "Compute in less time: with whole tiles, not row by row"),  # a copy a CTA
@@ -204,7 +203,7 @@ def test_budgets(budget: Budget, said: str) -> None:
 
 
 def test_a_budget_that_holds() -> None:
-    budget = Budget(gmem_bytes=256 << 10, smem_bytes=66 << 10, ctas=4, arrivals=4, tensor_idle=0, calls=1)
+    budget = Budget(gmem_bytes=256 << 10, smem_bytes=66 << 10, ctas=4, tensor_idle=0, calls=1)
     verdict = check_call(scaled(), (X,), 2 * X, budget=budget, confirm=False)
     assert verdict, str(verdict)
     assert totals(verdict.figures)["gmem_bytes"] == 256 << 10

@@ -27,12 +27,14 @@ from gpu_course import SOLUTIONS
 from gpu_kernels import S, normal
 from pallas_puzzles.app import notebooks
 from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.course.claims import gmem_claim
 from pallas_puzzles.course.finale import finale
-from pallas_puzzles.course.gpu_claims import gmem_claim
-from pallas_puzzles.course.machines import GPU, trace
+from pallas_puzzles.course.machines import trace
 from pallas_puzzles.course.progress import record
 from pallas_puzzles.diagnose.apart import first_apart
+from pallas_puzzles.diagnose.diagnose import rounded
 from pallas_puzzles.diagnose.findings import Finding
+from pallas_puzzles.diagnose.narrow import kernels_of, narrow_kinds
 from pallas_puzzles.diagnose.rounding import Course
 from pallas_puzzles.targets import gpu_simulator
 from pallas_puzzles.view.costs import totals
@@ -233,9 +235,9 @@ def test_a_line_that_rounds_is_named() -> None:
     e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
     exact = [e / e.sum(1, keepdims=True)]
     want = np.asarray(exact[0], np.float32)
-    course = Course([np.asarray(right.outputs)], exact, GPU.narrow_kinds(right))
-    assert GPU.rounded(right, want, course) is None
-    diagnosis = GPU.rounded(rough, want, course)
+    course = Course([np.asarray(right.outputs)], exact, narrow_kinds(kernels_of(right)))
+    assert rounded(right, want, course) is None
+    diagnosis = rounded(rough, want, course)
     assert diagnosis is not None
     (finding,) = diagnosis.findings
     assert "cast to 16-bit bfloat16" in finding.cause
@@ -267,8 +269,8 @@ def test_an_accumulator_in_16_bits_is_named() -> None:
     a, b = normal(64, 256, dtype=np.float16), normal(256, 64, dtype=np.float16, seed=1)
     right, rough = (trace(product(dtype), a, b) for dtype in (jnp.float32, jnp.float16))
     exact = [a.astype(np.float64) @ b.astype(np.float64)]
-    course = Course([np.asarray(right.outputs)], exact, GPU.narrow_kinds(right))
-    diagnosis = GPU.rounded(rough, exact[0].astype(np.float32), course)
+    course = Course([np.asarray(right.outputs)], exact, narrow_kinds(kernels_of(right)))
+    diagnosis = rounded(rough, exact[0].astype(np.float32), course)
     assert diagnosis is not None
     assert "acc_ref is float16, and every addition to it rounds" in diagnosis.findings[0].cause
 

@@ -1,21 +1,15 @@
 """Hints one at a time, the solution after them; what a notebook around a verdict knows, and when it says nothing."""
 
 import importlib
-import os
-import subprocess
 import sys
-import time
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
 import demo_course
 from pallas_puzzles.course import curriculum, finale, hints, page
-from pallas_puzzles.course.check import check
 from pallas_puzzles.view.verdict import Verdict
 
 store = importlib.import_module("pallas_puzzles.course.progress")  # the package's own `progress` is the function
@@ -32,12 +26,9 @@ def home(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def shell(monkeypatch) -> Any:
     """A notebook's shell, as far as these modules ask for one."""
-    events = types.SimpleNamespace(register=lambda name, heard: None)
-    fake = types.SimpleNamespace(user_ns={"In": [""]}, events=events, kernel=object(), execution_count=3)
+    fake = types.SimpleNamespace(user_ns={}, kernel=object(), execution_count=3)
     for module in (hints, page, finale, importlib.import_module("pallas_puzzles.view.live")):
         monkeypatch.setattr(module, "running_shell", lambda: fake)
-    monkeypatch.setattr(page, "_began", [])
-    monkeypatch.setattr(page, "_ran", {})
     monkeypatch.setattr(page, "_checked", {})
     return fake
 
@@ -135,6 +126,8 @@ def test_in_a_notebook_a_verdict_says_what_to_run_and_offers_hints(shell):
 
 
 def test_a_function_that_was_not_run_again_is_named(shell):
+    source = "def kernel(x):\n    return x + 1\n"
+
     def checked(status: str, *holes: Any) -> list[str]:
         verdict = Verdict("demo/1", status, [], "demo/1 Add one.")
         finale.around(verdict, curriculum.puzzle("demo/1"), {each.__name__: each.__code__ for each in holes})
@@ -142,7 +135,7 @@ def test_a_function_that_was_not_run_again_is_named(shell):
 
     def defined() -> Any:  # what running its cell does
         names: dict[str, Any] = {}
-        exec(OLD, names)
+        exec(source, names)
         return names["kernel"]
 
     first, second = defined(), defined()
@@ -183,75 +176,3 @@ def test_links_are_those_that_lead_somewhere(shell, tmp_path, monkeypatch):
     shell.user_ns["__vsc_ipynb_file__"] = str(here)
     assert page.file() == here
     assert page.link(there) == ""
-
-
-# --- a cell that was edited and not run ------------------------------------------------------------------------------
-
-OLD, NEW = "def kernel(x):\n    return x + 1\n", "def kernel(x):\n    return x + 2\n"
-
-
-@pytest.fixture
-def stale(shell, tmp_path, monkeypatch) -> Callable[..., str]:
-    """What is said of a cell that ran as OLD under number 2, where the file on disk has `saved`."""
-
-    def ask(
-        saved: str = NEW, number: int = 2, age: float = 10.0, ran: tuple[str, ...] = (OLD,), copies: int = 1
-    ) -> str:
-        (source := tmp_path / "cell.py").write_text(OLD)
-        names: dict[str, Any] = {}
-        exec(compile(OLD, str(source), "exec"), names)
-        shell.user_ns["In"] = ["", "setup()", *ran]
-        cells = [nbformat.v4.new_code_cell(saved, execution_count=number) for _ in range(copies)]
-        nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook := tmp_path / "demo.ipynb")
-        os.utime(notebook, (time.time() + age,) * 2)
-        monkeypatch.setenv("JPY_SESSION_NAME", str(notebook))
-        return page.edited_since_run({"kernel": names["kernel"].__code__})
-
-    return ask
-
-
-def test_a_cell_edited_and_saved_after_it_ran_is_named(stale):
-    assert stale() == "kernel"
-
-
-@pytest.mark.parametrize(
-    "doubt",
-    [
-        {"saved": OLD},
-        {"saved": "# why\n" + OLD.replace("x + 1", "x  +  1")},  # another text, the same program
-        {"age": -3600.0},  # written before the cell ran: the reader has not saved since
-        {"number": 7},  # run again since, or in another session
-        {"ran": (OLD, NEW)},  # a later cell defines it too
-        {"ran": (NEW,)},  # the function is from somewhere else
-        {"copies": 2},
-        {"saved": "%%time\n" + NEW},
-        {"saved": "def kernel(x:\n"},
-        {"saved": ""},
-    ],
-)
-def test_in_doubt_nothing_is_said(stale, doubt):
-    assert stale(**doubt) == ""
-
-
-def test_another_check_is_said_below_its_cell():
-    code = """
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-for cell in ("from pallas_puzzles import check, setup; setup()", "def check(*_): print('fine')", "check('basics/1', 1)",
-             "print('check of nothing')", "from pallas_puzzles import check", "check('basics/1', len)"):
-    shell.run_cell(cell)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.count("`check` is not that of pallas_puzzles here") == 1, done.stdout
-    assert "so basics/1 was neither judged nor recorded" in done.stdout.split("fine")[1]
-
-
-def test_without_a_file_nothing_is_said(shell):
-    assert page.edited_since_run({"kernel": check.__code__}) == ""
-
-
-def test_the_verdict_says_it_instead_of_asking_for_a_run(shell, monkeypatch):
-    monkeypatch.setattr(page, "edited_since_run", lambda holes: "add_one_kernel")
-    verdict = around("unsolved")
-    assert verdict.notes == ["The cell of add_one_kernel was edited after it was run: run it, then check again."]
-    assert verdict.next == "Write it."

@@ -84,12 +84,9 @@ EXPECTED: dict[str, First] = {
     "forward_without_residuals": First("vjp-forward", ("two things", "residuals")),
     "backward_without_a_tuple": First("vjp-backward", ("tuple", "return (dx,)")),
     # refused while the kernel is traced
-    "program_id_without_a_grid": First("grid-axis", ("axis that the grid does not have", "without grid= has none")),
     "when_on_an_array": First("when-array", ("one yes or no", "jnp.where")),
-    "slice_that_runs_backwards": First("slice-step", ("runs forwards", "index map")),
     "index_map_that_captures_an_array": First("map-constants", ("PrefetchScalarGridSpec", "behind the grid indices")),
     "gradient_without_custom_vjp": First("no-gradient", ("jax.custom_vjp", "backward function")),
-    "signal_to_a_copy_semaphore": First("semaphore-kind", ("SemaphoreType.REGULAR",)),
     "one_block_spec_too_many": First("in-specs", ("one BlockSpec in in_specs",)),
     "factors_that_do_not_fit": First(
         "product-shape", ("b_ref, (96, 256), is summed against a_ref, (64, 96): that is",)

@@ -71,9 +71,8 @@ def setup(accelerator: str = "tpu", devices: int = 1) -> None:
         print(note)
     # The checker is imported here, before the set-up starts a thread that imports parts of it: two threads that import
     # the same modules at once may each get half of one.
-    from .course import check, page
+    from .course import check  # noqa: F401
 
-    page.watch_for_stubs(check.check)
     if accelerator == "gpu":
         from .targets.gpu_here import setup as turn_on_gpu
 

@@ -7,14 +7,22 @@ import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from . import cases, curriculum
-from .arrays import ArrayJudge, Wanted
+from ..diagnose.apart import first_apart
+from ..diagnose.corrections import Correction
+from ..diagnose.lookout import Lookout
+from ..ir.capture import SourceLine
+from ..lens.machine import listed
+from ..view.costs import totals
+from ..view.verdict import Verdict, emit
+from . import cases, curriculum, isolate
+from .arrays import ArrayJudge, Judging, Wanted
 from .claims import Claim
 from .collecting import collecting, current, is_brief
+from .finale import around, finale
 from .guard import Guard, is_ours
 from .holes import (
     code_of,
@@ -27,17 +35,14 @@ from .holes import (
     why_apart,
 )
 from .inputs import Budget, Case, Question, Subject, draw, question
-from .judge import CLAIMS, Judge, claimed, draws, judge_arrays, judge_kernel, tolerance_of
+from .judge import CLAIMS, Judge, claimed, draws, judge_cases, tolerance_of
+from .machines import trace
+from .progress import record
 from .reference import course_of
-
-if TYPE_CHECKING:
-    from ..diagnose.corrections import Correction
-    from ..diagnose.lookout import Lookout
-    from ..ir.capture import SourceLine
-    from ..view.verdict import Verdict
+from .told import SAYS_LITTLE, told
 
 
-def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> "Verdict":
+def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> Verdict:
     """Judges an answer and says why. Displays the verdict and records it as progress.
 
     puzzle: its name, "basics/9". fn: the reader's function, arrays -> arrays, block sizes as keyword arguments.
@@ -45,8 +50,6 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> "
     inputs.question takes. They are for puzzles that are not in that file, for kernels outside of the course, and for
     experiments: such a verdict on a puzzle that is in the file is not recorded.
     """
-    from ..view.verdict import Verdict
-
     try:
         known = curriculum.puzzle(puzzle)
     except curriculum.CurriculumError:
@@ -102,21 +105,13 @@ _WORDS = {
 }
 
 
-def _to_write(puzzle: str, holes: Sequence[str]) -> "Verdict":
-    from ..lens.machine import listed
-    from ..view.verdict import Verdict
-
+def _to_write(puzzle: str, holes: Sequence[str]) -> Verdict:
     said = f"Write {listed(holes)}, where it says YOUR CODE HERE."
     return Verdict(puzzle, "unsolved", [], "", next=said)
 
 
-def _show(verdict: "Verdict", answer: "_Answer", recorded: bool) -> None:
+def _show(verdict: Verdict, answer: "_Answer", recorded: bool) -> None:
     """Displays a verdict, with where it stands in the course, and records it."""
-    from ..view.costs import totals
-    from ..view.verdict import emit
-    from .finale import around, finale
-    from .progress import record
-
     newly = recorded and record(verdict.puzzle, bool(verdict), totals(verdict.figures))
     finished = finale(verdict.puzzle) if newly else None
     if answer.known:
@@ -142,12 +137,12 @@ class _Answer:
     def title(self) -> str:
         return f"{self.puzzle} {self.known.title}" if self.known else self.puzzle
 
-    def verdict(self, asked: Question) -> "Verdict":
+    def verdict(self, asked: Question) -> Verdict:
         """The verdict, with what has to change, found by trying, and with findings that point at the reader's lines."""
         guard = Guard()
         asked = dataclasses.replace(asked, explain=None) if is_brief() else asked
 
-        def explained() -> "Verdict":
+        def explained() -> Verdict:
             verdict = self.judged(asked, guard)
             if self.known and not is_brief():
                 self._explain(verdict, asked, guard)
@@ -172,25 +167,18 @@ class _Answer:
         claims = [] if used & set(self.known.holes) else asked.claims
         return " ".join(claim.word() for claim in claims if isinstance(claim, Claim))
 
-    def judged(self, asked: Question, guard: Guard, only: tuple[int, int] | None = None) -> "Verdict":
+    def judged(self, asked: Question, guard: Guard, only: tuple[int, int] | None = None) -> Verdict:
         """The verdict, as it was seen. only: one case and draw of it, and nothing but right or wrong."""
         barred = {**dict.fromkeys(_specs(self.known, asked.spec), SPEC_IS_BARRED), **_reasons(asked.forbid)}
         helpers = helpers_of(self.known, self.holes, self.names) if self.known else []
         lookout = self._lookout(asked.spec, barred, helpers)
         tolerance = tolerance_of(asked.tol)
-        course = (
-            functools.partial(course_of, self.known.id, asked.spec, tolerance) if self.known and self.rounding else None
-        )
-        if asked.kernel:
-            judge = Judge(self.fn, tolerance, asked.allow, asked.explain, barred, guard, lookout)
-            judge.course, judge.wanted = course, self.wanted
-            verdict = self._judged_kernel(asked, judge, only)
-        else:
-            arrays = ArrayJudge(self.fn, asked.spec, tolerance, asked.explain, guard, lookout, course)
-            arrays.wanted = self.wanted
-            untrue = claimed(asked.claims, arrays) if only in (None, CLAIMS) else None
-            rest = None if only == CLAIMS else only
-            verdict = judge_arrays(self.puzzle, arrays, asked, rest) if untrue is None else untrue
+        answer = self.fn, tolerance, asked.explain, guard, lookout
+        judge = Judge(*answer, allow=asked.allow, barred=barred) if asked.kernel else ArrayJudge(*answer)
+        judge.wanted = self.wanted
+        if self.known and self.rounding:
+            judge.course = functools.partial(course_of, self.known.id, asked.spec, tolerance)
+        verdict = self._judged(asked, judge, only)
         if self.known and not is_brief():
             with guard.explaining():
                 # without a kernel, which of several functions it is, nobody knows
@@ -198,15 +186,15 @@ class _Answer:
                     verdict.findings = pointed_into_holes(verdict.findings, self.holes, helpers)
         return verdict
 
-    def _judged_kernel(self, asked: Question, judge: Judge, only: tuple[int, int] | None) -> "Verdict":
+    def _judged(self, asked: Question, judge: Judging, only: tuple[int, int] | None) -> Verdict:
         first, last = ([c for c in asked.claims if c.last == late] for late in (False, True))
         if only == CLAIMS:
             untrue = claimed([*first, *last], judge)
-            return judge.passed() if untrue is None else untrue
+            return judge.verdict("passed", []) if untrue is None else untrue
         if only is not None:
-            return judge_kernel(self.puzzle, judge, asked, only)
+            return judge_cases(self.puzzle, judge, asked, only)
         untrue = claimed(first, judge)
-        verdict = judge_kernel(self.puzzle, judge, asked) if untrue is None else untrue
+        verdict = judge_cases(self.puzzle, judge, asked) if untrue is None else untrue
         costly = not is_brief() and {f.kind for f in verdict.findings} == {"budget"}  # a poor choice says why
         poor = claimed(last, judge) if verdict or costly else None
         if poor is not None and (verdict or poor.status == "failed"):
@@ -214,9 +202,7 @@ class _Answer:
             return poor
         return judge.confirmed(verdict, asked.spec) if verdict else verdict
 
-    def _explain(self, verdict: "Verdict", asked: Question, guard: Guard) -> None:
-        from .told import SAYS_LITTLE, told
-
+    def _explain(self, verdict: Verdict, asked: Question, guard: Guard) -> None:
         assert self.known
         if verdict.findings and verdict.findings[0].kind != "time-limit":  # trying takes as long, again and again
             with guard.explaining():
@@ -231,11 +217,8 @@ class _Answer:
                 verdict.findings = told(verdict.findings, found, files, apart, formulas)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
-    def _apart(self, asked: Question, only: tuple[int, int] | None) -> "SourceLine | None":
+    def _apart(self, asked: Question, only: tuple[int, int] | None) -> SourceLine | None:
         """The line in one of the holes where the values of one draw part from those of the course."""
-        from ..diagnose.apart import first_apart
-        from .machines import trace
-
         assert self.known
         drawn = [each for each in draws(self.puzzle, asked.cases, asked.seed) if (each[0], each[2]) == only]
         for _, case, _, seed in drawn:
@@ -245,13 +228,11 @@ class _Answer:
             return next((line for line in first_apart(*runs) if function_at(line, self.holes)), None)
         return None  # what is wrong shows in no draw
 
-    def _isolated(self, verdict: "Verdict", asked: Question) -> "tuple[list[Correction], tuple[int, int] | None]":
+    def _isolated(self, verdict: Verdict, asked: Question) -> tuple[list[Correction], tuple[int, int] | None]:
         """What would have to change in an answer, found by trying, and on which of the draws it has been tried."""
-        from .isolate import isolated
-
         rounding = "rounding" in {f.kind for f in verdict.findings}
 
-        def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> "Verdict":
+        def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> Verdict:
             with collecting(brief=True):
                 guard = Guard()
                 tried = _Answer(self.puzzle, self.known, fn, self.names, {}, self.wanted, rounding or only is None)
@@ -266,15 +247,13 @@ class _Answer:
         if smallest:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
             return [], None
         here = functools.partial(right, only=smallest.draw)
-        found = isolated(self.known, self.names, used, here, functools.partial(right, only=None))
+        found = isolate.isolated(self.known, self.names, used, here, functools.partial(right, only=None))
         return found, smallest.draw
 
     def _lookout(
         self, spec: Callable[..., Any], barred: Mapping[str, str], helpers: Sequence[types.CodeType]
-    ) -> "Lookout":
+    ) -> Lookout:
         """What looks out for calls of what is barred, in the reader's code."""
-        from ..diagnose.lookout import Lookout
-
         if is_brief():
             return Lookout({}, {}, ())
         mine = getattr(inspect.unwrap(self.fn), "__code__", None)
@@ -315,14 +294,14 @@ def check_call(
     allow: Sequence[str] | None = None,
     confirm: bool = True,
     **blocks: Any,
-) -> "Verdict":
+) -> Verdict:
     """Judges one run of `fn(*args, **blocks)` against the expected result, without a puzzle around it.
 
     allow=None: any work outside of the kernels is fine. confirm: let the TPU front end and JAX's simulator have a say.
     """
-    judge = Judge(fn, tolerance_of(tol), allow)
+    judge = Judge(fn, tolerance_of(tol), allow=allow)
 
-    def verdict() -> "Verdict":
+    def verdict() -> Verdict:
         found = judge.run_case(tuple(args), want, Case(tuple(args), blocks, budget), first=True)
         if found is None and confirm:
             found = judge.confirm(tuple(args), blocks, lambda: want)
@@ -331,10 +310,8 @@ def check_call(
     return _guarded(verdict, judge.guard)
 
 
-def _guarded(judged: "Callable[[], Verdict]", guard: Guard) -> "Verdict":
+def _guarded(judged: Callable[[], Verdict], guard: Guard) -> Verdict:
     """The verdict of judged(); where a bug of ours leaves none, one that says only that."""
-    from ..view.verdict import Verdict
-
     try:
         verdict = judged()
     except Exception as error:

@@ -4,17 +4,15 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..view.verdict import Verdict
+from ..view.verdict import Verdict
 
 
 @dataclasses.dataclass
 class Collection:
     """What is collected, and how it is judged: see `collecting`."""
 
-    verdicts: list["Verdict"]
+    verdicts: list[Verdict]
     judge: bool
     brief: bool
 
@@ -34,7 +32,7 @@ def is_brief() -> bool:
 
 
 @contextlib.contextmanager
-def collecting(*, judge: bool = True, brief: bool = False) -> Iterator[list["Verdict"]]:
+def collecting(*, judge: bool = True, brief: bool = False) -> Iterator[list[Verdict]]:
     """While active, verdicts are appended to the list it yields, and neither displayed nor recorded as progress.
 
     judge=False: nothing is run; the verdicts of answers that are there are "unjudged" and carry their Subject.

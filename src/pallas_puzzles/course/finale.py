@@ -96,10 +96,8 @@ def around(verdict: Verdict, puzzle: curriculum.Puzzle, holes: Mapping[str, Code
         return
     if verdict and verdict.next and page.in_colab():
         verdict.next += ": the link is below this cell."
-    stale, again = page.edited_since_run(holes), page.unchanged_since_check(puzzle, holes)
-    if stale:
-        verdict.notes[:0] = [f"The cell of {stale} was edited after it was run: run it, then check again."]
-    elif verdict.status == "unsolved":
+    again = page.unchanged_since_check(puzzle, holes)
+    if verdict.status == "unsolved":
         verdict.next += " Then run that cell, and check again."
     elif verdict.status in ("failed", "error") and again:
         same = f"{listed([*holes])} {'is' if len(holes) == 1 else 'are'} the same as at your last check."

@@ -5,14 +5,12 @@ import importlib.metadata
 import os
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..installation import PACKAGE, repository
 from ..ir.readers import for_the_reader, is_readers_code
 from ..lens.watchdog import TimeLimit
-
-if TYPE_CHECKING:
-    from ..view.verdict import Verdict
+from ..targets.simulate import SimulatorError
+from ..view.verdict import Traceback, Verdict
 
 _LONGEST_LINE = 160
 _OUR_DIR = str(PACKAGE) + os.sep
@@ -20,8 +18,6 @@ _OUR_DIR = str(PACKAGE) + os.sep
 
 def is_ours(error: BaseException) -> bool:
     """Whether an exception is a bug of this package: its innermost frame, libraries left out, is here."""
-    from ..targets.simulate import SimulatorError
-
     if isinstance(error, SimulatorError | TimeLimit):  # raised on purpose, about the reader's code
         return False
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
@@ -49,10 +45,8 @@ class Guard:
     def keep(self, error: Exception) -> None:
         self.errors.setdefault(_last_line(error), error)  # one for all draws
 
-    def tell(self, verdict: "Verdict") -> None:
+    def tell(self, verdict: Verdict) -> None:
         """Adds a sentence about the first bug, and all tracebacks, to a verdict that was reached without that code."""
-        from ..view.verdict import Traceback
-
         for line in [*self.errors][:1]:
             verdict.notes.insert(0, _sentence(line))
         texts = ["".join(traceback.format_exception(error)) for error in self.errors.values()]

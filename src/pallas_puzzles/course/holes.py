@@ -3,12 +3,11 @@
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..diagnose.findings import Finding
+from ..ir.capture import source_line, wrapped
 from . import curriculum
-
-if TYPE_CHECKING:
-    from ..diagnose.findings import Finding
 
 
 def holes_of(known: Any, names: Mapping[str, Any]) -> dict[str, types.CodeType]:
@@ -24,8 +23,6 @@ def holes_of(known: Any, names: Mapping[str, Any]) -> dict[str, types.CodeType]:
 
 def unwritten(fn: Callable[..., Any]) -> list[str]:
     """The holes of the course that `fn` uses and that still hold the skeleton's code."""
-    from ..ir.capture import wrapped
-
     plain = wrapped(fn)
     names = getattr(plain, "__globals__", {})
     used = names_used(plain, names, set())
@@ -120,17 +117,15 @@ def _changed(known: Any, names_of: Iterable[str], names: Mapping[str, Any]) -> l
 
 
 def pointed_into_holes(
-    findings: "Sequence[Finding]", holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]
-) -> "list[Finding]":
+    findings: Sequence[Finding], holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]
+) -> list[Finding]:
     """The findings with a line that the reader has written: not one of what was given around it."""
-    from ..ir.capture import source_line
-
     ranges = [(code.co_filename, code.co_firstlineno, _last_line(code)) for code in [*holes.values(), *helpers]]
 
     def own(line: Any) -> bool:
         return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
 
-    def line_for(finding: "Finding") -> Any:
+    def line_for(finding: Finding) -> Any:
         near = (line for line in (finding.line, *finding.near, *finding.maps) if own(line))
         named = (code for name, code in holes.items() if name in finding.cause)
         code = next(named, None) or next(iter(holes.values()))

@@ -3,55 +3,49 @@
 import contextlib
 import functools
 import math
-import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
 
-from .arrays import (
-    ArrayJudge,
-    CourseOf,
-    Explain,
-    Wanted,
-    compare,
-    expected,
-    keyword_only,
-    keywords_of,
-)
+from ..diagnose.budgets import dropped
+from ..diagnose.diagnose import SEEN_IN_VALUES, explain_garbage
+from ..diagnose.errors import explain_error
+from ..diagnose.findings import GARBAGE_READS, Diagnosis, Finding, Tolerance
+from ..diagnose.outside import explain_barred, explain_outside, too_much_outside
+from ..ir.capture import CHIP, SPARSE_CHIP, Programs
+from ..ir.ops import garbage
+from ..lens.gpu.timeline import in_l2
+from ..lens.machine import Beyond, Refused, Run
+from ..lens.watchdog import TimeLimit, time_limit
+from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable
+from ..view.costs import gained
+from ..view.verdict import TileMap, Verdict
+from .arrays import TIME_LIMIT_S, Judging, compare, keyword_only, keywords_of
+from .claims import Asked
 from .collecting import is_brief
-from .guard import Guard, is_ours
+from .guard import is_ours
 from .inputs import Case, Input, Question, draw, seed_of
-from .machines import TPU, Machine, machine_of, reached, trace
+from .machines import TPU, machine_of, reached, trace
 
-if TYPE_CHECKING:
-    from ..diagnose.findings import Diagnosis, Finding, Tolerance
-    from ..diagnose.lookout import Lookout
-    from ..ir.capture import Programs
-    from ..lens.gpu.timeline import Counts
-    from ..lens.machine import Figures, Run
-    from ..view.verdict import Verdict
-    from .claims import Asked
-
-TIME_LIMIT_S = 20.0
 CONFIRM_LIMIT_S = 90.0  # what the lens has passed does end: JAX's simulator may take its time on a busy machine
 DRAWS = 3
 CLAIMS = (-1, 0)  # in the place of a case and draw: what functions of the reader's say, and not what a kernel returns
 OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised memory: a value like any other
 
 
-def judge_kernel(puzzle: str, judge: "Judge", asked: Question, only: tuple[int, int] | None = None) -> "Verdict":
-    """The verdict of the lens on every case. JAX is yet to be asked about what passes: see Judge.confirmed."""
+def judge_cases(puzzle: str, judge: Judging, asked: Question, only: tuple[int, int] | None = None) -> Verdict:
+    """The verdict on every case. JAX is yet to be asked about what passes: see `Judging.confirmed`."""
     drawn = draws(puzzle, asked.cases, asked.seed)
     for number, case, i, draw_seed in sorted(drawn, key=_size) if is_brief() else drawn:
         if only is not None and (number, i) != only:
             continue
         args = draw(case.inputs, np.random.default_rng(draw_seed))
         first = number == 0 and i == 0
-        keywords = keywords_of(asked.spec, case.blocks)
-        want = judge.wanted.of(number, i, asked.spec, args, keywords)
+        want = judge.wanted.of(number, i, asked.spec, args, keywords_of(asked.spec, case.blocks))
         verdict = judge.run_case(args, want, case, first=first)
         if verdict is not None:
             verdict.draw = number, i
@@ -60,20 +54,6 @@ def judge_kernel(puzzle: str, judge: "Judge", asked: Question, only: tuple[int, 
             return verdict
         judge.example = (args, case.blocks) if first else judge.example
     return judge.passed()
-
-
-def judge_arrays(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[int, int] | None = None) -> "Verdict":
-    for number, case, i, draw_seed in draws(puzzle, asked.cases, asked.seed):
-        if only is not None and (number, i) != only:
-            continue
-        args = draw(case.inputs, np.random.default_rng(draw_seed))
-        verdict = judge.run_case(args, case, number, i)
-        if verdict is not None:
-            verdict.draw = number, i
-            if number or i:
-                verdict.notes.append(_which(args, case, number, draw_seed))
-            return verdict
-    return judge.confirmed(judge.passed())
 
 
 def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case, int, int]]:
@@ -89,9 +69,7 @@ def _size(drawn: tuple[int, Case, int, int]) -> int:
     return sum(math.prod(getattr(x, "shape", ())) for x in drawn[1].inputs)
 
 
-def tolerance_of(tol: float | None) -> "Tolerance | None":
-    from ..diagnose.findings import Tolerance
-
+def tolerance_of(tol: float | None) -> Tolerance | None:
     return None if tol is None else Tolerance(tol)
 
 
@@ -111,17 +89,14 @@ def _said(value: Any) -> str:
     return getattr(value, "__name__", str(value))
 
 
-def claimed(claims: "Sequence[Asked]", judge: "Judge | ArrayJudge") -> "Verdict | None":
+def claimed(claims: Sequence[Asked], judge: Judging) -> Verdict | None:
     """The verdict on the first claim that is not true, or None."""
-    from ..lens.watchdog import TimeLimit, time_limit
-    from ..view.verdict import Verdict
-
     for claim in claims:
         try:
             with time_limit(CONFIRM_LIMIT_S, "your function"):  # many plans are tried
                 finding = claim.finding()
         except (Exception, TimeLimit) as error:
-            return judge._error(error)
+            return judge.error(error)
         if finding is not None:
             return Verdict("", "failed", [finding], "Not yet.", draw=CLAIMS)
     return None
@@ -133,66 +108,41 @@ _OTHERWISE_WRONG = frozenset(
 )
 
 
-_NEARLY_RIGHT = frozenset({"rounding"})
+NONE: Mapping[str, str] = types.MappingProxyType({})
 
 
-class Judge:
-    """Runs an answer on one case after the other, and stops at the first thing that is wrong."""
+class Judge(Judging):
+    """Judges an answer with kernels."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        tolerance: "Tolerance | None",
-        allow: Sequence[str] | None,
-        explain: Explain | None = None,
-        barred: Mapping[str, str] = types.MappingProxyType({}),
-        guard: Guard | None = None,
-        lookout: "Lookout | None" = None,
-    ):
-        from ..diagnose.lookout import Lookout
-        from ..ir.capture import CHIP
+    explain_error = staticmethod(explain_error)
 
-        self.fn, self.tolerance, self.allow = fn, tolerance, allow
-        self.explain, self.barred = explain, barred
-        self.figures: list[Figures | Counts] = []
-        self.notes: list[str] = []
-        self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
-        self.course: CourseOf | None = None  # makes the course's result of the same data
+    def __init__(self, *args: Any, allow: Sequence[str] | None = None, barred: Mapping[str, str] = NONE):
+        super().__init__(*args)
+        self.allow, self.barred = allow, barred
         self.chip = CHIP  # that the answer asks for
-        self.machine: Machine = TPU  # of the kind of kernel that it reaches
-        self.wanted = Wanted()
-        self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the first case, once it has passed
+        self.machine = TPU  # of the kind of kernel that it reaches
         self.programs: tuple[dict[str, Any], Programs] = {}, {}  # of the blocks that were asked for last
         self.beyond = False  # whether JAX's simulator has run what the lens could not
 
-    def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> "Verdict | None":
+    def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> Verdict | None:
         """The verdict on one draw when it is not a pass, else None."""
-        import jax
-
-        from ..diagnose.budgets import dropped
-        from ..diagnose.diagnose import SEEN_IN_VALUES
-        from ..diagnose.findings import Finding
-        from ..lens.gpu.timeline import in_l2
-        from ..lens.machine import Refused
-        from ..lens.watchdog import TimeLimit
-
         try:
             with in_l2(case.l2):
                 run = self._run(args, case.blocks)
         except Refused as error:
             line = next(iter(error.lines), None)
-            return self._failed([Finding(error.kind, error.cause, [], line, near=error.lines)])
+            return self.failed([Finding(error.kind, error.cause, [], line, near=error.lines)])
         except CannotJudge as error:
             return self._unjudged(str(error))
         except (Exception, TimeLimit) as error:
             if self.lookout.found is None:
-                return self._error(error)
+                return self.error(error)
         if self.lookout.found is not None:
-            return self._failed([self.lookout.found])
+            return self.failed([self.lookout.found])
         if is_brief() and (wrong := compare(jax.tree.map(np.asarray, run.outputs), want, self.tolerance)) is not None:
-            return self._failed([wrong])
+            return self.failed([wrong])
         guard, picture = self.guard, ""
-        costs: list[Figures | Counts] = []
+        costs: list[Any] = []
         if first or case.budget:
             with guard.explaining():
                 costs = self.machine.figures(run)
@@ -203,15 +153,15 @@ class Judge:
             if diagnosis.findings and {f.kind for f in diagnosis.findings} <= SEEN_IN_VALUES:
                 return self._unjudged(_RANDOM)
             self._note(_RANDOM)
-        if diagnosis.findings and {f.kind for f in diagnosis.findings} <= _NEARLY_RIGHT:
-            diagnosis = self._rounded(run, args, case.blocks, want) or diagnosis
+        if diagnosis.findings and {f.kind for f in diagnosis.findings} <= {"rounding"}:
+            diagnosis = self.rounded(run, args, case.blocks, want) or diagnosis
         findings = [*self._around(run), *diagnosis.findings]
         if findings and not is_brief():
             with guard.explaining():
                 findings, picture = self._explained(findings, run, args, case.blocks, want)
         if not findings:
             findings = self._with_other_garbage(run, args, case.blocks, want)
-        if not findings and (rough := self._rounded(run, args, case.blocks, want)) is not None:
+        if not findings and (rough := self.rounded(run, args, case.blocks, want)) is not None:
             diagnosis, findings = rough, [*rough.findings]
         if not findings:
             with guard.explaining():
@@ -221,34 +171,21 @@ class Judge:
                 findings = self._over_budget(run, costs, case)
         if not findings:
             return None
-        verdict = self._failed(findings, diagnosis)
+        verdict = self.failed(findings, diagnosis)
         with guard.explaining():
             verdict.figures = costs or self.machine.figures(run)
         verdict.picture = picture
         return verdict
 
-    def _diagnosis(self, run: "Run", want: Any) -> "Diagnosis":
+    def _diagnosis(self, run: Run, want: Any) -> Diagnosis:
         """What is wrong with a result, and why; only what is wrong, if a rule of ours raises."""
-        import jax
-
-        from ..diagnose.findings import Diagnosis
-
         with self.guard.explaining():
             return machine_of(run).diagnose(run, want, self.tolerance)
         finding = compare(jax.tree.map(np.asarray, run.outputs), want, self.tolerance)
         return Diagnosis([finding] if finding else [])
 
-    def _rounded(self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> "Diagnosis | None":
-        """What is wrong with the rounding of a result, next to the course's of the same data."""
-        with self.guard.explaining():
-            course = self.course(args, blocks, run.outputs, want) if self.course else None
-            return machine_of(run).rounded(run, want, course) if course else None
-        return None
-
-    def _around(self, run: "Run") -> "list[Finding]":
+    def _around(self, run: Run) -> list[Finding]:
         """What is done outside of the kernels, and may not be."""
-        from ..diagnose.outside import explain_barred, explain_outside
-
         found: list[Finding | None] = []
         with self.guard.explaining():
             bypass = explain_barred(run.outside, self.barred, self.allow or ())
@@ -258,10 +195,8 @@ class Judge:
             found = [bypass] if bypass and run.calls else [no_kernel, bypass]
         return [f for f in found if f]
 
-    def _over_budget(self, run: "Run", costs: "list[Figures | Counts]", case: Case) -> "list[Finding]":
+    def _over_budget(self, run: Run, costs: list[Any], case: Case) -> list[Finding]:
         """A right answer that costs too much."""
-        from ..diagnose.outside import too_much_outside
-
         assert case.budget is not None, "asked without a budget"
         findings = self.machine.over_budget(run, costs, case.budget)
         if case.budget.outside_flops is not None:
@@ -270,13 +205,9 @@ class Judge:
         return findings
 
     def _explained(
-        self, findings: "list[Finding]", run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any
-    ) -> "tuple[list[Finding], str]":
+        self, findings: list[Finding], run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any
+    ) -> tuple[list[Finding], str]:
         """The findings with the puzzle's own word about what the values mean, and its picture of them."""
-        import jax
-
-        from ..diagnose.diagnose import SEEN_IN_VALUES
-
         if self.explain is None or any(f.kind in _OTHERWISE_WRONG for f in findings):
             return findings, ""
         got, want = (jax.tree.map(np.asarray, tree) for tree in (run.outputs, want))
@@ -289,15 +220,8 @@ class Judge:
             first = first.but(evidence=(*first.evidence, words))
         return [first, *others], picture
 
-    def _with_other_garbage(
-        self, run: "Run", args: tuple[Any, ...], blocks: dict[str, Any], want: Any
-    ) -> "list[Finding]":
+    def _with_other_garbage(self, run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> list[Finding]:
         """A kernel that reads uninitialised memory runs a second time, with other bits in it."""
-        from ..diagnose.diagnose import explain_garbage
-        from ..diagnose.findings import GARBAGE_READS
-        from ..ir.ops import garbage
-        from ..lens.watchdog import TimeLimit
-
         traces = (each for t in run.traces for each in t.with_pipelines())
         if not any(i.kind in GARBAGE_READS for t in traces for i in t.incidents):
             return []
@@ -306,11 +230,7 @@ class Judge:
             found = explain_garbage(run, self._run(args, blocks), want, self.tolerance)
         return [found] if found else []
 
-    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> "Run":
-        from ..lens.machine import Beyond, Refused, Run
-        from ..lens.watchdog import time_limit
-        from ..targets.simulate import SimulatorError, SimulatorUnable
-
+    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> Run:
         why = "it has a bug"
         try:
             with time_limit(TIME_LIMIT_S, "your kernel"), self.lookout.watching():
@@ -348,31 +268,17 @@ class Judge:
         if note and note not in self.notes:
             self.notes.append(note)
 
-    def confirmed(self, passed: "Verdict", spec: Callable[..., Any]) -> "Verdict":
-        """The verdict after JAX has been asked about the first case, too."""
-        if self.example is None:
-            return passed
-        args, blocks = self.example
-        refused = self.confirm(args, blocks, lambda: expected(spec, args, keywords_of(spec, blocks)))
-        return self.passed() if refused is None else refused  # with what it has noted
-
-    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> "Verdict | None":
+    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> Verdict | None:
         """The compiler's front end, and JAX's simulator or the GPU of this machine: None when both agree with a pass.
 
         want: makes what is right.
         """
-        from ..diagnose.findings import Finding
-        from ..ir.capture import SPARSE_CHIP
-        from ..lens.machine import Run
-        from ..lens.watchdog import TimeLimit
-        from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable
-
         sparse = self.chip == SPARSE_CHIP  # the simulator runs kernels of SparseCores as if they were a TensorCore's
         refused = None
         with self.guard.explaining():
             refused = self.machine.refusal(_with(self.fn, blocks), args, self.chip)
         if refused is not None:
-            return self._failed(
+            return self.failed(
                 [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
             )
         if is_brief():
@@ -385,7 +291,7 @@ class Judge:
                 return None
             if (sparse and isinstance(error, SimulatorError)) or isinstance(error, SimulatorUnable):
                 return self._unjudged(_UNCONFIRMED.format(error), "Right, but not confirmed.")
-            verdict = self._error(error)
+            verdict = self.error(error)
             late = isinstance(error, SimulatorTimeout | TimeLimit)
             verdict.notes.append((_TOO_LATE if late else _REFUSED).format(self.machine.second))
             return verdict
@@ -395,13 +301,11 @@ class Judge:
             return None
         if sparse:
             return self._unjudged(_UNCONFIRMED.format("other values"), "Right, but not confirmed.")
-        verdict = self._failed(findings)
+        verdict = self.failed(findings)
         verdict.notes.append(_DISAGREE.format(self.machine.second))
         return verdict
 
-    def _no_kernel(self, run: "Run") -> "Finding | None":
-        from ..diagnose.findings import Finding
-
+    def _no_kernel(self, run: Run) -> Finding | None:
         if run.calls and all(run.from_kernel):
             return None
         if not run.calls and (self.beyond or run.hangs):
@@ -410,45 +314,18 @@ class Judge:
         cause = f"{what}: the work is done outside of one, and this puzzle is about doing it inside."
         return Finding("outside", cause, operand="result" if run.calls else None)
 
-    def _error(self, error: BaseException) -> "Verdict":
-        from ..diagnose.errors import explain_error
-        from ..diagnose.findings import Finding
-        from ..ir.capture import source_line
+    def failed(self, findings: Sequence[Finding], diagnosis: Diagnosis | None = None, **more: Any) -> Verdict:
+        tiles = TileMap(diagnosis.operand, diagnosis.tiles) if diagnosis and diagnosis.operand is not None else None
+        return super().failed(findings, tiles=tiles, **more)
 
-        if isinstance(error, Exception) and is_ours(error):
-            raise error
-        finding = Finding("error", "".join(traceback.format_exception_only(error)).strip().splitlines()[0])
-        with self.guard.explaining():
-            finding = explain_error(error)
-        frames = traceback.extract_tb(error.__traceback__)
-        near = [source_line(f.filename, f.lineno) for f in reversed(frames) if f.lineno is not None]
-        text = "".join(traceback.format_exception(error))
-        return self._verdict("error", [finding.but(near=near)], traceback=text)
-
-    def _failed(self, findings: "Sequence[Finding]", diagnosis: Any = None) -> "Verdict":
-        from ..view.verdict import TileMap
-
-        tiles = None
-        if diagnosis is not None and diagnosis.operand is not None:
-            tiles = TileMap(diagnosis.operand, diagnosis.tiles)
-        return self._verdict("failed", [*findings], tiles=tiles)
-
-    def _unjudged(self, why: str, headline: str = "Cannot judge.") -> "Verdict":
-        verdict = self._verdict("unjudged", [])
+    def _unjudged(self, why: str, headline: str = "Cannot judge.") -> Verdict:
+        verdict = self.verdict("unjudged", [])
         verdict.headline = headline
         verdict.notes = [why, *(note for note in verdict.notes if note != why)]
         return verdict
 
-    def passed(self) -> "Verdict":
-        from ..view.costs import gained
-
-        return self._verdict("passed", [], gained=gained(self.figures))
-
-    def _verdict(self, status: str, findings: "list[Finding]", **more: Any) -> "Verdict":
-        from ..view.verdict import Verdict
-
-        headline = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet.", "unjudged": ""}[status]
-        return Verdict("", status, findings, headline, notes=list(self.notes), figures=self.figures, **more)
+    def passed(self) -> Verdict:
+        return self.verdict("passed", [], gained=gained(self.figures))
 
 
 def _with(fn: Callable[..., Any], blocks: dict[str, Any]) -> Callable[..., Any]:

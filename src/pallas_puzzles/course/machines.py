@@ -1,153 +1,87 @@
 """Who judges which kind of kernel: all in which a pallas_call for a TPU and a plgpu.kernel differ, in one place."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..diagnose.budgets import Budget
-    from ..diagnose.findings import Diagnosis, Finding, Tolerance
-    from ..diagnose.rounding import Course
-    from ..ir.capture import Programs
-    from ..lens.machine import Run
-    from ..targets.tpu.lowering import Refusal
+from ..diagnose import budgets, devices, diagnose, gpu_budgets, gpu_run
+from ..diagnose.findings import Diagnosis, Finding, Tolerance
+from ..ir.capture import ForGpu, ForMesh, Programs
+from ..lens import devices as lens_of_devices
+from ..lens import gpu, machine
+from ..targets import gpu_simulator, simulate
+from ..targets.gpu_here import gpu_here
 
 
-class Machine(Protocol):
-    """What is asked about one kind of kernel.
+class Machine:
+    """What is asked about one kind of kernel: here those for a TPU, below what differs for others.
 
     runs_all: whether JAX's own simulator runs whatever the course asks for, so that what it cannot run is not taken for
-    right.
+    right. second: whose word counts beside the lens's. confirmed: what a pass says of it, in a sentence; "" where that
+    goes without saying.
     """
 
-    runs_all: bool
+    runs_all = True
 
     @property
     def second(self) -> str:
-        """Whose word counts beside the lens's."""
+        return "JAX's TPU simulator"
 
     @property
     def confirmed(self) -> str:
-        """What a pass says of it, in a sentence; "" where that goes without saying."""
+        return ""
 
-    def figures(self, run: "Run") -> list[Any]:
+    def figures(self, run: Any) -> list[Any]:
         """What each kernel costs."""
+        return [machine.figures(t) for t in run.traces]
 
-    def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
+    def diagnose(self, run: Any, want: Any, tolerance: Tolerance | None) -> Diagnosis:
         """What is wrong with a run."""
+        return diagnose.diagnose(run, want, tolerance)
 
-    def rounded(self, run: "Run", want: Any, course: "Course") -> "Diagnosis | None":
-        """What is wrong with how its results are rounded."""
+    def over_budget(self, run: Any, costs: list[Any], budget: budgets.Budget) -> list[Finding]:
+        """A right answer that costs too much. costs: its figures."""
+        return budgets.over_budget(run, costs, budget)
 
-    def narrow_kinds(self, run: "Run") -> frozenset[str]:
-        """The kinds of places where it rounds to 16 bits."""
-
-    def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
-        """A right answer that costs too much."""
-
-    def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> "Refusal | None":
-        """Why the front end of the compiler refuses a function."""
-
-    def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
-        """The outputs under JAX's own simulator. Raises SimulatorError."""
-
-    def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
-        """The outputs of what the lens has passed, by whoever has the second word. Raises SimulatorError."""
-
-
-class Tpu:
-    """Kernels for a TPU."""
-
-    runs_all, second, confirmed = True, "JAX's TPU simulator", ""
-
-    def figures(self, run: "Run") -> list[Any]:
-        from ..lens.machine import figures
-
-        return [figures(t) for t in run.traces]
-
-    def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
-        from ..diagnose.diagnose import diagnose
-
-        return diagnose(run, want, tolerance)
-
-    def rounded(self, run: "Run", want: Any, course: "Course") -> "Diagnosis | None":
-        from ..diagnose.diagnose import rounded
-
-        return rounded(run, want, course)
-
-    def narrow_kinds(self, run: "Run") -> frozenset[str]:
-        from ..diagnose.narrow import narrow_kinds, of_call
-
-        return narrow_kinds([of_call(trace) for trace in run.traces])
-
-    def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
-        from ..diagnose.budgets import over_budget
-
-        return over_budget(run, costs, budget)
-
-    def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> "Refusal | None":
+    def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> Any:
+        """Why the front end of the compiler refuses a function, a Refusal, or None."""
         from ..targets.tpu.lowering import refusal
 
         return refusal(fn, *args, chip=chip)
 
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
-        from ..targets.simulate import simulate
+        """The outputs under JAX's own simulator. Raises SimulatorError."""
+        return simulate.simulate(fn, *args, timeout_s=timeout_s, chip=chip)
 
-        return simulate(fn, *args, timeout_s=timeout_s, chip=chip)
+    def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
+        """The outputs of what the lens has passed, by whoever has the second word. Raises SimulatorError."""
+        return self.simulate(fn, args, timeout_s, chip)
 
-    run_again = simulate
 
-
-class Gpu:
+class _Gpu(Machine):
     """Kernels for a GPU."""
 
     runs_all = False
 
     @property
     def second(self) -> str:
-        from ..targets.gpu_here import gpu_here
-
         found = gpu_here()
         return f"this machine's GPU ({found.name})" if found else "JAX's GPU simulator"
 
     @property
     def confirmed(self) -> str:
-        from ..targets.gpu_here import gpu_here
-
         found = gpu_here()
         return f"Confirmed by the GPU ({found.name}), compiled." if found else ""
 
-    def figures(self, run: "Run") -> list[Any]:
+    def figures(self, run: Any) -> list[Any]:
         return [launched.counts for launched in run.calls]
 
-    def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
-        from ..diagnose.gpu_run import diagnose_gpu
-        from ..lens import gpu
+    def diagnose(self, run: Any, want: Any, tolerance: Tolerance | None) -> Diagnosis:
+        return gpu_run.diagnose_gpu(run, want, tolerance)
 
-        assert isinstance(run, gpu.Run), "see machine_of"
-        return diagnose_gpu(run, want, tolerance)
+    def over_budget(self, run: Any, costs: list[Any], budget: budgets.Budget) -> list[Finding]:
+        return gpu_budgets.over_budget(run, budget)
 
-    def rounded(self, run: "Run", want: Any, course: "Course") -> "Diagnosis | None":
-        from ..diagnose.gpu_run import rounded_gpu
-        from ..lens import gpu
-
-        assert isinstance(run, gpu.Run), "see machine_of"
-        return rounded_gpu(run, want, course)
-
-    def narrow_kinds(self, run: "Run") -> frozenset[str]:
-        from ..diagnose.narrow import narrow_kinds, of_launched
-        from ..lens import gpu
-
-        assert isinstance(run, gpu.Run), "see machine_of"
-        return narrow_kinds([of_launched(launched) for launched in run.calls])
-
-    def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
-        from ..diagnose.gpu_budgets import over_budget
-        from ..lens import gpu
-
-        assert isinstance(run, gpu.Run), "see machine_of"
-        return over_budget(run, budget)
-
-    def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> "Refusal | None":
+    def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> Any:
         from ..targets.gpu.chips import chip as chip_named
         from ..targets.gpu.lowering import NO_LAYOUT, refusal
 
@@ -159,85 +93,57 @@ class Gpu:
         return refused
 
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
-        from ..targets.gpu_simulator import simulate
-
-        return simulate(fn, *args, timeout_s=timeout_s)
+        return gpu_simulator.simulate(fn, *args, timeout_s=timeout_s)
 
     def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         from ..targets.gpu.chips import chip as chip_named
         from ..targets.gpu.lowering import refusal
-        from ..targets.gpu_here import gpu_here
-        from ..targets.gpu_simulator import run_compiled
-        from ..targets.simulate import SimulatorUnable
 
         found = gpu_here()
         if found is None:
             return self.simulate(fn, args, timeout_s, chip)
         if refusal(fn, *args, chip=chip_named(found.chip)) is not None:
-            raise SimulatorUnable("it is a kernel for another GPU")
-        return run_compiled(fn, *args, timeout_s=timeout_s)
+            raise simulate.SimulatorUnable("it is a kernel for another GPU")
+        return gpu_simulator.run_compiled(fn, *args, timeout_s=timeout_s)
 
 
-class Devices(Tpu):
+class _Devices(Machine):
     """A shard_map over several TPUs, with kernels or without."""
 
-    def figures(self, run: "Run") -> list[Any]:
-        from ..lens.devices import Run as OnDevices
+    def figures(self, run: Any) -> list[Any]:
+        return [run.counts] if isinstance(run, lens_of_devices.Run) else []
 
-        return [run.counts] if isinstance(run, OnDevices) else []
+    def diagnose(self, run: Any, want: Any, tolerance: Tolerance | None) -> Diagnosis:
+        return devices.diagnose_devices(run, want, tolerance)
 
-    def diagnose(self, run: "Run", want: Any, tolerance: "Tolerance | None") -> "Diagnosis":
-        from ..diagnose.devices import diagnose_devices
-        from ..lens import devices
-
-        assert isinstance(run, devices.Run), "see machine_of"
-        return diagnose_devices(run, want, tolerance)
-
-    def over_budget(self, run: "Run", costs: list[Any], budget: "Budget") -> "list[Finding]":
-        from ..diagnose.devices import over_budget
-        from ..lens import devices
-
-        assert isinstance(run, devices.Run), "see machine_of"
-        return over_budget(run, budget)
+    def over_budget(self, run: Any, costs: list[Any], budget: budgets.Budget) -> list[Finding]:
+        return devices.over_budget(run, budget)
 
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
-        from ..targets.simulate import simulate
-
         modes = ("eager", "on_wait")  # each finds what the other does not
-        return simulate(fn, *args, timeout_s=timeout_s, chip=chip, detect_races=True, modes=modes)
-
-    run_again = simulate
+        return simulate.simulate(fn, *args, timeout_s=timeout_s, chip=chip, detect_races=True, modes=modes)
 
 
-TPU, GPU, DEVICES = Tpu(), Gpu(), Devices()
+TPU, GPU, DEVICES = Machine(), _Gpu(), _Devices()
 
 
-def machine_of(run: "Run") -> Machine:
+def machine_of(run: machine.Run) -> Machine:
     """Who judges what ran."""
-    from ..lens import devices, gpu
-
-    return GPU if isinstance(run, gpu.Run) else DEVICES if isinstance(run, devices.Run) else TPU
+    return GPU if isinstance(run, gpu.Run) else DEVICES if isinstance(run, lens_of_devices.Run) else TPU
 
 
-def reached(programs: "Programs") -> Machine:
+def reached(programs: Programs) -> Machine:
     """Who judges a function whose traces are these, also when none of them came to its end."""
     return GPU if _FOR_GPU in programs else DEVICES if _ON_A_MESH in programs else TPU
 
 
 def trace(
-    fn: Callable[..., Any],
-    *args: Any,
-    programs: "Programs | None" = None,
-    detail: bool = True,
-    **kwargs: Any,
-) -> "Run":
+    fn: Callable[..., Any], *args: Any, programs: Programs | None = None, detail: bool = True, **kwargs: Any
+) -> machine.Run:
     """Runs `fn(*args, **kwargs)` with every kernel in the machine of its kind.
 
     programs: see ir.capture.capture. detail: see lens.machine.trace.
     """
-    from ..ir.capture import ForGpu, ForMesh
-    from ..lens import devices, gpu, machine
-
     known: Programs = {} if programs is None else programs
     if _FOR_GPU not in known and _ON_A_MESH not in known:
         try:
@@ -248,7 +154,7 @@ def trace(
             known[_ON_A_MESH] = True
     if _FOR_GPU in known:
         return gpu.run(fn, *args, **kwargs)
-    return devices.run(fn, *args, programs=known, detail=detail, **kwargs)
+    return lens_of_devices.run(fn, *args, programs=known, detail=detail, **kwargs)
 
 
 _FOR_GPU = "for a GPU"  # in the programs of a function that reaches such a kernel

@@ -5,17 +5,20 @@ import functools
 import hashlib
 import io
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
 
+from ..diagnose.findings import Tolerance
+from ..diagnose.narrow import kernels_of, narrow_kinds
 from ..diagnose.rounding import Course
+from ..ir.exact import in_float64
+from ..ir.ops import is_floating
 from . import cases
 from .arrays import compare, keywords_of
-
-if TYPE_CHECKING:
-    from ..diagnose.findings import Tolerance
-    from .inputs import Subject
+from .inputs import Subject
+from .machines import trace
 
 _KEPT = 64  # results of one puzzle: its cases, several draws of each
 
@@ -23,7 +26,7 @@ _KEPT = 64  # results of one puzzle: its cases, several draws of each
 def course_of(
     puzzle: str,
     spec: Callable[..., Any],
-    tolerance: "Tolerance | None",
+    tolerance: Tolerance | None,
     args: Sequence[Any],
     blocks: dict[str, Any],
     got: Any,
@@ -31,11 +34,6 @@ def course_of(
 ) -> Course | None:
     """What the course makes of a case. None where there is nothing to compare `got` with: it is bit by bit the
     course's, it has no floats, the course's solution does not fit this call, or is not right there."""
-    import jax
-
-    from ..ir.exact import in_float64
-    from ..ir.ops import is_floating
-
     if not any(is_floating(np.asarray(x).dtype) for x in jax.tree.leaves(got)):
         return None
     try:
@@ -68,14 +66,10 @@ def _results(puzzle: str, args: Sequence[Any], blocks: dict[str, Any]) -> tuple[
     return _known[key]
 
 
-def _run(subject: "Subject", args: Sequence[Any], blocks: dict[str, Any]) -> tuple[list[np.ndarray], frozenset[str]]:
-    import jax
-
-    from .machines import machine_of, trace
-
+def _run(subject: Subject, args: Sequence[Any], blocks: dict[str, Any]) -> tuple[list[np.ndarray], frozenset[str]]:
     if not subject.kernel:
         made, narrow = jax.jit(functools.partial(subject.fn, **blocks))(*map(jax.numpy.asarray, args)), frozenset[str]()
     else:
         run = trace(subject.fn, *args, **blocks)
-        made, narrow = run.outputs, machine_of(run).narrow_kinds(run)
+        made, narrow = run.outputs, narrow_kinds(kernels_of(run))
     return [np.asarray(x) for x in jax.tree.leaves(made)], narrow

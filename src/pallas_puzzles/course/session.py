@@ -10,9 +10,12 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..diagnose.findings import Finding
+from ..ir.capture import SourceLine
 from ..lens.watchdog import TimeLimit, time_limit
+from ..view.verdict import Verdict
 from .check import check
 from .collecting import collecting
 from .curriculum import (
@@ -37,10 +40,6 @@ from .curriculum import (
     syntax_tree,
     top_functions,
 )
-
-if TYPE_CHECKING:
-    from ..ir.capture import SourceLine
-    from ..view.verdict import Verdict
 
 STATEMENT_LIMIT_S = 60.0  # for one statement before the check, which has limits of its own
 
@@ -271,10 +270,6 @@ class _Session:
 
     def stopped(self, error: BaseException) -> Verdict:
         """The verdict on a file that does not get as far as the check."""
-        from ..diagnose.findings import Finding
-        from ..view.verdict import Verdict
-        from .check import check
-
         line = _where(error, self.files)
         begun = any(frame.f_code is check.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
         what = _what(error)
@@ -300,8 +295,6 @@ def _statements(cell: Cell) -> list[_Statement]:
 
 def _where(error: BaseException, files: set[str]) -> SourceLine | None:
     """The reader's line that failed: the innermost frame in one of their files."""
-    from ..ir.capture import SourceLine
-
     if isinstance(error, SyntaxError) and error.filename in files:
         place = (error.filename, error.lineno or 1)
     else:

@@ -2,31 +2,25 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..diagnose.corrections import Correction
-
-if TYPE_CHECKING:
-    from ..diagnose.findings import Finding
-    from ..ir.capture import SourceLine
+from ..diagnose.findings import Finding
+from ..ir.capture import SourceLine, source_line
 
 
 def told(
-    findings: "Sequence[Finding]",
+    findings: Sequence[Finding],
     found: Sequence[Correction],
     files: Mapping[str, str],
-    apart: "SourceLine | None" = None,
+    apart: SourceLine | None = None,
     formulas: bool = False,
-) -> "list[Finding]":
+) -> list[Finding]:
     """The findings of a verdict with corrections: the first with what was seen of it, each further one on its own.
 
     files: the file that each of the functions is in. apart: where no correction is told, the line at which the values
     part from those of a right answer; it is told where nothing else says more than which function. formulas: the puzzle
     asks for nothing else, so a correction of one would be the answer.
     """
-    from ..diagnose.findings import Finding
-    from ..ir.capture import source_line
-
     seen = findings[0]
     if apart is not None and all(c.whole for c in found):
         swapped = [_sentence(c, len(found)) for c in found]
@@ -71,7 +65,7 @@ def _sentence(correction: Correction, places: int) -> str:
     return f"{words}: then everything is right." if places == 1 and correction.told else f"{words}."
 
 
-def _head(finding: "Finding") -> str:
+def _head(finding: Finding) -> str:
     """What was seen, without what to try; a puzzle's own words say nothing of that."""
     if finding.kind == "explained":
         return finding.cause

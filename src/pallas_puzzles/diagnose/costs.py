@@ -8,10 +8,10 @@ from typing import Any
 
 from ..ir.capture import Call, line_of, named
 from ..ir.ops import in_dtypes, is_floating, out_dtype
-from ..ir.program import is_narrow_product, lines_of
+from ..ir.program import lines_of
 from ..lens.machine import Trace
 from ..lens.tally import tally
-from .findings import Finding
+from .findings import Finding, over
 from .steps import still_axes
 
 
@@ -43,24 +43,17 @@ def serial_steps(trace: Trace) -> tuple[int, list[int]]:
 
 
 def wide_products(call: Call, bits: int) -> Iterator[Finding]:
-    """Matrix products whose operands are wider than that, and those that the compiler refuses."""
+    """Matrix products whose operands are wider than that, and those of integers that the compiler refuses."""
     for eqn in named(call.kernel, "dot_general"):
-        if is_narrow_product(eqn):
-            cause = (
-                "Right answer within the tolerance, but a product of 16-bit tiles is asked for in 16 bits: what "
-                "the MXU has summed in 32 bits is rounded before any cast, and the TPU compiler refuses it. Ask "
-                "for preferred_element_type=jnp.float32."
-            )
-            yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
         wide = wide_operands(eqn, bits)
         if wide is not None:
             yield wide
         elif is_floating(out_dtype(eqn)) and not is_floating(in_dtypes(eqn)[0]):
-            cause = (
-                "Right answer, but its matrix product of integers is summed in floating point, which the TPU "
-                "compiler refuses: the MXU adds integers as integers. Ask for preferred_element_type=jnp.int32."
+            text = (
+                "its matrix product of integers is summed in floating point, which the TPU compiler refuses: the MXU "
+                "adds integers as integers. Ask for preferred_element_type=jnp.int32."
             )
-            yield Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+            yield over("mxu_bits", text, line=line_of(eqn))
 
 
 def wide_operands(eqn: Any, bits: int) -> Finding | None:
@@ -68,23 +61,23 @@ def wide_operands(eqn: Any, bits: int) -> Finding | None:
     wide = [d for d in in_dtypes(eqn) if d.itemsize * 8 > bits]
     if not wide:
         return None
-    cause = (
-        f"Right answer, but its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand, where "
-        f"{bits} are enough. Wide operands take the MXU longer, or are rounded on the way in. Give it operands of "
-        f"{bits} bits, and name the type of the sum: preferred_element_type."
+    text = (
+        f"its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand, where {bits} are enough. "
+        f"Wide operands take the MXU longer, or are rounded on the way in. Give it operands of {bits} bits, and name "
+        "the type of the sum: preferred_element_type."
     )
-    return Finding("budget", cause, [], line_of(eqn), operand="mxu_bits")
+    return over("mxu_bits", text, line=line_of(eqn))
 
 
 def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
     """Kernels without a single matrix product, where the MXU should have one."""
-    if calls and all(next(named(call.kernel, "dot_general"), None) is None for call in calls):
-        cause = (
-            "Right answer, but there is no matrix product in it: elements are multiplied and added one by one, and the "
-            "MXU has nothing to do. Let jnp.dot or jax.lax.dot_general do it."
+    if calls and not any(True for call in calls for _ in named(call.kernel, "dot_general")):
+        text = (
+            "there is no matrix product in it: elements are multiplied and added one by one, and the MXU has nothing "
+            "to do. Let jnp.dot or jax.lax.dot_general do it."
         )
         near = list(lines_of(calls[0].kernel))
-        yield Finding("budget", cause, [], near[0] if near else None, operand="mxu_bits")
+        yield over("mxu_bits", text, line=next(iter(near), None), near=near)
 
 
 def over_flops(traces: Sequence[Trace], flops: int, most: int, evidence: Sequence[str]) -> Finding:
@@ -97,16 +90,18 @@ def over_flops(traces: Sequence[Trace], flops: int, most: int, evidence: Sequenc
         f"{line} has {mxu + others:,.0f}, at {steps} of {n} steps: {line.text.strip()}"
         for line, (mxu, others, steps), n in lines[:3]
     ]
-    cause = (
-        f"Right answer, but it takes {flops:,} FLOPs; the budget is {most:,}. Some of its arithmetic is not needed, or "
-        f"is repeated at steps whose result is thrown away."
+    text = (
+        f"it takes {flops:,} FLOPs; the budget is {most:,}. Some of its arithmetic is not needed, or is repeated at "
+        "steps whose result is thrown away."
     )
-    if not said:
-        return Finding("budget", cause, [*evidence], operand="flops")
-    where, (_, _, steps), n = lines[0]
-    what = "Most of it is in the product" if kind == 0 else "Products aside, most of it is" if products else "Most is"
-    cause += f" {what} at {where}, at {f'all {n}' if steps == n else f'{steps} of {n}'} steps."
-    return Finding("budget", cause, [*evidence, *said][:4], where, operand="flops")
+    where = None
+    if lines:
+        where, (_, _, steps), n = lines[0]
+        what = (
+            "Most of it is in the product" if kind == 0 else "Products aside, most of it is" if products else "Most is"
+        )
+        text += f" {what} at {where}, at {f'all {n}' if steps == n else f'{steps} of {n}'} steps."
+    return over("flops", text, [*evidence, *said][:4], where)
 
 
 def branches(call: Call, most: int) -> Iterator[Finding]:
@@ -114,8 +109,6 @@ def branches(call: Call, most: int) -> Iterator[Finding]:
     found = list(named(call.kernel, "cond", "while", "scan"))
     if len(found) > most:
         many = "a branch" if len(found) == 1 else f"{len(found)} branches"
-        cause = f"Right answer, but with {many} (pl.when, cond, or a loop); the budget is {most}. " + (
-            "Choose values instead of code: jnp.where." if most == 0 else "Do more of it in one of them."
-        )
-        evidence = [f"{line_of(e)}" for e in found[1:4]]
-        yield Finding("budget", cause, evidence, line_of(found[0]), operand="branches")
+        advice = "Choose values instead of code: jnp.where." if most == 0 else "Do more of it in one of them."
+        text = f"with {many} (pl.when, cond, or a loop); the budget is {most}. {advice}"
+        yield over("branches", text, [f"{line_of(e)}" for e in found[1:4]], line_of(found[0]))

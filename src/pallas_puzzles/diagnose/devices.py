@@ -12,12 +12,12 @@ from ..lens.devices.findings import Access, Waiter
 from ..lens.devices.findings import Finding as Seen
 from ..lens.machine import figures, listed
 from ..text import human_bytes, plural
-from .budgets import Budget
+from .budgets import Bounds, Budget, exceeded
 from .budgets import over_budget as over_on_each
 from .diagnose import result_names, structure
-from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, default_tolerance
+from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, over
 from .incidents import incidents_of
-from .wrong import sample_of, where_in
+from .wrong import compared, summary_of, where_in
 
 
 def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None) -> Diagnosis:
@@ -30,9 +30,9 @@ def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None)
     if run.hangs:
         return Diagnosis(seen)
     gots, wants = ([np.asarray(x) for x in jax.tree.leaves(tree)] for tree in (run.outputs, want))
-    wrong = structure(gots, wants, "function", "out_specs")
+    wrong = structure(run.outputs, want, "function", "out_specs")
     for name, got, right in zip(result_names(want), gots, wants, strict=True) if not wrong else ():
-        found = _output(run, name, got, right, tolerance or default_tolerance(right.dtype))
+        found = _output(run, name, got, right, tolerance)
         wrong += [found.but(near=near)] if found is not None else []
     seen += _incidents(run, bool(wrong))
     if wrong:
@@ -61,12 +61,11 @@ def _also(run: Run, devices: Sequence[int]) -> Iterator[str]:
         yield f"The same happens on {plural(len(set(devices)), 'other device')}."
 
 
-def _output(run: Run, name: str, got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> Finding | None:
-    g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (got, want))
-    bad = ~tolerance.close(g, w)
+def _output(run: Run, name: str, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None) -> Finding | None:
+    g, w, bad = compared(got, want, tolerance)
     if not bad.any():
         return None
-    summary = f"{int(bad.sum())} of {bad.size} elements are wrong: {sample_of(g, w, bad, '')}."
+    summary = summary_of(g, w, bad, "")
     where = where_in(bad)
     on = [run.mesh.name(device) for device, part in run.parts_of(got) if bad[part].any()]
     cause = f"{name} is wrong" + (f": {where}" if where else "")
@@ -217,36 +216,38 @@ _ORDER = list(_WORDS)
 
 # --- costs -----------------------------------------------------------------------------------------------------------
 
-BOUNDS = ("ici_bytes", "bytes_hops", "link_bytes", "exposed_ici_bytes", "copies")
+_COSTS: Bounds = {
+    "bytes_hops": (
+        human_bytes,
+        "its copies take {figure} over the links, each byte counted on every link of its way; the budget is {most}. A "
+        "copy to a distant device uses the links of all devices between: pass the data on from neighbour to neighbour.",
+    ),
+    "link_bytes": (
+        human_bytes,
+        "{figure} go over its busiest link in one direction; the budget is {most}. Spread them over more links: those "
+        "of the other direction, or of the other axis.",
+    ),
+    "exposed_ici_bytes": (
+        human_bytes,
+        "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. Start the copy, "
+        "compute with what is there already, and wait then.",
+    ),
+    "copies": (
+        str,
+        "{figure} copies go from device to device; the budget is {most}. Send in one copy what lies together.",
+    ),
+}
 
 
 def over_budget(run: Run, budget: Budget) -> list[Finding]:
     """'Right answer, but ...', for each bound that is exceeded. Bounds on a kernel hold on each device."""
-    on_each = dataclasses.replace(budget, **dict.fromkeys(BOUNDS))
     near = [line for t in run.traces for line in t.call.callers]
     found = []
-    for kind in BOUNDS:
-        figure, most = getattr(run.counts, kind), getattr(budget, kind)
-        if most is not None and figure > most:
-            shown = str if kind == "copies" else human_bytes
-            text = _COSTS[kind].format(figure=shown(figure), most=shown(most))
-            rows = _sent(run, by=0 if kind == "copies" else 2)
-            line, said = next((line for line, _ in rows), None), [words for _, words in rows]
-            found.append(Finding("budget", f"Right answer, but {text}", said, line, operand=kind, near=near))
+    for bound, text in exceeded(run.counts, budget, _COSTS, {}):
+        rows = _sent(run, by=0 if bound == "copies" else 2)
+        found.append(over(bound, text, [said for _, said in rows], next((line for line, _ in rows), None), near))
+    on_each = dataclasses.replace(budget, **dict.fromkeys(_COSTS))
     return [*found, *over_on_each(run, [figures(t) for t in run.traces], on_each)]
-
-
-_COSTS = {
-    "ici_bytes": "{figure} go from device to device; the budget is {most}. Send each byte only to who needs it.",
-    "bytes_hops": "its copies take {figure} over the links, each byte counted on every link of its way; the budget is "
-    "{most}. A copy to a distant device uses the links of all devices between: pass the data on from neighbour to "
-    "neighbour.",
-    "link_bytes": "{figure} go over its busiest link in one direction; the budget is {most}. Spread them over more "
-    "links: those of the other direction, or of the other axis.",
-    "exposed_ici_bytes": "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. "
-    "Start the copy, compute with what is there already, and wait then.",
-    "copies": "{figure} copies go from device to device; the budget is {most}. Send in one copy what lies together.",
-}
 
 
 def _sent(run: Run, by: int) -> list[tuple[SourceLine, str]]:

@@ -2,20 +2,21 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..ir.ops import is_floating
-from ..lens.machine import Run, Trace, fed_by
+from ..lens.machine import Run, fed_by
 from ..text import plural
 from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, default_tolerance
 from .incidents import incidents_of, index_maps, races
-from .narrow import of_call, too_rough
-from .rounding import Course, Excess, excess
+from .narrow import kernels_of, too_rough
+from .rounding import Course, excess
 from .steps import at
-from .wrong import Wrong, diagnose_output, sample_of
+from .wrong import Wrong, compared, diagnose_output, sample_of
 
 # Which finding is the likelier root of the others: lower comes first.
 ORDER = (
@@ -56,10 +57,8 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     Findings that are wrong whatever the values (a wait that never ends, an out-of-bounds block, a race) count even when
     the values agree: they agree by luck.
     """
-    import jax
-
     got_leaves, want_leaves = jax.tree.leaves(run.outputs), jax.tree.leaves(want)
-    findings = structure(got_leaves, want_leaves)
+    findings = structure(run.outputs, want, "pallas_call", "out_shape")
     wrong: list[Diagnosis] = []
     if not findings:
         named = zip(result_names(want), got_leaves, want_leaves, strict=True)
@@ -87,23 +86,14 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
 
 def rounded(run: Run, want: Any, course: Course) -> Diagnosis | None:
     """The first result that is rounded worse than the course's, or None. Every value is within tolerance."""
-    for name, got, found in rougher(run, want, course):
-        trace, j = next(_makers(run, got), (None, 0))
-        where = next(((n, j) for n, each in enumerate(run.traces) if each is trace), None)
-        told = too_rough([of_call(t) for t in run.traces], where, name, found, course.narrow)
-        return Diagnosis([told], trace.call.outs[j] if trace is not None else None)
-    return None
-
-
-def rougher(run: Run, want: Any, course: Course) -> Iterator[tuple[str, np.ndarray, Excess]]:
-    """What is rounded worse than the course's: the name of a result, the result, and how much worse."""
-    import jax
-
     gots = [np.asarray(x) for x in jax.tree.leaves(run.outputs)]
     for name, got, theirs, exact in zip(result_names(want), gots, course.results, course.exact, strict=True):
         found = excess(got, theirs, exact) if is_floating(theirs.dtype) and got.shape == theirs.shape else None
         if found is not None:
-            yield name, got, found
+            kernels = kernels_of(run)
+            where = next(makers([kernel.results for kernel in kernels], got), None)
+            return Diagnosis([too_rough(kernels, where, name, found, course.narrow)])
+    return None
 
 
 def explain_garbage(run: Run, run_again: Run, want: Any, tolerance: Tolerance | None = None) -> Finding | None:
@@ -128,53 +118,58 @@ def explain_garbage(run: Run, run_again: Run, want: Any, tolerance: Tolerance | 
 
 def result_names(want: Any) -> list[str]:
     """What to call each result: by its field where the spec returns a NamedTuple, else by its number."""
-    import jax
-
     fields, count = getattr(want, "_fields", ()), len(jax.tree.leaves(want))
     if len(fields) == count:
         return [f"result.{field}" for field in fields]
     return [f"result {n} of {count}, counted from 0," for n in range(count)] if count > 1 else ["the result"]
 
 
-def structure(
-    got: list[Any], want: list[Any], kernel: str = "pallas_call", declared: str = "out_shape"
-) -> list[Finding]:
-    """What is wrong with the number, shapes and dtypes of results. declared: where a kernel says what they are."""
-    if not got and want:
-        return [Finding("structure", f"the function returns nothing: return the result of the {kernel}.")]
-    if len(got) != len(want):
-        return [Finding("structure", f"the function returns {plural(len(got), 'array')}, the spec {len(want)}.")]
-    for g, w in zip(map(np.asarray, got), map(np.asarray, want), strict=True):
+def structure(got: Any, want: Any, kernel: str = "", declared: str = "") -> list[Finding]:
+    """What is wrong with the number, shapes and dtypes of results. got, want: pytrees of arrays. declared: where the
+    kernel that makes them says what they are."""
+    made, wanted = ([np.asarray(x) for x in jax.tree.leaves(tree)] for tree in (got, want))
+    if not made and wanted:
+        of = f" of the {kernel}" if kernel else ""
+        return [Finding("structure", f"the function returns nothing: return the result{of}.")]
+    if len(made) != len(wanted):
+        return [Finding("structure", f"the function returns {plural(len(made), 'array')}, the spec {len(wanted)}.")]
+    for name, g, w in zip(result_names(want), made, wanted, strict=True):
         if g.shape != w.shape:
-            advice = f"look at {declared} and at what is done to the result."
-            return [Finding("shape", f"the result has shape {g.shape}, the spec says {w.shape}: {advice}")]
+            advice = f": look at {declared} and at what is done to the result" if declared else ""
+            return [Finding("shape", f"{name} has shape {g.shape}, the spec says {w.shape}{advice}.")]
         if g.dtype != w.dtype:
-            advice = f"look at the dtype in {declared} and at astype."
-            return [Finding("dtype", f"the result is {g.dtype}, the spec says {w.dtype}: {advice}")]
+            advice = f"look at the dtype in {declared} and at astype." if declared else _about_dtype(g.dtype, w.dtype)
+            return [Finding("dtype", f"{name} is {g.dtype}, the spec says {w.dtype}: {advice}")]
     return []
 
 
+def _about_dtype(got: np.dtype, want: np.dtype) -> str:
+    if want.kind in "iu" and got.kind not in "iub":
+        return "/ and jnp.zeros(n) make floats. Use // (rounds down) or pl.cdiv (rounds up), and dtype=, or .astype."
+    if want.kind in "iu" and got.kind == "b":
+        return "it is a comparison. To count, add .astype(jnp.int32), or choose with jnp.where."
+    return f"say dtype={want}, or .astype, where it is made."
+
+
 def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None, name: str) -> Diagnosis | None:
-    tolerance = tolerance or default_tolerance(want.dtype)
-    g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (got, want))
-    bad = ~tolerance.close(g, w)
+    g, w, bad = compared(got, want, tolerance)
     if not bad.any():
         return None
-    for trace, j in _makers(run, got):
+    for number, j in makers([trace.outputs for trace in run.traces], got):
+        trace, tolerance = run.traces[number], tolerance or default_tolerance(want.dtype)
         shape = trace.call.outs[j].shape
-        g, w = (x.astype(np.float64).reshape(shape) for x in (g, w))
-        return diagnose_output(Wrong(trace, j, g, w, bad.reshape(shape), tolerance))
+        return diagnose_output(Wrong(trace, j, g.reshape(shape), w.reshape(shape), bad.reshape(shape), tolerance))
     cause = f"{name} is wrong in {int(bad.sum())} of {bad.size} elements: {sample_of(g, w, bad, '')}."
     return Diagnosis([Finding("values", cause)])
 
 
-def _makers(run: Run, got: np.ndarray) -> Iterator[tuple[Trace, int]]:
-    """The calls that a result may have come out of, the last first, each with the number of the output."""
-    for trace in reversed(run.traces):
-        for j, out in enumerate(trace.outputs):
+def makers(outputs: Sequence[Sequence[np.ndarray]], got: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The numbers of the kernels and of their outputs that a result may have come out of, the last kernel first."""
+    for number, made in reversed([*enumerate(outputs)]):
+        for j, out in enumerate(made):
             same_nan = is_floating(out.dtype)
             if out.size == got.size and np.array_equal(out.reshape(-1), got.reshape(-1), equal_nan=same_nan):
-                yield trace, j
+                yield number, j
 
 
 def _not_inherited(run: Run, wrong: list[Diagnosis]) -> list[Diagnosis]:

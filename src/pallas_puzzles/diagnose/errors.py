@@ -38,22 +38,12 @@ _ERRORS: list[tuple[str, str, str]] = [
      "lax.broadcasted_iota"),
     (r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)", "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...]"),
-    (r"Axis \d+ is out of bounds for grid", "grid-axis",
-     "pl.program_id or pl.num_programs is asked for an axis that the grid does not have: axes count from 0, and a "
-     "pallas_call without grid= has none"),
     (r"Pred must be a scalar", "when-array",
      "pl.when asks for one yes or no, and this condition is an array: jnp.where(condition, a, b) chooses element by "
      "element"),
-    (r"slice must have a step >= 1", "slice-step",
-     "a slice of a Ref runs forwards, with a step of 1 or more: the order of whole blocks is chosen by the index map"),
     (r"Linearization failed to produce known values", "no-gradient",
      "JAX does not know the derivative of a pallas_call: wrap the function in jax.custom_vjp, and give it a forward "
      "and a backward function"),
-    (r"Must signal semaphores of the following types", "semaphore-kind",
-     "a semaphore of SemaphoreType.DMA is signalled by a copy and by nothing else: for pl.semaphore_signal allocate "
-     "pltpu.SemaphoreType.REGULAR"),
-    (r"grid_spec.*scratch_shapes.*must be", "grid-spec",
-     "with grid_spec=, the scratch buffers are a part of it: move scratch_shapes= into the grid_spec"),
     (r"Pytree for `out_specs` and `out_shape`", "specs-count",
      "each result of the call needs one entry in out_specs and one in out_shape, in the same order"),
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
@@ -110,35 +100,38 @@ _ERRORS: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
-_ARANGE = (
-    "The bounds of jnp.arange have to be known before the kernel runs: write jnp.arange(size), and add to it what "
-    "depends on the program id."
-)
-_DYNAMIC_SLICE = (
-    "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is a "
-    "Python int."
-)
-_ARRAY_AND = (
-    "Python's `{0}` asks for one bool, and these conditions are arrays, with one for each element: join them with "
-    "`{1}`, each in brackets: (a > 0) {1} (b != 0)."
-)
+_OF_A_LINE: list[tuple[str, str, str, str]] = [
+    # (pattern in the exception text, after "index map: " where JAX was calling one; pattern in the line; kind; advice)
+    (r"index map: .*TracerBoolConversion", "", "python-if",
+     "An index map is traced: a Python if cannot look at its arguments. Use arithmetic, or jnp.where."),
+    (r"index map: .*\(\) (takes|missing)", "", "map-arity",
+     "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."),
+    (r"index map: .*(valid indices. Got .*Ref|Got .*Tracer\(Ref|[Tt]oo many indices)", "", "map-order",
+     "A prefetched Ref stands where an index is wanted. An index map gets the indices of the grid first, and behind "
+     "them the prefetched Refs, in the order of the call: lambda i, j, ids_ref: (ids_ref[i], j)."),
+    (r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: b?float16", "", "store-dtype",
+     "A 16-bit value is stored in a float32 Ref. If it is a matrix product, ask for float32 where it is made "
+     "(preferred_element_type=jnp.float32): its sums were rounded before any cast. Else add .astype(jnp.float32)."),
+    (r"^\w*(ConcretizationTypeError|TracerIntegerConversion)", r"\bint\(", "int-of-value",
+     "int() asks for a number that is known only when the call runs. Leave it out: a grid takes the value as it is, "
+     "and so does jnp."),
+    (r"(not enough|too many) values to unpack", "dot_general", "dot-dims",
+     "The dimension numbers of jax.lax.dot_general are two pairs, ((a_dims, b_dims), (a_batch, b_batch)): without "
+     "batch dimensions (((1,), (0,)), ((), ()))."),
+    (r"^ConcretizationTypeError", "arange", "arange",
+     "The bounds of jnp.arange have to be known before the kernel runs: write jnp.arange(size), and add to it what "
+     "depends on the program id."),
+    (r"^TracerBoolConversion", r"^(?!.*\b(if|while|and|or|not)\b).*\[[^\]]*:[^\]]*\]", "dynamic-slice",
+     "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is "
+     "a Python int."),
+]  # fmt: skip
 _LOST_DIMENSION = (
     "Two arrays of different rank meet, and their shapes do not broadcast. A reduction drops the dimension that it "
     "reduces: keepdims=True keeps it, so that (16, 1) fits beside (16, 384)."
 )
-_INT = (
-    "int() asks for a number that is known only when the call runs. Leave it out: a grid takes the value as it is, and "
-    "so does jnp."
-)
-_DOT_DIMS = (
-    "The dimension numbers of jax.lax.dot_general are two pairs, ((a_dims, b_dims), (a_batch, b_batch)): without batch "
-    "dimensions (((1,), (0,)), ((), ()))."
-)
-_MAP_ARITY = "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."
-
-_MAP_ORDER = (
-    "A prefetched Ref stands where an index is wanted. An index map gets the indices of the grid first, and behind "
-    "them the prefetched Refs, in the order of the call: lambda i, j, ids_ref: (ids_ref[i], j)."
+_ARRAY_AND = (
+    "Python's `{0}` asks for one bool, and these conditions are arrays, with one for each element: join them with "
+    "`{1}`, each in brackets: (a > 0) {1} (b != 0)."
 )
 
 
@@ -165,75 +158,51 @@ def readers_frame(error: BaseException) -> SourceLine | None:
 
 def explain_error(error: BaseException) -> Finding:
     """An exception raised while tracing the reader's code, in one sentence, with the reader's own line."""
-    text = str(error)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    name = type(error).__name__
     if isinstance(error, TimeLimit):
         return _too_late(error)
-    haystack = f"{name}: {text}"
-    line = readers_frame(error)
+    text, line = str(error), readers_frame(error)
+    first = _first_line(error)
     named = re.search(r" at (/[^\s:]+|<\w+>|\S+\.py):(\d+)\b", first)  # "kernel at file.py:12": JAX names the function
     if named and is_readers_file(named[1]):
         line = source_line(named[1], int(named[2]))
-    if _in_index_map(error) and "TracerBoolConversion" in name:
-        advice = "An index map is traced: a Python if cannot look at its arguments. Use arithmetic, or jnp.where."
-        return Finding("python-if", advice, [_shorten(f"{name}: {first}")], line)
-    if _in_index_map(error) and re.search(r"\(\) (takes|missing)", text):
-        return Finding("map-arity", _MAP_ARITY, [_shorten(f"{name}: {first}")], line)
-    if _in_index_map(error) and re.search(r"valid indices. Got .*Ref|Got .*Tracer\(Ref|[Tt]oo many indices", text):
-        return Finding("map-order", _MAP_ORDER, [_shorten(f"{name}: {first}")], line)
-    dtypes = re.search(r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: (b?float16)", text, re.S)
-    if dtypes:
-        advice = (
-            f"A {dtypes[1]} value is stored in a float32 Ref. If it is a matrix product, ask for float32 where it is "
-            "made (preferred_element_type=jnp.float32): its sums were rounded before any cast. Else add "
-            ".astype(jnp.float32)."
-        )
-        return Finding("store-dtype", advice, [_shorten(f"{name}: {first}")], line)
-    if "dot_general requires contracting dimensions" in text:
-        found = _misfit(error, line)
-        if found:
-            return found.but(evidence=(*found.evidence, _shorten(f"{name}: {first}")))
+    code, words = line.text if line else "", f"{type(error).__name__}: {text}"
+    where = "index map: " if _in_index_map(error) else ""
+    for pattern, of_line, kind, advice in _OF_A_LINE:
+        if re.search(pattern, where + words, re.S) and re.search(of_line, code):
+            return _found(kind, advice, error, line)
+    if "dot_general requires contracting dimensions" in text and (misfit := _misfit(error, line)):
+        return misfit.but(evidence=(*misfit.evidence, _shorten(f"{type(error).__name__}: {first}")))
     shapes = re.search(r"Ref shape: (.*?)\. (?:Expected shape: (.*?)\. )?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
         into = shapes[2] or shapes[1]
-        advice = _later_ref(error, line, shapes[3]) or _shape_advice(into, shapes[3], into == shapes[1])
-        return Finding("store-shape", advice, [_shorten(f"{name}: {first}")], line)
+        return _found("store-shape", _shape_advice(into, shapes[3], into == shapes[1]), error, line)
     if re.search("ncompatible shapes for broadcasting", text):
-        ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in re.findall(r"\(\d[^()]*\)", first)}
-        if len(ranks) > 1:
-            return Finding("broadcast", _LOST_DIMENSION, [_shorten(f"{name}: {first}")], line)
-        differ = _different_lengths(re.findall(r"\(\d[^()]*\)", first))
-        if differ:
-            return Finding("broadcast", differ, [_shorten(f"{name}: {first}")], line)
-    code = line.text if line else ""
-    if re.search(r"\bint\(", code) and re.search("ConcretizationTypeError|TracerIntegerConversion", name):
-        return Finding("int-of-value", _INT, [_shorten(f"{name}: {first}")], line)
-    if "dot_general" in code and re.search(r"(not enough|too many) values to unpack", text):
-        return Finding("dot-dims", _DOT_DIMS, [_shorten(f"{name}: {first}")], line)
-    if "ConcretizationTypeError" in name and "arange" in code:
-        return Finding("arange", _ARANGE, [_shorten(f"{name}: {first}")], line)
-    slices = re.search(r"\[[^\]]*:[^\]]*\]", code) and not re.search(r"\b(if|while|and|or|not)\b", code)
-    if "TracerBoolConversion" in name and slices:
-        return Finding("dynamic-slice", _DYNAMIC_SLICE, [_shorten(f"{name}: {first}")], line)
+        met = re.findall(r"\(\d[^()]*\)", first)
+        ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in met}
+        if differ := _LOST_DIMENSION if len(ranks) > 1 else _different_lengths(met):
+            return _found("broadcast", differ, error, line)
     for pattern, kind, advice in _ERRORS:
-        if kind == "kernel-arity" and not _as_a_kernel(error):
-            continue
-        if re.search(pattern, haystack, re.S):
-            return Finding(
-                kind,
-                f"{advice if advice.startswith('pl.') else advice[0].upper() + advice[1:]}.",
-                [_shorten(f"{name}: {first}")],
-                line,
-            )
-    return Finding("error", f"{name}: {_shorten(first)}", [], line)
+        if re.search(pattern, words, re.S) and (kind != "kernel-arity" or _as_a_kernel(error)):
+            return _found(kind, _sentence(advice), error, line)
+    return Finding("error", f"{type(error).__name__}: {_shorten(first)}", [], line)
+
+
+def _found(kind: str, cause: str, error: BaseException, line: SourceLine | None) -> Finding:
+    return Finding(kind, cause, [_shorten(f"{type(error).__name__}: {_first_line(error)}")], line)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _sentence(advice: str) -> str:
+    return f"{advice if advice.startswith('pl.') else advice[0].upper() + advice[1:]}."
 
 
 def _too_late(error: TimeLimit) -> Finding:
     words = str(error)
-    return Finding(
-        "time-limit", f"{words[:1].upper()}{words[1:]}. Does a loop in it never end?", [], readers_frame(error)
-    )
+    cause = f"{words[:1].upper()}{words[1:]}. Does a loop in it never end?"
+    return Finding("time-limit", cause, line=readers_frame(error))
 
 
 def _as_a_kernel(error: BaseException) -> bool:
@@ -275,20 +244,18 @@ _ARRAY_ERRORS: list[tuple[str, str, str]] = [
 
 def explain_array_error(error: BaseException) -> Finding:
     """An exception raised by array code under jit, in one sentence, with the reader's own line."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    name, line = type(error).__name__, readers_frame(error)
     if isinstance(error, TimeLimit):
         return _too_late(error)
+    line, words = readers_frame(error), f"{type(error).__name__}: {error}"
     code = f" {line.text}" if line else ""
     joined = re.search(r"\b(and|or)\b", code)
-    if joined and re.search("truth value of an array|TracerBoolConversion", f"{name}: {error}"):
-        advice = _ARRAY_AND.format(joined[1], "&|"[joined[1] == "or"])
-        return Finding("python-and", advice, [_shorten(f"{name}: {first}")], line)
+    if joined and re.search("truth value of an array|TracerBoolConversion", words):
+        return _found("python-and", _ARRAY_AND.format(joined[1], "&|"[joined[1] == "or"]), error, line)
     for pattern, kind, advice in _ARRAY_ERRORS:
-        haystack = f"{name}: {error}{code if kind == 'static-shape' and 'Concretization' in name else ''}"
-        if re.search(pattern, haystack, re.S):
-            return Finding(kind, f"{advice[0].upper()}{advice[1:]}.", [_shorten(f"{name}: {first}")], line)
-    return Finding("error", f"{name}: {_shorten(first)}", [], line)
+        more = code if kind == "static-shape" and "Concretization" in words else ""
+        if re.search(pattern, words + more, re.S):
+            return _found(kind, _sentence(advice), error, line)
+    return Finding("error", f"{type(error).__name__}: {_shorten(_first_line(error))}", [], line)
 
 
 def _misfit(error: BaseException, line: SourceLine | None) -> Finding | None:
@@ -330,27 +297,6 @@ def _pair(v: object) -> bool:
     return isinstance(v, tuple) and len(v) == 2 and all(isinstance(d, tuple | list) and len(d) == 1 for d in v)
 
 
-def _later_ref(error: BaseException, line: SourceLine | None, value: str) -> str:
-    """What to say when a later Ref of the kernel has the very shape of the value: the outputs are in another order."""
-    stored = re.match(r"\s*(\w+)\[", line.text) if line else None
-    shape = tuple(int(n) for n in re.findall(r"\d+", value))
-    for frame, number in tb.walk_tb(error.__traceback__):
-        code = frame.f_code
-        names = list(code.co_varnames[: code.co_argcount])
-        if not (line and stored and number == line.line and code.co_filename == line.file and stored[1] in names):
-            continue
-        later = names[names.index(stored[1]) + 1 :]
-        fits = [n for n in later if getattr(frame.f_locals.get(n), "shape", None) == shape]
-        if len(fits) == 1:
-            own = getattr(frame.f_locals.get(stored[1]), "shape", "another")
-            return (
-                f"A value of shape {shape} is stored in {stored[1]}, a Ref of shape {own}; {fits[0]} has that shape. "
-                f"The kernel names {stored[1]} before {fits[0]}. Do out_specs and out_shape have the same order? If "
-                "they do, the value needs another shape." + _grown(own, shape)
-            )
-    return ""
-
-
 def _different_lengths(shapes: list[str]) -> str:
     """What to say when arrays of one rank meet and do not broadcast."""
     sizes = [tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in shapes]
@@ -365,21 +311,6 @@ def _different_lengths(shapes: list[str]) -> str:
                 "that is wanted here?"
             )
     return ""
-
-
-def _grown(own: object, shape: tuple[int, ...]) -> str:
-    """Another way for a value to be wider than its Ref: two that were reduced along different axes have met."""
-    if (
-        not isinstance(own, tuple)
-        or len(own) != len(shape)
-        or not any(a == 1 < b for a, b in zip(own, shape, strict=True))
-    ):
-        return ""
-    other = tuple(b if a == 1 else 1 for a, b in zip(own, shape, strict=True))
-    return (
-        f" Or it has grown: a {own} that meets a {other} becomes a {shape}. Was something reduced along the wrong "
-        "axis? axis=1 goes along a row."
-    )
 
 
 def _shape_advice(ref: str, value: str, whole: bool = True) -> str:

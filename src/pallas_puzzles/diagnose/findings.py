@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -37,6 +37,18 @@ class Finding:
     def but(self, **changes: object) -> "Finding":
         """The same finding with other values in some fields."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def over(
+    bound: str,
+    text: str,
+    evidence: Iterable[str] = (),
+    line: SourceLine | None = None,
+    near: Iterable[SourceLine | None] = (),
+) -> Finding:
+    """A right answer that costs too much. bound: which of the budget's it exceeds."""
+    lines = [each for each in near if each is not None]
+    return Finding("budget", f"Right answer, but {text}", [*evidence], line, operand=bound, near=lines)
 
 
 @dataclasses.dataclass(frozen=True)

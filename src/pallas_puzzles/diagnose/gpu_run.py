@@ -1,6 +1,6 @@
 """From a run of kernels for a GPU and the expected result to findings: which part is wrong, how, and who stored it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -8,12 +8,10 @@ import numpy as np
 from ..ir.capture import SourceLine
 from ..lens.gpu import Launched, Run
 from ..text import plural
-from .diagnose import result_names, rougher, structure
+from .diagnose import makers, result_names, structure
 from .findings import Diagnosis, Finding, Tolerance, default_tolerance
 from .gpu import findings_of
-from .narrow import of_launched, too_rough
-from .rounding import Course
-from .wrong import pattern_of, sample_of, where_in
+from .wrong import compared, pattern_of, summary_of, where_in
 
 _PARTS = 64  # of one output: with more, nobody looks whether one holds the values of another
 
@@ -30,7 +28,7 @@ def diagnose_gpu(run: Run, want: object, tolerance: Tolerance | None = None) -> 
     if any(each.hangs for each in run.calls):
         return Diagnosis(seen)
     gots, wants = ([np.asarray(x) for x in jax.tree.leaves(tree)] for tree in (run.outputs, want))
-    wrong = structure(gots, wants, "plgpu.kernel", "out_type")
+    wrong = structure(run.outputs, want, "plgpu.kernel", "out_type")
     for name, got, right in zip(result_names(want), gots, wants, strict=True) if not wrong else ():
         found = _output(run.calls, name, got, right, tolerance or default_tolerance(right.dtype))
         wrong += [found.but(near=near)] if found is not None else []
@@ -43,49 +41,27 @@ def diagnose_gpu(run: Run, want: object, tolerance: Tolerance | None = None) -> 
     return Diagnosis([first, *others])
 
 
-def rounded_gpu(run: Run, want: object, course: Course) -> Diagnosis | None:
-    """The first result that is rounded worse than the course's, or None. Every value is within tolerance."""
-    for name, got, found in rougher(run, want, course):
-        launched, number = next(_makers(run.calls, got), (None, 0))
-        where = next(((n, number) for n, each in enumerate(run.calls) if each is launched), None)
-        return Diagnosis([too_rough([of_launched(each) for each in run.calls], where, name, found, course.narrow)])
-    return None
-
-
 def _output(
     calls: Sequence[Launched], name: str, got: np.ndarray, want: np.ndarray, tolerance: Tolerance
 ) -> Finding | None:
     """What is wrong with a result."""
-    g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (got, want))
-    bad = ~tolerance.close(g, w)
+    g, w, bad = compared(got, want, tolerance)
     if not bad.any():
         return None
-    launched, number = next(_makers(calls, got), (None, 0))
-    if launched is not None:
-        name, shape = launched.kernel.outputs[number][0], launched.outputs[number].shape
-        g, w, bad = (x.reshape(shape) for x in (g, w, bad))
-    summary = f"{int(bad.sum())} of {bad.size} elements are wrong: {sample_of(g, w, bad, name)}."
-    if launched is None:
-        return Finding("values", f"{name}: {summary}")
+    which, number = next(makers([each.outputs for each in calls], got), (-1, 0))
+    if which < 0:
+        return Finding("values", f"{name}: {summary_of(g, w, bad, name)}")
+    launched = calls[which]
+    name, shape = launched.kernel.outputs[number][0], launched.outputs[number].shape
+    g, w, bad = (x.reshape(shape) for x in (g, w, bad))
+    summary = summary_of(g, w, bad, name)
     numbers = launched.written[number][0]
     if (missing := bad & (numbers <= 0)).any():
         text = f"{plural(int(missing.sum()), 'element')} of {name} are never stored"
         where = where_in(missing)
         cause = f"{text}: {where}." if where else f"{text}. Copy or store the result into it."
         return Finding("never-stored", cause, [summary], launched.kernel.where, operand=name)
-    return _part(launched, number, (g.astype(np.float64), w.astype(np.float64), bad), tolerance).but(evidence=[summary])
-
-
-def _makers(calls: Sequence[Launched], got: np.ndarray) -> Iterator[tuple[Launched, int]]:
-    """The kernels that a result may have come out of, the last first, each with the number of the output."""
-    for launched in reversed(calls):
-        for number, out in enumerate(launched.outputs):
-            if out.nbytes == got.nbytes and np.array_equal(_bits(out), _bits(got)):
-                yield launched, number
-
-
-def _bits(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return _part(launched, number, (g, w, bad), tolerance).but(evidence=[summary])
 
 
 def _part(

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..ir.capture import SourceLine, line_of
 from ..ir.ops import is_floating, out_dtype
 from ..ir.program import (
@@ -12,11 +14,10 @@ from ..ir.program import (
     lines_of,
     narrow_arithmetic,
     narrow_products,
-    rounded_factors,
     rounded_operands,
 )
-from ..lens.gpu import Launched
-from ..lens.machine import Trace
+from ..lens import gpu
+from ..lens.machine import Run, Trace
 from .findings import Finding
 from .rounding import Excess, times
 
@@ -36,37 +37,41 @@ class Narrow:
 class Kernel:
     """What one kernel of a run computes with: its program, and names with dtypes.
 
-    sums: memory in which a sum may grow, beside the outputs. read_back: the outputs that it loads. stored: the line of
-    the last store into each output.
+    results: what the outputs hold. sums: memory in which a sum may grow, beside the outputs. read_back: the outputs
+    that it loads. stored: the line of the last store into each output.
     """
 
     name: str
     program: Any
+    results: Sequence[np.ndarray]
     outs: Sequence[tuple[str, Any]]
     sums: Sequence[tuple[str, Any]]
     read_back: frozenset[str]
     stored: dict[str, SourceLine]
 
 
-def of_call(trace: Trace) -> Kernel:
-    """A pallas_call that has run."""
+def kernels_of(run: Run) -> list[Kernel]:
+    """The kernels of a run, in their order."""
+    return [*map(_of_launched, run.calls)] if isinstance(run, gpu.Run) else [*map(_of_call, run.traces)]
+
+
+def _of_call(trace: Trace) -> Kernel:
     call = trace.call
     outs = [(o.name, o.dtype) for o in call.outs]
     sums = [(s.name, s.dtype) for s in call.scratch if s.space == "vmem"]
     loaded = frozenset(e.ref for e in trace.events if e.op == "load")
     stored = {e.ref: e.line for e in trace.events if e.op == "store" and e.line is not None}
-    return Kernel(call.name, call.kernel, outs, sums, loaded, stored)
+    return Kernel(call.name, call.kernel, trace.outputs, outs, sums, loaded, stored)
 
 
-def of_launched(launched: Launched) -> Kernel:
-    """A plgpu.kernel that has run."""
+def _of_launched(launched: gpu.Launched) -> Kernel:
     kernel = launched.kernel
     outs = [(name, dtype) for name, _, dtype in kernel.outputs]
     allocs = [alloc for instr in kernel.program.everything() for alloc in instr.p.get("allocs", ())]
     sums = [(alloc.name, alloc.dtype) for alloc in allocs if alloc.kind == "acc" or alloc.space == "tmem"]
     lines = [[w.instr.line for w in writes if w is not None and w.instr is not None] for _, writes in launched.written]
     stored = {name: line for (name, _), mine in zip(outs, lines, strict=True) for line in mine if line is not None}
-    return Kernel(kernel.name, kernel.jaxpr, outs, sums, frozenset(), stored)
+    return Kernel(kernel.name, kernel.jaxpr, launched.outputs, outs, sums, frozenset(), stored)
 
 
 def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
@@ -88,14 +93,6 @@ def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
             "a float32 scratch buffer, and cast once at the end."
         )
         yield Narrow("output", words)
-    for eqn in rounded_factors(kernel.program):
-        bits = f", to the 8 bits of a {out_dtype(eqn)}" if str(out_dtype(eqn)) == "bfloat16" else ""
-        words = (
-            f"A factor is multiplied into an operand of the matrix product ({line_of(eqn)}), and what goes into the "
-            f"product is 16-bit: every element is rounded before it is summed{bits}. Multiply the result of the "
-            "product instead: it is float32."
-        )
-        yield Narrow("factor", words)
     for eqn in early_casts(kernel.program):
         words = (
             f"A value is cast to 16-bit {_made(eqn)}, and the kernel goes on with the rounded number. Cast once, "

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..ir.capture import Outside
 from ..lens.machine import listed
-from .findings import Finding
+from .findings import Finding, over
 
 
 def explain_barred(outside: Sequence[Outside], barred: Mapping[str, str], allow: Sequence[str]) -> Finding | None:
@@ -28,14 +28,10 @@ def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding
     names = ", ".join(dict.fromkeys(o.primitive for o in refused))
     first = refused[0]
     cause = (
-        f"{names} {'are' if ', ' in names else 'is'} done outside of the kernel, on arrays of shape "
-        f"{first.shape}: this puzzle is about doing the "
-        f"work inside pallas_call. Only {_permitted(allow)} may happen outside."
+        f"{names} {'are' if ', ' in names else 'is'} done outside of the kernel, on arrays of shape {first.shape}: "
+        f"this puzzle is about doing the work inside pallas_call. Only {_permitted(allow)} may happen outside."
     )
-    evidence = [
-        f"{o.primitive} on shape {o.shape}" + (f" at {o.line}: {o.line.text}" if o.line else "") for o in refused[1:4]
-    ]
-    return Finding("outside", cause, evidence, first.line)
+    return Finding("outside", cause, [f"{o.primitive} on shape {o.shape}{_at(o)}" for o in refused[1:4]], first.line)
 
 
 def _permitted(allow: Sequence[str]) -> str:
@@ -60,10 +56,13 @@ def too_much_outside(outside: Sequence[Outside], most: int) -> Finding | None:
     if flops <= most:
         return None
     first, *others = sorted((o for o in outside if o.flops), key=lambda o: -o.flops)
-    cause = (
-        f"Right answer, but products outside of the kernels do {flops:,} FLOPs; the budget is {most:,}. Most of them, "
-        f"{first.flops:,}, make an array of shape {first.shape}. An index moves rows, and a kernel multiplies them."
+    text = (
+        f"products outside of the kernels do {flops:,} FLOPs; the budget is {most:,}. Most of them, {first.flops:,}, "
+        f"make an array of shape {first.shape}. An index moves rows, and a kernel multiplies them."
     )
-    evidence = [f"{o.flops:,} more" + (f" at {o.line}: {o.line.text}" if o.line else "") for o in others[:3]]
-    near = [o.line for o in (first, *others) if o.line is not None]
-    return Finding("budget", cause, evidence, first.line, operand="outside_flops", near=near)
+    evidence = [f"{o.flops:,} more{_at(o)}" for o in others[:3]]
+    return over("outside_flops", text, evidence, first.line, [o.line for o in (first, *others)])
+
+
+def _at(o: Outside) -> str:
+    return f" at {o.line}: {o.line.text}" if o.line else ""

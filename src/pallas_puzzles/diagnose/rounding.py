@@ -1,7 +1,7 @@
 """Whether a result is rounded no worse than the course's own: statistics of its errors, in NumPy alone.
 
 Each result lies within the ordinary tolerance. What a tolerance for single elements cannot see shows in all of them
-together: errors that point one way, errors that are larger than one rounding explains, errors that a row has in common.
+together: errors that point one way, and errors that are larger than one rounding explains.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 BINS = 16  # of the values, in the order of their size
-_LEAST_IN_BIN, _LEAST_ROWS, _LEAST_IN_ROW = 40, 8, 32
+_LEAST_IN_BIN = 40
 _SIGNIFICANT, _SIGNIFICANT_IN_BIN = 10, 20  # standard errors
 _HALF_ULP = 2.0**-24  # of float32, relative: nobody has to be more exact than that
 
@@ -33,10 +33,9 @@ _WIDE = _Limits(rms=3.0, shift=8.0, digits=4.0)  # sums in another order, exp2 f
 class Excess:
     """How the errors of a result differ from the course's.
 
-    kind: "factor" (all too large or too small), "constant", "formula" (off by an amount that depends on the value),
-    "rows" (each row has a factor of its own) or "scatter" (errors without a rule that are too large).
-    size: of a factor, less 1; a constant; the largest bias of a bin; the factors' RMS, less 1. ratio: RMS error to the
-    course's. words: what is seen. advice: what to look for, when no place in the kernel is known that does it.
+    kind: "factor" (all too large or too small), "formula" (off by an amount that depends on the value) or "scatter"
+    (errors without a rule that are too large). size: of a factor, less 1; the largest bias of a bin. ratio: RMS error
+    to the course's. words: what is seen. advice: what to look for, when no place in the kernel is known that does it.
     """
 
     kind: str
@@ -48,7 +47,7 @@ class Excess:
     @property
     def one_way(self) -> bool:
         """Whether the errors point one way, which rounding never does."""
-        return self.kind in ("factor", "constant", "formula")
+        return self.kind in ("factor", "formula")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +76,6 @@ class _Errors:
     want: np.ndarray
     mine: np.ndarray
     theirs: np.ndarray
-    rows: tuple[np.ndarray, np.ndarray, np.ndarray] | None  # the same three, (rows, columns)
     dtype: np.dtype
     once: float  # the RMS error of one rounding of the exact values
 
@@ -111,14 +109,11 @@ def _errors(got: np.ndarray, course: np.ndarray, exact: np.ndarray) -> _Errors |
     usable = np.isfinite(mine) & np.isfinite(theirs)
     if not w[usable].any():
         return None
-    long = w.ndim >= 2 and w.shape[-1] >= _LEAST_IN_ROW and bool(usable.all())
-    cut = [x.reshape(-1, x.shape[-1]) for x in (w, mine, theirs)] if long else []
-    rows = (cut[0], cut[1], cut[2]) if long and len(cut[0]) >= _LEAST_ROWS else None
-    return _Errors(w[usable], mine[usable], theirs[usable], rows, course.dtype, _rms(once[usable & np.isfinite(once)]))
+    return _Errors(w[usable], mine[usable], theirs[usable], course.dtype, _rms(once[usable & np.isfinite(once)]))
 
 
 def _judged(e: _Errors) -> Excess | None:
-    shifted, bias, too_large = _factor(e) or _constant(e), _bias(e), _too_large(e)
+    shifted, bias, too_large = _factor(e), _bias(e), _too_large(e)
     if shifted is not None:
         rest = dataclasses.replace(e, mine=_without_line(e))
         left = _bias(rest)
@@ -126,8 +121,8 @@ def _judged(e: _Errors) -> Excess | None:
         if hardly and not _too_large(rest):
             return shifted
     if too_large and not (bias is not None and _explains(e, _without_bins(e))):
-        return _row_factors(e) or _scatter(e)
-    return bias or shifted or _row_factors(e)
+        return _scatter(e)
+    return bias or shifted
 
 
 def _explains(e: _Errors, left: np.ndarray) -> bool:
@@ -146,23 +141,10 @@ def _factor(e: _Errors) -> Excess | None:
     off = mine - theirs
     if abs(off) <= max(_SIGNIFICANT * error, e.shift):
         return None
-    # Values far from 0 and a constant have a slope, too: what removes more of the errors is what it is.
-    constant = _constant(e)
-    if constant is not None and _sum(e.mine - e.mine.mean()) < 0.9 * _sum(e.mine - mine * e.want):
-        return constant
     words = (
         f"the values are {_percent(off)} too {_way(off)} on average, a factor of {1 + off:.{_digits(off)}f}: {_ONE_WAY}"
     )
     return Excess("factor", off, e.ratio, words, "Look for a constant or a factor that is a little off.")
-
-
-def _constant(e: _Errors) -> Excess | None:
-    off = float(e.mine.mean() - e.theirs.mean())
-    error = max(_rms(e.theirs), e.floor) / np.sqrt(e.want.size)
-    if abs(off) <= max(_SIGNIFICANT * error, e.shift * _rms(e.want)):
-        return None
-    words = f"the values are too {_way(off)} by {abs(off):.2g} on average: {_ONE_WAY}"
-    return Excess("constant", off, e.ratio, words, "Look for a constant that is added, or left out.")
 
 
 def _bias(e: _Errors) -> Excess | None:
@@ -235,37 +217,6 @@ def _scatter(e: _Errors) -> Excess:
             "formula is another one, close to the right one."
         )
     return Excess("scatter", e.ratio, e.ratio, words, advice)
-
-
-def _row_factors(e: _Errors) -> Excess | None:
-    """Every row is off by a factor of its own: a statistic of the row is rounded."""
-    if e.rows is None or not e.narrow:
-        return None
-    want, mine, theirs = e.rows
-    total = np.square(want).sum(axis=1)
-    kept = total > 0
-    if kept.sum() < _LEAST_ROWS:
-        return None
-    want, mine, theirs, total = want[kept], mine[kept], theirs[kept], total[kept]
-    factors = (mine * want).sum(axis=1) / total
-    my, their = np.square(factors), np.square((theirs * want).sum(axis=1) / total)
-    noise = np.square(theirs * want).sum(axis=1) / total**2  # what independent errors have in common by chance
-    allowed = _ROWS**2 * max(float(their.mean()), float(noise.mean()), (0.1 * e.shift) ** 2)
-    over = my - allowed
-    if over.sum() <= 4 * np.sqrt(_sum(over - over.mean())):
-        return None
-    if _too_large(e) and not _explains(e, mine - want * factors[:, None]):
-        return None
-    size = float(np.sqrt(my.mean()))
-    words = f"each row is off by a factor of its own, by {_percent(size)} on average."
-    advice = (
-        f"Something that a row has one of (a maximum, a sum, a scale) is kept in {e.dtype}: keep it in float32, and "
-        "cast what is stored."
-    )
-    return Excess("rows", size, e.ratio, words, advice)
-
-
-_ROWS = 1.5  # times the RMS of the course's row factors
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

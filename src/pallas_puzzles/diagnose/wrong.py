@@ -11,7 +11,7 @@ from ..ir.capture import Operand, SourceLine, where_defined
 from ..ir.program import lines_of
 from ..lens.machine import NOT_STORED, NOT_VISITED, STALE, Event, Trace, listed, spans
 from ..text import plural
-from .findings import Block, Diagnosis, Finding, Tolerance
+from .findings import Block, Diagnosis, Finding, Tolerance, default_tolerance
 from .steps import at, first_step_test, still_axes
 
 _COMPARED = 64  # blocks: with more, nobody looks whether one holds the values of another
@@ -112,8 +112,6 @@ def pattern_of(
     other = next((name for name, belongs in others.items() if _same(tolerance, got, belongs)), None)
     if other is not None:
         return "moved", f"what belongs in {other}"
-    if got.ndim > 1 and got.shape[-1] == got.shape[-2] and _same(tolerance, got, np.swapaxes(want, -1, -2)):
-        return "values", "transposed"
     most, noise = np.abs(difference).max(), 2e-6 * np.abs(want).max()  # what rounding in float32 makes of a constant
     if difference.size > 1 and np.ptp(difference) <= 1e-3 * most + noise < most:
         return "values", f"off by the constant {difference.mean():+.6g}"
@@ -292,9 +290,22 @@ def _unread(w: Wrong) -> Iterator[Finding]:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
+def compared(
+    got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A result and what is expected of it in float64, and which elements are not close."""
+    close = (tolerance or default_tolerance(want.dtype)).close
+    g, w = got.astype(np.float64), want.astype(np.float64)
+    return g, w, ~close(g, w)
+
+
 def sample_of(got: np.ndarray, want: np.ndarray, bad: np.ndarray, name: str) -> str:
     index = tuple(int(i) for i in np.argwhere(bad)[0])
     return f"{name}{list(index)} is {got[index]:.6g}, expected {want[index]:.6g}"
+
+
+def summary_of(got: np.ndarray, want: np.ndarray, bad: np.ndarray, name: str) -> str:
+    return f"{int(bad.sum())} of {bad.size} elements are wrong: {sample_of(got, want, bad, name)}."
 
 
 def named_blocks(blocks: Sequence[Block]) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 from jax._src.interpreters import mlir
-from jax.experimental.mosaic import gpu as mosaic
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
@@ -35,6 +34,8 @@ def read_inline(p: Any, ins: Sequence[int]) -> tuple[str, dict[str, Any]]:
 
 def _operations(p: Any, n: int) -> list[Any]:
     """What the function writes: (name, its assembly or kind, which argument each $ in it is, None for others)."""
+    from jax.experimental.mosaic import gpu as mosaic  # half a second, for kernels for a GPU alone
+
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         context.allow_unregistered_dialects = True
         module = ir.Module.create()

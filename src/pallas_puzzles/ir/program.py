@@ -89,27 +89,6 @@ def _users(jaxpr: Any, eqn: Any) -> set[str]:
     return {str(e.params.get("name", e.primitive.name)) for e in users}
 
 
-def _one_number(made: dict[Any, Any], v: Any) -> bool:
-    """Whether an array holds one number, broadcast."""
-    while not is_literal(v) and v.aval.shape:
-        e = made.get(v)
-        if e is None or e.primitive.name not in SAME_VALUE:
-            return False
-        v = e.invars[0]
-    return True
-
-
-def _made_by(made: dict[Any, Any], v: Any) -> Any:
-    """The equation that made a value, looking through operations that keep it."""
-    e = None if is_literal(v) else made.get(v)
-    while e is not None and e.primitive.name in SAME_VALUE and not is_literal(e.invars[0]):
-        before = made.get(e.invars[0])
-        if before is None:
-            break
-        e = before
-    return e
-
-
 def early_casts(kernel: Any) -> Iterator[Any]:
     """Casts from float32 to a 16-bit float whose result goes into arithmetic other than a matrix product."""
     harmless = set(
@@ -118,18 +97,6 @@ def early_casts(kernel: Any) -> Iterator[Any]:
     for jaxpr, eqn in everywhere(kernel):
         if eqn.primitive.name == "convert_element_type" and _rounds(eqn) and _users(jaxpr, eqn) - harmless:
             yield eqn
-
-
-def rounded_factors(kernel: Any) -> Iterator[Any]:
-    """Multiplications by one number whose result, in 16 bits, is an operand of a matrix product."""
-    for jaxpr, eqn in everywhere(kernel):
-        if eqn.primitive.name != "dot_general":
-            continue
-        made = _producers(jaxpr)
-        for v, dtype in zip(eqn.invars, in_dtypes(eqn), strict=True):
-            factor = _made_by(made, v) if _has_16_bits(dtype) else None
-            if factor is not None and factor.primitive.name in ("mul", "div"):
-                yield from [factor] if any(_one_number(made, x) for x in factor.invars) else []
 
 
 def rounded_operands(kernel: Any) -> Iterator[Any]:
