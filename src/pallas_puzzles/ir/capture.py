@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..installation import PACKAGE
-from .meshes import meshes_of_tpus
+from .meshes import on_tpus, tpu_mesh
 from .ops import (
     Beyond,
     evaluate,
@@ -447,10 +447,9 @@ def on_chip(kind: str) -> Iterator[None]:
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
     """Trace kernels as if a TPU were there: every pallas_call interpretable, emit_pipeline and get_tpu_info at home."""
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(_chip.get(), 1, "tpu"))
     as_tpu = pltpu.force_tpu_interpret_mode(True)  # type: ignore[arg-type]
     forget_other_grids()
-    with jax.sharding.use_abstract_mesh(mesh), as_tpu, meshes_of_tpus(_chip.get()):
+    with as_tpu, on_tpus(tpu_mesh(_chip.get())):
         yield
 
 

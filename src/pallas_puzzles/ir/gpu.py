@@ -30,12 +30,7 @@ from .capture import (
 )
 from .gpu_program import Program
 from .gpu_reader import read_program
-from .ops import (
-    Beyond,
-    notice,
-    np_dtype,
-    to_numpy,
-)
+from .ops import Beyond, following, notice, np_dtype, to_numpy
 
 
 @dataclasses.dataclass
@@ -147,16 +142,6 @@ class _Outer(Evaluator):
             kernel = describe_gpu(eqn)
             kernel.arrays = [to_numpy(v) for v in values]
             return self.on_kernel(kernel)
-
-
-@contextlib.contextmanager
-def following(name: Any) -> Iterator[None]:
-    """What JAX or a rule of ours does not know about a kernel ends as a Beyond."""
-    try:
-        yield
-    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        what = str(error).splitlines()[0] if str(error) else ""
-        raise Beyond(f"{name} ({type(error).__name__}: {what})") from error
 
 
 @contextlib.contextmanager

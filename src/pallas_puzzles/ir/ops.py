@@ -24,6 +24,16 @@ class Beyond(Exception):
     """The lens cannot follow this program. The message says which part, in a few plain words."""
 
 
+@contextlib.contextmanager
+def following(name: Any) -> Iterator[None]:
+    """What JAX or a rule of ours does not know about a kernel ends as a Beyond, and is no mistake of the reader's."""
+    try:
+        yield
+    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        what = str(error).splitlines()[0] if str(error) else ""
+        raise Beyond(f"{name} ({type(error).__name__}: {what})") from error
+
+
 def np_dtype(aval: Any) -> np.dtype:
     """The NumPy dtype that stands for `aval`'s. PRNG keys become records of their words, semaphores int32."""
     try:

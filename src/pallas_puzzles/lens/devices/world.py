@@ -249,9 +249,9 @@ class World:
 
     # -- memory
 
-    def access(self, buffer: Any, where: str, name: Callable[[Any], str], *event: Any) -> None:
-        """Notes an access, and what collides with it. where: whose memory it is; name: of a part of it."""
-        for other, who, box in self.histories.setdefault(buffer, History()).add(*event):
+    def access(self, buffer: Any, where: str, *event: Any) -> None:
+        """Notes an access, and what collides with it. where: whose memory it is. event: as History.add takes it."""
+        for other, who, shared in self.histories.setdefault(buffer, History()).add(*event):
             ends = [self.ends[x] for x in (who, event[0]) if x in self.ends]
             mistaken = next((semaphore.name for arrival, semaphore in ends if arrival.mistaken), "")
-            self.found.add(Finding("race", name(box), where, other, event[-1], semaphore=mistaken))
+            self.found.add(Finding("race", shared.named(buffer.name), where, other, event[-1], semaphore=mistaken))

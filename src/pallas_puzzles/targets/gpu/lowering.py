@@ -4,7 +4,6 @@ JAX's messages are not public API. The patterns here were seen on jax 0.11.2 and
 knows is passed on as it is.
 """
 
-import contextlib
 import dataclasses
 import re
 import traceback
@@ -18,6 +17,7 @@ from ...diagnose.errors import explain_error
 from ...ir.capture import SourceLine, is_readers_file, source_line, subprograms
 from ...ir.program import calls_in, equations
 from ...lens.watchdog import TimeLimit, time_limit
+from ..simulate import raised_in_jax
 from ..tpu.lowering import Refusal
 from .chips import SMEM_PER_CTA, Chip
 
@@ -33,17 +33,10 @@ NO_THIN_LAYOUT = (
 )
 
 
-@contextlib.contextmanager
-def for_gpu(chip: Chip) -> Iterator[None]:
-    """Trace and lower as on a machine with this GPU: kernels are compiled there, not interpreted."""
-    with jax.sharding.use_abstract_mesh(chip.mesh()):
-        yield
-
-
 def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple[Any, bytes | Refusal]:
     """(the traced program or None, what the compiler takes or why the front end refuses it)."""
     program = None
-    with for_gpu(chip), warnings.catch_warnings(action="ignore"):
+    with jax.sharding.use_abstract_mesh(chip.mesh()), warnings.catch_warnings(action="ignore"):
         try:
             flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
             program = flat.trace(*shapes).jaxpr
@@ -60,7 +53,7 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple
 def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
     """Why the front end does not take a function for a chip, or None. args: arrays, or pytrees of them."""
     program = None
-    with for_gpu(chip), warnings.catch_warnings(action="ignore"):
+    with jax.sharding.use_abstract_mesh(chip.mesh()), warnings.catch_warnings(action="ignore"):
         try:
             traced = jax.jit(lambda *a: jax.tree.leaves(fn(*a))).trace(*args)
             program = traced.jaxpr
@@ -171,7 +164,7 @@ def _explain(error: Exception) -> Refusal:
     if isinstance(error, AssertionError):
         words = f"Mosaic GPU cannot compile this: an assertion fails in it ({_last_frame(error)})."
         return Refusal(words, "", _readers_line(error))
-    if isinstance(error, NotImplementedError | ValueError) or _raised_in_jax(error):
+    if isinstance(error, NotImplementedError | ValueError) or raised_in_jax(error):
         return Refusal(_first_line(text), "", _readers_line(error))
     finding = explain_error(error)
     return Refusal(finding.cause, "; ".join(finding.evidence), finding.line or _readers_line(error))
@@ -207,19 +200,10 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
 
 
-def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    return list(traceback.extract_tb(error.__traceback__))
-
-
 def _last_frame(error: BaseException) -> str:
     """The statement of JAX's that failed."""
-    frames = _frames(error)
+    frames = traceback.extract_tb(error.__traceback__)
     return (frames[-1].line or "") if frames else ""
-
-
-def _raised_in_jax(error: BaseException) -> bool:
-    frames = _frames(error)
-    return bool(frames) and "/jax/" in frames[-1].filename
 
 
 def _readers_line(error: BaseException) -> SourceLine | None:
@@ -232,5 +216,5 @@ def _readers_line(error: BaseException) -> SourceLine | None:
                 if is_readers_file(file):
                     return source_line(file, int(line))
         cause = cause.__cause__
-    own = [frame for frame in _frames(error) if is_readers_file(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_readers_file(frame.filename)]
     return source_line(own[-1].filename, own[-1].lineno or 0) if own else None

@@ -18,22 +18,12 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from ...diagnose.errors import explain_error
-from ...ir.capture import (
-    Beyond,
-    Call,
-    Operand,
-    Scratch,
-    SourceLine,
-    describe,
-    line_of,
-    subprograms,
-)
-from ...ir.meshes import meshes_of_tpus
+from ...ir.capture import CHIP, Beyond, Call, Operand, Scratch, SourceLine, describe, line_of, subprograms
+from ...ir.meshes import on_tpus, tpu_mesh
 from ...ir.modes import built_for, compiled, is_built_for
 from ...ir.ops import in_avals, out_avals
 from ...ir.program import calls_in, equations
 from ...lens.watchdog import reader_line
-from .mesh import CHIP, tpu_mesh
 
 _SUBLANES, _LANES = 8, 128
 
@@ -95,8 +85,7 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any]) -> bytes:
 def for_tpu(mesh: jax.sharding.AbstractMesh) -> Iterator[None]:
     """Trace and lower as on a machine with these TPUs: kernels are compiled there, not interpreted."""
     interpreted = pltpu.force_tpu_interpret_mode(None)  # type: ignore[arg-type] # None: not at all
-    kind = getattr(mesh.abstract_device, "device_kind", CHIP)
-    with jax.sharding.use_abstract_mesh(mesh), interpreted, meshes_of_tpus(kind):
+    with on_tpus(mesh), interpreted:
         yield
 
 
