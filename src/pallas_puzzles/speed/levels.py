@@ -258,7 +258,7 @@ def _number(amount: float | None) -> float:
     return math.nan if amount is None else amount
 
 
-def _cost(fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes: int = 0) -> _Cost:
+def _cost(fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes: float = 0) -> _Cost:
     """What one program costs. held_bytes: of others' arrays. Raises whatever tracing or compiling it raises."""
     given = shapes(args)
     with for_tpu(target.mesh()):

@@ -7,7 +7,7 @@
     run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
     run.events       a list of Event: what ran in each CTA and lane from when to when on the logical clock, and its line
     run.calls        the same for each kernel of fn, a list of Launched, with .uses of SMEM and .handovers at barriers
-                     for the first CTAs; .writer_of(output, index) -> (who, line)
+                     for the first CTAs
 
 A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
 another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place
@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond, garbage
 from .. import machine as lens
@@ -45,14 +44,7 @@ class Launched:
     events: list[Event]
     uses: list[Use]
     handovers: list[Handover]
-    written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)  # number of the write by
-    # element, 0 or less for none; and the writes by number
-
-    def writer_of(self, output: int, index: tuple[int, ...]) -> tuple[str, SourceLine | None] | None:
-        """(who, the reader's line) of the last store into an element of an output; None: nobody stored it."""
-        numbers, writes = self.written[output]
-        access = writes[max(0, int(numbers[index]))]
-        return (access.who, access.instr.line if access.instr is not None else None) if access is not None else None
+    written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)  # see Launch.written
 
     @property
     def hangs(self) -> bool:

@@ -8,6 +8,7 @@ import atexit
 import dataclasses
 import functools
 import importlib.util
+import math
 import re
 import subprocess
 import tempfile
@@ -18,8 +19,6 @@ from ...installation import install_line
 from ..warm import CompilerDied, CompilerError, Warm
 from .chips import CHIPS, Chip
 from .sass import Instruction, read
-
-__all__ = ["Compiled", "CompilerDied", "CompilerError", "Kernel", "compile_program", "missing", "stop", "warm"]
 
 HOW_TO_GET_IT = f"the GPU compiler is not installed: {install_line('gpu-compiler')} (750 MB, Linux x86-64, no GPU)"
 TIME_LIMIT_S = 120.0
@@ -57,13 +56,11 @@ class Kernel:
 
     @property
     def threads(self) -> int:
-        x, y, z = self.block
-        return x * y * z
+        return math.prod(self.block)
 
     @property
     def ctas(self) -> int:
-        x, y, z = self.grid
-        return x * y * z
+        return math.prod(self.grid)
 
 
 @dataclasses.dataclass(frozen=True)

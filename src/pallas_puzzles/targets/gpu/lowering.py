@@ -14,8 +14,8 @@ from typing import Any
 import jax
 
 from ...diagnose.errors import explain_error
-from ...ir.capture import SourceLine, is_readers_file, source_line, subprograms
-from ...ir.program import calls_in, equations
+from ...ir.capture import SourceLine, is_readers_file, source_line
+from ...ir.program import calls_in, inside
 from ...lens.watchdog import TimeLimit, time_limit
 from ..simulate import raised_in_jax
 from ..tpu.lowering import Refusal
@@ -81,7 +81,7 @@ def _placed(refused: Refusal, program: Any) -> Refusal:
 def _computed_thin(program: Any) -> Iterator[tuple[tuple[int, ...], SourceLine | None]]:
     """(shape, line) of what is computed of arrays that were widened by an axis of 1 before: s[:, None] / 2."""
     thin: set[tuple[int, ...]] = set()
-    for eqn, line in _inside(program):
+    for eqn, line in inside(calls_in(program)):
         inputs = [_shape(v) for v in eqn.invars]
         for shape in map(_shape, eqn.outvars):
             if eqn.primitive.name in ("broadcast_in_dim", "reshape"):
@@ -94,22 +94,17 @@ def _shape(v: Any) -> tuple[int, ...]:
     return tuple(getattr(v.aval, "shape", ()))
 
 
-def _inside(program: Any) -> list[tuple[Any, SourceLine | None]]:
-    """The equations of a program's kernels, each with its line."""
-    return [found for call in calls_in(program) for body in subprograms(call) for found in equations(body)]
-
-
 def _line_in(program: Any, text: str) -> SourceLine | None:
     """The reader's line with the primitive that a message names; where it names none, that of the kernel.
 
     A layout is missing where an array of several dimensions is reduced along one of them.
     """
     named = re.search(r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)", text)
-    inside = _inside(program)
-    at_fault = [line for eqn, line in inside if named and eqn.primitive.name == named[1] and line]
+    found = [*inside(calls_in(program))]
+    at_fault = [line for eqn, line in found if named and eqn.primitive.name == named[1] and line]
     if re.search("layout", text, re.I):
-        at_fault += [line for eqn, line in inside if eqn.primitive.name.startswith("reduce_") and line]
-    anywhere = [line for _, line in inside if line and not named]
+        at_fault += [line for eqn, line in found if eqn.primitive.name.startswith("reduce_") and line]
+    anywhere = [line for _, line in found if line and not named]
     return next(iter([*at_fault, *anywhere]), None)
 
 

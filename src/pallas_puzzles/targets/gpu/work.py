@@ -8,13 +8,13 @@ import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ...ir.capture import SourceLine, is_gpu_kernel, line_of, subprograms
+from ...ir.capture import SourceLine, is_gpu_kernel, line_of, places_of, subprograms
 from ...ir.folded import folded
 from ...ir.gpu_program import Instr, Program, View
 from ...ir.gpu_reader import read_program
@@ -102,7 +102,7 @@ class Call:
         """(file, line) that is `known` -> how many warpgroups run it, the median of the equations that stand there."""
         runs: dict[tuple[str, int], list[float]] = {}
         for key, eqn in self.equations.items():
-            place = next((at for at in _places(eqn) if known(at)), None)
+            place = next((at for at in places_of(eqn) if known(at)), None)
             if place is not None:
                 runs.setdefault(place, []).append(work.runs[key])
         return {place: statistics.median_low(each) for place, each in runs.items()}
@@ -191,13 +191,6 @@ def _call(eqn: Any, given: Sequence[Any]) -> Call:
 
 def _weight(work: Work) -> float:
     return sum(work.runs.values())
-
-
-def _places(eqn: Any) -> Iterator[tuple[str, int]]:
-    """(file, line) of the frames in which an equation was made, the innermost first."""
-    trace = eqn.source_info.traceback
-    for frame in trace.frames if trace is not None else ():
-        yield frame.file_name, frame.line_num
 
 
 # --- following a program ---------------------------------------------------------------------------------------------
