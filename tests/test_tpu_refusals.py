@@ -71,10 +71,10 @@ def refuses(kernel, *says, args=(X,), tpus=V5E, front=False, until=(9,), name=""
     CASES[name] = Case(run(kernel, **options), tuple(args), says, tpus, front, until)
 
 
-def blocks(block, index_map=lambda i: (i, 0), first=None, **options):
-    """A copy by blocks in a grid of 4 steps. first: another BlockSpec for the input."""
+def blocks(block, index_map=lambda i: (i, 0), **options):
+    """A copy by blocks in a grid of 4 steps."""
     spec = pl.BlockSpec(block, index_map)
-    return {"grid": (4,), "in_specs": [first or spec], "out_specs": spec, **options}
+    return {"grid": (4,), "in_specs": [spec], "out_specs": spec, **options}
 
 
 def copies(rows, columns, dtype=F32):

@@ -546,11 +546,12 @@ OnMesh = Callable[["Evaluator", Any, list[Any]], list[Any]]
 class Evaluator:
     """Runs the outer program eagerly, equation by equation, in NumPy, and hands every pallas_call to `on_call`.
 
-    on_mesh: runs a shard_map over several devices. Without it, one that holds a kernel is beyond.
+    on_mesh: runs a shard_map over several devices. Without it, one that holds a kernel is beyond. on_gpu(equation,
+    values): runs a plgpu.kernel, which is none of `calls`.
     """
 
-    def __init__(self, on_call: OnCall, on_mesh: OnMesh | None = None):
-        self.on_call, self.on_mesh = on_call, on_mesh
+    def __init__(self, on_call: OnCall, on_mesh: OnMesh | None = None, on_gpu: Callable[..., list[Any]] | None = None):
+        self.on_call, self.on_mesh, self.on_gpu = on_call, on_mesh, on_gpu
         self.calls: list[Call] = []
         self.outside: dict[tuple[str, Any, frozenset[str], bool], Outside] = {}
         self.made: set[int] = set()  # id() of values that came out of a kernel
@@ -606,7 +607,9 @@ class Evaluator:
         if len(self.calls) >= _MOST_CALLS:
             raise Beyond(f"more than {_MOST_CALLS} pallas_calls in one run")
         if is_gpu_kernel(eqn):
-            raise ForGpu("a kernel for a GPU")
+            if self.on_gpu is None:
+                raise ForGpu("a kernel for a GPU")
+            return self.on_gpu(eqn, values)
         call = describe(eqn, values)
         if handed := [o.name for o in call.operands if o.space == "semaphore"]:
             raise Beyond(f"{handed[0]}, a semaphore that one kernel hands to another")
@@ -617,6 +620,12 @@ class Evaluator:
         call.callers = callers_of(eqn)
         self.calls.append(call)
         return self.on_call(call, eqn, values)
+
+    def capture(self, closed: Any, shape: Any, leaves: Sequence[Any], chip: str) -> Capture:
+        """Runs a traced function. shape: of its results, as a pytree."""
+        flat = self.run(discharged(closed), leaves)
+        outputs = jax.tree.unflatten(jax.tree.structure(shape), flat)
+        return Capture(self.calls, outputs, list(self.outside.values()), [id(y) in self.made for y in flat], chip)
 
     def keep(self, outputs: list[Any]) -> list[Any]:
         """Remembers that these came out of a kernel."""
@@ -741,12 +750,8 @@ def capture(
             if key not in known:
                 with _own_lines():
                     known[key] = _traced(flat_fn, leaves)
-            closed, out_shape = known[key]
-            evaluator = Evaluator(on_call, on_mesh)
-            flat_out = evaluator.run(discharged(closed), leaves)
-        from_kernel = [id(y) in evaluator.made for y in flat_out]
-        outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)
-        return Capture(evaluator.calls, outputs, list(evaluator.outside.values()), from_kernel, chip)
+            closed, shape = known[key]
+            return Evaluator(on_call, on_mesh).capture(closed, shape, leaves, chip)
 
     try:
         return on(_chip.get())

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..ir.ops import Beyond, holds_dma_semaphore, nbytes_of, poison
 from ..ir.places import Place, index_of
-from .flight import Clash, Flight, Transfer, label
+from .flight import Flight, Transfer, label
 from .regions import region_of
 
 if TYPE_CHECKING:
@@ -106,22 +106,11 @@ class Copies:
 
     def note_clash(self, ref: "Buffer", place: Place, verb: str, writes: bool, eqn: Any) -> None:
         """Notes an access to memory that a copy on its way uses."""
-        for clash in self.flight.clashes(ref, place, writes):
-            self._clash(clash, ref, place, verb, eqn)
-
-    def _clash(self, clash: Clash, ref: "Buffer", place: Place, verb: str, eqn: Any) -> None:
-        copy = clash.transfer
-        self.incident(
-            clash.kind,
-            ref.name,
-            eqn,
-            verb=verb,
-            part=label(ref.name, region_of(place, ref.shape)),
-            into=any(other is ref and written for other, _, written in copy.parts),
-            started=copy.line,
-            semaphore=copy.semaphore,
-            others=clash.others,
-        )
+        for kind, copy, others in self.flight.clashes(ref, place, writes):
+            part = label(ref.name, region_of(place, ref.shape))
+            into = any(other is ref and written for other, _, written in copy.parts)
+            told = {"started": copy.line, "semaphore": copy.semaphore, "others": others}
+            self.incident(kind, ref.name, eqn, verb=verb, part=part, into=into, **told)
 
     def _counts_bytes(self, eqn: Any, at: int) -> bool:
         """Whether a copy's semaphore, operand `at`, is one of the kind DMA."""

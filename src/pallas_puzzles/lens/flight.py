@@ -89,16 +89,6 @@ def _line(eqn: Any) -> "SourceLine | None":
     return line_of(eqn) if eqn is not None else None
 
 
-@dataclasses.dataclass(slots=True)
-class Clash:
-    """An access to memory that a copy on its way uses. kind: "no-wait" (it is still written), "reused" (it is still
-    read) or "shared-semaphore" (a wait has returned, and does not say for which copy)."""
-
-    kind: str
-    transfer: Transfer
-    others: int = 0
-
-
 class Flight:
     """The copies of one call. expected: it has semaphores, so what it does before its first copy is noted, too.
 
@@ -182,8 +172,12 @@ class Flight:
             if use not in uses:
                 uses.append(use)
 
-    def clashes(self, buffer: "Buffer", place: Place, writes: bool) -> Iterator[Clash]:
-        """What is wrong with an access to a part of a buffer."""
+    def clashes(self, buffer: "Buffer", place: Place, writes: bool) -> Iterator[tuple[str, Transfer, int]]:
+        """Copies on their way that use an access's memory: (what is wrong, the copy, how many are on its semaphore).
+
+        What is wrong: "no-wait" (it is still written), "reused" (it is still read) or "shared-semaphore" (a wait has
+        returned, and does not say for which copy).
+        """
         known = self.open.get(buffer)
         if not known:
             return
@@ -192,11 +186,7 @@ class Flight:
             for other, there, written in transfer.parts:
                 if other is buffer and (written or writes) and part.meets(there):
                     kind = "shared-semaphore" if transfer.passed else "no-wait" if written else "reused"
-                    yield Clash(kind, transfer, len(self.sharing(transfer)))
-
-    def sharing(self, transfer: Transfer) -> list[Transfer]:
-        """The copies that may be on their way on the semaphore of one, itself among them."""
-        return next((each for each in self.of.values() if transfer in each), [])
+                    yield kind, transfer, len(next((each for each in self.of.values() if transfer in each), []))
 
     @property
     def exposed_bytes(self) -> int:

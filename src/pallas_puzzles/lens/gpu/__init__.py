@@ -34,7 +34,10 @@ _OTHER_GARBAGE = 3.0
 
 @dataclasses.dataclass
 class Launched:
-    """One plgpu.kernel that ran."""
+    """One plgpu.kernel that ran.
+
+    written: of each output, the number of the write that each element is of, 0 or less for none; and the writes.
+    """
 
     kernel: Kernel
     outputs: list[np.ndarray]
@@ -44,7 +47,7 @@ class Launched:
     events: list[Event]
     uses: list[Use]
     handovers: list[Handover]
-    written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)  # see Launch.written
+    written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)
 
     @property
     def hangs(self) -> bool:
@@ -84,12 +87,13 @@ def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_dr
     launch = Launch(kernel, CHIPS[chip], cores, ctas_drawn)
     outputs = launch.run_all()
     found = launch.found.all()
-    if any(f.kind == "unwritten" for f in found) and not any(f.kind == "deadlock" for f in found):
+    if any(f.kind == "unwritten" for f in found) and not launch.found.hangs:
         found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores, 0))
     wrong, notes = ([f for f in found if (f.kind in NOTES) == noted] for noted in (False, True))
     timeline = launch.timeline
     drawn = timeline.events, timeline.uses, timeline.handovers
-    return Launched(kernel, outputs, wrong, notes, timeline.counts, *drawn, launch.written())
+    written = [(o.writer, o.writes) for o in launch.outputs]
+    return Launched(kernel, outputs, wrong, notes, timeline.counts, *drawn, written)
 
 
 def _told_apart(found: list[Finding], launch: Launch, relaunch: Callable[[], Launch]) -> list[Finding]:

@@ -35,31 +35,31 @@ class Access:
 class Buffer:
     """A Ref in GMEM, SMEM, TMEM or registers.
 
-    role: "in", "out" or "scratch". twins: other Refs that lie in the same memory (a RefUnion), each `offset` bytes from
-    its start.
+    role: "in", "out" or "scratch". values: of an array that the kernel is called with. twins: other Refs that lie in
+    the same memory (a RefUnion), each `offset` bytes from its start.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str = "scratch"):
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        space: str,
+        role: str = "scratch",
+        values: np.ndarray | None = None,
+    ):
         self.name, self.space, self.role, self.shape, self.dtype = name, space, role, shape, dtype
-        self.values = poison(shape, dtype)
+        self.values = poison(shape, dtype) if values is None else np.array(values)
         self.tracked = space != "regs"
         self.writer = np.full(shape if self.tracked else (), NEVER, np.int32)
+        if values is not None:
+            self.writer = np.broadcast_to(np.int32(GIVEN), shape)
         self.writes: list[Access | None] = [None]  # by number
         self.reads: dict[Any, tuple[Region, Access]] = {}
         self.twins: list[Buffer] = []
         self.offset = 0
         self.part_of: tuple[Buffer, Any] | None = None
         self.parts: dict[Any, Buffer] = {}  # of a RefUnion
-
-    @classmethod
-    def given(cls, name: str, values: np.ndarray, role: str) -> "Buffer":
-        """An array that the kernel is called with."""
-        made = cls.__new__(cls)
-        made.name, made.space, made.role, made.shape, made.dtype = name, "gmem", role, values.shape, values.dtype
-        made.values, made.tracked, made.writes = np.array(values), True, [None]
-        made.writer = np.broadcast_to(np.int32(GIVEN), values.shape)
-        made.reads, made.twins, made.parts, made.offset, made.part_of = {}, [], {}, 0, None
-        return made
 
     def writers_of(self, place: Place) -> list[int]:
         """The numbers of the writes that what is there comes from."""
