@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import re
 import zlib
@@ -17,11 +18,11 @@ from typing import Any
 
 import pytest
 
+from pallas_puzzles.targets import warm
 from pallas_puzzles.targets.tpu import compiler
-from pallas_puzzles.targets.tpu.chips import devices_in
 
 FOLDER = Path(__file__).parents[1] / "build" / "tpu-cache"
-CHILD = Path(compiler.__file__).with_name("child.py").read_bytes()
+CHILD = Path(warm.__file__).with_name("child.py").read_bytes()
 ITS_PACKAGES = ("libtpu", "jax", "jaxlib")
 LAST_WORDS = re.compile(r"ended (by signal|with exit code) \d+: ")  # libtpu's, before it aborts
 
@@ -33,7 +34,7 @@ def _place(flags: str, blob: bytes, chip: Any, axes: Any, options: Any, more: di
     asked = (
         versions,
         flags,
-        chip.topology_for(devices_in(axes)),
+        chip.topology_for(math.prod((axes or {}).values())),
         list((axes or {}).items()),
         sorted((options or {}).items()),
         *more.items(),

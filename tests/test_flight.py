@@ -14,8 +14,8 @@ from pallas_puzzles.course import session
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.inputs import Budget
 from pallas_puzzles.lens import machine
-from pallas_puzzles.lens.flight import overlap, part_of
 from pallas_puzzles.lens.machine import figures
+from pallas_puzzles.lens.regions import region_of
 from pallas_puzzles.view.show import show
 from zoo import HBM, like, normal
 
@@ -121,16 +121,16 @@ def test_parts_of_a_buffer_meet_where_they_share_an_element() -> None:
     def part(*keys: Any) -> Any:
         place = machine.Place((4, 16), np.dtype(np.float32))
         place.steps = list(keys)
-        return part_of(place, (4, 16))
+        return region_of(place, (4, 16))
 
     rows = part((slice(1, 3), ...))
     gathered = part((np.array([0, 3]), ...))
-    assert overlap(rows, part((2, ...)), (4, 16))
-    assert not overlap(rows, part((3, ...)), (4, 16))
-    assert not overlap(part((slice(0, 4, 2), ...)), part((slice(1, 4, 2), ...)), (4, 16))
-    assert not overlap(part((2, ...), (slice(0, 8),)), part((2, ...), (slice(8, 16),)), (4, 16))
-    assert not overlap(rows, gathered, (4, 16))
-    assert overlap(gathered, part((3, slice(2, 4))), (4, 16))
+    assert rows.meets(part((2, ...)))
+    assert not rows.meets(part((3, ...)))
+    assert not part((slice(0, 4, 2), ...)).meets(part((slice(1, 4, 2), ...)))
+    assert not part((2, ...), (slice(0, 8),)).meets(part((2, ...), (slice(8, 16),)))
+    assert not rows.meets(gathered)
+    assert gathered.meets(part((3, slice(2, 4))))
 
 
 def test_show_draws_copies_over_what_is_computed() -> None:

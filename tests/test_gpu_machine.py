@@ -116,9 +116,10 @@ def test_work_is_taken_over() -> None:
 
 def test_who_wrote_an_element() -> None:
     kernel, args, _ = gpu_kernels.rows()
-    who, line = gpu.run(kernel, *args).calls[0].writer_of(0, (2, 5))
-    assert who == "CTA 2"
-    assert "o_gmem[where(i)] = " in line.text
+    ((numbers, writes),) = gpu.run(kernel, *args).calls[0].written
+    write = writes[numbers[2, 5]]
+    assert write.who == "CTA 2"
+    assert "o_gmem[where(i)] = " in write.instr.line.text
 
 
 def test_scopes_share_their_memory() -> None:

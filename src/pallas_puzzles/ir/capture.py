@@ -25,12 +25,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..installation import PACKAGE
-from .meshes import meshes_of_tpus
+from .meshes import on_tpus, tpu_mesh
 from .ops import (
     Beyond,
     evaluate,
+    holding,
     inlined,
     interpret,
+    is_key,
     is_literal,
     nbytes_of,
     notice,
@@ -91,21 +93,21 @@ def source_line(file: str, line: int) -> SourceLine:
     return SourceLine(file, line, linecache.getline(file, line).strip())
 
 
+def places_of(eqn: Any) -> Iterator[tuple[str, int]]:
+    """(file, line) of the frames in which an equation was made, the innermost first."""
+    # source_info.traceback.frames: seen on jax 0.11.2 and 0.12.0.1
+    trace = eqn.source_info.traceback
+    return ((frame.file_name, frame.line_num) for frame in (trace.frames if trace is not None else ()))
+
+
 def line_of(eqn: Any) -> SourceLine | None:
     """The reader's line that made an equation: the innermost frame outside JAX and this package."""
-    # source_info.traceback.frames: seen on jax 0.11.2 and 0.12.0.1
-    traceback = eqn.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        if is_readers_file(frame.file_name):
-            return source_line(frame.file_name, frame.line_num)
-    return None
+    return next((source_line(*place) for place in places_of(eqn) if is_readers_file(place[0])), None)
 
 
 def callers_of(eqn: Any) -> list[SourceLine]:
     """The reader's lines on the way to an equation, the innermost first."""
-    traceback = eqn.source_info.traceback
-    frames = traceback.frames if traceback is not None else ()
-    return [source_line(f.file_name, f.line_num) for f in frames if is_readers_file(f.file_name)]
+    return [source_line(*place) for place in places_of(eqn) if is_readers_file(place[0])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,15 +189,15 @@ class Call:
     name: str
     where: SourceLine | None
     grid: tuple[int, ...]
-    grid_names: tuple[Any, ...]
-    vmapped: tuple[int, ...]
     operands: list[Operand]
-    scalar_names: list[str]
-    scratch: list[Scratch]
     semantics: tuple[str, ...]
     kernel: Any
-    aliases: dict[int, int]  # input (counted after the scalars) -> output
-    vmem_limit_bytes: int | None
+    grid_names: tuple[Any, ...] = ()
+    vmapped: tuple[int, ...] = ()
+    scalar_names: list[str] = dataclasses.field(default_factory=list)
+    scratch: list[Scratch] = dataclasses.field(default_factory=list)
+    aliases: dict[int, int] = dataclasses.field(default_factory=dict)  # input (counted after the scalars) -> output
+    vmem_limit_bytes: int | None = None
     dynamic_bounds: int = 0  # dimensions of the grid that are known only at run time
     dynamic_axes: tuple[int, ...] = ()  # which they are
     on_cores: bool = False  # its grid are the cores of a mesh, each of which has scratch memory of its own
@@ -360,15 +362,10 @@ def describe_pipeline(eqn: Any, values: Sequence[Any], inside: str = "") -> tupl
         name=str(body.debug_info.func_name or "the pipeline"),
         where=where_defined(body),
         grid=tuple(1 if g is UNKNOWN else int(np.asarray(g)) for g in grid),
-        grid_names=(),
         vmapped=tuple(mapping.vmapped_dims),
         operands=operands,
-        scalar_names=[],
-        scratch=[],
         semantics=tuple(str(getattr(s, "name", s)).lower() for s in p["dimension_semantics"]),
         kernel=body,
-        aliases={},
-        vmem_limit_bytes=None,
         dynamic_bounds=len(given.dynamic_grid_spec),
         dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
         callers=callers_of(eqn),
@@ -413,9 +410,7 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
         where=where_defined(kernel),
         grid=tuple(cores.values()),
         grid_names=tuple(cores),
-        vmapped=(),
         operands=operands,
-        scalar_names=[],
         scratch=[_scratch(names[n_in + n_out + j], v.aval) for j, v in enumerate(kernel.invars[n_in + n_out :])],
         semantics=("parallel",) * len(cores),
         kernel=kernel,
@@ -434,23 +429,17 @@ CHIP, SPARSE_CHIP = "TPU v5e", "TPU7x"  # what kernels are traced for; the secon
 _chip: contextvars.ContextVar[str] = contextvars.ContextVar("chip", default=CHIP)
 
 
-@contextlib.contextmanager
-def on_chip(kind: str) -> Iterator[None]:
+def on_chip(kind: str) -> contextlib.AbstractContextManager[None]:
     """While active, functions are traced for this chip, by the name that JAX has for it."""
-    token = _chip.set(kind)
-    try:
-        yield
-    finally:
-        _chip.reset(token)
+    return holding(_chip, kind)
 
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
     """Trace kernels as if a TPU were there: every pallas_call interpretable, emit_pipeline and get_tpu_info at home."""
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=jax.sharding.AbstractDevice(_chip.get(), 1, "tpu"))
     as_tpu = pltpu.force_tpu_interpret_mode(True)  # type: ignore[arg-type]
     forget_other_grids()
-    with jax.sharding.use_abstract_mesh(mesh), as_tpu, meshes_of_tpus(_chip.get()):
+    with as_tpu, on_tpus(tpu_mesh(_chip.get())):
         yield
 
 
@@ -540,26 +529,16 @@ def depends_on(jaxpr: Any, number: int) -> list[int]:
 
 def holds_call(jaxpr: Any) -> bool:
     """True when a kernel is anywhere inside of a program."""
-    return any(is_call(eqn) or eqn.primitive.name in _KERNELS for _, eqn in everywhere(jaxpr))
-
-
-_KERNELS = frozenset(["core_map"])  # kernels that are no call
+    return any(is_call(eqn) or eqn.primitive.name == "core_map" for _, eqn in everywhere(jaxpr))
 
 
 # Moves that do no arithmetic: allowed outside of a kernel. A broadcast counts as one only when it starts from a scalar.
 MOVES = frozenset(
-    [
-        "reshape",
-        "squeeze",
-        "convert_element_type",
-        "copy",
-        "broadcast_in_dim",
-        "stop_gradient",
-        "sharding_constraint",
-        "optimization_barrier",
-    ]
+    "reshape squeeze convert_element_type copy broadcast_in_dim stop_gradient sharding_constraint "
+    "optimization_barrier".split()
 )
 
+_MOST_CALLS = 4096
 OnCall = Callable[[Call, Any, list[Any]], list[Any]]
 OnMesh = Callable[["Evaluator", Any, list[Any]], list[Any]]
 
@@ -567,11 +546,12 @@ OnMesh = Callable[["Evaluator", Any, list[Any]], list[Any]]
 class Evaluator:
     """Runs the outer program eagerly, equation by equation, in NumPy, and hands every pallas_call to `on_call`.
 
-    on_mesh: runs a shard_map over several devices. Without it, one that holds a kernel is beyond.
+    on_mesh: runs a shard_map over several devices. Without it, one that holds a kernel is beyond. on_gpu(equation,
+    values): runs a plgpu.kernel, which is none of `calls`.
     """
 
-    def __init__(self, on_call: OnCall, on_mesh: OnMesh | None = None, limit: int = 4096):
-        self.on_call, self.on_mesh, self.limit = on_call, on_mesh, limit
+    def __init__(self, on_call: OnCall, on_mesh: OnMesh | None = None, on_gpu: Callable[..., list[Any]] | None = None):
+        self.on_call, self.on_mesh, self.on_gpu = on_call, on_mesh, on_gpu
         self.calls: list[Call] = []
         self.outside: dict[tuple[str, Any, frozenset[str], bool], Outside] = {}
         self.made: set[int] = set()  # id() of values that came out of a kernel
@@ -624,10 +604,12 @@ class Evaluator:
             self.site = before
 
     def _call(self, eqn: Any, values: list[Any]) -> list[Any]:
-        if len(self.calls) >= self.limit:
-            raise Beyond(f"more than {self.limit} pallas_calls in one run")
+        if len(self.calls) >= _MOST_CALLS:
+            raise Beyond(f"more than {_MOST_CALLS} pallas_calls in one run")
         if is_gpu_kernel(eqn):
-            raise ForGpu("a kernel for a GPU")
+            if self.on_gpu is None:
+                raise ForGpu("a kernel for a GPU")
+            return self.on_gpu(eqn, values)
         call = describe(eqn, values)
         if handed := [o.name for o in call.operands if o.space == "semaphore"]:
             raise Beyond(f"{handed[0]}, a semaphore that one kernel hands to another")
@@ -638,6 +620,12 @@ class Evaluator:
         call.callers = callers_of(eqn)
         self.calls.append(call)
         return self.on_call(call, eqn, values)
+
+    def capture(self, closed: Any, shape: Any, leaves: Sequence[Any], chip: str) -> Capture:
+        """Runs a traced function. shape: of its results, as a pytree."""
+        flat = self.run(discharged(closed), leaves)
+        outputs = jax.tree.unflatten(jax.tree.structure(shape), flat)
+        return Capture(self.calls, outputs, list(self.outside.values()), [id(y) in self.made for y in flat], chip)
 
     def keep(self, outputs: list[Any]) -> list[Any]:
         """Remembers that these came out of a kernel."""
@@ -685,10 +673,14 @@ def _traced(fn: Callable[..., Any], leaves: list[Any]) -> Any:
     return closed, shape
 
 
+def _files(error: BaseException) -> set[str]:
+    """Where an exception came through."""
+    return {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+
+
 def _in_pipeline(error: BaseException) -> bool:
     """Whether an exception came while emit_pipeline was traced."""
-    files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
-    return any(file.endswith(os.path.join("pallas", "mosaic", "pipeline.py")) for file in files)
+    return any(file.endswith(os.path.join("pallas", "mosaic", "pipeline.py")) for file in _files(error))
 
 
 def _around(eqn: Any) -> str:
@@ -718,13 +710,8 @@ def _outside_of_kernels(jaxpr: Any) -> Iterator[Any]:
 
 def _in_gpu_code(error: Exception) -> bool:
     """Whether an exception came while JAX's own code for GPUs was traced, which may ask what GPU is there."""
-    files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
     parts = (os.path.join("", "mosaic_gpu", ""), os.path.join("", "ops", "gpu", ""))
-    return any(file.startswith(_JAX_DIR) and any(part in file for part in parts) for file in files)
-
-
-def _asks_for_sparse_cores(error: Exception) -> bool:
-    return "SparseCore" in str(error)
+    return any(file.startswith(_JAX_DIR) and any(part in file for part in parts) for file in _files(error))
 
 
 Programs = dict[Any, Any]  # what the traces of one function have made, by the shapes of its arguments
@@ -753,7 +740,7 @@ def capture(
         return for_the_reader(fn, *jax.tree.unflatten(tree, flat), **kwargs)
 
     flat_fn.__name__ = getattr(fn, "__name__", "fn")
-    leaves = [x if isinstance(x, jax.Array) and not _is_plain(x) else np.asarray(x) for x in leaves]
+    leaves = [x if is_key(x) else np.asarray(x) for x in leaves]
 
     known: Programs = {} if programs is None else programs
 
@@ -763,25 +750,17 @@ def capture(
             if key not in known:
                 with _own_lines():
                     known[key] = _traced(flat_fn, leaves)
-            closed, out_shape = known[key]
-            evaluator = Evaluator(on_call, on_mesh)
-            flat_out = evaluator.run(discharged(closed), leaves)
-        from_kernel = [id(y) in evaluator.made for y in flat_out]
-        outputs = jax.tree.unflatten(jax.tree.structure(out_shape), flat_out)
-        return Capture(evaluator.calls, outputs, list(evaluator.outside.values()), from_kernel, chip)
+            closed, shape = known[key]
+            return Evaluator(on_call, on_mesh).capture(closed, shape, leaves, chip)
 
     try:
         return on(_chip.get())
     except Exception as error:
         if not isinstance(error, Beyond) and _in_gpu_code(error):
             raise ForGpu("a kernel for a GPU") from error
-        if not _asks_for_sparse_cores(error) or _chip.get() == SPARSE_CHIP:
+        if "SparseCore" not in str(error) or _chip.get() == SPARSE_CHIP:
             raise
     return on(SPARSE_CHIP)
-
-
-def _is_plain(x: jax.Array) -> bool:
-    return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,17 +10,7 @@ import jax
 import numpy as np
 
 from .capture import Evaluator, is_call, tracing
-from .ops import (
-    OPS,
-    TAKES_NO_PARAMS,
-    Beyond,
-    inlined,
-    is_floating,
-    np_dtype,
-    out_dtype,
-    run_scan,
-    run_while,
-)
+from .ops import OPS, TAKES_NO_PARAMS, Beyond, inlined, is_floating, np_dtype, out_dtype, run_scan, run_while
 
 
 def in_float64(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> list[np.ndarray]:

@@ -23,19 +23,12 @@ from .capture import (
     SourceLine,
     _own_lines,
     callers_of,
-    discharged,
     for_the_reader,
-    is_gpu_kernel,
     where_defined,
 )
 from .gpu_program import Program
 from .gpu_reader import read_program
-from .ops import (
-    Beyond,
-    notice,
-    np_dtype,
-    to_numpy,
-)
+from .ops import Beyond, following, np_dtype, to_numpy
 
 
 @dataclasses.dataclass
@@ -125,40 +118,6 @@ def _name(given: str | None, written: ast.FunctionDef | ast.Lambda | None) -> st
 OnKernel = Callable[[Kernel], list[np.ndarray]]
 
 
-class _Outer(Evaluator):
-    """Runs what is around the kernels eagerly, and hands each plgpu.kernel to `on_kernel`."""
-
-    def __init__(self, on_kernel: OnKernel):
-        super().__init__(self._no_tpu)
-        self.on_kernel = on_kernel
-
-    def _no_tpu(self, *_: Any) -> list[Any]:
-        raise Beyond("a kernel for a TPU beside one for a GPU")
-
-    def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
-        if is_gpu_kernel(eqn):
-            outputs = self.keep(self._followed(eqn, values))
-            notice(eqn, values, outputs)
-            return outputs
-        return super().apply(eqn, values)
-
-    def _followed(self, eqn: Any, values: list[Any]) -> list[np.ndarray]:
-        with following(eqn.params.get("name")):
-            kernel = describe_gpu(eqn)
-            kernel.arrays = [to_numpy(v) for v in values]
-            return self.on_kernel(kernel)
-
-
-@contextlib.contextmanager
-def following(name: Any) -> Iterator[None]:
-    """What JAX or a rule of ours does not know about a kernel ends as a Beyond."""
-    try:
-        yield
-    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        what = str(error).splitlines()[0] if str(error) else ""
-        raise Beyond(f"{name} ({type(error).__name__}: {what})") from error
-
-
 @contextlib.contextmanager
 def as_on_gpu(kind: str = "NVIDIA H100", cores: int = 132) -> Iterator[None]:
     """Functions are traced as if a GPU with so many SMs were there."""
@@ -197,9 +156,15 @@ def capture_gpu(
     def flat(*xs: Any) -> Any:
         return for_the_reader(fn, *jax.tree.unflatten(tree, xs), **kwargs)
 
+    def followed(eqn: Any, values: list[Any]) -> list[Any]:
+        with following(eqn.params.get("name")):
+            kernel = describe_gpu(eqn)
+            kernel.arrays = [to_numpy(v) for v in values]
+            return list(on_kernel(kernel))
+
+    def no_tpu(*_: Any) -> list[Any]:
+        raise Beyond("a kernel for a TPU beside one for a GPU")
+
     with as_on_gpu(*device), _own_lines():
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    outer = _Outer(on_kernel)
-    out = outer.run(discharged(closed), leaves)
-    outputs = jax.tree.unflatten(jax.tree.structure(shape), out)
-    return Capture([], outputs, list(outer.outside.values()), [id(y) in outer.made for y in out], device[0])
+    return Evaluator(no_tpu, on_gpu=followed).capture(closed, shape, leaves, device[0])

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from .gpu import Kernel, OnKernel, describe_gpu, following
-from .ops import Beyond
+from .gpu import Kernel, OnKernel, describe_gpu
+from .ops import Beyond, following
 
 
 @dataclasses.dataclass

@@ -9,20 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from .capture import (
-    SourceLine,
-    line_of,
-)
-from .ops import (
-    OPS,
-    TAKES_NO_PARAMS,
-    Beyond,
-    evaluate,
-    is_floating,
-    nbytes_of,
-    np_dtype,
-    scan_groups,
-)
+from .capture import SourceLine, line_of
+from .ops import OPS, TAKES_NO_PARAMS, Beyond, evaluate, is_floating, nbytes_of, np_dtype, scan_groups
 from .places import Place, locate
 
 # How JAX says how an array lies in SMEM or TMEM: nothing that a value depends on.

@@ -10,19 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from .capture import (
-    arg_names,
-    space_of,
-)
+from .capture import arg_names, space_of
 from .gpu_inline import read_inline
 from .gpu_program import Alloc, Instr, Program, View
-from .ops import (
-    Beyond,
-    cost,
-    inlined,
-    is_literal,
-    np_dtype,
-)
+from .ops import Beyond, cost, inlined, is_literal, np_dtype
 
 # Primitives that change nothing here: hints, fences that the machine does not need, and printing.
 _SILENT = frozenset(
@@ -254,21 +245,21 @@ def _signal(p: Any, ins: Any, eqn: Any) -> Any:
     ref, transforms, amount, *device = jax.tree.unflatten(p["args_tree"], list(ins))
     if any(d is not None for d in device):
         raise Beyond("a signal to another device")
-    return "signal", {"barrier": _semaphore(ref, transforms, p, ins), "amount": amount}
+    return "signal", {"barrier": _semaphore(ref, transforms), "amount": amount}
 
 
 def _sem_wait(p: Any, ins: Any, eqn: Any) -> Any:
     ref, transforms, amount, *rest = jax.tree.unflatten(p["args_tree"], list(ins))
     decrement = rest[0] if rest else None
-    return "sem_wait", {"barrier": _semaphore(ref, transforms, p, ins), "amount": amount, "decrement": decrement}
+    return "sem_wait", {"barrier": _semaphore(ref, transforms), "amount": amount, "decrement": decrement}
 
 
 def _sem_read(p: Any, ins: Any, eqn: Any) -> Any:
     ref, transforms = jax.tree.unflatten(p["args_tree"], list(ins))[:2]
-    return "sem_read", {"barrier": _semaphore(ref, transforms, p, ins)}
+    return "sem_read", {"barrier": _semaphore(ref, transforms)}
 
 
-def _semaphore(ref: int, transforms: Any, p: Any, ins: Any) -> View:
+def _semaphore(ref: int, transforms: Any) -> View:
     leaves, tree = jax.tree.flatten(transforms)
     return View(ref, tree, leaves)
 
@@ -281,10 +272,6 @@ def _cancel(p: Any, ins: Any, eqn: Any) -> Any:
 def _query(p: Any, ins: Any, eqn: Any) -> Any:
     views, _ = _views(ins[:1], [p["transforms_tree"]], ins[1:])
     return "query", {"result": views[0], "names": tuple(p["grid_names"])}
-
-
-def _inline_mgpu(p: Any, ins: Any, eqn: Any) -> Any:
-    return read_inline(p, ins)
 
 
 def _with(kind: str, *names: str) -> Callable[..., Any]:
@@ -301,7 +288,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "async_load": _read,
     "swap": _write,
     "store": _write,
-    "async_store_tmem": lambda p, ins, eqn: _write(p, ins, eqn),
+    "async_store_tmem": _write,
     "addupdate": _write,
     "copy_gmem_to_smem": _load_tma,
     "copy_smem_to_gmem": _store_tma,
@@ -333,5 +320,5 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "semaphore_read": _sem_read,
     "try_cluster_cancel": _cancel,
     "query_cluster_cancel": _query,
-    "inline_mgpu": _inline_mgpu,
+    "inline_mgpu": lambda p, ins, eqn: read_inline(p, ins),
 }

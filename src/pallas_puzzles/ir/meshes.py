@@ -6,9 +6,10 @@ The parameters of these equations are not public API: seen on jax 0.11.2 and 0.1
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from .ops import Beyond, np_dtype
@@ -218,14 +219,27 @@ def sends(eqn: Any, group: Sequence[int], member: int) -> Iterator[tuple[int, in
         yield group[(member + 1) % count], rounds * share.get(name, nbytes // count)
 
 
+# --- TPUs that are not there -----------------------------------------------------------------------------------------
+
+
+def tpu_mesh(kind: str, axes: Mapping[str, int] | None = None) -> jax.sharding.AbstractMesh:
+    """TPUs by JAX's name of them that exist only for tracing: pltpu.get_tpu_info() and emit_pipeline ask for them."""
+    axes = axes or {}
+    auto = (jax.sharding.AxisType.Auto,) * len(axes)
+    device = jax.sharding.AbstractDevice(kind, 1, "tpu")
+    return jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=auto, abstract_device=device)
+
+
 @contextlib.contextmanager
-def meshes_of_tpus(kind: str) -> Iterator[None]:
-    """While active, JAX takes the devices of a mesh of CPUs for TPUs of this kind: emit_pipeline asks what they are."""
+def on_tpus(mesh: jax.sharding.AbstractMesh) -> Iterator[None]:
+    """While active, functions are traced as if the TPUs of a `tpu_mesh` were there, and the devices of a mesh of CPUs
+    were such ones: emit_pipeline asks what they are."""
     from jax._src import tpu_info  # get_device_kind: seen on jax 0.11.2 and 0.12.0.1
 
-    before = tpu_info.get_device_kind
+    before, kind = tpu_info.get_device_kind, mesh.abstract_device.device_kind
     tpu_info.get_device_kind = lambda: found if (found := before()) != "cpu" else kind
     try:
-        yield
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
     finally:
         tpu_info.get_device_kind = before

@@ -24,6 +24,16 @@ class Beyond(Exception):
     """The lens cannot follow this program. The message says which part, in a few plain words."""
 
 
+@contextlib.contextmanager
+def following(name: Any) -> Iterator[None]:
+    """What JAX or a rule of ours does not know about a kernel ends as a Beyond, and is no mistake of the reader's."""
+    try:
+        yield
+    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        what = str(error).splitlines()[0] if str(error) else ""
+        raise Beyond(f"{name} ({type(error).__name__}: {what})") from error
+
+
 def np_dtype(aval: Any) -> np.dtype:
     """The NumPy dtype that stands for `aval`'s. PRNG keys become records of their words, semaphores int32."""
     try:
@@ -112,17 +122,22 @@ def is_floating(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.floating)
 
 
-_garbage: contextvars.ContextVar[float | None] = contextvars.ContextVar("garbage", default=None)
-
-
 @contextlib.contextmanager
-def garbage(value: float) -> Iterator[None]:
-    """While active, uninitialised memory holds `value` instead of NaN: on a TPU it can be any bits at all."""
-    token = _garbage.set(value)
+def holding[T](variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """While active, a context variable has this value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _garbage.reset(token)
+        variable.reset(token)
+
+
+_garbage: contextvars.ContextVar[float | None] = contextvars.ContextVar("garbage", default=None)
+
+
+def garbage(value: float) -> contextlib.AbstractContextManager[None]:
+    """While active, uninitialised memory holds `value` instead of NaN: on a TPU it can be any bits at all."""
+    return holding(_garbage, value)
 
 
 def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -390,10 +405,6 @@ def _bitcast(x: np.ndarray, *, ty: Any, dim: int = -2) -> np.ndarray:
     return bitcast(x, ty, dim)
 
 
-def _split(x: np.ndarray, *, sizes: Any, axis: int) -> list[np.ndarray]:
-    return np.split(np.asarray(x), np.cumsum(sizes)[:-1], axis=axis)
-
-
 ELEMENTWISE: dict[str, Op] = {
     "add": np.add,
     "add_any": np.add,
@@ -478,26 +489,7 @@ REDUCING: dict[str, Op] = {
 
 OPS: dict[str, Op] = {**ELEMENTWISE, **STRUCTURAL, **REDUCING}
 
-TRANSCENDENTAL = frozenset(
-    [
-        "exp",
-        "exp2",
-        "log",
-        "log1p",
-        "expm1",
-        "tanh",
-        "logistic",
-        "sqrt",
-        "rsqrt",
-        "pow",
-        "sin",
-        "cos",
-        "tan",
-        "erf",
-        "erf_inv",
-        "cbrt",
-    ]
-)
+TRANSCENDENTAL = frozenset("exp exp2 log log1p expm1 tanh logistic sqrt rsqrt pow sin cos tan erf erf_inv cbrt".split())
 _FREE = frozenset("select_n convert_element_type copy stop_gradient eq ne lt le gt ge".split())
 _ARITHMETIC = frozenset(ELEMENTWISE) - _FREE - TRANSCENDENTAL
 
@@ -613,14 +605,9 @@ _observer: contextvars.ContextVar[Callable[[Any, list[Any], list[Any]], None] | 
 )
 
 
-@contextlib.contextmanager
-def observed(by: Callable[[Any, list[Any], list[Any]], None]) -> Iterator[None]:
+def observed(by: Callable[[Any, list[Any], list[Any]], None]) -> contextlib.AbstractContextManager[None]:
     """While active, by(equation, operands, results) is told of each array equation that is run, and each kernel."""
-    token = _observer.set(by)
-    try:
-        yield
-    finally:
-        _observer.reset(token)
+    return holding(_observer, by)
 
 
 def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
@@ -636,9 +623,7 @@ def evaluator(eqn: Any) -> Run:
     name, several = eqn.primitive.name, eqn.primitive.multiple_results
     op = OPS.get(name)
     run: Run
-    if name == "split":
-        run = lambda values, reuse=False: _split(values[0], **eqn.params)  # noqa: E731
-    elif op is None or several:
+    if op is None or several:
         run = lambda values, reuse=False: _by_jax(eqn, values)  # noqa: E731
     else:
         op = np.true_divide if name == "div" and is_floating(out_dtype(eqn)) else op

@@ -94,12 +94,6 @@ class Place:
         part.steps = [*self.steps, key] if key else self.steps
         return part
 
-    def box(self) -> tuple[Any, ...]:
-        """Where it is, as far as that is one key."""
-        key = self.steps[-1] if self.steps and not isinstance(self.steps[-1], _View) else ()
-        key = key if isinstance(key, tuple) else (key,)
-        return tuple((k.start, k.stop, k.step) if isinstance(k, slice) else k for k in key if k is not Ellipsis)
-
 
 def _seen(array: np.ndarray, step: Any, marks: bool) -> np.ndarray:
     if not isinstance(step, _View):

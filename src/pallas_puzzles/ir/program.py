@@ -1,6 +1,6 @@
 """Questions to a program of JAX's: its lines, its size, and where it computes with 16-bit floats."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .capture import SourceLine, everywhere, is_call, line_of, named, space_of, subprograms
@@ -24,6 +24,11 @@ def equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any,
         for inner in subprograms(eqn):
             yield from equations(inner, here)
         yield eqn, here
+
+
+def inside(kernels: Iterable[Any]) -> Iterator[tuple[Any, SourceLine | None]]:
+    """The equations of the programs of kernels, each with its line."""
+    return (found for kernel in kernels for body in subprograms(kernel) for found in equations(body))
 
 
 def lines_of(program: Any) -> Iterator[SourceLine]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ..ir.ops import Beyond, holds_dma_semaphore, poison
+from ..ir.ops import Beyond, holds_dma_semaphore, nbytes_of, poison
 from ..ir.places import Place, index_of
-from .flight import Clash, Flight, Transfer, label, part_of
+from .flight import Flight, Transfer, label
+from .regions import region_of
 
 if TYPE_CHECKING:
     from .memory import Buffer
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Copy:
-    """One DMA that has been started. value, known: what it has read, once it has."""
+    """One DMA that has been started, from a part of a Ref to one of another. value, known: what it has read, if it has.
 
-    src: Any
-    dst: Any
+    It reads and writes as late as possible: when somebody waits for it.
+    """
+
+    source: "Buffer"
+    reads: Place
+    target: "Buffer"
+    writes: Place
     eqn: Any
     value: np.ndarray | None = None
     known: Any = None
@@ -50,69 +56,61 @@ class Semaphore:
 class Copies:
     """The rules of a Machine for dma_start, dma_wait and semaphores."""
 
-    detail: bool
     dma_bytes: int
     semaphores: "dict[tuple[Buffer, int], Semaphore]"
     dma_semaphores: dict[tuple[int, int], bool]
     flight: Flight
     incident: Callable[..., None]
     locate: Callable[..., Place]
-    note_copy: Callable[..., None]
+    note: Callable[..., None]
     _put: Callable[..., None]
 
-    def _semaphore(self, sem: Any, eqn: Any, transforms: Any = ()) -> "tuple[Semaphore, str]":
+    def _number(self, sem: Any, eqn: Any, transforms: Any = ()) -> "tuple[Buffer, int, str]":
+        """(the Ref that a semaphore is in, its number there, its name)."""
         ref, transforms = plain_ref(sem, transforms)
-        place = self.locate(ref, transforms, "waits for", eqn)
-        number = index_of(ref.shape, place)
+        number = index_of(ref.shape, self.locate(ref, transforms, "waits for", eqn))
         at = [int(i) for i in np.unravel_index(number, ref.shape)] if ref.shape else []
-        return self.semaphores.setdefault((ref, number), Semaphore()), ref.name + (str(at) if at else "")
+        return ref, number, ref.name + (str(at) if at else "")
+
+    def _semaphore(self, sem: Any, eqn: Any, transforms: Any = ()) -> tuple[Semaphore, str]:
+        ref, number, name = self._number(sem, eqn, transforms)
+        return self.semaphores.setdefault((ref, number), Semaphore()), name
 
     def _do_dma_start(self, eqn: Any, values: list[Any]) -> list[Any]:
         src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
         if device is not None:
             raise Beyond("a copy to another device (remote DMA)")
-        copy, nbytes = Copy(src, dst, eqn), self._nbytes(dst, eqn)
+        nbytes = self._nbytes(dst, eqn)
         if nbytes:  # an empty copy brings nothing that one could wait for
+            (source, here), (target, there) = plain_ref(src), plain_ref(dst)
+            reads, writes = self.locate(source, here, "copies from", eqn), self.locate(target, there, "copies to", eqn)
+            copy = Copy(source, reads, target, writes, eqn)
             for at, sem, happen in ((3, src_sem, self._read), (2, dst_sem, self._deliver)):
                 if sem is not None:
                     amount = nbytes if self._counts_bytes(eqn, at) else 1
                     self._semaphore(sem, eqn)[0].due.append((happen, copy, amount))
-            self._take_off(src, dst, dst_sem, eqn, amount)
+            self._take_off(copy, dst_sem, amount)
         return []
 
-    def _take_off(self, src: Any, dst: Any, sem: Any, eqn: Any, amount: int) -> None:
+    def _take_off(self, copy: Copy, sem: Any, amount: int) -> None:
         """Notes that a copy is on its way, and whether another one on its way uses the same memory."""
-        ends = []
-        for view, verb in ((src, "copies from"), (dst, "copies to")):
-            ref, transforms = plain_ref(view)
-            ends.append((ref, self.locate(ref, transforms, "", eqn), verb == "copies to"))
+        ends = (copy.source, copy.reads, False), (copy.target, copy.writes, True)
         for ref, place, written in ends:
-            self.note_clash(ref, place, "copies into" if written else "copies out of", written, eqn)
-        semaphore, name = self._semaphore(sem, eqn)
-        parts = [(ref, part_of(place, ref.shape), written) for ref, place, written in ends]
-        source, target = (label(ref.name, part, ref.shape) for ref, part, _ in parts)
-        hbm = any(ref.space in ("any", "hbm") for ref, _, _ in ends)
-        nbytes, work = ends[1][1].nbytes, self.flight.work
-        self.flight.start(Transfer(source, target, nbytes, hbm, eqn, name, 0, work, parts), semaphore, amount)
+            self.note_clash(ref, place, "copies into" if written else "copies out of", written, copy.eqn)
+        semaphore, name = self._semaphore(sem, copy.eqn)
+        parts = [(ref, region_of(place, ref.shape), written) for ref, place, written in ends]
+        source, target = (label(ref.name, part) for ref, part, _ in parts)
+        hbm, work = any(ref.space in ("any", "hbm") for ref, _, _ in ends), self.flight.work
+        transfer = Transfer(source, target, copy.writes.nbytes, hbm, copy.eqn, name, 0, work, parts)
+        self.flight.start(transfer, semaphore, amount)
 
     def note_clash(self, ref: "Buffer", place: Place, verb: str, writes: bool, eqn: Any) -> None:
         """Notes an access to memory that a copy on its way uses."""
-        for clash in self.flight.clashes(ref, place, writes):
-            self._clash(clash, ref, place, verb, eqn)
-
-    def _clash(self, clash: Clash, ref: "Buffer", place: Place, verb: str, eqn: Any) -> None:
-        copy = clash.transfer
-        self.incident(
-            clash.kind,
-            ref.name,
-            eqn,
-            verb=verb,
-            part=label(ref.name, part_of(place, ref.shape), ref.shape),
-            into=any(other is ref and written for other, _, written in copy.parts),
-            started=copy.line,
-            semaphore=copy.semaphore,
-            others=clash.others,
-        )
+        for kind, copy, others in self.flight.clashes(ref, place, writes):
+            part = label(ref.name, region_of(place, ref.shape))
+            into = any(other is ref and written for other, _, written in copy.parts)
+            told = {"started": copy.line, "semaphore": copy.semaphore, "others": others}
+            self.incident(kind, ref.name, eqn, verb=verb, part=part, into=into, **told)
 
     def _counts_bytes(self, eqn: Any, at: int) -> bool:
         """Whether a copy's semaphore, operand `at`, is one of the kind DMA."""
@@ -148,16 +146,13 @@ class Copies:
 
     def _read(self, copy: Copy) -> None:
         if copy.value is None:
-            source, transforms = plain_ref(copy.src)
-            here = self.locate(source, transforms, "copies from", copy.eqn)
-            copy.value = here.read(source.values)
-            known = known_in(source, here)
+            copy.value = copy.reads.read(copy.source.values)
+            known = known_in(copy.source, copy.reads)
             copy.known = np.array(known) if np.ndim(known) else known
 
     def _deliver(self, copy: Copy) -> None:
         self._read(copy)
-        source, (target, transforms) = plain_ref(copy.src)[0], plain_ref(copy.dst)
-        there = self.locate(target, transforms, "copies to", copy.eqn)
+        there, target = copy.writes, copy.target
         assert copy.value is not None, "what is delivered has been read"
         if copy.value.size != math.prod(there.shape):
             self.incident("copy-shape", target.name, copy.eqn, shapes=(copy.value.shape, there.shape))
@@ -167,10 +162,13 @@ class Copies:
         if copy.eqn.params.get("add"):
             value = there.read(target.values) + value
         self._put(target, there, value, known)
-        if {"hbm", "any"} & {source.space, target.space}:
+        if self._is_traffic(copy):
             self.dma_bytes += there.nbytes
-        if self.detail:
-            self.note_copy(target, there, value.size, copy.eqn)
+        self.note("dma", target, there.nbytes == nbytes_of(target.shape, target.values.dtype), copy.eqn)
+
+    def _is_traffic(self, copy: Copy) -> bool:
+        """Whether it is to or from HBM."""
+        return bool({"hbm", "any"} & {copy.source.space, copy.target.space})
 
     def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
         ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]

@@ -18,3 +18,7 @@ class Findings:
 
     def all(self) -> list[Any]:
         return list(self._found.values())
+
+    @property
+    def hangs(self) -> bool:
+        return any(f.kind == "deadlock" for f in self._found.values())

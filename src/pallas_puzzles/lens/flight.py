@@ -9,9 +9,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..ir.places import Place
+from .regions import Region, region_of
 
 if TYPE_CHECKING:
     from ..ir.capture import SourceLine
@@ -38,7 +37,7 @@ class Transfer:
     semaphore: str
     start: int
     work: float
-    parts: "list[tuple[Buffer, Part, bool]]"
+    parts: "list[tuple[Buffer, Region, bool]]"
     end: int | None = None
     exposed: bool = False
     kept_bytes: int = 0
@@ -90,16 +89,6 @@ def _line(eqn: Any) -> "SourceLine | None":
     return line_of(eqn) if eqn is not None else None
 
 
-@dataclasses.dataclass(slots=True)
-class Clash:
-    """An access to memory that a copy on its way uses. kind: "no-wait" (it is still written), "reused" (it is still
-    read) or "shared-semaphore" (a wait has returned, and does not say for which copy)."""
-
-    kind: str
-    transfer: Transfer
-    others: int = 0
-
-
 class Flight:
     """The copies of one call. expected: it has semaphores, so what it does before its first copy is noted, too.
 
@@ -109,7 +98,7 @@ class Flight:
     def __init__(self, expected: bool = False, kept: "Mapping[int, Sequence[Kept]] | None" = None) -> None:
         self.noted = expected
         self.kept = kept or {}
-        self.loaded: dict[int, tuple[Buffer, Part]] = {}  # id() of a `get` -> from where it has loaded last
+        self.loaded: dict[int, tuple[Buffer, Region]] = {}  # id() of a `get` -> from where it has loaded last
         self.transfers: list[Transfer] = []
         self.moments: list[Moment] = []
         self.open: dict[Buffer, list[Transfer]] = {}
@@ -135,11 +124,10 @@ class Flight:
 
     def _overwrites(self, transfer: Transfer, load: Any) -> bool:
         """Whether a copy is into memory that a `get` has loaded."""
-        buffer, part = self.loaded.get(id(load), (None, []))
-        return any(
-            written and other is buffer and overlap(part, there, other.shape)
-            for other, there, written in transfer.parts
-        )
+        if id(load) not in self.loaded:
+            return False
+        buffer, part = self.loaded[id(load)]
+        return any(written and other is buffer and part.meets(there) for other, there, written in transfer.parts)
 
     def signalled(self, semaphore: Any, amount: int) -> None:
         self.owed[semaphore] = self.owed.get(semaphore, 0) + amount
@@ -176,29 +164,29 @@ class Flight:
     def touched(self, buffer: "Buffer", place: Place, writes: bool, eqn: Any) -> None:
         """Notes a load or a store, of memory that copies may use."""
         if buffer.role == "scratch":
-            part = part_of(place, buffer.shape)
+            part = region_of(place, buffer.shape)
             if not writes:
                 self.loaded[id(eqn)] = buffer, part
-            use = label(buffer.name, part, buffer.shape), writes
+            use = label(buffer.name, part), writes
             uses = self._computing(eqn).uses
             if use not in uses:
                 uses.append(use)
 
-    def clashes(self, buffer: "Buffer", place: Place, writes: bool) -> Iterator[Clash]:
-        """What is wrong with an access to a part of a buffer."""
+    def clashes(self, buffer: "Buffer", place: Place, writes: bool) -> Iterator[tuple[str, Transfer, int]]:
+        """Copies on their way that use an access's memory: (what is wrong, the copy, how many are on its semaphore).
+
+        What is wrong: "no-wait" (it is still written), "reused" (it is still read) or "shared-semaphore" (a wait has
+        returned, and does not say for which copy).
+        """
         known = self.open.get(buffer)
         if not known:
             return
-        part = part_of(place, buffer.shape)
+        part = region_of(place, buffer.shape)
         for transfer in known:
             for other, there, written in transfer.parts:
-                if other is buffer and (written or writes) and overlap(part, there, buffer.shape):
+                if other is buffer and (written or writes) and part.meets(there):
                     kind = "shared-semaphore" if transfer.passed else "no-wait" if written else "reused"
-                    yield Clash(kind, transfer, len(self.sharing(transfer)))
-
-    def sharing(self, transfer: Transfer) -> list[Transfer]:
-        """The copies that may be on their way on the semaphore of one, itself among them."""
-        return next((each for each in self.of.values() if transfer in each), [])
+                    yield kind, transfer, len(next((each for each in self.of.values() if transfer in each), []))
 
     @property
     def exposed_bytes(self) -> int:
@@ -216,55 +204,6 @@ class Flight:
         return self.carried / self.work if self.work else 0.0
 
 
-# --- parts of a buffer -----------------------------------------------------------------------------------------------
-
-Part = list[range] | np.ndarray  # a range for each dimension, or a mark for each element
-
-
-def part_of(place: Place, shape: tuple[int, ...]) -> Part:
-    """Which elements of a buffer a place has."""
-    ranges, live = [range(n) for n in shape], list(range(len(shape)))
-    for key in place.steps:
-        if not isinstance(key, tuple) or any(not isinstance(k, int | slice | type(...)) for k in key):
-            marks = np.zeros(shape, bool)
-            place.set(marks, True, marks=True)
-            return marks
-        rest = []
-        keys = [k for k in key if k is not ...]
-        for d, k in zip(live, keys, strict=False):
-            if isinstance(k, int):
-                ranges[d] = ranges[d][k : k + 1]
-            else:
-                ranges[d] = ranges[d][k]
-                rest.append(d)
-        live = [*rest, *live[len(keys) :]]
-    return ranges
-
-
-def overlap(a: Part, b: Part, shape: tuple[int, ...]) -> bool:
-    """Whether two parts of a buffer have an element in common."""
-    if isinstance(a, list) and isinstance(b, list):
-        return all(_meet(x, y) for x, y in zip(a, b, strict=True))
-    return bool((_marks(a, shape) & _marks(b, shape)).any())
-
-
-def _meet(a: range, b: range) -> bool:
-    if not a or not b or a[0] > b[-1] or b[0] > a[-1]:
-        return False
-    return (a.step == 1 and b.step == 1) or not set(a).isdisjoint(b)
-
-
-def _marks(part: Part, shape: tuple[int, ...]) -> np.ndarray:
-    if isinstance(part, np.ndarray):
-        return part
-    marks = np.zeros(shape, bool)
-    marks[tuple(slice(r.start, r.stop, r.step) for r in part)] = True
-    return marks
-
-
-def label(name: str, part: Part, shape: tuple[int, ...]) -> str:
+def label(name: str, part: Region) -> str:
     """'x_buf[1]' of the part of x_buf of which only that index of its first dimension is there; 'x_hbm[64:128]'."""
-    if not isinstance(part, list) or not part or len(part[0]) == shape[0]:
-        return name
-    first = part[0]
-    return f"{name}[{first[0]}]" if len(first) == 1 else f"{name}[{first.start}:{first.stop}]"
+    return name if part.cells is not None else part.named(name, 1)

@@ -4,7 +4,6 @@ An interpreter: its rules, and those of tally.py, read equations themselves, as 
 swap, dma_start, ...) and their parameters are not public API: seen on jax 0.11.2 and 0.12.0.1.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -39,6 +38,7 @@ from ..ir.ops import (
     cost,
     evaluate,
     evaluator,
+    following,
     holds_keys,
     inlined,
     interpret,
@@ -74,9 +74,7 @@ class Event:
     op: str  # "load" | "store" | "dma"
     ref: str
     whole: bool
-    count: int
     eqn: Any
-    box: tuple[Any, ...] = ()
 
     @property
     def line(self) -> SourceLine | None:
@@ -547,9 +545,8 @@ class Machine(Copies, SparseCore):
             self.flight.touched(ref, place, False, eqn)
         if ref.written is not None or place.clipped:
             self._note_load(ref, place, value, mask, eqn)
-        if self.detail and ref.role != "scalar":
-            home, everything = ref.clock, value.nbytes == ref.values.nbytes
-            home.events.append(Event(home.step, "load", ref.name, everything, value.size, eqn))
+        if ref.role != "scalar":
+            self.note("load", ref, value.nbytes == ref.values.nbytes, eqn)
         return value
 
     def _note_load(self, ref: Buffer, place: Place, value: np.ndarray, mask: Any, eqn: Any) -> None:
@@ -614,18 +611,12 @@ class Machine(Copies, SparseCore):
                 ref.written.put(place, ref.written.at(place) | mask, whole)
             if ref.writer is not None:
                 ref.writer.put(place, np.where(mask, home.step, ref.writer.at(place)), whole)
-        self.note_store(ref, place, old.size, eqn, whole=old.nbytes == ref.values.nbytes and mask is None)
+        self.note("store", ref, old.nbytes == ref.values.nbytes and mask is None, eqn)
         return old
 
-    def note_store(self, ref: Buffer, place: Place, count: int, eqn: Any, whole: bool = False) -> None:
+    def note(self, op: str, ref: Buffer, whole: bool, eqn: Any) -> None:
         if self.detail:
-            home: Machine = ref.clock
-            home.events.append(Event(home.step, "store", ref.name, whole, count, eqn, place.box()))
-
-    def note_copy(self, ref: Buffer, place: Place, count: int, eqn: Any) -> None:
-        whole = place.nbytes == nbytes_of(ref.shape, ref.values.dtype)
-        home: Machine = ref.clock
-        home.events.append(Event(home.step, "dma", ref.name, whole, count, eqn, place.box()))
+            ref.clock.events.append(Event(ref.clock.step, op, ref.name, whole, eqn))
 
     def _put(self, ref: Buffer, place: Place, value: np.ndarray, written: Any = True) -> None:
         whole = place.covers(ref.shape)
@@ -761,31 +752,38 @@ def _same_array(a: Any, b: Any) -> bool:
     return bool(np.array_equal(x, y, equal_nan=True))
 
 
-def plan(machine: Machine, scalars: list[Buffer]) -> tuple[Trace, list[list[bool]]]:
-    call = machine.call
-    steps: list[tuple[int, ...]] = list(np.ndindex(*call.grid)) if call.grid else [()]
-    n = len(steps)
-    blocks: list[list[Any]] = []
-    starts: list[list[Any]] = []
-    columns = np.array(steps, np.int32).reshape(n, len(call.grid)).T
+def plan(
+    machine: Machine, scalars: list[Buffer], first: int = 0, count: int | None = None
+) -> tuple[Trace, list[list[bool]]]:
+    """(which block is where at `count` steps from `first` on, by default at all; by operand, where its block changes).
+
+    first: at most so far that there are `count` steps.
+    """
+    call, n = machine.call, math.prod(machine.call.grid)
+    count = n if count is None else min(count, n)
+    first = max(0, min(first, n - count))
+    lead = int(first > 0)
+    around = np.arange(first - lead, min(first + count + 1, n))  # with a neighbour on each side: what has changed?
+    columns = np.array(np.unravel_index(around, call.grid or (1,)), np.int32)[: len(call.grid)]
+    steps = list(map(tuple, columns.T.tolist()))
+    trace = Trace(call, steps[lead : lead + count], [], [], [], [], first=first)
+    changed = []
     for o in call.operands:
-        if o.in_hbm:
-            blocks.append([None] * n)
-            starts.append([None] * n)
-            continue
-        whole = o.index_map is None
-        rows = None if whole else block_rows(machine, o, columns, scalars).tolist()
-        indices = [(0,) * len(o.shape)] * n if rows is None else list(map(tuple, rows))
-        blocks.append(list(indices))
-        starts.append([start_of(o, b) for b in indices])
-    changed = [changes(b) for b in blocks]
-    fetched, flushed = [], []
-    for k, o in enumerate(call.operands):
-        nothing = [False] * n
-        fetched.append(changed[k] if o.role == "in" and not o.in_hbm else nothing)
-        last = [s == n - 1 or changed[k][s + 1] for s in range(n)]
-        flushed.append(last if o.role == "out" and not o.in_hbm else nothing)
-    return Trace(call, steps, blocks, starts, fetched, flushed), changed
+        blocks: list[Any] = [None] * len(steps)
+        if not o.in_hbm:
+            whole = o.index_map is None
+            rows = [(0,) * len(o.shape)] * len(steps) if whole else block_rows(machine, o, columns, scalars).tolist()
+            blocks = list(map(tuple, rows))
+        moved = changes(blocks)
+        moved = [*moved, True] if first + count == n else moved
+        blocks, into, out = blocks[lead : lead + count], moved[lead : lead + count], moved[lead + 1 : lead + count + 1]
+        nothing = [False] * count
+        trace.blocks.append(blocks)
+        trace.starts.append([None if b is None else start_of(o, b) for b in blocks])
+        trace.fetched.append(into if o.role == "in" and not o.in_hbm else nothing)
+        trace.flushed.append(out if o.role == "out" and not o.in_hbm else nothing)
+        changed.append(into)
+    return trace, changed
 
 
 def region(o: Operand, start: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
@@ -799,30 +797,18 @@ def region(o: Operand, start: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple
     return tuple(full), tuple(local), inside
 
 
-def run_call(
-    call: Call,
-    *,
-    detail: bool = True,
-    plan_only: bool = False,
-    max_steps: int = MAX_STEPS,
-) -> Trace:
+def run_call(call: Call, *, detail: bool = True, plan_only: bool = False, max_steps: int = MAX_STEPS) -> Trace:
     """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step."""
-    with beyond(call):
-        return _run_call(call, detail, plan_only, max_steps)
-
-
-@contextlib.contextmanager
-def beyond(call: Call) -> Iterator[None]:
-    """What goes wrong in here is beyond the machine, and no mistake of the reader's."""
-    try:
-        yield
-    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
-        raise Beyond(f"{call.name} ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})") from e
+    with following(call.name):
+        if not plan_only:
+            check_sizes(call)
+        machine = Machine(call, detail)
+        return run_grid(machine, scalars_of(machine), None, plan_only, max_steps)
 
 
 def plan_pipeline(call: Call) -> Trace:
     """Which block of a pipeline inside of a kernel is where at each step, without running it. Raises Beyond."""
-    try:
+    with following(call.name):
         for o in call.operands:  # what an index map reads: numbers, and tables of them
             consts = o.index_consts or ()
             if any(c is UNKNOWN for c in consts):
@@ -833,8 +819,6 @@ def plan_pipeline(call: Call) -> Trace:
                 for c in consts
             ]
         return run_grid(Machine(call, detail=False), [], None, plan_only=True, max_steps=PLANNED_STEPS)
-    except (NotImplementedError, KeyError, TypeError, IndexError, AttributeError, ValueError) as e:
-        raise Beyond(f"{call.name} ({type(e).__name__})") from e
 
 
 class Refused(Beyond):
@@ -890,13 +874,6 @@ def check_sizes(call: Call) -> None:
     if needed > MOST_VMEM:
         parts = f"{plural(len(buffers), 'buffer')} and the values that wait for others" if temporary else "its buffers"
         raise TooLarge(call, f"what the kernel holds at a time, {parts},", needed, line if temporary else call.where)
-
-
-def _run_call(call: Call, detail: bool, plan_only: bool, max_steps: int) -> Trace:
-    if not plan_only:
-        check_sizes(call)
-    machine = Machine(call, detail)
-    return run_grid(machine, scalars_of(machine), None, plan_only, max_steps)
 
 
 def scalars_of(machine: Machine) -> list[Buffer]:
@@ -1082,9 +1059,8 @@ class Execution:
         for semaphore in self.m.semaphores.values():
             if semaphore.due:
                 _, copy, _ = semaphore.due[0]
-                target = plain_ref(copy.dst)[0]
-                out = target.space in ("any", "hbm")
-                self.m.incident("unwaited", target.name, copy.eqn, count=len(semaphore.due), out=out)
+                out = copy.target.space in ("any", "hbm")
+                self.m.incident("unwaited", copy.target.name, copy.eqn, count=len(semaphore.due), out=out)
         t.states, t.writers = self.state, self.writer
         for j, k in enumerate(self.outs):
             o, array = t.call.operands[k], self.hbm[k]
@@ -1173,17 +1149,3 @@ def spans(numbers: Sequence[int]) -> str:
 def listed(names: Sequence[str]) -> str:
     """'a', 'a and b', 'a, b and c'."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-__all__ = [
-    "Beyond",
-    "Figures",
-    "Run",
-    "Trace",
-    "figures",
-    "is_floating",
-    "listed",
-    "run_call",
-    "spans",
-    "trace",
-]

@@ -23,7 +23,7 @@ class SparseCore:
     run: Callable[..., list[Any]]
     locate: Callable[..., Place]
     incident: Callable[..., None]
-    note_store: Callable[..., None]
+    note: Callable[..., None]
     load_from: Callable[..., np.ndarray]
 
     def _do_parallel_loop(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -102,7 +102,7 @@ class SparseCore:
             ref.written.put(place, known_in(ref, place) | touched, whole=False)
         if ref.writer is not None:
             ref.writer.put(place, np.where(touched, ref.clock.step, ref.writer.at(place)), whole=False)
-        self.note_store(ref, place, int(touched.sum()), eqn)
+        self.note("store", ref, False, eqn)
         return before
 
     # -- vectors

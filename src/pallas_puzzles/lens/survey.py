@@ -22,14 +22,13 @@ from .machine import (
     Pipeline,
     Trace,
     block_rows,
-    changes,
     figures,
     figures_of,
     is_elementwise,
     operand_figures,
+    plan,
     plan_pipeline,
     scalars_of,
-    start_of,
 )
 from .memory import Buffer
 from .tally import PipelineRuns, Tally
@@ -45,9 +44,9 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
     counted: what `tally` says of the call. The blocks are exact, and nothing is run: no outputs, no events. Raises
     Beyond where the blocks cannot be known.
     """
-    trace = _part(call, first, count)
     machine = Machine(call, detail=False)
     scalars = scalars_of(machine)
+    trace, _ = plan(machine, scalars, first, count)
     most = _MOST // max(1, len(call.grid) * sum(not _stays(o) for o in call.operands))
     rows = [
         OperandFigures(o, 0, 0, 0, 0, o.array_bytes) if _stays(o) else _costs(machine, o, scalars, most)
@@ -61,37 +60,6 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
 def _stays(o: Operand) -> bool:
     """Whether no blocks of it are copied for the kernel."""
     return o.in_hbm or o.index_map is None
-
-
-def _part(call: Call, first: int, count: int) -> Trace:
-    """Which block is where at `count` steps from `first` on."""
-    n = math.prod(call.grid)
-    first = max(0, min(first, n - count))
-    machine = Machine(call, detail=False)
-    scalars = scalars_of(machine)
-    shown, lead = min(count, n - first), int(first > 0)
-    around = np.arange(first - lead, min(first + count + 1, n))  # with a neighbour on each side: what has changed?
-    columns = np.array(np.unravel_index(around, call.grid or (1,)), np.int32)[: len(call.grid)]
-    steps = list(map(tuple, columns.T.tolist()))
-    trace = Trace(call, steps[lead : lead + shown], [], [], [], [], first=first)
-    for o in call.operands:
-        nothing = [False] * shown
-        if _stays(o):
-            blocks: list[Any] = [None] * shown
-            starts: list[Any] = [None] * shown
-            into, out = nothing, nothing
-        else:
-            found = list(map(tuple, block_rows(machine, o, columns, scalars).tolist()))
-            moved = changes(found)
-            moved = [*moved, True] if first + shown == n else moved
-            blocks = found[lead : lead + shown]
-            starts = [start_of(o, b) for b in blocks]
-            into, out = moved[lead : lead + shown], moved[lead + 1 : lead + shown + 1]
-        trace.blocks.append(blocks)
-        trace.starts.append(starts)
-        trace.fetched.append(into if o.role == "in" else nothing)
-        trace.flushed.append(out if o.role == "out" else nothing)
-    return trace
 
 
 def _figures(trace: Trace, rows: list[OperandFigures], counted: Tally) -> Figures:
@@ -176,12 +144,14 @@ def clip(trace: Trace, first: int, count: int) -> Trace:
     if trace.total is not None:
         if first == trace.first or math.prod(trace.call.grid) <= count:
             return trace
-        return dataclasses.replace(_part(trace.call, first, count), total=trace.total, pipelines=trace.pipelines)
+        machine = Machine(trace.call, detail=False)
+        part, _ = plan(machine, scalars_of(machine), first, count)
+        return dataclasses.replace(part, total=trace.total, pipelines=trace.pipelines)
     first = max(0, min(first, n - count))
-    part = slice(first, first + count)
-    columns: dict[str, Any] = {name: [column[part] for column in getattr(trace, name)] for name in _BY_OPERAND}
+    here = slice(first, first + count)
+    columns: dict[str, Any] = {name: [column[here] for column in getattr(trace, name)] for name in _BY_OPERAND}
     steps: dict[str, Any] = {
-        name: getattr(trace, name)[part] for name in ("steps", "flops", "transcendentals", "dma_bytes")
+        name: getattr(trace, name)[here] for name in ("steps", "flops", "transcendentals", "dma_bytes")
     }
     return dataclasses.replace(trace, first=first, total=figures(trace), **columns, **steps)
 

@@ -70,6 +70,21 @@ class Tally:
     pipelines: list[PipelineRuns] = dataclasses.field(default_factory=list)
     lines: dict[SourceLine, tuple[float, float, int]] = dataclasses.field(default_factory=dict)
 
+    def add(self, other: "Tally", times: float) -> None:
+        """What is done besides, so often; without its branches and loops."""
+        self.flops += other.flops * times
+        self.transcendentals += other.transcendentals * times
+        for place, elements in other.selected.items():
+            self.selected[place] = self.selected.get(place, 0.0) + elements * times
+        for dtype, flops in other.mxu_flops.items():
+            self.mxu_flops[dtype] = self.mxu_flops.get(dtype, 0.0) + flops * times
+        for line, (mxu, others, steps) in other.lines.items():
+            before = self.lines.get(line, (0.0, 0.0, 0))
+            self.lines[line] = (before[0] + mxu * times, before[1] + others * times, max(before[2], steps))
+        self.exact &= other.exact
+        self.copies |= other.copies
+        self.pipelines += [dataclasses.replace(p, runs=p.runs * times) for p in other.pipelines]
+
 
 def tally(call: Call, *, scalars_known: bool = True) -> Tally:
     """Counts one call. scalars_known: whether call.scalars hold the values that the kernel will see."""
@@ -83,15 +98,9 @@ def tally(call: Call, *, scalars_known: bool = True) -> Tally:
 
 def _times(once: Tally, number: float) -> Tally:
     """What a step does, as often as all steps do it."""
-    return dataclasses.replace(
-        once,
-        flops=once.flops * number,
-        transcendentals=once.transcendentals * number,
-        selected={line: elements * number for line, elements in once.selected.items()},
-        mxu_flops={dtype: flops * number for dtype, flops in once.mxu_flops.items()},
-        pipelines=[dataclasses.replace(p, runs=p.runs * number) for p in once.pipelines],
-        lines={line: (mxu * number, others * number, steps) for line, (mxu, others, steps) in once.lines.items()},
-    )
+    total = Tally(branches=once.branches, trips=once.trips)
+    total.add(once, number)
+    return total
 
 
 class _Counter:
@@ -170,22 +179,16 @@ class _Counter:
 
     def _count(self, eqn: Any, weight: np.ndarray) -> None:
         flops, transcendentals = (0, 0) if id(eqn) in self.folded else cost(eqn)
-        times = float(weight.sum())
-        self.total.flops += flops * times
-        self.total.transcendentals += transcendentals * times
+        line, product = line_of(eqn), eqn.primitive.name == "dot_general"
+        once = Tally(flops, transcendentals)
         if eqn.primitive.name == "select_n":
-            line = self.site or line_of(eqn)
-            elements = math.prod(eqn.outvars[0].aval.shape) * times
-            self.total.selected[line] = self.total.selected.get(line, 0.0) + elements
-        product, line = eqn.primitive.name == "dot_general", line_of(eqn)
+            once.selected = {self.site or line: math.prod(eqn.outvars[0].aval.shape)}
         if line is not None and flops + transcendentals:
-            mxu, others, steps = self.total.lines.get(line, (0.0, 0.0, 0))
-            more = (flops * times, 0.0) if product else (0.0, flops * times)
-            steps = max(steps, int(np.count_nonzero(weight)))
-            self.total.lines[line] = (mxu + more[0], others + more[1], steps)
+            work = (flops, 0.0) if product else (0.0, flops)
+            once.lines = {line: (*work, int(np.count_nonzero(weight)))}
         if product and flops:
-            dtype = in_dtypes(eqn)[0].name
-            self.total.mxu_flops[dtype] = self.total.mxu_flops.get(dtype, 0.0) + flops * times
+            once.mxu_flops = {in_dtypes(eqn)[0].name: flops}
+        self.total.add(once, float(weight.sum()))
 
     def _cond(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
         which, operands = values[0], values[1:]
@@ -253,16 +256,7 @@ class _Counter:
         every = np.ones(inner.steps)
         inner.run(call.kernel, [None] * len(call.kernel.invars), every, every, consts)
         mine = inner.result() if inner.followed else _times(inner.result(), math.prod(call.grid))
-        total = self.total
-        total.flops += mine.flops * times
-        total.transcendentals += mine.transcendentals * times
-        for place, elements in mine.selected.items():
-            total.selected[place] = total.selected.get(place, 0.0) + elements * times
-        for dtype, flops in mine.mxu_flops.items():
-            total.mxu_flops[dtype] = total.mxu_flops.get(dtype, 0.0) + flops * times
-        for line, (mxu, others, steps) in mine.lines.items():
-            before = total.lines.get(line, (0.0, 0.0, 0))
-            total.lines[line] = (before[0] + mxu * times, before[1] + others * times, max(before[2], steps))
+        self.total.add(mine, times)
         for number, branch in enumerate(mine.branches):
             share = np.full(self.steps, 1.0 if branch.taken is None else float(np.mean(branch.taken)))
             chance = [branch.line, branch.elements, weight * share, weight, branch.taken is not None]
@@ -270,10 +264,8 @@ class _Counter:
         self.loops.setdefault(id(eqn), []).append(float(math.prod(call.grid)))
         for loop, trips in inner.loops.items():
             self.loops.setdefault(loop, []).extend(trips)
-        total.exact &= mine.exact and call.bounds_known
-        total.copies |= mine.copies
-        total.pipelines += [dataclasses.replace(p, runs=p.runs * times) for p in mine.pipelines]
-        total.pipelines.append(PipelineRuns(call, _planned(call), times))
+        self.total.exact &= call.bounds_known
+        self.total.pipelines.append(PipelineRuns(call, _planned(call), times))
         return []
 
     def _get(self, eqn: Any, values: list[Any]) -> Known:

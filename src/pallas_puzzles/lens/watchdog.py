@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -199,10 +200,6 @@ def reader_line(tb: TracebackType | None) -> "SourceLine | None":
     """The innermost line of a traceback that is neither a library's nor ours, else None."""
     from ..ir.capture import source_line
 
-    found: Any = None
-    while tb is not None:
-        file = tb.tb_frame.f_code.co_filename
-        if not is_library_file(file):
-            found = file, tb.tb_lineno
-        tb = tb.tb_next
-    return source_line(*found) if found else None
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(tb)]
+    readers = [place for place in places if not is_library_file(place[0])]
+    return source_line(*readers[-1]) if readers else None

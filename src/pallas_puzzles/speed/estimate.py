@@ -114,6 +114,6 @@ def shapes(args: Any) -> Any:
 
     def shape(x: Any) -> Any:
         x = x if hasattr(x, "dtype") else np.asarray(x)
-        return jax.ShapeDtypeStruct(np.shape(x) if not hasattr(x, "shape") else x.shape, x.dtype)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     return jax.tree.map(shape, args)

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ from ..view.draw import LEFT, RIGHT, Displayed, card_html, row_html
 from ..view.facts import FONT, table
 from ..view.paper import NEUTRAL
 from ..view.roofline import count_words, human_time
-from ..view.tpu_report import Report, tpu_report
+from ..view.tpu_report import KernelReport, Report, tpu_report
 from .choose import is_here, kernels_for
 from .estimate import described, shapes
 from .run import measure, sentence
@@ -215,59 +216,76 @@ def _inside(fn: Callable[..., Any]) -> Callable[..., Any]:
 # --- one level on one chip -------------------------------------------------------------------------------------------
 
 
+class _Cost(NamedTuple):
+    """What one program costs. NaN: unknown, and `problem` says why."""
+
+    hbm_bytes: float
+    temporary_bytes: float
+    floor_s: float
+    time_s: float
+    instructions: int
+    kernels: int
+    problem: str
+
+
 def _level(name: str, fn: Callable[..., Any], args: Sequence[Any], target: Chip) -> Level:
-    row = Level(name, target.title)
     try:
         if isinstance(fn, OpByOp):
-            _add_operations(row, fn.fn, args, target)
+            ran = operations(fn.fn, shapes(args))
+            costs = [_cost(each.run, list(map(shapes, each.arrays)), target, each.held_bytes) for each in ran]
         else:
-            _add_program(row, fn, described(args), target)
+            costs = [_cost(fn, described(args), target)]
     except Exception as error:  # of the reader's function, or of the compiler
         return Level(name, target.title, problem=sentence(error))
-    return row
+    return Level(
+        name,
+        target.title,
+        hbm_bytes=_known(sum(each.hbm_bytes for each in costs)),
+        temporary_bytes=_known(float(np.max([each.temporary_bytes for each in costs], initial=0))),
+        instructions=sum(each.instructions for each in costs),
+        kernels=sum(each.kernels for each in costs),
+        floor_s=_known(sum(each.floor_s for each in costs)),
+        time_s=_known(sum(each.time_s for each in costs)),
+        problem=next((each.problem for each in reversed(costs) if each.problem), ""),
+    )
 
 
-def _add_operations(row: Level, fn: Callable[..., Any], args: Sequence[Any], target: Chip) -> None:
-    for each in operations(fn, shapes(args)):
-        arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in each.arrays]
-        before = row.temporary_bytes
-        row.temporary_bytes = None
-        _add_program(row, each.run, arrays, target)
-        held = None if row.temporary_bytes is None else row.temporary_bytes + each.held_bytes
-        row.temporary_bytes = held if before is None or held is None else max(before, held)
+def _known(amount: float) -> float | None:
+    return None if math.isnan(amount) else amount
 
 
-def _add_program(row: Level, fn: Callable[..., Any], args: Sequence[Any], target: Chip) -> None:
-    """Adds what one program costs. Raises whatever tracing or compiling it raises."""
+def _number(amount: float | None) -> float:
+    return math.nan if amount is None else amount
+
+
+def _cost(fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes: float = 0) -> _Cost:
+    """What one program costs. held_bytes: of others' arrays. Raises whatever tracing or compiling it raises."""
     given = shapes(args)
     with for_tpu(target.mesh()):
         blob = exported(fn, given)
-        text, row.temporary_bytes = _compiled(blob, target)
+        text, temporary_bytes = _compiled(blob, target)
         mxu_s = sum(flops / target.flops_per_s(dtype) for dtype, flops in products(fn, given).items())
     found = [each for each in instructions(text) if not _negligible(each)]
     mine = [each for each in found if not each.is_kernel]
-    hbm_bytes = _total((each.hbm_bytes, each.times) for each in mine)
-    silent = [each.name for each in mine if each.cycles is None and not each.copies]
-    told = _total((each.cycles or 0.0, each.times) for each in mine)
-    time_s = None if told is None or silent else told / target.clock_hz
-    if told is None:
-        row.problem = "unknown: how often a loop runs is known only at run time"
+    hbm_bytes = sum(each.hbm_bytes * each.times for each in mine)
+    time_s = sum((each.cycles or 0.0) * each.times for each in mine) / target.clock_hz
+    silent, problem = [each.name for each in mine if each.cycles is None and not each.copies], ""
+    if math.isnan(time_s):
+        problem = "unknown: how often a loop runs is known only at run time"
     elif silent:
-        rest = f"; all else in that program takes {human_time(told / target.clock_hz)}" if told else ""
-        row.problem = f"time unknown: the compiler gives no cycles for {listed(silent[:2])}{rest}"
-    kernels = len(found) - len(mine)
-    if kernels:
-        extra = _kernels(row, fn, args, target, blob)
-        hbm_bytes, time_s = _plus(hbm_bytes, extra[0]), _plus(time_s, extra[1])
-        mxu_s += extra[2]
-    floor_s = None if hbm_bytes is None else max(mxu_s, hbm_bytes / target.hbm_bytes_per_s)
-    time_s = None if time_s is None or floor_s is None else max(time_s, floor_s)
-    first = row.instructions is None
-    row.hbm_bytes = hbm_bytes if first else _plus(row.hbm_bytes, hbm_bytes)
-    row.floor_s = floor_s if first else _plus(row.floor_s, floor_s)
-    row.time_s = time_s if first else _plus(row.time_s, time_s)
-    row.instructions = sum(not each.copies for each in found) + (row.instructions or 0)
-    row.kernels = kernels + (row.kernels or 0)
+        rest = f"; all else in that program takes {human_time(time_s)}" if time_s else ""
+        time_s, problem = math.nan, f"time unknown: the compiler gives no cycles for {listed(silent[:2])}{rest}"
+    for kernel in _kernels(fn, args, target, blob) if len(found) > len(mine) else ():
+        if kernel.time_s is None or kernel.hbm_bytes is None:
+            problem = f"{kernel.name}: {'; '.join(kernel.notes)}"
+        hbm_bytes += _number(kernel.hbm_bytes) * kernel.runs
+        time_s += _number(kernel.time_s) * kernel.runs
+        mxu_s += kernel.times.get("MXU", 0.0) * kernel.runs
+    floor_s = float(np.maximum(mxu_s, hbm_bytes / target.hbm_bytes_per_s))
+    running = sum(not each.copies for each in found)
+    held_bytes = _number(temporary_bytes) + held_bytes
+    time_s = float(np.maximum(time_s, floor_s))
+    return _Cost(hbm_bytes, held_bytes, floor_s, time_s, running, len(found) - len(mine), problem)
 
 
 def _negligible(each: Instruction) -> bool:
@@ -281,27 +299,8 @@ def _negligible(each: Instruction) -> bool:
     )
 
 
-def _total(amounts: Iterator[tuple[float, float | None]]) -> float | None:
-    total = 0.0
-    for amount, times in amounts:
-        if times is None:
-            return None
-        total += amount * times
-    return total
-
-
-def _sum(amounts: Sequence[float | None]) -> float | None:
-    return None if None in amounts else sum(each for each in amounts if each is not None)
-
-
-def _plus(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
-
-
-def _kernels(
-    row: Level, fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: bytes
-) -> tuple[float | None, float | None, float]:
-    """(HBM bytes, seconds, seconds of its matrix products) of all Pallas kernels that a function runs."""
+def _kernels(fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: bytes) -> Sequence[KernelReport]:
+    """What `tpu_report` says of all Pallas kernels that a function runs."""
     steering = b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(args) if isinstance(x, np.ndarray | jax.Array))
     key = blob, target.name, steering
     if key not in _REPORTS:
@@ -309,12 +308,7 @@ def _kernels(
     report = _REPORTS[key]
     if not report:
         raise ValueError(report.unavailable or (report.refusal.sentence if report.refusal else ""))
-    if unknown := [k for k in report.kernels if k.time_s is None or k.hbm_bytes is None]:
-        row.problem = f"{unknown[0].name}: {'; '.join(unknown[0].notes)}"
-    moved = [None if k.hbm_bytes is None else float(k.hbm_bytes * k.runs) for k in report.kernels]
-    taken = [None if k.time_s is None else k.time_s * k.runs for k in report.kernels]
-    mxu_s = sum(k.times.get("MXU", 0.0) * k.runs for k in report.kernels)
-    return _sum(moved), _sum(taken), mxu_s
+    return report.kernels
 
 
 _REPORTS: dict[tuple[bytes, str, bytes], Report] = {}

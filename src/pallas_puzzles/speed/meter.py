@@ -34,11 +34,6 @@ class Timing:
     flushed: bool
     wall_s: float | None = None  # the same call in a row of calls, with its dispatch, L2 as it is
 
-    @property
-    def spread(self) -> float:
-        """Half the distance from low to high, as a share of the median."""
-        return (self.high_s - self.low_s) / 2 / self.median_s
-
 
 class Meter(Protocol):
     """Whoever can time calls."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -64,8 +65,7 @@ def _panel(title: str, rows: Sequence[Row]) -> Iterator[str]:
     top = max(1.12, *(1.08 * row.share for row in rows if row.share))
     yield from _axes(ticks, top, rows[-1].bound)
     ends = []
-    series = _series(rows)
-    for (colour, dashes, mark), (name, each) in zip(_looks(len(series)), series, strict=True):
+    for (colour, dashes, mark), (name, each) in zip(itertools.cycle(_LOOKS), _series(rows), strict=False):
         points = [(_x(ticks, row), _y(row.share, top)) for row in each if row.share]
         dash = f' stroke-dasharray="{dashes}"' if dashes else ""
         path = "L".join(f"{px(x)} {px(y)}" for x, y in points)
@@ -75,10 +75,6 @@ def _panel(title: str, rows: Sequence[Row]) -> Iterator[str]:
         yield from (_mark(mark, x, y, colour, hollow) for x, y in points)
         ends.append((points[-1], name, each[-1], colour, mark, hollow))
     yield from _labels(ends)
-
-
-def _looks(count: int) -> list[tuple[str, str, str]]:
-    return [_LOOKS[i % len(_LOOKS)] for i in range(count)]
 
 
 def _series(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:

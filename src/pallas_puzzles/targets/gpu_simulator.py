@@ -22,7 +22,6 @@ from .simulate import SimulatorTimeout, SimulatorUnable
 
 _ALONE = threading.Lock()
 _START_S = 90.0  # a process that imports JAX takes a second, or many on a busy machine
-_SIZE = 8  # bytes of the length before each message
 
 
 def simulate(fn: Callable[..., Any], *args: Any, timeout_s: float = 30.0, **kwargs: Any) -> Any:
@@ -58,24 +57,24 @@ class _Child:
 
         arrays = jax.tree.map(np.asarray, args)
         try:
-            request = cloudpickle.dumps((fn, arrays, kwargs))
+            packed = cloudpickle.dumps((fn, arrays, kwargs))
         except Exception as error:
             raise SimulatorUnable(f"the function cannot be handed to another process: {_first_line(error)}") from error
         with _ALONE:
-            answer = self._asked(pickle.dumps((_paths(), request, self is _GPU)), timeout_s)
+            answer = self._asked((_paths(), packed, self is _GPU), timeout_s)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _asked(self, request: bytes, timeout_s: float) -> Any:
+    def _asked(self, request: Any, timeout_s: float) -> Any:
         """What the process answers; it ends with whatever goes wrong in it."""
         done = False
         try:
             process = self.there()
             assert process.stdin is not None, "a pipe"
-            process.stdin.write(len(request).to_bytes(_SIZE, "big") + request)
+            pickle.dump(request, process.stdin)
             process.stdin.flush()
-            answer = pickle.loads(_message(process, timeout_s))
+            answer = _message(process, timeout_s)
             done = not getattr(answer, "running", False)  # a kernel that failed leaves its process in disorder
             return answer
         except TimeoutError:
@@ -92,8 +91,7 @@ class _Child:
             command = [sys.executable, "-m", "pallas_puzzles.targets.gpu_simulator_child"]
             merged = {**os.environ, "PYTHONPATH": os.pathsep.join(_paths()), **self.environment}
             environment = {name: value for name, value in merged.items() if value is not None}
-            pipe = subprocess.PIPE
-            quiet = subprocess.DEVNULL
+            pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, env=environment)
             try:
                 _message(self.process, _START_S)
@@ -122,15 +120,16 @@ def _paths() -> list[str]:
     return [path for path in sys.path if path] + [os.getcwd()]
 
 
-def _message(process: "subprocess.Popen[bytes]", timeout_s: float) -> bytes:
-    """The next message of the process. Raises TimeoutError, and EOFError where it has ended."""
-    found: list[bytes] = []
+def _message(process: "subprocess.Popen[bytes]", timeout_s: float) -> Any:
+    """The next answer of the process. Raises TimeoutError, and EOFError where it has ended."""
+    found: list[Any] = []
 
     def read() -> None:
         assert process.stdout is not None, "a pipe"
-        with contextlib.suppress(ValueError, OSError):  # closed, as it came too late
-            size = int.from_bytes(process.stdout.read(_SIZE), "big")
-            found.append(process.stdout.read(size))
+        with contextlib.suppress(
+            EOFError, ValueError, OSError, pickle.UnpicklingError
+        ):  # it has ended, or was too late
+            found.append(pickle.load(process.stdout))
 
     reader = threading.Thread(target=read, name="answer of the simulator", daemon=True)
     reader.start()

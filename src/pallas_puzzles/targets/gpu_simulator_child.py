@@ -1,4 +1,4 @@
-"""A process in which JAX's GPU simulator runs, or a GPU: requests on stdin, answers on stdout, after their lengths.
+"""A process in which JAX's GPU simulator runs, or a GPU: requests on stdin, answers on stdout, pickled.
 
 A request: (paths to import from, a function with its arrays and keywords, whether it runs compiled, on a GPU). An
 answer: its outputs, or a SimulatorError.
@@ -10,9 +10,8 @@ import os
 import pickle
 import sys
 import traceback
-from typing import IO, Any
+from typing import Any
 
-_SIZE = 8
 _STORE = "it has no stores into accumulators, such as acc[...] = ..."
 
 
@@ -22,27 +21,24 @@ def main() -> None:
     import jax  # noqa: F401 - the slow part of the first request, done before it comes
     from jax.experimental.pallas import mosaic_gpu  # noqa: F401
 
-    _send(answers, b"ready")
-    while head := requests.read(_SIZE):
-        _send(answers, pickle.dumps(_simulated(requests.read(int.from_bytes(head, "big")))))
+    answer: Any = "ready"
+    with contextlib.suppress(EOFError):  # whoever asked has ended
+        while True:
+            answers.write(pickle.dumps(answer))
+            answers.flush()
+            answer = _simulated(*pickle.load(requests))
 
 
-def _send(answers: IO[bytes], message: bytes) -> None:
-    answers.write(len(message).to_bytes(_SIZE, "big") + message)
-    answers.flush()
-
-
-def _simulated(request: bytes) -> Any:
+def _simulated(paths: list[str], packed: bytes, compiled: bool) -> Any:
     import jax
     import numpy as np
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     from ..ir.gpu import as_on_gpu
     from ..ir.modes import built_for
-    from .simulate import SimulatorError, SimulatorUnable, _is_inability, _line_of, _listening, _one_line
+    from .simulate import SimulatorError, SimulatorUnable, _is_inability, _line_of, _listening, _one_line, raised_in_jax
 
     try:
-        paths, packed, compiled = pickle.loads(request)
         sys.path[:] = list(dict.fromkeys([*sys.path, *paths]))
         fn, args, kwargs = pickle.loads(packed)
     except Exception as error:
@@ -59,14 +55,10 @@ def _simulated(request: bytes) -> Any:
             return outputs
         except Exception as error:
             cause = heard.errors[0] if heard.errors else error
-            kind = SimulatorUnable if _is_inability(cause) or _in_simulator(cause) else SimulatorError
+            # it has a ValueError for what it does not support
+            unable = _is_inability(cause) or (isinstance(cause, ValueError) and raised_in_jax(cause))
+            kind = SimulatorUnable if unable else SimulatorError
             return kind(_STORE if _stores(cause) else _one_line(cause), _line_of(cause), running=bool(heard.errors))
-
-
-def _in_simulator(error: BaseException) -> bool:
-    """Whether JAX's simulator itself does not know how to go on: it has such errors for what it does not support."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, ValueError) and frames[-1].f_globals.get("__name__", "").startswith("jax.")
 
 
 def _stores(error: BaseException) -> bool:
@@ -75,7 +67,7 @@ def _stores(error: BaseException) -> bool:
     The error is of shapes, as if the kernel had a wrong one.
     """
     frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return _in_simulator(error) and frames[-1].startswith("_wgmma_accumulator_store")
+    return isinstance(error, ValueError) and frames[-1].startswith("_wgmma_accumulator_store")
 
 
 if __name__ == "__main__":

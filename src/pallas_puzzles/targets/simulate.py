@@ -9,22 +9,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ir.capture import forget_other_grids
-from ..ir.meshes import meshes_of_tpus
+from ..ir.capture import CHIP, SourceLine, forget_other_grids
+from ..ir.meshes import on_tpus, tpu_mesh
 from ..ir.modes import built_for
 from ..lens.watchdog import TimeLimit, plant, reader_line, time_limit
 from ..platforms import tpu_attached
-from .tpu.mesh import CHIP, tpu_mesh
-
-if TYPE_CHECKING:
-    from ..ir.capture import SourceLine
 
 _CLOCKS = 256  # for devices and copies; JAX's default leaves all copies of a device one between them
 _LOOK_S = 0.1  # how often a waiting caller looks up, so that Ctrl-C and time limits reach it
@@ -38,7 +34,7 @@ class SimulatorError(Exception):
     running: the kernel ran, and this was seen in it; else it did not come to that.
     """
 
-    def __init__(self, message: str, line: "SourceLine | None" = None, running: bool = True) -> None:
+    def __init__(self, message: str, line: SourceLine | None = None, running: bool = True) -> None:
         super().__init__(message)
         self.line, self.running = line, running
 
@@ -70,9 +66,8 @@ def setup(devices: int = 1) -> None:
     from jax.experimental.pallas import tpu as pltpu
 
     pltpu.set_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan"))
-    if jax.sharding.get_abstract_mesh() != tpu_mesh():
-        jax.sharding.use_abstract_mesh(tpu_mesh()).__enter__()  # in this thread, for good: a notebook has one
-        meshes_of_tpus(CHIP).__enter__()
+    if jax.sharding.get_abstract_mesh() != tpu_mesh(CHIP):
+        jax.sharding.use_abstract_mesh(tpu_mesh(CHIP)).__enter__()  # in this thread, for good: a notebook has one
     gpu = ""
     if jax.default_backend() != "cpu":
         jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
@@ -117,8 +112,7 @@ def tpu_simulation(chip: str = CHIP, **params: Any) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if jax.default_backend() != "cpu":
             stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
-        stack.enter_context(jax.sharding.use_abstract_mesh(tpu_mesh(chip)))
-        stack.enter_context(meshes_of_tpus(chip))
+        stack.enter_context(on_tpus(tpu_mesh(chip)))
         stack.enter_context(pltpu.force_tpu_interpret_mode(strict))
         forget_other_grids()
         yield strict
@@ -192,9 +186,14 @@ def _is_inability(error: BaseException) -> bool:
         r"NotImplementedError|XLA CPU\S* backend does not|passing `AbstractMesh`", str(error)
     ):
         return True
+    unforeseen = isinstance(error, AssertionError | AttributeError | KeyError | TypeError | UnboundLocalError)
+    return unforeseen and raised_in_jax(error)
+
+
+def raised_in_jax(error: BaseException) -> bool:
+    """Whether it is JAX's own code that has raised an exception."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    within = bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("jax.")
-    return within and isinstance(error, AssertionError | AttributeError | KeyError | TypeError | UnboundLocalError)
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("jax.")
 
 
 def _not_there(error: BaseException) -> bool:
@@ -278,7 +277,7 @@ def _simulator_frames() -> Iterator[tuple[int, FrameType]]:
             frame = frame.f_back
 
 
-def _line_in(frames: Iterable[FrameType]) -> "SourceLine | None":
+def _line_in(frames: Iterable[FrameType]) -> SourceLine | None:
     for frame in frames:
         traceback = getattr(frame.f_locals.get("source_info"), "traceback", None)
         if traceback is not None:
@@ -301,12 +300,8 @@ def _waiting(timeout_s: float) -> SimulatorTimeout | None:
     return SimulatorTimeout(f"after {timeout_s:g} s the kernel still waits{where} {why}", line)
 
 
-def _line_of(error: BaseException) -> "SourceLine | None":
-    frames = []
-    tb: TracebackType | None = error.__traceback__
-    while tb is not None:
-        frames.append(tb.tb_frame)
-        tb = tb.tb_next
+def _line_of(error: BaseException) -> SourceLine | None:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return _line_in(reversed(frames)) or reader_line(error.__traceback__)
 
 

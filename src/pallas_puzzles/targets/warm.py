@@ -15,11 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 START_LIMIT_S = 120.0
+_SCRIPT = Path(__file__).with_name("child.py")
 
 
 class CompilerError(Exception):
@@ -31,13 +32,17 @@ class CompilerDied(Exception):
 
 
 class Warm:
-    """One warm process. It runs `script`, which answers each line of JSON with another one, on a pipe of its own.
+    """One warm process. It runs child.py, which answers each line of JSON with another one, on a pipe of its own.
 
-    name: which compiler it holds. fatal: a regular expression for what the compiler logs before it aborts.
+    name: which compiler it holds, "TPU" or "GPU". fatal: a regular expression for what the compiler logs before it
+    aborts. environment: what the process finds there beside ours, with {folder} for its own folder. links: name ->
+    what it finds under that name in its folder.
     """
 
-    def __init__(self, name: str, script: Path, fatal: str) -> None:
-        self._name, self._script, self._fatal = name, script, fatal
+    def __init__(
+        self, name: str, fatal: str, environment: Mapping[str, str], links: Mapping[str, Path] | None = None
+    ) -> None:
+        self._name, self._fatal, self._environment, self._links = name, fatal, environment, links or {}
         self._lock = threading.Lock()  # one request at a time: a dump belongs to whoever asked last
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0
@@ -45,13 +50,6 @@ class Warm:
         self._unread = b""
         self._ready = False
         self._folder = Path()
-
-    def environment(self) -> dict[str, str]:
-        """What the process finds in its environment beside ours."""
-        return {}
-
-    def furnish(self) -> None:
-        """Puts into the process's own folder what it needs there."""
 
     def warm(self) -> None:
         """Starts the process and does not wait for it."""
@@ -102,11 +100,13 @@ class Warm:
         self._owner = os.getpid()  # after a fork the parent's child is not ours
         self._folder = Path(tempfile.mkdtemp(prefix=f"pallas-puzzles-{self._name.lower()}-"))
         self._clear()
-        self.furnish()
+        for name, target in self._links.items():
+            (self._folder / name).symlink_to(target)
+        environment = {name: value.format(folder=self._folder) for name, value in self._environment.items()}
         read, write = os.pipe()
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(self._script), str(write)],
+                [sys.executable, "-P", str(_SCRIPT), self._name.lower(), str(write)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -114,7 +114,7 @@ class Warm:
                 pass_fds=[write],
                 start_new_session=True,  # Ctrl-C is for the reader's process
                 cwd=self._folder,
-                env={**os.environ, **self.environment()},
+                env={**os.environ, **environment},
             )
         os.close(write)
         self._answers, self._unread, self._ready = read, b"", False

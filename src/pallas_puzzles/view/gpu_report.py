@@ -164,7 +164,7 @@ def gpu_report(
             report.unavailable = f"{error}; the next report starts it afresh"
         return report
     report.fusions = compiled.fusions
-    with lowering.for_gpu(target):
+    with jax.sharding.use_abstract_mesh(target.mesh()):
         works = work.calls(program, jax.tree.leaves(given))
     if not compiled.kernels:
         report.notes.append("the function reaches no plgpu.kernel")

@@ -144,14 +144,14 @@ class _Meshes:
         early: dict[Any, Any] = {}
         for _ in range(_RUNS):
             world, on = self._once(of, early, values)
-            if world.hangs or all(len(early.get(key, ())) >= len(found) for key, found in world.late.items()):
+            if world.found.hangs or all(len(early.get(key, ())) >= len(found) for key, found in world.late.items()):
                 break
             early = {**early, **world.late}
         self.worlds.append(world)
         self.devices = [each.traces for each in on]
         self.traces += on[0].traces
         self.calls += on[0].calls
-        if world.hangs:
+        if world.found.hangs:
             raise _Hangs
         left_over(world)
         outer.calls += on[0].calls

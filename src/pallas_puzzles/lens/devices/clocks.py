@@ -5,14 +5,9 @@ once. Who has waited for something knows all that it knew.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-import numpy as np
-
+from ..regions import Region
 from .findings import Access
-
-if TYPE_CHECKING:
-    from ...ir.places import Place
 
 
 class Clock:
@@ -44,37 +39,10 @@ class Who:
         return clock.devices[self.device] >= self.count if self.half is None else bool(clock.copies >> self.half & 1)
 
 
-Box = tuple[tuple[int, int], ...]
-
-
-def box_of(place: "Place", shape: tuple[int, ...]) -> tuple[Box, np.ndarray | None]:
-    """(the smallest box around a place, which of its elements are meant where that is not all)."""
-    if not place.steps:
-        return tuple((0, n) for n in shape), None
-    key = place.steps[0]
-    if len(place.steps) == 1 and isinstance(key, tuple):
-        parts = [k for k in key if k is not Ellipsis]
-        if all(isinstance(k, int) or (isinstance(k, slice) and k.step in (1, None)) for k in parts):
-            found = [
-                (k, k + 1) if isinstance(k, int) else (k.start, min(k.stop, n))
-                for k, n in zip(parts, shape, strict=False)
-            ]
-            return (*found, *((0, n) for n in shape[len(found) :])), None
-    mask = np.zeros(shape, bool)
-    place.set(mask, True, marks=True)
-    hits = [np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != d))) for d in range(mask.ndim)]
-    if any(not len(h) for h in hits):
-        return tuple((0, 0) for _ in shape), None
-    box = tuple((int(h[0]), int(h[-1]) + 1) for h in hits)
-    inside = mask[tuple(slice(*b) for b in box)]
-    return box, None if inside.all() else mask
-
-
 @dataclasses.dataclass(slots=True)
 class _Past:
     who: Who
-    box: Box
-    mask: np.ndarray | None
+    region: Region
     writes: bool
     access: Access
 
@@ -88,35 +56,18 @@ class History:
         self.past: list[_Past] = []
 
     def add(
-        self, who: Who, clock: Clock, area: tuple[Box, np.ndarray | None], writes: bool, access: Access
-    ) -> list[tuple[Access, Who, Box]]:
+        self, who: Who, clock: Clock, region: Region, writes: bool, access: Access
+    ) -> list[tuple[Access, Who, Region]]:
         """The accesses that collide with a new one, each with the part that they share."""
-        (box, mask), found, kept = area, [], []
+        found, kept = [], []
         for old in self.past:
             known = old.who.known_to(clock)
             mine = old.who.device == who.device and old.who.half is None and who.half is None
-            if known and mask is None and old.box == box and (writes or (mine and not old.writes)):
+            if known and old.region == region and (writes or (mine and not old.writes)):
                 continue  # whoever collides with the old one collides with this one, too
             kept.append(old)
-            if known or not (writes or old.writes) or old.who == who:
-                continue
-            shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(old.box, box, strict=True))
-            if any(a >= b for a, b in shared):
-                continue
-            masks = [m[tuple(slice(*b) for b in shared)] for m in (old.mask, mask) if m is not None]
-            if masks and not np.logical_and.reduce(masks).any():
-                continue
-            found.append((old.access, old.who, shared))
-        kept.append(_Past(who, box, mask, writes, access))
-        self.past = kept
+            collide = not known and (writes or old.writes) and old.who != who
+            if collide and old.region.meets(region):
+                found.append((old.access, old.who, old.region.shared(region)))
+        self.past = [*kept, _Past(who, region, writes, access)]
         return found
-
-
-def named(name: str, box: Box, shape: tuple[int, ...]) -> str:
-    """'o_ref[3]', 'buf[0, 8:16]': as a reader would write it."""
-    keys = [
-        ":" if (a, b) == (0, n) else str(a) if b - a == 1 else f"{a}:{b}" for (a, b), n in zip(box, shape, strict=True)
-    ]
-    while keys and keys[-1] == ":":
-        keys.pop()
-    return f"{name}[{', '.join(keys)}]" if keys else name

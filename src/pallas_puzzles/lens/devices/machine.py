@@ -1,5 +1,6 @@
 """One device of a mesh: a machine whose copies and signals reach others, and whose accesses to memory are followed."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,12 +8,13 @@ import jax
 import numpy as np
 
 from ...ir.capture import Call, SourceLine, line_of
-from ...ir.ops import Beyond
-from ...ir.places import Place, index_of
-from ..copies import known_in, plain_ref
-from ..machine import Execution, Machine, Trace, beyond, check_sizes, plan, scalars_of
+from ...ir.ops import Beyond, following
+from ...ir.places import Place
+from ..copies import Copy, plain_ref
+from ..machine import Execution, Machine, Trace, check_sizes, plan, scalars_of
 from ..memory import Buffer
-from .clocks import Clock, Who, box_of, named
+from ..regions import region_of
+from .clocks import Clock, Who
 from .findings import Access, Finding, Waiter
 from .world import Arrival, Key, Stopped, World
 
@@ -103,10 +105,8 @@ class Device(Machine):
         self._access(ref, place, verb, self.world.here(self.device), clock, Access(self.who, verb, line))
 
     def _access(self, ref: Buffer, place: Place, verb: str, who: Who, clock: Clock, access: Access) -> None:
-        home, shape = self.memory.homes[ref][0], ref.shape
-        area = box_of(place, shape)
-        where, writes = self.world.mesh.name(home), verb == "writes"
-        self.world.access(ref, where, lambda box: named(ref.name, box, shape), who, clock, area, writes, access)
+        where = self.world.mesh.name(self.memory.homes[ref][0])
+        self.world.access(ref, where, who, clock, region_of(place, ref.shape), verb == "writes", access)
 
     # -- other devices
 
@@ -165,13 +165,10 @@ class Device(Machine):
 
     def _address(self, target: int, sem: Any, eqn: Any, transforms: Any = ()) -> tuple[Key, str]:
         """(the semaphore of a device, by what it is in the program, and its name)."""
-        ref, transforms = plain_ref(sem, transforms)
-        place = self.locate(ref, transforms, "waits for", eqn)
-        number = index_of(ref.shape, place)
-        at = [int(i) for i in np.unravel_index(number, ref.shape)] if ref.shape else []
+        ref, number, name = self._number(sem, eqn, transforms)
         if ref is self.barrier:
-            return (target, "barrier", self.collective_id), ref.name
-        return (target, *self.memory.homes[ref][1], number), ref.name + (str(at) if at else "")
+            return (target, "barrier", self.collective_id), name
+        return (target, *self.memory.homes[ref][1], number), name
 
     # -- copies
 
@@ -189,21 +186,36 @@ class Device(Machine):
         self._access(source, reads, "reads", reader, read_clock, Access(name, "reads", line))
         self._access(target, writes, "writes", writer, write_clock, Access(name, "writes", line))
         if to != self.device:
-            shown = named(target.name, box_of(writes, target.shape)[0], target.shape)
+            shown = region_of(writes, target.shape).named(target.name)
             left, came = world.timeline.send(self.device, to, writes.nbytes, line, shown)
         else:
             left = came = world.timeline.local(self.device, writes.nbytes)
-        copy = _Flight(self, source, reads, target, writes, eqn)
+        copy = Copy(source, reads, target, writes, eqn)
         for at, sem, where, event, clock, when, happen in (
-            (3, src_sem, self.device, reader, read_clock, left, copy.read),
-            (2, dst_sem, to, writer, write_clock, came, copy.arrive),
+            (3, src_sem, self.device, reader, read_clock, left, self._read),
+            (2, dst_sem, to, writer, write_clock, came, self._deliver),
         ):
             if sem is not None:
                 amount = writes.nbytes if self._counts_bytes(eqn, at) else 1
                 key, sem_name = self._address(where, sem, eqn)
                 unit = "bytes" if amount > 1 else ""
-                world.arrive(key, Arrival(event, amount, clock, name, line, when, happen), sem_name, unit)
+                later = functools.partial(happen, copy)
+                world.arrive(key, Arrival(event, amount, clock, name, line, when, later), sem_name, unit)
         return []
+
+    def _read(self, copy: Copy) -> None:
+        if copy.value is not None:
+            return
+        super()._read(copy)
+        assert copy.value is not None, "it has been read"
+        if not np.all(copy.known):
+            name = region_of(copy.reads, copy.source.shape).named(copy.source.name)
+            count = int(copy.value.size - np.count_nonzero(np.broadcast_to(copy.known, copy.value.shape)))
+            access = Access(self.who, "sends", line_of(copy.eqn))
+            self.world.found.add(Finding("unwritten", name, self.who, access, count=count))
+
+    def _is_traffic(self, copy: Copy) -> bool:
+        return copy.source.space != copy.target.space and super()._is_traffic(copy)
 
     def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
         _, dst, sem = jax.tree.unflatten(eqn.params["tree"], values)[:3]
@@ -250,42 +262,10 @@ class Device(Machine):
         return np.int32(self.world.semaphore(key).count)
 
 
-class _Flight:
-    """A copy on its way. It reads and writes as late as possible: when somebody waits for it."""
-
-    def __init__(self, by: Device, source: Buffer, reads: Place, target: Buffer, writes: Place, eqn: Any) -> None:
-        self.by, self.source, self.reads, self.target, self.writes, self.eqn = by, source, reads, target, writes, eqn
-        self.value: np.ndarray | None = None
-        self.known: Any = None
-
-    def read(self) -> None:
-        if self.value is not None:
-            return
-        self.value = self.reads.read(self.source.values)
-        known = known_in(self.source, self.reads)
-        self.known = np.array(known) if np.ndim(known) else known
-        if not np.all(self.known):
-            name = named(self.source.name, box_of(self.reads, self.source.shape)[0], self.source.shape)
-            count = int(self.value.size - np.count_nonzero(np.broadcast_to(self.known, self.value.shape)))
-            access = Access(self.by.who, "sends", line_of(self.eqn))
-            self.by.world.found.add(Finding("unwritten", name, self.by.who, access, count=count))
-
-    def arrive(self) -> None:
-        self.read()
-        assert self.value is not None, "it has been read"
-        value = self.value.reshape(self.writes.shape)
-        known = self.known.reshape(self.writes.shape) if np.ndim(self.known) else self.known
-        if self.eqn.params.get("add"):
-            value = self.writes.read(self.target.values) + value
-        self.by._put(self.target, self.writes, value, known)
-        if self.source.space != self.target.space and {"hbm", "any"} & {self.source.space, self.target.space}:
-            self.by.dma_bytes += self.writes.nbytes
-
-
 def run_on(world: World, memory: Memory, device: int, call: Call, number: Key, eqn: Any, detail: bool) -> Trace:
     """Runs a call on one device of a mesh. number: which of its calls it is. Raises Beyond."""
     collective_id = getattr(eqn.params.get("compiler_params"), "collective_id", None)
-    with beyond(call):
+    with following(call.name):
         check_sizes(call)
         machine = Device(call, detail, world, memory, device, number, collective_id)
         scalars = scalars_of(machine)

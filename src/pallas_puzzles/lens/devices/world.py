@@ -60,14 +60,6 @@ class Semaphore:
         return self.count + sum(a.amount for a in self.due)
 
 
-@dataclasses.dataclass(slots=True)
-class _Waits:
-    """Why a device waits. ready: whether it may go on. waiter: says what it waits for, when nobody can."""
-
-    ready: Callable[[], bool]
-    waiter: Callable[[], Waiter]
-
-
 class World:
     """A mesh of devices. early: what may arrive before each wait, though it came later in an earlier run."""
 
@@ -83,7 +75,7 @@ class World:
         self.dead = False
         self._turns = [threading.Semaphore(0) for _ in range(mesh.size)]
         self._queue = list(range(mesh.size))  # those that have not ended, whoever ran longest ago first
-        self._waiting: dict[int, _Waits] = {}
+        self._waiting: dict[int, tuple[Callable[[], bool], Callable[[], Waiter]]] = {}
         self._over = threading.Event()
         self._errors: list[BaseException] = []
 
@@ -130,8 +122,7 @@ class World:
     def _next(self) -> None:
         """Gives the turn to the next device that can go on."""
         for device in self._queue:
-            waits = self._waiting.get(device)
-            if waits is None or waits.ready():
+            if device not in self._waiting or self._waiting[device][0]():
                 self._turns[device].release()
                 return
         if self._queue and not self.dead:
@@ -139,10 +130,10 @@ class World:
         self._over.set()
 
     def wait(self, device: int, ready: Callable[[], bool], waiter: Callable[[], Waiter]) -> None:
-        """Lets the others go first, until `ready`."""
+        """Lets the others go first, until `ready`. waiter: says what it waits for, when nobody can go on."""
         self._queue.remove(device)
         self._queue.append(device)
-        self._waiting[device] = _Waits(ready, waiter)
+        self._waiting[device] = ready, waiter
         self._next()
         self._turns[device].acquire()
         if self.dead:
@@ -150,15 +141,11 @@ class World:
         del self._waiting[device]
 
     def _deadlock(self) -> None:
-        waiters = tuple(self._waiting[device].waiter() for device in sorted(self._queue))
+        waiters = tuple(self._waiting[device][1]() for device in sorted(self._queue))
         ended = tuple(self.mesh.name(d) for d in range(self.mesh.size) if d not in self._queue)
         first = waiters[0]
         access = Access(first.device, "waits", first.line)
         self.found.add(Finding("deadlock", first.what, first.device, access, waiters=waiters, ended=ended))
-
-    @property
-    def hangs(self) -> bool:
-        return any(f.kind == "deadlock" for f in self.found.all())
 
     # -- clocks
 
@@ -249,9 +236,9 @@ class World:
 
     # -- memory
 
-    def access(self, buffer: Any, where: str, name: Callable[[Any], str], *event: Any) -> None:
-        """Notes an access, and what collides with it. where: whose memory it is; name: of a part of it."""
-        for other, who, box in self.histories.setdefault(buffer, History()).add(*event):
+    def access(self, buffer: Any, where: str, *event: Any) -> None:
+        """Notes an access, and what collides with it. where: whose memory it is. event: as History.add takes it."""
+        for other, who, shared in self.histories.setdefault(buffer, History()).add(*event):
             ends = [self.ends[x] for x in (who, event[0]) if x in self.ends]
             mistaken = next((semaphore.name for arrival, semaphore in ends if arrival.mistaken), "")
-            self.found.add(Finding("race", name(box), where, other, event[-1], semaphore=mistaken))
+            self.found.add(Finding("race", shared.named(buffer.name), where, other, event[-1], semaphore=mistaken))

@@ -7,7 +7,7 @@
     run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
     run.events       a list of Event: what ran in each CTA and lane from when to when on the logical clock, and its line
     run.calls        the same for each kernel of fn, a list of Launched, with .uses of SMEM and .handovers at barriers
-                     for the first CTAs; .writer_of(output, index) -> (who, line)
+                     for the first CTAs
 
 A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
 another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place
@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond, garbage
 from .. import machine as lens
@@ -35,7 +34,10 @@ _OTHER_GARBAGE = 3.0
 
 @dataclasses.dataclass
 class Launched:
-    """One plgpu.kernel that ran."""
+    """One plgpu.kernel that ran.
+
+    written: of each output, the number of the write that each element is of, 0 or less for none; and the writes.
+    """
 
     kernel: Kernel
     outputs: list[np.ndarray]
@@ -45,14 +47,7 @@ class Launched:
     events: list[Event]
     uses: list[Use]
     handovers: list[Handover]
-    written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)  # number of the write by
-    # element, 0 or less for none; and the writes by number
-
-    def writer_of(self, output: int, index: tuple[int, ...]) -> tuple[str, SourceLine | None] | None:
-        """(who, the reader's line) of the last store into an element of an output; None: nobody stored it."""
-        numbers, writes = self.written[output]
-        access = writes[max(0, int(numbers[index]))]
-        return (access.who, access.instr.line if access.instr is not None else None) if access is not None else None
+    written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)
 
     @property
     def hangs(self) -> bool:
@@ -92,12 +87,13 @@ def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_dr
     launch = Launch(kernel, CHIPS[chip], cores, ctas_drawn)
     outputs = launch.run_all()
     found = launch.found.all()
-    if any(f.kind == "unwritten" for f in found) and not any(f.kind == "deadlock" for f in found):
+    if any(f.kind == "unwritten" for f in found) and not launch.found.hangs:
         found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores, 0))
     wrong, notes = ([f for f in found if (f.kind in NOTES) == noted] for noted in (False, True))
     timeline = launch.timeline
     drawn = timeline.events, timeline.uses, timeline.handovers
-    return Launched(kernel, outputs, wrong, notes, timeline.counts, *drawn, launch.written())
+    written = [(o.writer, o.writes) for o in launch.outputs]
+    return Launched(kernel, outputs, wrong, notes, timeline.counts, *drawn, written)
 
 
 def _told_apart(found: list[Finding], launch: Launch, relaunch: Callable[[], Launch]) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 import collections
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from ...ir.gpu_program import Alloc, Instr, View
 from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from ..findings import Findings
+from ..regions import Region, region_of
 from .barriers import Barrier, Slot
 from .findings import Finding
-from .memory import NEVER, Access, Buffer, Region, region_of
+from .memory import NEVER, Access, Buffer
 from .threads import Cta, Thread
 from .timeline import Timeline
 
@@ -135,13 +136,13 @@ class Core:
         if part.start >= part.stop:
             return
         for theirs, before in list(twin.reads.values()):
-            first, last, _ = theirs.hull(twin.shape)
+            first, last, _ = theirs.hull()
             if first < part.stop and part.start < last:
                 self._in_order(buffer, before, t, access, written=False)
         for number in np.unique(twin.writer.reshape(-1)[part]):
             if number > 0 and (earlier := twin.writes[number]) is not None:
                 self._in_order(buffer, earlier, t, access, written=True)
-        if buffer.space != "tmem" and region.hull(buffer.shape)[2]:
+        if buffer.space != "tmem" and region.hull()[2]:
             twin.overwritten(part)
 
     def _in_order(self, buffer: Buffer, before: Access, t: Thread, access: Access, written: bool) -> None:
@@ -187,9 +188,9 @@ class Core:
     def use(self, cta: Cta, buffer: Buffer, place: Place, kind: str, start: float, end: float) -> None:
         """Something happens in a part of SMEM, for the timeline."""
         if buffer.space == "smem":
-            box = self.region(buffer, place).box
-            one = box is not None and len(box) > 2 and box[0][1] - box[0][0] == 1  # one of several slots
-            name = f"{buffer.name}[{box[0][0]}]" if one and box is not None else buffer.name
+            region = self.region(buffer, place)
+            one = region.cells is None and len(region.box) > 2 and len(region.box[0]) == 1  # one of several slots
+            name = f"{buffer.name}[{region.box[0].start}]" if one else buffer.name
             self.timeline.use(cta.number, name, kind, start, end)
 
     def slot(self, t: Thread, view: View, env: Env) -> Slot:
@@ -201,10 +202,18 @@ class Core:
             barrier = self.in_cta(barrier, t.cta.cluster.ctas[place], t.cta)
         return barrier.slots[self.number_of(barrier.alloc.shape, view, env, t, barrier)]
 
+    def slots(self, t: Thread, view: View, env: Env, ctas: Sequence[Cta]) -> tuple[Slot, list[Slot]]:
+        """(the barrier that a view is of, the same in each of these CTAs)."""
+        slot, barrier = self.slot(t, view, env), env[view.ref]
+        if ctas == [t.cta]:
+            return slot, [slot]
+        at = next(k for k, s in barrier.slots.items() if s is slot)
+        return slot, [slot if cta is t.cta else self.in_cta(barrier, cta, t.cta).slots[at] for cta in ctas]
+
     def number_of(self, shape: tuple[int, ...], view: View, env: Env, t: Thread, ref: Any) -> tuple[int, ...]:
         def out_of_bounds(first: int, last: int, size: int) -> None:
             self.finding("bounds", ref, t, None, "waits for", detail=(first, last, size))
 
         numbers = [env[i] for i in view.leaves]
         place = view.at(shape, np.dtype(np.int32), numbers, out_of_bounds, False)
-        return tuple(first for first, _, _ in region_of(place, shape).box or ())
+        return tuple(each.start for each in region_of(place, shape).box)

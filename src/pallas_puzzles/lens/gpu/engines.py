@@ -1,7 +1,8 @@
 """What works beside the warpgroups: the copy engine (TMA) and the tensor cores (wgmma, tcgen05)."""
 
 import collections
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,43 +25,47 @@ class Engines(Control):
     # -- from GMEM to SMEM
 
     def go_load_tma(self, t: Thread, instr: Instr, env: Env) -> Going:
+        """A copy, which the CTAs of a cluster may share: each brings its part to all of them. With a leader: each
+        brings its part to itself, and the barrier of the first one counts all of them."""
         if self.held_back(instr, env):
             return []
         yield None
         p = instr.p
         src, here = self.place(t, instr, p["src"], env, "copies from", clips=True)
         dst, there = self.place(t, instr, p["dst"], env, "copies into")
-        slot = self.slot(t, p["barrier"], env)
         if here.clipped:
             self.finding("padding", src, t, instr, "copies from", total=int(np.prod(here.shape, dtype=int)))
-        axes = flat(p["axes"])
-        ctas = self.partners(t.cta, axes) if axes else [t.cta]
-        if len(ctas) > 1:
-            self._multicast(t, instr, env, (src, here), (dst, there), slot, ctas)
-            return []
-        self.timeline.counts.arrivals += 1
-        data = _within(here, src.values)
-        access = Access(slot.agent, slot.round + 1, instr, t.name, "the copy into", "copy")
-        self.reads(src, here, t, Access(slot.agent, slot.round + 1, instr, t.name, "copies from", "copy"))
-        start, end = self._fetch(t, instr, src, here, 1)
-        told = t.tell()
-        self._into((dst, there), t, access, slot, data, end)
-        self.use(t.cta, dst, there, "load", start, end)
-        slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
+        ctas = self.partners(t.cta, flat(p["axes"])) if p["axes"] else [t.cta]
+        n, mine, leader = len(ctas), ctas.index(t.cta), p["leader"] if len(ctas) > 1 else None
+        slot, slots = self.slots(t, p["barrier"], env, ctas)
+        start, end = self._fetch(t, instr, src, here, n)
+        told, data = t.tell(), _within(here, src.values)
+        if leader is not None:
+            key = (...,) if leader < 0 else _split(here.shape, n, mine, leader)
+            parts = [(t.cta, slots[0], there, data[key])]
+        elif n > 1:
+            key = _split(there.shape, n, mine, next((d for d, size in enumerate(there.shape) if size % n == 0), 0))
+            part, data = there.part(key), data.reshape(there.shape)[key]
+            parts = [(cta, theirs, part, data) for cta, theirs in zip(ctas, slots, strict=True)]
+        else:
+            parts = [(t.cta, slot, there, data)]
+        for cta, theirs, part, piece in parts:
+            ref = dst if cta is t.cta else self.in_cta(dst, cta, t.cta)
+            access = Access(theirs.agent, theirs.round + 1, instr, t.name, "the copy into", "copy")
+            self._into(ref, part, t, access, theirs, piece, end)
+            self.use(cta, ref, there, "load", start, end)
+        first = slots[0] if leader is not None else slot
+        self.reads(src, here, t, Access(first.agent, first.round + 1, instr, t.name, "copies from", "copy"))
+        if leader is None or mine == 0:
+            self.timeline.counts.arrivals += 1
+            slot.parts += n
+            slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
         return []
 
     def _into(
-        self,
-        target: tuple[Buffer, Place],
-        t: Thread,
-        access: Access,
-        slot: Slot,
-        data: np.ndarray,
-        end: float,
-        parts: int = 0,
+        self, dst: Buffer, there: Place, t: Thread, access: Access, slot: Slot, data: np.ndarray, end: float
     ) -> None:
         """Data that lands in SMEM with a round of a barrier; what is there until then is garbage."""
-        dst, there = target
         self.writes(dst, there, t, access)
         there.set(dst.values, poison((), dst.dtype))
 
@@ -71,7 +76,7 @@ class Engines(Control):
             coming.pop(id(access), None)
             there.set(dst.values, data.reshape(there.shape))
 
-        slot.bring(land, parts, end)
+        slot.bring(land, -1, end)
 
     def _fetch(self, t: Thread, instr: Instr, src: Buffer, here: Place, shared: int) -> tuple[float, float]:
         """The time of a copy out of GMEM: its start, and when it is all there. shared: by how many CTAs the work is."""
@@ -83,49 +88,6 @@ class Engines(Control):
         start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
         self.timeline.add(t.cta.number, "copy", "load", start, busy + chip.latency, instr, src.name)
         return start, busy + chip.latency
-
-    def _multicast(
-        self,
-        t: Thread,
-        instr: Instr,
-        env: Env,
-        source: tuple[Buffer, Place],
-        target: tuple[Buffer, Place],
-        slot: Slot,
-        ctas: list[Cta],
-    ) -> None:
-        """A copy that the CTAs of a cluster share: each brings its part to all of them. With a leader: each brings its
-        part to itself, and the barrier of the first one counts all of them."""
-        (src, here), (dst, there) = source, target
-        n, mine, leader = len(ctas), ctas.index(t.cta), instr.p["leader"]
-        at = next(k for k, s in env[instr.p["barrier"].ref].slots.items() if s is slot)
-        barrier = env[instr.p["barrier"].ref]
-        slots = [slot if c is t.cta else self.in_cta(barrier, c, t.cta).slots[at] for c in ctas]
-        start, end = self._fetch(t, instr, src, here, n)
-        told = t.tell()
-        if leader is not None:
-            key = (...,) if leader < 0 else _split(here.shape, n, mine, leader)
-            access = Access(slots[0].agent, slots[0].round + 1, instr, t.name, "the copy into", "copy")
-            self.reads(src, here, t, access)
-            self._into((dst, there), t, access, slots[0], _within(here, src.values)[key], end, parts=-1)
-            self.use(t.cta, dst, there, "load", start, end)
-            if mine == 0:
-                self.timeline.counts.arrivals += 1
-                slot.parts += n
-                slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
-            return
-        self.timeline.counts.arrivals += 1
-        axis = next((d for d, size in enumerate(there.shape) if size % n == 0), 0)
-        data = _within(here, src.values)
-        key = _split(there.shape, n, mine, axis)
-        for cta, theirs in zip(ctas, slots, strict=True):
-            ref = dst if cta is t.cta else self.in_cta(dst, cta, t.cta)
-            access = Access(theirs.agent, theirs.round + 1, instr, t.name, "the copy into", "copy")
-            self._into((ref, there.part(key)), t, access, theirs, data.reshape(there.shape)[key], end, parts=-1)
-            self.use(cta, ref, there, "load", start, end)
-        self.reads(src, here, t, Access(slot.agent, slot.round + 1, instr, t.name, "copies from", "copy"))
-        slot.parts += n
-        slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
 
     # -- from SMEM to GMEM
 
@@ -193,63 +155,57 @@ class Engines(Control):
     def go_wgmma(self, t: Thread, instr: Instr, env: Env) -> Going:
         yield None
         p, t.products = instr.p, t.products + 1
-        number = t.products
         acc, where = self.place(t, instr, p["acc"], env, "adds to")
-        left = self._operand(t, instr, p["a"], env, number)
-        right = self._operand(t, instr, p["b"], env, number)
+        left, right = operands = self._operands(t, instr, env)
+        for each in operands:
+            if each.buffer is not None:
+                access = Access(t.multiplying, t.products, instr, t.name, "wgmma reads", "wgmma")
+                self.reads(each.buffer, each.place, t, access)
 
         def add() -> None:
-            a, b = left(), right()
+            a, b = left.value(), right.value()
             total = (where.read(acc.values) + matmul(a, b)).astype(acc.dtype)
             where.set(acc.values, total)
             notice(instr.eqn, [a, b], [total])
 
-        k, width = self._depth(p["a"], env, t, instr)
-        conflicts = self._bank_conflicts(t, instr, env, (p["a"], p["b"]), where.shape[0] // 64)
-        held = [
-            self.place(t, instr, view, env, "multiplies") for view in (p["a"], p["b"]) if self._in_memory(view, env)
-        ]
-
         def over(product: Product) -> None:
             for start, end in product.slices:
                 self.timeline.add(t.cta.number, "tensor", "wgmma", start, end, instr)
-            for buffer, place in held:
-                self.use(t.cta, buffer, place, "read", product.issued, product.end)
+            self._used(t.cta, operands, product.issued, product.end)
 
+        k, width = left.shape[-1], bits_of(left.dtype)
+        conflicts = self._bank_conflicts(instr, operands, where.shape[0] // 64)
         instructions = max(1, k * width // 256)  # of 32 bytes along K
         cycles = self._cycles(2 * int(np.prod(where.shape)) * k, width, conflicts)
         product = Product(cycles / instructions, instructions, t.now, over)
         t.cta.tensor.issue(t.lane, product)
-        t.wgmmas.append((number, add, product, acc))
+        t.wgmmas.append((t.products, add, product, acc))
         return []
 
-    @staticmethod
-    def _in_memory(view: View, env: Env) -> bool:
-        return isinstance(env[view.ref], Buffer)
-
-    def _read_until(self, t: Thread, instr: Instr, view: View, env: Env, end: float) -> None:
-        """Until when a product reads an operand, for the timeline."""
-        if isinstance(env[view.ref], Buffer):
+    def _operands(self, t: Thread, instr: Instr, env: Env) -> "tuple[_Operand, _Operand]":
+        def operand(view: View) -> _Operand:
+            ref = env[view.ref]
+            if not isinstance(ref, Buffer):
+                return _Operand(view, None, Place(np.shape(ref), np.asarray(ref).dtype), np.asarray(ref))
             buffer, place = self.place(t, instr, view, env, "multiplies")
-            self.use(t.cta, buffer, place, "read", t.now, end)
+            return _Operand(view, buffer, place, None)
 
-    def _bank_conflicts(self, t: Thread, instr: Instr, env: Env, operands: tuple[View, View], times: int) -> int:
+        return operand(instr.p["a"]), operand(instr.p["b"])
+
+    def _used(self, cta: Cta, operands: "Sequence[_Operand]", start: float, end: float) -> None:
+        """Until when a product reads its operands, for the timeline."""
+        for each in operands:
+            if each.buffer is not None:
+                self.use(cta, each.buffer, each.place, "read", start, end)
+
+    def _bank_conflicts(self, instr: Instr, operands: "Sequence[_Operand]", times: int) -> int:
         """The conflicts of reading both operands. times: how often the right one is read, for 64 rows each time."""
         total = 0
-        for view, n in zip(operands, (1, times), strict=True):
-            if isinstance(buffer := env[view.ref], Buffer) and buffer.space == "smem":
-                buffer, place = self.place(t, instr, view, env, "multiplies")
-                shape = place.shape[::-1] if view.transposed else place.shape
-                total += n * of_operand(shape, bits_of(buffer.dtype) // 8, view.tiling)
+        for each, n in zip(operands, (1, times), strict=True):
+            if each.buffer is not None and each.buffer.space == "smem":
+                shape = each.shape[::-1] if each.view.transposed else each.shape
+                total += n * of_operand(shape, bits_of(each.dtype) // 8, each.view.tiling)
         return self.conflicts(instr, total)
-
-    def _depth(self, view: View, env: Env, t: Thread, instr: Instr) -> tuple[int, int]:
-        """(the summed dimension of a left operand, bits of its elements)."""
-        ref = env[view.ref]
-        if not isinstance(ref, Buffer):
-            return np.shape(ref)[-1], bits_of(np.asarray(ref).dtype)
-        buffer, place = self.place(t, instr, view, env, "multiplies")
-        return place.shape[-1], bits_of(buffer.dtype)
 
     def _multiply(self, t: Thread, instr: Instr, kind: str, flops: int, width: int, conflicts: int = 0) -> float:
         """The time of a product: when it is done. conflicts: cycles that its operands come late by."""
@@ -262,15 +218,6 @@ class Engines(Control):
         self.timeline.counts.products += 1
         self.timeline.counts.flops += flops
         return flops / self.timeline.chip.tensor_flops * width / 16 + conflicts
-
-    def _operand(self, t: Thread, instr: Instr, view: View, env: Env, number: int) -> Callable[[], np.ndarray]:
-        """How to get at an operand when the product is carried out; a note of what it reads."""
-        ref = env[view.ref]
-        if not isinstance(ref, Buffer):
-            return lambda: np.asarray(ref)
-        buffer, place = self.place(t, instr, view, env, "multiplies")
-        self.reads(buffer, place, t, Access(t.multiplying, number, instr, t.name, "wgmma reads", "wgmma"))
-        return lambda: place.read(buffer.values)
 
     def finish_products(self, t: Thread, instr: Instr | None, n: int) -> Going:
         """Waits until at most n wgmmas of a thread are on their way."""
@@ -322,8 +269,9 @@ class Engines(Control):
         cta.products += 1
         number, keep = cta.products, bool(np.asarray(env[p["accumulate"]]))
         acc, where = self.place(t, instr, p["acc"], env, "adds to")
-        _, a_place = self.place(t, instr, p["a"], env, "multiplies")
-        _, b_place = self.place(t, instr, p["b"], env, "multiplies")
+        left, right = operands = self._operands(t, instr, env)
+        assert left.buffer is not None, "tcgen05_mma takes Refs"
+        assert right.buffer is not None, "both of them"
 
         def access(verb: str) -> Access:
             return Access(cta.tensor_agent, number, instr, t.name, verb, "tcgen05")
@@ -331,28 +279,27 @@ class Engines(Control):
         def parts(ref: Buffer) -> list[Buffer]:
             return [ref if c is cta else self.in_cta(ref, c, cta) for c in ctas]
 
-        lefts, rights, accs = parts(self.buffer(t, p["a"], env)), parts(self.buffer(t, p["b"], env)), parts(acc)
-        for refs, place in ((lefts, a_place), (rights, b_place)):
+        lefts, rights, accs = parts(left.buffer), parts(right.buffer), parts(acc)
+        for refs, each in ((lefts, left), (rights, right)):
             for ref in refs:
-                self.reads(ref, place, t, access("tcgen05_mma reads"))
+                self.reads(ref, each.place, t, access("tcgen05_mma reads"))
         for ref in accs:
             if keep:
                 self.reads(ref, where, t, access("tcgen05_mma adds to"))
             self.writes(ref, where, t, access("tcgen05_mma writes"))
 
         def add() -> None:
-            whole = np.concatenate([b_place.read(r.values) for r in rights], axis=-1)
-            for left, ref in zip(lefts, accs, strict=True):
-                a = a_place.read(left.values)
+            whole = np.concatenate([right.place.read(r.values) for r in rights], axis=-1)
+            for its, ref in zip(lefts, accs, strict=True):
+                a = left.place.read(its.values)
                 total = ((where.read(ref.values) if keep else 0) + matmul(a, whole)).astype(ref.dtype)
                 where.set(ref.values, total)
                 notice(instr.eqn, [a, whole], [total])
 
-        flops = 2 * int(np.prod(where.shape)) * a_place.shape[-1]
-        conflicts = self._bank_conflicts(t, instr, env, (p["a"], p["b"]), 1)
-        end = self._multiply(t, instr, "tcgen05", flops, bits_of(lefts[0].dtype), conflicts)
-        for view in (p["a"], p["b"]):
-            self._read_until(t, instr, view, env, end)
+        flops = 2 * int(np.prod(where.shape)) * left.shape[-1]
+        conflicts = self._bank_conflicts(instr, operands, 1)
+        end = self._multiply(t, instr, "tcgen05", flops, bits_of(left.dtype), conflicts)
+        self._used(cta, operands, t.now, end)
         cta.mmas.append((number, add, end))
         if "barrier" in p:
             self._commit_mmas(t, instr, env, ctas)
@@ -367,9 +314,8 @@ class Engines(Control):
 
     def _commit_mmas(self, t: Thread, instr: Instr, env: Env, ctas: list[Cta]) -> None:
         """Arrives on a barrier, in each of these CTAs, when all products so far are done."""
-        cta, view = t.cta, instr.p["barrier"]
-        slot, barrier = self.slot(t, view, env), env[view.ref]
-        at = next(k for k, s in barrier.slots.items() if s is slot)
+        cta = t.cta
+        _, slots = self.slots(t, instr.p["barrier"], env, ctas)
         due, last = list(cta.mmas), cta.products
         end = max((e for _, _, e in due), default=t.now)
 
@@ -381,8 +327,7 @@ class Engines(Control):
 
         told = t.tell()
         told.clock[cta.tensor_agent] = last
-        for other in ctas:
-            theirs = slot if other is cta else self.in_cta(barrier, other, cta).slots[at]
+        for theirs in slots:
             self.timeline.counts.arrivals += 1
             theirs.bring(land, 0, end)
             theirs.arrive(t.name, instr.line, told, end, (cta.number, "tensor"))
@@ -399,6 +344,28 @@ class Engines(Control):
     def do_commit_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         t.knowledge.clock[t.filling] = t.tmem
         return []
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Operand:
+    """What a product multiplies: a part of a Ref, or an array in registers."""
+
+    view: View
+    buffer: Buffer | None
+    place: Place
+    array: np.ndarray | None
+
+    def value(self) -> np.ndarray:
+        """What it holds now."""
+        return self.place.read(self.buffer.values) if self.buffer is not None else np.asarray(self.array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.place.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.buffer.dtype if self.buffer is not None else self.place.dtype
 
 
 def _within(place: Place, array: np.ndarray) -> np.ndarray:

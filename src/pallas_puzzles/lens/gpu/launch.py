@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import heapq
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from .barriers import NAMED, Semaphores, Slot, Wait
 from .engines import Engines
 from .findings import Finding, Waiter
 from .machine import Going, Spawn
-from .memory import NEVER, Access, Buffer
+from .memory import NEVER, Buffer
 from .threads import Cluster, Cta, Thread, names_of
 from .timeline import Chip, Timeline
 
@@ -42,15 +43,15 @@ class Launch(Engines):
         self.kernel, self.sms = kernel, sms
         self.found, self.timeline = Findings(), Timeline(chip, ctas_drawn)
         self.semaphores: dict[Any, Semaphores] = {}
-        self.inputs = [
-            Buffer.given(n, np.asarray(a), "in") for (n, *_), a in zip(kernel.inputs, kernel.arrays, strict=True)
-        ]
+        given = [(name, np.asarray(a)) for (name, *_), a in zip(kernel.inputs, kernel.arrays, strict=True)]
+        self.inputs = [Buffer(name, a.shape, a.dtype, "gmem", "in", a) for name, a in given]
         self.outputs = [Buffer(n, shape, dtype, "gmem", "out") for n, shape, dtype in kernel.outputs]
         for i, o in kernel.aliases.items():
             self.outputs[o] = self.inputs[i]
             self.inputs[i].role = "out"
         self.pending = collections.deque(_indices(kernel.grid))
-        if len(self.pending) * max(1, len(list(_indices(kernel.cluster)))) > MOST_CTAS:
+        size = math.prod(kernel.cluster.values())
+        if len(self.pending) * size > MOST_CTAS:
             raise Beyond(f"a grid of more than {MOST_CTAS} CTAs")
         counts = self.timeline.counts
         arrays = {id(b): b.values.nbytes for b in (*self.inputs, *self.outputs)}  # aliased ones once
@@ -60,7 +61,6 @@ class Launch(Engines):
         self.fibers: list[_Fiber] = []
         self.launched = self.ctas = 0
         self.ended: list[str] = []
-        size = max(1, len(list(_indices(kernel.cluster))))
         self.free = [0.0] * max(1, sms // size)  # when each of the places for clusters is free
 
     def run_all(self) -> list[np.ndarray]:
@@ -152,10 +152,6 @@ class Launch(Engines):
             counts.copy_busy += cta.copy.busy
             counts.tensor_idle += life - cta.tensor.busy if cta.tensor.busy else 0
             counts.copy_idle += life - cta.copy.busy if cta.copy.busy else 0
-
-    def written(self) -> list[tuple[np.ndarray, list[Access | None]]]:
-        """Of each output, the number of the write that each element is of, 0 or less for none; and the writes."""
-        return [(o.writer, o.writes) for o in self.outputs]
 
     # -- nobody can go on
 

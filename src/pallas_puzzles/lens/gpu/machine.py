@@ -241,16 +241,10 @@ class Control(Core):
     def arrive(self, t: Thread, instr: Instr, view: View, env: Env) -> None:
         """One arrival; on a ClusterBarrier, one at each CTA that shares it."""
         self.timeline.counts.arrivals += 1
-        slot, told = self.slot(t, view, env), t.tell()
-        axes = flat(slot.alloc.axes)
-        if not axes:
-            slot.arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
-            return
-        barrier = env[view.ref]
-        at = next(k for k, s in barrier.slots.items() if s is slot)
-        for cta in self.partners(t.cta, axes):
-            peer = barrier if cta is t.cta else self.in_cta(barrier, cta, t.cta)
-            peer.slots[at].arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
+        told, axes = t.tell(), flat(env[view.ref].alloc.axes)
+        _, slots = self.slots(t, view, env, self.partners(t.cta, axes) if axes else [t.cta])
+        for peer in slots:
+            peer.arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
         """The CTAs of a cluster that differ along these axes only, in order."""

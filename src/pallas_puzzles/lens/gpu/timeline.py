@@ -9,10 +9,11 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...ir.capture import SourceLine
+from ...ir.ops import holding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +45,9 @@ CHIPS = {
 _in_l2: contextvars.ContextVar[bool] = contextvars.ContextVar("in_l2", default=False)
 
 
-@contextlib.contextmanager
-def in_l2(active: bool = True) -> Iterator[None]:
+def in_l2(active: bool = True) -> contextlib.AbstractContextManager[None]:
     """While active, copies come out of L2: the arrays are small, or many CTAs read the same part at the same time."""
-    token = _in_l2.set(active)
-    try:
-        yield
-    finally:
-        _in_l2.reset(token)
+    return holding(_in_l2, active)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -67,12 +67,11 @@ class Chip:
     def target_config(self) -> str:
         """The device as XLA's compiler wants it described, a GpuTargetConfigProto; it compiles for no other one."""
         major, minor = self.capability
-        description = _MESSAGE.format(
+        return _MESSAGE.format(
             sms=self.sms, bandwidth=int(self.hbm_bytes_per_s), l2=self.l2_bytes, clock=self.clock_hz / 1e9,
             memory=self.hbm_bytes, major=major, minor=minor, kind=self.kind, threads=MAX_THREADS_PER_SM,
             registers=REGISTERS_PER_SM, smem=SMEM_PER_SM, smem_cta=SMEM_PER_CTA,
         )  # fmt: skip
-        return description
 
 
 @dataclasses.dataclass(frozen=True)

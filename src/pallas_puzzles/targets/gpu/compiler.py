@@ -8,6 +8,7 @@ import atexit
 import dataclasses
 import functools
 import importlib.util
+import math
 import re
 import subprocess
 import tempfile
@@ -16,10 +17,8 @@ from pathlib import Path
 
 from ...installation import install_line
 from ..warm import CompilerDied, CompilerError, Warm
-from .chips import Chip
+from .chips import CHIPS, Chip
 from .sass import Instruction, read
-
-__all__ = ["Compiled", "CompilerDied", "CompilerError", "Kernel", "compile_program", "missing", "stop", "warm"]
 
 HOW_TO_GET_IT = f"the GPU compiler is not installed: {install_line('gpu-compiler')} (750 MB, Linux x86-64, no GPU)"
 TIME_LIMIT_S = 120.0
@@ -57,13 +56,11 @@ class Kernel:
 
     @property
     def threads(self) -> int:
-        x, y, z = self.block
-        return x * y * z
+        return math.prod(self.block)
 
     @property
     def ctas(self) -> int:
-        x, y, z = self.grid
-        return x * y * z
+        return math.prod(self.grid)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,23 +96,11 @@ def compile_program(blob: bytes, chip: Chip, *, timeout_s: float = TIME_LIMIT_S)
     return Compiled(tuple(kernels), answer["fusions"])
 
 
-class _Child(Warm):
-    """The process that compiles for one chip."""
-
-    def __init__(self) -> None:
-        super().__init__("GPU", Path(__file__).with_name("child.py"), fatal=r"^(?:F\d+ .*?\] |.*LLVM ERROR: )(.*)$")
-
-    def environment(self) -> dict[str, str]:
-        return _ENVIRONMENT
-
-    def furnish(self) -> None:
-        # XLA looks for libdevice there; without it, it aborts
-        (self._folder / "cuda_sdk_lib").symlink_to(_cuda() or "/nonexistent")
-
-
 @functools.cache
-def _child(chip: Chip) -> _Child:
-    return _Child()
+def _child(chip: Chip) -> Warm:
+    """The process that compiles for one chip."""
+    libdevice = {"cuda_sdk_lib": _cuda() or Path("/nonexistent")}  # XLA looks for it there; without it, it aborts
+    return Warm("GPU", r"^(?:F\d+ .*?\] |.*LLVM ERROR: )(.*)$", _ENVIRONMENT, libdevice)
 
 
 def warm(chip: Chip) -> None:
@@ -126,8 +111,6 @@ def warm(chip: Chip) -> None:
 @atexit.register
 def stop() -> None:
     """Ends the warm processes; the next request starts new ones."""
-    from .chips import CHIPS
-
     for each in CHIPS.values():
         _child(each).stop()
 

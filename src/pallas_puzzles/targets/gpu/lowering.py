@@ -4,7 +4,6 @@ JAX's messages are not public API. The patterns here were seen on jax 0.11.2 and
 knows is passed on as it is.
 """
 
-import contextlib
 import dataclasses
 import re
 import time
@@ -16,9 +15,10 @@ from typing import Any
 import jax
 
 from ...diagnose.errors import explain_error
-from ...ir.capture import SourceLine, is_readers_file, source_line, subprograms
-from ...ir.program import calls_in, equations
+from ...ir.capture import SourceLine, is_readers_file, source_line
+from ...ir.program import calls_in, inside
 from ...lens.watchdog import TimeLimit, time_limit
+from ..simulate import raised_in_jax
 from ..tpu.lowering import Refusal
 from .chips import SMEM_PER_CTA, Chip
 
@@ -34,17 +34,10 @@ NO_THIN_LAYOUT = (
 )
 
 
-@contextlib.contextmanager
-def for_gpu(chip: Chip) -> Iterator[None]:
-    """Trace and lower as on a machine with this GPU: kernels are compiled there, not interpreted."""
-    with jax.sharding.use_abstract_mesh(chip.mesh()):
-        yield
-
-
 def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple[Any, bytes | Refusal]:
     """(the traced program or None, what the compiler takes or why the front end refuses it)."""
     program = None
-    with for_gpu(chip), warnings.catch_warnings(action="ignore"):
+    with jax.sharding.use_abstract_mesh(chip.mesh()), warnings.catch_warnings(action="ignore"):
         try:
             flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
             program = flat.trace(*shapes).jaxpr
@@ -61,7 +54,7 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple
 def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
     """Why the front end does not take a function for a chip, or None. args: arrays, or pytrees of them."""
     program = None
-    with for_gpu(chip), warnings.catch_warnings(action="ignore"):
+    with jax.sharding.use_abstract_mesh(chip.mesh()), warnings.catch_warnings(action="ignore"):
         try:
             traced = jax.jit(lambda *a: jax.tree.leaves(fn(*a))).trace(*args)
             program, started = traced.jaxpr, time.thread_time()
@@ -90,7 +83,7 @@ def _placed(refused: Refusal, program: Any) -> Refusal:
 def _computed_thin(program: Any) -> Iterator[tuple[tuple[int, ...], SourceLine | None]]:
     """(shape, line) of what is computed of arrays that were widened by an axis of 1 before: s[:, None] / 2."""
     thin: set[tuple[int, ...]] = set()
-    for eqn, line in _inside(program):
+    for eqn, line in inside(calls_in(program)):
         inputs = [_shape(v) for v in eqn.invars]
         for shape in map(_shape, eqn.outvars):
             if eqn.primitive.name in ("broadcast_in_dim", "reshape"):
@@ -103,22 +96,17 @@ def _shape(v: Any) -> tuple[int, ...]:
     return tuple(getattr(v.aval, "shape", ()))
 
 
-def _inside(program: Any) -> list[tuple[Any, SourceLine | None]]:
-    """The equations of a program's kernels, each with its line."""
-    return [found for call in calls_in(program) for body in subprograms(call) for found in equations(body)]
-
-
 def _line_in(program: Any, text: str) -> SourceLine | None:
     """The reader's line with the primitive that a message names; where it names none, that of the kernel.
 
     A layout is missing where an array of several dimensions is reduced along one of them.
     """
     named = re.search(r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)", text)
-    inside = _inside(program)
-    at_fault = [line for eqn, line in inside if named and eqn.primitive.name == named[1] and line]
+    found = [*inside(calls_in(program))]
+    at_fault = [line for eqn, line in found if named and eqn.primitive.name == named[1] and line]
     if re.search("layout", text, re.I):
-        at_fault += [line for eqn, line in inside if eqn.primitive.name.startswith("reduce_") and line]
-    anywhere = [line for _, line in inside if line and not named]
+        at_fault += [line for eqn, line in found if eqn.primitive.name.startswith("reduce_") and line]
+    anywhere = [line for _, line in found if line and not named]
     return next(iter([*at_fault, *anywhere]), None)
 
 
@@ -173,7 +161,7 @@ def _explain(error: Exception) -> Refusal:
     if isinstance(error, AssertionError):
         words = f"Mosaic GPU cannot compile this: an assertion fails in it ({_last_frame(error)})."
         return Refusal(words, "", _readers_line(error))
-    if isinstance(error, NotImplementedError | ValueError) or _raised_in_jax(error):
+    if isinstance(error, NotImplementedError | ValueError) or raised_in_jax(error):
         return Refusal(_first_line(text), "", _readers_line(error))
     finding = explain_error(error)
     return Refusal(finding.cause, "; ".join(finding.evidence), finding.line or _readers_line(error))
@@ -209,19 +197,10 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
 
 
-def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    return list(traceback.extract_tb(error.__traceback__))
-
-
 def _last_frame(error: BaseException) -> str:
     """The statement of JAX's that failed."""
-    frames = _frames(error)
+    frames = traceback.extract_tb(error.__traceback__)
     return (frames[-1].line or "") if frames else ""
-
-
-def _raised_in_jax(error: BaseException) -> bool:
-    frames = _frames(error)
-    return bool(frames) and "/jax/" in frames[-1].filename
 
 
 def _readers_line(error: BaseException) -> SourceLine | None:
@@ -234,5 +213,5 @@ def _readers_line(error: BaseException) -> SourceLine | None:
                 if is_readers_file(file):
                     return source_line(file, int(line))
         cause = cause.__cause__
-    own = [frame for frame in _frames(error) if is_readers_file(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_readers_file(frame.filename)]
     return source_line(own[-1].filename, own[-1].lineno or 0) if own else None

@@ -1,8 +1,9 @@
 """Machine code as nvdisasm prints it: instructions with the source's lines, and what they are for."""
 
+import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 # Kind -> opcodes, by their beginnings; the first that fits. The names are NVIDIA's, of its CUDA Binary Utilities guide.
 _KINDS = {
@@ -53,19 +54,18 @@ class Instruction:
         return _OPCODES.get(self.name) or _OPCODES.get(self.name.rstrip("0123456789")) or "integer"
 
 
-def read(sass: str) -> Iterator[Instruction]:
+def read(sass: str) -> list[Instruction]:
     """The instructions of a program, up to the branch to itself that fills the end of its memory."""
-    return _without_padding([*_instructions(sass)])
-
-
-def _instructions(sass: str) -> Iterator[Instruction]:
-    where, lines = None, sass.splitlines()
+    where, lines, instructions = None, sass.splitlines(), []
     copies = _copies(lines)
     for number, line in enumerate(lines):
         if found := _LINE.match(line):
             where = (found[1], int(found[2]))
         elif found := _INSTRUCTION.match(line):
-            yield Instruction(found[2], where, copies.get(number, 1))
+            instructions.append(Instruction(found[2], where, copies.get(number, 1)))
+    while instructions and instructions[-1].name == "NOP":
+        instructions.pop()
+    return instructions
 
 
 def _copies(lines: list[str]) -> dict[int, int]:
@@ -94,16 +94,6 @@ def _step(body: list[str]) -> int:
     return step if step in (2, 4, 8, 16) else 1
 
 
-def _without_padding(instructions: list[Instruction]) -> Iterator[Instruction]:
-    last = len(instructions)
-    while last and instructions[last - 1].name == "NOP":
-        last -= 1
-    return iter(instructions[:last])
-
-
 def count[T](items: Iterable[T]) -> dict[T, int]:
     """How often each occurs, the most frequent first."""
-    counts: dict[T, int] = {}
-    for item in items:
-        counts[item] = counts.get(item, 0) + 1
-    return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+    return dict(collections.Counter(items).most_common())

@@ -1,32 +1,33 @@
 """What the kernels of a function have to do: how often each of its equations runs, its bytes, its matrix products.
 
 Nothing is computed but integers: those that say where a loop ends and which branch is taken. A few of a kernel's CTAs
-are followed, spread evenly over its grid. Primitives and their parameters are not public API of JAX: seen on jax 0.11.2
-and 0.12.0.1.
+are followed, spread evenly over its grid.
 """
 
 import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ...ir.capture import SourceLine, line_of, subprograms
+from ...ir.capture import SourceLine, is_gpu_kernel, line_of, places_of, subprograms
 from ...ir.folded import folded
-from ...ir.ops import OPS, cost, evaluate, inlined, is_literal, nbytes_of, np_dtype, scan_groups
-from ...ir.places import locate
+from ...ir.gpu_program import Instr, Program, View
+from ...ir.gpu_reader import read_program
+from ...ir.ops import OPS, cost, evaluate, inlined, interpret, nbytes_of, np_dtype
+from ...ir.places import Place
 from ...ir.program import equations
 
 _MOST_EQUATIONS = 300_000  # followed, of one kernel: some seconds
 _MOST_CTAS = 32
 _KNOWN_SIZE = 4096  # larger arrays are not known, whatever is in them
-_WARPS = 4  # in a warpgroup
 
 Axes = Mapping[Any, int]
+Env = list[Any]  # by slot
 
 
 class _TooLong(Exception):
@@ -35,10 +36,12 @@ class _TooLong(Exception):
 
 @dataclasses.dataclass(eq=False)
 class _Ref:
-    """An operand of a kernel, in GMEM. value: where it is known."""
+    """Memory. number: of the operand of the kernel that it is; value: where it is known."""
 
-    number: int
-    value: np.ndarray | None
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    number: int | None = None
+    value: np.ndarray | None = None
 
 
 @dataclasses.dataclass
@@ -68,25 +71,28 @@ class Work:
         self.flops += other.flops * share
         self.specials += other.specials * share
 
+    def less_often(self, times: int) -> None:
+        """So many equations stand for what is one in the program."""
+        for key in self.runs:
+            self.runs[key] /= times  # type: ignore[assignment]
+
 
 @dataclasses.dataclass
 class Call:
     """A plgpu.kernel that a function reaches.
 
-    grid: CTAs by name of the axis, clusters multiplied out. names, sizes: of the operands, inputs first. mean, most: of
-    a CTA, and of the CTA with the most to do; None where that could not be found out, for a reason in `notes`.
+    grid: CTAs by name of the axis, clusters multiplied out. sizes: of the operands, inputs first. mean, most: of a CTA,
+    and of the CTA with the most to do; None where that could not be found out, for a reason in `notes`.
     """
 
     name: str
     where: SourceLine | None
     grid: dict[str, int]
-    threads: int
-    names: tuple[str, ...]
     sizes: tuple[int, ...]
-    mean: Work | None
-    most: Work | None
-    notes: list[str]
-    equations: dict[int, Any]
+    mean: Work | None = None
+    most: Work | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+    equations: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def ctas(self) -> int:
@@ -96,7 +102,7 @@ class Call:
         """(file, line) that is `known` -> how many warpgroups run it, the median of the equations that stand there."""
         runs: dict[tuple[str, int], list[float]] = {}
         for key, eqn in self.equations.items():
-            place = next((at for at in _places(eqn) if known(at)), None)
+            place = next((at for at in places_of(eqn) if known(at)), None)
             if place is not None:
                 runs.setdefault(place, []).append(work.runs[key])
         return {place: statistics.median_low(each) for place, each in runs.items()}
@@ -105,9 +111,20 @@ class Call:
 def calls(program: Any, values: Sequence[Any]) -> list[Call]:
     """The kernels of a traced function, in order. values: its arguments, flat; what is only a shape is not known."""
     found: list[Call] = []
-    known = [_known(value) for value in values]
-    follow = _Follow({}, on_call=lambda eqn, given: found.append(_call(eqn, given)))
-    follow.closed(program, known)
+
+    def apply(eqn: Any, given: list[Any]) -> list[Any]:
+        if is_gpu_kernel(eqn):
+            found.append(_call(eqn, given))
+        elif (inner := inlined(eqn)) is not None:
+            return interpret(inner, given, apply)
+        elif bodies := [*subprograms(eqn)]:  # a loop or a branch, of which each program is run once
+            for body in bodies:
+                interpret(body, [None] * len(body.invars), apply, [None] * len(body.constvars))
+        else:
+            return _integers(eqn, given) or [None] * len(eqn.outvars)
+        return [None] * len(eqn.outvars)
+
+    interpret(program, [_known(value) for value in values], apply)
     return found
 
 
@@ -117,25 +134,28 @@ def _known(value: Any) -> np.ndarray | None:
     return np.asarray(value) if math.prod(np.shape(value)) <= _KNOWN_SIZE else None
 
 
+def _integers(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
+    """What small arrays of integers come out of an equation; None where others do, or nobody knows."""
+    known = eqn.primitive.name in OPS and all(isinstance(v, np.ndarray | np.generic | int) for v in given)
+    if not known or not all(_is_small_integer(v.aval) for v in eqn.outvars):
+        return None
+    out = evaluate(eqn, given)
+    return list(out) if eqn.primitive.multiple_results else [np.asarray(out)]
+
+
 def _call(eqn: Any, given: Sequence[Any]) -> Call:
     mesh, body = eqn.params["meshes"][0], eqn.params["jaxprs"][0]
     clusters = dict(zip(mesh.grid_names, mesh.grid, strict=True))
     inside = dict(zip(mesh.cluster_names, mesh.cluster, strict=True))
     warpgroups = mesh.num_threads or 1
-    refs = [_Ref(i, v) for i, v in enumerate([*given, *[None] * (len(body.invars) - len(given))])]
+    kinds = [(tuple(v.aval.shape), np_dtype(v.aval)) for v in body.invars]
+    known = [v if isinstance(v, np.ndarray) else None for v in given] + [None] * (len(kinds) - len(given))
+    refs = [_Ref(*kind, i, value) for i, (kind, value) in enumerate(zip(kinds, known, strict=True))]
     call = Call(
         name=str(eqn.params["name"]),
         where=line_of(eqn) or next((line for _, line in equations(body) if line), None),
         grid={str(name): size for name, size in {**clusters, **inside}.items()},
-        threads=warpgroups,
-        names=tuple(
-            f"input {i + 1}" if i < len(given) else f"output {i - len(given) + 1}" for i in range(len(body.invars))
-        ),
-        sizes=tuple(nbytes_of(v.aval.shape, np_dtype(v.aval)) for v in body.invars),
-        mean=None,
-        most=None,
-        notes=[],
-        equations={},
+        sizes=tuple(nbytes_of(*kind) for kind in kinds),
     )
 
     def cta(number: int) -> Work:
@@ -144,14 +164,15 @@ def _call(eqn: Any, given: Sequence[Any]) -> Call:
         total = Work()
         for thread in range(warpgroups):
             axes = {**here, mesh.thread_name: thread} if mesh.thread_name is not None else here
-            follow = _Follow(axes, sizes=inside, notes=call.notes, equations=call.equations, gone=folded(body))
-            follow.open(body, [], refs)
+            follow = _Follow(axes, inside, call, gone)
+            follow.run(program, refs)
             total.add(follow.work, 1)
             steps[0] += follow.steps
         return total
 
     steps = [0]
     try:
+        program, gone = read_program(body), folded(body)
         first = cta(0)
         count = max(1, min(_MOST_CTAS, call.ctas, _MOST_EQUATIONS // max(1, steps[0])))
         several = [first, *(cta(round(i * (call.ctas - 1) / (count - 1))) for i in range(1, count))]
@@ -172,304 +193,188 @@ def _weight(work: Work) -> float:
     return sum(work.runs.values())
 
 
-def _places(eqn: Any) -> Iterator[tuple[str, int]]:
-    """(file, line) of the frames in which an equation was made, the innermost first."""
-    trace = eqn.source_info.traceback
-    for frame in trace.frames if trace is not None else ():
-        yield frame.file_name, frame.line_num
-
-
 # --- following a program ---------------------------------------------------------------------------------------------
 
 
 class _Follow:
-    """Runs a program on what is known of its values: numpy arrays of integers, _Refs, and None for all else."""
+    """Runs a program on what is known of its values: numpy arrays of integers, _Refs, and None for all else.
 
-    def __init__(
-        self,
-        axes: Axes,
-        *,
-        sizes: Axes | None = None,
-        notes: list[str] | None = None,
-        equations: dict[int, Any] | None = None,
-        on_call: Callable[[Any, Sequence[Any]], None] | None = None,
-        gone: Container[int] = (),
-    ) -> None:
-        """gone: id() of the equations that a compiler folds."""
+    gone: id() of the equations that a compiler folds. A kind of instruction without a method computes.
+    """
+
+    def __init__(self, axes: Axes, sizes: Axes, call: Call, gone: Container[int]) -> None:
         self.work, self.steps = Work(), 0
-        self._axes, self._sizes, self._on_call = dict(axes), sizes or {}, on_call
-        self._notes = notes if notes is not None else []
-        self._equations = equations if equations is not None else {}
-        self._times, self._gone = 1.0, gone
+        self._axes, self._sizes, self._call, self._gone = dict(axes), sizes, call, gone
+        self._times = 1.0
 
-    def closed(self, program: Any, values: Sequence[Any]) -> list[Any]:
-        body = getattr(program, "jaxpr", program)
-        return self.open(body, list(getattr(program, "consts", [])) or [None] * len(body.constvars), values)
+    def run(self, program: Program, values: Sequence[Any]) -> list[Any]:
+        env = program.template.copy()
+        for slot, value in zip(program.ins, values, strict=True):
+            env[slot] = value
+        for instr in program.instrs:
+            for slot, value in zip(instr.outs, self._instr(instr, env), strict=False):
+                env[slot] = value
+        return [env[i] for i in program.outs]
 
-    def open(self, body: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        env = {**dict(zip(body.constvars, consts, strict=False)), **dict(zip(body.invars, values, strict=False))}
-        for eqn in body.eqns:
-            given = [np.asarray(v.val) if is_literal(v) else env.get(v) for v in eqn.invars]
-            out = self._equation(eqn, given)
-            env.update(zip(eqn.outvars, out, strict=False))
-        return [np.asarray(v.val) if is_literal(v) else env.get(v) for v in body.outvars]
-
-    def _equation(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
+    def _instr(self, instr: Instr, env: Env) -> Sequence[Any]:
         self.steps += 1
         if self.steps > _MOST_EQUATIONS:
             raise _TooLong
-        name = eqn.primitive.name.removesuffix("_p")
-        if name == "mpmd_map" and self._on_call is not None:
-            self._on_call(eqn, given)
-            return []
-        self.work.runs[id(eqn)] += self._times  # type: ignore[assignment]
-        self._equations.setdefault(id(eqn), eqn)
-        special = _RULES.get(name)
-        if special is not None:
-            return special(self, eqn, given)
-        inner = inlined(eqn)
-        if inner is not None:
-            return self.closed(inner, given)
-        bodies = list(subprograms(eqn))
-        if bodies:  # what no rule knows: its programs run once
-            for body in bodies[:1]:
-                self.closed(
-                    body, [None] * (len(body.invars) - len(given)) + given if len(body.invars) >= len(given) else given
-                )
-            return []
-        return self._arithmetic(eqn, given)
+        self._again(instr, 1)
+        self._call.equations.setdefault(id(instr.eqn), instr.eqn)
+        does = getattr(self, "does_" + instr.kind, self._arithmetic)
+        return does(instr, env) or [None] * len(instr.outs)
 
-    def _arithmetic(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        known = eqn.primitive.name in OPS and all(isinstance(v, np.ndarray) for v in given)
-        if known and all(_is_small_integer(v.aval) for v in eqn.outvars):
-            out = evaluate(eqn, given)
-            return list(out) if eqn.primitive.multiple_results else [np.asarray(out)]
-        flops, specials = (0, 0) if id(eqn) in self._gone else cost(eqn)
+    def _arithmetic(self, instr: Instr, env: Env) -> Sequence[Any] | None:
+        if (out := _integers(instr.eqn, [env[i] for i in instr.ins])) is not None:
+            return out
+        flops, specials = (0, 0) if id(instr.eqn) in self._gone else cost(instr.eqn)
         self.work.flops += flops * self._times
         self.work.specials += specials * self._times
-        return []
+        return None
+
+    def _again(self, instr: Instr, times: int) -> None:
+        self.work.runs[id(instr.eqn)] += self._times * times  # type: ignore[assignment]
 
     # -- control
 
-    def axis_index(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        names = eqn.params["axis_name"]
+    def does_axis_index(self, instr: Instr, env: Env) -> Sequence[Any] | None:
+        names = instr.p["axis_name"]
         names = names if isinstance(names, tuple) else (names,)
         index = 0
         for name in names:
             if name not in self._axes:
-                return []
+                return None
             index = index * self._sizes.get(name, 1) + self._axes[name] if len(names) > 1 else self._axes[name]
         return [np.asarray(index, np.int32)]
 
-    def cond(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        which, *rest = given
-        branches = eqn.params["branches"]
-        if which is None:
-            self._note("which branch is taken depends on data: the longer one is counted", eqn)
-            return self.closed(max(branches, key=lambda b: len(b.eqns)), rest)[:0]
-        return self.closed(branches[min(max(int(which), 0), len(branches) - 1)], rest)
+    def does_inline(self, instr: Instr, env: Env) -> Sequence[Any]:
+        return self.run(instr.p["programs"][0], [env[i] for i in instr.ins])
 
-    def while_(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        p = eqn.params
-        nc, nb = p["cond_nconsts"], p["body_nconsts"]
-        tests, consts, state = given[:nc], given[nc : nc + nb], list(given[nc + nb :])
+    def does_cond(self, instr: Instr, env: Env) -> Sequence[Any] | None:
+        which, *rest = (env[i] for i in instr.ins)
+        branches = instr.p["programs"]
+        if which is None:
+            self._note("which branch is taken depends on data: the longer one is counted", instr)
+            self.run(max(branches, key=lambda b: len(b.instrs)), rest)
+            return None
+        return self.run(branches[min(max(int(which), 0), len(branches) - 1)], rest)
+
+    def does_while(self, instr: Instr, env: Env) -> Sequence[Any] | None:
+        (test, body), (nt, nb) = instr.p["programs"], instr.p["consts"]
+        given = [env[i] for i in instr.ins]
+        tests, consts, state = given[:nt], given[nt : nt + nb], given[nt + nb :]
         while True:
-            more = self.closed(p["cond_jaxpr"], [*tests, *state])[0]
+            more = self.run(test, [*tests, *state])[0]
             if more is None:
-                self._note("a loop ends when data says so: it is counted once", eqn)
-                self.closed(p["body_jaxpr"], [*consts, *state])
-                return []
+                self._note("a loop ends when data says so: it is counted once", instr)
+                self.run(body, [*consts, *state])
+                return None
             if not bool(more):
                 return state
-            state = self.closed(p["body_jaxpr"], [*consts, *state])
-            self._again(eqn, 1)
+            state = self.run(body, [*consts, *state])
+            self._again(instr, 1)  # what the compiler places at a loop's own line, its counter and branch
 
-    def _again(self, eqn: Any, iterations: int) -> None:
-        """What the compiler places at a loop's own line, its counter and branch, runs in each iteration."""
-        self.work.runs[id(eqn)] += self._times * iterations  # type: ignore[assignment]
-
-    def scan(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        body, length = eqn.params["jaxpr"], eqn.params["length"]
-        consts, carry, stacked = scan_groups(eqn, given)
-        self._again(eqn, length - 1)
-        if not _has_control(body):  # then each iteration costs the same
-            before, unrolled = self._times, eqn.params["unroll"]
-            self._times = before * length
-            self._per_copy(unrolled, lambda: self.closed(body, [*consts, *carry, *[None] * len(stacked)]))
-            self._times = before
-            return []
+    def does_scan(self, instr: Instr, env: Env) -> Sequence[Any] | None:
+        (body,), length = instr.p["programs"], instr.p["length"]
+        consts, carry, stacked = instr.scan_groups([env[i] for i in instr.ins])
+        self._again(instr, length - 1)
+        if not any(each.kind in ("cond", "while") for each in body.everything()):  # then each iteration costs the same
+            outer, self.work, self._times = self.work, Work(), self._times * length
+            self.run(body, [*consts, *carry, *[None] * len(stacked)])
+            inner, self.work, self._times = self.work, outer, self._times / length
+            # the machine code has the body of an unrolled loop several times: each copy runs as much less often
+            inner.less_often(max(1, int(instr.eqn.params["unroll"])))
+            self.work.add(inner, 1)
+            return None
         for i in range(length):
             rows = [x[i] if isinstance(x, np.ndarray) else None for x in stacked]
-            carry = self.closed(body, [*consts, *carry, *rows])[: len(carry)]
+            carry = self.run(body, [*consts, *carry, *rows])[: len(carry)]
         return carry
 
-    def _per_copy(self, unrolled: Any, run: Callable[[], Any]) -> None:
-        """The machine code has the body of an unrolled loop several times: each copy runs as much less often."""
-        before, self.work = self.work, Work()
-        run()
-        inside, self.work = self.work, before
-        copies = int(unrolled) if int(unrolled) > 1 else 1
-        for key in inside.runs:
-            inside.runs[key] /= copies  # type: ignore[assignment]
-        self.work.add(inside, 1)
+    def does_run_scoped(self, instr: Instr, env: Env) -> Sequence[Any]:
+        refs = [_Ref(alloc.shape, alloc.dtype) for alloc in instr.p["allocs"]]
+        return self.run(instr.p["programs"][0], [*(env[i] for i in instr.ins), *refs])
 
-    def scoped(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        body = eqn.params["jaxpr"]
-        return self.open(body, given, [None] * len(body.invars))
+    def does_run_state(self, instr: Instr, env: Env) -> None:
+        values = iter([env[i] for i in instr.ins])
+        given = [next(values) if ok else None for ok in instr.p["given"]]
+        cells = [
+            v if cell is None else _Ref(cell.shape, cell.dtype) for v, cell in zip(given, instr.p["cells"], strict=True)
+        ]
+        self.run(instr.p["programs"][0], cells)
 
-    def state(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        body = eqn.params["jaxpr"]
-        self.open(body, [None] * len(body.constvars), given)
-        return []
-
-    def mapped(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
+    def does_warps(self, instr: Instr, env: Env) -> None:
         """A program for each warp of a warpgroup."""
-        meshes = eqn.params.get("meshes") or (eqn.params["mesh"],)
-        bodies = eqn.params.get("jaxprs") or (eqn.params["jaxpr"],)
-        axis = getattr(meshes[0], "axis_name", None)
-        before, axes, total = self.work, dict(self._axes), Work()
-        for warp in range(_WARPS):
-            self.work, self._axes = Work(), {**axes, axis: warp}
-            body = bodies[0]
-            body = getattr(body, "jaxpr", body)
-            if len(body.invars) == len(given):
-                self.open(body, [], given)
-            else:
-                self.open(body, given, [None] * len(body.invars))
-            for key in self.work.runs:
-                self.work.runs[key] /= _WARPS  # type: ignore[assignment]
-            total.add(self.work, 1)
-        self.work, self._axes = before, axes
-        self.work.add(total, 1)
-        return []
+        outer, axes, count = self.work, dict(self._axes), instr.p["warps"]
+        for warp in range(count):
+            self.work, self._axes = Work(), {**axes, instr.p["axis"]: warp}
+            self.run(instr.p["programs"][0], [env[i] for i in instr.ins])
+            self.work.less_often(count)
+            outer.add(self.work, 1)
+        self.work, self._axes = outer, axes
 
-    def cancelled(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
+    def does_query(self, instr: Instr, env: Env) -> Sequence[Any]:
         """No CTA takes over the work of another: each does its own, which is the same in all."""
-        return [np.asarray(0, np_dtype(v.aval)) for v in eqn.outvars]
+        return [np.asarray(0, np_dtype(v.aval)) for v in instr.eqn.outvars]
 
     # -- memory
 
-    def load(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        ref, *leaves = given
-        if not isinstance(ref, _Ref):
-            return []
-        shape, dtype = eqn.outvars[0].aval.shape, np_dtype(eqn.outvars[0].aval)
-        self._moved(self.work.loaded, ref, nbytes_of(shape, dtype))
-        if ref.value is None or any(leaf is None for leaf in leaves):
-            return []
-        tree = eqn.params.get("tree") or eqn.params.get("args_tree")
-        transforms = _transforms(tree, leaves)
-        place = locate(ref.value.shape, ref.value.dtype, transforms, lambda *_: None)
-        return [np.asarray(place.read(ref.value)).reshape(shape)]
+    def does_read(self, instr: Instr, env: Env) -> Sequence[Any] | None:
+        ref, aval = env[instr.p["view"].ref], instr.eqn.outvars[0].aval
+        self._moved(self.work.loaded, ref, nbytes_of(aval.shape, np_dtype(aval)))
+        numbers = [env[i] for i in instr.ins[1:]]
+        if ref.value is None or any(number is None for number in numbers):
+            return None
+        return [self._place(instr.p["view"], env).read(ref.value).reshape(aval.shape)]
 
-    def store(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        ref = given[0]
-        if isinstance(ref, _Ref):
-            aval = eqn.invars[1].aval
-            self._moved(self.work.stored, ref, nbytes_of(aval.shape, np_dtype(aval)))
-        return []
+    def does_write(self, instr: Instr, env: Env) -> None:
+        aval = instr.eqn.invars[1].aval
+        self._moved(self.work.stored, env[instr.p["view"].ref], nbytes_of(aval.shape, np_dtype(aval)))
 
-    def copy_in(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        source, p = given[0], eqn.params
-        if isinstance(source, _Ref):
-            first = len(given) - p["dst_transforms_treedef"].num_leaves - p["barrier_transforms_treedef"].num_leaves
-            size = _size(eqn.invars[1], p["dst_transforms_treedef"], given[first:])
-            shared = p["collective_axes"] if p.get("leader_tracked") is None else None
-            shared = shared if isinstance(shared, tuple) else (shared,) if shared else ()
-            together = math.prod(self._sizes.get(axis, 1) for axis in shared)
-            self._moved(self.work.loaded, source, size * _itemsize(eqn.invars[1]) / together)
-        return []
+    def does_load_tma(self, instr: Instr, env: Env) -> None:
+        shared = instr.p["axes"] if instr.p["leader"] is None else ()
+        together = math.prod(self._sizes.get(axis, 1) for axis in shared)
+        self._moved(self.work.loaded, env[instr.p["src"].ref], self._place(instr.p["dst"], env).nbytes / together)
 
-    def copy_out(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
-        target, p = given[1], eqn.params
-        if isinstance(target, _Ref):
-            size = _size(eqn.invars[0], p["src_transforms_treedef"], given[2:])
-            self._moved(self.work.stored, target, size * _itemsize(eqn.invars[0]))
-        return []
+    def does_store_tma(self, instr: Instr, env: Env) -> None:
+        self._moved(self.work.stored, env[instr.p["dst"].ref], self._place(instr.p["src"], env).nbytes)
 
     def _moved(self, counter: collections.Counter[int], ref: _Ref, nbytes: float) -> None:
-        counter[ref.number] += nbytes * self._times  # type: ignore[assignment]
+        if ref.number is not None:
+            counter[ref.number] += nbytes * self._times  # type: ignore[assignment]
+
+    def _place(self, view: View, env: Env) -> Place:
+        """The part of a Ref, with 0 for an index that is not known."""
+        ref = env[view.ref]
+        shape, dtype = (ref.shape, ref.dtype) if view.alias is None else view.alias[1:3]
+        numbers = [0 if env[i] is None else env[i] for i in view.leaves]
+        return view.at(shape, dtype, numbers, lambda *_: None, True)
 
     # -- matrix products
 
-    def product(self, eqn: Any, given: list[Any]) -> Sequence[Any]:
+    def does_wgmma(self, instr: Instr, env: Env) -> None:
         """wgmma and tcgen05.mma: an (M, N) accumulator, and A of (M, K)."""
-        p = eqn.params
-        accumulator, a, b = eqn.invars[:3]
-        trees = [p.get(f"{each}_transforms_tree") for each in ("acc", "a", "b")]
-        m_times_n = _size(accumulator, trees[0], [])
-        a_size, b_size = _size(a, trees[1], []), _size(b, trees[2], [])
+        acc, a, b = (self._shape(instr, name, env) for name in ("acc", "a", "b"))
         # (M N) (M K) (K N) = (M N K)^2
-        flops = 2 * math.sqrt(m_times_n * a_size * b_size)
-        if p.get("collective_axis") is not None:  # two CTAs' SMs multiply together what one of them has asked for
-            flops = 2 * 2 * m_times_n * a_size / _rows(accumulator)
-        self.work.tensor_flops[str(np_dtype(a.aval))] += flops * self._times  # type: ignore[assignment]
-        return []
+        flops = 2 * math.sqrt(math.prod(acc) * math.prod(a) * math.prod(b))
+        if instr.p.get("axis") is not None:  # two CTAs' SMs multiply together what one of them has asked for
+            flops = 2 * 2 * math.prod(acc) * math.prod(a) / instr.eqn.invars[0].aval.shape[0]
+        self.work.tensor_flops[str(np_dtype(instr.eqn.invars[1].aval))] += flops * self._times  # type: ignore[assignment]
 
-    def _note(self, words: str, eqn: Any) -> None:
-        line = line_of(eqn)
-        self._notes.append(f"{words} ({line})" if line else words)
+    does_tcgen05 = does_wgmma
 
+    def _shape(self, instr: Instr, name: str, env: Env) -> tuple[int, ...]:
+        view = instr.p[name]
+        if isinstance(env[view.ref], _Ref):
+            return self._place(view, env).shape
+        return instr.eqn.invars[instr.ins.index(view.ref)].aval.shape
 
-def _rows(accumulator: Any) -> int:
-    return accumulator.aval.shape[0]
-
-
-_RULES: dict[str, Callable[[_Follow, Any, list[Any]], Sequence[Any]]] = {
-    "axis_index": _Follow.axis_index,
-    "cond": _Follow.cond,
-    "while": _Follow.while_,
-    "scan": _Follow.scan,
-    "run_scoped": _Follow.scoped,
-    "run_state": _Follow.state,
-    "core_map": _Follow.mapped,
-    "mpmd_map": _Follow.mapped,
-    "query_cluster_cancel": _Follow.cancelled,
-    "get": _Follow.load,
-    "load": _Follow.load,
-    "swap": _Follow.store,
-    "store": _Follow.store,
-    "copy_gmem_to_smem": _Follow.copy_in,
-    "copy_smem_to_gmem": _Follow.copy_out,
-    "wgmma_ref": _Follow.product,
-    "tcgen05_mma": _Follow.product,
-}
+    def _note(self, words: str, instr: Instr) -> None:
+        self._call.notes.append(f"{words} ({instr.line})" if instr.line else words)
 
 
 def _is_small_integer(aval: Any) -> bool:
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
         return False
     return math.prod(aval.shape) <= _KNOWN_SIZE and np_dtype(aval).kind in "iub"
-
-
-def _has_control(program: Any) -> bool:
-    """Whether iterations of this program may differ in what they do."""
-    for eqn in program.eqns:
-        if eqn.primitive.name in ("cond", "while"):
-            return True
-        if any(_has_control(body) for body in subprograms(eqn)):
-            return True
-    return False
-
-
-def _transforms(tree: Any, leaves: Sequence[Any]) -> list[Any]:
-    if tree is None:
-        return []
-    padded = [*leaves[: tree.num_leaves], *[0] * (tree.num_leaves - len(leaves))]
-    transforms = jax.tree.unflatten(tree, [0 if leaf is None else leaf for leaf in padded])
-    return jax.tree.leaves(transforms, is_leaf=lambda t: hasattr(t, "transform_type") or _is_indexer(t))
-
-
-def _is_indexer(transform: Any) -> bool:
-    return type(transform).__name__ == "NDIndexer"
-
-
-def _size(ref: Any, tree: Any, leaves: Sequence[Any]) -> float:
-    """Elements of a Ref through its transforms: the last index decides, layouts change nothing."""
-    indexers = [t for t in _transforms(tree, leaves) if _is_indexer(t)]
-    shape = indexers[-1].get_indexer_shape() if indexers else ref.aval.shape
-    return float(math.prod(int(n) for n in shape))
-
-
-def _itemsize(ref: Any) -> float:
-    return nbytes_of((8,), np_dtype(ref.aval)) / 8

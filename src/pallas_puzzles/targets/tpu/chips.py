@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
+
+from ...ir.meshes import tpu_mesh
 
 # Seconds that every grid step takes beyond its arithmetic or its copies: what is left of the times that JAX's matmul
 # guide measured on a v5e. Nobody has published such times for v6e and TPU7x; the same is assumed there.
@@ -58,11 +59,8 @@ class Chip:
         return self.info.bf16_ops_per_second / (2 * per_cycle)
 
     def mesh(self, axes: Mapping[str, int] | None = None) -> jax.sharding.AbstractMesh:
-        """A mesh of these chips that exists only for tracing: pltpu.get_tpu_info() answers inside of it."""
-        axes = axes or {}
-        kinds = (jax.sharding.AxisType.Auto,) * len(axes)
-        device = jax.sharding.AbstractDevice(self.kind, 1, "tpu")
-        return jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=kinds, abstract_device=device)
+        """A mesh of these chips that exists only for tracing."""
+        return tpu_mesh(self.kind, axes)
 
     def topology_for(self, devices: int) -> str:
         for most, name in sorted(self.topology.items()):
@@ -99,7 +97,3 @@ def chips(names: str | Sequence[str]) -> list[Chip]:
     if not found:
         raise ValueError(f"no TPU is named: {', '.join(CHIPS)}")
     return list(dict.fromkeys(found))
-
-
-def devices_in(axes: Mapping[str, int] | None) -> int:
-    return math.prod((axes or {}).values())

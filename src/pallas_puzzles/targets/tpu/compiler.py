@@ -7,14 +7,14 @@ libtpu is an optional extra; `missing()` says how to get it. The flags below are
 import atexit
 import dataclasses
 import importlib.util
+import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ...installation import install_line
 from ..warm import CompilerDied, CompilerError, Warm
-from .chips import Chip, devices_in
+from .chips import Chip
 
 __all__ = [
     "CompilerDied", "CompilerError", "compile_program", "compile_text", "missing", "nothing_in_vmem", "simulate_cycles",
@@ -107,14 +107,11 @@ def simulate_cycles(blob: bytes, chip: Chip, options: Mapping[str, str]) -> dict
 
 
 class _Child(Warm):
-    """One warm process with libtpu in it. `flags` may name its dump folder as {folder}."""
+    """One warm process with libtpu in it. `flags` may name its folder as {folder}."""
 
     def __init__(self, flags: str) -> None:
-        super().__init__("TPU", Path(__file__).with_name("child.py"), fatal=r"^F\d+ .*?\] (.*)$")
+        super().__init__("TPU", r"^F\d+ .*?\] (.*)$", {**_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags})
         self._flags = flags
-
-    def environment(self) -> dict[str, str]:
-        return {**_ENVIRONMENT, "LIBTPU_INIT_ARGS": self._flags.format(folder=self._folder / "dumps")}
 
     def ask(
         self,
@@ -125,19 +122,17 @@ class _Child(Warm):
         timeout_s: float,
         **more: Any,
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        devices = devices_in(axes)
-        request = {
-            "topology": chip.topology_for(devices),
-            "mesh": (list(axes or ["x"]), list((axes or {"x": 1}).values())),
-            "options": dict(options or {}),
-            **more,
-        }
-        return self.answer(blob, request, timeout_s)
+        axes = axes or {"x": 1}
+        mesh = list(axes), list(axes.values())
+        topology = chip.topology_for(math.prod(axes.values()))
+        return self.answer(
+            blob, {"topology": topology, "mesh": mesh, "options": dict(options or {}), **more}, timeout_s
+        )
 
 
 _SIMULATOR_S = 30.0  # a program may take
-_COMPILER = _Child("--xla_jf_dump_to={folder} --xla_jf_dump_llo_pass_label_regex=^final_")
-_SIMULATOR = _Child("--xla_jf_dump_static_llo_profile_to={folder}")
+_COMPILER = _Child("--xla_jf_dump_to={folder}/dumps --xla_jf_dump_llo_pass_label_regex=^final_")
+_SIMULATOR = _Child("--xla_jf_dump_static_llo_profile_to={folder}/dumps")
 
 
 def warm(*, simulator: bool = True) -> None:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from ...ir.capture import Call, Operand, SourceLine, arg_names, is_readers_file, source_line, space_of
+from ...ir.capture import Call, SourceLine, arg_names, is_readers_file, source_line, space_of
 from ...ir.ops import in_avals, out_avals
 from ...ir.program import equations
 from ...lens.machine import listed
@@ -303,13 +303,6 @@ def _over_smem(match: re.Match[str], failure: _Failure) -> str:
     return f"{failure.kernel} keeps more than the {size} of a {failure.chip.title} in SMEM{what}: {advice}."
 
 
-def _over_hbm(match: re.Match[str], failure: _Failure) -> str:
-    needed, size = (human_bytes(_bytes(text)) for text in match.groups())
-    return (
-        f"The arrays of this program take {needed}, and a {failure.chip.title} has {size} of HBM: use smaller arrays."
-    )
-
-
 # --- slices and copies -----------------------------------------------------------------------------------------------
 
 
@@ -355,17 +348,6 @@ def _narrow_copy(match: re.Match[str], failure: _Failure) -> str:
     return (
         f"A copy between HBM and VMEM starts and ends at multiples of 128 along the last dimension{what}: copy whole "
         "tiles, and cut in VMEM."
-    )
-
-
-def _unaligned_window(match: re.Match[str], failure: _Failure) -> str:
-    role, number, multiple, axis = match[1], int(match[2]), int(match[3]), int(match[4])
-    operands: list[Operand] = (failure.call.ins if role == "input" else failure.call.outs) if failure.call else []
-    name = operands[number].name if number < len(operands) else f"{role} {number}"
-    return (
-        f"The index map of {name} gives a first element, pl.Element, along dimension {axis} that is not known to be a "
-        f"multiple of {multiple}, the size of a tile there: let it return a multiple, i * {multiple}, or load larger "
-        "blocks and cut in the kernel."
     )
 
 
@@ -452,11 +434,6 @@ def _narrow_type(match: re.Match[str], failure: _Failure) -> str:
 def _not_legal(match: re.Match[str], failure: _Failure) -> str:
     """'failed to legalize operation': an operation that is missing, for its type, or for single numbers."""
     types = {name for _, name in failure.vectors}
-    if match[1] == "scf.for" and "bool" in types:
-        return (
-            "A loop carries a boolean array here, which the compiler cannot: carry it as int32, and compare with 0 "
-            "where you need it."
-        )
     if not types and failure.primitive:
         return (
             f"`{failure.primitive}` of a single number does not exist on a {failure.chip.title}: make an array of it "
@@ -484,41 +461,21 @@ _REASONS: list[tuple[str, _Sentence]] = [
         lambda _, failure: over_vmem(failure.call, failure.chip),
     ),
     (r"Used [\d.]+\w? of [\d.]+\w? smem|would exceed memory.*?space=smem", _over_smem),
-    (r"\(([\d.]+\w)\) exceeds available HBM \(([\d.]+\w)\)", _over_hbm),
     (r"cannot statically prove that index in dimension (\d+) is a multiple of (\d+)", _unaligned),
     (r"verify that the (index|size) at dimension (\d+) is divisible by the tile dimension (\d+)", _unaligned_copy),
     (r"not a multiple of the memory space word size|must be divisible by 512 bytes", _narrow_copy),
-    (r"window params for (\w+) (\d+): Couldn't prove that tiling \((\d+)\).*? dimension (\d+)", _unaligned_window),
     (r"last dim size is not 128|Stride on last dim is not 1|Strided (?:store|load) with", _strided),
     (r"unsupported shape cast", _reshape),
-    (
-        r"tiled dimensions remain unchanged",
-        "{ref} is reshaped, and a ref keeps its last dimension: reshape the value, {ref}[...].reshape(...), or the "
-        "array outside of the kernel.",
-    ),
     (
         r"Multiple source vregs along gather",
         "jnp.take_along_axis picks from one register in a TPU kernel, 8 rows or 128 columns: take from slices of that "
         "size, or multiply by a one-hot matrix.",
     ),
-    (
-        r"Unsupported 1D shape",
-        "pltpu.roll takes no values of one dimension: write pltpu.roll(x.reshape(1, -1), shift, 1)[0].",
-    ),
     (r"Bad lhs|Bad rhs|acc with int lhs|as matmul/accumulator inputs|Unsupported type for matmul", _product),
-    (
-        r"Invalid vector type for load",
-        "{ref} is {dtype}, which a {chip} cannot load: cast the array outside of the kernel, to bfloat16 or float32.",
-    ),
     (
         r"Only 32-bit scalar vector.extracts",
         "A single {dtype} is read from {ref}, and only 32-bit numbers leave a vector: cast first, "
         "{ref}[...].astype(jnp.float32)[i, j], or to jnp.int32.",
-    ),
-    (
-        r"Core-parallel dimension (\d+) has iteration bound: (\d+).*? cores: (\d+)",
-        'Dimension {0} of the grid is "core_parallel", one step for each core. It has {1} steps, and a {chip} has {2}: '
-        'write "parallel".',
     ),
     (
         r"Only vector<i16> and vector<i32>|Unsupported element type|Unsupported data type|Unsupported type '|"
@@ -527,8 +484,4 @@ _REASONS: list[tuple[str, _Sentence]] = [
         _narrow_type,
     ),
     (r"failed to legalize operation '([\w.]+)'", _not_legal),
-    (
-        r"^(?:KeyError: )?dtype\((\w+)\)$",
-        "jax.export cannot write {0}, so this kernel does not reach the compiler: try it with a wider type.",
-    ),
 ]

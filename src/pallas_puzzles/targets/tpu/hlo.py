@@ -22,7 +22,7 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction of a program. times: how often it runs, None where nobody could know.
+    """One instruction of a program. times: how often it runs, NaN where nobody could know.
 
     hbm_bytes, cycles: of one run; cycles: None where the compiler gives none. target: of a custom call.
     """
@@ -31,7 +31,7 @@ class Instruction:
     name: str
     hbm_bytes: float
     cycles: float | None
-    times: float | None
+    times: float
     target: str
 
     @property
@@ -94,16 +94,15 @@ def _end_of_shape(line: str, start: int) -> int:
     return len(line)
 
 
-def _walk(computations: Mapping[str, Sequence[_Line]], name: str, times: float | None) -> Iterator[Instruction]:
+def _walk(computations: Mapping[str, Sequence[_Line]], name: str, times: float) -> Iterator[Instruction]:
     lines = computations.get(name, ())
     shapes = {line.name: line.shape for line in lines}
     for line in lines:
         if line.op in _FREE:
             continue
         if line.op in ("while", "call", "conditional"):
-            trips = _trips(computations, line)
             for body in _bodies(line):
-                yield from _walk(computations, body, None if trips is None or times is None else trips * times)
+                yield from _walk(computations, body, _trips(computations, line) * times)
             continue
         cycles = re.search(r'"estimated_cycles":"(\d+)"', line.text)
         target = re.search(r'custom_call_target="([^"]*)"', line.text)
@@ -114,15 +113,12 @@ def _walk(computations: Mapping[str, Sequence[_Line]], name: str, times: float |
 
 
 def _bodies(line: _Line) -> list[str]:
-    found = re.search(r"(?:body|to_apply)=%([\w.\-]+)", line.text)
-    return (
-        [found[1]]
-        if found
-        else re.findall(r"%([\w.\-]+)", line.text.partition("branch_computations={")[2].split("}")[0])
-    )
+    if found := re.search(r"(?:body|to_apply)=%([\w.\-]+)", line.text):
+        return [found[1]]
+    return re.findall(r"%([\w.\-]+)", line.text.partition("branch_computations={")[2].split("}")[0])
 
 
-def _trips(computations: Mapping[str, Sequence[_Line]], line: _Line) -> float | None:
+def _trips(computations: Mapping[str, Sequence[_Line]], line: _Line) -> float:
     """How often a loop runs: what the compiler knows, or the constant that its condition compares with."""
     if line.op == "call":
         return 1.0
@@ -134,7 +130,7 @@ def _trips(computations: Mapping[str, Sequence[_Line]], line: _Line) -> float | 
         for each in (computations.get(condition[1], ()) if condition else ())
         if (found := re.search(r"s32\[\]\S* constant\((\d+)\)", each.text))
     ]
-    return float(max(bounds)) if bounds else None
+    return float(max(bounds, default=math.nan))
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

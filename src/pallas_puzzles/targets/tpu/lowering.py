@@ -18,22 +18,13 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from ...diagnose.errors import explain_error
-from ...ir.capture import (
-    Beyond,
-    Call,
-    Operand,
-    Scratch,
-    SourceLine,
-    describe,
-    line_of,
-    subprograms,
-)
-from ...ir.meshes import meshes_of_tpus
+from ...ir.capture import CHIP, Beyond, Call, Operand, Scratch, SourceLine, describe, line_of
+from ...ir.meshes import on_tpus, tpu_mesh
 from ...ir.modes import built_for, compiled, is_built_for
 from ...ir.ops import in_avals, out_avals
-from ...ir.program import calls_in, equations
+from ...ir.program import calls_in, equations, inside
 from ...lens.watchdog import reader_line
-from .mesh import CHIP, tpu_mesh
+from ...text import cut
 
 _SUBLANES, _LANES = 8, 128
 
@@ -95,8 +86,7 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any]) -> bytes:
 def for_tpu(mesh: jax.sharding.AbstractMesh) -> Iterator[None]:
     """Trace and lower as on a machine with these TPUs: kernels are compiled there, not interpreted."""
     interpreted = pltpu.force_tpu_interpret_mode(None)  # type: ignore[arg-type] # None: not at all
-    kind = getattr(mesh.abstract_device, "device_kind", CHIP)
-    with jax.sharding.use_abstract_mesh(mesh), interpreted, meshes_of_tpus(kind):
+    with on_tpus(mesh), interpreted:
         yield
 
 
@@ -122,7 +112,7 @@ def _absent_type(kernels: list[Any]) -> Refusal | None:
                 if instead := _INSTEAD.get(ref.dtype.name):
                     sentence = f"{ref.name} is {ref.dtype.name}, which no TPU has: use {instead}."
                     return Refusal(sentence, "", line_of(kernel))
-        for eqn, line in (found for body in subprograms(kernel) for found in equations(body)):
+        for eqn, line in inside([kernel]):
             for dtype in (str(getattr(aval, "dtype", "")) for aval in out_avals(eqn)):
                 if instead := _INSTEAD.get(dtype):
                     sentence = f"`{eqn.primitive.name}` makes {dtype} here, which no TPU has: use {instead}."
@@ -175,8 +165,7 @@ def _detail(error: Exception) -> str:
     text = re.sub(r"Please file an? \w+ at \S+\s*", "", lines[0]) if lines else ""
     text = re.sub(r"^Pallas encountered an internal verification error\. Error details: ", "", text)
     text = re.sub(r'error: ".*"\(.*\): ', "", text)  # where in JAX's own program
-    text = re.sub(r"\. Block spec for .*", "", text).strip().rstrip(".")
-    text = text if len(text) <= 220 else text[:217] + "..."
+    text = cut(re.sub(r"\. Block spec for .*", "", text).strip().rstrip("."), 220)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -197,47 +186,28 @@ def _lowered_primitive(error: BaseException) -> str | None:
 
 
 def _multiplies_vectors(kernels: list[Any], line: SourceLine | None) -> bool:
-    for kernel in kernels:
-        for eqn, where in (found for body in subprograms(kernel) for found in equations(body)):
-            if eqn.primitive.name == "dot_general" and where == line:
-                return all(aval.ndim == 1 for aval in in_avals(eqn))
-    return False
+    products = [eqn for eqn, where in inside(kernels) if eqn.primitive.name == "dot_general" and where == line]
+    return any(all(aval.ndim == 1 for aval in in_avals(eqn)) for eqn in products)
 
 
 def _line_of_primitive(name: str | None, kernels: list[Any]) -> SourceLine | None:
     """Where the reader uses an operation. JAX does not say when it is inside a function of jax.numpy."""
-    for kernel in kernels if name else ():
-        for body in subprograms(kernel):
-            for eqn, line in equations(body):
-                if eqn.primitive.name == name and line is not None:
-                    return line
-    return None
+    return next((line for eqn, line in inside(kernels) if eqn.primitive.name == name and line is not None), None)
 
 
 # What to do in a kernel without an operation that the TPU lacks.
 _WITHOUT = {
     "sort": "sort outside the kernel; a largest value or its place is jnp.max or jnp.argmax",
     "cumsum": "multiply by a triangular matrix of ones, or carry the sum along a lax.fori_loop over rows",
-    "reduce_prod": "multiply along a lax.fori_loop",
     "scatter": "store into a slice of the ref, `o_ref[0:1, :] = value`, or choose with jnp.where and "
     "lax.broadcasted_iota",
     "scatter-add": "add into a slice of the ref, `o_ref[0:1, :] += value`, or multiply by a one-hot matrix",
     "gather": "slice the ref, `x_ref[pl.ds(start, size)]`, or multiply by a one-hot matrix",
     "dynamic_slice": "slice the ref instead of the value, `x_ref[pl.ds(start, size)]`",
-    "dynamic_update_slice": "store into a slice of the ref, `o_ref[pl.ds(start, size)] = value`",
     "rev": "reverse outside the kernel, or let the index map walk the blocks backwards",
-    "expm1": "write jnp.exp(x) - 1",
-    "sinh": "write (jnp.exp(x) - jnp.exp(-x)) / 2",
-    "cosh": "write (jnp.exp(x) + jnp.exp(-x)) / 2",
-    "asin": "write jnp.arctan2(x, jnp.sqrt(1 - x * x))",
-    "acos": "write jnp.arctan2(jnp.sqrt(1 - x * x), x)",
-    "atan": "write jnp.arctan2(x, 1.0)",
-    "erfc": "write 1 - lax.erf(x); jax.nn.gelu without approximate=False needs neither",
     "pallas_call": "a kernel cannot start another: call its body with refs, or run pltpu.emit_pipeline",
     "pure_callback": "a kernel cannot call Python; pl.debug_print prints a value",
-    "io_callback": "a kernel cannot call Python; pl.debug_print prints a value",
 }
-_WITHOUT["cumprod"] = _WITHOUT["cummax"] = _WITHOUT["cummin"] = "carry the value along a lax.fori_loop over rows"
 
 
 def _missing(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
@@ -355,17 +325,6 @@ def _without_elements(match: re.Match[str], kernels: list[Any], line: SourceLine
     )
 
 
-def _index_of_largest(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
-    if match[1] == "bool":
-        return "jnp.select looks for the first true condition in a way that no TPU kernel has: nest jnp.where instead."
-    return f"jnp.argmax and jnp.argmin take float32 in a TPU kernel, not {match[1]}: cast first, .astype(jnp.float32)."
-
-
-def _narrow_reduction(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
-    of = "unsigned integers" if match[1] == "unsigned" else match[1]
-    return f"A TPU kernel has no sums and maxima of {of}: cast first, .astype(jnp.int32)."
-
-
 def _single_number(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
     wide = "float32" if "float" in match[1] else "int32"
     return (
@@ -423,45 +382,8 @@ _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine |
         "A TPU counts in integers: make the range with lax.broadcasted_iota(jnp.int32, shape, axis), and cast it.",
     ),
     (r"positive constant sizes but got ([\d, ]+)", _without_elements),
-    (r"input dtype \((\w+)\) and index_dtype .* for reduce_index", _index_of_largest),
-    (r"Reductions over (\w+)(?: integers)? not implemented", _narrow_reduction),
     (r"32-bit element types can be converted to scalars, but got: (\w+)", _single_number),
-    (
-        r"Unsigned integer dtype \w+ is not supported for dot_general",
-        "In a TPU kernel, jnp.dot multiplies no unsigned integers: cast both operands to bfloat16 (whole "
-        "numbers are exact up to 256) or float32 (up to 16,777,216).",
-    ),
-    (
-        r"64-bit types are not supported",
-        "A 64-bit number is made here, and a TPU kernel has none: use jnp.int32 and jnp.float32.",
-    ),
     (r"DMA source and target (shape|element type) mismatch", _unlike_copy),
-    (
-        r"Strided slices of references are unsupported",
-        "A copy cannot skip rows: copy the whole range, and pick rows in VMEM.",
-    ),
-    (
-        r"is_stable=True is not supported in Pallas top_k",
-        "A TPU kernel does not keep the order of equal values: lax.top_k(x, k, is_stable=False).",
-    ),
-    (
-        r"'tpu\.weird' op Input type must be F32",
-        "jnp.isfinite takes float32 in a TPU kernel: cast first, .astype(jnp.float32).",
-    ),
-    (
-        r"Changing bitwidths not supported",
-        "lax.bitcast_convert_type keeps the number of bits in a TPU kernel: pltpu.bitcast changes it, along the rows.",
-    ),
-    (
-        r"Only single \(1\) and double \(2\) buffering are supported\. Got (\d+)",
-        "pl.pallas_call keeps one or two copies of a block, pl.Buffered(1) or pl.Buffered(2): more are for "
-        "pltpu.emit_pipeline.",
-    ),
-    (
-        r"All block dimensions must be Elements",
-        "Either all dimensions of a block are pl.Element, or none: write pl.Element(size) for the others, too, with an "
-        "index map that returns first elements.",
-    ),
     (
         r"collective_id has to be specified",
         "A barrier needs a number of its own: compiler_params=pltpu.CompilerParams(collective_id=0).",

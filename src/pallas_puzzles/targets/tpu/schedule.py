@@ -75,9 +75,7 @@ class Schedule:
     spills: int
     fills: int
     operands_in_vmem: int
-    weights: np.ndarray = dataclasses.field(
-        repr=False
-    )  # how often each bundle runs in a step in which nothing is skipped
+    weights: np.ndarray  # how often each bundle runs in a step in which nothing is skipped
 
     @property
     def longest_step(self) -> int:
