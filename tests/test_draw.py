@@ -275,7 +275,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_sizes() -> None:
-    assert len(matmul_64()._repr_html_()) < 27_000
+    assert len(matmul_64()._repr_html_()) < 27_500
     large = show(zoo.matmul, normal((256, 256)), normal((256, 512)), bm=16, bn=128, bk=32)
     assert large.traces[0].n == 512
     assert len(large._repr_html_()) < 65_000

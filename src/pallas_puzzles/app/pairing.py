@@ -76,8 +76,9 @@ def sync(folder: Path, name: str) -> Pair | None:
     newest = current(folder, name)
     if newest is None:
         return None
-    if _untouched(folder, name):
-        return Pair(newest)
+    looks = _looks(folder, name)
+    if len(looks) == 2 and record(folder).get(name, {}).get("files") == looks:
+        return Pair(newest)  # nothing has changed since they were last in step: the usual case, decided without reading
     try:
         with locked(folder / LOCK):
             return _sync(folder, name, newest)
@@ -269,12 +270,6 @@ def _remember(folder: Path, name: str, cells: str) -> None:
     if known.get(name) != fresh:
         text = json.dumps({"version": VERSION, "pairs": {**known, name: fresh}}, indent=1, sort_keys=True)
         write_whole(folder / RECORD, f"{text}\n".encode())
-
-
-def _untouched(folder: Path, name: str) -> bool:
-    """True when both files look as they did when they were last in step: the usual case, decided without reading."""
-    looks = _looks(folder, name)
-    return len(looks) == 2 and record(folder).get(name, {}).get("files") == looks
 
 
 def _looks(folder: Path, name: str) -> dict[str, list[int]]:

@@ -21,13 +21,29 @@ import numpy as np
 
 from ..ir.capture import Call, ForGpu, ForMesh, Operand, capture, wrapped
 from ..ir.program import count_operations
-from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
+from ..lens.machine import WRITTEN, Beyond, Trace, figures, run_call
 from ..lens.survey import clip, survey
 from ..lens.tally import Tally, tally
 from ..text import LINES, cut, plain, plural
 from . import words
 from .flights import flights_alt, flights_svg, flights_text, has_flights
-from .paper import BOLD, END, MONO, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
+from .paper import (
+    BOLD,
+    END,
+    MONO,
+    MONO_EM,
+    SANS,
+    SANS_EM,
+    THEMES,
+    Map,
+    axes_of,
+    card,
+    even_axes,
+    legend,
+    px,
+    svg_text,
+    swatch,
+)
 from .words import Block, block_words, in_range, moved, moved_word, state_words
 
 MAX_DRAWN_STEPS = 512
@@ -35,14 +51,14 @@ MAX_DRAWN_CALLS = 8
 TIME_LIMIT_S = 20.0
 
 _LEGEND = {  # what happens to a block: its colour, and that in words
-    "fetched": ("var(--blue)", "■", "fetched from HBM before the step"),
-    "kept": ("var(--orange)", "━", "kept in VMEM"),
-    "written back": ("var(--green)", "■", "written back to HBM after the step"),
-    "out of range": ("var(--vermilion)", "■", "out of range"),
-    "own copy": ("var(--purple)", "■", "copied by the kernel itself"),
-    "visited": ("var(--tint)", "■", "visited before"),
+    "fetched": ("var(--blue)", "fetched from HBM before the step"),
+    "kept": ("var(--orange)", "kept in VMEM"),
+    "written back": ("var(--green)", "written back to HBM after the step"),
+    "out of range": ("var(--vermilion)", "out of range"),
+    "own copy": ("var(--purple)", "copied by the kernel itself"),
+    "visited": ("var(--tint)", "visited before"),
 }
-_COLOURS = {state: colour for state, (colour, _, _) in _LEGEND.items()}
+_COLOURS = {state: colour for state, (colour, _) in _LEGEND.items()}
 
 
 # --- panels: the grid and the operands, side by side -----------------------------------------------------------------
@@ -241,26 +257,6 @@ def _ticks(strip: _Strip, y: float, first: int) -> str:
     return f'{label}<g font-size="10" fill="var(--muted)" text-anchor="middle">{ticks}</g>'
 
 
-def _legend(strip: _Strip, width: float) -> tuple[str, float]:
-    """The colours in words, over as many lines as it takes; (SVG, height).
-
-    A line is one flowing text: how wide its words are is known to the font alone, the estimate only breaks lines.
-    """
-    used = {"visited"}.union(*(states for _, states in strip.lanes))
-    lines: list[str] = []
-    room = 0.0
-    for colour, mark, about in (entry for state, entry in _LEGEND.items() if state in used):
-        w = (len(about) + 4) * 11 * SANS_EM
-        if w > room:
-            lines.append("")
-            room = width
-        dx = f' dx="{18 if lines[-1] else 0}"'
-        lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{about}</tspan>'
-        room -= w
-    texts = "".join(f'<text y="{9 + 17 * i}">{line}</text>' for i, line in enumerate(lines))
-    return f'<g font-size="11" font-family="{SANS}" fill="var(--muted)">{texts}</g>', 17.0 * len(lines) - 3
-
-
 # --- the whole picture as SVG ----------------------------------------------------------------------------------------
 
 _MARGIN = 16.0
@@ -282,9 +278,10 @@ def _drawing(trace: Trace, step: int) -> tuple[str, list[_Panel], _Strip]:
     if n and strip.lanes:
         body.append(f'<g transform="translate(0,{px(y)})">{_strip_svg(strip, trace, step)}</g>')
         y += strip.h + 14
-    legend, legend_h = _legend(strip, width)
-    body.append(f'<g transform="translate(0,{px(y)})">{legend}</g>')
-    w, h = width + 2 * _MARGIN, y + legend_h + 2 * _MARGIN - 4
+    used = {"visited"}.union(*(states for _, states in strip.lanes))
+    keys, y = legend([(swatch(colour), about) for s, (colour, about) in _LEGEND.items() if s in used], width, y + 9)
+    body += keys
+    w, h = width + 2 * _MARGIN, y + 5 + 2 * _MARGIN - 4
     marks = f'<g transform="translate({px(_MARGIN)},{px(_MARGIN - 2)})">{"".join(body)}</g>'
     return card(w, h, marks), panels, strip
 
@@ -322,25 +319,33 @@ _LEAST_SCALE = 0.9  # 10 px, the size of most letters, must not become less than
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
 LEFT, RIGHT = "text-align:left;padding:2px 12px", "text-align:right;padding:2px 12px"
+SMALL = f"margin:2px 12px 8px;font:12px {SANS}"
 _RULE = "border-bottom:1px solid rgba(128,128,128,.35)"
 
 
-def html_table(trace: Trace, costs: Figures) -> str:
-    """The table and the totals; colours are the page's own."""
-    aligned = [LEFT] * words.LEFT_COLUMNS + [RIGHT] * (len(words.HEADS) - words.LEFT_COLUMNS)
-    tips = [f' title="{html.escape(about)}"' if about else "" for about in words.HEADS.values()]
-    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(words.HEADS, tips, aligned, strict=True)]
-    body = [row_html(head)]
-    for first, *rest in words.table_rows(trace, costs):
-        cells = [f'<th scope="row" style="{LEFT}"><code>{html.escape(first)}</code></th>']
-        cells += [f'<td style="{a}">{html.escape(c)}</td>' for a, c in zip(aligned[1:], rest, strict=True)]
-        body.append(row_html(cells))
-    total = html.escape(words.totals_words(trace, costs))
-    return (
-        f'<div style="overflow-x:auto"><table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;'
-        f'font:12px {SANS}">{"".join(body)}</table></div>'
-        f'<div style="margin:2px 12px 10px;font:12px {SANS}"><b>{total}</b></div>'
-    )
+_CELLS = {  # by where the words are: to the left, to the right, as code, as code that heads the row, on several lines
+    "<": f'<td style="{LEFT}">{{}}</td>',
+    ">": f'<td style="{RIGHT}">{{}}</td>',
+    "c": f'<td style="{LEFT}"><code>{{}}</code></td>',
+    "h": f'<th scope="row" style="{LEFT}"><code>{{}}</code></th>',
+    "w": f'<td style="{LEFT};white-space:normal;overflow-wrap:anywhere;min-width:12em"><code>{{}}</code></td>',
+}
+
+
+def cells_html(cells: Iterable[str], sides: str) -> list[str]:
+    """The cells of a row. sides: a letter for each of them, see _CELLS."""
+    return [_CELLS[side].format(html.escape(cell)) for cell, side in zip(cells, sides, strict=True)]
+
+
+def html_table(heads: Mapping[str, str], rows: Iterable[Iterable[str]], sides: str) -> str:
+    """A table that scrolls; colours are the page's own. heads: words -> what they mean, "" where that is plain."""
+    head = [
+        f'<th scope="col" style="{RIGHT if side == ">" else LEFT}" title="{html.escape(about)}">{name}</th>'
+        for (name, about), side in zip(heads.items(), sides, strict=True)
+    ]
+    body = "".join(row_html(cells) for cells in [head, *(cells_html(row, sides) for row in rows)])
+    style = f"border-collapse:collapse;white-space:nowrap;margin:6px 0;font:12px {SANS}"
+    return f'<div style="overflow-x:auto"><table style="{style}">{body}</table></div>'
 
 
 def row_html(cells: Iterable[str]) -> str:
@@ -365,11 +370,13 @@ def _html_of(trace: Trace) -> str:
     """The image shows the step half way through, where there is most to see; the script starts at the first."""
     half = trace.n // 2
     svg, panels, strip = _drawing(trace, half)
+    costs = figures(trace)
+    table = html_table(words.HEADS, words.table_rows(trace, costs), "h" + words.SIDES[1:])
     uid = f"pp{secrets.token_hex(5)}"
     script = f"<script>{_script(trace, panels, strip, uid)}</script>" if trace.n > 1 else ""
     return (
         f'<div id="{uid}" style="margin:4px 0">{image(svg, alt_words(trace, half))}'
-        f"{html_table(trace, figures(trace))}{script}</div>"
+        f'{table}<div style="{SMALL}"><b>{html.escape(words.totals_words(trace, costs))}</b></div>{script}</div>'
     )
 
 
