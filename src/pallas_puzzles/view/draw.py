@@ -6,7 +6,6 @@ its address, and a table with inline styles. The script, where it may run, puts 
 
 import base64
 import dataclasses
-import gzip
 import html
 import itertools
 import json
@@ -14,7 +13,7 @@ import math
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -319,6 +318,7 @@ _LEAST_SCALE = 0.9  # 10 px, the size of most letters, must not become less than
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
 LEFT, RIGHT = "text-align:left;padding:2px 12px", "text-align:right;padding:2px 12px"
+FONT = f";font-size:13px;font-family:{SANS}"
 SMALL = f"margin:2px 12px 8px;font:12px {SANS}"
 _RULE = "border-bottom:1px solid rgba(128,128,128,.35)"
 
@@ -350,6 +350,12 @@ def html_table(heads: Mapping[str, str], rows: Iterable[Iterable[str]], sides: s
 
 def row_html(cells: Iterable[str]) -> str:
     return f'<tr style="{_RULE}">{"".join(cells)}</tr>'
+
+
+def table(rows: Sequence[str], more: str = "") -> str:
+    """Rows as a small table within a card."""
+    style = f"border-collapse:collapse;margin:4px 0;font-size:12px;border:0{more}"
+    return f'<table style="{style}">{"".join(rows)}</table>' if rows else ""
 
 
 def card_html(colour: str, inner: str, more: str = "") -> str:
@@ -473,60 +479,6 @@ function start(root) {
     timer = setInterval(() => { if (!root.isConnected || +range.value >= D.n - 1) stop(); else go(+range.value + 1) },
       Math.max(60, Math.min(450, 24000 / D.n))) };
   img.replaceWith(box); box.parentNode.after(ui); stop(); go(0)
-}
-document.querySelectorAll("[id=@UID]").forEach(start) })()"""
-
-
-# --- other parts of a long grid --------------------------------------------------------------------------------------
-
-MAX_PARTS = 6
-
-
-def _parts_html(trace: Trace, first: int) -> str:
-    """A drawing of the steps from `first` on and, where a script may run, buttons to those of other parts."""
-    n = math.prod(trace.call.grid)
-    shown = clip(trace, first, MAX_DRAWN_STEPS)
-    if n <= MAX_DRAWN_STEPS or not trace.n:
-        return _html_of(shown)
-    count = min(MAX_PARTS, -(-n // MAX_DRAWN_STEPS))
-    firsts = sorted({shown.first, *(round((n - MAX_DRAWN_STEPS) * k / (count - 1)) for k in range(count))})
-    parts = [clip(trace, first, MAX_DRAWN_STEPS) for first in firsts]
-    cards = [[words.window_words(part), *_card(part)] for part in parts]
-    sent = base64.b64encode(gzip.compress(json.dumps(cards).encode(), mtime=0)).decode()
-    uid = f"pp{secrets.token_hex(5)}"
-    script = _MOVE.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@AT", str(firsts.index(shown.first)))
-    return f'<div id="{uid}">{_html_of(shown)}<script>{script.replace("@SENT", sent)}</script></div>'
-
-
-def _card(trace: Trace) -> tuple[str, str]:
-    """(HTML, script) of a drawing that a script puts into the page."""
-    shown, _, script = _html_of(trace).partition("<script>")
-    return shown + "</div>", script.removesuffix("</script></div>")
-
-
-_MOVE = """(() => {
-async function start(root) {
-  if (root.dataset.parts || !window.DecompressionStream) return; root.dataset.parts = 1;
-  const bytes = Uint8Array.from(atob("@SENT"), c => c.charCodeAt(0));
-  const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const cards = await new Response(text).json(), ui = document.createElement("div");
-  let holder = root.firstElementChild, at = @AT;
-  ui.className = "pallas"; ui.style.cssText = "font:13px system-ui,sans-serif;margin:8px 0 4px";
-  ui.innerHTML = `<style>@CONTROLS</style><div class="pallas-steps" style="flex-wrap:wrap">
-    <button type="button">earlier steps</button><button type="button">later steps</button>
-    <span role="status" aria-live="polite"></span></div>`;
-  const [before, after] = ui.querySelectorAll("button"), status = ui.querySelector("span");
-  ui.onkeydown = e => e.stopPropagation(); ui.dataset.lmSuppressShortcuts = true;
-  function tell() {
-    status.textContent = cards[at][0] + ", part " + (at + 1) + " of the " + cards.length + " that are drawn";
-    before.disabled = at == 0; after.disabled = at == cards.length - 1;
-    before.style.opacity = before.disabled ? .45 : 1; after.style.opacity = after.disabled ? .45 : 1 }
-  function go(k) {
-    at = k; const next = document.createElement("div"), script = document.createElement("script");
-    next.innerHTML = cards[k][1]; script.textContent = cards[k][2];
-    holder.replaceWith(next); next.append(script); holder = next; tell() }
-  before.onclick = () => go(at - 1); after.onclick = () => go(at + 1);
-  root.prepend(ui); tell()
 }
 document.querySelectorAll("[id=@UID]").forEach(start) })()"""
 
@@ -663,8 +615,7 @@ class Picture(Displayed):
         return "; ".join(parts)
 
     def _repr_html_(self) -> str:
-        shown = _one_by_one(self.traces[:MAX_DRAWN_CALLS])
-        drawn = "".join(_flights_html(trace) + _parts_html(trace, self.first_step) for trace in shown)
+        drawn = "".join(_flights_html(trace) + _html_of(trace) for trace in self._drawn(self.traces[:MAX_DRAWN_CALLS]))
         return drawn + sentence_html(self.note) + sentence_html(self._left_out())
 
 

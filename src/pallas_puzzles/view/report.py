@@ -10,12 +10,13 @@ from ..lens.machine import listed
 from ..targets.tpu.lowering import Refusal
 from ..text import LINES, Lines, cut, fitted, wrapped
 from . import roofline
-from .draw import Displayed, card_html, cells_html, image, row_html
-from .facts import FONT, WIDE, capital, fact_html, refusal_html, refusal_lines, table
+from .draw import FONT, LEFT, Displayed, card_html, cells_html, image, row_html, source_html, table
 from .paper import BAD, GOOD, NEUTRAL
 from .roofline import achieved, digits, human_count, human_time, percent, ridge
 
 Fact = tuple[str, str]  # (what, in words)
+_WIDE = ";width:100%"
+_CELL = f"{LEFT};vertical-align:top;white-space:normal"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +80,12 @@ class Report[C: Any, K](Displayed):
     def _repr_html_(self) -> str:
         """The roofline, and a table with the facts; colours are the page's own."""
         if self.unavailable:
-            return card_html(NEUTRAL, f"<b>{escape(capital(self.unavailable))}</b>", FONT)
+            return card_html(NEUTRAL, f"<b>{escape(_capital(self.unavailable))}</b>", FONT)
         first = f"<b>{escape(_headline(self))}</b>"
         if self.refusal is not None:
-            return card_html(BAD, first + refusal_html(self.refusal), FONT)
+            return card_html(BAD, first + _refusal_html(self.refusal), FONT)
         tables = [_kernel_html(self, number) for number in range(len(self.kernels))]
-        last = table([fact_html(name, escape(words)) for name, words in _remarks(self)], WIDE)
+        last = table([_fact_html(name, escape(words)) for name, words in _remarks(self)], _WIDE)
         picture = image(roofline_of(self).svg(), roofline_of(self).words()) if self.kernels else ""
         return picture + card_html(GOOD, first + "".join(tables) + last, FONT)
 
@@ -170,6 +171,10 @@ def flop_words(kernel: Any, chip: Any, unit: str, least: str = "") -> str:
     return words
 
 
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
 # --- text ------------------------------------------------------------------------------------------------------------
 
 Part = tuple[int, Lines]  # (rank, lines)
@@ -178,16 +183,23 @@ _MOST_ROWS = 16  # of a table in HTML
 
 def _lines(report: Report[Any, Any]) -> Lines:
     if report.unavailable:
-        return [("headline", capital(report.unavailable))]
+        return [("headline", _capital(report.unavailable))]
     lines = wrapped(_headline(report), "headline", most=2)
     if report.refusal is not None:
-        return lines + refusal_lines(report.refusal)
+        return lines + _refusal_lines(report.refusal)
     room = LINES - len(lines) - 1
     last = [_row(report.page, *fact) for fact in _remarks(report)]
     alone = len(report.kernels) == 1
     for number in range(len(report.kernels)):
         lines = [*lines, ("", ""), *_kernel_lines(report, number, last if alone else [], room)]
     return lines if alone or not last else [*lines, ("", ""), *fitted(last, room)]
+
+
+def _refusal_lines(refusal: Refusal) -> Lines:
+    lines = [("", ""), *wrapped(refusal.sentence, "cause", "  ", most=10)]
+    if refusal.line is not None:
+        lines.append(("line", cut(f"    {refusal.line}   {refusal.line.text.strip()}")))
+    return lines + wrapped(refusal.detail, "detail", "  ", most=6)
 
 
 def _kernel_lines(report: Report[Any, Any], number: int, last: list[Part], room: int) -> Lines:
@@ -216,15 +228,28 @@ def _row(page: Page, name: str, words: str) -> Part:
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
 
+def _refusal_html(refusal: Refusal) -> str:
+    parts = [f'<div style="margin-top:8px"><b>{escape(refusal.sentence)}</b></div>']
+    if refusal.line is not None:
+        parts.append(source_html(str(refusal.line), refusal.line.text.strip()))
+    if refusal.detail:
+        parts.append(f'<div style="opacity:.8;font-size:92%">{escape(refusal.detail)}</div>')
+    return "".join(parts)
+
+
+def _fact_html(name: str, inner: str) -> str:
+    return row_html([f'<th scope="row" style="{_CELL};width:6em">{name}</th>', f'<td style="{_CELL}">{inner}</td>'])
+
+
 def _kernel_html(report: Report[Any, Any], number: int) -> str:
     kernel, page = report.kernels[number], report.page
     rows = [
-        fact_html(name, escape(words) + (_table_html(kernel, page) if name == page.under else ""))
+        _fact_html(name, escape(words) + (_table_html(kernel, page) if name == page.under else ""))
         for name, words in page.facts(kernel, report)
     ]
-    rows += [fact_html("note", escape(note)) for note in kernel.notes]
+    rows += [_fact_html("note", escape(note)) for note in kernel.notes]
     title = escape(_kernel_headline(report, number))
-    return f'<div style="margin-top:8px"><b>{title}</b></div>{table(rows, WIDE)}'
+    return f'<div style="margin-top:8px"><b>{title}</b></div>{table(rows, _WIDE)}'
 
 
 def _table_html(kernel: Any, page: Page) -> str:
