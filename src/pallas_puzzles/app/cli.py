@@ -478,8 +478,8 @@ def _open_puzzle(puzzle_id: str, any_order: bool) -> curriculum.Puzzle:
 def _in_step(folder: Path, name: str) -> Path:
     """Brings a notebook's pair in step, with a warning where it cannot; the file of the two to read."""
     pair = workspace.synced_file(folder, name)
-    if problem := pair.conflict or pair.notice:
-        terminal.warn(problem)
+    if pair.problem:
+        terminal.warn(pair.problem)
     return pair.current
 
 

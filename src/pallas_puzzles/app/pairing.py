@@ -27,11 +27,10 @@ Cells = list[tuple[str, str]]  # (kind, source)
 
 @dataclass(frozen=True)
 class Pair:
-    """The half of a notebook to read; `conflict` and `notice` say what keeps the other from following, if anything."""
+    """The half of a notebook to read; `problem` says what keeps the other from following, if anything."""
 
     current: Path
-    conflict: str = ""
-    notice: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ def known(folder: Path, name: str) -> Path | None:
 def sync(folder: Path, name: str) -> Pair | None:
     """Brings the halves of a notebook in step where only one has changed, and says which one is current.
 
-    None where there is no file of that name. Never raises for a file that cannot be read or written: `conflict` or
-    `notice` say so.
+    None where there is no file of that name. Never raises for a file that cannot be read or written: `problem` says so.
     """
     newest = current(folder, name)
     if newest is None:
@@ -83,10 +81,10 @@ def sync(folder: Path, name: str) -> Pair | None:
         with locked(folder / LOCK):
             return _sync(folder, name, newest)
     except TimeoutError:
-        return Pair(newest, notice=f"another program works on {folder}: {name}.py and {name}.ipynb stay as they are")
+        return Pair(newest, problem=f"another program works on {folder}: {name}.py and {name}.ipynb stay as they are")
     except OSError as error:
         why = f"{folder} cannot be written ({error.strerror or error})"
-        return Pair(newest, notice=f"{why}: {name}.py and {name}.ipynb are not kept in step")
+        return Pair(newest, problem=f"{why}: {name}.py and {name}.ipynb are not kept in step")
 
 
 def _sync(folder: Path, name: str, newest: Path) -> Pair:
@@ -97,7 +95,7 @@ def _sync(folder: Path, name: str, newest: Path) -> Pair:
             read.append(_read(path))
         except ValueError as error:
             good = next((each for each in there if each != path), path)
-            return Pair(good, conflict=f"{path} is damaged ({error}), and stays as it is: mend it or move it away")
+            return Pair(good, problem=f"{path} is damaged ({error}), and stays as it is: mend it or move it away")
     if len(read) < 2:
         complete(folder, name)
         return Pair(newest)
@@ -108,11 +106,11 @@ def _sync(folder: Path, name: str, newest: Path) -> Pair:
     base = record(folder).get(name, {}).get("cells")
     changed = [each for each in read if each.digest != (base or _course_digest(name))]
     if len(changed) != 1:
-        return Pair(newest, conflict=_conflict(a, b, newest, unknown=base is None))
+        return Pair(newest, problem=_conflict(a, b, newest, unknown=base is None))
     source, target = (a, b) if changed == [a] else (b, a)
     if not _checks(source.cells, name):
         lost = f"{source.path} has no puzzle left in it, and is not carried over to {target.path.name}"
-        return Pair(source.path, conflict=lost)
+        return Pair(source.path, problem=lost)
     _follow(source, target)
     _remember(folder, name, source.digest)
     return Pair(source.path)

@@ -240,8 +240,8 @@ class Watch:
             if each.path.stem == self.puzzle.notebook and pair is not None and each.path != pair.current:
                 with contextlib.suppress(OSError):
                     each.signature, each.code = _signature(each.path), _code(each.path)
-        if pair is not None and (pair.conflict or pair.notice):
-            self._line(f"\n{pair.conflict or pair.notice}")
+        if pair is not None and pair.problem:
+            self._line(f"\n{pair.problem}")
 
     # -- keys
 

@@ -182,8 +182,8 @@ def reset_puzzle(folder: Path, puzzle: curriculum.Puzzle) -> list[Path]:
     Raises WorkspaceError when the halves of the notebook are not in step, or the puzzle is not in the file.
     """
     pair = synced_file(folder, puzzle.notebook)
-    if problem := pair.conflict or pair.notice:
-        raise WorkspaceError(problem)
+    if pair.problem:
+        raise WorkspaceError(pair.problem)
     script, _ = pairing.halves(folder, puzzle.notebook)
     try:
         with locked(folder / pairing.LOCK):
