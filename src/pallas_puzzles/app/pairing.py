@@ -154,7 +154,7 @@ def create(path: Path, text: str) -> None:
 def _follow(source: _Half, target: _Half) -> None:
     """Writes the cells of one half into the other; outputs and the script's line endings stay. Raises OSError."""
     content = _as_script(source, target) if target.path.suffix == ".py" else _as_notebook(source, target)
-    if _signature(target.path) != target.signature:
+    if signature_of(target.path) != target.signature:
         raise OSError(0, f"{target.path.name} has just been changed by another program")
     write_whole(target.path, content)
     _same_age(target.path, source.path)
@@ -185,7 +185,7 @@ def digest(cells: Cells) -> str:
 
 def _read(path: Path) -> _Half:
     """Raises ValueError for a file that is no notebook, OSError where it cannot be read."""
-    signature = _signature(path)
+    signature = signature_of(path)
     content = path.read_bytes()
     return _Half(path, signature, content, _cells(content, path.suffix))
 
@@ -227,6 +227,16 @@ def _by_section(cells: Cells) -> dict[str, Cells]:
     return found
 
 
+def by_puzzle(path: Path, kind: str) -> dict[str, list[str]]:
+    """The cells of one kind by puzzle, "" for those around them; {} for a file that cannot be read just now."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(curriculum.CurriculumError):
+        for each in curriculum.read_cells(path):
+            if each.kind == kind:
+                found.setdefault(each.section, []).append(each.source.strip())
+    return found
+
+
 def _checks(cells: Cells, name: str) -> bool:
     return any(quote + name + "/" in source for kind, source in cells if kind == "code" for quote in "\"'")
 
@@ -239,7 +249,8 @@ def _course_digest(name: str) -> str | None:
     return None
 
 
-def _signature(path: Path) -> tuple[int, int]:
+def signature_of(path: Path) -> tuple[int, int]:
+    """How a file looks from outside: when it was written, and its size."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 
@@ -271,4 +282,4 @@ def _remember(folder: Path, name: str, cells: str) -> None:
 
 
 def _looks(folder: Path, name: str) -> dict[str, list[int]]:
-    return {each.suffix: list(_signature(each)) for each in halves(folder, name) if each.is_file()}
+    return {each.suffix: list(signature_of(each)) for each in halves(folder, name) if each.is_file()}
