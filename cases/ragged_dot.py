@@ -21,7 +21,6 @@ from pallas_puzzles.ir.capture import source_line
 from pallas_puzzles.ir.readers import for_the_reader
 from pallas_puzzles.lens.machine import listed
 from pallas_puzzles.text import plural
-from pallas_puzzles.view.ruler import ruler
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -552,6 +551,7 @@ def tile_rows_claim(fn: Callable[..., Any]) -> Any:
 
 Explained = tuple[str, str]
 Visit = tuple[int, int | None]  # a tile, and a group in it; None where all of its rows are unowned
+_RULER = 72  # characters for all rows
 
 
 def draw_groups(group_sizes: Any, *, num_rows: int | None = None, bm: int | None = None) -> str:
@@ -563,7 +563,43 @@ def draw_groups(group_sizes: Any, *, num_rows: int | None = None, bm: int | None
         lanes["unowned"] = [(ends[-1], size, "zeros")]
     if bm:
         lanes["tile"] = [(row, min(row + bm, size), str(row // bm)) for row in range(0, size, bm)]
-    return ruler(size, lanes, ticks=[0, *ends, size])
+    margin = max(map(len, lanes)) + 2
+    lines = [f"{'rows':<{margin}}{_numbers(size, sorted({0, *ends, size}))}"]
+    for name, intervals in lanes.items():
+        empty = [label for start, end, label in intervals if end <= start]
+        tail = f"   empty: {', '.join(empty)}" if empty else ""
+        lines.append(f"{name:<{margin}}{_lane(size, intervals)}{tail}".rstrip())
+    return "\n".join(lines)
+
+
+def _column(row: int, size: int) -> int:
+    return round(row * (_RULER - 1) / max(size, 1))
+
+
+def _numbers(size: int, ticks: list[int]) -> str:
+    """The ticks' numbers, each from its own column on; one that has no room is left out."""
+    line = ""
+    for tick in ticks:
+        column = _column(tick, size)
+        if column > len(line) or not line:
+            line = line.ljust(column) + str(tick)
+    return line
+
+
+def _lane(size: int, intervals: list[tuple[int, int, str]]) -> str:
+    """Intervals (start, end, label) between bars; a label that has no room is left out."""
+    cells = [" "] * _RULER
+    for start, end, label in intervals:
+        if end <= start:
+            continue
+        first, last = (_column(min(max(row, 0), size), size) for row in (start, end))
+        for column in range(first, last + 1):
+            cells[column] = "|" if column in (first, last) else "-" if cells[column] == " " else cells[column]
+        room = last - first - 1
+        if room >= len(label):
+            begin = first + 1 + (room - len(label)) // 2
+            cells[begin : begin + len(label)] = label
+    return "".join(cells)
 
 
 def span(word: str, first: int, end: int) -> str:

@@ -12,8 +12,6 @@ from pallas_puzzles import Budget, case, check, normal
 from pallas_puzzles.course import arrays
 from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.course.inputs import groups
-from pallas_puzzles.text import COLUMNS
-from pallas_puzzles.view.ruler import ruler
 from pallas_puzzles.view.verdict import Verdict
 
 SIZES = np.array([3, 0, 5], np.int32)
@@ -250,27 +248,6 @@ def test_an_explanation_that_fails_is_none() -> None:
     verdict = judged(lambda s, bm=2: jnp.cumsum(s, dtype=jnp.int32), tiles_spec, SIZES, explain=fails)
     assert "wrong at" in verdict.findings[0].cause
     assert not verdict.picture
-
-
-def test_a_ruler_draws_intervals_to_scale() -> None:
-    tiles = [(start, start + 128, str(start // 128)) for start in range(0, 1024, 128)]
-    groups = [(0, 100, "0"), (100, 200, "1"), (200, 200, "2"), (200, 1024, "3")]
-    text = ruler(1024, {"group": groups, "tile": tiles}, ticks=[0, 100, 200, 1024])
-    rows, group, tile = text.splitlines()
-    assert rows.split() == ["rows", "0", "100", "200", "1024"]
-    assert group.endswith("empty: 2")
-    drawn_groups = group.partition("   empty")[0]
-    assert [part.strip("-") for part in drawn_groups.partition("|")[2].rstrip("|").split("|")] == ["0", "1", "3"]
-    assert tile.count("|") == 9
-    assert rows.index("100") == [i for i, c in enumerate(group) if c == "|"][1], "a number stands over its boundary"
-    assert max(map(len, text.splitlines())) < COLUMNS
-
-
-def test_a_ruler_leaves_out_what_has_no_room() -> None:
-    text = ruler(1000, {"group": [(0, 1, "zero"), (1, 1000, "one")]}, ticks=[0, 1, 1000], width=40)
-    assert "zero" not in text
-    assert "one" in text
-    assert text.splitlines()[0].split() == ["rows", "0", "1000"]
 
 
 def test_a_spec_that_looks_at_integers_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

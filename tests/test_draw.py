@@ -1,11 +1,9 @@
 """Pictures: every kernel draws, the words are right, an untrusted page keeps what matters, sliders change figures."""
 
 import base64
-import gzip
 import html.parser
 import itertools
 import json
-import math
 import re
 import types
 import xml.etree.ElementTree as ET
@@ -275,7 +273,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_sizes() -> None:
-    assert len(matmul_64()._repr_html_()) < 27_000
+    assert len(matmul_64()._repr_html_()) < 27_500
     large = show(zoo.matmul, normal((256, 256)), normal((256, 512)), bm=16, bn=128, bk=32)
     assert large.traces[0].n == 512
     assert len(large._repr_html_()) < 65_000
@@ -305,7 +303,7 @@ def test_long_kernels_are_cut_and_say_so() -> None:
     picture = show(zoo.matmul, normal((256, 256)), normal((256, 1024)), bm=16, bn=128, bk=32)
     assert picture.traces[0].n == 1024
     source = picture._repr_html_()
-    assert len(source.split("const cards")[0]) < 100_000, "of which the other parts are a quarter"
+    assert len(source) < 75_000
     image = svg_in(Page(source).images[0])
     assert "steps 0 to 511 of 1,024" in "".join(image.itertext())
     assert "Drawn are steps 0 to 511 of 1,024." in Page(source).images[0]["alt"]
@@ -313,32 +311,6 @@ def test_long_kernels_are_cut_and_say_so() -> None:
     assert script_data(source)["n"] == 512
     assert "of 1,024" in str(picture)
     assert "1,024" in Page(source).rows[1][5], "the figures are those of all steps"
-
-
-def parts_sent(source: str) -> list[list[str]]:
-    """(which steps, HTML, script) of each part of a long grid that the buttons show."""
-    sent = re.search(r'atob\("([A-Za-z0-9+/=]+)"\)', source)
-    return json.loads(gzip.decompress(base64.b64decode(sent[1])))
-
-
-def test_buttons_show_other_parts_of_a_long_grid() -> None:
-    short = show(zoo.matmul, normal((256, 256)), normal((256, 512)), bm=16, bn=128, bk=32)._repr_html_()
-    assert "earlier steps" not in short
-    x = np.broadcast_to(np.zeros((), np.float32), (8 << 20, 512))  # a million rows of blocks, surveyed
-    run = show(zoo.matmul, normal((256, 256)), normal((256, 1024)), bm=16, bn=128, bk=32, first_step=100)
-    for picture, where in ((run, [0, 100, 512]), (show(zoo.double_and_add, x, x, first_step=5), None)):
-        source = picture._repr_html_()
-        parts = parts_sent(source)
-        total = math.prod(picture.traces[0].call.grid)
-        last = total - 512
-        starts = where or sorted({5, *(round(last * k / 5) for k in range(6))})
-        assert [name for name, _, _ in parts] == [f"steps {s:,} to {s + 511:,} of {total:,}" for s in starts]
-        for start, (name, shown, script) in zip(starts, parts, strict=True):
-            assert name in "".join(svg_in(Page(shown).images[0]).itertext())
-            assert f'"f":{start},' in script
-            assert Page(shown).rows[1] == Page(source).rows[1], "figures of all steps"
-        untrusted = re.sub(r"<script>.*?</script>", "", source, flags=re.DOTALL)
-        assert len(Page(untrusted).images) == 1
 
 
 def test_many_calls_are_cut_and_say_so() -> None:

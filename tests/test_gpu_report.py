@@ -1,6 +1,5 @@
 """The GPU compiler and the report on a kernel: its figures against calculations by hand, and what it refuses."""
 
-import json
 import os
 import signal
 
@@ -200,10 +199,6 @@ def test_a_report_fits_on_a_screen_and_has_every_figure(product):
     for told in (f"{kernel.registers} per thread", "64 CTAs", "HGMMA 4", "gpu_compiled.py:", "(an estimate)"):
         assert told in text
         assert told in product._repr_html_()
-    told = json.loads(json.dumps(product.to_json(), allow_nan=False))
-    assert told["gpu"] == "h100"
-    assert told["compiles"] is True
-    assert told["kernels"][0]["registers"] == kernel.registers
 
 
 @needs_compiler

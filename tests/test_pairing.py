@@ -120,18 +120,18 @@ def test_a_conflict_is_reported_and_nothing_is_written(mine):
     pair = pairing.sync(mine, "demo")
     assert pair.current == newer
     for part in ("demo.py and demo.ipynb have both changed", "Puzzle 1", "newer, demo.ipynb", "rename"):
-        assert part in pair.conflict
+        assert part in pair.problem
     assert contents(mine) == before
-    assert pairing.sync(mine, "demo").conflict, "and it is reported again"
+    assert pairing.sync(mine, "demo").problem, "and it is reported again"
     (mine / "demo.py").rename(mine / "demo.py.mine")
-    assert not pairing.sync(mine, "demo").conflict
+    assert not pairing.sync(mine, "demo").problem
     assert sources(mine / "demo.py") == sources(newer), "what is missing is made anew"
 
 
 def test_the_same_change_in_both_is_no_conflict(mine):
     solve_script(mine)
     solve_notebook(mine)
-    assert not pairing.sync(mine, "demo").conflict
+    assert not pairing.sync(mine, "demo").problem
 
 
 @pytest.mark.parametrize("damage", ["no record", "a damaged record", "a record of another kind"])
@@ -142,12 +142,12 @@ def test_a_workspace_without_a_record(mine, damage):
     else:
         record.write_text("{" if damage == "a damaged record" else '{"version": 1, "pairs": [], "texts": 3}')
     solve_script(mine)
-    assert not pairing.sync(mine, "demo").conflict, "the other half is as the course gives it"
+    assert not pairing.sync(mine, "demo").problem, "the other half is as the course gives it"
     assert ANSWER in (mine / "demo.ipynb").read_text()
     record.unlink()
     (mine / "demo.py").write_text((mine / "demo.py").read_text().replace(ANSWER, "o_ref[...] = x_ref[...] + 3.0"))
     pair = pairing.sync(mine, "demo")
-    assert "demo.py and demo.ipynb differ (Puzzle 1)" in pair.conflict, "nothing says which one is right"
+    assert "demo.py and demo.ipynb differ (Puzzle 1)" in pair.problem, "nothing says which one is right"
 
 
 def test_line_endings_and_a_mark_at_the_start_survive(mine):
@@ -155,7 +155,7 @@ def test_line_endings_and_a_mark_at_the_start_survive(mine):
     script.write_bytes(b"\xef\xbb\xbf" + script.read_bytes().replace(b"\n", b"\r\n"))
     later(script)
     notebook = (mine / "demo.ipynb").read_bytes()
-    assert not pairing.sync(mine, "demo").conflict
+    assert not pairing.sync(mine, "demo").problem
     assert (mine / "demo.ipynb").read_bytes() == notebook, "only the line endings differ"
     later(solve_notebook(mine), 60)
     pairing.sync(mine, "demo")
@@ -170,7 +170,7 @@ def test_an_emptied_script_empties_no_notebook(mine):
     later(mine / "demo.py")
     before = contents(mine)
     pair = pairing.sync(mine, "demo")
-    assert "no puzzle left" in pair.conflict
+    assert "no puzzle left" in pair.problem
     assert contents(mine) == before
 
 
@@ -180,7 +180,7 @@ def test_a_damaged_notebook_stays_as_it_is(mine, content):
     later(mine / "demo.ipynb")
     pair = pairing.sync(mine, "demo")
     assert pair.current == mine / "demo.py"
-    assert "demo.ipynb is damaged" in pair.conflict
+    assert "demo.ipynb is damaged" in pair.problem
     assert (mine / "demo.ipynb").read_bytes() == content
 
 
@@ -200,7 +200,7 @@ def test_a_folder_in_which_nothing_can_be_written(mine):
     before = contents(mine)
     pair = pairing.sync(mine, "demo")
     assert pair.current == script
-    assert "cannot be written" in pair.notice
+    assert "cannot be written" in pair.problem
     assert contents(mine) == before
 
 
@@ -211,7 +211,7 @@ def test_another_program_at_work(mine, monkeypatch):
     with locked(mine / pairing.LOCK):
         pair = pairing.sync(mine, "demo")
     assert pair.current == script
-    assert "another program" in pair.notice
+    assert "another program" in pair.problem
     assert contents(mine) == before
 
 
@@ -220,7 +220,7 @@ def _sync_often(folder: str, course: str) -> None:
     for _ in range(20):
         pair = pairing.sync(Path(folder), "demo")
         assert pair is not None
-        assert not pair.conflict, pair.conflict
+        assert not pair.problem, pair.problem
 
 
 def test_two_at_once(mine):
@@ -243,6 +243,6 @@ def test_magics_are_the_same_in_both(mine):
     node.cells[1].source += "\n%time x = 1"
     nbformat.write(node, mine / "demo.ipynb")
     later(mine / "demo.ipynb")
-    assert not pairing.sync(mine, "demo").conflict
+    assert not pairing.sync(mine, "demo").problem
     assert "# %time x = 1" in (mine / "demo.py").read_text()
-    assert not pairing.sync(mine, "demo").conflict
+    assert not pairing.sync(mine, "demo").problem

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,19 @@ FIXED = [[100, 100, 824], [0, 50, 50, 924], [256, 256, 256, 256], [0, 1024, 0], 
 def solution(puzzle_id):
     file = curriculum.course_folder() / "solutions" / "ragged_dot.py"
     return session.run(puzzle_id, overlay=file, judge=False).subject
+
+
+def test_groups_and_tiles_are_drawn_to_scale():
+    cases = runpy.run_path(str(curriculum.course_folder() / "cases" / "ragged_dot.py"))
+    rows, group, tile = cases["draw_groups"](np.array([100, 100, 0, 824]), bm=128).splitlines()
+    assert rows.split() == ["rows", "0", "100", "200", "1024"]
+    assert group.endswith("empty: 2")
+    drawn = group.partition("   empty")[0]
+    assert [part.strip("-") for part in drawn.partition("|")[2].rstrip("|").split("|")] == ["0", "1", "3"]
+    assert tile.count("|") == 9
+    assert rows.index("100") == [i for i, c in enumerate(group) if c == "|"][1], "a number stands over its boundary"
+    crowded = cases["draw_groups"](np.array([1, 999]))
+    assert crowded.splitlines()[0].split() == ["rows", "0", "1000"], "what has no room is left out"
 
 
 def traced(puzzle_id, number=0):

@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import html.parser
 import itertools
-import json
 import math
 import re
 import sys
@@ -160,7 +159,7 @@ FIGURES = {
 }
 DERIVED = {
     "vmem_bytes": "VMEM 4.84 MiB, 30%",
-    "intensity": "at least 228 per byte: below the ridge point of a v5e, 240",
+    "intensity": "at least 228 per byte: below the ridge point of the v5e, 240",
     "bound": "bounded by HBM: the copies",
     "achieved": "159 TFLOP/s is 85% of the roof",
     "formula": picture.FORMULA,
@@ -258,13 +257,13 @@ def test_the_ridge_point_is_that_of_the_chip(tpu, place):
     told = words(str(report(at(300, 1e12), tpu=tpu)))
     chip = CHIPS[tpu]
     point = f"{chip.flops_per_s() / chip.hbm_bytes_per_s:.0f}"
-    assert f"300 per byte: {place} the ridge point of a {tpu.replace('tpu', 'TPU')}, {point}, so HBM" in told
+    assert f"300 per byte: {place} the ridge point of the {tpu.replace('tpu', 'TPU')}, {point}, so HBM" in told
     assert ("could keep its MXU busy" if place == "above" else "cannot keep its MXU busy") in told
 
 
 def test_the_roof_of_int8_is_twice_as_high():
     told = words(str(REPORTS["int8"]))
-    assert "400 per byte: below the ridge point of a v5e, 480, so HBM cannot keep its MXU busy" in told
+    assert "400 per byte: below the ridge point of the v5e, 480, so HBM cannot keep its MXU busy" in told
     assert "350 TFLOP/s is 107% of the roof" in told, "328 TFLOP/s is what HBM lets through at 400 per byte"
 
 
@@ -276,7 +275,7 @@ def test_the_roofs_of_an_int8_kernel_are_those_of_int8():
 
 def test_without_matrix_products_no_mxu_is_kept_busy():
     told = words(str(report(at(300, 1e12, mxu_dtype=None))))
-    assert "300 per byte: above the ridge point of a v5e, 240; 1 TFLOP/s" in told
+    assert "300 per byte: above the ridge point of the v5e, 240; 1 TFLOP/s" in told
     assert "busy" not in told
 
 
@@ -334,7 +333,7 @@ def test_the_largest_buffers_come_first_and_the_rest_is_summed():
     rest = sum(sorted(sizes.values())[: 20 - shown]) >> 10
     assert f"and {20 - shown} more {rest} KiB" in words(str(report(kernel(buffers=sizes))))
     table = Page(report(kernel(buffers=sizes))._repr_html_()).rows
-    assert sum(row[0].endswith("_ref") for row in table) == 20, "there is room for all in a table"
+    assert sum(row[0].endswith("_ref") for row in table) == 15 > shown, "there is room for more in a table"
 
 
 def test_where_a_screen_is_too_small_the_notes_and_figures_stay():
@@ -584,20 +583,6 @@ def test_no_text_leaves_the_picture_or_covers_another(name):
         assert apart, (a, b)
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_labels_cover_no_roof_and_no_dot(name):
-    one = DRAWN[name]
-    labels = [t for t in texts(one) if t.size == 12 and re.search(r"of the roof$|^\d+(, \d+)*$", t.words)]
-    assert labels or not circles(one, 5)
-    points = [np.array(circles(one, 5)).reshape(-1, 2)]
-    for corners, attributes in paths(one):
-        if attributes.get("fill") == "none":
-            points += [np.linspace(a, b, 300) for a, b in itertools.pairwise(corners)]
-    x, y = np.concatenate(points).T
-    for t in labels:
-        assert not ((t.left < x) & (x < t.right) & (t.top < y) & (y < t.bottom)).any(), t
-
-
 @pytest.mark.parametrize("tpu", CHIPS)
 def test_the_roofs_are_those_of_the_three_chips(tpu):
     one = report(tpu=tpu)
@@ -707,67 +692,3 @@ def test_the_picture_in_words():
     assert "v5e 820 GB/s up to 240 FLOP per byte, then 197 TFLOP/s" in alt
     assert "TPU7x 3.7 TB/s up to 312 FLOP per byte" in alt
     assert "matmul_kernel: 228 FLOP per byte, 159 TFLOP/s, 108 us, 19% of the roof." in alt
-
-
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
-
-def test_json_holds_every_figure():
-    told = report(tpu="v6e", copies=2, simulator="not asked for", notes=["a note"]).to_json()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    kernels = told.pop("kernels")
-    assert told == {
-        "version": 1,
-        "tpu": "v6e",
-        "name": "matmul",
-        "compiles": True,
-        "refusal": None,
-        "unavailable": "",
-        "copies": 2,
-        "simulator": "not asked for",
-        "notes": ["a note"],
-    }
-    (k,) = kernels
-    plain = {field.name for field in dataclasses.fields(KernelReport)} - {"where", "grid", "times", "time_s"}
-    assert {name: k[name] for name in plain} == {name: getattr(MATMUL, name) for name in plain}
-    assert set(k) == plain | {"where", "grid", "times_us", "time_us", "vmem_bytes", "intensity", "bound"}
-    assert k["where"] == {"file": "/home/reader/basics.py", "line": 214, "text": WHERE.text}
-    assert k["grid"] == [4, 5, 3]
-    assert k["times_us"] == pytest.approx({"MXU": 87.2, "bundles": 89.8, "steps": 16.1, "HBM": 92.1})
-    assert k["time_us"] == pytest.approx(108)
-    assert (k["vmem_bytes"], k["bound"]) == (sum(MATMUL.buffers.values()), "HBM")
-    assert k["intensity"] == MATMUL.flops / (72 << 20)
-
-
-def test_json_of_what_does_not_compile():
-    told = Report(CHIPS["v5e"], "f", refusal=REFUSED).to_json()
-    assert told["compiles"] is False
-    line = {"file": WHERE.file, "line": 214, "text": WHERE.text}
-    assert told["refusal"] == {"sentence": REFUSED.sentence, "detail": REFUSED.detail, "line": line}
-    told = Report(CHIPS["v5e"], "f", refusal=Refusal("It is too large.", "", None)).to_json()
-    assert told["refusal"]["line"] is None
-    told = Report(CHIPS["v5e"], "f", unavailable=HOW_TO_GET_IT).to_json()
-    assert (told["compiles"], told["refusal"], told["unavailable"]) == (None, None, HOW_TO_GET_IT)
-    assert told["kernels"] == []
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_json_is_plain(name):
-    told = REPORTS[name].to_json()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert len(told["kernels"]) == len(REPORTS[name].kernels)
-
-
-def test_json_has_neither_numpy_nor_nan():
-    odd = kernel(
-        mean_step=np.float64(12.5),
-        steps=np.int64(60),
-        flops=math.nan,
-        mxu_cycles=math.inf,
-        time_s=None,
-        grid=(np.int32(4),),
-        slots={"MXU": np.float32(0.5)},
-    )
-    (k,) = json.loads(json.dumps(report(odd).to_json(), allow_nan=False))["kernels"]
-    assert (k["mean_step"], k["steps"], k["grid"], k["slots"]) == (12.5, 60, [4], {"MXU": 0.5})
-    assert k["flops"] is k["mxu_cycles"] is k["time_us"] is k["bound"] is k["intensity"] is None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -57,18 +58,6 @@ def _complete_puzzle(ctx: click.Context, param: click.Parameter, incomplete: str
 def _complete_any(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     names = [book.name for book in curriculum.notebooks() if book.name.startswith(incomplete)]
     return [*names, *_complete_puzzle(ctx, param, incomplete)]
-
-
-def _complete_chip(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from ..targets.tpu.chips import CHIPS
-
-    return [name for name in CHIPS if name.startswith(incomplete)]
-
-
-def _complete_gpu(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from ..targets.gpu.chips import CHIPS
-
-    return [name for name in CHIPS if name.startswith(incomplete)]
 
 
 FILE = click.Path(path_type=Path)
@@ -318,74 +307,64 @@ def reset(what: str, yes: bool) -> None:
         print(f"your files of before: {', '.join(each.name for each in kept)}, in {folder}")
 
 
-@app.command(epilog="Example: puzzles tpu basics/10 --tpu v5e,v6e")
-@click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
-@click.option(
-    "--tpu",
-    "names",
-    metavar="NAMES",
-    default="v5e",
-    show_default=True,
-    help="Of v5e, v6e, tpu7x; commas between.",
-    shell_complete=_complete_chip,
-)
-@with_overlay
-def tpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
-    """Compile your kernel for a TPU, without one: VMEM, bundles, time. Exits with 0 if it compiles, 1 if not."""
-    from ..targets.tpu.chips import chips
+def _add_compiler(machine: str, default: str, known: str, example: str, about: str) -> None:
+    """Adds the command that compiles a puzzle's answer for chips that need not be there."""
 
-    _compile_for("tpu", chips, puzzle_id, names, overlay)
+    def chips() -> Any:
+        return importlib.import_module(f"..targets.{machine}.chips", __package__)
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        return [name for name in chips().CHIPS if name.startswith(incomplete)]
+
+    @app.command(machine, help=f"{about} Exits with 0 if it compiles, 1 if not.", epilog=f"Example: puzzles {example}")
+    @click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
+    @click.option(
+        f"--{machine}",
+        "names",
+        metavar="NAMES",
+        default=default,
+        show_default=True,
+        help=f"Of {known}; commas between.",
+        shell_complete=complete,
+    )
+    @with_overlay
+    def command(puzzle_id: str, names: str, overlay: Path | None) -> None:
+        try:
+            targets = chips().chips(names)
+        except ValueError as error:
+            raise curriculum.CurriculumError(str(error)) from None
+        code = SOLVED
+        with _source(curriculum.puzzle(puzzle_id).notebook, overlay) as source, Judge() as judge:
+            print(f"{puzzle_id}: {source}", flush=True)
+            for target in targets:
+                answer = judged(puzzle_id, judge.ask(machine, puzzle_id, source, overlay, chip=target.name))
+                _say_verdict(answer)
+                code = max(code, SOLVED if answer.get("compiles") else NOT_SOLVED)
+                if answer.get("unavailable"):
+                    raise Exit(WRONG_USE)
+                if "verdict" in answer:
+                    break  # the next would say the same
+        raise Exit(code)
 
 
-def _compile_for(
-    machine: str, chips: Callable[[str], Sequence[Any]], puzzle_id: str, names: str, overlay: Path | None
-) -> None:
-    """Reports on a puzzle's answer, compiled for each chip; the exit code says whether it compiles for all."""
-    try:
-        targets = chips(names)
-    except ValueError as error:
-        raise curriculum.CurriculumError(str(error)) from None
-    code = SOLVED
-    with _source(curriculum.puzzle(puzzle_id).notebook, overlay) as source, Judge() as judge:
-        print(f"{puzzle_id}: {source}", flush=True)
-        for target in targets:
-            answer = judged(puzzle_id, judge.ask(machine, puzzle_id, source, overlay, chip=target.name))
-            _say_verdict(answer)
-            code = max(code, SOLVED if answer.get("compiles") else NOT_SOLVED)
-            if answer.get("unavailable"):
-                raise Exit(WRONG_USE)
-            if "verdict" in answer:
-                break  # the next would say the same
-    raise Exit(code)
-
-
-@app.command(epilog="Example: puzzles gpu NAME/3 --gpu h100,b200")
-@click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
-@click.option(
-    "--gpu",
-    "names",
-    metavar="NAMES",
-    default="h100",
-    show_default=True,
-    help="Of h100, h200, b200; commas between.",
-    shell_complete=_complete_gpu,
-)
-@with_overlay
-def gpu(puzzle_id: str, names: str, overlay: Path | None) -> None:
-    """Compile your kernel for a GPU, without one: registers, SMEM, time. Exits with 0 if it compiles, 1 if not."""
-    from ..targets.gpu.chips import chips
-
-    _compile_for("gpu", chips, puzzle_id, names, overlay)
+_add_compiler(
+    "tpu", "v5e", "v5e, v6e, tpu7x", "tpu basics/10 --tpu v5e,v6e",
+    "Compile your kernel for a TPU, without one: VMEM, bundles, time.",
+)  # fmt: skip
+_add_compiler(
+    "gpu", "h100", "h100, h200, b200", "gpu NAME/3 --gpu h100,b200",
+    "Compile your kernel for a GPU, without one: registers, SMEM, time.",
+)  # fmt: skip
 
 
 @app.command(epilog="Example: puzzles bench flash_attention/6 --sweep --json mine.json")
 @click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
 @with_overlay
 @click.option("--sweep", is_flag=True, help="At all sizes and dtypes, not at the largest alone.")
-@click.option("--csv", "as_csv", metavar="FILE.csv", type=click.Path(path_type=Path), help="Write the table there.")
-@click.option("--json", "as_data", metavar="FILE.json", type=click.Path(path_type=Path), help="The same as JSON.")
-@click.option("--picture", metavar="FILE.svg", type=click.Path(path_type=Path), help="Draw it there.")
-@click.option("--compare", metavar="OLD.json", type=click.Path(path_type=Path), help="What has changed since that run.")
+@click.option("--csv", "as_csv", metavar="FILE.csv", type=FILE, help="Write the table there.")
+@click.option("--json", "as_data", metavar="FILE.json", type=FILE, help="The same as JSON.")
+@click.option("--picture", metavar="FILE.svg", type=FILE, help="Draw it there.")
+@click.option("--compare", metavar="OLD.json", type=FILE, help="What has changed since that run.")
 def bench(
     puzzle_id: str,
     overlay: Path | None,
@@ -499,8 +478,8 @@ def _open_puzzle(puzzle_id: str, any_order: bool) -> curriculum.Puzzle:
 def _in_step(folder: Path, name: str) -> Path:
     """Brings a notebook's pair in step, with a warning where it cannot; the file of the two to read."""
     pair = workspace.synced_file(folder, name)
-    if problem := pair.conflict or pair.notice:
-        terminal.warn(problem)
+    if pair.problem:
+        terminal.warn(pair.problem)
     return pair.current
 
 

@@ -27,11 +27,10 @@ Cells = list[tuple[str, str]]  # (kind, source)
 
 @dataclass(frozen=True)
 class Pair:
-    """The half of a notebook to read; `conflict` and `notice` say what keeps the other from following, if anything."""
+    """The half of a notebook to read; `problem` says what keeps the other from following, if anything."""
 
     current: Path
-    conflict: str = ""
-    notice: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,22 +69,22 @@ def known(folder: Path, name: str) -> Path | None:
 def sync(folder: Path, name: str) -> Pair | None:
     """Brings the halves of a notebook in step where only one has changed, and says which one is current.
 
-    None where there is no file of that name. Never raises for a file that cannot be read or written: `conflict` or
-    `notice` say so.
+    None where there is no file of that name. Never raises for a file that cannot be read or written: `problem` says so.
     """
     newest = current(folder, name)
     if newest is None:
         return None
-    if _untouched(folder, name):
-        return Pair(newest)
+    looks = _looks(folder, name)
+    if len(looks) == 2 and record(folder).get(name, {}).get("files") == looks:
+        return Pair(newest)  # nothing has changed since they were last in step: the usual case, decided without reading
     try:
         with locked(folder / LOCK):
             return _sync(folder, name, newest)
     except TimeoutError:
-        return Pair(newest, notice=f"another program works on {folder}: {name}.py and {name}.ipynb stay as they are")
+        return Pair(newest, problem=f"another program works on {folder}: {name}.py and {name}.ipynb stay as they are")
     except OSError as error:
         why = f"{folder} cannot be written ({error.strerror or error})"
-        return Pair(newest, notice=f"{why}: {name}.py and {name}.ipynb are not kept in step")
+        return Pair(newest, problem=f"{why}: {name}.py and {name}.ipynb are not kept in step")
 
 
 def _sync(folder: Path, name: str, newest: Path) -> Pair:
@@ -96,7 +95,7 @@ def _sync(folder: Path, name: str, newest: Path) -> Pair:
             read.append(_read(path))
         except ValueError as error:
             good = next((each for each in there if each != path), path)
-            return Pair(good, conflict=f"{path} is damaged ({error}), and stays as it is: mend it or move it away")
+            return Pair(good, problem=f"{path} is damaged ({error}), and stays as it is: mend it or move it away")
     if len(read) < 2:
         complete(folder, name)
         return Pair(newest)
@@ -107,11 +106,11 @@ def _sync(folder: Path, name: str, newest: Path) -> Pair:
     base = record(folder).get(name, {}).get("cells")
     changed = [each for each in read if each.digest != (base or _course_digest(name))]
     if len(changed) != 1:
-        return Pair(newest, conflict=_conflict(a, b, newest, unknown=base is None))
+        return Pair(newest, problem=_conflict(a, b, newest, unknown=base is None))
     source, target = (a, b) if changed == [a] else (b, a)
     if not _checks(source.cells, name):
         lost = f"{source.path} has no puzzle left in it, and is not carried over to {target.path.name}"
-        return Pair(source.path, conflict=lost)
+        return Pair(source.path, problem=lost)
     _follow(source, target)
     _remember(folder, name, source.digest)
     return Pair(source.path)
@@ -155,7 +154,7 @@ def create(path: Path, text: str) -> None:
 def _follow(source: _Half, target: _Half) -> None:
     """Writes the cells of one half into the other; outputs and the script's line endings stay. Raises OSError."""
     content = _as_script(source, target) if target.path.suffix == ".py" else _as_notebook(source, target)
-    if _signature(target.path) != target.signature:
+    if signature_of(target.path) != target.signature:
         raise OSError(0, f"{target.path.name} has just been changed by another program")
     write_whole(target.path, content)
     _same_age(target.path, source.path)
@@ -186,7 +185,7 @@ def digest(cells: Cells) -> str:
 
 def _read(path: Path) -> _Half:
     """Raises ValueError for a file that is no notebook, OSError where it cannot be read."""
-    signature = _signature(path)
+    signature = signature_of(path)
     content = path.read_bytes()
     return _Half(path, signature, content, _cells(content, path.suffix))
 
@@ -228,6 +227,16 @@ def _by_section(cells: Cells) -> dict[str, Cells]:
     return found
 
 
+def by_puzzle(path: Path, kind: str) -> dict[str, list[str]]:
+    """The cells of one kind by puzzle, "" for those around them; {} for a file that cannot be read just now."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(curriculum.CurriculumError):
+        for each in curriculum.read_cells(path):
+            if each.kind == kind:
+                found.setdefault(each.section, []).append(each.source.strip())
+    return found
+
+
 def _checks(cells: Cells, name: str) -> bool:
     return any(quote + name + "/" in source for kind, source in cells if kind == "code" for quote in "\"'")
 
@@ -240,7 +249,8 @@ def _course_digest(name: str) -> str | None:
     return None
 
 
-def _signature(path: Path) -> tuple[int, int]:
+def signature_of(path: Path) -> tuple[int, int]:
+    """How a file looks from outside: when it was written, and its size."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 
@@ -271,11 +281,5 @@ def _remember(folder: Path, name: str, cells: str) -> None:
         write_whole(folder / RECORD, f"{text}\n".encode())
 
 
-def _untouched(folder: Path, name: str) -> bool:
-    """True when both files look as they did when they were last in step: the usual case, decided without reading."""
-    looks = _looks(folder, name)
-    return len(looks) == 2 and record(folder).get(name, {}).get("files") == looks
-
-
 def _looks(folder: Path, name: str) -> dict[str, list[int]]:
-    return {each.suffix: list(_signature(each)) for each in halves(folder, name) if each.is_file()}
+    return {each.suffix: list(signature_of(each)) for each in halves(folder, name) if each.is_file()}

@@ -257,19 +257,17 @@ def _answer(message: Message) -> Message:
 
         picture = show(fn, *first.inputs, **first.blocks)
         return {"picture": str(picture), "html": picture._repr_html_()}
-
     if message["do"] == "bench":
         return _benched(verdict.subject, message)
-
+    report: Any
     if message["do"] == "gpu":
         from ..view.gpu_report import gpu_report
 
-        gpu = gpu_report(fn, *first.inputs, chip=message["chip"], **first.blocks)
-        return {"text": str(gpu), "compiles": bool(gpu), "unavailable": bool(gpu.unavailable)}
+        report = gpu_report(fn, *first.inputs, chip=message["chip"], **first.blocks)
+    else:
+        from ..view.tpu_report import tpu_report
 
-    from ..view.tpu_report import tpu_report
-
-    report = tpu_report(fn, *first.inputs, tpu=message["chip"], **first.blocks)
+        report = tpu_report(fn, *first.inputs, tpu=message["chip"], **first.blocks)
     return {"text": str(report), "compiles": bool(report), "unavailable": bool(report.unavailable)}
 
 

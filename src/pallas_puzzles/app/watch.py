@@ -26,7 +26,7 @@ from .worker import Message, Worker, judged, request
 
 LOOK_S = 0.05  # how often to look at the files: ten of them take a tenth of a millisecond
 SETTLE_NS = 20_000_000  # a file that was written just now may be half written
-GONE = (0, 0, 0)
+GONE = (0, 0)
 GONE_S = 1.5  # a file may be away for that long without a word: editors rename
 GRACE_S = 1.0  # how long a check that a save has made pointless may take to stop
 SLOW_S = 0.4  # from here on, say that something is running
@@ -34,15 +34,13 @@ SLOW_S = 0.4  # from here on, say that something is running
 QUIT = ("q", "\x04")
 KEYS = {"n": "next", "h": "hint", "s": "show", "l": "list", "r": "reset", "q": "quit"}
 
-Signature = tuple[int, int, int]
-
 
 @dataclass
 class _File:
     """One file that is watched: how it looked, and its code by puzzle, when it was last looked at."""
 
     path: Path
-    signature: Signature | None = None
+    signature: tuple[int, int] | None = None
     code: dict[str, list[str]] = field(default_factory=dict)
     gone_since: float | None = None
 
@@ -106,7 +104,7 @@ class Watch:
         edited: list[Puzzle | None] = []
         for each in self.files:
             try:
-                signature = _signature(each.path)
+                signature = pairing.signature_of(each.path)
             except OSError:
                 self._gone(each)
                 continue
@@ -116,7 +114,7 @@ class Watch:
             if not first and each.code and (signature[1] == 0 or 0 <= time.time_ns() - signature[0] < SETTLE_NS):
                 continue  # it is being written, or was emptied first: the next look finds the rest
             before, known = each.code, each.signature is not None
-            each.signature, each.code = signature, _code(each.path)
+            each.signature, each.code = signature, pairing.by_puzzle(each.path, "code")
             if not first and pairing.current(self.folder, each.path.stem) == each.path:
                 edited.append(self._edited(each, before) if known else None)
         if edited and not first:
@@ -239,9 +237,9 @@ class Watch:
         for each in self.files:  # what we have just written is no save of the reader's
             if each.path.stem == self.puzzle.notebook and pair is not None and each.path != pair.current:
                 with contextlib.suppress(OSError):
-                    each.signature, each.code = _signature(each.path), _code(each.path)
-        if pair is not None and (pair.conflict or pair.notice):
-            self._line(f"\n{pair.conflict or pair.notice}")
+                    each.signature, each.code = pairing.signature_of(each.path), pairing.by_puzzle(each.path, "code")
+        if pair is not None and pair.problem:
+            self._line(f"\n{pair.problem}")
 
     # -- keys
 
@@ -360,21 +358,6 @@ def next_after(puzzle: Puzzle, solved: Callable[[str], bool]) -> Puzzle | None:
     here = [each.id for each in everything].index(puzzle.id)
     order = everything[here + 1 :] + everything[:here]
     return next((each for each in order if not solved(each.id)), None)
-
-
-def _signature(path: Path) -> Signature:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _code(path: Path) -> dict[str, list[str]]:
-    """The code cells of a file by puzzle; {} for a file that cannot be read just now."""
-    found: dict[str, list[str]] = {}
-    with contextlib.suppress(CurriculumError):
-        for each in curriculum.read_cells(path):
-            if each.kind == "code":
-                found.setdefault(each.section, []).append(each.source)
-    return found
 
 
 # ---- where events come from ------------------------------------------------------------------------------------------

@@ -130,17 +130,7 @@ def solved_function(puzzle_id: str, name: str) -> Callable[..., Any] | None:
 
 def _prose_apart(mine: Path, book: curriculum.Notebook) -> list[str]:
     """The puzzles whose text, not code, is not that of the course: few readers rewrite the text. "": around them."""
-
-    def prose(path: Path) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for each in curriculum.read_cells(path):
-            if each.kind == "markdown":
-                found.setdefault(each.section, []).append(each.source.strip())
-        return found
-
-    ours, theirs = prose(book.path), dict[str, list[str]]()
-    with contextlib.suppress(curriculum.CurriculumError):  # it cannot be read: not ours, or damaged
-        theirs = prose(mine)
+    ours, theirs = (pairing.by_puzzle(path, "markdown") for path in (book.path, mine))
     return [number for number in ours if theirs.get(number) != ours[number]]
 
 
@@ -154,7 +144,7 @@ def losses(folder: Path, puzzles: list[curriculum.Puzzle]) -> list[str]:
         entry = state.entry(each.id)
         losses = [f"solved on {entry['solved'][:10]}"] if entry["solved"] else []
         losses += [plural(entry[f"{noun}s"], noun) for noun in ("attempt", "hint") if entry[f"{noun}s"]]
-        with contextlib.suppress(WorkspaceError, curriculum.CurriculumError):
+        with contextlib.suppress(WorkspaceError):
             if edited := edited_lines(folder, each):
                 losses.insert(0, f"{plural(edited, 'line')} of yours")
         if losses:
@@ -166,14 +156,12 @@ def losses(folder: Path, puzzles: list[curriculum.Puzzle]) -> list[str]:
 
 def edited_lines(folder: Path, puzzle: curriculum.Puzzle) -> int:
     """How many lines of code in a reader's file are not those that the puzzle gives. Raises as `current_file` does."""
-    mine = _code_lines(curriculum.read_cells(current_file(folder, puzzle.notebook)), puzzle.number)
-    given = _code_lines(curriculum.read_cells(puzzle.path), puzzle.number)
-    return (Counter(mine) - Counter(given)).total()
 
+    def lines(path: Path) -> Counter[str]:
+        code = "\n".join(pairing.by_puzzle(path, "code").get(puzzle.number, []))
+        return Counter(line for line in code.splitlines() if line.strip())
 
-def _code_lines(cells: list[curriculum.Cell], number: str) -> list[str]:
-    mine = [each.source for each in cells if each.kind == "code" and each.section == number]
-    return [line for source in mine for line in source.splitlines() if line.strip()]
+    return (lines(current_file(folder, puzzle.notebook)) - lines(puzzle.path)).total()
 
 
 def reset_puzzle(folder: Path, puzzle: curriculum.Puzzle) -> list[Path]:
@@ -182,8 +170,8 @@ def reset_puzzle(folder: Path, puzzle: curriculum.Puzzle) -> list[Path]:
     Raises WorkspaceError when the halves of the notebook are not in step, or the puzzle is not in the file.
     """
     pair = synced_file(folder, puzzle.notebook)
-    if problem := pair.conflict or pair.notice:
-        raise WorkspaceError(problem)
+    if pair.problem:
+        raise WorkspaceError(pair.problem)
     script, _ = pairing.halves(folder, puzzle.notebook)
     try:
         with locked(folder / pairing.LOCK):

@@ -20,8 +20,7 @@ from ..targets.tpu.chips import CHIPS, Chip, chips
 from ..targets.tpu.hlo import Instruction, instructions
 from ..targets.tpu.lowering import exported, for_tpu
 from ..text import cut, wrapped
-from ..view.draw import LEFT, RIGHT, Displayed, card_html, row_html
-from ..view.facts import FONT, table
+from ..view.draw import FONT, LEFT, RIGHT, Displayed, card_html, row_html, table
 from ..view.paper import NEUTRAL
 from ..view.roofline import count_words, human_time
 from ..view.tpu_report import KernelReport, Report, tpu_report

@@ -4,12 +4,14 @@ import csv
 import dataclasses
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..files import write_whole
 from ..view.draw import Displayed
-from ..view.facts import as_json
 from . import plot, show
 
 VERSION = 1
@@ -99,7 +101,7 @@ class Results(Displayed):
         """The results as plain data with stable keys, for programs."""
         rows = [{**dataclasses.asdict(row), "share": row.share} for row in self.rows]
         told = {"version": VERSION, "conditions": self.conditions, "notes": self.notes, "rows": rows}
-        return {name: as_json(value) for name, value in told.items()}
+        return _plain(told)
 
     def to_csv(self) -> str:
         """A line for each row, with the device and the versions in each."""
@@ -123,6 +125,16 @@ class Results(Displayed):
         if path.suffix not in kinds:
             raise ValueError(f"{path} has to end in {', '.join(kinds)}")
         write_whole(path, kinds[path.suffix]().encode())
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON knows, which has neither tuples nor NaN nor infinities."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def of_json(told: Any) -> Results:

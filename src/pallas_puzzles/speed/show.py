@@ -8,8 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..text import cut, wrapped
-from ..view.draw import LEFT, RIGHT, card_html, image, row_html
-from ..view.facts import FONT, table
+from ..view.draw import FONT, LEFT, RIGHT, card_html, image, row_html, table
 from ..view.paper import NEUTRAL
 from ..view.roofline import human_count, human_time, percent
 from .work import ESTIMATE, XLA

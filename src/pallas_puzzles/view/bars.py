@@ -3,14 +3,21 @@ a Look."""
 
 import dataclasses
 import html
+import shutil
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from ..lens.gpu.timeline import Event
-from .paper import BOLD, END, MONO_EM, SANS, card, px, svg_text
+from ..ir.capture import SourceLine
+from ..text import COLUMNS
+from .paper import BOLD, END, MONO_EM, SANS, card, legend, px, svg_text, swatch
+
+Event = Any  # with a start and an end on the clock, and a ref: that of a GPU's machine, or that of several devices
 
 _MOST_EVENTS = 1500  # of one picture: what comes after is left out
 PAGE_PX, BAR_PX, ROW_PX, _MARGIN, _LABEL_SIZE = 860.0, 13.0, 17.0, 14.0, 11.0
 _MOST_TRACKS = 6
+_DASHED = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +25,8 @@ class Look:
     """How events are drawn.
 
     kinds: kind -> (colour, letter in a terminal, in words); dashed: the kinds of bars with a dashed edge. kind: of an
-    event; about: an event in a sentence. unit: of the clock, "" where its numbers mean nothing.
+    event; about: an event in a sentence. unit: of the clock, "" where its numbers mean nothing. gap: px between rows.
+    arrow: the colour of arrows.
     """
 
     kinds: dict[str, tuple[str, str, str]]
@@ -26,6 +34,8 @@ class Look:
     about: Callable[[Event], str]
     unit: str
     dashed: frozenset[str] = frozenset({"wait"})
+    gap: float = 3
+    arrow: str = "ink"
 
 
 @dataclasses.dataclass
@@ -71,10 +81,10 @@ def svg(
     rows: Sequence[Row],
     look: Look,
     arrows: Callable[[Sheet], Iterator[str]] | None = None,
-    legend: Callable[[float, float], tuple[list[str], float]] | None = None,
+    about_arrows: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """Rows as a standalone SVG file. arrows: what is drawn over them; legend: what is said of it, from x, y on."""
+    """Rows as a standalone SVG file. arrows: what is drawn over them; about_arrows: what that is, "" without any."""
     until = shown(rows)
     left = max((len(r.label) for r in rows), default=0) * _LABEL_SIZE * MONO_EM + 10
     wide = PAGE_PX - left
@@ -93,15 +103,18 @@ def svg(
         marks.append(f'<path d="M{px(left)} {px(y + height)}h{px(wide)}" stroke="var(--line)" stroke-width=".5"/>')
         for n, track in enumerate(row.tracks):
             marks += [_bar(e, look, left, y + n * ROW_PX, wide / until) for e in track if e.start < until]
-        y += height + 3
+        y += height + look.gap
     marks += arrows(sheet) if arrows is not None else ()
     if look.unit:
         marks += _axis(left, wide, y, until, look.unit)
     y += 30 if look.unit else 16
-    keys, x, y = _legend(rows, look, y)
-    if legend is not None:
-        more, y = legend(x, y)
-        keys += more
+    entries = []
+    for kind in used(rows, look):
+        colour, _, words = look.kinds[kind]
+        entries.append((swatch(f"var(--{colour})", _DASHED if kind in look.dashed else ""), words))
+    if about_arrows:
+        entries.append((arrow(5, 2, 5, -9, look, about_arrows), about_arrows))
+    keys, y = legend(entries, PAGE_PX, y)
     for note in notes:
         y += 17
         keys.append(svg_text(0, y, note, 11, "muted", SANS))
@@ -112,8 +125,7 @@ def svg(
 def _bar(event: Event, look: Look, left: float, y: float, scale: float) -> str:
     kind = look.kind(event)
     x, w = left + event.start * scale, max(0.8, (event.end - event.start) * scale - 0.6)
-    dashed = kind in look.dashed
-    edge = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"' if dashed else ""
+    edge = _DASHED if kind in look.dashed else ""
     bar = (
         f'<rect x="{px(x)}" y="{px(y)}" width="{px(w)}" height="{px(BAR_PX)}" rx="2" '
         f'fill="var(--{look.kinds[kind][0]})"{edge}><title>{html.escape(look.about(event))}</title></rect>'
@@ -121,7 +133,7 @@ def _bar(event: Event, look: Look, left: float, y: float, scale: float) -> str:
     room = int((w - 6) / (9 * MONO_EM))
     if len(event.ref) > room or room < 2:
         return bar
-    colour = "muted" if dashed else "paper"
+    colour = "muted" if edge else "paper"
     return bar + svg_text(x + 3, y + BAR_PX - 3.5, event.ref, 9, colour)
 
 
@@ -150,18 +162,24 @@ def used(rows: Sequence[Row], look: Look) -> list[str]:
     return [kind for kind in look.kinds if kind in there]
 
 
-def _legend(rows: Sequence[Row], look: Look, y: float) -> tuple[list[str], float, float]:
-    marks, x = [], 0.0
-    for kind in used(rows, look):
-        colour, _, words = look.kinds[kind]
-        w = 16 + len(words) * 11 * 0.56 + 18
-        if x + w > PAGE_PX:
-            x, y = 0.0, y + 17
-        edge = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"' if kind in look.dashed else ""
-        marks.append(f'<rect x="{px(x)}" y="{px(y - 9)}" width="11" height="11" rx="2" fill="var(--{colour})"{edge}/>')
-        marks.append(svg_text(x + 16, y, words, 11, "ink", SANS))
-        x += w
-    return marks, x, y
+def arrow(x1: float, y1: float, x2: float, y2: float, look: Look, title: str, more: str = "") -> str:
+    """From one row to another. title: what it says on hovering."""
+    tip = 4.0 if y2 < y1 else -4.0
+    return (
+        f'<g stroke="var(--{look.arrow})" fill="var(--{look.arrow})"{more}><title>{html.escape(title)}</title>'
+        f'<path d="M{px(x1)} {px(y1)}L{px(x2)} {px(y2 + tip)}" fill="none"/>'
+        f'<path d="M{px(x2)} {px(y2)}l-2.5 {px(tip)}h5z" stroke="none"/></g>'
+    )
+
+
+def source(line: SourceLine | None) -> str:
+    """', a.py:7: plgpu.copy_gmem_to_smem(...)'."""
+    return f", {line}: {line.text}" if line is not None else ""
+
+
+def columns() -> int:
+    """As wide as text may be here."""
+    return max(60, min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns))
 
 
 def text_bar(track: Sequence[Event], look: Look, until: float, wide: int) -> str:
@@ -178,11 +196,11 @@ def text_bar(track: Sequence[Event], look: Look, until: float, wide: int) -> str
     return "".join(max(s, key=lambda k: s[k]) if sum(s.values()) > each * 0.2 else " " for s in share).rstrip()
 
 
-def text_rows(rows: Sequence[Row], look: Look, columns: int) -> Iterator[str]:
-    """Rows in characters, with the clock below them where its numbers mean something."""
+def text_lines(rows: Sequence[Row], look: Look) -> Iterator[str]:
+    """Rows in characters, with the clock below them where its numbers mean something, and what the letters mean."""
     until = shown(rows)
     left = max((len(r.label) for r in rows), default=0) + 2
-    wide = columns - left
+    wide = columns() - left
     group = ""
     for row in rows:
         if row.group != group:
@@ -192,8 +210,5 @@ def text_rows(rows: Sequence[Row], look: Look, columns: int) -> Iterator[str]:
             yield (row.label if n == 0 else "").rjust(left - 2) + "  " + text_bar(track, look, until, wide)
     if look.unit:
         yield " " * left + "0" + f"{until:,.0f} {look.unit}".rjust(wide - 1)
-
-
-def text_legend(rows: Sequence[Row], look: Look) -> str:
-    """What the letters mean; words that belong together are joined by NUL, to be kept on one line."""
-    return "  ".join(f"{look.kinds[k][1]} {look.kinds[k][2]}".replace(" ", "\0") for k in used(rows, look))
+    words = "  ".join(f"{look.kinds[k][1]} {look.kinds[k][2]}".replace(" ", "\0") for k in used(rows, look))
+    yield from (line.replace("\0", " ") for line in textwrap.wrap(words, columns()))  # each in one piece

@@ -6,7 +6,6 @@ its address, and a table with inline styles. The script, where it may run, puts 
 
 import base64
 import dataclasses
-import gzip
 import html
 import itertools
 import json
@@ -14,20 +13,36 @@ import math
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..ir.capture import Call, ForGpu, ForMesh, Operand, capture, wrapped
 from ..ir.program import count_operations
-from ..lens.machine import WRITTEN, Beyond, Figures, Trace, figures, run_call
+from ..lens.machine import WRITTEN, Beyond, Trace, figures, run_call
 from ..lens.survey import clip, survey
 from ..lens.tally import Tally, tally
 from ..text import LINES, cut, plain, plural
 from . import words
 from .flights import flights_alt, flights_svg, flights_text, has_flights
-from .paper import BOLD, END, MONO, MONO_EM, SANS, SANS_EM, THEMES, Map, axes_of, card, even_axes, px, svg_text
+from .paper import (
+    BOLD,
+    END,
+    MONO,
+    MONO_EM,
+    SANS,
+    SANS_EM,
+    THEMES,
+    Map,
+    axes_of,
+    card,
+    even_axes,
+    legend,
+    px,
+    svg_text,
+    swatch,
+)
 from .words import Block, block_words, in_range, moved, moved_word, state_words
 
 MAX_DRAWN_STEPS = 512
@@ -35,14 +50,14 @@ MAX_DRAWN_CALLS = 8
 TIME_LIMIT_S = 20.0
 
 _LEGEND = {  # what happens to a block: its colour, and that in words
-    "fetched": ("var(--blue)", "■", "fetched from HBM before the step"),
-    "kept": ("var(--orange)", "━", "kept in VMEM"),
-    "written back": ("var(--green)", "■", "written back to HBM after the step"),
-    "out of range": ("var(--vermilion)", "■", "out of range"),
-    "own copy": ("var(--purple)", "■", "copied by the kernel itself"),
-    "visited": ("var(--tint)", "■", "visited before"),
+    "fetched": ("var(--blue)", "fetched from HBM before the step"),
+    "kept": ("var(--orange)", "kept in VMEM"),
+    "written back": ("var(--green)", "written back to HBM after the step"),
+    "out of range": ("var(--vermilion)", "out of range"),
+    "own copy": ("var(--purple)", "copied by the kernel itself"),
+    "visited": ("var(--tint)", "visited before"),
 }
-_COLOURS = {state: colour for state, (colour, _, _) in _LEGEND.items()}
+_COLOURS = {state: colour for state, (colour, _) in _LEGEND.items()}
 
 
 # --- panels: the grid and the operands, side by side -----------------------------------------------------------------
@@ -241,26 +256,6 @@ def _ticks(strip: _Strip, y: float, first: int) -> str:
     return f'{label}<g font-size="10" fill="var(--muted)" text-anchor="middle">{ticks}</g>'
 
 
-def _legend(strip: _Strip, width: float) -> tuple[str, float]:
-    """The colours in words, over as many lines as it takes; (SVG, height).
-
-    A line is one flowing text: how wide its words are is known to the font alone, the estimate only breaks lines.
-    """
-    used = {"visited"}.union(*(states for _, states in strip.lanes))
-    lines: list[str] = []
-    room = 0.0
-    for colour, mark, about in (entry for state, entry in _LEGEND.items() if state in used):
-        w = (len(about) + 4) * 11 * SANS_EM
-        if w > room:
-            lines.append("")
-            room = width
-        dx = f' dx="{18 if lines[-1] else 0}"'
-        lines[-1] += f'<tspan{dx} fill="{colour}" font-size="13">{mark}</tspan><tspan dx="5">{about}</tspan>'
-        room -= w
-    texts = "".join(f'<text y="{9 + 17 * i}">{line}</text>' for i, line in enumerate(lines))
-    return f'<g font-size="11" font-family="{SANS}" fill="var(--muted)">{texts}</g>', 17.0 * len(lines) - 3
-
-
 # --- the whole picture as SVG ----------------------------------------------------------------------------------------
 
 _MARGIN = 16.0
@@ -282,9 +277,10 @@ def _drawing(trace: Trace, step: int) -> tuple[str, list[_Panel], _Strip]:
     if n and strip.lanes:
         body.append(f'<g transform="translate(0,{px(y)})">{_strip_svg(strip, trace, step)}</g>')
         y += strip.h + 14
-    legend, legend_h = _legend(strip, width)
-    body.append(f'<g transform="translate(0,{px(y)})">{legend}</g>')
-    w, h = width + 2 * _MARGIN, y + legend_h + 2 * _MARGIN - 4
+    used = {"visited"}.union(*(states for _, states in strip.lanes))
+    keys, y = legend([(swatch(colour), about) for s, (colour, about) in _LEGEND.items() if s in used], width, y + 9)
+    body += keys
+    w, h = width + 2 * _MARGIN, y + 5 + 2 * _MARGIN - 4
     marks = f'<g transform="translate({px(_MARGIN)},{px(_MARGIN - 2)})">{"".join(body)}</g>'
     return card(w, h, marks), panels, strip
 
@@ -322,29 +318,44 @@ _LEAST_SCALE = 0.9  # 10 px, the size of most letters, must not become less than
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
 LEFT, RIGHT = "text-align:left;padding:2px 12px", "text-align:right;padding:2px 12px"
+FONT = f";font-size:13px;font-family:{SANS}"
+SMALL = f"margin:2px 12px 8px;font:12px {SANS}"
 _RULE = "border-bottom:1px solid rgba(128,128,128,.35)"
 
 
-def html_table(trace: Trace, costs: Figures) -> str:
-    """The table and the totals; colours are the page's own."""
-    aligned = [LEFT] * words.LEFT_COLUMNS + [RIGHT] * (len(words.HEADS) - words.LEFT_COLUMNS)
-    tips = [f' title="{html.escape(about)}"' if about else "" for about in words.HEADS.values()]
-    head = [f'<th scope="col" style="{a}"{t}>{n}</th>' for n, t, a in zip(words.HEADS, tips, aligned, strict=True)]
-    body = [row_html(head)]
-    for first, *rest in words.table_rows(trace, costs):
-        cells = [f'<th scope="row" style="{LEFT}"><code>{html.escape(first)}</code></th>']
-        cells += [f'<td style="{a}">{html.escape(c)}</td>' for a, c in zip(aligned[1:], rest, strict=True)]
-        body.append(row_html(cells))
-    total = html.escape(words.totals_words(trace, costs))
-    return (
-        f'<div style="overflow-x:auto"><table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;'
-        f'font:12px {SANS}">{"".join(body)}</table></div>'
-        f'<div style="margin:2px 12px 10px;font:12px {SANS}"><b>{total}</b></div>'
-    )
+_CELLS = {  # by where the words are: to the left, to the right, as code, as code that heads the row, on several lines
+    "<": f'<td style="{LEFT}">{{}}</td>',
+    ">": f'<td style="{RIGHT}">{{}}</td>',
+    "c": f'<td style="{LEFT}"><code>{{}}</code></td>',
+    "h": f'<th scope="row" style="{LEFT}"><code>{{}}</code></th>',
+    "w": f'<td style="{LEFT};white-space:normal;overflow-wrap:anywhere;min-width:12em"><code>{{}}</code></td>',
+}
+
+
+def cells_html(cells: Iterable[str], sides: str) -> list[str]:
+    """The cells of a row. sides: a letter for each of them, see _CELLS."""
+    return [_CELLS[side].format(html.escape(cell)) for cell, side in zip(cells, sides, strict=True)]
+
+
+def html_table(heads: Mapping[str, str], rows: Iterable[Iterable[str]], sides: str) -> str:
+    """A table that scrolls; colours are the page's own. heads: words -> what they mean, "" where that is plain."""
+    head = [
+        f'<th scope="col" style="{RIGHT if side == ">" else LEFT}" title="{html.escape(about)}">{name}</th>'
+        for (name, about), side in zip(heads.items(), sides, strict=True)
+    ]
+    body = "".join(row_html(cells) for cells in [head, *(cells_html(row, sides) for row in rows)])
+    style = f"border-collapse:collapse;white-space:nowrap;margin:6px 0;font:12px {SANS}"
+    return f'<div style="overflow-x:auto"><table style="{style}">{body}</table></div>'
 
 
 def row_html(cells: Iterable[str]) -> str:
     return f'<tr style="{_RULE}">{"".join(cells)}</tr>'
+
+
+def table(rows: Sequence[str], more: str = "") -> str:
+    """Rows as a small table within a card."""
+    style = f"border-collapse:collapse;margin:4px 0;font-size:12px;border:0{more}"
+    return f'<table style="{style}">{"".join(rows)}</table>' if rows else ""
 
 
 def card_html(colour: str, inner: str, more: str = "") -> str:
@@ -365,11 +376,13 @@ def _html_of(trace: Trace) -> str:
     """The image shows the step half way through, where there is most to see; the script starts at the first."""
     half = trace.n // 2
     svg, panels, strip = _drawing(trace, half)
+    costs = figures(trace)
+    table = html_table(words.HEADS, words.table_rows(trace, costs), "h" + words.SIDES[1:])
     uid = f"pp{secrets.token_hex(5)}"
     script = f"<script>{_script(trace, panels, strip, uid)}</script>" if trace.n > 1 else ""
     return (
         f'<div id="{uid}" style="margin:4px 0">{image(svg, alt_words(trace, half))}'
-        f"{html_table(trace, figures(trace))}{script}</div>"
+        f'{table}<div style="{SMALL}"><b>{html.escape(words.totals_words(trace, costs))}</b></div>{script}</div>'
     )
 
 
@@ -466,60 +479,6 @@ function start(root) {
     timer = setInterval(() => { if (!root.isConnected || +range.value >= D.n - 1) stop(); else go(+range.value + 1) },
       Math.max(60, Math.min(450, 24000 / D.n))) };
   img.replaceWith(box); box.parentNode.after(ui); stop(); go(0)
-}
-document.querySelectorAll("[id=@UID]").forEach(start) })()"""
-
-
-# --- other parts of a long grid --------------------------------------------------------------------------------------
-
-MAX_PARTS = 6
-
-
-def _parts_html(trace: Trace, first: int) -> str:
-    """A drawing of the steps from `first` on and, where a script may run, buttons to those of other parts."""
-    n = math.prod(trace.call.grid)
-    shown = clip(trace, first, MAX_DRAWN_STEPS)
-    if n <= MAX_DRAWN_STEPS or not trace.n:
-        return _html_of(shown)
-    count = min(MAX_PARTS, -(-n // MAX_DRAWN_STEPS))
-    firsts = sorted({shown.first, *(round((n - MAX_DRAWN_STEPS) * k / (count - 1)) for k in range(count))})
-    parts = [clip(trace, first, MAX_DRAWN_STEPS) for first in firsts]
-    cards = [[words.window_words(part), *_card(part)] for part in parts]
-    sent = base64.b64encode(gzip.compress(json.dumps(cards).encode(), mtime=0)).decode()
-    uid = f"pp{secrets.token_hex(5)}"
-    script = _MOVE.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@AT", str(firsts.index(shown.first)))
-    return f'<div id="{uid}">{_html_of(shown)}<script>{script.replace("@SENT", sent)}</script></div>'
-
-
-def _card(trace: Trace) -> tuple[str, str]:
-    """(HTML, script) of a drawing that a script puts into the page."""
-    shown, _, script = _html_of(trace).partition("<script>")
-    return shown + "</div>", script.removesuffix("</script></div>")
-
-
-_MOVE = """(() => {
-async function start(root) {
-  if (root.dataset.parts || !window.DecompressionStream) return; root.dataset.parts = 1;
-  const bytes = Uint8Array.from(atob("@SENT"), c => c.charCodeAt(0));
-  const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const cards = await new Response(text).json(), ui = document.createElement("div");
-  let holder = root.firstElementChild, at = @AT;
-  ui.className = "pallas"; ui.style.cssText = "font:13px system-ui,sans-serif;margin:8px 0 4px";
-  ui.innerHTML = `<style>@CONTROLS</style><div class="pallas-steps" style="flex-wrap:wrap">
-    <button type="button">earlier steps</button><button type="button">later steps</button>
-    <span role="status" aria-live="polite"></span></div>`;
-  const [before, after] = ui.querySelectorAll("button"), status = ui.querySelector("span");
-  ui.onkeydown = e => e.stopPropagation(); ui.dataset.lmSuppressShortcuts = true;
-  function tell() {
-    status.textContent = cards[at][0] + ", part " + (at + 1) + " of the " + cards.length + " that are drawn";
-    before.disabled = at == 0; after.disabled = at == cards.length - 1;
-    before.style.opacity = before.disabled ? .45 : 1; after.style.opacity = after.disabled ? .45 : 1 }
-  function go(k) {
-    at = k; const next = document.createElement("div"), script = document.createElement("script");
-    next.innerHTML = cards[k][1]; script.textContent = cards[k][2];
-    holder.replaceWith(next); next.append(script); holder = next; tell() }
-  before.onclick = () => go(at - 1); after.onclick = () => go(at + 1);
-  root.prepend(ui); tell()
 }
 document.querySelectorAll("[id=@UID]").forEach(start) })()"""
 
@@ -656,8 +615,7 @@ class Picture(Displayed):
         return "; ".join(parts)
 
     def _repr_html_(self) -> str:
-        shown = _one_by_one(self.traces[:MAX_DRAWN_CALLS])
-        drawn = "".join(_flights_html(trace) + _parts_html(trace, self.first_step) for trace in shown)
+        drawn = "".join(_flights_html(trace) + _html_of(trace) for trace in self._drawn(self.traces[:MAX_DRAWN_CALLS]))
         return drawn + sentence_html(self.note) + sentence_html(self._left_out())
 
 

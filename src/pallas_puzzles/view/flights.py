@@ -4,14 +4,13 @@ Time is the order of the program. Each computation, and each wait for a copy tha
 long; all else takes no time. A copy's bar goes from its start to the wait after which it has surely arrived.
 """
 
-import textwrap
 from collections.abc import Iterator
 
 from ..lens.flight import Flight, Moment, Transfer
 from ..lens.gpu.timeline import Event, Use
 from ..lens.machine import Trace
-from ..text import COLUMNS, human_bytes, plural
-from .bars import Look, Row, svg, text_legend, text_rows, tracks
+from ..text import human_bytes, plural
+from .bars import Look, Row, source, svg, text_lines, tracks
 from .slots import slot_events
 
 _MOST_MOMENTS = 400  # of one picture: what comes after is left out
@@ -28,8 +27,7 @@ _KINDS = {
 
 
 def _about(event: Event) -> str:
-    where = f", {event.line}: {event.line.text}" if event.line is not None else ""
-    return f"{_KINDS[event.kind][2]}{f': {event.ref}' if event.ref else ''}{where}"
+    return f"{_KINDS[event.kind][2]}{f': {event.ref}' if event.ref else ''}{source(event.line)}"
 
 
 _LOOK = Look(_KINDS, lambda event: event.kind, _about, "")
@@ -48,10 +46,7 @@ def flights_svg(trace: Trace) -> str:
 
 def flights_text(trace: Trace) -> Iterator[str]:
     """The same in characters."""
-    rows, _ = _rows(trace.flight)
-    yield from text_rows(rows, _LOOK, COLUMNS)
-    legend = textwrap.wrap(text_legend(rows, _LOOK), COLUMNS)
-    yield from (line.replace("\0", " ") for line in legend)
+    return text_lines(_rows(trace.flight)[0], _LOOK)
 
 
 def flights_alt(trace: Trace) -> str:

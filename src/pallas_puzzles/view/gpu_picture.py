@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from typing import TYPE_CHECKING
 
 from ..targets.gpu.chips import CHIPS, LAUNCH_S, MAX_CTAS_PER_SM, REACHED, SMEM_PER_CTA, TMEM_COLUMNS, Chip
-from ..text import Lines, cut, human_bytes, plural
-from .draw import LEFT, RIGHT, row_html
-from .facts import table
-from .report import Fact, Page
-from .roofline import achieved, count_words, digits, human_count, human_time, percent, ridge
+from ..text import human_bytes, plural
+from .report import Fact, Page, flop_words, times_words
+from .roofline import count_words, digits, human_count, percent
 
 if TYPE_CHECKING:
     from .gpu_report import KernelReport, Report
@@ -43,9 +40,7 @@ def facts(kernel: KernelReport, report: Report) -> Iterator[Fact]:
     chip = report.chip
     yield "grid", _grid_words(kernel, chip)
     if kernel.times:
-        longest_first = sorted(kernel.times.items(), key=lambda pair: -pair[1])
-        times = [f"{name} {human_time(seconds)}" for name, seconds in longest_first if seconds]
-        yield "times", f"{', '.join(times)}, each on its own"
+        yield "times", times_words(kernel)
     yield "registers", _register_words(kernel)
     yield "SMEM", _smem_words(kernel)
     if kernel.tmem_columns:
@@ -58,7 +53,7 @@ def facts(kernel: KernelReport, report: Report) -> Iterator[Fact]:
     yield "lines", "instructions, and how often a CTA's warpgroups run them"
     if kernel.gmem_bytes is not None and kernel.hbm_bytes is not None:
         yield "GMEM", _gmem_words(kernel.gmem_bytes, kernel.hbm_bytes, chip)
-        yield "FLOPs", _flop_words(kernel, chip)
+        yield "FLOPs", flop_words(kernel, chip, "tensor cores")
     for words, line in kernel.warnings:
         yield "ptxas", f"{line}: {words}" if line else words
 
@@ -100,25 +95,13 @@ def _gmem_words(gmem_bytes: float, hbm_bytes: float, chip: Chip) -> str:
     return f"{human_bytes(gmem_bytes)} between L2 and the SMs; {from_hbm}"
 
 
-def _flop_words(kernel: KernelReport, chip: Chip) -> str:
-    words = human_count(kernel.flops, "FLOP")
-    if not kernel.intensity:
-        return words
-    point = ridge(chip, kernel.mxu_dtype or "bfloat16")
-    place = "below" if kernel.intensity < point else "above"
-    words += f", {digits(kernel.intensity)} per byte of HBM: {place} the {chip.title}'s ridge point, {digits(point)}"
-    if (reached := achieved(kernel, chip)) is not None:
-        words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
-    return words
-
-
-def lines(kernel: KernelReport, most: int = 1 << 20) -> list[tuple[str, str, str, str]]:
+def _lines(kernel: KernelReport, most: int) -> list[list[str]]:
     """(line, instructions, how often a CTA's warpgroups run it, its text), those that take longest first."""
     rows = []
     for each in kernel.lines[:most]:
         place = str(each.line) if each.line else "(the compiler's own)"
         runs = "?" if each.runs is None else f"× {digits(each.runs)}"
-        rows.append((place, str(each.instructions), runs, each.line.text.strip() if each.line else ""))
+        rows.append([place, str(each.instructions), runs, each.line.text.strip() if each.line else ""])
     return rows
 
 
@@ -127,31 +110,7 @@ def remarks(report: Report) -> Iterator[Fact]:
         yield "XLA", f"adds {plural(report.fusions, 'kernel')} of its own, which no figure here counts"
 
 
-def _table_lines(kernel: KernelReport, most: int) -> Lines:
-    rows = lines(kernel, most)
-    wide, deep, far = (max((len(row[i]) for row in rows), default=0) for i in range(3))
-    indent = " " * 14
-    return [
-        ("buffer", cut(f"{indent}{place:{wide}}  {count:>{deep}} {runs:<{far}}  {code}"))
-        for place, count, runs, code in rows
-    ]
-
-
-_MOST_ROWS = 16
-
-
-def _lines_html(kernel: KernelReport) -> str:
-    left, right = f'<td style="{LEFT}">{{}}</td>', f'<td style="{RIGHT}">{{}}</td>'
-    code = f'<td style="{LEFT}"><code>{{}}</code></td>'
-    rows = [
-        [left.format(escape(place)), right.format(count), right.format(runs), code.format(escape(words))]
-        for place, count, runs, words in lines(kernel, _MOST_ROWS)
-    ]
-    return table([row_html(row) for row in rows])
-
-
 PAGE = Page(
-    machine="gpu",
     chips=CHIPS,
     target=target_words,
     between="HBM and L2",
@@ -161,14 +120,9 @@ PAGE = Page(
     facts=facts,
     remarks=remarks,
     under="lines",
+    table=_lines,
+    sides="<><c",
     rows=3,
-    table_lines=_table_lines,
-    table_html=_lines_html,
-    ranks={"grid": 1, "times": 1, "ptxas": 1, "lines": 2, "registers": 2, "SMEM": 2, "occupancy": 2, "GMEM": 2},
+    ranks={"grid": 1, "times": 1, "ptxas": 1, "lines": 2, "": 2, "registers": 2, "SMEM": 2, "occupancy": 2, "GMEM": 2},
     columns=12,
-    fields=("fusions",),
-    figures=lambda kernel: {
-        **{name: getattr(kernel, name) for name in ("instructions", "ctas_per_sm", "intensity", "bound")},
-        "occupancy": kernel.occupancy.by,
-    },
 )

@@ -15,7 +15,8 @@ from ..targets.gpu.chips import LAUNCH_S, REACHED, Chip, Occupancy, chip, occupa
 from ..targets.tpu.lowering import Refusal
 from . import gpu_picture as picture
 from .report import Report as ChipReport
-from .report import name_of
+from .report import matched, name_of
+from .roofline import Kernel
 
 _MUFU_CYCLES = 8  # of a scheduler for a warp's instruction: 16 results a cycle in an SM
 
@@ -43,19 +44,16 @@ class Line:
         return sum(self.once.values()) * (1.0 if self.runs is None else self.runs)
 
 
-@dataclasses.dataclass
-class KernelReport:
+@dataclasses.dataclass(kw_only=True)
+class KernelReport(Kernel):
     """One plgpu.kernel on one GPU. Times are in seconds, sizes in bytes.
 
     grid: CTAs by axis; cluster: CTAs in one. threads, smem_bytes, tmem_columns: of a CTA; registers, spill_store_bytes,
     spill_load_bytes: of a thread. waves: how often all SMs together are filled. kinds, opcodes: instructions of the
     program, see targets/gpu/sass.py. lines: the ones that take longest first. warnings: of ptxas. gmem_bytes: between
-    L2 and the SMs; hbm_bytes: the same, each array counted once at the most. times: what the kernel would take if
-    nothing but this bounded it; time_s: what it should take, see `gpu_report`, None where that is unknown.
+    L2 and the SMs; hbm_bytes: the same, each array counted once at the most. time_s: see `gpu_report`.
     """
 
-    name: str
-    where: SourceLine | None
     grid: dict[str, int]
     ctas: int
     cluster: int
@@ -71,13 +69,8 @@ class KernelReport:
     opcodes: dict[str, int]
     lines: list[Line]
     warnings: list[tuple[str, SourceLine | None]]
-    tensor_flops: dict[str, float] = dataclasses.field(default_factory=dict)
-    flops: float = 0.0
     gmem_bytes: float | None = None
-    hbm_bytes: float | None = None
-    times: dict[str, float] = dataclasses.field(default_factory=dict)
-    time_s: float | None = None
-    notes: list[str] = dataclasses.field(default_factory=list)
+    reached = REACHED
 
     @property
     def instructions(self) -> int:
@@ -86,23 +79,6 @@ class KernelReport:
     @property
     def ctas_per_sm(self) -> int:
         return self.occupancy.ctas
-
-    @property
-    def mxu_dtype(self) -> str | None:
-        """Of the operands of its matrix products (of most of them)."""
-        return max(self.tensor_flops, key=lambda dtype: self.tensor_flops[dtype], default=None)
-
-    @property
-    def intensity(self) -> float | None:
-        """FLOPs per byte between HBM and L2."""
-        return self.flops / self.hbm_bytes if self.hbm_bytes else None
-
-    @property
-    def bound(self) -> str | None:
-        """Which of `times` decides."""
-        if self.time_s is None:
-            return None
-        return max(self.times, key=lambda name: self.times[name] / REACHED.get(name, 1))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -117,7 +93,6 @@ def gpu_report(
     fn: Callable[..., Any],
     *args: Any,
     chip: str = "h100",
-    timeout_s: float = compiler.TIME_LIMIT_S,
     **blocks: Any,
 ) -> Report:
     """Compiles `fn(*args, **blocks)` for a GPU that need not be there, and reads what the compiler made of it.
@@ -154,7 +129,7 @@ def gpu_report(
     if report.unavailable:
         return report
     try:
-        compiled = compiler.compile_program(blob, target, timeout_s=timeout_s)
+        compiled = compiler.compile_program(blob, target)
     except compiler.CompilerError as error:
         report.refusal = lowering.refused(str(error), target)
         return report
@@ -168,7 +143,7 @@ def gpu_report(
         works = work.calls(program, jax.tree.leaves(given))
     if not compiled.kernels:
         report.notes.append("the function reaches no plgpu.kernel")
-    for kernel, call in _matched(compiled.kernels, works):
+    for kernel, call in matched(compiled.kernels, works, ("ctas", "name"), ("ctas",)):
         report.kernels.append(_kernel_report(kernel, call, target))
     return report
 
@@ -196,19 +171,6 @@ def _given(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
     given = jax.tree.map(value, tuple(args))
     return given, jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), given)
-
-
-def _matched(
-    kernels: Sequence[compiler.Kernel], calls: Sequence[work.Call]
-) -> list[tuple[compiler.Kernel, work.Call | None]]:
-    """Kernels of the compiled program with the calls they come from: by name and size, in their order."""
-    left, pairs = list(calls), []
-    for kernel in kernels:
-        same = [c for c in left if c.ctas == kernel.ctas and c.name == kernel.name]
-        same = same or [c for c in left if c.ctas == kernel.ctas]
-        pairs.append((kernel, same[0] if same else None))
-        left = [c for c in left if not same or c is not same[0]]
-    return pairs
 
 
 def _kernel_report(kernel: compiler.Kernel, call: work.Call | None, target: Chip) -> KernelReport:
@@ -263,8 +225,9 @@ def _estimate(
     issued = turns * sum(line.cycles for line in lines)
     special = turns * sum(line.once.get("MUFU", 0) * (line.runs or 0.0) for line in lines)
     moved = {i: kernel.ctas * (mean.loaded[i] + mean.stored[i]) for i in {*mean.loaded, *mean.stored}}
-    found.tensor_flops = {dtype: kernel.ctas * flops for dtype, flops in mean.tensor_flops.items()}
-    found.flops = sum(found.tensor_flops.values()) + kernel.ctas * (mean.flops + mean.specials)
+    products = mean.tensor_flops
+    found.mxu_dtype = max(products, key=lambda dtype: products[dtype], default=None)
+    found.flops = kernel.ctas * (sum(products.values()) + mean.flops + mean.specials)
     found.gmem_bytes = sum(moved.values())
     found.hbm_bytes = sum(min(nbytes, call.sizes[i]) for i, nbytes in moved.items())
     found.times = {

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import html
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -13,8 +12,7 @@ import numpy as np
 from ..ir.capture import Operand, wrapped
 from ..lens.machine import figures
 from ..text import human_bytes
-from .draw import LEFT, RIGHT, Picture, look, row_html, running_shell
-from .paper import SANS
+from .draw import Picture, html_table, look, running_shell
 from .words import in_range
 
 
@@ -113,6 +111,8 @@ def _is_tiled(o: Operand) -> bool:
 
 # --- the widgets -----------------------------------------------------------------------------------------------------
 
+_HEADS = ("", "block sizes", "steps", "VMEM", "HBM traffic", "FLOP per byte")
+
 
 class _Bench:
     """The sliders and what they change: the costs, and the picture, whose own script steps through it."""
@@ -142,7 +142,8 @@ class _Bench:
         self._tell(self.first.with_sizes(**self._chosen()))
 
     def _tell(self, now: Picture) -> None:
-        self.costs.value = _costs_table([("at the start", self.at_start), ("now", _costs(now, self._chosen()))])
+        rows = [("at the start", *self.at_start), ("now", *_costs(now, self._chosen()))]
+        self.costs.value = html_table(dict.fromkeys(_HEADS, ""), rows, "<>>>>>")
         self.drawn.outputs = ({"output_type": "display_data", "data": now._mimebundle(), "metadata": {}},)
 
 
@@ -156,12 +157,3 @@ def _costs(picture: Picture, sizes: Mapping[str, int]) -> tuple[str, ...]:
         human_bytes(hbm),
         f"{flops / hbm:.3g}" if hbm else "–",
     )
-
-
-def _costs_table(rows: list[tuple[str, tuple[str, ...]]]) -> str:
-    heads = ("", "block sizes", "steps", "VMEM", "HBM traffic", "FLOP per byte")
-    body = [row_html(f'<th scope="col" style="{RIGHT}">{head}</th>' for head in heads)]
-    for name, row in rows:
-        cells = [f'<td style="{RIGHT}">{html.escape(cell)}</td>' for cell in row]
-        body.append(row_html([f'<th scope="row" style="{LEFT}">{name}</th>', *cells]))
-    return f'<table style="border-collapse:collapse;font:13px {SANS}">{"".join(body)}</table>'

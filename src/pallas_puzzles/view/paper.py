@@ -288,6 +288,25 @@ def svg_text(x: float, y: float, words: str, size: float, colour: str = "ink", f
     return f'<text x="{px(x)}" y="{px(y)}" {look}>{html.escape(words)}</text>'
 
 
+def swatch(colour: str, more: str = "") -> str:
+    """A colour of a legend."""
+    return f'<rect y="-9" width="11" height="11" rx="2" fill="{colour}"{more}/>'
+
+
+def legend(entries: Iterable[tuple[str, str]], wide: float, y: float) -> tuple[list[str], float]:
+    """(mark, words) side by side, from a baseline y on; (SVG, the last baseline). A mark lies on (0, 0)."""
+    marks, x = [], 0.0
+    for mark, words in entries:
+        w = 34 + len(words) * 11 * 0.56
+        if x and x + w > wide:
+            x, y = 0.0, y + 17
+        marks.append(
+            f'<g transform="translate({px(x)},{px(y)})">{mark}</g>{svg_text(x + 16, y, words, 11, "ink", SANS)}'
+        )
+        x += w
+    return marks, y
+
+
 def card(w: float, h: float, marks: str) -> str:
     """A standalone SVG on a card, so that it can be read on any page. (0, 0) of the marks is its corner."""
     return (

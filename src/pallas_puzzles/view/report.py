@@ -1,36 +1,36 @@
-"""A report on what a compiler makes of a function: as text for a terminal, as a roofline and a table for a notebook, as
-plain data. What it says of a kernel is a Page, one for each kind of machine."""
+"""A report on what a compiler makes of a function: text for a terminal, a roofline and a table for a notebook. What it
+says of a kernel is a Page, one for each kind of machine."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, ClassVar, Self
 
 from ..lens.machine import listed
 from ..targets.tpu.lowering import Refusal
-from ..text import LINES, Lines, fitted, wrapped
+from ..text import LINES, Lines, cut, fitted, wrapped
 from . import roofline
-from .draw import Displayed, card_html, image
-from .facts import FONT, WIDE, as_json, capital, fact_html, refusal_html, refusal_lines, table
+from .draw import FONT, LEFT, Displayed, card_html, cells_html, image, row_html, source_html, table
 from .paper import BAD, GOOD, NEUTRAL
-from .roofline import human_time
+from .roofline import achieved, digits, human_count, human_time, percent, ridge
 
 Fact = tuple[str, str]  # (what, in words)
+_WIDE = ";width:100%"
+_CELL = f"{LEFT};vertical-align:top;white-space:normal"
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
     """What is said of kernels of one kind of machine.
 
-    machine: "tpu". target: "a TPU v5e". between: what HBM's bytes lie between. formula: how a kernel's time_s comes
-    about; takes: what it takes, around that time; bounds: what bounds it, in words. facts: from top to bottom. remarks:
-    what is said once, below the kernels. under: the fact under which the kernel's table is, in at most so many lines
-    (at least `rows`) or as HTML. ranks: where a screen is too small, the facts of the highest rank are left out; that
-    of "" is the table's, without it the table goes with its fact. columns: for their names. fields: of the report;
-    figures: of a kernel, besides its fields; both for programs.
+    target: "a TPU v5e". between: what HBM's bytes lie between. formula: how a kernel's time_s comes about; takes: what
+    it takes, around that time; bounds: what bounds it, in words. facts: from top to bottom. remarks: what is said once,
+    below the kernels. under: the fact under which the kernel's table is. table: its first so many rows; sides: a letter
+    for each of its columns, "<" to the left, ">" to the right, "c" for code. rows: how many a screen has at the least.
+    ranks: where a screen is too small, the facts of the highest rank are left out; that of "" is the table's. columns:
+    for their names.
     """
 
-    machine: str
     chips: Mapping[str, Any]
     target: Callable[[Any], str]
     between: str
@@ -40,13 +40,11 @@ class Page:
     facts: Callable[[Any, Any], Iterator[Fact]]
     remarks: Callable[[Any], Iterator[Fact]]
     under: str
+    table: Callable[[Any, int], list[list[str]]]
+    sides: str
     rows: int
-    table_lines: Callable[[Any, int], Lines]
-    table_html: Callable[[Any], str]
     ranks: Mapping[str, int]
     columns: int
-    fields: Sequence[str]
-    figures: Callable[[Any], dict[str, Any]]
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -82,23 +80,14 @@ class Report[C: Any, K](Displayed):
     def _repr_html_(self) -> str:
         """The roofline, and a table with the facts; colours are the page's own."""
         if self.unavailable:
-            return card_html(NEUTRAL, f"<b>{escape(capital(self.unavailable))}</b>", FONT)
+            return card_html(NEUTRAL, f"<b>{escape(_capital(self.unavailable))}</b>", FONT)
         first = f"<b>{escape(_headline(self))}</b>"
         if self.refusal is not None:
-            return card_html(BAD, first + refusal_html(self.refusal), FONT)
+            return card_html(BAD, first + _refusal_html(self.refusal), FONT)
         tables = [_kernel_html(self, number) for number in range(len(self.kernels))]
-        last = table([fact_html(name, escape(words)) for name, words in _remarks(self)], WIDE)
+        last = table([_fact_html(name, escape(words)) for name, words in _remarks(self)], _WIDE)
         picture = image(roofline_of(self).svg(), roofline_of(self).words()) if self.kernels else ""
         return picture + card_html(GOOD, first + "".join(tables) + last, FONT)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data with stable keys, for programs; what is not known is None."""
-        told = {name: getattr(self, name) for name in ("name", "unavailable", *self.page.fields, "notes")}
-        refusal = self.refusal and dataclasses.asdict(self.refusal)
-        compiles = None if self.unavailable else bool(self)
-        kernels = [_kernel_json(kernel, self.page) for kernel in self.kernels]
-        of = {"version": 1, self.page.machine: self.chip.name, "compiles": compiles, "refusal": refusal}
-        return {**of, "kernels": kernels, **told}
 
     def without(self, holes: Sequence[str]) -> Self:
         """The report on a function with parts that the reader has still to write."""
@@ -107,16 +96,22 @@ class Report[C: Any, K](Displayed):
         return self
 
 
+def matched[A, B](kernels: Iterable[A], calls: Sequence[B], *by: tuple[str, ...]) -> list[tuple[A, B | None]]:
+    """Each kernel of a compiled program with its call: the first left that has the same attributes, see `by`.
+
+    by: names of attributes; where no call has all of the first ones, the next ones count.
+    """
+    left, pairs = list(calls), []
+    for kernel in kernels:
+        alike = (call for names in by for call in left if all(getattr(call, n) == getattr(kernel, n) for n in names))
+        found = next(alike, None)
+        pairs.append((kernel, found))
+        left = [call for call in left if call is not found]
+    return pairs
+
+
 def name_of(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
-
-
-def _kernel_json(kernel: Any, page: Page) -> dict[str, Any]:
-    figures = dataclasses.asdict(kernel) | page.figures(kernel)
-    times, time_s = figures.pop("times"), figures.pop("time_s")
-    figures["times_us"] = {name: seconds * 1e6 for name, seconds in times.items()}
-    figures["time_us"] = None if time_s is None else time_s * 1e6
-    return {name: as_json(value) for name, value in figures.items()}
 
 
 # --- the words that text and table share -----------------------------------------------------------------------------
@@ -153,23 +148,58 @@ def _remarks(report: Report[Any, Any]) -> Iterator[Fact]:
         yield "note", note
 
 
+def times_words(kernel: Any) -> str:
+    longest_first = sorted(kernel.times.items(), key=lambda pair: -pair[1])
+    return (
+        f"{', '.join(f'{name} {human_time(seconds)}' for name, seconds in longest_first if seconds)}, each on its own"
+    )
+
+
+def flop_words(kernel: Any, chip: Any, unit: str, least: str = "") -> str:
+    """How many, and where they lie on the roofline. unit: what computes matrix products."""
+    words = human_count(kernel.flops, "FLOP")
+    if not kernel.intensity:
+        return words
+    point = ridge(chip, kernel.mxu_dtype or "bfloat16")
+    place, what = ("below", "cannot") if kernel.intensity < point else ("above", "could")
+    words += (
+        f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of the {chip.title}, {digits(point)}"
+    )
+    words += f", so HBM {what} keep its {unit} busy" if kernel.mxu_dtype else ""
+    if (reached := achieved(kernel, chip)) is not None:
+        words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
+    return words
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
 # --- text ------------------------------------------------------------------------------------------------------------
 
 Part = tuple[int, Lines]  # (rank, lines)
+_MOST_ROWS = 16  # of a table in HTML
 
 
 def _lines(report: Report[Any, Any]) -> Lines:
     if report.unavailable:
-        return [("headline", capital(report.unavailable))]
+        return [("headline", _capital(report.unavailable))]
     lines = wrapped(_headline(report), "headline", most=2)
     if report.refusal is not None:
-        return lines + refusal_lines(report.refusal)
+        return lines + _refusal_lines(report.refusal)
     room = LINES - len(lines) - 1
     last = [_row(report.page, *fact) for fact in _remarks(report)]
     alone = len(report.kernels) == 1
     for number in range(len(report.kernels)):
         lines = [*lines, ("", ""), *_kernel_lines(report, number, last if alone else [], room)]
     return lines if alone or not last else [*lines, ("", ""), *fitted(last, room)]
+
+
+def _refusal_lines(refusal: Refusal) -> Lines:
+    lines = [("", ""), *wrapped(refusal.sentence, "cause", "  ", most=10)]
+    if refusal.line is not None:
+        lines.append(("line", cut(f"    {refusal.line}   {refusal.line.text.strip()}")))
+    return lines + wrapped(refusal.detail, "detail", "  ", most=6)
 
 
 def _kernel_lines(report: Report[Any, Any], number: int, last: list[Part], room: int) -> Lines:
@@ -180,9 +210,15 @@ def _kernel_lines(report: Report[Any, Any], number: int, last: list[Part], room:
     after = [title, *rows, *last, *(_row(page, "note", note) for note in kernel.notes)]
     left = room - sum(len(lines) for _, lines in after)
     place = next(i for i, (_, lines) in enumerate(after) if lines[0][0] == page.under)
-    (rank, first), lines = after[place], page.table_lines(kernel, max(page.rows, left))
-    within = [(rank, first), (page.ranks[""], lines)] if "" in page.ranks else [(rank, [*first, *lines])]
-    return fitted([*after[:place], *within, *after[place + 1 :]], room)
+    after.insert(place + 1, (page.ranks[""], _table_lines(page.table(kernel, max(page.rows, left)), page)))
+    return fitted(after, room)
+
+
+def _table_lines(rows: list[list[str]], page: Page) -> Lines:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = page.sides.replace("c", "<")
+    cells = [[f"{cell:{side}{w}}" for cell, side, w in zip(row, sides, widths, strict=True)] for row in rows]
+    return [("row", cut((" " * 14 + "  ".join(row)).rstrip())) for row in cells]
 
 
 def _row(page: Page, name: str, words: str) -> Part:
@@ -192,15 +228,32 @@ def _row(page: Page, name: str, words: str) -> Part:
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
 
+def _refusal_html(refusal: Refusal) -> str:
+    parts = [f'<div style="margin-top:8px"><b>{escape(refusal.sentence)}</b></div>']
+    if refusal.line is not None:
+        parts.append(source_html(str(refusal.line), refusal.line.text.strip()))
+    if refusal.detail:
+        parts.append(f'<div style="opacity:.8;font-size:92%">{escape(refusal.detail)}</div>')
+    return "".join(parts)
+
+
+def _fact_html(name: str, inner: str) -> str:
+    return row_html([f'<th scope="row" style="{_CELL};width:6em">{name}</th>', f'<td style="{_CELL}">{inner}</td>'])
+
+
 def _kernel_html(report: Report[Any, Any], number: int) -> str:
     kernel, page = report.kernels[number], report.page
     rows = [
-        fact_html(name, escape(words) + (page.table_html(kernel) if name == page.under else ""))
+        _fact_html(name, escape(words) + (_table_html(kernel, page) if name == page.under else ""))
         for name, words in page.facts(kernel, report)
     ]
-    rows += [fact_html("note", escape(note)) for note in kernel.notes]
+    rows += [_fact_html("note", escape(note)) for note in kernel.notes]
     title = escape(_kernel_headline(report, number))
-    return f'<div style="margin-top:8px"><b>{title}</b></div>{table(rows, WIDE)}'
+    return f'<div style="margin-top:8px"><b>{title}</b></div>{table(rows, _WIDE)}'
+
+
+def _table_html(kernel: Any, page: Page) -> str:
+    return table([row_html(cells_html(row, page.sides)) for row in page.table(kernel, _MOST_ROWS)])
 
 
 def roofline_of(report: Report[Any, Any]) -> roofline.Roofline:

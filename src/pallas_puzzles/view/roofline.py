@@ -2,13 +2,11 @@
 
 import collections
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple, Protocol
 
-import numpy as np
-
+from ..ir.capture import SourceLine
 from ..text import cut
 from .paper import BOLD, END, SANS, SANS_EM, card, px, svg_text
 
@@ -23,19 +21,36 @@ class Chip(Protocol):
     def flops_per_s(self, dtype: str = "bfloat16") -> float: ...
 
 
-class Kernel(Protocol):
-    """What a dot is made of. mxu_dtype: of the operands of its matrix products."""
+@dataclasses.dataclass(kw_only=True)
+class Kernel:
+    """What is known of a kernel on any chip: also what a dot is made of.
+
+    hbm_bytes, time_s: None where nobody could know. mxu_dtype: of the operands of
+    its matrix products (of most of them). times: what the kernel would take if nothing but this bounded it, in seconds;
+    reached: the share of its peak that each of these reaches, where that is not all of it.
+    """
+
+    name: str
+    where: SourceLine | None
+    mxu_dtype: str | None = None
+    flops: float = 0.0
+    hbm_bytes: float | None = None
+    times: dict[str, float] = dataclasses.field(default_factory=dict)
+    time_s: float | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+    reached: ClassVar[Mapping[str, float]] = {}
 
     @property
-    def flops(self) -> float: ...
+    def intensity(self) -> float | None:
+        """FLOPs per byte of HBM."""
+        return self.flops / self.hbm_bytes if self.hbm_bytes else None
+
     @property
-    def hbm_bytes(self) -> float | None: ...
-    @property
-    def time_s(self) -> float | None: ...
-    @property
-    def mxu_dtype(self) -> str | None: ...
-    @property
-    def intensity(self) -> float | None: ...
+    def bound(self) -> str | None:
+        """Which of `times` decides."""
+        if self.time_s is None:
+            return None
+        return max(self.times, key=lambda name: self.times[name] / self.reached.get(name, 1))
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -98,12 +113,10 @@ def achieved(kernel: Kernel, chip: Chip) -> tuple[float, float] | None:
 _LEFT, _TOP, _RIGHT, _BOTTOM, _HEIGHT = 62.0, 66.0, 590.0, 372.0, 430.0  # the axes, and all of it
 _MARGIN, _WIDE_MARGIN = 150.0, 200.0  # right of the axes: for the names of the roofs, and for a key to several dots
 _TEXT, _LINE, _SMALL = 12.0, 15.0, 11.0  # sizes in px: of text, from line to line, of ticks
-_GAP, _NEAR = 5.0, 12.0  # from a label to anything else at the least, and to its dot if no line leads there
 _MOST_KEYS, _MOST_LABEL, _MOST_WORDS = 7, 23, 32
 _MIDDLE = ' text-anchor="middle"'
+_HALO = ' stroke="var(--paper)" stroke-width="4" paint-order="stroke"'  # of a label that may lie on a line
 _DASHES = ("", "9 4", "2 3")  # of the first chip, the second, ...
-
-_Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 class Dot(NamedTuple):
@@ -251,7 +264,7 @@ def _roof_labels(axes: _Axes, mine: Chip) -> Iterator[str]:
 
 def _dot_marks(axes: _Axes, entries: Sequence[Entry]) -> Iterator[str]:
     """The dots, each with its time and share or, where there are several, with its number in the key."""
-    taken, places = _drawn(axes, entries), collections.defaultdict(list)
+    places = collections.defaultdict(list)
     for number, entry in enumerate(entries, 1):
         if entry.dot is not None:
             x, y = axes.x(entry.dot.x), axes.y(entry.dot.y)
@@ -264,46 +277,8 @@ def _dot_marks(axes: _Axes, entries: Sequence[Entry]) -> Iterator[str]:
         ink = 'fill="var(--vermilion)" stroke="var(--paper)" stroke-width="1"'
         yield f'<circle cx="{px(x)}" cy="{px(y)}" r="5" {ink}/>'
         said = cut(", ".join(words), _MOST_WORDS, "…")
-        box = _free_place(x, y, said, taken)
-        if box is not None:
-            yield from _label(box, x, y, said)
-            middle = (box[1] + box[3]) / 2
-            taken = np.concatenate([taken, np.linspace((box[0], middle), (box[2], middle), 60)])
-
-
-def _drawn(axes: _Axes, entries: Sequence[Entry]) -> np.ndarray:
-    """Points that a label should not cover, on roofs, on dots, and on the lines between them: (n, 2) in px."""
-    lines = [pair for chip in axes.chips for pair in itertools.pairwise(axes.roof(chip))]
-    for dot in (entry.dot for entry in entries if entry.dot is not None):
-        lines.append(((axes.x(dot.x), axes.y(dot.y) + 3), (axes.x(dot.x), axes.y(dot.roof))))
-    return np.concatenate([np.linspace(start, end, 240) for start, end in lines])
-
-
-def _free_place(x: float, y: float, words: str, taken: np.ndarray) -> _Box | None:
-    """The nearest place within the axes for the label of a dot at (x, y); right of it and below, if that is as near."""
-    wide, high = len(words) * _TEXT * SANS_EM, _LINE
-    across = np.arange(_LEFT + _GAP, _RIGHT - wide - _GAP, 4.0)
-    down = np.arange(_TOP + _GAP, _BOTTOM - high - _GAP, 4.0)
-    left, top = (each.ravel() for each in np.meshgrid(across, down))
-    far = np.hypot(np.clip(x, left, left + wide) - x, np.clip(y, top, top + high) - y)
-    cost = np.maximum(far, 2 * _GAP) + 5 * (left + wide < x) + 5 * (top + high < y)
-    cost = cost + np.where(far > 1.5 * _GAP, 0.05 * abs(top + high / 2 - y), np.inf)
-    for i in np.argsort(cost, kind="stable"):
-        box = float(left[i]), float(top[i]), float(left[i]) + wide, float(top[i]) + high
-        inside = (taken > np.array(box[:2]) - _GAP) & (taken < np.array(box[2:]) + _GAP)
-        if math.isfinite(cost[i]) and not inside.all(axis=1).any():
-            return box
-    return None
-
-
-def _label(box: _Box, x: float, y: float, words: str) -> Iterator[str]:
-    """Text set against the side nearer to the dot, so that it is near whatever the font, and a line to it if not."""
-    near = min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
-    if math.dist(near, (x, y)) > _NEAR:
-        line = f"M{px(x)} {px(y)}L{px(near[0])} {px(near[1])}"
-        yield f'<path d="{line}" stroke="var(--muted)" stroke-width=".8"/>'
-    edge, anchor = (box[2], END) if box[0] + box[2] < 2 * x else (box[0], "")
-    yield svg_text(edge, box[3] - 4, words, _TEXT, "ink", SANS, anchor)
+        beside, anchor = (9, "") if x + len(said) * _TEXT * SANS_EM < _RIGHT else (-9, END)
+        yield svg_text(x + beside, min(y + 16, _BOTTOM - 4), said, _TEXT, "ink", SANS, anchor + _HALO)
 
 
 def _key(entries: Sequence[Entry]) -> Iterator[str]:

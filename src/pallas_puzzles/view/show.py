@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ir.capture import ForGpu, ForMesh
 from ..lens.gpu.timeline import in_l2
-from .devices import DevicesPicture, on_devices
+from .devices import on_devices
 from .draw import Picture, look
 from .live import LivePicture, why_not_live
 from .timeline import Timeline, timeline
@@ -16,7 +16,7 @@ from .timeline import Timeline, timeline
 
 def show(
     fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int = 0, l2: bool = False, **kwargs: Any
-) -> Picture | Timeline | DevicesPicture:
+) -> Picture | Timeline:
     """A picture of every kernel that `fn(*args, **kwargs)` reaches. Never raises for a broken or unsolved kernel.
 
     Of pallas_calls for a TPU: the grid, the blocks, what moves. Of a plgpu.kernel: who is busy when on the machine's

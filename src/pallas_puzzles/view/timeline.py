@@ -8,21 +8,20 @@ arrival at a barrier an arrow to who waits for it: so that double buffering is s
 import dataclasses
 import functools
 import html
-import shutil
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..lens import gpu
 from ..lens.gpu import Event, Launched
-from ..text import COLUMNS, human_bytes, plural
-from .bars import BAR_PX, PAGE_PX, ROW_PX, Look, Row, Sheet, svg, text_legend, text_rows, tracks
+from ..text import human_bytes, plural
+from .bars import BAR_PX, ROW_PX, Look, Row, Sheet, arrow, columns, source, svg, text_lines, tracks
 from .costs import gained
-from .draw import LEFT, RIGHT, Displayed, image, row_html, sentence_html, tried
-from .paper import SANS, px, svg_text
+from .draw import SMALL, Displayed, html_table, image, sentence_html, tried
 from .slots import ref_of, short, slot_events
 
 CTAS_DRAWN, KERNELS_DRAWN = 3, 4
+_HANDOVERS = "an arrival at a barrier, and who waits for it; pale: nobody had to wait"
 _MOST_ARROWS, _MOST_REFS = 200, 4
 
 # kind of event -> (colour, letter in a terminal, in words)
@@ -69,7 +68,7 @@ def _rows(launched: Launched) -> list[Row]:
 def _svg(launched: Launched) -> str:
     left_out = slot_events(launched.uses)[1]
     notes = [f"{plural(left_out, 'more slot')} of SMEM in a CTA are not drawn"] if left_out else []
-    legend = _arrow_legend if launched.handovers else None
+    legend = _HANDOVERS if launched.handovers else ""
     return svg(_rows(launched), _LOOK, functools.partial(_arrows, launched), legend, notes)
 
 
@@ -87,37 +86,19 @@ def _arrows(launched: Launched, sheet: Sheet) -> Iterator[str]:
         y2 = target + (BAR_PX if target < y1 else 0.0)
         x1, x2 = sheet.left + handover.arrived * sheet.scale, sheet.left + handover.end * sheet.scale
         title = f"{short(handover.barrier)}: {handover.lane} goes on, cycle {handover.end:,.0f}"
-        yield _arrow(x1, y1, x2, y2, title, "" if handover.waited else ' opacity=".35"')
-
-
-def _arrow(x1: float, y1: float, x2: float, y2: float, title: str, more: str) -> str:
-    tip = 4.0 if y2 < y1 else -4.0
-    return (
-        f'<g stroke="var(--ink)" fill="var(--ink)"{more}><title>{html.escape(title)}</title>'
-        f'<path d="M{px(x1)} {px(y1)}L{px(x2)} {px(y2 + tip)}" fill="none"/>'
-        f'<path d="M{px(x2)} {px(y2)}l-2.5 {px(tip)}h5z" stroke="none"/></g>'
-    )
+        yield arrow(x1, y1, x2, y2, _LOOK, title, "" if handover.waited else ' opacity=".35"')
 
 
 def _words(event: Event) -> str:
     """'copy from GMEM of x_gmem, cycles 0-3,063, a.py:7: plgpu.copy_gmem_to_smem(...)'."""
     about = f" for {event.ref}" if event.kind == "wait" and event.ref else f" of {event.ref}" if event.ref else ""
-    where = f", {event.line}: {event.line.text}" if event.line is not None else ""
-    return f"{_KINDS[_kind(event)][2]}{about}, cycles {event.start:,.0f}-{event.end:,.0f}{where}"
-
-
-def _arrow_legend(x: float, y: float) -> tuple[list[str], float]:
-    words = "an arrival at a barrier, and who waits for it; pale: nobody had to wait"
-    x, y = (0.0, y + 17) if x + 16 + len(words) * 11 * 0.56 > PAGE_PX else (x, y)
-    return [_arrow(x + 5, y + 2, x + 5, y - 9, "the arrival", ""), svg_text(x + 16, y, words, 11, "ink", SANS)], y
+    return f"{_KINDS[_kind(event)][2]}{about}, cycles {event.start:,.0f}-{event.end:,.0f}{source(event.line)}"
 
 
 _LOOK = Look(_KINDS, _kind, _words, "cycles")
 
 # --- the table, and the text -----------------------------------------------------------------------------------------
 
-_WRAPS = "font-weight:400;white-space:normal;overflow-wrap:anywhere;min-width:18em"
-_WRAPS_NAMES = "white-space:normal;min-width:9em"
 _HEADS = ("line", "what", "times", "cycles", "waited for")
 
 
@@ -163,67 +144,6 @@ def _costs(launched: Launched) -> str:
     return " ".join(words)
 
 
-def _text_lines(launched: Launched) -> Iterator[str]:
-    columns = max(60, min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns))
-    yield from textwrap.wrap(_title(launched), columns)
-    rows = _rows(launched)
-    yield from text_rows(rows, _LOOK, columns)
-    legend = text_legend(rows, _LOOK)
-    yield from (line.replace("\0", " ") for line in textwrap.wrap(legend, columns))
-    yield from textwrap.wrap(_costs(launched), columns)
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class Timeline(Displayed):
-    """What `show` returns for kernels for a GPU: one timeline for each. note: what is missing and why."""
-
-    calls: list[Launched]
-    note: str = ""
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing was stored: there is no kernel, or none that is written."""
-        return not any(each.counts.gmem_write_bytes for each in self.calls)
-
-    @property
-    def drawn(self) -> list[Launched]:
-        return [] if self.empty and self.note else self.calls[:KERNELS_DRAWN]
-
-    def svg(self, call: int = 0) -> str:
-        """One kernel as a standalone SVG file; hovering over a bar says what it is, and its line."""
-        return _svg(self.calls[call])
-
-    def text(self) -> str:
-        """The picture in characters."""
-        parts = ["\n".join(_text_lines(each)) for each in self.drawn]
-        return "\n\n".join([*([self.note] if self.note else []), *parts])
-
-    def _repr_html_(self) -> str:
-        drawn = "".join(map(_html_of, self.drawn))
-        return drawn + sentence_html(self.note)
-
-
-def _html_of(launched: Launched) -> str:
-    heads = "".join(
-        f'<th scope="col" style="{RIGHT if head in ("times", "cycles") else LEFT}">{head}</th>' for head in _HEADS
-    )
-    body = [row_html([heads])]
-    for line, what, count, cycles, refs in _table(launched):
-        cells = [f'<th scope="row" style="{LEFT};{_WRAPS}"><code>{html.escape(line)}</code></th>']
-        cells += [f'<td style="{LEFT}">{html.escape(what)}</td>']
-        cells += [f'<td style="{RIGHT}">{number}</td>' for number in (count, cycles)]
-        waited_for = f"<code>{html.escape(refs)}</code>" if refs else ""
-        cells += [f'<td style="{LEFT};{_WRAPS_NAMES}">{waited_for}</td>']
-        body.append(row_html(cells))
-    table = f'<table style="border-collapse:collapse;white-space:nowrap;margin:6px 0;font:12px {SANS}">'
-    return (
-        f'<div style="margin:4px 0"><div style="margin:2px 12px 6px;font:12px {SANS}">'
-        f"<b>{html.escape(_title(launched))}</b></div>{image(_svg(launched), _alt(launched))}"
-        f'<div style="overflow-x:auto">{table}{"".join(body)}</table></div>'
-        f'<div style="margin:2px 12px 10px;font:12px {SANS}">{html.escape(_costs(launched))}</div></div>'
-    )
-
-
 def _alt(launched: Launched) -> str:
     """The picture in words."""
     c = launched.counts
@@ -233,13 +153,69 @@ def _alt(launched: Launched) -> str:
     return f"Timeline of {_title(launched)} {words[0].upper()}{words[1:]}."
 
 
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """Rows on a clock: as a standalone SVG file, in words, in characters. Below it a table in HTML, and its costs."""
+
+    title: str
+    svg: str
+    alt: str
+    text: list[str]
+    costs: str
+    table: str = ""
+
+    def lines(self) -> Iterator[str]:
+        yield from textwrap.wrap(self.title, columns())
+        yield from self.text
+        yield from textwrap.wrap(self.costs, columns())
+
+    def html(self) -> str:
+        title, costs = html.escape(self.title), html.escape(self.costs)
+        head, foot = f'<div style="{SMALL}"><b>{title}</b></div>', f'<div style="{SMALL}">{costs}</div>'
+        return f'<div style="margin:4px 0">{head}{image(self.svg, self.alt)}{self.table}{foot}</div>'
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Timeline(Displayed):
+    """What `show` returns for kernels for a GPU, one chart for each, and for a function on several devices.
+
+    note: what is missing and why. empty: whether nothing comes out: there is no kernel, or none that is written.
+    """
+
+    charts: list[Chart]
+    note: str = ""
+    empty: bool = False
+
+    @property
+    def _drawn(self) -> list[Chart]:
+        return [] if self.empty and self.note else self.charts
+
+    def svg(self, call: int = 0) -> str:
+        """One kernel as a standalone SVG file; hovering over a bar says what it is, and its line."""
+        return self.charts[call].svg
+
+    def text(self) -> str:
+        """The picture in characters."""
+        return "\n\n".join([*([self.note] if self.note else []), *("\n".join(each.lines()) for each in self._drawn)])
+
+    def _repr_html_(self) -> str:
+        return "".join(each.html() for each in self._drawn) + sentence_html(self.note)
+
+
+def _chart(launched: Launched) -> Chart:
+    text = [*text_lines(_rows(launched), _LOOK)]
+    table = html_table(dict.fromkeys(_HEADS, ""), _table(launched), "w<>>w")
+    return Chart(_title(launched), _svg(launched), _alt(launched), text, _costs(launched), table)
+
+
 def timeline(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:
     """Runs a function in the machine for GPU kernels; whatever goes wrong becomes the picture's note."""
     from ..diagnose.gpu import findings_of
 
     run, note = tried(fn, lambda: gpu.run(fn, *args, ctas_drawn=CTAS_DRAWN, **kwargs), findings_of)
-    if run is None:
-        return Timeline([], note)
-    more = len(run.calls) - KERNELS_DRAWN
+    calls = run.calls if run is not None else []
+    more = len(calls) - KERNELS_DRAWN
     left_out = f"and {plural(more, 'more kernel')} not drawn" if more > 0 else ""
-    return Timeline(run.calls, " ".join(filter(None, [note, left_out])))
+    empty = not any(each.counts.gmem_write_bytes for each in calls)
+    charts = [_chart(each) for each in calls[:KERNELS_DRAWN]]
+    return Timeline(charts, " ".join(filter(None, [note, left_out])), empty)

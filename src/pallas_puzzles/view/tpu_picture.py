@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from typing import TYPE_CHECKING
 
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip
-from ..text import Lines, cut, human_bytes, plural
-from .draw import LEFT, RIGHT, row_html
-from .facts import table
-from .report import Fact, Page
-from .roofline import achieved, count_words, digits, human_count, human_time, percent, ridge
+from ..text import cut, human_bytes, plural
+from .report import Fact, Page, flop_words, times_words
+from .roofline import count_words, digits, human_count, human_time, percent
 
 if TYPE_CHECKING:
     from .tpu_report import KernelReport, Report
+
+_MOST_NAME = 48
 
 # How KernelReport.time_s comes about; the names are those of KernelReport.times
 FORMULA = f"max(MXU, bundles, HBM - fill) + fill + {STEP_OVERHEAD_S * 1e6:g} us a step; fill: first blocks in, last out"
@@ -44,9 +43,7 @@ def facts(kernel: KernelReport, report: Report) -> Iterator[Fact]:
     if kernel.runs > 1:
         yield "calls", f"{kernel.runs}; the figures are those of one call"
     if kernel.times:
-        longest_first = sorted(kernel.times.items(), key=lambda pair: -pair[1])
-        parts = [f"{name} {human_time(seconds)}" for name, seconds in longest_first]
-        yield "times", f"{', '.join(parts)}, each on its own"
+        yield "times", times_words(kernel)
     yield "VMEM", _vmem_words(kernel, chip)
     yield "spills", _spill_words(kernel)
     yield "bundles", _bundle_words(kernel)
@@ -54,7 +51,7 @@ def facts(kernel: KernelReport, report: Report) -> Iterator[Fact]:
     yield "MXU", least if kernel.mxu_cycles else "no matrix products"
     yield "slots", ", ".join(f"{slot} {share:.0%}" for slot, share in kernel.slots.items()) + " in use"
     yield "HBM", _hbm_words(kernel, chip)
-    yield "FLOPs", _flop_words(kernel, chip)
+    yield "FLOPs", flop_words(kernel, chip, "MXU", "" if kernel.hbm_exact else "at least ")
     if kernel.cycles is not None:
         took = f"{human_time(kernel.cycles / chip.clock_hz)} at {digits(chip.clock_hz / 1e9)} GHz"
         yield "simulator", f"{kernel.cycles:,} cycles, {took} (libtpu's; its copies do not share the bandwidth)"
@@ -75,13 +72,14 @@ def _vmem_words(kernel: KernelReport, chip: Chip) -> str:
     return f"{human_bytes(kernel.vmem_bytes)}, {percent(kernel.vmem_bytes / kernel.vmem_limit_bytes)} of the {limit}"
 
 
-def buffers(kernel: KernelReport, most: int = 1 << 20) -> list[tuple[str, str, str]]:
+def _buffers(kernel: KernelReport, most: int) -> list[list[str]]:
     """(name, size, share of what the kernel may use), the largest first; what is left after `most` rows in the last."""
     rows = sorted(kernel.buffers.items(), key=lambda pair: -pair[1])
     if len(rows) > most:
         shown, rest = rows[: most - 1], rows[most - 1 :]
         rows = [*shown, (f"and {len(rest)} more", sum(nbytes for _, nbytes in rest))]
-    return [(name, human_bytes(nbytes), percent(nbytes / kernel.vmem_limit_bytes)) for name, nbytes in rows]
+    limit = kernel.vmem_limit_bytes
+    return [[cut(name, _MOST_NAME), human_bytes(nbytes), percent(nbytes / limit)] for name, nbytes in rows]
 
 
 def _spill_words(kernel: KernelReport) -> str:
@@ -110,21 +108,6 @@ def _hbm_words(kernel: KernelReport, chip: Chip) -> str:
     return f"{most}{human_bytes(kernel.hbm_bytes)} between HBM and VMEM, which a {chip.title} moves at {speed}"
 
 
-def _flop_words(kernel: KernelReport, chip: Chip) -> str:
-    words = human_count(kernel.flops, "FLOP")
-    if not kernel.intensity:
-        return words
-    point = ridge(chip, kernel.mxu_dtype or "bfloat16")
-    place, what = ("below", "cannot") if kernel.intensity < point else ("above", "could")
-    meaning = f", so HBM {what} keep its MXU busy" if kernel.mxu_dtype else ""
-    least = "" if kernel.hbm_exact else "at least "
-    words += f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of a {chip.title}, {digits(point)}"
-    words += meaning
-    if (reached := achieved(kernel, chip)) is not None:
-        words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
-    return words
-
-
 def remarks(report: Report) -> Iterator[Fact]:
     if report.simulator:
         yield "simulator", report.simulator
@@ -133,28 +116,7 @@ def remarks(report: Report) -> Iterator[Fact]:
         yield "XLA", f"{plural(report.copies, 'array')} {verb} copied around the kernels, which no figure here counts"
 
 
-_MOST_NAME = 48
-
-
-def _buffer_lines(kernel: KernelReport, most: int) -> Lines:
-    rows = buffers(kernel, most)
-    names = [cut(name, _MOST_NAME) for name, _, _ in rows]
-    wide, deep = max(map(len, names), default=0), max((len(size) for _, size, _ in rows), default=0)
-    indent = " " * 14
-    return [
-        ("buffer", f"{indent}{name:{wide}}  {size:>{deep}}  {share:>5}")
-        for name, (_, size, share) in zip(names, rows, strict=True)
-    ]
-
-
-def _buffers_html(kernel: KernelReport) -> str:
-    name, number = (f'<td style="{LEFT}"><code>{{}}</code></td>', f'<td style="{RIGHT}">{{}}</td>')
-    rows = buffers(kernel)
-    return table([row_html([name.format(escape(row[0])), *map(number.format, row[1:])]) for row in rows])
-
-
 PAGE = Page(
-    machine="tpu",
     chips=CHIPS,
     target=target_words,
     between="HBM and VMEM",
@@ -164,11 +126,9 @@ PAGE = Page(
     facts=facts,
     remarks=remarks,
     under="VMEM",
+    table=_buffers,
+    sides="c>>",
     rows=2,
-    table_lines=_buffer_lines,
-    table_html=_buffers_html,
     ranks={"grid": 1, "times": 1, "VMEM": 2, "bundles": 2, "HBM": 2, "FLOPs": 2, "spills": 3, "note": 3, "": 5},
     columns=10,
-    fields=("copies", "simulator"),
-    figures=lambda kernel: {name: getattr(kernel, name) for name in ("vmem_bytes", "intensity", "bound")},
 )

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ir.capture import Beyond, Call, SourceLine, capture, describe, on_chip
+from ..ir.capture import Beyond, Call, capture, describe, on_chip
 from ..ir.modes import axes_of as own_axes
 from ..ir.modes import on_mesh
 from ..ir.ops import in_avals, is_key, np_dtype, out_avals, to_keys
@@ -24,7 +24,8 @@ from ..targets.tpu.explain import explain, explain_abort, over_vmem
 from ..targets.tpu.lowering import Refusal, exported, for_tpu, refusal_on
 from . import tpu_picture as picture
 from .report import Report as ChipReport
-from .report import name_of
+from .report import matched, name_of
+from .roofline import Kernel
 
 _SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
 _FAR_TOO_LARGE = 1.5  # times the limit
@@ -32,21 +33,18 @@ _FOLLOWED_FLOPS = 5e9
 _DRAWN_BYTES = 256 << 20  # inputs up to this size are drawn, larger ones only described
 
 
-@dataclasses.dataclass
-class KernelReport:
+@dataclasses.dataclass(kw_only=True)
+class KernelReport(Kernel):
     """One pallas_call on one TPU. Times are in seconds, sizes in bytes.
 
     dynamic: the grid is set at run time. steered: prefetched scalars have a say in what runs. steps: None where nobody
     could know. runs: how often the function calls it. buffers: name -> VMEM held, all its copies; vmem_limit_bytes:
     what this kernel may use. least_step, mean_step, most_step: bundles of a grid step, which is cycles if nothing has
-    to be waited for. slots: share of each kind of instruction slot in use. hbm_bytes: None when the kernel makes its
-    own copies and nothing could count them. times: what the kernel would take if nothing but this bounded it; time_s:
-    what it should take, see `tpu_report`, None where a part of it is unknown. cycles: by libtpu's simulator.
+    to be waited for. slots: share of each kind of instruction slot in use. time_s: see `tpu_report`. cycles: by
+    libtpu's simulator.
     """
 
-    name: str
     hlo_name: str
-    where: SourceLine | None
     grid: tuple[int, ...]
     dynamic: bool
     steered: bool
@@ -62,28 +60,12 @@ class KernelReport:
     most_step: int
     slots: dict[str, float]
     mxu_cycles: float
-    mxu_dtype: str | None  # of the operands of its matrix products (of most of them)
-    flops: float
-    hbm_bytes: int | None
     hbm_exact: bool
-    times: dict[str, float]
-    time_s: float | None = None
     cycles: int | None = None
-    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def vmem_bytes(self) -> int:
         return sum(self.buffers.values())
-
-    @property
-    def intensity(self) -> float | None:
-        """FLOPs per byte between HBM and VMEM."""
-        return self.flops / self.hbm_bytes if self.hbm_bytes else None
-
-    @property
-    def bound(self) -> str | None:
-        """Which of `times` is the longest."""
-        return max(self.times, key=lambda name: self.times[name]) if self.time_s is not None else None
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -100,18 +82,15 @@ def tpu_report(
     fn: Callable[..., Any],
     *args: Any,
     tpu: str = "v5e",
-    mesh: Mapping[str, int] | None = None,
     simulate: bool = True,
-    timeout_s: float = compiler.TIME_LIMIT_S,
     **blocks: Any,
 ) -> Report:
     """Compiles `fn(*args, **blocks)` for a TPU that need not be there, and reads what the compiler made of it.
 
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; where a kernel is steered by prefetched
-    scalars, bytes and steps are known only from real values. tpu: "v5e", "v6e" or "tpu7x" (one of its two cores). mesh:
-    axis -> size, for a jax.shard_map over several devices that leaves its mesh= out; a mesh of its own is kept, made of
-    these chips. simulate: ask libtpu's simulator for cycles, too. blocks: static keyword arguments of fn. Never raises
-    for a kernel that does not compile: see Report.refusal.
+    scalars, bytes and steps are known only from real values. tpu: "v5e", "v6e" or "tpu7x" (one of its two cores). The
+    mesh of a jax.shard_map is made of as many of these chips. simulate: ask libtpu's simulator for cycles, too. blocks:
+    static keyword arguments of fn. Never raises for a kernel that does not compile: see Report.refusal.
     Raises ValueError for a TPU that is not known.
 
     The estimate is max(FLOPs of matrix products / MXU peak, bundles / clock, HBM bytes / bandwidth - fill) + fill +
@@ -126,7 +105,7 @@ def tpu_report(
     """
     target = chip(tpu)
     report = Report(target, name_of(fn))
-    axes = dict(mesh or {})
+    axes: dict[str, int] = {}
     call = functools.partial(fn, **blocks) if blocks else fn
     try:
         values, twins = _values(args)
@@ -135,8 +114,8 @@ def tpu_report(
         report.refusal = Refusal(words, "", None)
         return report
     with contextlib.suppress(Exception), on_chip(target.kind):  # what is wrong with fn is said below
-        own = {} if axes else own_axes(call, values)
-        call, axes = (on_mesh(call, values, target.mesh(own)), own) if own else (call, axes)
+        if own := own_axes(call, values):
+            call, axes = on_mesh(call, values, target.mesh(own)), own
     target_mesh = target.mesh(axes)
     placed = jax.sharding.NamedSharding(target_mesh, jax.sharding.PartitionSpec()) if axes else None
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placed), values)
@@ -144,7 +123,7 @@ def tpu_report(
         compiler.warm(simulator=simulate and not axes)
     report.refusal = refusal_on(target_mesh, call, shapes)
     if report.refusal is not None:
-        report.refusal = _about_the_chip(_about_the_mesh(report.refusal), target)
+        report.refusal = _about_the_chip(report.refusal, target)
         return report
     with on_chip(target.kind):
         works, missed = _works(call, values, twins, shapes, target_mesh)
@@ -156,24 +135,8 @@ def tpu_report(
     report.unavailable = compiler.missing() or ""
     if report.unavailable:
         return report
-    _compile(report, call, shapes, works, missed, axes, simulate, timeout_s)
+    _compile(report, call, shapes, works, missed, axes, simulate)
     return report
-
-
-def _about_the_mesh(refusal: Refusal) -> Refusal:
-    """What JAX says of a mesh that is missing, or there twice, as what to do about it."""
-    if "context mesh cannot be empty" in refusal.sentence:
-        words = 'jax.shard_map needs a mesh: give tpu_report its axes and their sizes, mesh={"x": 4}.'
-    elif "context mesh" in refusal.sentence or "in_specs passed to shard_map" in refusal.sentence:
-        words = (
-            "jax.shard_map has a mesh of its own here, of this machine's devices: leave its mesh= out, and give "
-            'tpu_report the axes and their sizes, mesh={"x": 4}.'
-        )
-    elif "must refer to an axis marked as manual" in refusal.sentence:
-        words = "jax.shard_map names an axis that the mesh of tpu_report does not have: mesh= maps axis to size."
-    else:
-        return refusal
-    return dataclasses.replace(refusal, sentence=words, detail=refusal.sentence)
 
 
 def _about_the_chip(refusal: Refusal, target: Chip) -> Refusal:
@@ -356,7 +319,6 @@ def _compile(
     missed: str,
     axes: Mapping[str, int],
     simulate: bool,
-    timeout_s: float,
 ) -> None:
     target = report.chip
     with for_tpu(target.mesh(axes)):
@@ -367,11 +329,11 @@ def _compile(
             return
     options: dict[str, str] = {}
     try:
-        compiled = compiler.compile_program(program, target, axes, timeout_s=timeout_s)
+        compiled = compiler.compile_program(program, target, axes)
         if compiled.operands_in_vmem:  # then the step's copies are not those that a larger array would see
             with contextlib.suppress(compiler.CompilerError):
                 again = compiler.nothing_in_vmem(target)
-                compiled = compiler.compile_program(program, target, axes, options=again, timeout_s=timeout_s)
+                compiled = compiler.compile_program(program, target, axes, options=again)
                 options = again
     except compiler.CompilerError as error:
         report.refusal = explain(str(error), [w.call for w in works], target)
@@ -389,7 +351,9 @@ def _compile(
         words = "runs" if len(sparse) == 1 else "run"
         report.notes.append(f"{listed(sparse)} {words} on SparseCores, of which the compiler shows no schedule")
     works = [work for work in works if not work.call.sparse]
-    for kernel, work in _matched(compiled.kernels, works):
+    for kernel, work in matched(compiled.kernels, works, ("results", "operands"), ("results",), ()):
+        if work is None:
+            continue  # a second copy of a kernel that stands once in the source
         try:
             report.kernels.append(_kernel_report(compiled, kernel, work, target))
         except Exception as error:
@@ -398,19 +362,6 @@ def _compile(
         missing = len(works) - len(report.kernels)
         report.notes.append(f"{missing} of {len(works)} kernels are not in the compiled program, or look the same")
     _simulate(report, program, axes, options, simulate)
-
-
-def _matched(kernels: Sequence[compiler.Kernel], works: list[_Work]) -> list[tuple[compiler.Kernel, _Work]]:
-    """Kernels of the compiled program with the calls they come from: by the types of what they take and give."""
-    left = list(works)
-    pairs = []
-    for kernel in kernels:
-        same = [w for w in left if w.results == kernel.results and w.operands == kernel.operands]
-        same = same or [w for w in left if w.results == kernel.results] or left
-        if same:  # or else it is a second copy of a kernel that stands once in the source
-            pairs.append((kernel, same[0]))
-            left = [w for w in left if w is not pairs[-1][1]]
-    return pairs
 
 
 def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _Work, target: Chip) -> KernelReport:
@@ -458,7 +409,6 @@ def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _
         flops=counts.flops + counts.transcendentals,
         hbm_bytes=hbm_bytes,
         hbm_exact=exact,
-        times={},
         notes=notes,
     )
     if steps is not None:

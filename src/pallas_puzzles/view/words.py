@@ -107,7 +107,7 @@ HEADS = {
 }
 
 
-LEFT_COLUMNS = 4  # array, shape, dtype and block are words, the others are numbers
+SIDES = "<<<<>>>>"  # array, shape, dtype and block are words, the others are numbers
 
 
 def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
@@ -165,8 +165,7 @@ def _text_table(rows: list[tuple[str, ...]]) -> list[str]:
     for i in (0, 3, 1):  # names, blocks and shapes give way first
         give = max(0, min(excess, widths[i] - 8))
         widths[i], excess = widths[i] - give, excess - give
-    sides = "<" * LEFT_COLUMNS + ">" * (len(widths) - LEFT_COLUMNS)
-    cells = [[f"{cut(c, w, '…'):{side}{w}}" for c, w, side in zip(row, widths, sides, strict=True)] for row in rows]
+    cells = [[f"{cut(c, w, '…'):{side}{w}}" for c, w, side in zip(row, widths, SIDES, strict=True)] for row in rows]
     return [cut("  ".join(row).rstrip(), end="…") for row in cells]
 
 
