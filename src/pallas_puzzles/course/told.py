@@ -34,7 +34,9 @@ def told(
     )
     if formulas and seen.kind == "model" and seen.evidence:  # what it should come to is told, and where
         return [seen.but(line=first.line, function=first.function), *findings[1:]]
-    covered = [c for c in found if seen.line and seen.line.file == files[c.function] and c.covers(seen.line.line)]
+    at = seen.line
+    here = [c for c in found if at and at.file == files[c.function]]
+    covered = [c for c in here if at and (c.covers(at.line) or (seen.kind in _TOO_EARLY and at.line in c.values))]
     if seen.kind == "budget":
         head, _, advice = seen.cause.partition(". ")
         first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
@@ -54,6 +56,8 @@ def told(
 
 # Kinds that see that something is wrong, and not how it came about.
 SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
+
+_TOO_EARLY = frozenset({"no-wait", "reused"})  # what is read is right, and the time is not
 
 _APART = "This is the first line whose value differs from all that a right answer computes."
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess

@@ -34,7 +34,7 @@ class Correction:
     values: frozenset[int] = frozenset()
 
     def covers(self, line: int) -> bool:
-        return self.line <= line <= self.last_line or line in self.values
+        return self.line <= line <= self.last_line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,8 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
     if ast.get_docstring(tree, clean=False) is not None:
         tree.body = tree.body[1:] or [ast.Pass()]
     named = {_key(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
-    for block in [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]:
+    blocks = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
+    for block in reversed(blocks):  # the inner ones first: one that only returns something is a lambda outside
         block.body = [one for each in block.body for one in _one_by_one(each)]  # type: ignore[attr-defined]
         _straighten(block.body, tree, named)  # type: ignore[attr-defined]
     return ast.fix_missing_locations(tree)
@@ -436,8 +437,11 @@ def _alone(used: Sequence[ast.Name], body: Sequence[ast.stmt]) -> bool:
     if len(used) != 2:
         return False
     m, there = next(((m, n) for m, n in enumerate(body) if m and any(u in used for u in ast.walk(n))), (0, body[0]))
+    own = getattr(there, "decorator_list", [])  # of a function under pl.when: its condition
+    if own:
+        there = ast.Expr(ast.Tuple(own))
     simple = isinstance(there, ast.Assign | ast.AugAssign | ast.Return | ast.Expr)
-    if not simple or any(map(_is_inner, ast.walk(there))):
+    if not simple or any(map(_is_inner, ast.walk(there))) or not any(u in used for u in ast.walk(there)):
         return False
     return not any(_must_follow(between, body[0]) for between in body[1:m])
 
