@@ -608,7 +608,7 @@ def basics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What basics.py defines, in a kernel of its own, with Puzzle 1 solved; progress is a fresh folder's."""
     monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path))
     names: dict[str, Any] = {}
-    for _, code in curriculum.definitions(curriculum.notebook(curriculum.puzzle("basics/1").path)):
+    for _, code in curriculum.notebook(curriculum.puzzle("basics/1").path).definitions:
         exec(code, names)
     exec(ADD_TEN, names)
     return names

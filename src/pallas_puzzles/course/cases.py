@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .curriculum import CurriculumError, Puzzle, checked, definitions, notebook, puzzle
+from .curriculum import CurriculumError, Puzzle, checked, notebook, puzzle
 from .inputs import Question, Subject
 
 
@@ -46,7 +46,7 @@ def given(puzzle: Puzzle, answers: Mapping[str, Any]) -> dict[str, Any]:
     """
     book = notebook(puzzle.path)
     holes, names = book.holes, {"__name__": book.name}
-    for name, code in definitions(book):
+    for name, code in book.definitions:
         if name in holes and name in answers:
             names[name] = answers[name]
             continue
@@ -70,7 +70,7 @@ def laid(
     """What the course's notebook defines, with these functions in its holes, and the reader's own in the others."""
     book = notebook(puzzle.path)
     names: dict[str, Any] = {**extra, "__name__": book.name}
-    for name, code in definitions(book):
+    for name, code in book.definitions:
         if name in functions:
             module = ast.Module([functions[name]], type_ignores=[])
             code = compile(module, f"<{name}>", "exec", dont_inherit=True)

@@ -14,12 +14,8 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..installation import PACKAGE, ROOT
-
-if TYPE_CHECKING:
-    pass
 
 HOLE = "YOUR CODE HERE"
 
@@ -97,6 +93,33 @@ class Notebook:
     def holes(self) -> set[str]:
         """The functions that are for the reader to write, in all of its puzzles."""
         return {hole for puzzle in self.puzzles for hole in puzzle.holes}
+
+    @functools.cached_property
+    def definitions(self) -> list[tuple[str, types.CodeType]]:
+        """(name, code) of all that it defines at its top level, in order; "" where a name is bound elsewhere."""
+        found = []
+        for cell in self.cells:
+            for node in syntax_tree(cell).body if cell.kind == "code" else ():
+                method = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.func
+                completes = isinstance(method, ast.Attribute) and method.attr == "defvjp"
+                defines = isinstance(node, DEFINITIONS | ast.Assign | ast.AnnAssign)
+                if completes or (defines and not only_displays(node)):
+                    code = compile(ast.Module([node], type_ignores=[]), cell.file, "exec", dont_inherit=True)
+                    found.append((getattr(node, "name", ""), code))
+        return found
+
+    @functools.cached_property
+    def given(self) -> dict[str, str]:
+        """What it defines itself, name -> source, "" where that is no function or class."""
+        found: dict[str, str] = {}
+        for cell in self.cells:
+            for node in syntax_tree(cell).body if cell.kind == "code" else ():
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    start, end = _first_line(node) - cell.line, (node.end_lineno or 0) - cell.line + 1
+                    found[node.name] = "\n".join(cell.source.splitlines()[start:end])
+                elif isinstance(node, ast.Assign | ast.AnnAssign):
+                    found |= dict.fromkeys(names_bound(node), "")
+        return found
 
     @property
     def accelerator(self) -> str:
@@ -187,7 +210,7 @@ def given_codes(puzzle: Puzzle, name: str) -> list[types.CodeType]:
     module in another way when the same file imports that module.
     """
     book = notebook(puzzle.path)
-    source = given_sources(book).get(name)
+    source = book.given.get(name)
     if not source or not source.lstrip().startswith("def ") or name in book.holes:
         return []
     trees = [syntax_tree(cell) for cell in book.cells if cell.kind == "code"]
@@ -202,31 +225,13 @@ def _code(source: str, name: str, path: Path) -> types.CodeType:
 
 def given_names(puzzle: Puzzle) -> frozenset[str]:
     """What the course's own notebook defines, holes included: every other name is the reader's."""
-    return frozenset(given_sources(notebook(puzzle.path)))
+    return frozenset(notebook(puzzle.path).given)
 
 
 def checked(puzzle: Puzzle) -> str:
     """The name of the function that the course's check cell checks."""
     call = check_in(syntax_tree(notebook(puzzle.path).cells[puzzle.check_cell]), puzzle.id)
     return ast.unparse(call.args[1]) if call and len(call.args) > 1 else ""
-
-
-def definitions(book: Notebook) -> Iterator[tuple[str, types.CodeType]]:
-    """(name, code) of all that a notebook defines at its top level, in order; "" where a name is bound elsewhere."""
-    yield from _definitions(book.cells)
-
-
-@functools.lru_cache(maxsize=16)
-def _definitions(cells: tuple[Cell, ...]) -> list[tuple[str, types.CodeType]]:
-    found = []
-    for cell in cells:
-        for node in syntax_tree(cell).body if cell.kind == "code" else ():
-            method = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.func
-            completes = isinstance(method, ast.Attribute) and method.attr == "defvjp"
-            if completes or (isinstance(node, DEFINITIONS | ast.Assign | ast.AnnAssign) and not only_displays(node)):
-                code = compile(ast.Module([node], type_ignores=[]), cell.file, "exec", dont_inherit=True)
-                found.append((getattr(node, "name", ""), code))
-    return found
 
 
 def signature(puzzle: Puzzle, hole: str) -> str:
@@ -244,13 +249,7 @@ def ast_equal(code_a: str, code_b: str) -> bool:
 def _dump(tree: ast.AST) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                node.body = node.body[1:] or [ast.Pass()]
+            node.body = node.body[ast.get_docstring(node, clean=False) is not None :] or [ast.Pass()]
     return ast.dump(tree)
 
 
@@ -343,9 +342,7 @@ def _ipynb_cells(path: Path) -> Iterator[Cell]:
         cells = [(each["cell_type"], "".join(each["source"])) for each in json.loads(text)["cells"]]
     except json.JSONDecodeError:
         raise ValueError("it is not JSON") from None
-    except KeyError as error:
-        raise ValueError(f"it has no {error}") from None
-    except TypeError:
+    except (KeyError, TypeError):
         raise ValueError("its JSON is not that of a notebook") from None
     for number, (kind, written) in enumerate(cells, start=1):
         file = f"{path.name}[cell {number}]"
@@ -503,23 +500,3 @@ def check_in(node: ast.AST, puzzle_id: str) -> ast.Call | None:
 def names_bound(node: ast.Assign | ast.AnnAssign) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
-
-
-def given_sources(book: Notebook) -> dict[str, str]:
-    """What the notebook itself defines, name -> source."""
-    return _given_in(book.cells)
-
-
-@functools.lru_cache(maxsize=16)
-def _given_in(cells: tuple[Cell, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for cell in cells:
-        if cell.kind != "code":
-            continue
-        for node in syntax_tree(cell).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                start = _first_line(node) - cell.line
-                found[node.name] = "\n".join(cell.source.splitlines()[start : (node.end_lineno or 0) - cell.line + 1])
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                found |= dict.fromkeys(names_bound(node), "")
-    return found

@@ -29,7 +29,6 @@ from .curriculum import (
     called_alike,
     check_in,
     find_check,
-    given_sources,
     names_bound,
     notebook,
     only_displays,
@@ -208,7 +207,7 @@ class _Session:
         else:
             cells, name = [Cell("code", overlay, 1, "<overlay>")], "<overlay>"
             remember(name, overlay)
-        given = given_sources(book)
+        given = book.given
         self.elsewhere = {
             name: (each.id, ast.unparse(node))
             for each in book.puzzles

@@ -70,7 +70,6 @@ def _scoped_by(eqn: Any) -> int:
 
 # --- arithmetic in 16 bits -------------------------------------------------------------------------------------------
 
-SAME_VALUE = frozenset("reshape squeeze convert_element_type copy broadcast_in_dim select_n".split())
 NARROWED = {"mul": "multiplication", "add": "addition", "sub": "subtraction", "div": "division", "reduce_sum": "sum"}
 
 
