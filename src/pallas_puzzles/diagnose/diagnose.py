@@ -31,23 +31,19 @@ _ROOTS = frozenset(ORDER) - SEEN_IN_VALUES - {"race", "exchanged"}
 
 # kind -> the kinds that explain it away
 _FOLLOWS = {
-    "padding": frozenset({"map-bounds"}),
-    "overflow": frozenset({"overwritten", "carry"}),
-    "born": frozenset({"overflow", "overwritten", "carry"}),
-    "unvisited": frozenset({"map-bounds"}),
-    "no-wait": frozenset({"unwaited", "hang"}),
-    "reused": frozenset({"unwaited", "hang"}),
-    "unused": frozenset({"never-stored"}),
-    "unread": frozenset({"map-bounds", "unused"}),
-    "unwritten": frozenset(
-        {"map-bounds", "hang", "unwaited", "copy-shape", "no-wait", "shared-semaphore", "never-stored"}
-    ),
-    "stale": frozenset({"map-bounds", "revisit", "hang", "no-wait", "unwritten"}),
-    "carry": frozenset({"map-bounds", "unwritten"}),
-    "overwritten": frozenset({"unvisited", "map-bounds"}),
-    "partly-stored": frozenset({"map-bounds"}),
-    "never-stored": frozenset({"map-bounds", "unwaited"}),
-    "revisit": frozenset({"map-bounds", "unvisited"}),
+    "padding": {"map-bounds"},
+    "born": {"overflow"},
+    "unvisited": {"map-bounds"},
+    "no-wait": {"unwaited"},
+    "reused": {"unwaited"},
+    "unused": {"never-stored"},
+    "unread": {"map-bounds"},
+    "unwritten": {"hang", "unwaited", "copy-shape", "no-wait", "shared-semaphore", "never-stored"},
+    "stale": {"map-bounds", "revisit", "unwritten"},
+    "carry": {"map-bounds", "unwritten"},
+    "overwritten": {"unvisited", "map-bounds"},
+    "never-stored": {"map-bounds", "unwaited"},
+    "revisit": {"map-bounds", "unvisited"},
 }
 
 
@@ -217,7 +213,7 @@ def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
             return True
         if f.kind in SEEN_IN_VALUES and kinds & roots:
             return True
-        return bool(kinds & _FOLLOWS.get(f.kind, frozenset()))
+        return bool(kinds & _FOLLOWS.get(f.kind, set()))
 
     def order(f: Finding) -> tuple[int, int]:
         late = len(ORDER) if f.kind in ("unwritten", "stale") and not poisoned else 0

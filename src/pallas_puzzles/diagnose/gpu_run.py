@@ -11,7 +11,7 @@ from ..text import plural
 from .diagnose import makers, result_names, structure
 from .findings import Diagnosis, Finding, Tolerance, default_tolerance
 from .gpu import findings_of
-from .wrong import compared, pattern_of, summary_of, where_in
+from .wrong import compared, pattern_of, summary_of, what_it_holds, where_in
 
 _PARTS = 64  # of one output: with more, nobody looks whether one holds the values of another
 
@@ -78,8 +78,6 @@ def _part(
     boxes = [_box(numbers == n) for n in every if n != first] if len(every) <= _PARTS else []
     others = {_named(name, b, want.shape): want[b] for b in boxes}
     kind, words = pattern_of(got[box], want[box], mine[box], tolerance, others)
-    holds = {"moved": f"holds {words}", "rounding": "is nearly right"}.get(kind, f"is {words}")
-    holds = "holds wrong values" if words == "wrong values" else holds
     by_chance = kind == "moved" or mine[box].mean() > _MOSTLY  # the others are right
     part = "" if by_chance else where_in(mine[box])
     inside = f" in {part} of it" if part else ""
@@ -88,7 +86,7 @@ def _part(
     assert access is not None, "a number above 0 is that of a write"
     line: SourceLine | None = access.instr.line if access.instr is not None else None
     who = access.who[:1].upper() + access.who[1:] if access.who else "This line"
-    cause = f"{_named(name, box, want.shape)} {holds}{inside}{more}. {who} stored it."
+    cause = f"{_named(name, box, want.shape)} {what_it_holds(kind, words)}{inside}{more}. {who} stored it."
     return Finding(kind, cause, [], line, operand=name, size=want.size)
 
 

@@ -64,17 +64,14 @@ def _in_hbm(trace: Trace, i: Incident) -> str:
 
 
 def _hang(trace: Trace, i: Incident) -> str:
-    d = i.detail
-    if d["dma"]:
-        flight = "no copy that uses it is in flight" if not d["got"] else f"only {d['got']} bytes are in flight"
-        return (
-            f"the kernel waits for {d['needed']} bytes on DMA semaphore {i.ref}, but {flight}: on a TPU it never "
-            "returns. Call .start() on the copy before .wait(), and wait once per copy."
-        )
-    return (
-        f"the kernel waits for {d['needed']} on semaphore {i.ref}, whose count is {d['got']}, and no signal is on its "
-        "way: on a TPU it never returns. Signal it first (pl.semaphore_signal), or drop the wait."
-    )
+    needed, got = i.detail["needed"], i.detail["got"]
+    what = f"{needed} on semaphore {i.ref}, whose count is {got}, and no signal is on its way"
+    advice = "Signal it first (pl.semaphore_signal), or drop the wait."
+    if i.detail["dma"]:
+        flight = f"only {got} bytes are in flight" if got else "no copy that uses it is in flight"
+        what = f"{needed} bytes on DMA semaphore {i.ref}, but {flight}"
+        advice = "Call .start() on the copy before .wait(), and wait once per copy."
+    return f"the kernel waits for {what}: on a TPU it never returns. {advice}"
 
 
 def _unwaited(trace: Trace, i: Incident) -> str:

@@ -87,10 +87,6 @@ def _status(w: Wrong, block: Block) -> tuple[str, str]:
         return ("never-stored", "never stored") if bad.all() else ("partly-stored", f"not stored in {where_in(bad)}")
     if (state == STALE).all():
         return "never-stored", "left over from another block"
-    return _wrong_values(w, block, bad)
-
-
-def _wrong_values(w: Wrong, block: Block, bad: np.ndarray) -> tuple[str, str]:
     got, want = w.cut(w.got, block), w.cut(w.want, block)
     others = [b for b in w.blocks if b != block] if got.size > 1 and len(w.blocks) <= _COMPARED else []
     return pattern_of(got, want, bad, w.tolerance, {f"block {b}": w.cut(w.want, b) for b in others})
@@ -126,6 +122,13 @@ def pattern_of(
     return "values", "wrong values"
 
 
+def what_it_holds(kind: str, words: str) -> str:
+    """What pattern_of says, as what is said of a block."""
+    if kind == "moved" or words == "wrong values":
+        return f"holds {words}"
+    return f"is {words}"
+
+
 def _same(tolerance: Tolerance, got: np.ndarray, want: np.ndarray) -> bool:
     return got.shape == want.shape and bool(tolerance.close(got, want).all()) and bool(got.any())
 
@@ -136,11 +139,9 @@ def _values(w: Wrong, wrong: dict[Block, tuple[str, str]]) -> Finding:
     kind, words = wrong[first]
     alike = [block for block, status in wrong.items() if status == wrong[first]]
     more = f", as {plural(len(alike) - 1, 'other block')}" if len(alike) > 1 else ""
-    holds = {"moved": f"holds {words}", "rounding": "is nearly right"}.get(kind, f"is {words}")
-    holds = "holds wrong values" if words == "wrong values" else holds
     part = where_in(w.cut(w.bad, first))
     inside = f" in {part}" if part else ""
-    cause = f"block {first} of {w.o.name} {holds}{inside}{more}.{_made_of(w, first)}"
+    cause = f"block {first} of {w.o.name} {what_it_holds(kind, words)}{inside}{more}.{_made_of(w, first)}"
     line, step = _last_store(w, first)
     line = where_defined(w.o.index_map) or line if kind == "moved" and w.o.index_map is not None else line
     index = w.trace.steps[step] if step is not None else None
