@@ -61,8 +61,8 @@ SPOILED = {
     "leaves": ("import os\nos._exit(0)", "Your code ended the whole process (exit code 0), as os._exit does"),
     "kills": ("import os\nos.kill(os.getpid(), 9)", "was killed (SIGKILL) and gave no verdict"),
     "patches": (
-        "import sys\nsys.modules['pallas_puzzles.course.judge'].judge_kernel = lambda *a, **k: None",
-        "Your file changes the checker (pallas_puzzles.course.judge.judge_kernel): there is no verdict",
+        "import sys\nsys.modules['pallas_puzzles.course.judge'].judge_cases = lambda *a, **k: None",
+        "Your file changes the checker (pallas_puzzles.course.judge.judge_cases): there is no verdict",
     ),
     "shadows": (
         "import sys\nsys.modules['pallas_puzzles.course.check'].all = lambda x: True",
