@@ -171,8 +171,6 @@ def _text_table(rows: list[tuple[str, ...]]) -> list[str]:
 
 def _text_strip(trace: Trace, operands: list[int]) -> list[str]:
     """One line per operand, one character per step."""
-    if not operands:
-        return []
     name_w = min(24, max(len(trace.call.operands[k].name) for k in operands))
     n = min(trace.n, COLUMNS - name_w - 4)
     first, total = trace.first, math.prod(trace.call.grid)
