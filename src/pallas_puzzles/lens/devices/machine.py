@@ -152,7 +152,7 @@ class Device(Machine):
                 self.device, lambda: key in self.memory.entered, lambda: Waiter(self.who, line, what, 0, 1)
             )  # fmt: skip
 
-    def _peer(self, view: Any, target: int, eqn: Any) -> tuple[Buffer, Any]:
+    def _peer(self, view: Any, target: int) -> tuple[Buffer, Any]:
         """(the buffer of a device that a Ref of this one stands for, its transforms)."""
         ref, transforms = plain_ref(view)
         if target == self.device:
@@ -176,7 +176,7 @@ class Device(Machine):
         src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
         world, line, to = self.world, line_of(eqn), self._target(device, eqn)
         self._entered(to, plain_ref(dst)[0], eqn)
-        (source, here), (target, there) = self._peer(src, self.device, eqn), self._peer(dst, to, eqn)
+        (source, here), (target, there) = self._peer(src, self.device), self._peer(dst, to)
         reads, writes = self.locate(source, here, "copies from", eqn), self.locate(target, there, "copies to", eqn)
         if not writes.nbytes:
             return []
