@@ -170,5 +170,5 @@ def test_an_attribute_is_there(things, where, kind, path):
 def test_every_name_of_a_primitive_that_is_compared_exists():
     known = {each.name for each in gc.get_objects() if issubclass(type(each), jec.Primitive)}
     rules = {name[4:] for name in dir(machine.Machine) if name.startswith("_do_")}
-    tables = [ops.OPS, ops.TRANSCENDENTAL, ops.INLINED, ir.MOVES, program.SAME_VALUE, program.NARROWED, rules]
+    tables = [ops.OPS, ops.TRANSCENDENTAL, ops.INLINED, ir.MOVES, program.NARROWED, rules]
     assert {*machine._SILENT}.union(*tables) - known == set()

@@ -70,7 +70,6 @@ def _scoped_by(eqn: Any) -> int:
 
 # --- arithmetic in 16 bits -------------------------------------------------------------------------------------------
 
-SAME_VALUE = frozenset("reshape squeeze convert_element_type copy broadcast_in_dim select_n".split())
 NARROWED = {"mul": "multiplication", "add": "addition", "sub": "subtraction", "div": "division", "reduce_sum": "sum"}
 
 
@@ -82,10 +81,6 @@ def _rounds(eqn: Any) -> bool:
     """A cast from float32 to a 16-bit float."""
     (before,) = in_dtypes(eqn)
     return is_floating(before) and before.itemsize == 4 and _has_16_bits(out_dtype(eqn))
-
-
-def _producers(jaxpr: Any) -> dict[Any, Any]:
-    return {v: e for e in jaxpr.eqns for v in e.outvars}
 
 
 def _users(jaxpr: Any, eqn: Any) -> set[str]:
@@ -109,7 +104,7 @@ def rounded_operands(kernel: Any) -> Iterator[Any]:
     for jaxpr, eqn in everywhere(kernel):
         if eqn.primitive.name != "dot_general":
             continue
-        made = _producers(jaxpr)
+        made = {v: e for e in jaxpr.eqns for v in e.outvars}
         for cast in (None if is_literal(v) else made.get(v) for v in eqn.invars):
             if cast is None or cast.primitive.name != "convert_element_type" or is_literal(cast.invars[0]):
                 continue
