@@ -181,7 +181,6 @@ class Program:
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     instrs: list[Instr]
-    names: list[str]
 
     def everything(self) -> Iterator[Instr]:
         """Every instruction, those of programs inside included."""

@@ -37,15 +37,12 @@ class _Reader:
         for var in inner.invars:
             self._new(var)
         bound = [] if consts else first
-        names = arg_names(inner)
-        names = names[-len(inner.invars) :] if inner.invars else []
         instrs = [self._instr(eqn) for eqn in inner.eqns]
         self.program = Program(
             self.template,
             tuple(self.slots[v] for v in [*bound, *inner.invars]),
             tuple(self._slot(v) for v in inner.outvars),
             instrs,
-            ["", *names][-len(inner.invars) :] if inner.invars else [],
         )
 
     def _new(self, var: Any, value: Any = None) -> int:

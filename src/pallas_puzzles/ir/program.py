@@ -83,10 +83,6 @@ def _rounds(eqn: Any) -> bool:
     return is_floating(before) and before.itemsize == 4 and _has_16_bits(out_dtype(eqn))
 
 
-def _producers(jaxpr: Any) -> dict[Any, Any]:
-    return {v: e for e in jaxpr.eqns for v in e.outvars}
-
-
 def _users(jaxpr: Any, eqn: Any) -> set[str]:
     """The primitives, or functions of jax.numpy, that take an equation's first result."""
     users = (e for e in jaxpr.eqns if any(v is eqn.outvars[0] for v in e.invars))
@@ -108,7 +104,7 @@ def rounded_operands(kernel: Any) -> Iterator[Any]:
     for jaxpr, eqn in everywhere(kernel):
         if eqn.primitive.name != "dot_general":
             continue
-        made = _producers(jaxpr)
+        made = {v: e for e in jaxpr.eqns for v in e.outvars}
         for cast in (None if is_literal(v) else made.get(v) for v in eqn.invars):
             if cast is None or cast.primitive.name != "convert_element_type" or is_literal(cast.invars[0]):
                 continue

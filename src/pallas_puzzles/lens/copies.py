@@ -76,7 +76,7 @@ class Copies:
         ref, number, name = self._number(sem, eqn, transforms)
         return self.semaphores.setdefault((ref, number), Semaphore()), name
 
-    def _do_dma_start(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_dma_start(self, eqn: Any, values: list[Any]) -> None:
         src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
         if device is not None:
             raise Beyond("a copy to another device (remote DMA)")
@@ -90,7 +90,6 @@ class Copies:
                     amount = nbytes if self._counts_bytes(eqn, at) else 1
                     self._semaphore(sem, eqn)[0].due.append((happen, copy, amount))
             self._take_off(copy, dst_sem, amount)
-        return []
 
     def _take_off(self, copy: Copy, sem: Any, amount: int) -> None:
         """Notes that a copy is on its way, and whether another one on its way uses the same memory."""
@@ -122,13 +121,12 @@ class Copies:
             found = self.dma_semaphores[id(eqn), at] = holds_dma_semaphore(ref.aval)
         return found
 
-    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> None:
         _, dst, sem, _, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
         if device is not None:
             raise Beyond("a copy to another device (remote DMA)")
         nbytes = self._nbytes(dst, eqn)
         self._wait(sem, (), nbytes if self._counts_bytes(eqn, 2) else min(nbytes, 1), eqn, dma=True)
-        return []
 
     def _wait(self, sem: Any, transforms: Any, needed: int, eqn: Any, *, dma: bool, take: bool = True) -> None:
         semaphore, name = self._semaphore(sem, eqn, transforms)
@@ -170,20 +168,18 @@ class Copies:
         """Whether it is to or from HBM."""
         return bool({"hbm", "any"} & {copy.source.space, copy.target.space})
 
-    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> None:
         ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]
         if device is not None or core is not None:
             raise Beyond("a signal to another device or core")
         semaphore, _ = self._semaphore(ref, eqn, transforms)
         semaphore.count += int(np.asarray(amount))
         self.flight.signalled(semaphore, int(np.asarray(amount)))
-        return []
 
-    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> None:
         ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
         take = decrement is None or bool(np.asarray(decrement).all())
         self._wait(ref, transforms, int(np.asarray(amount)), eqn, dma=False, take=take)
-        return []
 
     def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
         """What a semaphore holds when all that is on its way has arrived: a loop that looks at it ends."""

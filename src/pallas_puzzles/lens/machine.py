@@ -363,7 +363,7 @@ class Machine(Copies, SparseCore):
 
     def _results(self, eqn: Any, values: list[Any]) -> list[Any]:
         out = self.apply(eqn, values)
-        return out if eqn.primitive.multiple_results else [out]
+        return (out or []) if eqn.primitive.multiple_results else [out]
 
     def apply(self, eqn: Any, values: list[Any]) -> Any:
         act = self.acts.get(id(eqn))
@@ -441,7 +441,7 @@ class Machine(Copies, SparseCore):
             for n, v in zip(arg_names(jaxpr), jaxpr.invars, strict=True)
         ]
 
-    def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> None:
         call, refs = describe_pipeline(eqn, values, self.call.name)
         places = []
         for o, ref in zip(call.operands, refs, strict=True):
@@ -454,7 +454,6 @@ class Machine(Copies, SparseCore):
         self.transcendentals += costs.transcendentals
         self.dma_bytes += costs.hbm_bytes
         self.pipelines.setdefault(id(eqn), Pipeline()).add(trace, costs)
-        return []
 
     def within(self, call: Call) -> "Machine":
         """The machine of a pipeline inside of this kernel."""
@@ -501,11 +500,10 @@ class Machine(Copies, SparseCore):
             return self.store_vector(eqn, values)
         return self.store(values[0], self._transforms(eqn, values[2:]), values[1], eqn)
 
-    def _do_addupdate(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_addupdate(self, eqn: Any, values: list[Any]) -> None:
         transforms = self._transforms(eqn, values[2:])
         old = self.load(values[0], transforms, eqn)
         self.store(values[0], transforms, old + np.asarray(values[1]).astype(old.dtype), eqn)
-        return []
 
     def _do_masked_load(self, eqn: Any, values: list[Any]) -> Any:
         ref, transforms, mask, other = jax.tree.unflatten(eqn.params["args_tree"], values)

@@ -152,7 +152,7 @@ class Device(Machine):
                 self.device, lambda: key in self.memory.entered, lambda: Waiter(self.who, line, what, 0, 1)
             )  # fmt: skip
 
-    def _peer(self, view: Any, target: int, eqn: Any) -> tuple[Buffer, Any]:
+    def _peer(self, view: Any, target: int) -> tuple[Buffer, Any]:
         """(the buffer of a device that a Ref of this one stands for, its transforms)."""
         ref, transforms = plain_ref(view)
         if target == self.device:
@@ -172,14 +172,14 @@ class Device(Machine):
 
     # -- copies
 
-    def _do_dma_start(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_dma_start(self, eqn: Any, values: list[Any]) -> None:
         src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
         world, line, to = self.world, line_of(eqn), self._target(device, eqn)
         self._entered(to, plain_ref(dst)[0], eqn)
-        (source, here), (target, there) = self._peer(src, self.device, eqn), self._peer(dst, to, eqn)
+        (source, here), (target, there) = self._peer(src, self.device), self._peer(dst, to)
         reads, writes = self.locate(source, here, "copies from", eqn), self.locate(target, there, "copies to", eqn)
         if not writes.nbytes:
-            return []
+            return
         reader, read_clock = world.half(self.device, world.tell(self.device)[1])
         writer, write_clock = world.half(self.device, read_clock)
         name = f"the copy from {self.who}" + (f" to {world.mesh.name(to)}" if to != self.device else "")
@@ -201,7 +201,6 @@ class Device(Machine):
                 unit = "bytes" if amount > 1 else ""
                 later = functools.partial(happen, copy)
                 world.arrive(key, Arrival(event, amount, clock, name, line, when, later), sem_name, unit)
-        return []
 
     def _read(self, copy: Copy) -> None:
         if copy.value is not None:
@@ -217,7 +216,7 @@ class Device(Machine):
     def _is_traffic(self, copy: Copy) -> bool:
         return copy.source.space != copy.target.space and super()._is_traffic(copy)
 
-    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_dma_wait(self, eqn: Any, values: list[Any]) -> None:
         _, dst, sem = jax.tree.unflatten(eqn.params["tree"], values)[:3]
         nbytes = self._nbytes(dst, eqn)
         if nbytes:
@@ -226,14 +225,13 @@ class Device(Machine):
             self.world.take(
                 key, nbytes if counts else 1, line_of(eqn), name, take=True, unit="bytes" if counts else ""
             )  # fmt: skip
-        return []
 
     # -- signals
 
     def _do_get_barrier_semaphore(self, eqn: Any, values: list[Any]) -> Any:
         return self.barrier
 
-    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_semaphore_signal(self, eqn: Any, values: list[Any]) -> None:
         ref, transforms, amount, device, core = jax.tree.unflatten(eqn.params["args_tree"], values)[:5]
         if core is not None:
             raise Beyond("a signal to another core")
@@ -245,14 +243,12 @@ class Device(Machine):
         n, now = int(np.asarray(amount)), world.timeline.now[self.device]
         arrival = Arrival(event, n, clock, self.who, line_of(eqn), now)
         world.arrive(key, arrival, name)
-        return []
 
-    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> None:
         ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
         take = decrement is None or bool(np.asarray(decrement).all())
         key, name = self._address(self.device, ref, eqn, transforms)
         self.world.take(key, int(np.asarray(amount)), line_of(eqn), name, take=take)
-        return []
 
     def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
         """What a semaphore holds: what is on its way arrives, and others go first, so that a loop of reads ends."""

@@ -28,7 +28,7 @@ class Core:
     kernel: Kernel
     found: Findings
     timeline: Timeline
-    allocate: Callable[[Alloc, Cta, Any, int], Any]
+    allocate: Callable[[Alloc, Any, int], Any]
 
     def __init__(self) -> None:
         self._regions: dict[int, tuple[Place, Region]] = {}
@@ -74,7 +74,7 @@ class Core:
         number = next(i for i, r in enumerate(mine.shared[key]) if r is ref)
         if key not in cta.shared:
             instr = next(i for i in self.kernel.program.everything() if id(i) == key[0])
-            cta.shared[key] = [self.allocate(a, cta, key, i) for i, a in enumerate(instr.p["allocs"])]
+            cta.shared[key] = [self.allocate(a, key, i) for i, a in enumerate(instr.p["allocs"])]
         return cta.shared[key][number]
 
     def place(

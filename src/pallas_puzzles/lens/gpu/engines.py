@@ -13,7 +13,7 @@ from ...ir.places import Place
 from .accesses import Env
 from .banks import of_operand
 from .barriers import Slot
-from .machine import Control, Going, flat
+from .machine import Control, Going, Waiting, flat
 from .memory import Access, Buffer
 from .threads import Cta, Thread
 from .timeline import Product
@@ -24,11 +24,11 @@ class Engines(Control):
 
     # -- from GMEM to SMEM
 
-    def go_load_tma(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_load_tma(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         """A copy, which the CTAs of a cluster may share: each brings its part to all of them. With a leader: each
         brings its part to itself, and the barrier of the first one counts all of them."""
         if self.held_back(instr, env):
-            return []
+            return
         yield None
         p = instr.p
         src, here = self.place(t, instr, p["src"], env, "copies from", clips=True)
@@ -60,7 +60,6 @@ class Engines(Control):
             self.timeline.counts.arrivals += 1
             slot.parts += n
             slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
-        return []
 
     def _into(
         self, dst: Buffer, there: Place, t: Thread, access: Access, slot: Slot, data: np.ndarray, end: float
@@ -91,9 +90,9 @@ class Engines(Control):
 
     # -- from SMEM to GMEM
 
-    def go_store_tma(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_store_tma(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         if self.held_back(instr, env):
-            return []
+            return
         yield None
         p = instr.p
         src, here = self.place(t, instr, p["src"], env, "copies from")
@@ -121,13 +120,11 @@ class Engines(Control):
         t.stores.append((group, land, busy, busy + chip.latency, instr, src))
         if p["commit"]:
             t.groups = group
-        return []
 
-    def do_commit_group(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_commit_group(self, t: Thread, instr: Instr, env: Env) -> None:
         t.groups += 1
-        return []
 
-    def do_wait_stores(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_wait_stores(self, t: Thread, instr: Instr, env: Env) -> None:
         last, start = t.groups - instr.p["n"], t.now
         for store in [s for s in t.stores if s[0] <= last]:
             _, land, has_read, done, *_ = store
@@ -139,7 +136,6 @@ class Engines(Control):
         if not instr.p["read_only"]:
             clock[t.storing] = max(clock.get(t.storing, 0), last)
         self.timeline.waited(t.cta.number, t.lane, start, t.now, instr)
-        return []
 
     def end(self, t: Thread) -> None:
         """A thread ends: its stores must have read their SMEM."""
@@ -152,7 +148,7 @@ class Engines(Control):
 
     # -- tensor cores
 
-    def go_wgmma(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_wgmma(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         yield None
         p, t.products = instr.p, t.products + 1
         acc, where = self.place(t, instr, p["acc"], env, "adds to")
@@ -180,7 +176,6 @@ class Engines(Control):
         product = Product(cycles / instructions, instructions, t.now, over)
         t.cta.tensor.issue(t.lane, product)
         t.wgmmas.append((t.products, add, product, acc))
-        return []
 
     def _operands(self, t: Thread, instr: Instr, env: Env) -> "tuple[_Operand, _Operand]":
         def operand(view: View) -> _Operand:
@@ -215,11 +210,10 @@ class Engines(Control):
 
     def _cycles(self, flops: int, width: int, conflicts: int) -> float:
         """How long the tensor cores take for a product, which is counted."""
-        self.timeline.counts.products += 1
         self.timeline.counts.flops += flops
         return flops / self.timeline.chip.tensor_flops * width / 16 + conflicts
 
-    def finish_products(self, t: Thread, instr: Instr | None, n: int) -> Going:
+    def finish_products(self, t: Thread, instr: Instr | None, n: int) -> Waiting:
         """Waits until at most n wgmmas of a thread are on their way."""
         start, tensor = t.now, t.cta.tensor
         while len(t.wgmmas) > n:
@@ -233,11 +227,9 @@ class Engines(Control):
             t.knowledge.clock[t.multiplying] = number
         if instr is not None:
             self.timeline.waited(t.cta.number, t.lane, start, t.now, instr)
-        return []
 
-    def go_wgmma_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_wgmma_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         yield from self.finish_products(t, instr, instr.p["n"])
-        return []
 
     def go_acc_read(self, t: Thread, instr: Instr, env: Env) -> Going:
         acc, wait = env[instr.ins[0]], instr.p.get("wait_n", 0)
@@ -260,12 +252,12 @@ class Engines(Control):
 
     # -- Blackwell: accumulators in TMEM, and products that a barrier ends
 
-    def go_tcgen05(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_tcgen05(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         yield None
         p, cta = instr.p, t.cta
         ctas = self.partners(cta, flat([p["axis"]])) if p["axis"] is not None else [cta]
         if ctas[0] is not cta:  # the first CTA of a pair multiplies for both
-            return []
+            return
         cta.products += 1
         number, keep = cta.products, bool(np.asarray(env[p["accumulate"]]))
         acc, where = self.place(t, instr, p["acc"], env, "adds to")
@@ -303,14 +295,12 @@ class Engines(Control):
         cta.mmas.append((number, add, end))
         if "barrier" in p:
             self._commit_mmas(t, instr, env, ctas)
-        return []
 
-    def do_tcgen05_arrive(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_tcgen05_arrive(self, t: Thread, instr: Instr, env: Env) -> None:
         axis = instr.p["axis"]
         ctas = self.partners(t.cta, flat([axis])) if axis is not None else [t.cta]
         if not self.held_back(instr, env) and ctas[0] is t.cta:
             self._commit_mmas(t, instr, env, ctas)
-        return []
 
     def _commit_mmas(self, t: Thread, instr: Instr, env: Env, ctas: list[Cta]) -> None:
         """Arrives on a barrier, in each of these CTAs, when all products so far are done."""
@@ -332,18 +322,15 @@ class Engines(Control):
             theirs.bring(land, 0, end)
             theirs.arrive(t.name, instr.line, told, end, (cta.number, "tensor"))
 
-    def do_wait_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_wait_tmem(self, t: Thread, instr: Instr, env: Env) -> None:
         t.knowledge.clock[t.loading] = t.tmem
         self.loaded[t.loading].append((t.tmem, t.agent, t.epoch))
-        return []
 
-    def do_fence_tensor(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_fence_tensor(self, t: Thread, instr: Instr, env: Env) -> None:
         t.knowledge.fence_tensor()
-        return []
 
-    def do_commit_tmem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_commit_tmem(self, t: Thread, instr: Instr, env: Env) -> None:
         t.knowledge.clock[t.filling] = t.tmem
-        return []
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Launch(Engines):
         counts = self.timeline.counts
         arrays = {id(b): b.values.nbytes for b in (*self.inputs, *self.outputs)}  # aliased ones once
         counts.once_bytes = sum(arrays.values())
-        counts.smem_bytes, counts.tmem_bytes = _held(kernel.program, "smem"), _held(kernel.program, "tmem")
+        counts.smem_bytes = _held_smem(kernel.program)
         note_layouts(kernel.program)
         self.fibers: list[_Fiber] = []
         self.launched = self.ctas = 0
@@ -112,7 +112,7 @@ class Launch(Engines):
                 t = Thread(cta, who, f"warpgroup {w}", own, cluster.start)
                 self.fibers.append(_Fiber(t, self.run(kernel.program, [*self.inputs, *self.outputs], t), cluster))
 
-    def claim(self, cluster: Cluster) -> dict[Any, int] | None:
+    def claim(self) -> dict[Any, int] | None:
         """A cluster that has not started is cancelled: its work is somebody else's now."""
         return self.pending.popleft() if self.pending else None
 
@@ -188,11 +188,11 @@ class Launch(Engines):
         )
 
 
-def _held(program: Program, space: str) -> int:
-    """The bytes of a memory that a program takes: a scope's, on top of those around it."""
+def _held_smem(program: Program) -> int:
+    """The bytes of SMEM that a program takes: a scope's, on top of those around it."""
     each = (
-        sum(a.nbytes for a in instr.p.get("allocs", ()) if a.space == space)
-        + max((_held(inner, space) for inner in instr.p.get("programs", ())), default=0)
+        sum(a.nbytes for a in instr.p.get("allocs", ()) if a.space == "smem")
+        + max((_held_smem(inner) for inner in instr.p.get("programs", ())), default=0)
         for instr in program.instrs
     )
     return max(each, default=0)

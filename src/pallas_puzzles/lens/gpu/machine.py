@@ -17,9 +17,10 @@ from .accesses import Core, Env
 from .banks import of_warps
 from .barriers import NAMED, Barrier, Semaphore, Semaphores, Slot, Wait
 from .memory import Access, Buffer
-from .threads import Cluster, Cta, Thread
+from .threads import Cta, Thread
 
 Going = Generator[Wait | None, None, list[Any]]
+Waiting = Generator[Wait | None, None, None]  # of what gives no result
 
 
 class Spawn(Wait):
@@ -48,7 +49,7 @@ class Control(Core):
                 out = plain(t, instr, env)
             else:
                 out = yield from getattr(self, "go_" + kind)(t, instr, env)
-            for slot, value in zip(instr.outs, out, strict=True):
+            for slot, value in zip(instr.outs, out or (), strict=True):
                 env[slot] = value
         return [env[i] for i in program.outs]
 
@@ -59,8 +60,8 @@ class Control(Core):
         counts.flops += instr.flops
         self.timeline.add(t.cta.number, t.lane, "compute", start, t.now, instr)
 
-    def do_silent(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
-        return []
+    def do_silent(self, t: Thread, instr: Instr, env: Env) -> None:
+        """What makes no difference here."""
 
     def do_same(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         return [env[i] for i in instr.ins]
@@ -108,7 +109,7 @@ class Control(Core):
             ys = [np.zeros(*kind) for kind in instr.p["results"][n:]]
         return [*carry, *ys]
 
-    def go_warps(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_warps(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         values = [env[i] for i in instr.ins]
         children = []
         for w in range(instr.p["warps"]):
@@ -125,7 +126,6 @@ class Control(Core):
             t.now = max(t.now, warp.now)
             for key, number in warp.seen.items():
                 t.seen[key] = max(t.seen[key], number)
-        return []
 
     # -- scopes
 
@@ -138,10 +138,10 @@ class Control(Core):
         key = (id(instr), entry, None if collective else t.name)
         refs = t.cta.shared.get(key)
         if refs is None:
-            refs = t.cta.shared[key] = [self.allocate(a, t.cta, key, i) for i, a in enumerate(allocs)]
+            refs = t.cta.shared[key] = [self.allocate(a, key, i) for i, a in enumerate(allocs)]
         return (yield from self.run(instr.p["programs"][0], [*values, *refs], t))
 
-    def allocate(self, alloc: Alloc, cta: Cta, key: Any, number: int) -> Any:
+    def allocate(self, alloc: Alloc, key: Any, number: int) -> Any:
         """A Ref that a scope makes."""
         if alloc.kind == "barrier":
             axes = flat(alloc.axes)
@@ -174,7 +174,7 @@ class Control(Core):
         made = [alloc is not None for alloc in instr.p["cells"]]
         return [c.values if own else c for c, own in zip(cells, made, strict=True)]
 
-    finish_products: Callable[[Thread, Instr | None, int], Going]
+    finish_products: Callable[[Thread, Instr | None, int], Waiting]
 
     # -- loads and stores
 
@@ -222,9 +222,8 @@ class Control(Core):
             counts.conflicts_at[instr.line] = counts.conflicts_at.get(instr.line, 0) + conflicts
         return conflicts
 
-    def do_commit_smem(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_commit_smem(self, t: Thread, instr: Instr, env: Env) -> None:
         t.fence()
-        return []
 
     # -- barriers
 
@@ -233,10 +232,9 @@ class Control(Core):
         predicate = instr.p.get("predicate")
         return predicate is not None and not bool(np.asarray(env[predicate]))
 
-    def do_arrive(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_arrive(self, t: Thread, instr: Instr, env: Env) -> None:
         if not self.held_back(instr, env):
             self.arrive(t, instr, instr.p["barrier"], env)
-        return []
 
     def arrive(self, t: Thread, instr: Instr, view: View, env: Env) -> None:
         """One arrival; on a ClusterBarrier, one at each CTA that shares it."""
@@ -255,13 +253,13 @@ class Control(Core):
             if all(i in free or a == b for i, (a, b) in enumerate(zip(place, cta.place, strict=True)))
         ]
 
-    def go_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         slot = self.slot(t, instr.p["barrier"], env)
         number = t.seen[slot]
         t.seen[slot] += 1
-        return (yield from self._wait_for(t, instr, slot, number))
+        (yield from self._wait_for(t, instr, slot, number))
 
-    def _wait_for(self, t: Thread, instr: Instr, slot: Slot, number: int) -> Going:
+    def _wait_for(self, t: Thread, instr: Instr, slot: Slot, number: int) -> Waiting:
         """Waits for a round of a barrier."""
         yield None
         while slot.round <= number:
@@ -274,13 +272,12 @@ class Control(Core):
         self.timeline.handover(t.cta.number, slot.name, ended.last, t.lane, t.now)
         t.now = max(t.now, ended.time)
         yield None  # those who are behind now take the engines first
-        return []
 
-    def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         self.arrive(t, instr, instr.p["barrier"], env)
-        return (yield from self.go_wait(t, instr, env))
+        (yield from self.go_wait(t, instr, env))
 
-    def go_named(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_named(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         """bar.sync and bar.arrive: barriers that have a number, and count threads (PTX ISA 9.7.13.1). Every thread that
         arrives is counted, those that wait included; what it did before is known to all that wait."""
         p = instr.p
@@ -292,8 +289,8 @@ class Control(Core):
         self.timeline.counts.arrivals += 1
         slot.arrive(t.name, instr.line, t.tell(), t.now, (t.cta.number, t.lane), t.width)
         if not p["waits"]:
-            return []
-        return (yield from self._wait_for(t, instr, slot, round_))
+            return
+        (yield from self._wait_for(t, instr, slot, round_))
 
     def do_test(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         slot = self.slot(t, instr.p["barrier"], env)
@@ -313,15 +310,14 @@ class Control(Core):
             raise Beyond("a semaphore that is handed to a kernel")
         return ref.at(self.number_of(ref.shape, view, env, t, ref))
 
-    def do_signal(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_signal(self, t: Thread, instr: Instr, env: Env) -> None:
         semaphore = self.semaphore(t, instr.p["barrier"], env)
         semaphore.count += int(np.asarray(env[instr.p["amount"]]))
         semaphore.knowledge.learn(t.tell())
         semaphore.time = max(semaphore.time, t.now)
         semaphore.arrived[t.name, instr.line] += 1
-        return []
 
-    def go_sem_wait(self, t: Thread, instr: Instr, env: Env) -> Going:
+    def go_sem_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         semaphore = self.semaphore(t, instr.p["barrier"], env)
         amount = int(np.asarray(env[instr.p["amount"]]))
         while semaphore.count < amount:
@@ -332,7 +328,6 @@ class Control(Core):
         t.knowledge.learn(semaphore.knowledge)
         self.timeline.waited(t.cta.number, t.lane, t.now, semaphore.time, instr, semaphore.name)
         t.now = max(t.now, semaphore.time)
-        return []
 
     def do_sem_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         semaphore = self.semaphore(t, instr.p["barrier"], env)
@@ -341,9 +336,9 @@ class Control(Core):
 
     # -- work that is taken over from clusters that have not started
 
-    claim: Callable[[Cluster], dict[Any, int] | None]
+    claim: Callable[[], dict[Any, int] | None]
 
-    def do_cancel(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
+    def do_cancel(self, t: Thread, instr: Instr, env: Env) -> None:
         buffer, place = self.place(t, instr, instr.p["result"], env, "asks into")
         cluster, number = t.cta.cluster, t.tries
         t.tries += 1
@@ -353,12 +348,11 @@ class Control(Core):
 
         def answer() -> None:
             while len(cluster.claimed) <= number:
-                cluster.claimed.append(self.claim(cluster))
+                cluster.claimed.append(self.claim())
             t.cta.shared[id(buffer), self.region(buffer, place)] = [cluster.claimed[number]]
 
         slot.bring(answer, 0, t.now)
         self.arrive(t, instr, instr.p["barrier"], env)
-        return []
 
     def do_query(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         buffer, place = self.place(t, instr, instr.p["result"], env, "asks")

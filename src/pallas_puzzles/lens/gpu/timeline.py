@@ -23,7 +23,6 @@ class Chip:
     name: str
     kind: str
     sms: int
-    ghz: float
     smem_limit_bytes: int
     gmem_bytes: float
     tensor_flops: float
@@ -36,9 +35,9 @@ class Chip:
 
 # GMEM bandwidth and dense 16-bit FLOP/s of NVIDIA's data sheets, divided by SMs and clock.
 CHIPS = {
-    "h100": Chip("h100", "NVIDIA H100", 132, 1.83, 232448, 3350 / 132 / 1.83, 4096),
-    "h200": Chip("h200", "NVIDIA H200", 132, 1.83, 232448, 4800 / 132 / 1.83, 4096),
-    "b200": Chip("b200", "NVIDIA B200", 148, 1.85, 232448, 8000 / 148 / 1.85, 8192),
+    "h100": Chip("h100", "NVIDIA H100", 132, 232448, 3350 / 132 / 1.83, 4096),
+    "h200": Chip("h200", "NVIDIA H200", 132, 232448, 4800 / 132 / 1.83, 4096),
+    "b200": Chip("b200", "NVIDIA B200", 148, 232448, 8000 / 148 / 1.85, 8192),
 }
 
 
@@ -97,7 +96,7 @@ class Counts:
 
     once_bytes: of the arrays that it is given and makes. gmem_*: by copies and by loads and stores of threads; padding
     beyond an array costs nothing, multicast data counts once. thread_bytes: those that threads load and store
-    themselves. cta_bytes: of GMEM, by the CTA that moves the most. smem_bytes, tmem_bytes: held at once by one CTA.
+    themselves. cta_bytes: of GMEM, by the CTA that moves the most. smem_bytes: held at once by one CTA.
     arrivals: on barriers. cycles: until the last CTA ends. tensor_busy, copy_busy: summed over CTAs; tensor_idle,
     copy_idle: from a CTA's start to its end, where it uses them at all. waited: how long warpgroups stand at barriers,
     and for copies and products; waited_at: the same by line. bank_conflicts: in SMEM, see banks.py; conflicts_at: the
@@ -111,12 +110,10 @@ class Counts:
     thread_bytes: int = 0
     cta_bytes: int = 0
     smem_bytes: int = 0
-    tmem_bytes: int = 0
     barriers: int = 0
     arrivals: int = 0
     copies: int = 0
     stores: int = 0
-    products: int = 0
     flops: int = 0
     cycles: float = 0
     tensor_busy: float = 0
@@ -139,7 +136,7 @@ class Counts:
                 for line, n in (item for found in values for item in found.items()):
                     by_line[line] = by_line.get(line, 0) + n
             else:
-                together = max if field.name in ("cta_bytes", "smem_bytes", "tmem_bytes") else sum
+                together = max if field.name in ("cta_bytes", "smem_bytes") else sum
                 setattr(total, field.name, together(values) if values else 0)
         return total
 

@@ -47,7 +47,6 @@ class Kernel:
     block: tuple[int, int, int]
     smem_bytes: int
     registers: int
-    barriers: int
     spill_store_bytes: int
     spill_load_bytes: int
     tmem_columns: int
@@ -129,7 +128,7 @@ def _kernel(printed: str, chip: Chip) -> Kernel:
         raise CompilerError("the compiler printed no PTX of a kernel, or no launch: its format has changed")
     sizes = [int(size) for size in re.findall(r"i32 (\d+)", launch[1])]
     log, sass = _assembled(ptx, chip)
-    used = re.search(r"Used (\d+) registers(?:, used (\d+) barriers)?", log)
+    used = re.search(r"Used (\d+) registers", log)
     spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     entry = re.search(r"\.entry (\w+?)(?:_mosaic_gpu_kernel)?\(", ptx)
     if used is None or spilled is None:
@@ -141,7 +140,6 @@ def _kernel(printed: str, chip: Chip) -> Kernel:
         block=(sizes[6], sizes[7], sizes[8]),
         smem_bytes=sizes[9],
         registers=int(used[1]),
-        barriers=int(used[2] or 0),
         spill_store_bytes=int(spilled[1]),
         spill_load_bytes=int(spilled[2]),
         tmem_columns=_tmem_columns(ptx),

@@ -27,7 +27,7 @@ SLOTS = {
 
 _BUNDLE = re.compile(r"^ *(?P<pc>0x[0-9a-f]+|0) +(?P<mark>[A-Z]{2})? *: *(?P<depth>(?:> *)*)\{", re.MULTILINE)
 _STARTS = re.compile(r"Start(?:/End empty)? region (\d+)")
-_BRANCH = re.compile(r"sbr\.(?:rel|abs) (?:\((?P<guard>!?%\w+)\) )?target = \$region(?P<target>\d+)")
+_BRANCH = re.compile(r"sbr\.(?:rel|abs) (?:\(!?%\w+\) )?target = \$region(?P<target>\d+)")
 _TRIPS = re.compile(r"= scmp\.\w+\.s32\.totalorder %\S+, (\d+) /\* loop exit test")
 _STAGE_WAIT = "pipeline-emitter-dma-wait"
 _IN_VMEM = re.compile(r"inlined_call_operand\.vmem \[shape: [^]]*\], index: (\d+)")
@@ -54,7 +54,6 @@ class Skip:
     first: int
     last: int
     copies: bool  # they only start or await copies between HBM and VMEM
-    guard: str
 
 
 @dataclasses.dataclass
@@ -219,7 +218,7 @@ def _skips(bundles: list[_Bundle], first: int, last: int, *, pipelined: bool) ->
             waits = any(_STAGE_WAIT in b.text for b in bundles[bundle.pc + 1 : end + 1])
             if pipelined and (waits or ((end - begin) > 0.9 * (last - first) and not found)):
                 continue
-            found.append(Skip(begin, end, _only_copies(text), match["guard"] or ""))
+            found.append(Skip(begin, end, _only_copies(text)))
     return found
 
 
