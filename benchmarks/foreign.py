@@ -124,7 +124,7 @@ def difference(got: Any, want: Any) -> str:
 
 
 def told(fn: Callable[..., Any], args: tuple[Any, ...], chip: str) -> str:
-    (report, error), _ = timed(lambda: tpu_report(fn, *args, tpu=chip))
+    (report, error), _ = timed(lambda: tpu_report(fn, *args, tpu=chip, simulate=False))
     if report is None:
         return f"raises {short(error)}"
     if report.refusal is not None:

@@ -122,7 +122,7 @@ first = time.perf_counter() - start
 start = time.perf_counter()
 again = tpu_report(matmul, *inputs, bn=256)
 seconds = time.perf_counter() - start
-assert again
+assert again and again.kernels[0].cycles
 report(first=first, second=seconds)
 """
 

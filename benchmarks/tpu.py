@@ -146,7 +146,7 @@ def row(name: str, tpu: str, kernel: KernelReport) -> list[str]:
 
 def rows(name: str, fn: Callable[..., Any], args: list[Any], tpus: list[str], **blocks: Any) -> Iterator[list[str]]:
     for tpu in tpus:
-        report = tpu_report(fn, *args, tpu=tpu, **blocks)
+        report = tpu_report(fn, *args, tpu=tpu, simulate=False, **blocks)
         if not report:
             raise SystemExit(f"{name} on {tpu}: {report.unavailable or report.refusal}")
         for kernel in report.kernels:

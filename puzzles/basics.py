@@ -1456,6 +1456,7 @@ show(fused_linear, normal((96, 768), "bfloat16"), normal((768, 256), "bfloat16",
 # of your kernel?
 
 # %%
+# simulate=False leaves out the cycle count of a simulator, which takes a while.
 tpu_report(
     fused_linear,
     normal((4096, 4096), "bfloat16"),
@@ -1464,6 +1465,7 @@ tpu_report(
     bm=512,
     bn=512,
     bk=512,
+    simulate=False,
 )
 
 # %% [markdown]

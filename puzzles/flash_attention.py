@@ -804,7 +804,7 @@ check("flash_attention/5", flash_forward)
 
 # %%
 tokens = jax.ShapeDtypeStruct((1, 4, 2048, 128), jnp.bfloat16)
-tpu_report(flash_forward, tokens, tokens, tokens, bq=512, bkv=512, tpu="v6e")
+tpu_report(flash_forward, tokens, tokens, tokens, bq=512, bkv=512, tpu="v6e", simulate=False)
 
 # %% [markdown]
 # Here is the bill of Puzzle 3 again, for one head over 131,072 tokens:

@@ -1825,7 +1825,7 @@ def beside_the_compiler(name, chip):
 
     print(f"{name}: 4096 x 4096 x 4096 in blocks of {blocks}")
     line("roofline: the MXU at its peak, and nothing else", roofline)
-    report = tpu_report(planned_matmul, SQUARE, SQUARE, tpu=name, chip=chip, vmem_limit_bytes=96 << 20)
+    report = tpu_report(planned_matmul, SQUARE, SQUARE, tpu=name, simulate=False, chip=chip, vmem_limit_bytes=96 << 20)
     if not report:
         print(f"  the compiler: {report.unavailable or report.refusal.sentence}")
     for kernel in report.kernels:

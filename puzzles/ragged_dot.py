@@ -1101,7 +1101,7 @@ show(
 # %%
 sizes = np.array([100, 200, 500, 224], np.int32)
 FOUR_GROUPS = normal((1024, 1024), "bfloat16"), normal((4, 1024, 1024), "bfloat16"), sizes
-tpu_report(ragged_product, *FOUR_GROUPS, bm=256, bn=256, bk=256)
+tpu_report(ragged_product, *FOUR_GROUPS, bm=256, bn=256, bk=256, simulate=False)
 
 # %% [markdown]
 # And how good is it? JAX ships a grouped matrix product for TPUs: `gmm`, in its module `megablox`. The next cell has
@@ -1121,7 +1121,7 @@ def beside_gmm(tpu):
     theirs = functools.partial(gmm, preferred_element_type=jnp.bfloat16, tiling=(256, 256, 256))
     yours = functools.partial(ragged_product, bm=256, bn=256, bk=256)
     for name, fn in (("yours", yours), ("gmm", theirs)):
-        report = read_report(fn, *FOUR_GROUPS, tpu=tpu)
+        report = read_report(fn, *FOUR_GROUPS, tpu=tpu, simulate=False)
         if not report:
             print(f"{tpu}, {name}: {report.unavailable or report.refusal.sentence}")
         for kernel in report.kernels:

@@ -1351,7 +1351,8 @@ show(ragged_loss, normal((32, 1000), "bfloat16"), integers((32, 1), 0, 1000))
 # The bytes are the same. In the report, a **bundle** is a group of instructions that start together, one group a cycle.
 
 # %%
-tpu_report(wide_softmax, normal((8192, 32768)), bm=256, bn=2048)
+# simulate=False leaves out the cycle count of a simulator, which takes half a minute here.
+tpu_report(wide_softmax, normal((8192, 32768)), bm=256, bn=2048, simulate=False)
 
 # %% [markdown]
 # These are the estimates for three of the solutions at real sizes, in ms. Beside each: what the bytes alone take.
@@ -1373,7 +1374,7 @@ tpu_report(wide_softmax, normal((8192, 32768)), bm=256, bn=2048)
 
 # %%
 scores, labels = normal((8192, 50257), "bfloat16"), integers((8192, 1), 0, 50257)
-tpu_report(ragged_loss, scores, labels, bm=256, bn=2048, tpu="v6e")
+tpu_report(ragged_loss, scores, labels, bm=256, bn=2048, tpu="v6e", simulate=False)
 
 # %% [markdown]
 # Now train something with them. The images are the digits of a pocket calculator: seven segments on 16 x 8 pixels,

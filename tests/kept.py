@@ -75,4 +75,4 @@ def _keep(place: Path, told: dict[str, Any]) -> None:
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is made of the compiler's answers, not of its process."""
     monkeypatch.setattr(compiler._Child, "ask", keeping(compiler._Child.ask))
-    monkeypatch.setattr(compiler, "warm", lambda: None)  # it starts when it is needed
+    monkeypatch.setattr(compiler, "warm", lambda **_: None)  # it starts when it is needed

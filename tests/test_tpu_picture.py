@@ -54,6 +54,7 @@ MATMUL = KernelReport(
     hbm_exact=True,
     times={"MXU": 87.2 * US, "bundles": 89.8 * US, "steps": 16.1 * US, "HBM": 92.1 * US},
     time_s=108 * US,
+    cycles=159_116,
     notes=[],
 )
 
@@ -90,7 +91,7 @@ REFUSED = Refusal("`sort` does not exist in a TPU kernel: sort outside the kerne
 REPORTS = {
     "matmul": report(),
     "TPU7x": report(tpu="tpu7x", copies=1, notes=["the function is something else"]),
-    "dynamic": report(kernel(dynamic=True, steps=None, times={}, time_s=None)),
+    "dynamic": report(kernel(dynamic=True, steps=None, times={}, time_s=None), simulator="a grid set at run time"),
     "own copies": report(kernel(hbm_bytes=None, time_s=None, notes=["its own copies are not counted"])),
     "crowded": report(
         kernel(
@@ -101,6 +102,7 @@ REPORTS = {
             runs=12,
         ),
         name="a_function_" * 20,
+        simulator=LONG,
         copies=3,
         notes=[LONG, LONG],
     ),
@@ -152,6 +154,7 @@ FIGURES = {
     "hbm_exact": "HBM at most 72 MiB",
     "times": "HBM 92.1 us, bundles 89.8 us, MXU 87.2 us, steps 16.1 us",
     "time_s": "takes about 108 us",
+    "cycles": "159,116 cycles, 106 us at 1.5 GHz",
     "notes": "note a loop of unknown length",
 }
 DERIVED = {
@@ -287,6 +290,16 @@ def test_what_is_not_known_is_not_told():
     assert "ridge point" not in own
     assert "note its own copies are not counted" in own
     assert "None" not in unknown + own
+
+
+def test_simulated_cycles_or_why_there_are_none():
+    clock = CHIPS["v6e"].clock_hz
+    told = words(str(report(kernel(cycles=round(clock * 5 * US)), tpu="v6e")))
+    assert "cycles, 5 us at 1.75 GHz" in told
+    without = words(str(report(kernel(cycles=None), simulator="libtpu's simulator gave up")))
+    assert "simulator libtpu's simulator gave up" in without
+    assert without.count("simulator ") == 2
+    assert "gives no cycles for this kernel" in str(report(kernel(cycles=None)))
 
 
 def test_what_xla_copies_and_what_else_there_is_to_say():

@@ -829,7 +829,7 @@ ON = [(name, tpu) for name, case in CASES.items() for tpu in case.tpus]
 
 
 def refusal_of(fn, *args, tpu="v5e"):
-    found = tpu_report(fn, *args, tpu=tpu)
+    found = tpu_report(fn, *args, tpu=tpu, simulate=False)
     assert not found
     assert found.refusal is not None, found.unavailable
     return found.refusal
@@ -865,7 +865,7 @@ def test_refused(name, tpu, monkeypatch):
 def test_what_another_chip_takes(name, tpu):
     case = CASES[name]
     assert tpu not in case.tpus
-    assert tpu_report(case.fn, *case.args, tpu=tpu)
+    assert tpu_report(case.fn, *case.args, tpu=tpu, simulate=False)
 
 
 def test_64_bit_types():
@@ -1011,7 +1011,7 @@ def test_the_advice_compiles(tpu):
     def program():
         return [fn(*(jnp.zeros(arg.shape, arg.dtype) for arg in args)) for fn, args in ADVICE.values()]
 
-    found = tpu_report(program, tpu=tpu)
+    found = tpu_report(program, tpu=tpu, simulate=False)
     assert found, f"{found.refusal or found.unavailable}"
 
 
@@ -1023,7 +1023,7 @@ def test_the_limit_that_is_advised_suffices(name, monkeypatch):
     real = pl.pallas_call
     params = pltpu.CompilerParams(vmem_limit_bytes=int(advice[1]) << 20)
     monkeypatch.setattr(pl, "pallas_call", lambda *a, **kw: real(*a, **kw | {"compiler_params": params}))
-    assert tpu_report(case.fn, *case.args)
+    assert tpu_report(case.fn, *case.args, simulate=False)
 
 
 # --- blocks that cannot fit: the compiler would take a minute to say so ----------------------------------------------
@@ -1067,7 +1067,7 @@ def test_the_single_buffers_of_a_single_step_are_not_counted_twice(tpu):
     fits = chip(tpu).scoped_vmem_bytes // 2 // (1024 * 4) - 64  # rows of two arrays that fit once, and not twice
     spec = pl.BlockSpec((fits, 1024), lambda i: (i, 0))
     single = run(copy_kernel, grid=(1,), in_specs=[spec], out_specs=spec)
-    assert tpu_report(single, shape(fits, 1024), tpu=tpu)
+    assert tpu_report(single, shape(fits, 1024), tpu=tpu, simulate=False)
 
 
 @needs_compiler
@@ -1077,7 +1077,7 @@ def test_nothing_in_vmem_is_no_buffer():
 
     smem = pl.BlockSpec(memory_space=pltpu.SMEM)
     counting = pl.pallas_call(count_kernel, out_shape=jax.ShapeDtypeStruct((4,), I32), in_specs=[smem], out_specs=smem)
-    (kernel,) = tpu_report(counting, shape(4, dtype=I32)).kernels
+    (kernel,) = tpu_report(counting, shape(4, dtype=I32), simulate=False).kernels
     assert kernel.buffers == {}
 
 
@@ -1091,13 +1091,13 @@ def test_an_abort_that_is_the_kernels_doing_is_a_refusal():
     refusal = refusal_of(masked, shape(64, 256))
     assert "Booleans change their shape in mask_kernel" in refusal.sentence
     assert ".astype(jnp.int32)" in refusal.sentence
-    assert tpu_report(*copy_by(8, 128)), "the next report works"
+    assert tpu_report(*copy_by(8, 128), simulate=False), "the next report works"
 
 
 @needs_compiler
 def test_what_just_fits_is_compiled():
     fn, x = copy_by(1000, 1024)
-    assert tpu_report(fn, x)
+    assert tpu_report(fn, x, simulate=False)
     assert "the default of a v5e" in refusal_of(*copy_by(1032, 1024)).sentence
 
 

@@ -66,12 +66,13 @@ def test_a_matmul_by_hand(tpu):
     assert kernel.time_s == pytest.approx(longest + fill + kernel.times["steps"])
     assert kernel.bound == max(kernel.times, key=kernel.times.get)
     assert kernel.mxu_cycles == pytest.approx(2 * bm * bk * bn / (chip.info.bf16_ops_per_second / chip.clock_hz))
+    assert kernel.cycles > 64 * kernel.least_step * 0.9
 
 
 def test_pl_when_makes_the_steps_vary():
     """Zeroing runs in one step of four, the store in another; the longest step has the longer of the two."""
     args = shape(1024, 2048, dtype=BF16), shape(2048, 512, dtype=BF16)
-    kernel = only_kernel(tpu_report(matmul, *args, bm=256, bk=512, bn=128))
+    kernel = only_kernel(tpu_report(matmul, *args, simulate=False, bm=256, bk=512, bn=128))
     assert kernel.least_step < kernel.mean_step < kernel.most_step
     longer, both = kernel.most_step - kernel.least_step, 4 * (kernel.mean_step - kernel.least_step)
     assert longer < both <= 2 * longer
@@ -89,7 +90,7 @@ def causal_attention():
 
 def test_skipped_steps_are_counted_for_what_they_are():
     """Causal attention skips what lies above the diagonal: its mean step is far below its longest."""
-    kernel = only_kernel(tpu_report(causal_attention(), *QKV))
+    kernel = only_kernel(tpu_report(causal_attention(), *QKV, simulate=False))
     live = 10 / 16
     assert kernel.mxu_cycles == pytest.approx(live * 4 * 512 * 512 * 128 / (2 * 4 * 128 * 128), rel=0.01)
     assert kernel.least_step < 0.15 * kernel.most_step
@@ -164,6 +165,7 @@ def test_a_pipeline_inside_is_timed(tpu):
     assert kernel.time_s > max(kernel.times.values())
     assert kernel.bound == "steps"
     assert not any("copies" in note for note in kernel.notes)
+    assert kernel.cycles
 
 
 def pipelined_by_numbers(n, x):
@@ -179,9 +181,9 @@ def pipelined_by_numbers(n, x):
 
 
 def test_a_pipeline_as_long_as_a_value_says():
-    kernel = only_kernel(tpu_report(pipelined_by_numbers, np.array([8], np.int32), X))
+    kernel = only_kernel(tpu_report(pipelined_by_numbers, np.array([8], np.int32), X, simulate=False))
     assert (kernel.hbm_bytes, kernel.hbm_exact) == (2 * X.nbytes + 4, True)
-    unknown = only_kernel(tpu_report(pipelined_by_numbers, shape(1, dtype=jnp.int32), X))
+    unknown = only_kernel(tpu_report(pipelined_by_numbers, shape(1, dtype=jnp.int32), X, simulate=False))
     assert (unknown.hbm_bytes, unknown.time_s) == (None, None)
 
 
@@ -191,7 +193,7 @@ def for_its_chip(x):
 
 
 def test_every_chip_traces_as_itself():
-    assert only_kernel(tpu_report(for_its_chip, X, tpu="tpu7x")).hbm_bytes == 2 * X.nbytes
+    assert only_kernel(tpu_report(for_its_chip, X, tpu="tpu7x", simulate=False)).hbm_bytes == 2 * X.nbytes
     refused = tpu_report(for_its_chip, X, tpu="v5e")
     assert refused.refusal is not None
     assert "this kernel is for a TPU7x" in str(refused)
@@ -203,7 +205,7 @@ def test_what_cannot_be_counted_is_said_and_does_not_raise(broken, monkeypatch):
         raise AssertionError("nobody has seen this before")
 
     monkeypatch.setattr(report_module, broken, fails)
-    report = tpu_report(pipelined_inside, X)
+    report = tpu_report(pipelined_inside, X, simulate=False)
     assert report
     assert "kernel could not be followed" in " ".join(report.notes)
     assert "reaches no pallas_call" not in str(report)
@@ -219,7 +221,7 @@ def test_a_key_is_an_argument_like_any_other():
 
     key = jax.random.key(3)
     for given in (key, jax.ShapeDtypeStruct((), key.dtype)):
-        report = tpu_report(scaled, given, X)
+        report = tpu_report(scaled, given, X, simulate=False)
         assert report.refusal is not None  # the front end knows no keys
         assert "key_data" in str(report)
 
@@ -235,7 +237,7 @@ def test_a_long_grid_has_its_figures(n):
         block = pl.BlockSpec((8, 128), lambda i: (i % (X.shape[0] // 8), 0))
         return pl.pallas_call(kernel, grid=(n,), in_specs=[block], out_specs=block, out_shape=x)(x)
 
-    report = tpu_report(often, X)
+    report = tpu_report(often, X, simulate=False)
     found = only_kernel(report)
     assert (found.steps, found.hbm_bytes) == (n, 2 * n * 8 * 128 * 4)
     assert found.least_step < found.mean_step <= found.most_step
@@ -249,31 +251,35 @@ def test_copies_of_its_own(tpu):
     assert kernel.time_s is None
     assert kernel.bound is None
     assert any("copies of its own" in note for note in kernel.notes)
+    assert kernel.cycles
 
 
 @pytest.mark.parametrize("tpu", CHIPS)
 def test_prefetched_scalars_choose_the_blocks(tpu):
-    kernel = only_kernel(tpu_report(gathered, X, TWICE, tpu=tpu))
+    kernel = only_kernel(tpu_report(gathered, X, TWICE, tpu=tpu, simulate=False))
     assert (kernel.hbm_bytes, kernel.hbm_exact) == (X.nbytes + X.nbytes // 2, True)
-    unknown = only_kernel(tpu_report(gathered, X, shape(8, dtype=jnp.int32), tpu=tpu))
+    unknown = only_kernel(tpu_report(gathered, X, shape(8, dtype=jnp.int32), tpu=tpu, simulate=False))
     assert (unknown.hbm_bytes, unknown.hbm_exact) == (2 * X.nbytes, False)
     assert any("give arrays instead of shapes" in note for note in unknown.notes)
 
 
 def test_scalars_that_do_not_depend_on_the_arguments_are_known():
     fn = functools.partial(gathered, rows=jnp.asarray(TWICE))
-    kernel = only_kernel(tpu_report(fn, shape(64, 256)))
+    kernel = only_kernel(tpu_report(fn, shape(64, 256), simulate=False))
     assert (kernel.hbm_bytes, kernel.hbm_exact) == (X.nbytes + X.nbytes // 2, True)
 
 
 @pytest.mark.parametrize("tpu", CHIPS)
 def test_a_grid_known_at_run_time(tpu):
-    known = only_kernel(tpu_report(dynamic_grid, X, np.array([5], np.int32), tpu=tpu))
+    known = only_kernel(tpu_report(dynamic_grid, X, np.array([5], np.int32), tpu=tpu, simulate=False))
     assert (known.steps, known.hbm_bytes) == (5, 2 * X.nbytes * 5 // 8)
     unknown = only_kernel(tpu_report(dynamic_grid, shape(64, 256), shape(1, dtype=jnp.int32), tpu=tpu))
     assert (unknown.steps, unknown.hbm_bytes, unknown.time_s) == (None, None, None)
     assert unknown.most_step > 0
     assert any("grid is known only at run time" in note for note in unknown.notes)
+    known = tpu_report(dynamic_grid, X, np.array([5], np.int32), tpu=tpu)
+    assert only_kernel(known).cycles is None, "the simulator cannot know the length of the grid"
+    assert "set at run time" in known.simulator
 
 
 def right_neighbour(axis, n):
@@ -299,6 +305,7 @@ def test_remote_copies_between_devices(devices, tpu):
     report = tpu_report(right_neighbour("x", devices), shape(8 * devices, 128), tpu=tpu)
     kernel = only_kernel(report)
     assert kernel.bundles > 0
+    assert "one device" in report.simulator
 
 
 def test_a_mesh_of_its_own_is_made_of_the_chips():
@@ -315,13 +322,14 @@ def test_two_kernels_of_one_function_are_told_apart():
     assert (first.name, first.grid) == ("double_kernel", (2,))
     assert (second.name, second.grid) == ("matmul_kernel", (2, 1, 2))
     assert second.times["MXU"] > first.times["MXU"] == 0
+    assert first.cycles != second.cycles
 
 
 def test_a_loop_around_a_kernel_is_counted():
     def many(x):
         return lax.fori_loop(0, 5, lambda i, y: double(y), x)
 
-    assert only_kernel(tpu_report(many, shape(32, 256))).runs == 5
+    assert only_kernel(tpu_report(many, shape(32, 256), simulate=False)).runs == 5
 
 
 def test_inner_loops_count_as_often_as_they_run():
@@ -334,7 +342,7 @@ def test_inner_loops_count_as_often_as_they_run():
 
         return lambda x: pl.pallas_call(kernel, out_shape=x)(x)
 
-    few, many = (only_kernel(tpu_report(rows(n), shape(512, 256))) for n in (64, 512))
+    few, many = (only_kernel(tpu_report(rows(n), shape(512, 256), simulate=False)) for n in (64, 512))
     assert many.mean_step > 6 * few.mean_step
 
 
@@ -344,20 +352,22 @@ def test_register_pressure_shows_as_spills():
         total = sum(tiles[1:], tiles[0])
         o_ref[...] = jnp.concatenate([jnp.exp(tile - total) for tile in reversed(tiles)])
 
-    held = only_kernel(tpu_report(lambda x: pl.pallas_call(kernel, out_shape=x)(x), shape(1280, 128)))
-    easy = only_kernel(tpu_report(double, shape(32, 256)))
+    held = only_kernel(tpu_report(lambda x: pl.pallas_call(kernel, out_shape=x)(x), shape(1280, 128), simulate=False))
+    easy = only_kernel(tpu_report(double, shape(32, 256), simulate=False))
     assert held.spills > 0
     assert held.fills > 0
     assert easy.spills == easy.fills == 0
 
 
 def test_slots_tell_what_a_kernel_is_made_of():
-    product = only_kernel(tpu_report(matmul, *SQUARE[1024], bm=512, bk=512, bn=512))
+    product = only_kernel(tpu_report(matmul, *SQUARE[1024], simulate=False, bm=512, bk=512, bn=512))
 
     def kernel(x_ref, o_ref):
         o_ref[...] = jnp.exp(x_ref[...]) + jnp.exp2(x_ref[...])
 
-    exponentials = only_kernel(tpu_report(lambda x: pl.pallas_call(kernel, out_shape=x)(x), shape(512, 512)))
+    exponentials = only_kernel(
+        tpu_report(lambda x: pl.pallas_call(kernel, out_shape=x)(x), shape(512, 512), simulate=False)
+    )
     assert set(product.slots) >= {"MXU", "VALU", "XLU", "EUP", "load", "store"}
     assert product.slots["MXU"] > 0.5
     assert product.slots["EUP"] == 0
@@ -373,7 +383,7 @@ def test_slots_tell_what_a_kernel_is_made_of():
 def test_no_kernel_is_too_strange(name):
     """A report never raises; what compiles has a report on every kernel, and its bytes are those of the lens."""
     exhibit = EVERYTHING[name]
-    report = tpu_report(exhibit.fn, *exhibit.args)
+    report = tpu_report(exhibit.fn, *exhibit.args, simulate=False)
     if report.refusal:
         assert not report
         return
@@ -390,10 +400,36 @@ def test_no_kernel_is_too_strange(name):
 @pytest.mark.parametrize("name", PRODUCTION)
 def test_the_kernels_of_jax_itself_on_other_chips(name, tpu):
     exhibit = PRODUCTION[name]
-    report = tpu_report(exhibit.fn, *exhibit.args, tpu=tpu)
+    report = tpu_report(exhibit.fn, *exhibit.args, tpu=tpu, simulate=False)
     assert report, report.refusal
     assert report.kernels
     assert not report.notes
+
+
+# --- the simulator ---------------------------------------------------------------------------------------------------
+
+
+def test_a_long_program_is_not_simulated():
+    report = tpu_report(matmul, *SQUARE[4096], bm=128, bk=128, bn=128)
+    assert only_kernel(report).cycles is None
+    assert "left out" in report.simulator
+
+
+def test_a_simulator_that_gives_up_is_a_word_and_the_report_stands(monkeypatch):
+    def dies(*args, **options):
+        raise compiler.CompilerDied("the TPU compiler was ended by signal 6")
+
+    monkeypatch.setattr(compiler, "simulate_cycles", dies)
+    report = tpu_report(double, shape(32, 256))
+    assert only_kernel(report).cycles is None
+    assert report.simulator == "libtpu's simulator gave up on this program"
+
+
+def test_a_simulator_that_aborts_its_process_leaves_the_next_report_alone():
+    report = tpu_report(causal_attention(), *QKV, tpu="tpu7x")
+    assert only_kernel(report).cycles is None
+    assert report.simulator == "libtpu's simulator gave up on this program"
+    assert only_kernel(tpu_report(double, shape(32, 256), tpu="tpu7x")).cycles > 0
 
 
 # --- the estimate ----------------------------------------------------------------------------------------------------
@@ -410,19 +446,19 @@ XLA_1024_US = 119.430  # the same guide, jnp.matmul of 1024^3: 11 us of arithmet
 @pytest.mark.parametrize(("tile", "n"), [(tile, n) for tile, times in PUBLISHED_US.items() for n in times])
 def test_the_estimate_is_within_a_tenth_of_published_times(tile, n):
     bm, bk, bn = tile
-    kernel = only_kernel(tpu_report(matmul, *SQUARE[n], bm=bm, bk=bk, bn=bn))
+    kernel = only_kernel(tpu_report(matmul, *SQUARE[n], simulate=False, bm=bm, bk=bk, bn=bn))
     launch_us = XLA_1024_US - 2 * 1024**3 / CHIPS["v5e"].flops_per_s() * 1e6
     assert kernel.time_s * 1e6 + launch_us == pytest.approx(PUBLISHED_US[tile][n], rel=0.10)
 
 
 def test_large_tiles_are_within_a_tenth_without_any_allowance():
-    kernel = only_kernel(tpu_report(matmul, *SQUARE[8192], bm=512, bk=1024, bn=1024))
+    kernel = only_kernel(tpu_report(matmul, *SQUARE[8192], simulate=False, bm=512, bk=1024, bn=1024))
     assert kernel.time_s * 1e6 == pytest.approx(PUBLISHED_US[512, 1024, 1024][8192], rel=0.10)
     assert kernel.bound == "MXU"
 
 
 def test_small_tiles_are_bound_by_their_steps():
-    kernel = only_kernel(tpu_report(matmul, *SQUARE[4096], bm=128, bk=128, bn=128))
+    kernel = only_kernel(tpu_report(matmul, *SQUARE[4096], simulate=False, bm=128, bk=128, bn=128))
     assert kernel.bound == "steps"
 
 
@@ -444,7 +480,7 @@ def test_an_unknown_tpu_is_refused():
 def test_a_compiler_that_writes_another_format_costs_the_figures_and_nothing_else(monkeypatch):
     of = compiler.Compiled.of
     monkeypatch.setattr(compiler.Compiled, "of", lambda *args: (of(*args) or "").replace("{", "["))
-    report = tpu_report(double, shape(32, 256))
+    report = tpu_report(double, shape(32, 256), simulate=False)
     assert report
     assert not report.kernels
     assert any("format has changed" in note for note in report.notes)
@@ -470,7 +506,7 @@ def test_a_kernel_built_for_a_simulator_is_reported(chip: str) -> None:
         simulated = pl.pallas_call(doubled, out_shape=x)
     for kernel in (simulated, pl.pallas_call(doubled, out_shape=x, interpret=True)):
         for fn in (kernel, jax.jit(lambda x, kernel=kernel: kernel(x))):
-            assert only_kernel(tpu_report(fn, x, tpu=chip)).buffers == {"x_ref": 32768, "o_ref": 32768}
+            assert only_kernel(tpu_report(fn, x, tpu=chip, simulate=False)).buffers == {"x_ref": 32768, "o_ref": 32768}
 
 
 def rows_by_subcores(x, ids):
@@ -491,10 +527,10 @@ def rows_by_subcores(x, ids):
 
 def test_a_kernel_of_sparse_cores_is_reported_on_chips_that_have_them() -> None:
     args = shape(256, 128), shape(128, dtype=jnp.int32)
-    refused = tpu_report(rows_by_subcores, *args)
+    refused = tpu_report(rows_by_subcores, *args, simulate=False)
     assert refused.refusal is not None
     assert "has no SparseCores" in refused.refusal.sentence
     assert 'tpu="tpu7x"' in refused.refusal.sentence
-    report = tpu_report(rows_by_subcores, *args, tpu="tpu7x")
+    report = tpu_report(rows_by_subcores, *args, tpu="tpu7x", simulate=False)
     assert report, report.refusal
     assert report.notes == ["body runs on SparseCores, of which the compiler shows no schedule"]

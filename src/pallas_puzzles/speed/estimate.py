@@ -64,7 +64,7 @@ def estimate(
 def _report(chip: str, fn: Callable[..., Any], *args: Any, **blocks: Any) -> Report:
     if chip in GPUS:
         return gpu_report(fn, *args, chip=chip, **blocks)
-    return tpu_report(fn, *args, tpu=chip, **blocks)
+    return tpu_report(fn, *args, tpu=chip, simulate=False, **blocks)
 
 
 def _rows(work: Work, size: Size, target: Chip, chip: str, report_of: Reporter) -> Iterator[tuple[Row, str]]:

@@ -193,7 +193,7 @@ def compare(
     if missing:
         found.notes.append(f"{missing[0].upper()}{missing[1:]}.")
     elif written:
-        compiler.warm()
+        compiler.warm(simulator=False)
     told = _made_beforehand(made)
     found.conditions = told["conditions"]
     for target in targets:
@@ -303,7 +303,7 @@ def _kernels(fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: by
     steering = b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(args) if isinstance(x, np.ndarray | jax.Array))
     key = blob, target.name, steering
     if key not in _REPORTS:
-        _REPORTS[key] = tpu_report(fn, *args, tpu=target.name)
+        _REPORTS[key] = tpu_report(fn, *args, tpu=target.name, simulate=False)
     report = _REPORTS[key]
     if not report:
         raise ValueError(report.unavailable or (report.refusal.sentence if report.refusal else ""))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip
 from ..text import cut, human_bytes, plural
 from .report import Fact, Page, flop_words, times_words
-from .roofline import count_words, digits, human_count, percent
+from .roofline import count_words, digits, human_count, human_time, percent
 
 if TYPE_CHECKING:
     from .tpu_report import KernelReport, Report
@@ -52,6 +52,11 @@ def facts(kernel: KernelReport, report: Report) -> Iterator[Fact]:
     yield "slots", ", ".join(f"{slot} {share:.0%}" for slot, share in kernel.slots.items()) + " in use"
     yield "HBM", _hbm_words(kernel, chip)
     yield "FLOPs", flop_words(kernel, chip, "MXU", "" if kernel.hbm_exact else "at least ")
+    if kernel.cycles is not None:
+        took = f"{human_time(kernel.cycles / chip.clock_hz)} at {digits(chip.clock_hz / 1e9)} GHz"
+        yield "simulator", f"{kernel.cycles:,} cycles, {took} (libtpu's; its copies do not share the bandwidth)"
+    elif not report.simulator:
+        yield "simulator", "libtpu's simulator gives no cycles for this kernel"
 
 
 def _grid_words(kernel: KernelReport) -> str:
@@ -104,6 +109,8 @@ def _hbm_words(kernel: KernelReport, chip: Chip) -> str:
 
 
 def remarks(report: Report) -> Iterator[Fact]:
+    if report.simulator:
+        yield "simulator", report.simulator
     if report.copies:
         verb = "is" if report.copies == 1 else "are"
         yield "XLA", f"{plural(report.copies, 'array')} {verb} copied around the kernels, which no figure here counts"

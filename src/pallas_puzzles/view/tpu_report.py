@@ -27,6 +27,7 @@ from .report import Report as ChipReport
 from .report import matched, name_of
 from .roofline import Kernel
 
+_SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
 _FAR_TOO_LARGE = 1.5  # times the limit
 _FOLLOWED_FLOPS = 5e9
 _DRAWN_BYTES = 256 << 20  # inputs up to this size are drawn, larger ones only described
@@ -39,7 +40,8 @@ class KernelReport(Kernel):
     dynamic: the grid is set at run time. steered: prefetched scalars have a say in what runs. steps: None where nobody
     could know. runs: how often the function calls it. buffers: name -> VMEM held, all its copies; vmem_limit_bytes:
     what this kernel may use. least_step, mean_step, most_step: bundles of a grid step, which is cycles if nothing has
-    to be waited for. slots: share of each kind of instruction slot in use. time_s: see `tpu_report`.
+    to be waited for. slots: share of each kind of instruction slot in use. time_s: see `tpu_report`. cycles: by
+    libtpu's simulator.
     """
 
     hlo_name: str
@@ -59,6 +61,7 @@ class KernelReport(Kernel):
     slots: dict[str, float]
     mxu_cycles: float
     hbm_exact: bool
+    cycles: int | None = None
 
     @property
     def vmem_bytes(self) -> int:
@@ -67,19 +70,28 @@ class KernelReport(Kernel):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Report(ChipReport[Chip, KernelReport]):
-    """What `tpu_report` found. copies: arrays that XLA itself copies around the kernels."""
+    """What `tpu_report` found. copies: arrays that XLA itself copies around the kernels. simulator: why there are no
+    simulated cycles, "" when there are."""
 
     copies: int = 0
+    simulator: str = ""
     page = picture.PAGE
 
 
-def tpu_report(fn: Callable[..., Any], *args: Any, tpu: str = "v5e", **blocks: Any) -> Report:
+def tpu_report(
+    fn: Callable[..., Any],
+    *args: Any,
+    tpu: str = "v5e",
+    simulate: bool = True,
+    **blocks: Any,
+) -> Report:
     """Compiles `fn(*args, **blocks)` for a TPU that need not be there, and reads what the compiler made of it.
 
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; where a kernel is steered by prefetched
     scalars, bytes and steps are known only from real values. tpu: "v5e", "v6e" or "tpu7x" (one of its two cores). The
-    mesh of a jax.shard_map is made of as many of these chips. blocks: static keyword arguments of fn. Never raises for
-    a kernel that does not compile: see Report.refusal. Raises ValueError for a TPU that is not known.
+    mesh of a jax.shard_map is made of as many of these chips. simulate: ask libtpu's simulator for cycles, too. blocks:
+    static keyword arguments of fn. Never raises for a kernel that does not compile: see Report.refusal.
+    Raises ValueError for a TPU that is not known.
 
     The estimate is max(FLOPs of matrix products / MXU peak, bundles / clock, HBM bytes / bandwidth - fill) + fill +
     steps * 0.25 us. Copies and arithmetic overlap, but for the fill: the first blocks have to arrive before anything
@@ -108,7 +120,7 @@ def tpu_report(fn: Callable[..., Any], *args: Any, tpu: str = "v5e", **blocks: A
     placed = jax.sharding.NamedSharding(target_mesh, jax.sharding.PartitionSpec()) if axes else None
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placed), values)
     if compiler.missing() is None:
-        compiler.warm()
+        compiler.warm(simulator=simulate and not axes)
     report.refusal = refusal_on(target_mesh, call, shapes)
     if report.refusal is not None:
         report.refusal = _about_the_chip(report.refusal, target)
@@ -123,7 +135,7 @@ def tpu_report(fn: Callable[..., Any], *args: Any, tpu: str = "v5e", **blocks: A
     report.unavailable = compiler.missing() or ""
     if report.unavailable:
         return report
-    _compile(report, call, shapes, works, missed, axes)
+    _compile(report, call, shapes, works, missed, axes, simulate)
     return report
 
 
@@ -306,6 +318,7 @@ def _compile(
     works: list[_Work],
     missed: str,
     axes: Mapping[str, int],
+    simulate: bool,
 ) -> None:
     target = report.chip
     with for_tpu(target.mesh(axes)):
@@ -314,11 +327,14 @@ def _compile(
         except Exception as error:
             report.refusal = explain(str(error), [w.call for w in works], target)
             return
+    options: dict[str, str] = {}
     try:
         compiled = compiler.compile_program(program, target, axes)
         if compiled.operands_in_vmem:  # then the step's copies are not those that a larger array would see
             with contextlib.suppress(compiler.CompilerError):
-                compiled = compiler.compile_program(program, target, axes, options=compiler.nothing_in_vmem(target))
+                again = compiler.nothing_in_vmem(target)
+                compiled = compiler.compile_program(program, target, axes, options=again)
+                options = again
     except compiler.CompilerError as error:
         report.refusal = explain(str(error), [w.call for w in works], target)
         return
@@ -345,6 +361,7 @@ def _compile(
     if len(report.kernels) < len(works):
         missing = len(works) - len(report.kernels)
         report.notes.append(f"{missing} of {len(works)} kernels are not in the compiled program, or look the same")
+    _simulate(report, program, axes, options, simulate)
 
 
 def _kernel_report(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _Work, target: Chip) -> KernelReport:
@@ -492,3 +509,34 @@ def _buffers(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _Work) 
             name = "(spilled registers)"
         found[name] = found.get(name, 0) + buffer.nbytes
     return found
+
+
+def _simulate(
+    report: Report,
+    program: bytes,
+    axes: Mapping[str, int],
+    options: Mapping[str, str],
+    wanted: bool,
+) -> None:
+    """Fills in the cycles, or says why there are none."""
+    expected = sum((k.steps or 1) * k.mean_step for k in report.kernels)
+    reasons = {
+        "not asked for": not wanted,
+        "libtpu's simulator follows one device only": bool(axes),
+        "libtpu's simulator does not know a grid that is set at run time": any(k.dynamic for k in report.kernels),
+        f"left out: libtpu's simulator takes some 15 s a million cycles, and these are {expected:.2g}": (
+            expected > _SIMULATED_CYCLES
+        ),
+    }
+    report.simulator = next((why for why, holds in reasons.items() if holds), "")
+    if report.simulator:
+        return
+    try:
+        cycles = compiler.simulate_cycles(program, report.chip, options)
+    except (compiler.CompilerError, compiler.CompilerDied):
+        report.simulator = "libtpu's simulator gave up on this program"
+        return
+    for kernel in report.kernels:
+        kernel.cycles = cycles.get(kernel.hlo_name) or None
+        if kernel.cycles and kernel.steered:
+            kernel.notes.append("the simulator does not know the prefetched scalars: its cycles are a guess")

@@ -17,7 +17,8 @@ from ..warm import CompilerDied, CompilerError, Warm
 from .chips import Chip
 
 __all__ = [
-    "CompilerDied", "CompilerError", "compile_program", "compile_text", "missing", "nothing_in_vmem", "stop", "warm",
+    "CompilerDied", "CompilerError", "compile_program", "compile_text", "missing", "nothing_in_vmem", "simulate_cycles",
+    "stop", "warm",
 ]  # fmt: skip
 
 HOW_TO_GET_IT = f"the TPU compiler is not installed: {install_line('tpu-compiler')} (600 MB, Linux x86-64)"
@@ -94,6 +95,17 @@ def compile_text(blob: bytes, chip: Chip) -> tuple[str, int | None]:
     return answer["text"], answer["temporary_bytes"]
 
 
+def simulate_cycles(blob: bytes, chip: Chip, options: Mapping[str, str]) -> dict[str, int]:
+    """Kernel name -> cycles, by libtpu's simulator of the compiled program. Raises CompilerError, or CompilerDied."""
+    _, files = _SIMULATOR.ask(blob, chip, None, options, _SIMULATOR_S)
+    cycles = {}
+    for name, text in files.items():
+        found = re.search(r"estimated_cycles: (\d+)", text)
+        if found and name.endswith("static_llo_profile.textproto"):
+            cycles[name.partition(f"_{chip.kind}")[0]] = int(found[1])
+    return cycles
+
+
 class _Child(Warm):
     """One warm process with libtpu in it. `flags` may name its folder as {folder}."""
 
@@ -118,15 +130,20 @@ class _Child(Warm):
         )
 
 
+_SIMULATOR_S = 30.0  # a program may take
 _COMPILER = _Child("--xla_jf_dump_to={folder}/dumps --xla_jf_dump_llo_pass_label_regex=^final_")
+_SIMULATOR = _Child("--xla_jf_dump_static_llo_profile_to={folder}/dumps")
 
 
-def warm() -> None:
-    """Starts the process in the background: it takes some two seconds until it can compile."""
+def warm(*, simulator: bool = True) -> None:
+    """Starts the processes in the background: each takes some two seconds until it can compile."""
     _COMPILER.warm()
+    if simulator:
+        _SIMULATOR.warm()
 
 
 @atexit.register
 def stop() -> None:
-    """Ends the warm process; the next request starts a new one."""
+    """Ends the warm processes; the next request starts new ones."""
     _COMPILER.stop()
+    _SIMULATOR.stop()
