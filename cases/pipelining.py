@@ -7,13 +7,28 @@ from typing import Any
 
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
 
+BY_HAND = {"emit_pipeline": "{name} starts the copies for you, and this puzzle is about starting them yourself."}
+BY_PIPELINE = dict.fromkeys(
+    ("make_async_copy", "async_copy", "sync_copy"),
+    "{name} makes a copy of your own, and this puzzle is about pltpu.emit_pipeline, which makes them all.",
+)
+
 
 def puzzle_1(nb: Any) -> Question:
     return question(
-        nb.silu_spec,
+        nb.gate_spec,
         normal((64, 256), scale=2.0),
-        variants=[case(normal((24, 640)), about="other sizes")],
-        budget=Budget(hbm_bytes=131_072),
+        normal((64, 256)),
+        variants=[
+            case(
+                normal((24, 640)),
+                normal((24, 640)),
+                budget=Budget(exposed_bytes=122_880, in_flight_bytes=40_960, flops=80_000, transcendentals=15_360),
+                about="other sizes",
+            )
+        ],
+        budget=Budget(hbm_bytes=196_608, exposed_bytes=131_072),
+        forbid=BY_HAND,
     )
 
 
@@ -26,6 +41,7 @@ def puzzle_2(nb: Any) -> Question:
             case(normal((64, 384)), about="a single tile"),
         ],
         budget=Budget(hbm_bytes=655_360, vmem_bytes=131_072),
+        forbid=BY_HAND,
     )
 
 
@@ -37,13 +53,14 @@ def puzzle_3(nb: Any) -> Question:
             case(
                 normal((192, 128), shift=1.0),
                 bm=32,
-                budget=Budget(exposed_bytes=16_384, in_flight_bytes=13_653),
+                budget=Budget(exposed_bytes=16_384, in_flight_bytes=13_653, flops=75_000, transcendentals=0),
                 about="six tiles",
             ),
             case(normal((64, 384)), about="a single tile"),
             case(normal((512, 640)), bm=128, budget=Budget(vmem_bytes=657_920), about="tiles of 320 KiB"),
         ],
         budget=Budget(hbm_bytes=328_704, exposed_bytes=65_536),
+        forbid=BY_HAND,
     )
 
 
@@ -52,11 +69,17 @@ def puzzle_4(nb: Any) -> Question:
         nb.absmax_spec,
         normal((384, 256)),
         variants=[
-            case(normal((224, 128), shift=-9.0), bm=32, about="seven tiles of negative numbers"),
+            case(
+                normal((224, 128), shift=-9.0),
+                bm=32,
+                budget=Budget(in_flight_bytes=25_746, flops=90_000, transcendentals=0),
+                about="seven tiles of negative numbers",
+            ),
             case(normal((128, 384)), about="two tiles"),
             case(normal((512, 640)), bm=128, budget=Budget(vmem_bytes=985_600), about="tiles of 320 KiB"),
         ],
         budget=Budget(hbm_bytes=394_240, exposed_bytes=65_536, in_flight_bytes=98_304),
+        forbid=BY_HAND,
     )
 
 
@@ -66,10 +89,24 @@ def puzzle_5(nb: Any) -> Question:
         normal((320, 1)),
         normal((1, 256)),
         variants=[
-            case(normal((192, 1)), normal((1, 384)), bm=32, budget=Budget(exposed_bytes=49_152), about="six tiles"),
+            case(
+                normal((192, 1)),
+                normal((1, 384)),
+                bm=32,
+                budget=Budget(exposed_bytes=49_152, in_flight_bytes=40_960, flops=80_000, transcendentals=0),
+                about="six tiles",
+            ),
             case(normal((128, 1)), normal((1, 128)), about="two tiles"),
+            case(
+                normal((512, 1)),
+                normal((1, 640)),
+                bm=128,
+                budget=Budget(vmem_bytes=659_968),
+                about="tiles of 320 KiB",
+            ),
         ],
         budget=Budget(hbm_bytes=329_984, exposed_bytes=65_536),
+        forbid=BY_HAND,
     )
 
 
@@ -78,12 +115,18 @@ def puzzle_6(nb: Any) -> Question:
         nb.silu_spec,
         normal((320, 256), scale=2.0),
         variants=[
-            case(normal((192, 128)), bm=32, budget=Budget(exposed_bytes=32_768), about="six tiles"),
+            case(
+                normal((192, 128)),
+                bm=32,
+                budget=Budget(exposed_bytes=32_768, in_flight_bytes=27_306, flops=100_000, transcendentals=24_576),
+                about="six tiles",
+            ),
             case(normal((64, 384)), about="a single tile"),
             case(normal((128, 128)), about="two tiles"),
             case(normal((384, 640)), bm=128, budget=Budget(vmem_bytes=1_310_720), about="tiles of 320 KiB"),
         ],
         budget=Budget(hbm_bytes=655_360, exposed_bytes=131_072),
+        forbid=BY_HAND,
     )
 
 
@@ -96,7 +139,8 @@ def puzzle_7(nb: Any) -> Question:
             case(normal((64, 512)), normal((64, 512)), bm=32, bn=256, about="tiles of 32 x 256"),
             case(normal((128, 128)), normal((128, 128)), about="one tile across"),
         ],
-        budget=Budget(hbm_bytes=884_736, vmem_bytes=196_608, exposed_bytes=0, branches=0),
+        budget=Budget(hbm_bytes=884_736, vmem_bytes=196_608, branches=0),
+        forbid=BY_PIPELINE,
     )
 
 
@@ -110,7 +154,7 @@ def puzzle_8(nb: Any) -> Question:
                 normal((32, 1280), "bfloat16"),
                 normal((1280, 128), "bfloat16"),
                 slots=2,
-                budget=Budget(in_flight_bytes=29_491),
+                budget=Budget(in_flight_bytes=29_491, flops=11_000_000, transcendentals=0),
                 about="two slots, ten tiles",
             ),
             case(
@@ -124,4 +168,5 @@ def puzzle_8(nb: Any) -> Question:
             case(normal((16, 256), "bfloat16"), normal((256, 384), "bfloat16"), slots=6, about="more slots than tiles"),
         ],
         budget=Budget(hbm_bytes=573_440, exposed_bytes=65_536, in_flight_bytes=147_456),
+        forbid=BY_HAND,
     )

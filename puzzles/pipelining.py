@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Pipelining: copies by hand
 #
-# So far `pallas_call` has copied your blocks. In eight puzzles you take the copies over. You start them, you wait for
-# them, and you decide what is computed while they are on their way. The last kernel streams a weight matrix through as
-# many slots as you like. That is the work of a TPU that generates one token.
+# So far `pallas_call` has copied your blocks. Here you take the copies over, in seven of eight puzzles. You start them,
+# you wait for them, and you decide what is computed while they are on their way. The last kernel streams a weight
+# matrix through as many slots as you like. That is the work of a TPU that generates one token.
 #
 # You need basics.py and matmul.py. In a kernel with copies of its own, a mistake often gives the right answer, because
 # the copy happened to be fast. Here the copies are followed one by one, and `check` names the line that was lucky.
@@ -54,6 +54,13 @@ setup()
 #
 # `x_hbm.at[pl.ds(64, 128)]` is a Ref of 128 rows, from row 64 on. It loads nothing, and a copy takes it like any other
 # Ref. The kernel below brings these rows into VMEM, and sends them to the result.
+#
+# To wait, you need not keep the object that you started. Build the same copy again: `wait()` uses only its semaphore
+# and its size. The last line of the kernel does so.
+#
+# From its start to its wait, a copy is **in flight**. It is **exposed** if nothing is computed meanwhile. This kernel
+# computes nothing, so both of its copies are exposed: in the picture, the kernel waits. A verdict says how many bytes
+# are exposed. It also says how many bytes are in flight while the kernel computes, on average.
 
 # %%
 HBM = pl.BlockSpec(memory_space=pltpu.HBM)  # for an array that stays in HBM
@@ -65,9 +72,8 @@ def middle_kernel(x_hbm, o_hbm, buf, sem):
     copy_in = pltpu.make_async_copy(x_hbm.at[pl.ds(64, 128)], buf, sem)
     copy_in.start()
     copy_in.wait()  # 128 x 256 x 4 = 131,072 bytes
-    copy_out = pltpu.make_async_copy(buf, o_hbm, sem)
-    copy_out.start()
-    copy_out.wait()
+    pltpu.make_async_copy(buf, o_hbm, sem).start()
+    pltpu.make_async_copy(buf, o_hbm, sem).wait()  # for the same copy
 
 
 def middle(x: Float[Array, "M N"]) -> Float[Array, "128 N"]:
@@ -85,71 +91,82 @@ def middle(x: Float[Array, "M N"]) -> Float[Array, "128 N"]:
 show(middle, normal((320, 256)))
 
 # %% [markdown]
-# ## Puzzle 1: A copy by hand
+# ## Puzzle 1: Two copies at once
 #
-# **Goal.** Apply SiLU (`x * sigmoid(x)`) to a matrix that stays in HBM. Bring it into VMEM yourself, and send the
-# result back.
+# **Goal.** Compute `silu(a) * b`, where `silu(a)` is `a * sigmoid(a)`, of matrices that stay in HBM. Compute `silu(a)`
+# while `b` is on its way.
 #
 # ### Theory
 #
 # Why by hand? A `BlockSpec` brings one block of each operand at a time, and only where the block's index changes. Paged
-# attention gathers many pages of its cache at once, from wherever they are: on a v6e, JAX's kernel takes 4, 8 or 16. It
-# makes these copies with the calls that you have just seen.
+# attention gathers many pages of its cache at once, from wherever they are. The tuned sizes of JAX's kernel for a v6e
+# are 4, 8 or 16 pages.
+#
+# `start()` returns at once, so your kernel can start a second copy, and it can compute:
 #
 # ```text
-#     HBM     x_hbm                             o_hbm
-#               | copy in                         ^ copy out
-#     VMEM    x_buf  ----->  jax.nn.silu  ----->  o_buf
+#     DMA     [ a in ]                      [ out ]
+#             [ b in            ]
+#     core            [ silu(a) ][ times b ]
 # ```
 #
-# Now you compute between the two copies, so it matters where the waits are. If you read before the wait, you may read
-# what was there before. If the kernel ends before the wait, it may leave half a result.
+# Nothing is computed while `a` is on its way, or the result. So these two copies are exposed. The copy of `b` is not:
+# it is in flight while you compute.
+#
+# It matters where the waits are. If you read before the wait, you may read what was there before. If the kernel ends
+# before the wait, it may leave half a result.
+#
+# Each copy has a semaphore of its own here: `a_sem`, `b_sem` and `o_sem`.
 
 
 # %%
-def silu_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
-    return jax.nn.silu(x)
+def gate_spec(a: Float[Array, "M N"], b: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    return jax.nn.silu(a) * b
 
 
-def silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem):
-    # x_hbm, o_hbm: (M, N), in HBM      x_buf, o_buf: (M, N), in VMEM      sem: one semaphore, for both copies
+def whole_gate_kernel(a_hbm, b_hbm, o_hbm, a_buf, b_buf, o_buf, a_sem, b_sem, o_sem):
+    # a_hbm, b_hbm, o_hbm: (M, N), in HBM      a_buf, b_buf, o_buf: (M, N), in VMEM      a semaphore for each copy
     pass  # YOUR CODE HERE
 
 
-def silu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
-    buffer = pltpu.VMEM(x.shape, x.dtype)
+def whole_gate(a: Float[Array, "M N"], b: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    buffer = pltpu.VMEM(a.shape, a.dtype)
     return pl.pallas_call(
-        silu_kernel,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        in_specs=[HBM],
+        whole_gate_kernel,
+        out_shape=jax.ShapeDtypeStruct(a.shape, a.dtype),
+        in_specs=[HBM, HBM],
         out_specs=HBM,
-        scratch_shapes=[buffer, buffer, DMA],
-    )(x)
+        scratch_shapes=[buffer, buffer, buffer, DMA, DMA, DMA],
+    )(a, b)
 
 
 # %%
-# Budget for x (64, 256): hbm_bytes=131_072. Each of the two arrays has 65,536 bytes, and moves once. The verdict will
-# call these bytes exposed: Puzzle 2 says what that is.
-check("pipelining/1", silu)
+# Budget for a (64, 256), b (64, 256): hbm_bytes=196_608, exposed_bytes=131_072. Each of the three arrays has 65,536
+# bytes, and moves once. exposed_bytes: the bytes of all copies during which nothing is computed; here those of two.
+check("pipelining/1", whole_gate)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A kernel does two things that a copy can spoil: it loads from `x_buf`, and it ends. Which copy has to be over before
-# each of them? One semaphore is enough for both copies, because each wait takes off what its copy has added. If both
-# copies were on their way at once, it would not be.
+# A kernel does two things that a copy can spoil: it loads from a buffer, and it ends. Which copy has to be over before
+# each of your loads? What can you compute when only `a` is there? You can keep it in `o_buf`: a kernel may load from
+# its scratch what it has stored there.
 #
 # </details>
 #
 # <details><summary>Hint 2</summary>
 #
 # ```python
-# def silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem):
-#     copy_in = pltpu.make_async_copy(____, ____, sem)
-#     copy_in.start()
+# def whole_gate_kernel(a_hbm, b_hbm, o_hbm, a_buf, b_buf, o_buf, a_sem, b_sem, o_sem):
+#     a_in = pltpu.make_async_copy(____, ____, a_sem)
+#     b_in = pltpu.make_async_copy(____, ____, b_sem)
+#     ____
+#     ____
+#     a_in.wait()
+#     o_buf[...] = ____
 #     ____
 #     o_buf[...] = ____
-#     copy_out = pltpu.make_async_copy(____, ____, sem)
+#     out = pltpu.make_async_copy(____, ____, o_sem)
 #     ____
 #     ____
 # ```
@@ -159,27 +176,31 @@ check("pipelining/1", silu)
 # <details><summary>Hint 3: the solution</summary>
 #
 # ```python
-# def silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem):
-#     copy_in = pltpu.make_async_copy(x_hbm, x_buf, sem)
-#     copy_in.start()
-#     copy_in.wait()
-#     o_buf[...] = jax.nn.silu(x_buf[...])
-#     copy_out = pltpu.make_async_copy(o_buf, o_hbm, sem)
-#     copy_out.start()
-#     copy_out.wait()
+# def whole_gate_kernel(a_hbm, b_hbm, o_hbm, a_buf, b_buf, o_buf, a_sem, b_sem, o_sem):
+#     a_in = pltpu.make_async_copy(a_hbm, a_buf, a_sem)
+#     b_in = pltpu.make_async_copy(b_hbm, b_buf, b_sem)
+#     a_in.start()
+#     b_in.start()
+#     a_in.wait()
+#     o_buf[...] = jax.nn.silu(a_buf[...])
+#     b_in.wait()
+#     o_buf[...] = o_buf[...] * b_buf[...]
+#     out = pltpu.make_async_copy(o_buf, o_hbm, o_sem)
+#     out.start()
+#     out.wait()
 # ```
 #
 # </details>
 
 # %% [markdown]
 # **Takeaway.** Start and wait are two calls, and what lies between them is yours. `pltpu.sync_copy(from_ref, to_ref)`
-# is both at once. But all of `x` has to fit into VMEM. A v5e has 16 GB of HBM, and a kernel gets 16 MiB of VMEM unless
-# it asks for more.
+# is both at once. But all of `a` and `b` has to fit into VMEM. A v5e has 16 GB of HBM, and a kernel gets 16 MiB of VMEM
+# unless it asks for more.
 
 # %% [markdown]
 # ## Puzzle 2: Tiles through one buffer
 #
-# **Goal.** SiLU again, of any number of rows, with room for only one tile of `x` and one of the result.
+# **Goal.** Apply SiLU to any number of rows, with room for only one tile of `x` and one of the result.
 #
 # ### Theory
 #
@@ -199,11 +220,13 @@ check("pipelining/1", silu)
 #                         |                                ^
 #     VMEM   x_buf      [ 1 ]   -- silu -->   o_buf      [ 1 ]
 # ```
-#
-# One buffer now holds one tile after the other. A wait for the copy out now also says that `o_buf` is free again.
 
 
 # %%
+def silu_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    return jax.nn.silu(x)
+
+
 def tiled_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem, *, bm):
     # x_hbm, o_hbm: (M, N), in HBM      x_buf, o_buf: (bm, N), one tile each, in VMEM      bm divides M
     pass  # YOUR CODE HERE
@@ -227,8 +250,9 @@ check("pipelining/2", tiled_silu)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The body of the loop is Puzzle 1, for one tile. Only the two Refs in HBM change. How many tiles are there, and at
-# which row does tile `t` begin? `x_hbm.shape` is known when the kernel is traced.
+# The body of the loop takes one tile in, computes, and sends one tile out. How many tiles are there, and at which row
+# does tile `t` begin? `x_hbm.shape` is known when the kernel is traced. One semaphore is enough for both copies if one
+# of them is over before the other one starts: each wait takes off what its copy has added.
 #
 # </details>
 #
@@ -268,8 +292,8 @@ check("pipelining/2", tiled_silu)
 
 # %% [markdown]
 # **Takeaway.** Your kernel now takes arrays of any length. But look at the sentence of the verdict that begins with "It
-# moves". All 640 KiB are **exposed**: your kernel waits for them as soon as they are started, so nothing is computed
-# while they are on their way. Nothing is copied while you compute, either. The picture shows the two taking turns.
+# moves". All 640 KiB are exposed: your kernel waits for them as soon as they are started. Nothing is copied while you
+# compute, either. The picture shows the two taking turns.
 
 # %%
 show(tiled_silu, normal((320, 256)))
@@ -293,21 +317,20 @@ show(tiled_silu, normal((320, 256)))
 #                  core           [sum 0] [sum 1] [sum 2]
 # ```
 #
-# A step has three parts, and their order matters. Wait for your own tile. Start the next one, into the other slot. Then
-# compute. The first tile is started before the loop. The last step must start nothing.
+# In each step, wait first: there is one semaphore, and it must have one copy at a time. (Puzzle 4 says why.) Then start
+# the next tile, into the other slot. Then compute. The first tile is started before the loop. The last step must start
+# nothing.
 #
-# `t` is traced, so `t % 2` is `lax.rem(t, 2)`. `x_buf.at[slot]` is a Ref of one slot, (bm, N), and `x_buf[slot]` loads
-# it. Write this function inside of your kernel:
+# `t % 2` works on a traced `t`. `lax.rem(t, 2)` is the same for t >= 0, and shorter code. `x_buf.at[slot]` is a Ref of
+# one slot, (bm, N). `x_buf[slot]` loads it, and `x_buf[slot] = value` stores into it. Write this function inside of
+# your kernel:
 #
 # ```text
 #     def copy(t):
 #         return pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[lax.rem(t, 2)], sem)
 # ```
 #
-# To wait, you need not keep the object that you started. Build the same copy again: `wait()` uses only its semaphore
-# and its size.
-#
-# One tile is always exposed, the first. While it is on its way, there is nothing to compute yet.
+# One tile is exposed in any case: while the first one is on its way, there is nothing to compute yet.
 
 
 # %%
@@ -332,8 +355,8 @@ def energy(x: Float[Array, "M N"], *, bm: int = 64) -> Float[Array, "1 N"]:
 
 
 # %%
-# Budget for x (320, 256): hbm_bytes=328_704, exposed_bytes=65_536. exposed_bytes: the bytes of all copies during which
-# nothing is computed. One tile has 65,536 bytes.
+# Budget for x (320, 256): hbm_bytes=328_704, exposed_bytes=65_536. One tile has 65,536 bytes. With other sizes, `check`
+# also asks for bytes in flight: one tile, during all steps but the last.
 check("pipelining/3", energy)
 
 # %% [markdown]
@@ -400,6 +423,10 @@ check("pipelining/3", energy)
 # %% [markdown]
 # **Takeaway.** One tile is exposed instead of all of them, for one more buffer. A `BlockSpec` does the same for you:
 # two buffers for each operand that is cut into blocks, and the next block on its way while your kernel runs.
+#
+# But one tile ahead is not enough on a real chip. A copy of 64 KiB into a v5e's VMEM takes 0.85 us, by the simulator in
+# the TPU compiler (libtpu 0.0.50). In the first 0.76 us of these, nothing arrives. With one tile on its way at a time,
+# you pay these 0.76 us for each tile. If two are on their way, they wait together. What counts is **bytes in flight**.
 
 # %%
 show(energy, normal((320, 256)))
@@ -412,11 +439,7 @@ show(energy, normal((320, 256)))
 #
 # ### Theory
 #
-# One tile ahead is not enough on a real chip. A copy of 64 KiB into a v5e's VMEM takes 0.86 us, by the simulator in the
-# TPU compiler. For 0.77 us of them, nothing has arrived yet. With one tile on its way at a time, you pay these 0.77 us
-# for each tile. If two are on their way, they wait together. What counts is **bytes in flight**.
-#
-# So take three slots: one tile is read, two are on their way. But then one semaphore is not enough:
+# With three slots, one tile is read while two are on their way. But then one semaphore is not enough:
 #
 # ```text
 #     start tile 1  --+
@@ -427,7 +450,7 @@ show(energy, normal((320, 256)))
 # A semaphore counts bytes. It does not know which copy they are from, and nothing says in which order copies arrive. If
 # each slot has a semaphore of its own, there is one copy on it at a time. `sems` has three: `sems.at[slot]` is one.
 #
-# This bug gives the right answer on most days.
+# A kernel with one semaphore for all of them gives the right answer on most days.
 
 
 # %%
@@ -522,8 +545,8 @@ check("pipelining/4", absmax)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** One copy at a time on each semaphore: then a wait says what has arrived. JAX's paged attention has one
-# semaphore for each slot, too. Many small copies share it, one for each page, so the kernel waits for *all* of them
+# **Takeaway.** One copy at a time on each semaphore: then a wait says what has arrived. In JAX's paged attention many
+# small copies share a slot's semaphore, one for each page. That is right because the kernel waits for all of them
 # before it reads any.
 
 # %%
@@ -536,18 +559,17 @@ show(absmax, normal((384, 256)))
 #
 # ### Theory
 #
-# With one slot on the way out, this kernel has 320 KiB exposed, and with two 64 KiB. But on the way out, everything is
-# the other way round. The copy *reads* your slot. So after `start()` the slot is not
-# yours: if you store into it now, the copy may take the new values, or half of each.
+# With one slot on the way out, this kernel has 320 KiB exposed, and with two 64 KiB. On the way out it is the reverse:
+# the copy *reads* your slot. So after `start()` the slot is not yours. If you store into it now, the copy may take the
+# new values, or half of each.
 #
 # ```text
 #     core   [fill slot 0][fill slot 1][fill slot 0]        slot 0 again: has tile 0 left it?
 #     DMA                 [ out 0     ][ out 1     ][ out 2     ]
 # ```
 #
-# Before step `t` fills its slot, the copy of tile `t - 2` has to be over, because it used the same slot. The copy of
-# tile `t - 1` may go on. And in steps 0 and 1 there is nothing to wait for. If nobody signals a semaphore, a wait never
-# ends.
+# Before a step fills its slot, the copy that used this slot has to be over. The copy out of the other slot may go on.
+# The first steps have nothing to wait for: if no copy was started on a semaphore, a wait on it never ends.
 #
 # `store_tile(o_hbm, o_buf, sems, t, bm)` builds the copy of tile `t` out of its slot: give it `.start()` or `.wait()`.
 # The loop is given, and so are the last two waits. (Puzzle 6 is about those.)
@@ -638,7 +660,8 @@ check("pipelining/5", outer)
 
 # %% [markdown]
 # **Takeaway.** Coming in, you wait before you read. Going out, you wait before you *write again*. Each wait in the loop
-# is for a copy that was started two steps ago. A whole tile was computed since, so less of the wait is left.
+# is for a copy that was started two steps ago. The kernel has computed a whole tile meanwhile, so it waits for less
+# time.
 
 # %%
 show(outer, normal((320, 1)), normal((1, 256)))
@@ -784,12 +807,12 @@ show(streamed_silu, normal((320, 256)))
 # %% [markdown]
 # ## Puzzle 7: The library's pipeline
 #
-# **Goal.** Compute `silu(a) * b`, the gate of a SwiGLU layer, tile by tile, without a single copy of your own.
+# **Goal.** Compute `silu(a) * b` of Puzzle 1, the gate of a SwiGLU layer, tile by tile, without a copy of your own.
 #
 # ### Theory
 #
-# Puzzle 6 took 23 lines, and one of them computes. The others you never have to write again. `pltpu.emit_pipeline` does
-# what they do. You call it *inside* of a kernel, on Refs in HBM:
+# The solution of Puzzle 6 has 23 lines, and one of them computes. `pltpu.emit_pipeline` does the work of the others.
+# You call it *inside* of a kernel, on Refs in HBM:
 #
 # ```text
 #     pltpu.emit_pipeline(body, grid=..., in_specs=[...], out_specs=[...])(a_hbm, b_hbm, o_hbm)
@@ -802,15 +825,11 @@ show(streamed_silu, normal((320, 256)))
 # `grid` and the `BlockSpec`s are those of `pallas_call`: a block shape and an index map. It makes the slots and the
 # semaphores, and runs prologue, loop and drain.
 #
-# Why not use the outer `pallas_call`? A kernel can run one pipeline after another, over parts that it has just
-# looked up, or around copies to other chips.
+# Why not use the outer `pallas_call`? A kernel can run several pipelines. It can read from a table which part of an
+# array each one goes over, and it can start copies to other chips in between.
 
 
 # %%
-def gate_spec(a: Float[Array, "M N"], b: Float[Array, "M N"]) -> Float[Array, "M N"]:
-    return jax.nn.silu(a) * b
-
-
 def gate_tile(a_ref, b_ref, o_ref):
     # the body of the pipeline      a_ref, b_ref, o_ref: (bm, bn), in VMEM
     pass  # YOUR CODE HERE
@@ -831,17 +850,15 @@ def gate(a: Float[Array, "M N"], b: Float[Array, "M N"], *, bm: int = 64, bn: in
 
 
 # %%
-# Budget for a (192, 384), b (192, 384): hbm_bytes=884_736, vmem_bytes=196_608, branches=0, exposed_bytes=0. vmem_bytes:
-# two slots of (64, 128) for each of the three arrays. branches: no pl.when and no loop of yours. exposed_bytes: of your
-# own copies; there are none.
+# Budget for a (192, 384), b (192, 384): hbm_bytes=884_736, vmem_bytes=196_608, branches=0. vmem_bytes: two slots of
+# (64, 128) for each of the three arrays. branches: no pl.when and no loop of yours.
 check("pipelining/7", gate)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `gate_tile` is a kernel as in basics.py: it loads from two Refs and stores into the third. `gate_kernel` makes one
-# call, and then one more: `emit_pipeline(...)` returns a function of Refs. All three operands are cut in the same way.
-# How many tiles are there down, and how many across?
+# What does `i` count, and what `j`? How much VMEM would tiles of whole rows take, with two slots for each array?
+# `in_specs` and `out_specs` are lists, also where there is only one operand.
 #
 # </details>
 #
@@ -894,17 +911,17 @@ show(gate, normal((192, 384)), normal((192, 384)))
 # ### Theory
 #
 # A model that generates one token for each of 16 users multiplies 16 rows by all of its weights. For each byte of a
-# bfloat16 weight that is 16 FLOPs. A v5e could do 240. So the time is the time of the copies, and you can only keep the
-# memory busy. With one tile of 64 KiB in 0.86 us, as in Puzzle 4, a v5e reads 76 GB/s. Its memory has 820. How many
-# bytes have to be on their way?
+# bfloat16 weight that is 16 FLOPs. A v5e could do 240. So the copies set the time. All you can do is keep the memory
+# busy. With one tile of 64 KiB in 0.85 us, as in Puzzle 3, a v5e reads 77 GB/s. Its memory has 820. How many bytes have
+# to be on their way?
 #
 # ```text
-#     bytes in flight = bandwidth x time of a copy = 820 GB/s x 0.86 us = 705 KB
+#     bytes in flight = bandwidth x time of a copy = 820 GB/s x 0.85 us = 697 KB
 # ```
 #
-# That is eleven tiles of 64 KiB. So the number of slots becomes an argument. With `slots` slots, tile `t` is in slot
-# `t % slots`, and step `t` starts tile `t + slots - 1`. The prologue starts the first `slots - 1` tiles, if there are
-# so many.
+# That is eleven tiles of 64 KiB. So the number of slots becomes an argument, and tile `t` is in slot `t % slots`.
+#
+# `emit_pipeline` with `pl.Buffered(12)` does this. Write it once yourself, so that you know what the 12 buys.
 #
 # `x` is small and lies in VMEM. Tile `t` of `w` has rows `t * bk` to `t * bk + bk`; it meets the same *columns* of `x`:
 # `x_ref[:, pl.ds(start, bk)]`. As in matmul.py, the product of bfloat16 is summed in float32.

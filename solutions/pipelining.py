@@ -8,14 +8,18 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 # Puzzle 1
-def silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem):
-    copy_in = pltpu.make_async_copy(x_hbm, x_buf, sem)
-    copy_in.start()
-    copy_in.wait()
-    o_buf[...] = jax.nn.silu(x_buf[...])
-    copy_out = pltpu.make_async_copy(o_buf, o_hbm, sem)
-    copy_out.start()
-    copy_out.wait()
+def whole_gate_kernel(a_hbm, b_hbm, o_hbm, a_buf, b_buf, o_buf, a_sem, b_sem, o_sem):
+    a_in = pltpu.make_async_copy(a_hbm, a_buf, a_sem)
+    b_in = pltpu.make_async_copy(b_hbm, b_buf, b_sem)
+    a_in.start()
+    b_in.start()
+    a_in.wait()
+    o_buf[...] = jax.nn.silu(a_buf[...])
+    b_in.wait()
+    o_buf[...] = o_buf[...] * b_buf[...]
+    out = pltpu.make_async_copy(o_buf, o_hbm, o_sem)
+    out.start()
+    out.wait()
 
 
 # Puzzle 2

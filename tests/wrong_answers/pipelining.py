@@ -6,50 +6,91 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-# %% pipelining/1: nobody waits for the copy in
-# silu_kernel:
-# -    copy_in.wait()
+# %% pipelining/1: nobody waits for the first copy in
+# whole_gate_kernel:
+# -    a_in.wait()
+
+# %% pipelining/1: nobody waits for the second copy in
+# whole_gate_kernel:
+# -    b_in.wait()
 
 # %% pipelining/1: nobody waits for the copy out
-# silu_kernel:
-# -    copy_out.wait()
+# whole_gate_kernel:
+# -    out.wait()
 
-# %% pipelining/1: the copy in is never started
-# silu_kernel:
-# -    copy_in.start()
+# %% pipelining/1: the second copy in is never started
+# whole_gate_kernel:
+# -    b_in.start()
 
-# %% pipelining/1: the copy in is waited for after the arithmetic
-# silu_kernel:
-# -    copy_in.wait()
-# -    o_buf[...] = jax.nn.silu(x_buf[...])
-# +    o_buf[...] = jax.nn.silu(x_buf[...])
-# +    copy_in.wait()
+# %% pipelining/1: one copy after the other
+# whole_gate_kernel:
+# -    b_in.start()
+# -    a_in.wait()
+# -    o_buf[...] = jax.nn.silu(a_buf[...])
+# +    a_in.wait()
+# +    o_buf[...] = jax.nn.silu(a_buf[...])
+# +    b_in.start()
+
+# %% pipelining/1: both are waited for before anything is computed
+# whole_gate_kernel:
+# -    o_buf[...] = jax.nn.silu(a_buf[...])
+# -    b_in.wait()
+# +    b_in.wait()
+# +    o_buf[...] = jax.nn.silu(a_buf[...])
+
+# %% pipelining/1: arithmetic of no use while the second copy is on its way
+# whole_gate_kernel:
+# -    a_in.wait()
+# -    o_buf[...] = jax.nn.silu(a_buf[...])
+# -    b_in.wait()
+# +    a_in.wait()
+# +    o_buf[...] = a_buf[...] * 2.0
+# +    b_in.wait()
+# +    o_buf[...] = jax.nn.silu(a_buf[...])
+
+# %% pipelining/1: the copies in are waited for in the other order
+# whole_gate_kernel:
+# -    a_in.wait()
+# -    o_buf[...] = jax.nn.silu(a_buf[...])
+# -    b_in.wait()
+# +    b_in.wait()
+# +    o_buf[...] = jax.nn.silu(a_buf[...])
+# +    a_in.wait()
+
+# %% pipelining/1: both copies in share a semaphore
+# whole_gate_kernel: `make_async_copy(b_hbm, b_buf, b_sem)` -> `make_async_copy(b_hbm, b_buf, a_sem)`
 
 # %% pipelining/1: the copy out starts before the result is there
-# silu_kernel:
-# -    o_buf[...] = jax.nn.silu(x_buf[...])
-# -    copy_out = pltpu.make_async_copy(o_buf, o_hbm, sem)
-# -    copy_out.start()
-# +    copy_out = pltpu.make_async_copy(o_buf, o_hbm, sem)
-# +    copy_out.start()
-# +    o_buf[...] = jax.nn.silu(x_buf[...])
+# whole_gate_kernel:
+# -    o_buf[...] = o_buf[...] * b_buf[...]
+# -    out = pltpu.make_async_copy(o_buf, o_hbm, o_sem)
+# -    out.start()
+# +    out = pltpu.make_async_copy(o_buf, o_hbm, o_sem)
+# +    out.start()
+# +    o_buf[...] = o_buf[...] * b_buf[...]
 
-# %% pipelining/1: the input is copied out
-# silu_kernel: `make_async_copy(o_buf, o_hbm, sem)` -> `make_async_copy(x_buf, o_hbm, sem)`
+# %% pipelining/1: an input is copied out
+# whole_gate_kernel: `make_async_copy(o_buf, o_hbm, o_sem)` -> `make_async_copy(b_buf, o_hbm, o_sem)`
 
 # %% pipelining/1: source and target are exchanged
-# silu_kernel: `make_async_copy(o_buf, o_hbm, sem)` -> `make_async_copy(o_hbm, o_buf, sem)`
+# whole_gate_kernel: `make_async_copy(o_buf, o_hbm, o_sem)` -> `make_async_copy(o_hbm, o_buf, o_sem)`
+
+# %% pipelining/1: the gate is the other input
+# whole_gate_kernel: `jax.nn.silu(a_buf[...])` -> `a_buf[...]`
+# whole_gate_kernel: `* b_buf[...]` -> `* jax.nn.silu(b_buf[...])`
 
 
 # %% pipelining/1: the kernel computes on HBM
-def silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem):
-    o_hbm[...] = jax.nn.silu(x_hbm[...])
+def whole_gate_kernel(a_hbm, b_hbm, o_hbm, a_buf, b_buf, o_buf, a_sem, b_sem, o_sem):
+    o_hbm[...] = jax.nn.silu(a_hbm[...]) * b_hbm[...]
 
 
-# %% pipelining/1: the output is not copied out
-def silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem):
-    pltpu.sync_copy(x_hbm, x_buf)
-    o_buf[...] = jax.nn.silu(x_buf[...])
+# %% pipelining/1: start and wait at once
+def whole_gate_kernel(a_hbm, b_hbm, o_hbm, a_buf, b_buf, o_buf, a_sem, b_sem, o_sem):
+    pltpu.sync_copy(a_hbm, a_buf)
+    pltpu.sync_copy(b_hbm, b_buf)
+    o_buf[...] = jax.nn.silu(a_buf[...]) * b_buf[...]
+    pltpu.sync_copy(o_buf, o_hbm)
 
 
 # %% pipelining/2: nobody waits for the copy out
@@ -215,6 +256,23 @@ def energy_kernel(x_hbm, o_ref, x_buf, sem, *, bm):
         o_ref[...] += jnp.sum(x * x, axis=0, keepdims=True)
 
 
+# %% pipelining/3: one slot, and much arithmetic that changes nothing while its tile is on its way
+def energy_kernel(x_hbm, o_ref, x_buf, sem, *, bm):
+    o_ref[...] = jnp.zeros_like(o_ref)
+
+    @pl.loop(0, x_hbm.shape[0] // bm)
+    def _(t):
+        copy = pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[0], sem)
+        copy.start()
+        idle = jnp.broadcast_to(o_ref[...], (bm, o_ref.shape[1]))
+        for _ in range(13):
+            idle = jnp.abs(-idle)
+        o_ref[...] = idle[:1]
+        copy.wait()
+        x = x_buf[0]
+        o_ref[...] += jnp.sum(x * x, axis=0, keepdims=True)
+
+
 # %% pipelining/4: one semaphore for all slots
 # absmax_kernel: `sems.at[slot]` -> `sems.at[0]`
 
@@ -300,6 +358,25 @@ def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
             o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x), axis=0, keepdims=True))
 
 
+# %% pipelining/4: two tiles at a time, and roots and squares that change nothing while they are on their way
+def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
+    num_tiles = x_hbm.shape[0] // bm
+    o_ref[...] = jnp.zeros_like(o_ref)
+    for first in range(0, num_tiles, 2):
+        tiles = [t for t in (first, first + 1) if t < num_tiles]
+        copies = [pltpu.make_async_copy(x_hbm.at[pl.ds(t * bm, bm)], x_buf.at[t - first], sems.at[0]) for t in tiles]
+        for copy in copies:
+            copy.start()
+        idle = jnp.broadcast_to(o_ref[...], (bm, o_ref.shape[1]))
+        for _ in range(30):
+            idle = jnp.sqrt(idle * idle)
+        o_ref[...] = idle[:1]
+        for copy in copies:
+            copy.wait()
+        for t in tiles:
+            o_ref[...] = jnp.maximum(o_ref[...], jnp.max(jnp.abs(x_buf[t - first]), axis=0, keepdims=True))
+
+
 # %% pipelining/5: the slot is filled while its copy is on its way
 # outer_step:
 # -    slot = lax.rem(t, 2)
@@ -352,6 +429,32 @@ def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
 
 # %% pipelining/5: the rows of a begin at the tile's number
 # outer_step: `pl.ds(t * bm, bm)` -> `pl.ds(t, bm)`
+
+# %% pipelining/5: one copy out at a time, while the next tile is in registers
+# outer_step:
+# -    @pl.when(t >= 2)
+# -    def _():
+# -        store_tile(o_hbm, o_buf, sems, t - 2, bm).wait()
+# -
+# -    o_buf[slot] = a_ref[pl.ds(t * bm, bm)] * b_ref[...]
+# +    tile = a_ref[pl.ds(t * bm, bm)] * b_ref[...]
+# +
+# +    @pl.when((t >= 1) & (t < o_hbm.shape[0] // bm - 1))
+# +    def _():
+# +        store_tile(o_hbm, o_buf, sems, t - 1, bm).wait()
+# +
+# +    o_buf[slot] = tile
+
+# %% pipelining/5: one copy out at a time, and a product that nobody uses
+# outer_step:
+# -    @pl.when(t >= 2)
+# -    def _():
+# -        store_tile(o_hbm, o_buf, sems, t - 2, bm).wait()
+# +    o_buf[slot, :8, :128] = jnp.broadcast_to(b_ref[:, :128] * 0.0, (8, 128))
+# +
+# +    @pl.when((t >= 1) & (t < o_hbm.shape[0] // bm - 1))
+# +    def _():
+# +        store_tile(o_hbm, o_buf, sems, t - 1, bm).wait()
 
 # %% pipelining/6: no drain
 # elsewhere: the copy that nobody waits for is named
@@ -448,6 +551,44 @@ def streamed_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, in_sems, out_sems, *, bm):
     store(num_tiles - 1).wait()
 
 
+# %% pipelining/6: one slot on the way out, while the next tile is in registers
+# streamed_silu_kernel: `o_buf.at[slot]` -> `o_buf.at[0]`
+# streamed_silu_kernel: `out_sems.at[slot]` -> `out_sems.at[0]`
+# streamed_silu_kernel:
+# -        @pl.when(t >= 2)
+# -        def _():
+# -            store(t - 2).wait()
+# -
+# -        slot = lax.rem(t, 2)
+# -        o_buf[slot] = jax.nn.silu(x_buf[slot])
+# +        tile = jax.nn.silu(x_buf[lax.rem(t, 2)])
+# +
+# +        @pl.when(t >= 1)
+# +        def _():
+# +            store(t - 1).wait()
+# +
+# +        o_buf[0] = tile
+# streamed_silu_kernel: `max(0, num_tiles - 2)` -> `num_tiles - 1`
+
+
+# %% pipelining/6: Puzzle 2 again, with roots that nobody uses
+def streamed_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, in_sems, out_sems, *, bm):
+    x_buf[1] = jnp.zeros(x_buf.shape[1:], x_buf.dtype)
+
+    @pl.loop(0, x_hbm.shape[0] // bm)
+    def _(t):
+        rows = pl.ds(t * bm, bm)
+        copy_in = pltpu.make_async_copy(x_hbm.at[rows], x_buf.at[0], in_sems.at[0])
+        copy_in.start()
+        x_buf[1] = jnp.sqrt(x_buf[1])
+        copy_in.wait()
+        o_buf[0] = jax.nn.silu(x_buf[0])
+        copy_out = pltpu.make_async_copy(o_buf.at[0], o_hbm.at[rows], out_sems.at[0])
+        copy_out.start()
+        x_buf[1] = jnp.sqrt(x_buf[1])
+        copy_out.wait()
+
+
 # %% pipelining/7: the index map is transposed
 # gate_kernel: `lambda i, j: (i, j)` -> `lambda i, j: (j, i)`
 
@@ -497,7 +638,7 @@ def gate_kernel(a_hbm, b_hbm, o_hbm, *, bm, bn):
     pl.run_scoped(body, *[pltpu.VMEM((bm, bn), a_hbm.dtype)] * 3)
 
 
-# %% pipelining/7: copied by hand, without a branch
+# %% pipelining/7: copied by hand, without a branch, and with roots that nobody uses
 def gate_tile(a_ref, b_ref, o_ref):
     o_ref[...] = jax.nn.silu(a_ref[...]) * b_ref[...]
 
@@ -505,16 +646,25 @@ def gate_tile(a_ref, b_ref, o_ref):
 def gate_kernel(a_hbm, b_hbm, o_hbm, *, bm, bn):
     M, N = a_hbm.shape
 
-    def body(a_buf, b_buf, o_buf):
+    def body(a_buf, b_buf, o_buf, idle, a_sem, b_sem, o_sem):
+        idle[...] = jnp.zeros_like(idle)
         for i in range(M // bm):
             for j in range(N // bn):
                 tile = pl.ds(i * bm, bm), pl.ds(j * bn, bn)
-                pltpu.sync_copy(a_hbm.at[tile], a_buf)
-                pltpu.sync_copy(b_hbm.at[tile], b_buf)
+                a_in = pltpu.make_async_copy(a_hbm.at[tile], a_buf, a_sem)
+                b_in = pltpu.make_async_copy(b_hbm.at[tile], b_buf, b_sem)
+                a_in.start()
+                b_in.start()
+                idle[...] = jnp.sqrt(idle[...])
+                a_in.wait()
+                b_in.wait()
                 gate_tile(a_buf, b_buf, o_buf)
-                pltpu.sync_copy(o_buf, o_hbm.at[tile])
+                out = pltpu.make_async_copy(o_buf, o_hbm.at[tile], o_sem)
+                out.start()
+                idle[...] = jnp.sqrt(idle[...])
+                out.wait()
 
-    pl.run_scoped(body, *[pltpu.VMEM((bm, bn), a_hbm.dtype)] * 3)
+    pl.run_scoped(body, *[pltpu.VMEM((bm, bn), a_hbm.dtype)] * 4, *[pltpu.SemaphoreType.DMA] * 3)
 
 
 # %% pipelining/8: one tile ahead, however many slots
@@ -561,3 +711,35 @@ def stream_kernel(x_ref, w_hbm, o_ref, w_buf, sems, *, bk, slots):
         o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
 
     pl.run_scoped(body, pltpu.VMEM(w_hbm.shape, w_hbm.dtype))
+
+
+# %% pipelining/8: groups of tiles on one semaphore, and products of zeros while they are on their way
+def stream_kernel(x_ref, w_hbm, o_ref, w_buf, sems, *, bk, slots):
+    num_tiles = w_hbm.shape[0] // bk
+    o_ref[...] = jnp.zeros_like(o_ref)
+    for first in range(0, num_tiles, slots - 1):
+        tiles = range(first, min(first + slots - 1, num_tiles))
+        copies = [pltpu.make_async_copy(w_hbm.at[pl.ds(t * bk, bk)], w_buf.at[t - first], sems.at[0]) for t in tiles]
+        for copy in copies:
+            copy.start()
+        idle = jnp.zeros((o_ref.shape[0], 1024), jnp.float32)
+        for _ in range(2 + slots):
+            idle = jnp.dot(idle, jnp.zeros((1024, 1024), jnp.float32), preferred_element_type=jnp.float32)
+        o_ref[...] = o_ref[...] + idle[:, :1]
+        for copy in copies:
+            copy.wait()
+        for t in tiles:
+            x = x_ref[:, pl.ds(t * bk, bk)]
+            o_ref[...] += jnp.dot(x, w_buf[t - first], preferred_element_type=jnp.float32)
+
+
+# %% pipelining/8: the library's pipeline
+def stream_kernel(x_ref, w_hbm, o_ref, w_buf, sems, *, bk, slots):
+    o_ref[...] = jnp.zeros_like(o_ref)
+
+    def body(w_ref):
+        x = x_ref[:, pl.ds(pl.program_id(0) * bk, bk)]
+        o_ref[...] += jnp.dot(x, w_ref[...], preferred_element_type=jnp.float32)
+
+    tile = pl.BlockSpec((bk, w_hbm.shape[1]), lambda t: (t, 0), pipeline_mode=pl.Buffered(slots))
+    pltpu.emit_pipeline(body, grid=(w_hbm.shape[0] // bk,), in_specs=[tile])(w_hbm)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..ir.capture import SourceLine
+from ..ir.capture import SourceLine, everywhere, line_of
+from ..ir.ops import cost
 from ..ir.program import lines_of
 from ..lens.machine import Figures, Run, Trace, listed
 from ..lens.tally import tally
@@ -21,13 +22,14 @@ class Budget:
     """Upper bounds on what an answer may cost; None leaves a cost unbounded.
 
     hbm_bytes: bytes moved between HBM and VMEM. vmem_bytes: VMEM held by one call (blocks x buffers + scratch), and by
-    values that it keeps over a copy into the memory that they were loaded from. grid_steps: steps over all calls.
-    calls: exact number of pallas_calls. output_stores: in how many steps of one visit an output block may be stored.
-    flops: arithmetic over all calls. serial_steps: steps of one call that have to follow one another, when every index
-    along its parallel axes has a core of its own. mxu_bits: how wide the operands of matrix products may be; there has
-    to be a product, too. branches: pl.when, cond and loops in a kernel. selected: elements of the results of jnp.where,
-    over all calls and steps, which is what masks cost. operations: of array code without a kernel, how many primitives
-    it may consist of; elements: how many the largest array that it makes may have. Of such code, flops and mxu_bits are
+    values that it keeps over a copy into the memory that they were loaded from, or over the wait for one. grid_steps:
+    steps over all calls. calls: exact number of pallas_calls. output_stores: in how many steps of one visit an output
+    block may be stored. flops: arithmetic over all calls; transcendentals: exponentials, roots and their like, which
+    are not among these. serial_steps: steps of one call that have to follow one another, when every index along its
+    parallel axes has a core of its own. mxu_bits: how wide the operands of matrix products may be; there has to be a
+    product, too. branches: pl.when, cond and loops in a kernel. selected: elements of the results of jnp.where, over
+    all calls and steps, which is what masks cost. operations: of array code without a kernel, how many primitives it
+    may consist of; elements: how many the largest array that it makes may have. Of such code, flops and mxu_bits are
     those of its matrix products, and hbm_bytes what moves when each operation is a program of its own, also inside of a
     jit of the reader's. outside_flops: arithmetic of matrix products outside of the kernels. exposed_bytes: of copies
     between HBM and VMEM that a kernel starts itself, those that nothing overlaps: no arithmetic is done between the
@@ -54,6 +56,7 @@ class Budget:
     calls: int | None = None
     output_stores: int | None = None
     flops: int | None = None
+    transcendentals: int | None = None
     serial_steps: int | None = None
     mxu_bits: int | None = None
     branches: int | None = None
@@ -129,6 +132,11 @@ def over_budget(run: Run, costs: list[Figures], budget: Budget) -> list[Finding]
     if (most := budget.flops) is not None and flops > most:
         by_call = [f"{t.call.name}: {sum(t.flops):,} FLOPs in {t.n} steps" for t in run.traces]
         found.append(over_flops(run.traces, flops, most, by_call if len(by_call) > 1 else []))
+    special = sum(c.transcendentals for c in costs)
+    if (most := budget.transcendentals) is not None and special > most:
+        text = f"it takes {special:,} exponentials, roots and their like; the budget is {most:,}. Some are not needed."
+        eqns = [eqn for trace in run.traces for _, eqn in everywhere(trace.call.kernel) if cost(eqn)[1]]
+        found.append(over("transcendentals", text, near=dict.fromkeys(map(line_of, eqns))))
     if (most := budget.selected) is not None:
         found += _too_much_masked(run, most)
     if (most := budget.new_bytes) is not None:

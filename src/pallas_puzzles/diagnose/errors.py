@@ -86,8 +86,8 @@ _ERRORS: list[tuple[str, str, str]] = [
      "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
      "all)"),
     (r"Out of bound (slice|indexer)", "ref-bounds",
-     "a Ref is indexed past its end, out of bounds: inside the kernel a blocked Ref is one block and counts from its "
-     "own start"),
+     "a Ref is indexed past its end, out of bounds: look at the start and the size of the slice. The Ref of a block "
+     "has the shape of that block, and counts from its start"),
     (r"TracerArrayConversionError", "numpy",
      "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",

@@ -33,15 +33,20 @@ def kept_findings(run: Run, costs: list[Figures], most: int) -> list[Finding]:
         kept = trace.flight.kept_bytes
         if kept and costs_of.vmem_bytes + kept > most:
             copy = max(trace.flight.transfers, key=lambda t: t.kept_bytes)
+            over_what, line = f"the start of a copy into {copy.target}, where they were loaded from", copy.line
+            advice = "; or the compiler uses them up before the copy starts, and nothing overlaps. Start the copy into "
+            advice += "a slot that nobody reads."
+            evidence = f"loaded at {copy.loaded_at}, needed after the copy that is started at {copy.line}"
+            if copy.kept_of is None:
+                over_what, line = f"the wait for the copy from {copy.source} to {copy.target}", copy.waited_at
+                advice = ". Wait first. Then compute and store, into a slot that no copy uses."
+                evidence = "computed before this wait, and needed after it"
             text = (
-                f"it keeps {human_bytes(kept)} of values over the start of a copy into {copy.target}, where they were "
-                "loaded from. That is more than the registers hold. So these values take as much VMEM again, "
-                f"{human_bytes(costs_of.vmem_bytes + kept)} in all, where the budget is {human_bytes(most)}; or the "
-                "compiler uses them up before the copy starts, and nothing overlaps. Start the copy into a slot that "
-                "nobody reads."
+                f"it keeps {human_bytes(kept)} of values over {over_what}. That is more than the registers hold. So "
+                f"these values take as much VMEM again, {human_bytes(costs_of.vmem_bytes + kept)} in all, where the "
+                f"budget is {human_bytes(most)}{advice}"
             )
-            evidence = [f"loaded at {copy.loaded_at}, needed after the copy that is started at {copy.line}"]
-            return [over("vmem_bytes", text, evidence, copy.line, [copy.line, copy.loaded_at])]
+            return [over("vmem_bytes", text, [evidence], line, [line, copy.line, copy.loaded_at])]
     return []
 
 
@@ -56,7 +61,8 @@ def _exposed(alone: list[Transfer], exposed: int, most: int) -> Finding:
         f"nothing runs while they are on their way. The budget is {human_bytes(most)}. "
     )
     text += (
-        "Start the copy of the next tile before you compute on this one."
+        "Start a copy, compute on what is already here, and only then wait for it: start the next tile before you "
+        "compute on this one."
         if worst[0].comes_in
         else "Start a copy out, compute the next tile, and only then wait for it."
     )

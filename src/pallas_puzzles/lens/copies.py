@@ -40,10 +40,14 @@ class Copy:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Semaphore:
-    """count: what has been signalled, or has arrived. due: (what brings more, how much), in the order of the starts."""
+    """count: what has been signalled, or has arrived. due: (what brings more, how much), in the order of the starts.
+
+    open: (where to, copy) of those that no wait has named. A wait takes bytes, whichever copy has brought them.
+    """
 
     count: int = 0
     due: list[tuple[Callable[[Copy], None], Copy, int]] = dataclasses.field(default_factory=list)
+    open: list[tuple[str, Copy]] = dataclasses.field(default_factory=list)
 
     def arrive(self, needed: float) -> None:
         """Lets as many copies arrive as it takes."""
@@ -51,6 +55,15 @@ class Semaphore:
             happen, copy, nbytes = self.due.pop(0)
             happen(copy)
             self.count += nbytes
+
+    def named(self, target: str) -> None:
+        """A wait names a copy; or another one of as many bytes, and then it is for the oldest."""
+        if self.open:
+            self.open.pop(next((n for n, (to, _) in enumerate(self.open) if to == target), 0))
+
+    def missed(self) -> Copy:
+        """A copy that is due, and that nobody waits for."""
+        return (self.open[0] if len(self.open) == len(self.due) else self.due[0])[1]
 
 
 class Copies:
@@ -99,6 +112,7 @@ class Copies:
         semaphore, name = self._semaphore(sem, copy.eqn)
         parts = [(ref, region_of(place, ref.shape), written) for ref, place, written in ends]
         source, target = (label(ref.name, part) for ref, part, _ in parts)
+        semaphore.open.append((target, copy))
         hbm, work = any(ref.space in ("any", "hbm") for ref, _, _ in ends), self.flight.work
         transfer = Transfer(source, target, copy.writes.nbytes, hbm, copy.eqn, name, 0, work, parts)
         self.flight.start(transfer, semaphore, amount)
@@ -125,7 +139,9 @@ class Copies:
         _, dst, sem, _, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
         if device is not None:
             raise Beyond("a copy to another device (remote DMA)")
-        nbytes = self._nbytes(dst, eqn)
+        (ref, transforms), nbytes = plain_ref(dst), self._nbytes(dst, eqn)
+        there = region_of(self.locate(ref, transforms, "", eqn), ref.shape)
+        self._semaphore(sem, eqn)[0].named(label(ref.name, there))
         self._wait(sem, (), nbytes if self._counts_bytes(eqn, 2) else min(nbytes, 1), eqn, dma=True)
 
     def _wait(self, sem: Any, transforms: Any, needed: int, eqn: Any, *, dma: bool, take: bool = True) -> None:

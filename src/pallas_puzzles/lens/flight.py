@@ -25,7 +25,8 @@ class Transfer:
     start, end: of its flight, as numbers of moments (see Flight.moments); end is None while nobody knows that it has
     arrived. exposed: nothing was computed between. passed: a wait on its semaphore has returned, which may have been
     for another copy. kept_bytes: of values loaded from its target that are needed after it has started, see
-    `ir.held.kept`; kept_of: one of the loads. line, waited_at, loaded_at: the reader's, of the start, the wait and that
+    `ir.held.kept`; kept_of: one of the loads. Or of values that are computed before its wait and needed after it; then
+    kept_of is None. line, waited_at, loaded_at: the reader's, of the start, the wait and that
     load.
     """
 
@@ -92,7 +93,7 @@ def _line(eqn: Any) -> "SourceLine | None":
 class Flight:
     """The copies of one call. expected: it has semaphores, so what it does before its first copy is noted, too.
 
-    kept: of each dma_start, the large values that are needed after it.
+    kept: of each dma_start and dma_wait, the large values that are needed after it.
     """
 
     def __init__(self, expected: bool = False, kept: "Mapping[int, Sequence[Kept]] | None" = None) -> None:
@@ -146,6 +147,9 @@ class Flight:
             self.bytes_open -= transfer.nbytes if transfer.hbm else 0
             for buffer, _, _ in transfer.parts:
                 self.open[buffer].remove(transfer)
+        over = sum(value.nbytes for value in self.kept.get(id(eqn), ()))
+        if arrived and over > arrived[0].kept_bytes:
+            arrived[0].kept_bytes, arrived[0].kept_of = over, None
         if arrived:
             self.moments.append(Moment("wait", eqn, transfers=arrived))
 
@@ -195,7 +199,7 @@ class Flight:
 
     @property
     def kept_bytes(self) -> int:
-        """What values take of VMEM, or of time, because a copy overwrites what they were loaded from."""
+        """What values take of VMEM, or of time: a copy overwrites what they were loaded from, or is waited for."""
         return max((t.kept_bytes for t in self.transfers), default=0)
 
     @property

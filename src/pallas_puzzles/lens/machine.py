@@ -1056,7 +1056,7 @@ class Execution:
             return
         for semaphore in self.m.semaphores.values():
             if semaphore.due:
-                _, copy, _ = semaphore.due[0]
+                copy = semaphore.missed()
                 out = copy.target.space in ("any", "hbm")
                 self.m.incident("unwaited", copy.target.name, copy.eqn, count=len(semaphore.due), out=out)
         t.states, t.writers = self.state, self.writer
