@@ -997,7 +997,7 @@ show(reduce_scatter, normal((64, 16, 128)))
 # started is on its way while you add the other half. If you wait for both copies before you add, nothing is hidden.
 #
 # Two copies are on their way to you at the same time, so each way has its own buffers, semaphores and credits:
-# `inbox.at[way]`, `came.at[way]`, and so on. As in pipelining.py Puzzle 3, you may build a copy again to wait for it.
+# `inbox.at[way]`, `came.at[way]`, and so on. As in pipelining.py, you may build a copy again to wait for it.
 
 
 # %%

@@ -143,6 +143,7 @@ def whole_gate(a: Float[Array, "M N"], b: Float[Array, "M N"]) -> Float[Array, "
 # %%
 # Budget for a (64, 256), b (64, 256): hbm_bytes=196_608, exposed_bytes=131_072. Each of the three arrays has 65,536
 # bytes, and moves once. exposed_bytes: the bytes of all copies during which nothing is computed; here those of two.
+# With other sizes, `check` also asks for bytes in flight: those of `b`, during all of `silu(a)`.
 check("pipelining/1", whole_gate)
 
 # %% [markdown]

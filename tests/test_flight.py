@@ -117,6 +117,48 @@ def test_a_value_is_kept_over_a_copy_into_its_own_slot(slots: int, kept: int) ->
     assert trace.flight.kept_bytes == kept
 
 
+@pytest.mark.parametrize(("wait_first", "kept"), [(False, 512 << 10), (True, 0)])
+def test_a_value_is_kept_over_a_wait(wait_first: bool, kept: int) -> None:
+    def kernel(x_ref, o_hbm, o_buf, sem):
+        def store(t):
+            return pltpu.make_async_copy(o_buf, o_hbm.at[t], sem)
+
+        for t in range(2):
+            if t and wait_first:
+                store(t - 1).wait()
+            tile = x_ref[...] * (t + 2.0)
+            if t and not wait_first:
+                store(t - 1).wait()
+            o_buf[...] = tile
+            store(t).start()
+        store(1).wait()
+
+    def multiples(x: Any) -> Any:
+        scratch = [pltpu.VMEM(x.shape, x.dtype), pltpu.SemaphoreType.DMA]
+        return pl.pallas_call(kernel, out_shape=like(x, (2, *x.shape)), out_specs=HBM, scratch_shapes=scratch)(x)
+
+    x = normal(512, 256)
+    (trace,) = machine.trace(multiples, x).traces
+    assert trace.flight.kept_bytes == kept
+    verdict = check_call(multiples, (x,), np.stack([x * 2, x * 3]), budget=Budget(vmem_bytes=1 << 20), confirm=False)
+    assert bool(verdict) == wait_first
+    assert wait_first or "over the wait for the copy from o_buf to o_hbm[0]" in verdict.findings[0].cause
+
+
+def test_the_copy_that_no_wait_names_is_the_one_that_nobody_waits_for() -> None:
+    def kernel(x_hbm, o_hbm, buf, sem):
+        pltpu.make_async_copy(x_hbm, buf, sem).start()
+        pltpu.make_async_copy(buf, o_hbm, sem).start()
+        pltpu.make_async_copy(buf, o_hbm, sem).wait()  # it takes the bytes of the first copy
+
+    def copied(x: Any) -> Any:
+        scratch = [pltpu.VMEM(x.shape, x.dtype), pltpu.SemaphoreType.DMA]
+        return pl.pallas_call(kernel, out_shape=like(x), in_specs=[HBM], out_specs=HBM, scratch_shapes=scratch)(x)
+
+    (trace,) = machine.trace(copied, X).traces
+    assert [(i.ref, i.detail["out"]) for i in trace.incidents if i.kind == "unwaited"] == [("buf", False)]
+
+
 def test_parts_of_a_buffer_meet_where_they_share_an_element() -> None:
     def part(*keys: Any) -> Any:
         place = machine.Place((4, 16), np.dtype(np.float32))
