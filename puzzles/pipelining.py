@@ -99,8 +99,8 @@ show(middle, normal((320, 256)))
 # ### Theory
 #
 # Why by hand? A `BlockSpec` brings one block of each operand at a time, and only where the block's index changes. Paged
-# attention gathers many pages of its cache at once, from wherever they are. The tuned sizes of JAX's kernel for a v6e
-# are 4, 8 or 16 pages.
+# attention gathers many pages of its cache, from wherever they are. JAX's kernel starts the copies of 4, 8 or 16 pages
+# (its tuned sizes for a v6e) before it waits for one.
 #
 # `start()` returns at once, so your kernel can start a second copy, and it can compute:
 #
@@ -426,8 +426,8 @@ check("pipelining/3", energy)
 # two buffers for each operand that is cut into blocks, and the next block on its way while your kernel runs.
 #
 # But one tile ahead is not enough on a real chip. A copy of 64 KiB into a v5e's VMEM takes 0.85 us, by the simulator in
-# the TPU compiler (libtpu 0.0.50). In the first 0.76 us of these, nothing arrives. With one tile on its way at a time,
-# you pay these 0.76 us for each tile. If two are on their way, they wait together. What counts is **bytes in flight**.
+# the TPU compiler (libtpu 0.0.50). In the first 0.76 us, nothing arrives. With one tile on its way at a time, you pay
+# these 0.76 us for each tile. If two are on their way, they wait together. What counts is **bytes in flight**.
 
 # %%
 show(energy, normal((320, 256)))
