@@ -277,8 +277,9 @@ def _dot_marks(axes: _Axes, entries: Sequence[Entry]) -> Iterator[str]:
         ink = 'fill="var(--vermilion)" stroke="var(--paper)" stroke-width="1"'
         yield f'<circle cx="{px(x)}" cy="{px(y)}" r="5" {ink}/>'
         said = cut(", ".join(words), _MOST_WORDS, "…")
-        beside, anchor = (9, "") if x + len(said) * _TEXT * SANS_EM < _RIGHT else (-9, END)
-        yield svg_text(x + beside, min(y + 16, _BOTTOM - 4), said, _TEXT, "ink", SANS, anchor + _HALO)
+        left = min(x + 9, _RIGHT - len(said) * _TEXT * SANS_EM)  # below the dot, and below the slope to its left
+        lower = 16 + min(14, 0.55 * (x + 9 - left))
+        yield svg_text(left, min(y + lower, _BOTTOM - 4), said, _TEXT, "ink", SANS, _HALO)
 
 
 def _key(entries: Sequence[Entry]) -> Iterator[str]:
