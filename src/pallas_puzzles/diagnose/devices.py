@@ -3,9 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import jax
-import numpy as np
-
 from ..ir.capture import SourceLine
 from ..lens.devices import Run
 from ..lens.devices.findings import Access, Waiter
@@ -14,10 +11,10 @@ from ..lens.machine import figures, listed
 from ..text import human_bytes, plural
 from .budgets import Bounds, Budget, exceeded
 from .budgets import over_budget as over_on_each
-from .diagnose import result_names, structure
+from .diagnose import structure, wrong_results
 from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, over
 from .incidents import incidents_of
-from .wrong import compared, summary_of, where_in
+from .wrong import Result, where_in
 
 
 def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None) -> Diagnosis:
@@ -29,11 +26,9 @@ def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None)
     seen = [f.but(near=[*f.near, *near]) for f in findings_of(run.findings)]
     if run.hangs:
         return Diagnosis(seen)
-    gots, wants = ([np.asarray(x) for x in jax.tree.leaves(tree)] for tree in (run.outputs, want))
-    wrong = structure(run.outputs, want, "function", "out_specs")
-    for name, got, right in zip(result_names(want), gots, wants, strict=True) if not wrong else ():
-        found = _output(run, name, got, right, tolerance)
-        wrong += [found.but(near=near)] if found is not None else []
+    wrong = structure(run.outputs, want, "function", "out_specs") or [
+        _output(run, each).but(near=near) for each in wrong_results(run.outputs, want, tolerance)
+    ]
     seen += _incidents(run, bool(wrong))
     if wrong:
         seen += findings_of(run.notes)
@@ -61,19 +56,15 @@ def _also(run: Run, devices: Sequence[int]) -> Iterator[str]:
         yield f"The same happens on {plural(len(set(devices)), 'other device')}."
 
 
-def _output(run: Run, name: str, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None) -> Finding | None:
-    g, w, bad = compared(got, want, tolerance)
-    if not bad.any():
-        return None
-    summary = summary_of(g, w, bad, "")
-    where = where_in(bad)
-    on = [run.mesh.name(device) for device, part in run.parts_of(got) if bad[part].any()]
-    cause = f"{name} is wrong" + (f": {where}" if where else "")
+def _output(run: Run, wrong: Result) -> Finding:
+    where = where_in(wrong.bad)
+    on = [run.mesh.name(device) for device, part in run.parts_of(wrong.made) if wrong.bad[part].any()]
+    cause = f"{wrong.name} is wrong" + (f": {where}" if where else "")
     if on and len(on) < run.mesh.size:
         cause += f". These elements come from {listed(on)}"
     elif on:
         cause += ". Each device has a part in it"
-    return Finding("values", f"{cause}.", [summary], size=want.size)
+    return Finding("values", f"{cause}.", [wrong.summary()], size=wrong.want.size)
 
 
 # --- what the machine found ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from .incidents import incidents_of, index_maps, races
 from .narrow import kernels_of, too_rough
 from .rounding import Course, excess
 from .steps import at
-from .wrong import Wrong, compared, diagnose_output, sample_of
+from .wrong import Result, Wrong, diagnose_output, sample_of
 
 # Which finding is the likelier root of the others: lower comes first.
 ORDER = (
@@ -57,9 +57,7 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     findings = structure(run.outputs, want, "pallas_call", "out_shape")
     wrong: list[Diagnosis] = []
     if not findings:
-        named = zip(result_names(want), got_leaves, want_leaves, strict=True)
-        found = [_output(run, np.asarray(g), np.asarray(w), tolerance, name) for name, g, w in named]
-        wrong = _not_inherited(run, [f for f in found if f is not None])
+        wrong = _not_inherited(run, [_output(run, each) for each in wrong_results(run.outputs, want, tolerance)])
         findings = [f for each in wrong for f in each.findings]
     if wrong:
         findings += _exchanged(got_leaves, want_leaves, tolerance)
@@ -147,15 +145,26 @@ def _about_dtype(got: np.dtype, want: np.dtype) -> str:
     return f"say dtype={want}, or .astype, where it is made."
 
 
-def _output(run: Run, got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None, name: str) -> Diagnosis | None:
-    g, w, bad = compared(got, want, tolerance)
-    if not bad.any():
-        return None
-    for number, j in makers([trace.outputs for trace in run.traces], got):
-        trace, tolerance = run.traces[number], tolerance or default_tolerance(want.dtype)
-        shape = trace.call.outs[j].shape
-        return diagnose_output(Wrong(trace, j, g.reshape(shape), w.reshape(shape), bad.reshape(shape), tolerance))
-    cause = f"{name} is wrong in {int(bad.sum())} of {bad.size} elements: {sample_of(g, w, bad, '')}."
+def wrong_results(outputs: Any, want: Any, tolerance: Tolerance | None) -> list[Result]:
+    """The results that are not close to what is expected. outputs, want: pytrees of arrays of the same structure."""
+    found = []
+    for name, *pair in zip(result_names(want), jax.tree.leaves(outputs), jax.tree.leaves(want), strict=True):
+        made, right = map(np.asarray, pair)
+        allowed = tolerance or default_tolerance(right.dtype)
+        got, expected = made.astype(np.float64), right.astype(np.float64)
+        bad = ~allowed.close(got, expected)
+        if bad.any():
+            found.append(Result(name, made, got, expected, bad, allowed))
+    return found
+
+
+def _output(run: Run, wrong: Result) -> Diagnosis:
+    for number, j in makers([trace.outputs for trace in run.traces], wrong.made):
+        trace = run.traces[number]
+        r = wrong.shaped(trace.call.outs[j].shape)
+        return diagnose_output(Wrong(trace, j, r.got, r.want, r.bad, r.tolerance))
+    sample = sample_of(wrong.got, wrong.want, wrong.bad, "")
+    cause = f"{wrong.name} is wrong in {int(wrong.bad.sum())} of {wrong.bad.size} elements: {sample}."
     return Diagnosis([Finding("values", cause)])
 
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from ..ir.capture import SourceLine
 from ..lens.gpu import Launched, Run
 from ..text import plural
-from .diagnose import makers, result_names, structure
-from .findings import Diagnosis, Finding, Tolerance, default_tolerance
+from .diagnose import makers, structure, wrong_results
+from .findings import Diagnosis, Finding, Tolerance
 from .gpu import findings_of
-from .wrong import compared, pattern_of, summary_of, what_it_holds, where_in
+from .wrong import Result, pattern_of, what_it_holds, where_in
 
 _PARTS = 64  # of one output: with more, nobody looks whether one holds the values of another
 
@@ -27,11 +26,9 @@ def diagnose_gpu(run: Run, want: object, tolerance: Tolerance | None = None) -> 
     seen = [f.but(near=[*f.near, *near]) for f in findings_of(run.findings)]
     if any(each.hangs for each in run.calls):
         return Diagnosis(seen)
-    gots, wants = ([np.asarray(x) for x in jax.tree.leaves(tree)] for tree in (run.outputs, want))
-    wrong = structure(run.outputs, want, "plgpu.kernel", "out_type")
-    for name, got, right in zip(result_names(want), gots, wants, strict=True) if not wrong else ():
-        found = _output(run.calls, name, got, right, tolerance or default_tolerance(right.dtype))
-        wrong += [found.but(near=near)] if found is not None else []
+    wrong = structure(run.outputs, want, "plgpu.kernel", "out_type") or [
+        _output(run.calls, each).but(near=near) for each in wrong_results(run.outputs, want, tolerance)
+    ]
     if not wrong:
         return Diagnosis(seen)
     also = [*findings_of(note for note in run.notes if note.kind == "padding")]
@@ -41,35 +38,24 @@ def diagnose_gpu(run: Run, want: object, tolerance: Tolerance | None = None) -> 
     return Diagnosis([first, *others])
 
 
-def _output(
-    calls: Sequence[Launched], name: str, got: np.ndarray, want: np.ndarray, tolerance: Tolerance
-) -> Finding | None:
-    """What is wrong with a result."""
-    g, w, bad = compared(got, want, tolerance)
-    if not bad.any():
-        return None
-    which, number = next(makers([each.outputs for each in calls], got), (-1, 0))
+def _output(calls: Sequence[Launched], wrong: Result) -> Finding:
+    which, number = next(makers([each.outputs for each in calls], wrong.made), (-1, 0))
     if which < 0:
-        return Finding("values", f"{name}: {summary_of(g, w, bad, name)}")
+        return Finding("values", f"{wrong.name}: {wrong.summary(wrong.name)}")
     launched = calls[which]
-    name, shape = launched.kernel.outputs[number][0], launched.outputs[number].shape
-    g, w, bad = (x.reshape(shape) for x in (g, w, bad))
-    summary = summary_of(g, w, bad, name)
-    numbers = launched.written[number][0]
-    if (missing := bad & (numbers <= 0)).any():
+    wrong, name = wrong.shaped(launched.outputs[number].shape), launched.kernel.outputs[number][0]
+    summary, numbers = wrong.summary(name), launched.written[number][0]
+    if (missing := wrong.bad & (numbers <= 0)).any():
         text = f"{plural(int(missing.sum()), 'element')} of {name} are never stored"
         where = where_in(missing)
         cause = f"{text}: {where}." if where else f"{text}. Copy or store the result into it."
         return Finding("never-stored", cause, [summary], launched.kernel.where, operand=name)
-    return _part(launched, number, (g, w, bad), tolerance).but(evidence=[summary])
+    return _part(launched, number, wrong).but(evidence=[summary])
 
 
-def _part(
-    launched: Launched, number: int, arrays: tuple[np.ndarray, np.ndarray, np.ndarray], tolerance: Tolerance
-) -> Finding:
-    """What the first wrong part of an output is, of the parts that one store each has left. arrays: (what it holds,
-    what is expected, which elements are wrong)."""
-    got, want, bad = arrays
+def _part(launched: Launched, number: int, output: Result) -> Finding:
+    """What the first wrong part of an output is, of the parts that one store each has left."""
+    got, want, bad = output.got, output.want, output.bad
     (name, *_), (numbers, writes) = launched.kernel.outputs[number], launched.written[number]
     wrong = np.unique(numbers[bad]).tolist()
     every = np.unique(numbers[numbers > 0]).tolist()
@@ -77,7 +63,7 @@ def _part(
     box, mine = _box(numbers == first), bad & (numbers == first)
     boxes = [_box(numbers == n) for n in every if n != first] if len(every) <= _PARTS else []
     others = {_named(name, b, want.shape): want[b] for b in boxes}
-    kind, words = pattern_of(got[box], want[box], mine[box], tolerance, others)
+    kind, words = pattern_of(got[box], want[box], mine[box], output.tolerance, others)
     by_chance = kind == "moved" or mine[box].mean() > _MOSTLY  # the others are right
     part = "" if by_chance else where_in(mine[box])
     inside = f" in {part} of it" if part else ""

@@ -11,12 +11,32 @@ from ..ir.capture import Operand, SourceLine, where_defined
 from ..ir.program import lines_of
 from ..lens.machine import NOT_STORED, NOT_VISITED, STALE, Event, Trace, listed, spans
 from ..text import plural
-from .findings import Block, Diagnosis, Finding, Tolerance, default_tolerance
+from .findings import Block, Diagnosis, Finding, Tolerance
 from .steps import at, first_step_test, still_axes
 
 _COMPARED = 64  # blocks: with more, nobody looks whether one holds the values of another
 _LIKE = 0.02  # of what a factor differs from 1: one factor explains ratios that differ no more among themselves
 _NEARLY = 0.01  # of the size of the result: an error that is as small on the whole is one of rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A wrong result as it was `made`; it and what is expected in float64; which elements are not close."""
+
+    name: str
+    made: np.ndarray
+    got: np.ndarray
+    want: np.ndarray
+    bad: np.ndarray
+    tolerance: Tolerance
+
+    def shaped(self, shape: tuple[int, ...]) -> "Result":
+        got, want, bad = (x.reshape(shape) for x in (self.got, self.want, self.bad))
+        return dataclasses.replace(self, got=got, want=want, bad=bad)
+
+    def summary(self, name: str = "") -> str:
+        sample = sample_of(self.got, self.want, self.bad, name)
+        return f"{int(self.bad.sum())} of {self.bad.size} elements are wrong: {sample}."
 
 
 @dataclasses.dataclass
@@ -291,22 +311,9 @@ def _unread(w: Wrong) -> Iterator[Finding]:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def compared(
-    got: np.ndarray, want: np.ndarray, tolerance: Tolerance | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A result and what is expected of it in float64, and which elements are not close."""
-    close = (tolerance or default_tolerance(want.dtype)).close
-    g, w = got.astype(np.float64), want.astype(np.float64)
-    return g, w, ~close(g, w)
-
-
 def sample_of(got: np.ndarray, want: np.ndarray, bad: np.ndarray, name: str) -> str:
     index = tuple(int(i) for i in np.argwhere(bad)[0])
     return f"{name}{list(index)} is {got[index]:.6g}, expected {want[index]:.6g}"
-
-
-def summary_of(got: np.ndarray, want: np.ndarray, bad: np.ndarray, name: str) -> str:
-    return f"{int(bad.sum())} of {bad.size} elements are wrong: {sample_of(got, want, bad, name)}."
 
 
 def named_blocks(blocks: Sequence[Block]) -> str:
