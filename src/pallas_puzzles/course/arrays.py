@@ -75,8 +75,12 @@ class Judging:
         """What JAX has to say against a pass, or None. want: makes what is right."""
         raise NotImplementedError
 
+    def gained(self) -> str:
+        """What a right answer costs, in a line."""
+        return costs.gained(self.figures)
+
     def passed(self) -> Verdict:
-        raise NotImplementedError
+        return self.verdict("passed", [], gained=self.gained())
 
     def confirmed(self, passed: Verdict, spec: Callable[..., Any]) -> Verdict:
         """The verdict after JAX has been asked about the first case, too."""
@@ -180,11 +184,11 @@ class ArrayJudge(Judging):
         finding = compare(got, want(), self.tolerance)
         return None if finding is None else self.failed([finding])
 
-    def passed(self) -> Verdict:
+    def gained(self) -> str:
         fewest, most = min(self.operations), max(self.operations)
         count = f"{most}" if fewest == most else f"{fewest} to {most}"
-        gained = f"It runs under jit, whatever the values are: {count} array operation{'s' if most != 1 else ''}."
-        return self.verdict("passed", [], gained=costs.gained(self.figures) or gained)
+        words = f"It runs under jit, whatever the values are: {count} array operation{'s' if most != 1 else ''}."
+        return super().gained() or words
 
 
 def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .curriculum import CurriculumError, Puzzle, checked, notebook, puzzle
+from .curriculum import CurriculumError, Puzzle, checked, notebook, puzzle, until
 from .inputs import Question, Subject
 
 
@@ -59,8 +59,7 @@ def given(puzzle: Puzzle, answers: Mapping[str, Any]) -> dict[str, Any]:
 
 def solutions(puzzle: Puzzle) -> dict[str, ast.FunctionDef]:
     """The course's own answers to a puzzle and to those before it, by the name of the hole."""
-    book = notebook(puzzle.path)
-    bodies = [ast.parse(each.solution).body for each in book.puzzles[: book.puzzles.index(puzzle) + 1]]
+    bodies = [ast.parse(each.solution).body for each in until(puzzle)]
     return {node.name: node for body in bodies for node in body if isinstance(node, ast.FunctionDef)}
 
 

@@ -67,7 +67,8 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> V
     apart: list[str] = []
     collection = current()
     if to_write:
-        verdict = _to_write(puzzle, to_write)
+        said = f"Write {listed(to_write)}, where it says YOUR CODE HERE."
+        verdict = Verdict(puzzle, "unsolved", [], "", next=said)
     else:
         given = cases.given(known, names) if known and entry else {}
         own = question(*asked, **options) if asked else None
@@ -103,11 +104,6 @@ _WORDS = {
     "unsolved": "not solved yet.",
     "unjudged": "not judged.",
 }
-
-
-def _to_write(puzzle: str, holes: Sequence[str]) -> Verdict:
-    said = f"Write {listed(holes)}, where it says YOUR CODE HERE."
-    return Verdict(puzzle, "unsolved", [], "", next=said)
 
 
 def _show(verdict: Verdict, answer: "_Answer", recorded: bool) -> None:

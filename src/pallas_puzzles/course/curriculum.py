@@ -180,6 +180,12 @@ def in_notebook(name: str) -> list[Puzzle]:
     return [each for each in all_puzzles() if each.notebook == name]
 
 
+def until(puzzle: Puzzle) -> tuple[Puzzle, ...]:
+    """The puzzles of its notebook up to this one, which is the last."""
+    book = notebook(puzzle.path).puzzles
+    return book[: book.index(puzzle) + 1]
+
+
 def instructions(puzzle: Puzzle) -> str:
     """What a puzzle says before its first code cell, as markdown."""
     texts = []

@@ -10,6 +10,7 @@ from ..installation import PACKAGE, repository
 from ..ir.readers import for_the_reader, is_readers_code
 from ..lens.watchdog import TimeLimit
 from ..targets.simulate import SimulatorError
+from ..text import cut
 from ..view.verdict import Traceback, Verdict
 
 _LONGEST_LINE = 160
@@ -55,7 +56,7 @@ class Guard:
 
 def _last_line(error: Exception) -> str:
     line = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+    return cut(line, _LONGEST_LINE)
 
 
 def _sentence(line: str) -> str:

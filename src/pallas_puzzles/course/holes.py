@@ -79,7 +79,8 @@ def why_apart(
     says_itself: the call says what to check. in_cases: the course does. given: what its notebook defines.
     """
     wanted, name = curriculum.checked(known), getattr(fn, "__name__", "something else")
-    changed_spec = [f"{each} was given and has been changed." for each in _changed(known, [_name(spec)], names)]
+    spec_name = getattr(spec, "__name__", "")
+    changed_spec = [f"{each} was given and has been changed." for each in _changed(known, [spec_name], names)]
     if says_itself and in_cases:
         plain = f'check("{known.id}", {wanted})'
         why = [f"This call says itself what to check, so its verdict is not recorded. The course's check is {plain}."]
@@ -93,10 +94,6 @@ def why_apart(
     if says_itself:
         return why + [f"{each} {_NOT_RECORDED}" for each in changed_spec], []
     return why, [f"{each} {_OURS}" for each in changed_spec]
-
-
-def _name(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__name__", "")
 
 
 def _defaults(fn: Callable[..., Any]) -> list[Any]:

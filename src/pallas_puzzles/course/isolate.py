@@ -117,9 +117,8 @@ def _answer(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> dict[st
 
 def _holes(puzzle: Puzzle, used: set[str]) -> list[str]:
     """The holes of this puzzle, and those of earlier ones that are used."""
-    book = curriculum.notebook(puzzle.path)
-    earlier = book.puzzles[: book.puzzles.index(puzzle)]
-    return [hole for each in earlier for hole in each.holes if hole in used] + list(puzzle.holes)
+    *earlier, this = curriculum.until(puzzle)
+    return [hole for each in earlier for hole in each.holes if hole in used] + list(this.holes)
 
 
 def _key(functions: Functions) -> str:
@@ -150,6 +149,5 @@ def _extra(puzzle: Puzzle, names: Mapping[str, Any]) -> dict[str, Any]:
 
 def _called(puzzle: Puzzle) -> dict[str, str]:
     """How to call the functions of earlier puzzles."""
-    book = curriculum.notebook(puzzle.path)
-    before = book.puzzles[: book.puzzles.index(puzzle)]
-    return {hole: f"your `{hole}` of Puzzle {each.number}" for each in before for hole in each.holes}
+    *earlier, _ = curriculum.until(puzzle)
+    return {hole: f"your `{hole}` of Puzzle {each.number}" for each in earlier for hole in each.holes}

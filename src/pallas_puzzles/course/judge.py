@@ -22,7 +22,6 @@ from ..lens.gpu.timeline import in_l2
 from ..lens.machine import Beyond, Refused, Run
 from ..lens.watchdog import TimeLimit, time_limit
 from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable
-from ..view.costs import gained
 from ..view.verdict import TileMap, Verdict
 from .arrays import TIME_LIMIT_S, Judging, compare, keyword_only, keywords_of
 from .claims import Asked
@@ -323,9 +322,6 @@ class Judge(Judging):
         verdict.headline = headline
         verdict.notes = [why, *(note for note in verdict.notes if note != why)]
         return verdict
-
-    def passed(self) -> Verdict:
-        return self.verdict("passed", [], gained=gained(self.figures))
 
 
 def _with(fn: Callable[..., Any], blocks: dict[str, Any]) -> Callable[..., Any]:

@@ -38,6 +38,7 @@ from .curriculum import (
     signature,
     syntax_tree,
     top_functions,
+    until,
 )
 
 STATEMENT_LIMIT_S = 60.0  # for one statement before the check, which has limits of its own
@@ -214,7 +215,7 @@ class _Session:
             if each.id != self.target.id
             for name, node in top_functions(ast.parse(each.solution)).items()
         }
-        for each in book.puzzles[: book.puzzles.index(self.target)]:
+        for each in until(self.target)[:-1]:
             file = f"<solution of {each.id}>"
             remember(file, each.solution)
             self._lay_one(each, [Cell("code", each.solution, 1, file)], given, file)

@@ -327,8 +327,8 @@ def _shape_advice(ref: str, value: str, whole: bool = True) -> str:
         return head + "keepdims=True keeps a reduced dimension; jnp.broadcast_to widens."
     if len(v) == len(r) and all(a in (1, b) for a, b in zip(r, v, strict=True)):
         return (
-            f"{head}keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast. Was "
-            "something reduced along the wrong axis? axis=1 goes along a row."
+            f"{head}keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast; axis=1 "
+            "reduces along a row."
         )
     return head + "Compare the two, and look at the block shapes."
 
