@@ -267,7 +267,7 @@ def _cost(fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes:
         mxu_s = sum(flops / target.flops_per_s(dtype) for dtype, flops in products(fn, given).items())
     found = [each for each in instructions(text) if not _negligible(each)]
     mine = [each for each in found if not each.is_kernel]
-    hbm_bytes = sum(each.hbm_bytes * each.times for each in mine)
+    hbm_bytes = sum((each.hbm_bytes * each.times for each in mine), 0.0)
     time_s = sum((each.cycles or 0.0) * each.times for each in mine) / target.clock_hz
     silent, problem = [each.name for each in mine if each.cycles is None and not each.copies], ""
     if math.isnan(time_s):
