@@ -236,11 +236,12 @@ def _level(name: str, fn: Callable[..., Any], args: Sequence[Any], target: Chip)
             costs = [_cost(fn, described(args), target)]
     except Exception as error:  # of the reader's function, or of the compiler
         return Level(name, target.title, problem=sentence(error))
+    held = [each.temporary_bytes for each in costs]
     return Level(
         name,
         target.title,
         hbm_bytes=_known(sum(each.hbm_bytes for each in costs)),
-        temporary_bytes=_known(float(np.max([each.temporary_bytes for each in costs], initial=0))),
+        temporary_bytes=_known(max(held, key=lambda n: (math.isnan(n), n), default=0)),
         instructions=sum(each.instructions for each in costs),
         kernels=sum(each.kernels for each in costs),
         floor_s=_known(sum(each.floor_s for each in costs)),
@@ -266,7 +267,7 @@ def _cost(fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes:
         mxu_s = sum(flops / target.flops_per_s(dtype) for dtype, flops in products(fn, given).items())
     found = [each for each in instructions(text) if not _negligible(each)]
     mine = [each for each in found if not each.is_kernel]
-    hbm_bytes = sum(each.hbm_bytes * each.times for each in mine)
+    hbm_bytes = sum((each.hbm_bytes * each.times for each in mine), 0.0)
     time_s = sum((each.cycles or 0.0) * each.times for each in mine) / target.clock_hz
     silent, problem = [each.name for each in mine if each.cycles is None and not each.copies], ""
     if math.isnan(time_s):
@@ -311,15 +312,12 @@ def _kernels(fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: by
 
 
 _REPORTS: dict[tuple[bytes, str, bytes], Report] = {}
-_KEPT: dict[tuple[bytes, str], tuple[str, int | None]] = {}
 
 
+@functools.cache
 def _compiled(blob: bytes, target: Chip) -> tuple[str, int | None]:
     """The compiler's program and its temporaries; the same program is compiled once."""
-    key = blob, target.name
-    if key not in _KEPT:
-        _KEPT[key] = compiler.compile_text(blob, target)
-    return _KEPT[key]
+    return compiler.compile_text(blob, target)
 
 
 # --- without the compiler, and with a chip ---------------------------------------------------------------------------
