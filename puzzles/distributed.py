@@ -174,9 +174,9 @@ if len(jax.devices()) >= 8:
     print("XLA has put in:", [name for name in ("all-gather", "all-reduce", "all-to-all") if f" {name}(" in program])
 
 # %% [markdown]
-# All four run on real GPUs, too. Two H200s that NVLink joins did the work of one 1.83 times as fast with data parallel,
-# 1.75 times with tensor parallel, 1.74 times with FSDP, and 1.66 times with experts. benchmarks/scaling.md has the
-# sizes, and benchmarks/scaling.py the programs.
+# All four run on real GPUs, too. Two H200s, joined by NVLink, finish the same work faster than one: 1.83 times with
+# data parallel, 1.75 times with tensor parallel, 1.74 times with FSDP, and 1.66 times with experts.
+# benchmarks/scaling.md has the sizes, and benchmarks/scaling.py the programs.
 #
 # In the puzzles you write the collectives yourself. From Puzzle 3 on you write them copy by copy.
 
@@ -336,22 +336,26 @@ check("distributed/2", mlp_rows)
 # JAX turns `all_gather` into `psum_scatter`. But all devices wait while they gather. To compute during that time you
 # need the copies in your own hands.
 #
-# The picture counts in **ticks**. In one tick a link moves 4 KB, and a kernel makes 1,024 elements, or 1,024 dot
-# products of depth 128. Arithmetic outside of kernels takes no time. These are 64 FLOPs for each byte on a link. A v5e
-# does 4,400 (Puzzle 12a), so the pictures say what overlaps, and not how fast a chip is.
+# The picture counts in **ticks**. In one tick a link moves 4 KiB, and a kernel makes 1,024 elements, or 1,024 dot
+# products of depth 128. These are 64 FLOPs for each byte on a link. A v5e does 4,400 (Puzzle 12a), so the pictures say
+# what overlaps, and not how fast a chip is. A copy also takes a quarter of a tick for each link on its way. A copy
+# within a device moves 64 KiB in a tick. The tiles of a pipeline, and arithmetic outside of kernels, take no time.
 
 # %%
 show(mlp_rows, normal((16, 128)), normal((128, 256)), normal((256, 128)))
 
 # %% [markdown]
-# ## Worked example: a signal
+# ## Worked example: a signal and a copy
 #
 # A semaphore is a counter. From here on, your kernels also use those of other devices:
 #
 # - `pl.semaphore_signal(sem, k, device_id={"x": 3})` adds k to the semaphore of device 3, and does not wait.
 # - `pl.semaphore_wait(sem, k)` waits until this device's own holds k, and takes k away.
 #
-# Here device 0 computes before it signals. So device 1 waits for it, device 2 for device 1, and so on: the picture has
+# `device_id` maps a mesh axis to a device's number. A semaphore has to be 0 when the kernel ends. So signal exactly as
+# often as somebody waits: here the last device signals nobody.
+#
+# Device 0 computes before it signals. So device 1 waits for it, device 2 for device 1, and so on: the picture has
 # stairs. `pltpu.get_barrier_semaphore()` is a semaphore that is there before the kernel starts. Puzzle 4 says what for.
 
 
@@ -383,35 +387,93 @@ if len(jax.devices()) >= 8:
     show(relay, normal((64, 128)))
 
 # %% [markdown]
+# A TPU's DMA engine can also write into the memory of another chip. Here device 0 copies to device 1:
+#
+# ```text
+#     device 0              device 1
+#     x_ref --- copy ---->  o_ref
+#      sent += bytes        came += bytes
+# ```
+#
+# Both devices build the copy, and device 0 alone starts it. `x_ref` and `sent` belong to the device that starts it.
+# `o_ref` and `came` are *device 1's*: the same buffer and the same semaphore of the same kernel, over there. Both
+# semaphores count bytes:
+#
+# - `copy.wait_send()` waits until `x_ref` has been read. Device 0 calls it.
+# - `copy.wait_recv()` waits until that many bytes have come *to this device*, from whomever. Device 1 calls it.
+# - `copy.wait()` is both waits in one.
+#
+# `meet_neighbours()`, which is given, comes before the first copy. Puzzle 4 says why.
+
+
+# %%
+HBM = pl.BlockSpec(memory_space=pltpu.HBM)
+
+
+def meet_neighbours():
+    # given: returns when both neighbours are in the kernel
+    n, me = lax.axis_size("x"), lax.axis_index("x")
+    barrier = pltpu.get_barrier_semaphore()
+    pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + n - 1, n)})
+    pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + 1, n)})
+    pl.semaphore_wait(barrier, 2)
+
+
+def hand_over_kernel(x_ref, o_ref, sent, came):
+    me = lax.axis_index("x")
+    meet_neighbours()
+    copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, came, device_id={"x": 1})
+
+    @pl.when(me == 0)
+    def _():
+        copy.start()
+        copy.wait_send()
+
+    @pl.when(me == 1)
+    def _():
+        copy.wait_recv()
+
+
+def hand_over(x):
+    def local(x):
+        return pl.pallas_call(
+            hand_over_kernel,
+            in_specs=[HBM],
+            out_specs=HBM,
+            out_shape=x,
+            scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    return on_mesh(local, 2, P("x", None), P("x", None))(x)  # on device 0, the result holds nothing
+
+
+if len(jax.devices()) >= 8:
+    show(hand_over, normal((16, 128)))
+
+# %% [markdown]
 # ## Puzzle 3: A copy to another device
 #
 # **Goal.** Each device sends its part to its right neighbour. The last one sends to the first.
 #
 # ### Theory
 #
-# A TPU's DMA engine can write into the memory of another chip. In a kernel that is one call:
-#
-# ```python
-#     copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, came, device_id={"x": 3})
-#     copy.start()
-# ```
-#
-# `x_ref` is memory of this device. `o_ref` is memory of *device 3*: the same buffer of the same kernel, over there.
-# Every device runs the same kernel, so while you write into your neighbour, your other neighbour writes into you:
+# In the worked example one device sent to one other. Now everybody sends at once. All devices run the same kernel:
+# while you write into your right neighbour's `o_ref`, your left neighbour writes into yours:
 #
 # ```text
 #     device 2              device 3              device 4
 #     x_ref --- copy ---->  o_ref
 #      sent += bytes        came += bytes
 #                           x_ref --- copy ---->  o_ref
+#                            sent += bytes        came += bytes
 # ```
 #
-# Both semaphores count bytes. `sent` is your own semaphore. `came` is device 3's: yours counts what your left neighbour
-# sends. `copy.wait_send()` waits until `x_ref` has been read. `copy.wait_recv()` waits until as many bytes have come
-# *to this device*, from whomever. You call it on your own copy, because all copies have the same size.
+# Look at the copy that device 2 starts. The `came` that grows is device 3's. Your own `came` counts what your left
+# neighbour sends to you. So you wait for a copy that you have not started.
 #
-# `device_id` maps a mesh axis to a device's number. `meet_neighbours()`, which is given, comes before the first copy.
-# Puzzle 4 says why.
+# You call `wait_recv()` on your own copy. It only tells the wait how many bytes to expect, and what comes is as large
+# as what you sent.
 
 
 # %%
@@ -423,9 +485,6 @@ def rotate_kernel(x_ref, o_ref, sent, came):
     # x_ref: (r, C), this device's part, in HBM    o_ref: (r, C), in HBM    sent, came: DMA semaphores
     # First call meet_neighbours().
     pass  # YOUR CODE HERE
-
-
-HBM = pl.BlockSpec(memory_space=pltpu.HBM)
 
 
 def rotate(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
@@ -440,15 +499,6 @@ def rotate(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
         )(x)
 
     return on_mesh(local, devices, P("x", None), P("x", None))(x)
-
-
-def meet_neighbours():
-    # given: returns when both neighbours are in the kernel
-    n, me = lax.axis_size("x"), lax.axis_index("x")
-    barrier = pltpu.get_barrier_semaphore()
-    pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + n - 1, n)})
-    pl.semaphore_signal(barrier, 1, device_id={"x": lax.rem(me + 1, n)})
-    pl.semaphore_wait(barrier, 2)
 
 
 # %%
@@ -494,8 +544,7 @@ check("distributed/3", rotate)
 
 # %% [markdown]
 # **Takeaway.** You wait for a copy that somebody else has started. That works because all devices run the same program.
-# `copy.wait()` is both waits in one. Leave one out and check again: the verdict names the copy, its two devices and the
-# semaphore.
+# Leave out one of the two waits and check again: the verdict names the copy, its two devices and the semaphore.
 
 # %%
 show(rotate, normal((64, 128)))
@@ -508,14 +557,14 @@ show(rotate, normal((64, 128)))
 # ### Theory
 #
 # Devices do not start a kernel at the same time. If you are early, your neighbour still runs the program before it. The
-# memory that will be its `o_ref` then holds something else, and your copy destroys it. Nothing crashes, and JAX's
-# simulator, as you start it from Python, gives the right values.
+# memory that will be its `o_ref` then holds something else, and your copy destroys it. Nothing crashes, and if you run
+# it in JAX's simulator, the values are right.
 #
 # Your sources have to know that you are there: signal each. Your targets have to be there: wait for a signal of each. A
 # **barrier semaphore** does that: it exists before the kernel starts, once for each
 # `collective_id`. (A semaphore in scratch only exists once its device is in the kernel.)
 #
-# In the worked example before Puzzle 3, a device waited for one signal. In Puzzle 3 there were two neighbours:
+# In the relay before Puzzle 3, a device waited for one signal. `meet_neighbours()` waits for two:
 #
 # ```text
 #     device 2 -- +1 -->  device 3  <-- +1 -- device 4
@@ -567,7 +616,7 @@ def exchange(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n
 
 
 # %%
-# No budget here. The machine knows which device has told which other one that it is there.
+# No budget. The check follows the signals: it knows which device has heard from which.
 check("distributed/4", exchange)
 
 # %% [markdown]
@@ -607,8 +656,8 @@ check("distributed/4", exchange)
 
 # %% [markdown]
 # **Takeaway.** A barrier has to cover everybody who copies into you. With the two neighbours of Puzzle 3 in this
-# kernel, the TPU's compiler takes it, and JAX's simulator, as you start it from Python, gives the right values. Here
-# the verdict says which device copies into which one too early.
+# kernel, the TPU's compiler takes it, and if you run it in JAX's simulator, the values are right. Here the verdict says
+# which device copies into which one too early.
 
 # %% [markdown]
 # ## Puzzle 5: Around the ring
@@ -617,9 +666,9 @@ check("distributed/4", exchange)
 #
 # ### Theory
 #
-# The links of a TPU join neighbours. A copy to a device four steps away uses four links, and the others wait for them.
-# If each of eight devices sends its 4 KiB part straight to all others, the links carry 512 KiB together. Passed on
-# from neighbour to neighbour it is 224 KiB:
+# The links of a TPU (ICI: the inter-chip interconnect) join neighbours. A copy to a device four steps away uses four
+# links, and the others wait for them. If each of eight devices sends its 4 KiB part straight to all others, the links
+# carry 512 KiB together. Passed on from neighbour to neighbour it is 224 KiB:
 #
 # ```text
 #                   device 0    device 1    device 2    device 3
@@ -717,10 +766,10 @@ check("distributed/5", gather)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** 224 KiB instead of 512 KiB, and every link is busy all the time, in one direction. JAX's sample kernel
-# sends half of each part each way around, so that both directions of the links work. In your own kernel the devices
-# could compute between two hops. Look at the picture: a row for each device, an arrow for each copy. There is nothing
-# between the arrows yet.
+# **Takeaway.** 224 KiB instead of 512 KiB, and every link is busy for four fifths of the time, in one direction. JAX's
+# sample kernel sends half of each part each way around, so that both directions of the links work. In your own kernel
+# the devices could compute between two hops. Look at the picture: a row for each device, an arrow for each copy. There
+# is nothing between the arrows yet.
 
 # %%
 show(gather, normal((64, 128)))
@@ -749,7 +798,7 @@ show(gather, normal((64, 128)))
 # yours is free, signal your *left* neighbour, who will fill it. Before every copy but the first, wait for one signal.
 # (The first copy needs none: after the barrier your neighbour's other slot is empty.)
 #
-# A semaphore has to be 0 when the kernel ends. So signal exactly as often as somebody waits.
+# Signal exactly as often as somebody waits.
 
 
 # %%
@@ -966,9 +1015,10 @@ check("distributed/7", reduce_scatter)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A ring with one buffer on each side, for arrays of any size. A reduce-scatter and then the all-gather of
-# Puzzle 5 make an all-reduce that sends 2 (n - 1) / n of the array over each link, and no ring in one direction can
-# send less. But look at the picture: the devices add, then they send, and never both at a time.
+# **Takeaway.** A ring with one buffer to send from and one to receive into, for arrays of any size. A reduce-scatter
+# and then the all-gather of Puzzle 5 make an all-reduce that sends 2 (n - 1) / n of the array over each link, and no
+# ring in one direction can send less. But look at the picture: the devices add, then they send, and never both at a
+# time.
 
 # %%
 show(reduce_scatter, normal((64, 16, 128)))
@@ -993,8 +1043,9 @@ show(reduce_scatter, normal((64, 16, 128)))
 #     you                   [add 0][add 1][add 0][add 1]
 # ```
 #
-# In each hop, and for each way: wait for its last copy, add, start its next copy. Then the copy that you have just
-# started is on its way while you add the other half. If you wait for both copies before you add, nothing is hidden.
+# In each hop, and for each way: wait for the copy of the hop before, add, start the next one. Then the copy that you
+# have just started is on its way while you add the other half. If you wait for both copies before you add, only one way
+# is hidden.
 #
 # Two copies are on their way to you at the same time, so each way has its own buffers, semaphores and credits:
 # `inbox.at[way]`, `came.at[way]`, and so on. As in pipelining.py, you may build a copy again to wait for it.
@@ -1138,7 +1189,8 @@ show(reduce_halves, normal((64, 2, 8, 128)))
 # ```
 #
 # `lax.axis_index("y")` and `lax.axis_size("y")` are those of one axis. In `device_id` you name the axes along which the
-# other device differs from you. On all others it is where you are: `{"y": 0}` is the device of your column in row 0.
+# other device differs from you. On all other axes it has your numbers: `{"y": 0}` is the device of your column in row
+# 0.
 #
 # The work is that of Puzzle 5, twice. The first time a part goes around, the second time a row of parts. This is also
 # how a collective runs on one axis of a mesh, when a model is cut in two ways at once.
@@ -1191,7 +1243,7 @@ def grid_gather(x: Float[Array, "n*r C"], *, rows: int = 2, columns: int = 4) ->
 
 
 # %%
-# Budget for x (64, 128): bytes_hops=229_376, link_bytes=24_576. Each device gets seven parts of 4 KiB, as in Puzzle 5,
+# Budget for x (64, 128): bytes_hops=229_376, link_bytes=16_384. Each device gets seven parts of 4 KiB, as in Puzzle 5,
 # where one link carried all seven. Columns first would put six parts on a link, rows first four. A single ring has
 # seven.
 check("distributed/9", grid_gather)
@@ -1280,9 +1332,8 @@ show(grid_gather, normal((64, 128)))
 #
 # Straight copies take 512 KiB. There is nothing to pass on, because no two devices need the same block.
 #
-# You name the target as a place in your own `o_ref`, and mean the same place in the other device's. Your rows have the
-# same numbers there, so the place depends on `me`, and not on the receiver. `x_ref.at[:, pl.ds(256, 128)]` is a Ref of
-# 128 columns.
+# `x_ref.at[:, pl.ds(256, 128)]` is a Ref of 128 columns. As the target of a copy, `o_ref.at[...]` means that place on
+# the other device.
 
 
 # %%
@@ -1318,9 +1369,9 @@ check("distributed/10", recut)
 # <details><summary>Hint 1</summary>
 #
 # Take one block: device 1's rows, device 2's columns. Which of its two numbers says where it lies on device 1, and
-# which one says where it goes on device 2? Who has to be in the kernel before you send? The copies are of one size and
-# share a semaphore. In Puzzle 5 that was wrong, because you used a part as soon as it had come. When do you use
-# something here?
+# which one says where it goes on device 2? Your rows keep their numbers. Who has to be in the kernel before you send?
+# The copies are of one size and share a semaphore. In Puzzle 5 that was wrong, because you used a part as soon as it
+# had come. When do you use something here?
 #
 # </details>
 #
@@ -1328,17 +1379,15 @@ check("distributed/10", recut)
 #
 # ```python
 # def recut_kernel(x_ref, o_ref, sent, came):
-#     n, me = lax.axis_size("x"), lax.axis_index("x")
 #     ____
 #     r, c = x_ref.shape[0], o_ref.shape[1]
-#     mine = o_ref.at[____]                                    # where my rows go, on every device
-#     own = pltpu.make_async_copy(____, mine, sent)            # the block that stays here
+#     mine = o_ref.at[____]                                    # where my rows go
+#     own = ____                                               # the block that stays here
 #     own.start()
 #     copies = []
-#     for step in range(1, n):
-#         to = lax.rem(me + step, n)
-#         part = x_ref.at[:, ____]
-#         copies.append(pltpu.make_async_remote_copy(part, mine, sent, came, device_id={"x": ____}))
+#     for step in range(____):
+#         part = x_ref.at[____]
+#         copies.append(pltpu.make_async_remote_copy(____))
 #         copies[-1].start()
 #     ____
 # ```
@@ -1369,8 +1418,9 @@ check("distributed/10", recut)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** A transpose of the mesh, and no array was transposed: the copies read columns and write rows. All of
-# them start before you wait for the first one, so each link has work. `lax.all_to_all` does the same, between kernels.
+# **Takeaway.** The cut went from rows to columns, and no array was transposed: the copies read columns and write rows.
+# All of them start before you wait for the first one, so each link has work. `lax.all_to_all` does the same, between
+# kernels.
 
 # %% [markdown]
 # ## Puzzle 11a: Where your rows land
@@ -1417,7 +1467,7 @@ def plan(counts: Int[Array, "n E"]) -> tuple[Int[Array, "n E"], Int[Array, "n E"
 
 
 # %%
-# Budget for counts (4, 8): operations=40. No loop over the numbers: a sum for each of them takes more.
+# Budget for counts (4, 8): operations=48. No loop over the numbers: a sum for each of them takes more.
 check("distributed/11a", plan)
 
 # %% [markdown]
@@ -1527,8 +1577,8 @@ swap(jnp.array([5, 3]), jnp.tile(jnp.arange(8)[:, None], (1, 128)))[:, 0]
 
 # %%
 def send_rows_kernel(sizes, starts, places, due, x_ref, o_ref, sent, came):
-    # sizes, starts, places: (n * pieces,), in SMEM    due: (1,), in SMEM: the rows that come here. Your own pieces are
-    # included: a local copy on `came`.
+    # sizes, starts, places: (n * pieces,), in SMEM    due: (1,), in SMEM: the rows that come here. They include your
+    # own pieces: copy those locally, on `came`.
     # x_ref: (r, D), o_ref: (num_rows, D), in HBM    sent, came: DMA semaphores
     pass  # YOUR CODE HERE
 
@@ -1551,7 +1601,7 @@ def counts_of(experts, num_experts):
     return lax.all_gather(jnp.bincount(experts, length=num_experts), "x")
 
 
-def dispatch_spec(x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_experts=16, devices=8):
+def dispatch_spec(x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_experts=8, devices=4):
     """Device d's rows, sorted by expert, and by sender where the expert is the same; zeros after them."""
     R, device = x.shape[0], experts // (num_experts // devices)
     order = jnp.argsort(experts)
@@ -1560,7 +1610,7 @@ def dispatch_spec(x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_exper
 
 
 def dispatch(
-    x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_experts: int = 16, devices: int = 8
+    x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_experts: int = 8, devices: int = 4
 ) -> Float[Array, "n*R D"]:
     def local(x: Float[Array, "r D"], experts: Int[Array, "r"]) -> Float[Array, "R D"]:
         n, me = lax.axis_size("x"), lax.axis_index("x")
@@ -1574,8 +1624,8 @@ def dispatch(
 
 
 # %%
-# Budget for x (96, 128), experts (96,): copies=63, bytes_hops=103_936. The rows, over the links of their ways, and the
-# counts. 55 pieces that are not empty go to other devices, in one copy each, and the counts in 8.
+# Budget for x (48, 128), experts (48,): copies=19, bytes_hops=25_984. The rows, over the links of their ways, and the
+# counts. 15 pieces that are not empty go to other devices, in one copy each, and the counts in 4.
 check("distributed/11b", dispatch)
 
 # %% [markdown]
@@ -1583,8 +1633,7 @@ check("distributed/11b", dispatch)
 #
 # Two loops: over the devices, and over the pieces for one of them. Which number has the first piece for device `to`?
 # Your own pieces need no link: send them with `make_async_copy`. How many rows do you send to others? Any device may
-# send to any other one: which barrier is that? `pl.when(condition)(copy.start)` starts a copy only if the condition
-# holds.
+# send to any other one: which barrier is that? Which pieces must not be sent at all?
 #
 # </details>
 #
@@ -1645,7 +1694,7 @@ check("distributed/11b", dispatch)
 #
 # ### Theory
 #
-# Each device has r tokens and two of eight experts. Nothing here is new; it is all yours:
+# Each device has r tokens and two of eight experts. One thing is new: the way back.
 #
 # ```text
 #     sort by expert -> counts, plan -> send_rows -> ragged_dot twice -> send_rows -> sort back
@@ -1654,13 +1703,14 @@ check("distributed/11b", dispatch)
 #
 # For the way back, turn everything around. What was a place becomes a start. The pieces are again sorted by the device
 # they go to, and now that is the one they came from. Of `counts`, a device needs the columns of its own experts:
-# `counts[:, mine]` with numbers `mine`. Its element [i, j] is the size of what came from device i for its expert j.
+# `counts[:, mine]`, where `mine` holds the numbers of its experts. Its element [i, j] is the size of what came from
+# device i for its expert j.
 #
 # `order = jnp.argsort(experts)` sorts the rows, and `jnp.argsort(order)` is the way back.
 #
 # A device may get all rows of all devices. So `rows` has room for n * r of them. Rows where none came hold garbage, and
-# so do their results: you do not send them back. The cell below fetches your `ragged_dot` from there, or the
-# course's if yours is not solved.
+# so do their results: you do not send them back. The cell below fetches your `ragged_product` of ragged_dot.py Puzzle
+# 6, or the course's if yours is not solved.
 
 
 # %%
@@ -1898,8 +1948,8 @@ check("distributed/12a", ring_attention)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Eight times the context, and in the picture all copies lie under arithmetic. With the 16 tokens a device
-# that you have here, a v5e would still wait: it needs 4,400. In a language model a token only sees those before it, so
+# **Takeaway.** Eight times the context. In the picture the rescaling of acc hides the copies. The products alone would
+# not: 16 tokens a device are too few, and a v5e needs 4,400. In a language model a token only sees those before it, so
 # with these parts device 0 would have little to do. Striped attention therefore gives each device every eighth token.
 
 # %%
@@ -1935,6 +1985,7 @@ def gather_matmul_spec(x: Float[Array, "B D"], w: Float[Array, "D F"]) -> Float[
 def gather_matmul_kernel(x_ref, w_ref, o_ref, buf, sent, came):
     # x_ref: (b, D), this device's rows    w_ref: (D, f), its columns    o_ref: (B, f)    all in VMEM
     # buf: (n, b, D), in VMEM    sent: a DMA semaphore    came: n - 1 of them, came.at[hop]
+    # o_ref[pl.ds(start, b)] = ... stores into b rows.
     pass  # YOUR CODE HERE
 
 
@@ -2007,10 +2058,10 @@ check("distributed/12b", gather_matmul)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The same bytes as in Puzzle 5, and in the picture nobody waits for any of them. Here a hop has 128 FLOPs
-# for each byte, which is enough for a tick's 64, and not for a v5e. XLA can do this, too: it cuts `all_gather(x) @ w`
-# into a loop of copies to the neighbour and small products (Wang et al., Overlap Communication with Dependent
-# Computation via Decomposition, 2023).
+# **Takeaway.** The same bytes as in Puzzle 5, and nobody waits for any of them. Here a hop has 128 FLOPs for each byte,
+# which is enough for a tick's 64, and not for a v5e. XLA can do this, too: it cuts `all_gather(x) @ w` into a loop of
+# copies to the neighbour and small products (Wang et al., Overlap Communication with Dependent Computation via
+# Decomposition, 2023).
 
 # %% [markdown]
 # ## Puzzle 12c: Multiply while you scatter
@@ -2033,8 +2084,8 @@ check("distributed/12b", gather_matmul)
 # If you wait for the sum and multiply then, the links rest during the product, and you rest during the copy. But your
 # product does not depend on what comes. Only the addition does. So multiply first, wait then, add, and send on.
 #
-# The slots are those of Puzzle 6: the sum comes into one, you send from there into the neighbour's other one, and a
-# credit says that it is free. What is free, and when? Your slot has been sent on once you have waited for that copy.
+# The slots are those of Puzzle 6. The sum comes into one slot. You add, and send from it into the neighbour's other
+# slot. Waiting for that copy tells you that your slot is free: then signal the left.
 
 
 # %%

@@ -188,6 +188,9 @@ def test_a_python_loop_that_is_written_out_is_over_the_budget() -> None:
     assert verdict.findings[0].kind == "budget"
     assert "the budget is 6" in verdict.findings[0].cause
     assert "turn by turn" in verdict.findings[0].cause
+    chained = judged(lambda s: s + 1 + 1 + 1 + 1 - 1 - 1 - 1 - 1, lambda s: s, SIZES, budget=budget)
+    assert "the budget is 6" in chained.findings[0].cause
+    assert "loop" not in chained.findings[0].cause
 
 
 def test_a_table_of_everything_against_everything_is_over_the_budget() -> None:

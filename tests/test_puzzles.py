@@ -218,6 +218,17 @@ def test_the_solution_passes(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch, py
     )
 
 
+@pytest.mark.parametrize(
+    ("puzzle_id", "ours", "theirs"),
+    [("distributed/11c", "back[jnp.argsort(order)]", "jnp.zeros_like(back).at[order].set(back)")],
+)
+def test_a_right_answer_that_is_written_otherwise_passes(puzzle_id: str, ours: str, theirs: str) -> None:
+    solution = curriculum.puzzle(puzzle_id).solution
+    assert solution.count(ours) == 1
+    verdict = session.run(puzzle_id, overlay=solution.replace(ours, theirs))
+    assert verdict, str(verdict)
+
+
 @pytest.mark.skipif(jax.default_backend() != "tpu", reason="needs a TPU: the solutions run compiled there")
 @pytest.mark.parametrize("puzzle", [each for each in PUZZLES if not for_gpu(each)], ids=lambda each: each.id)
 def test_the_solution_runs_compiled(puzzle: Puzzle) -> None:

@@ -388,6 +388,28 @@ def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
 # +        pltpu.make_async_remote_copy(x_ref, x_ref, sent, came.at[hop], device_id=right).wait_recv()
 
 
+# %% distributed/9: columns first
+def grid_gather_kernel(x_ref, o_ref, own, sent, came):
+    rows, columns = lax.axis_size("y"), lax.axis_size("x")
+    j, i = lax.axis_index("y"), lax.axis_index("x")
+    meet_neighbours_on("y", "x")
+    mine = pltpu.make_async_copy(x_ref, o_ref.at[j, i], own)
+    mine.start()
+    mine.wait()
+    for hop in range(rows - 1):
+        part = o_ref.at[lax.rem(j - hop + rows, rows), i]
+        copy = pltpu.make_async_remote_copy(part, part, sent, came.at[hop], device_id={"y": lax.rem(j + 1, rows)})
+        copy.start()
+        copy.wait()
+    for hop in range(columns - 1):
+        column = o_ref.at[:, lax.rem(i - hop + columns, columns)]
+        copy = pltpu.make_async_remote_copy(
+            column, column, sent, came.at[rows - 1 + hop], device_id={"x": lax.rem(i + 1, columns)}
+        )
+        copy.start()
+        copy.wait()
+
+
 # %% distributed/9: straight to everybody
 def grid_gather_kernel(x_ref, o_ref, own, sent, came):
     rows, columns = lax.axis_size("y"), lax.axis_size("x")

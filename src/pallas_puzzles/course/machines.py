@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from ..diagnose import budgets, devices, diagnose, gpu_budgets, gpu_run
 from ..diagnose.findings import Diagnosis, Finding, Tolerance
 from ..ir.capture import ForGpu, ForMesh, Programs
@@ -122,6 +124,10 @@ class _Devices(Machine):
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         modes = ("eager", "on_wait")  # each finds what the other does not
         return simulate.simulate(fn, *args, timeout_s=timeout_s, chip=chip, detect_races=True, modes=modes)
+
+    def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
+        # Without jit, JAX compiles each operation around the kernels by itself, for all devices.
+        return self.simulate(jax.jit(fn), args, timeout_s, chip)
 
 
 TPU, GPU, DEVICES = Machine(), _Gpu(), _Devices()

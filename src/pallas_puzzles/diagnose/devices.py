@@ -207,11 +207,15 @@ _ORDER = list(_WORDS)
 
 # --- costs -----------------------------------------------------------------------------------------------------------
 
+_PASS_ON = (
+    "A copy to a distant device uses the links of all devices between: pass the data on from neighbour to neighbour."
+)
+_SEND_LESS = "All of it goes from neighbour to neighbour already: send less."
 _COSTS: Bounds = {
     "bytes_hops": (
         human_bytes,
-        "its copies take {figure} over the links, each byte counted on every link of its way; the budget is {most}. A "
-        "copy to a distant device uses the links of all devices between: pass the data on from neighbour to neighbour.",
+        "its copies take {figure} over the links, each byte counted on every link of its way; the budget is {most}. "
+        "{fewer}",
     ),
     "link_bytes": (
         human_bytes,
@@ -234,7 +238,8 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
     """'Right answer, but ...', for each bound that is exceeded. Bounds on a kernel hold on each device."""
     near = [line for t in run.traces for line in t.call.callers]
     found = []
-    for bound, text in exceeded(run.counts, budget, _COSTS, {}):
+    facts = {"fewer": _PASS_ON if any(t.hops > 1 for t in run.transfers) else _SEND_LESS}
+    for bound, text in exceeded(run.counts, budget, _COSTS, facts):
         rows = _sent(run, by=0 if bound == "copies" else 2)
         found.append(over(bound, text, [said for _, said in rows], next((line for line, _ in rows), None), near))
     on_each = dataclasses.replace(budget, **dict.fromkeys(_COSTS))

@@ -105,6 +105,16 @@ def line_of(eqn: Any) -> SourceLine | None:
     return next((source_line(*place) for place in places_of(eqn) if is_readers_file(place[0])), None)
 
 
+def instruction_of(eqn: Any) -> tuple[Any, int] | None:
+    """(code object, offset) of the reader's instruction that made an equation: the same one in each turn of a loop."""
+    # traceback.raw_frames: seen on jax 0.11.2 and 0.12.0.1
+    traceback = eqn.source_info.traceback
+    for code, offset in zip(*traceback.raw_frames(), strict=True) if traceback is not None else ():
+        if is_readers_file(code.co_filename):
+            return code, offset
+    return None
+
+
 def callers_of(eqn: Any) -> list[SourceLine]:
     """The reader's lines on the way to an equation, the innermost first."""
     return [source_line(*place) for place in places_of(eqn) if is_readers_file(place[0])]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .capture import SourceLine, everywhere, is_call, line_of, named, space_of, subprograms
+from .capture import SourceLine, everywhere, instruction_of, is_call, line_of, named, space_of, subprograms
 from .ops import in_dtypes, is_floating, is_literal, nbytes_of, np_dtype, out_avals, out_dtype
 
 
@@ -24,6 +24,14 @@ def equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any,
         for inner in subprograms(eqn):
             yield from equations(inner, here)
         yield eqn, here
+
+
+def by_instruction(jaxpr: Any) -> list[list[str]]:
+    """The primitives that each instruction of the reader's code has made: again in each turn of a Python loop."""
+    made: dict[Any, list[str]] = {}
+    for eqn in jaxpr.eqns:
+        made.setdefault(instruction_of(eqn), []).append(eqn.primitive.name)
+    return [names for instruction, names in made.items() if instruction is not None]
 
 
 def inside(kernels: Iterable[Any]) -> Iterator[tuple[Any, SourceLine | None]]:

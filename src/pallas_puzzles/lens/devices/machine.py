@@ -53,6 +53,7 @@ class Device(Machine):
         self.scopes: dict[int, int] = outer.scopes if outer is not None else {}
         shared = Buffer("the barrier", np.zeros((), np.int32), "semaphore", "scratch", written=True, clock=self)
         self.barrier: Buffer = outer.barrier if outer is not None else shared
+        self._around: SourceLine | None = None  # the line of the condition that is being followed
 
     def within(self, call: Call) -> "Device":
         return Device(call, self.detail, self.world, self.memory, self.device, self.number, self.collective_id, self)
@@ -62,6 +63,17 @@ class Device(Machine):
             raise Stopped
         return super().apply(eqn, values)
 
+    def _do_cond(self, eqn: Any, values: list[Any]) -> list[Any]:
+        before, self._around = self._around, self._line(eqn)
+        try:
+            return super()._do_cond(eqn, values)
+        finally:
+            self._around = before
+
+    def _line(self, eqn: Any) -> SourceLine | None:
+        """The reader's line of an equation. pl.when(condition)(copy.start) has none of its own: JAX's code makes it."""
+        return line_of(eqn) or self._around
+
     def _arithmetic(self, eqn: Any) -> Callable[[Any, list[Any]], Any]:
         act, product = super()._arithmetic(eqn), eqn.primitive.name == "dot_general"
 
@@ -69,7 +81,7 @@ class Device(Machine):
             before = self.flops + self.transcendentals
             out = act(eqn, values)
             if done := self.flops + self.transcendentals - before:
-                self.world.timeline.compute(self.device, done, product, lambda: line_of(eqn))
+                self.world.timeline.compute(self.device, done, product, lambda: self._line(eqn))
             return out
 
         return timed
@@ -95,7 +107,7 @@ class Device(Machine):
 
     def _where(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> tuple[Place, bool]:
         found = super()._where(ref, transforms, verb, eqn)
-        self.touched(ref, found[0], verb, line_of(eqn))
+        self.touched(ref, found[0], verb, self._line(eqn))
         return found
 
     def touched(self, ref: Buffer, place: Place, verb: str, line: SourceLine | None) -> None:
@@ -130,7 +142,7 @@ class Device(Machine):
         found = mesh.device(at)
         if found is None:
             there = tuple(at.values())
-            access = Access(self.who, "addresses", line_of(eqn))
+            access = Access(self.who, "addresses", self._line(eqn))
             shown = str(there[0] if len(there) == 1 else there)
             self.world.found.add(Finding("no-device", f"device {shown}", self.who, access))
             found = mesh.device({name: i % mesh.axes[name] for name, i in at.items()})
@@ -141,7 +153,7 @@ class Device(Machine):
         """Whether a device that a copy goes to is in this kernel, and whether this device can know."""
         if target == self.device:
             return
-        key, world, line = (target, self.number), self.world, line_of(eqn)
+        key, world, line = (target, self.number), self.world, self._line(eqn)
         began = self.memory.entered.get(key)
         if began is None or world.clock[self.device].devices[target] < began:
             access = Access(self.who, "copies into", line)
@@ -174,7 +186,7 @@ class Device(Machine):
 
     def _do_dma_start(self, eqn: Any, values: list[Any]) -> None:
         src, dst, dst_sem, src_sem, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
-        world, line, to = self.world, line_of(eqn), self._target(device, eqn)
+        world, line, to = self.world, self._line(eqn), self._target(device, eqn)
         self._entered(to, plain_ref(dst)[0], eqn)
         (source, here), (target, there) = self._peer(src, self.device), self._peer(dst, to)
         reads, writes = self.locate(source, here, "copies from", eqn), self.locate(target, there, "copies to", eqn)
@@ -223,7 +235,7 @@ class Device(Machine):
             key, name = self._address(self.device, sem, eqn)
             counts = self._counts_bytes(eqn, 2)
             self.world.take(
-                key, nbytes if counts else 1, line_of(eqn), name, take=True, unit="bytes" if counts else ""
+                key, nbytes if counts else 1, self._line(eqn), name, take=True, unit="bytes" if counts else ""
             )  # fmt: skip
 
     # -- signals
@@ -241,20 +253,20 @@ class Device(Machine):
         if to != self.device:
             world.timeline.signals += 1
         n, now = int(np.asarray(amount)), world.timeline.now[self.device]
-        arrival = Arrival(event, n, clock, self.who, line_of(eqn), now)
+        arrival = Arrival(event, n, clock, self.who, self._line(eqn), now)
         world.arrive(key, arrival, name)
 
     def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> None:
         ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
         take = decrement is None or bool(np.asarray(decrement).all())
         key, name = self._address(self.device, ref, eqn, transforms)
-        self.world.take(key, int(np.asarray(amount)), line_of(eqn), name, take=take)
+        self.world.take(key, int(np.asarray(amount)), self._line(eqn), name, take=take)
 
     def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
         """What a semaphore holds: what is on its way arrives, and others go first, so that a loop of reads ends."""
         ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
         key, name = self._address(self.device, ref, eqn, transforms)
-        self.world.take(key, self.world.semaphore(key, name).coming, line_of(eqn), name, take=False)
+        self.world.take(key, self.world.semaphore(key, name).coming, self._line(eqn), name, take=False)
         return np.int32(self.world.semaphore(key).count)
 
 
