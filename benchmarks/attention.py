@@ -54,6 +54,7 @@ def jobs() -> Iterator[Job]:
     yield "the configuration that is chosen (Puzzle 11)", False, nb.best, False
     yield "no turns, causal (Puzzle 7)", True, nb.masked, False
     yield "causal (Puzzle 7b)", True, nb.causal, False
+    yield "the configuration that is chosen, causal (Puzzle 11)", True, functools.partial(nb.best, causal=True), False
     for name, step in (("10b", nb.plain_step), ("10c", nb.queued_step)):
         for causal in (False, True):
             grads = functools.partial(_backward, nb, step, causal)
