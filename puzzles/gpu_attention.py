@@ -3174,8 +3174,13 @@ def configured_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, lo
                 l = attend_tile(carry, steps, D**-0.5 * LOG2E, acc, mine, k, v, first, offset, limit)
                 return finish(acc, l)
 
-            store_rows(pl.run_scoped(attended, plgpu.ACC((64, D))), o_gmem.at[h, pl.ds(first, 64)], mine)
+            mine[...] = pl.run_scoped(attended, plgpu.ACC((64, D))).astype(mine.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(mine, o_gmem.at[h, pl.ds(first, 64)])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # until mine has been read: the next queries come in
             return carry + steps
+
+        plgpu.wait_smem_to_gmem(0)
 
 
 # %%
@@ -3324,7 +3329,7 @@ check("gpu_attention/11", best)
 #     two warpgroups and a producer (Puzzle 5)    532
 #     ping-pong (Puzzle 6)                        561
 #     the next scores first (Puzzle 6b)           573
-#     your configuration (Puzzle 11)              613
+#     Puzzle 11, without pairs                    613
 #     cuDNN                                       578
 #     JAX's attention_mgpu (float16)              563
 #
@@ -3339,7 +3344,21 @@ check("gpu_attention/11", best)
 # ```
 #
 # In the fastest of these kernels the chip draws its limit of 690 W. It lowers its clock to stay there: 1.6 to 1.8 GHz
-# were read. So in the end it is energy that a kernel has to save, and pairs of CTAs do: K and V leave L2 half as often.
+# were read. So in the end it is energy that a kernel has to save. In a pair of CTAs, K and V leave L2 half as often. A
+# CTA that goes on to the next tile saves the start of a new one. Programs with these pairs, and with Puzzle 11's
+# blocks, slots and order of tiles, were measured on the same chip in a run of their own, before they came into this
+# notebook:
+#
+# ```text
+#     pairs, tile after tile (Puzzle 11)          653 TFLOP/s
+#     without pairs                               621
+#     the next scores first (Puzzle 6b)           608
+#     cuDNN                                       589
+#
+#     pairs, causal (Puzzle 11)                   585
+#     causal (Puzzle 7b)                          535
+#     cuDNN, causal                               531
+# ```
 #
 # Decoding is bound by bandwidth. So a copy of as many bytes is beside it (32 heads over 8, D = 128, bfloat16):
 #
