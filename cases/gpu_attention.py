@@ -314,11 +314,12 @@ def puzzle_11(nb: Any) -> Question:
     sizes += [(132, 192, 4096, 64), (40, 640, 1144, 64), (48, 1000, 3000, 128), (64, 4096, 4096, 192)]
     plans = [(2, 192, 2), (3, 128, 1), (2, 64, 4), (3, 64, 3)]
     return question(
-        nb.attention_spec,
+        nb.configured_spec,
         *qkv(2, 384, 640),
         variants=[
             case(*qkv(1, 128, 1144), about="1,144 keys"),
             case(*qkv(1, 200, 200, D=64), about="200 queries and keys"),
+            case(*qkv(1, 320, 704), causal=True, about="causal"),
         ],
         budget=Budget(smem_bytes=163_920),
         l2=True,
@@ -395,7 +396,7 @@ def in_cycles(H: int, Sq: int, Skv: int, D: int, readers: int, bkv: int, slots: 
         ("if the last block were left out", rounds * (Skv // bkv) * block),
     ]
     parts = [
-        f"{ctas} CTAs for {132} SMs: {rounds} rounds of {blocks} blocks",
+        f"{ctas} tiles for {132} SMs: {rounds} rounds of {blocks} blocks",
         f"a block: {tensor:,.0f} cycles of the tensor cores, {softmax:,.1f} of softmax, {waited:,.0f} of copies",
     ]
     found = rounds * blocks * block

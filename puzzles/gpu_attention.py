@@ -2359,10 +2359,21 @@ def add_dkv(slot, mine, queries, mask):
 
 
 # %%
+def spread(numbers, axis, shape):
+    # given: (n,) -> shape. Number i stands in all places whose index along axis is i.
+    return lax.broadcast_in_dim(numbers, shape, (axis,))
+
+
+def counted(n, axis):
+    # given: 0 to n - 1 along an axis of an accumulator. One number for each row or column takes fewer registers than
+    # one for each score, and this kernel has none left.
+    return plgpu.broadcasted_iota(jnp.int32, (n,), 0, layout=plgpu.Layout.WGMMA.reduce(1 - axis))
+
+
 def hide_keys(s, first, first_key, offset):
     # given: Puzzle 7's mask for scores that are transposed
-    count = functools.partial(plgpu.broadcasted_iota, jnp.int32, s.shape, layout=plgpu.Layout.WGMMA)
-    return jnp.where(first_key + count(0) <= first + count(1) + offset, s, -jnp.inf)
+    keys, queries = first_key + counted(64, 0), first + counted(64, 1) + offset
+    return jnp.where(spread(keys, 0, s.shape) <= spread(queries, 1, s.shape), s, -jnp.inf)
 
 
 def load_queries(t, i, parts, queries):
@@ -2384,15 +2395,15 @@ def blocks_from(first_key, offset, Sq):
     return first, jnp.clip(lax.div(first_key - offset + 127 + 63, 64), first, end), end
 
 
-def consume_queries(first_key, offset, mine, queries, step, Sq):
-    # given: the loops of a warpgroup whose first key is first_key. step(i, slot, mine, queries, mask): a block
+def consume_queries(first_key, offset, queries, step, Sq):
+    # given: the loops of a warpgroup whose first key is first_key. step(i, slot, mask): a block
     first, clear, end = blocks_from(lax.div(first_key, 128) * 128, offset, Sq)
 
     def go(mask):
         def one(i):
             slot = lax.rem(i - first, queries.q.shape[0])
             plgpu.barrier_wait(queries.full.at[slot])
-            step(i, slot, mine, queries, functools.partial(mask, i))
+            step(i, slot, functools.partial(mask, i))
             plgpu.barrier_arrive(queries.empty.at[slot])
 
         return one
@@ -2403,7 +2414,7 @@ def consume_queries(first_key, offset, mine, queries, step, Sq):
 
 # %%
 def keys_stay(gmem, dk_gmem, dv_gmem, scratch, step, offset):
-    # given: gmem: q, do, lse, delta, k, v      step: see consume_queries
+    # given: gmem: q, do, lse, delta, k, v      step(i, slot, mine, queries, mask): a block of queries
     *parts, k_gmem, v_gmem = gmem
     k_smem, v_smem, *slots, loaded, full, empty = scratch
     queries, D = Queries(*slots, full, empty), k_gmem.shape[2]
@@ -2427,8 +2438,12 @@ def keys_stay(gmem, dk_gmem, dv_gmem, scratch, step, offset):
         rows, keys = pl.ds(wg * 64, 64), pl.ds(tile + wg * 64, 64)
 
         def loop(dk_acc, dv_acc):
-            mine = Mine(k_smem.at[rows], v_smem.at[rows], dk_acc, dv_acc)
-            consume_queries(tile + wg * 64, offset, mine, queries, step, parts[0].shape[1])
+            def one(i, slot, mask):
+                # wg is asked for in each step: addresses that never change would be kept in registers
+                rows = pl.ds(lax.axis_index("wg") * 64, 64)
+                step(i, slot, Mine(k_smem.at[rows], v_smem.at[rows], dk_acc, dv_acc), queries, mask)
+
+            consume_queries(tile + wg * 64, offset, queries, one, parts[0].shape[1])
             return dk_acc[...] * D**-0.5, dv_acc[...]
 
         dk, dv = pl.run_scoped(loop, plgpu.ACC((64, D)), plgpu.ACC((64, D)))
@@ -2952,7 +2967,11 @@ else:
 # ### Theory
 #
 # `configured` is Puzzle 6b's kernel with three choices. Two or three warpgroups compute (the **readers**), with 64
-# queries each. A block has 64 to 256 keys, and each stream has one to four slots. What stands in the way of more?
+# queries each. A block has 64 to 256 keys, and each stream has one to four slots. Its CTAs are pairs that copy K and V
+# once for both, and a pair takes tile after tile (gpu_matmul.py Puzzles 8 and 9). With `causal=True`, a block on the
+# diagonal goes in parts of 64 keys, of which only those that somebody sees are multiplied.
+#
+# What stands in the way of more readers, keys and slots?
 #
 # ```text
 #     registers   acc (64, D) and scores (64, bkv), float32, and p (64, bkv), 16 bits, shared by 128 threads:
@@ -2968,8 +2987,9 @@ else:
 #     one slot       the copy of one block of V, 56 bytes a cycle, while all wait. With more slots: nothing
 # ```
 #
-# 200 and 8.7 were fitted to the times at the end of this notebook. An SM runs one CTA at a time. Rounds, and `min` over
-# plans, are as in gpu_matmul.py Puzzle 11. Of plans that take as many cycles, choose the one with the least SMEM.
+# 200 and 8.7 were fitted to the times at the end of this notebook. An SM has one tile at a time: 64 queries for each
+# reader. Rounds, and `min` over plans, are as in gpu_matmul.py Puzzle 11. Of plans that take as many cycles, choose the
+# one with the least SMEM. (The model leaves masks out: they halve the work of all plans.)
 
 
 # %%
@@ -2991,7 +3011,7 @@ def smem_bytes(D, readers, bkv, slots):
 
 
 def cycles(H, Sq, Skv, D, readers, bkv, slots):
-    # Return the cycles of the whole kernel: rounds of CTAs, each with all blocks of keys. The last ones may be ragged.
+    # Return the cycles of the whole kernel: rounds of tiles, each with all blocks of keys. The last ones may be ragged.
     pass  # YOUR CODE HERE
 
 
@@ -3001,56 +3021,166 @@ def choose(H, Sq, Skv, D):
 
 
 # %%
-def first_block(c, q_smem, k, dtype, left_out):
-    # given: Puzzle 6b's begin, for a block whose last `left_out` keys come again in block 1
-    plgpu.barrier_wait(k.full.at[0])
-    s = block_scores(q_smem, k.smem.at[0])
-    plgpu.barrier_arrive(k.empty.at[0])
-    if left_out:
-        column_numbers = plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=plgpu.Layout.WGMMA)
-        s = jnp.where(column_numbers < s.shape[1] - left_out, s, -jnp.inf)
+def first_block(c, q_smem, k, slot, limit, dtype):
+    # given: Puzzle 6b's begin, without keys from `limit` on. limit: a number for all rows, or one for each
+    plgpu.barrier_wait(k.full.at[slot])
+    s = block_scores(q_smem, k.smem.at[slot])
+    plgpu.barrier_arrive(k.empty.at[slot])
+    s = jnp.where(spread(counted(s.shape[1], 1), 1, s.shape) < limit, s, -jnp.inf)
     p, _, m, l = online(s, c, *nothing_yet())
     return p.astype(dtype), m, l
 
 
+def diagonal(j, n, c, m, l, acc, q_smem, k, v, first, offset):
+    # given: block j, which some queries see in part, in parts of 64 keys. It is the n-th one in the slots.
+    bkv, slot = k.smem.shape[1], lax.rem(n, k.smem.shape[0])
+    plgpu.barrier_wait(k.full.at[slot])
+    plgpu.barrier_wait(v.full.at[slot])
+
+    def part(r, state):
+        keys = pl.ds(r * 64, 64)
+        s = hide(block_scores(q_smem, k.smem.at[slot, keys]), first, j * bkv + r * 64, offset)
+        p, alpha, m, l = online(s, c, *state)
+        weigh(acc, p, alpha, v.smem.at[slot, keys])
+        return m, l
+
+    parts = jnp.minimum(seen_blocks(first, 64, offset, 64) - j * (bkv // 64), bkv // 64)
+    state = lax.fori_loop(0, parts, part, (m, l))
+    plgpu.barrier_arrive(k.empty.at[slot])
+    plgpu.barrier_arrive(v.empty.at[slot])
+    return state
+
+
 # %%
-def configured_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, *barriers):
+def attend_tile(n, steps, c, acc, q_smem, k, v, first, offset, limit):
+    # given: all blocks of a tile; returns the sum of each row. n: how many blocks went through the slots before them
+    # first: the number of the first query      offset: its position, None without a mask      limit: see first_block
+    clear = seen = steps
+    if offset is not None:
+        seen = jnp.minimum(seen_blocks(first, 64, offset, k.smem.shape[1]), steps)
+        clear = jnp.clip(clear_blocks(first, offset, k.smem.shape[1]), 1, seen)
+    state = first_block(c, q_smem, k, lax.rem(n, k.smem.shape[0]), limit, q_smem.dtype)
+    p, m, l = lax.fori_loop(1, clear, lambda j, state: ahead(n + j, c, *state, acc, q_smem, k, v), state)
+    end(n + clear - 1, p, acc, v)
+    if offset is None:
+        return l
+
+    def step(j, state):
+        return diagonal(j, n + j, c, *state, acc, q_smem, k, v, first, offset)
+
+    _, l = lax.fori_loop(clear, seen, step, (m, l))
+
+    @pl.loop(n + seen, n + steps)
+    def _(n):  # nobody sees these blocks, but the other CTA waits for its slots
+        for stream in (k, v):
+            plgpu.barrier_wait(stream.full.at[lax.rem(n, k.smem.shape[0])])
+            plgpu.barrier_arrive(stream.empty.at[lax.rem(n, k.smem.shape[0])])
+
+    return l
+
+
+# %%
+class Tiles(NamedTuple):
+    """What the CTAs of `configured` share out: tiles of `rows` queries, each for all CTAs of a cluster."""
+
+    shape: tuple[int, int, int, int]  # H, Sq, Skv, D
+    rows: int
+    bkv: int
+    causal: bool
+
+    @property
+    def count(self):
+        return self.shape[0] * pl.cdiv(self.shape[1], self.rows)
+
+    @property
+    def left_out(self):  # keys that are in blocks 0 and 1, so that the last block is full
+        return 0 if self.causal else -self.shape[2] % self.bkv
+
+    def place(self, t):
+        # The head, the first query, and the number of blocks of tile t. With a mask, long rows come first.
+        (_, Sq, Skv, _), last = self.shape, pl.cdiv(self.shape[1], self.rows) - 1
+        h, i, steps = lax.div(t, last + 1), lax.rem(t, last + 1), pl.cdiv(Skv, self.bkv)
+        if not self.causal:
+            return h, i * self.rows, steps
+        row = (last - i) * self.rows
+        return h, row, jnp.minimum(seen_blocks(row, self.rows, Skv - Sq, self.bkv), steps)
+
+
+def bring(n, part, stream, axes):
+    # given: produce of Puzzle 5, for all CTAs of a cluster
+    slot = lax.rem(n, stream.smem.shape[0])
+
+    @pl.when(n >= stream.smem.shape[0])
+    def _():
+        plgpu.barrier_wait(stream.empty.at[slot])
+
+    plgpu.copy_gmem_to_smem(part, stream.smem.at[slot], stream.full.at[slot], collective_axes=axes)
+
+
+# %%
+def bring_all(k_gmem, v_gmem, k, v, tiles, axes):
+    # given: what the producer does
+    slots, left_out = k.smem.shape[0], tiles.left_out
+
+    @plgpu.nd_loop((tiles.count,), collective_axes="cta", init_carry=0)
+    def total(loop, carry):
+        h, _, steps = tiles.place(loop.index[0])
+
+        @pl.loop(0, steps)
+        def _(j):
+            keys = pl.ds(jnp.maximum(j * tiles.bkv - left_out, 0), tiles.bkv)
+            bring(carry + j, k_gmem.at[h, keys], k, axes)
+            bring(carry + j, v_gmem.at[h, keys], v, axes)
+
+        return carry + steps
+
+    @pl.loop(jnp.maximum(total - slots, 0), total)
+    def _(n):  # a CTA must not end before the last arrival of the other one
+        plgpu.barrier_wait(k.empty.at[lax.rem(n, slots)])
+        plgpu.barrier_wait(v.empty.at[lax.rem(n, slots)])
+
+
+# %%
+def configured_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, *barriers, tiles, axes):
     k_full, v_full, k_empty, v_empty = barriers
-    wg, h, i, readers = lax.axis_index("wg"), lax.axis_index("h"), lax.axis_index("i"), q_smem.shape[0]
+    wg, readers, (_, Sq, Skv, D) = lax.axis_index("wg"), q_smem.shape[0], tiles.shape
     k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
-    (slots, bkv, D), Skv = k_smem.shape, k_gmem.shape[1]
-    steps, left_out = pl.cdiv(Skv, bkv), -Skv % bkv
 
     @pl.when(wg == readers)
     def _():
         plgpu.set_max_registers(REGISTERS[readers][0], action="decrease")
-
-        @pl.loop(0, steps)
-        def _(j):
-            block, slot = pl.ds(jnp.maximum(j * bkv - left_out, 0), bkv), lax.rem(j, slots)
-            for stream, part in ((k, k_gmem.at[h, block]), (v, v_gmem.at[h, block])):
-
-                @pl.when(j >= slots)
-                def _(stream=stream):
-                    plgpu.barrier_wait(stream.empty.at[slot])
-
-                plgpu.copy_gmem_to_smem(part, stream.smem.at[slot], stream.full.at[slot])
+        bring_all(k_gmem, v_gmem, k, v, tiles, axes)
 
     @pl.when(wg < readers)
     def _():
         plgpu.set_max_registers(REGISTERS[readers][1], action="increase")
-        mine, rows = q_smem.at[wg], pl.ds((i * readers + wg) * 64, 64)
-        plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], mine, loaded.at[wg])
-        plgpu.barrier_wait(loaded.at[wg])
+        mine, before = q_smem.at[wg], wg * 64
+        if axes:
+            before += lax.axis_index(axes) * readers * 64
 
-        def loop(acc):
-            c = D**-0.5 * LOG2E
-            state = first_block(c, mine, k, v_smem.dtype, left_out)
-            p, _, l = lax.fori_loop(1, steps, lambda j, state: ahead(j, c, *state, acc, mine, k, v), state)
-            end(steps - 1, p, acc, v)
-            return finish(acc, l)
+        @plgpu.nd_loop((tiles.count,), collective_axes="cta", init_carry=0)
+        def _(loop, carry):
+            h, row, steps = tiles.place(loop.index[0])
+            first = row + before
+            plgpu.copy_gmem_to_smem(q_gmem.at[h, pl.ds(first, 64)], mine, loaded.at[wg])
+            plgpu.barrier_wait(loaded.at[wg])
 
-        store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, rows], mine)
+            offset, limit = None, tiles.bkv - tiles.left_out
+            if tiles.causal:
+                offset = Skv - Sq
+                limit = spread(first + offset + 1 + counted(64, 0), 0, (64, tiles.bkv))
+
+            def attended(acc):
+                l = attend_tile(carry, steps, D**-0.5 * LOG2E, acc, mine, k, v, first, offset, limit)
+                return finish(acc, l)
+
+            mine[...] = pl.run_scoped(attended, plgpu.ACC((64, D))).astype(mine.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(mine, o_gmem.at[h, pl.ds(first, 64)])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # until mine has been read: the next queries come in
+            return carry + steps
+
+        plgpu.wait_smem_to_gmem(0)
 
 
 # %%
@@ -3062,29 +3192,46 @@ def configured(
     readers: int = 2,
     bkv: int = 128,
     slots: int = 2,
+    cluster: int = 2,
+    causal: bool = False,
 ) -> Float[Array, "H Sq D"]:
-    H, Sq, D = q.shape
-    blocks = plgpu.SMEM((slots, bkv, D), q.dtype, transforms=SWIZZLED)
-    full, empty = plgpu.Barrier(num_barriers=slots), plgpu.Barrier(num_barriers=slots, num_arrivals=readers)
+    (H, Sq, D), Skv = q.shape, k.shape[1]
+    tiles = Tiles((H, Sq, Skv, D), 64 * readers * cluster, bkv, causal)
+    stream = plgpu.SMEM((slots, bkv, D), q.dtype, transforms=SWIZZLED)
+    full, count = plgpu.Barrier(num_barriers=slots), {"num_barriers": slots, "num_arrivals": readers}
+    empty, pair = plgpu.Barrier(**count), {}
+    if cluster > 1:
+        empty = plgpu.ClusterBarrier(collective_axes=("cluster",), **count)
+        pair = {"cluster": (cluster,), "cluster_names": ("cluster",)}
     return plgpu.kernel(
-        configured_kernel,
+        functools.partial(configured_kernel, tiles=tiles, axes="cluster" if cluster > 1 else None),
         out_type=q,
-        grid=(H, pl.cdiv(Sq, 64 * readers)),
-        grid_names=("h", "i"),
+        # with a mask tiles differ in length: whoever is free takes the next one, as a new CTA
+        grid=(tiles.count if causal else min(tiles.count, SMS // cluster),),
+        grid_names=("cta",),
         num_threads=readers + 1,
         thread_name="wg",
         scratch_types=[
             plgpu.SMEM((readers, 64, D), q.dtype, transforms=SWIZZLED),
-            *(blocks, blocks, plgpu.Barrier(num_barriers=readers), full, full, empty, empty),
+            *(stream, stream, plgpu.Barrier(num_barriers=readers), full, full, empty, empty),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
+        **pair,
     )(q, k, v)
 
 
 # %%
-def best(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"]) -> Float[Array, "H Sq D"]:
+def configured_spec(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, causal: bool = False
+) -> Float[Array, "H Sq D"]:
+    return (causal_spec if causal else attention_spec)(q, k, v)
+
+
+def best(
+    q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, causal: bool = False
+) -> Float[Array, "H Sq D"]:
     readers, bkv, slots = choose(q.shape[0], q.shape[1], k.shape[1], q.shape[2])
-    return configured(q, k, v, readers=readers, bkv=bkv, slots=slots)
+    return configured(q, k, v, readers=readers, bkv=bkv, slots=slots, causal=causal)
 
 
 # %%
@@ -3097,7 +3244,7 @@ check("gpu_attention/11", best)
 #
 # How many elements do the three arrays have, and how many of them fit into a register of 32 bits? For SMEM, go through
 # `scratch_types`: how many barriers are in each of the five? A product of (m, k) and (k, n) is 2 * m * k * n FLOPs. How
-# many CTAs are there, and how many of them does the SM run that has the most? Python compares tuples by their first
+# many tiles are there, and how many of them does the SM have that has the most? Python compares tuples by their first
 # elements first.
 #
 # </details>
@@ -3172,16 +3319,17 @@ check("gpu_attention/11", best)
 # ## What you built
 #
 # The forward pass of flash attention with the parts that FlashAttention-3 has on Hopper: a producer, two consumers,
-# online softmax and probabilities in registers, ping-pong, the next scores first, causal masks. And the backward pass,
-# in one kernel. On an H200, beside cuDNN and JAX's own kernel (four sequences of 8192 tokens, 16 heads, D = 128,
-# bfloat16, jax 0.11.2, medians of seven rounds of 30 calls in which all took turns):
+# online softmax and probabilities in registers, ping-pong, the next scores first, causal masks. Pairs of CTAs that
+# share their copies come on top. And the backward pass, in one kernel. On an H200, beside cuDNN and JAX's own kernel
+# (four sequences of 8192 tokens, 16 heads, D = 128, bfloat16, jax 0.11.2, medians of seven rounds of 30 calls in which
+# all took turns):
 #
 # ```text
 #     one warpgroup, slots (Puzzle 4)             408 TFLOP/s
 #     two warpgroups and a producer (Puzzle 5)    532
 #     ping-pong (Puzzle 6)                        561
 #     the next scores first (Puzzle 6b)           573
-#     your configuration (Puzzle 11)              613
+#     Puzzle 11, without pairs                    613
 #     cuDNN                                       578
 #     JAX's attention_mgpu (float16)              563
 #
@@ -3196,7 +3344,21 @@ check("gpu_attention/11", best)
 # ```
 #
 # In the fastest of these kernels the chip draws its limit of 690 W. It lowers its clock to stay there: 1.6 to 1.8 GHz
-# were read. So in the end it is energy that a kernel has to save.
+# were read. So in the end it is energy that a kernel has to save. In a pair of CTAs, K and V leave L2 half as often. A
+# CTA that goes on to the next tile saves the start of a new one. Programs with these pairs, and with Puzzle 11's
+# blocks, slots and order of tiles, were measured on the same chip in a run of their own, before they came into this
+# notebook:
+#
+# ```text
+#     pairs, tile after tile (Puzzle 11)          653 TFLOP/s
+#     without pairs                               621
+#     the next scores first (Puzzle 6b)           608
+#     cuDNN                                       589
+#
+#     pairs, causal (Puzzle 11)                   585
+#     causal (Puzzle 7b)                          535
+#     cuDNN, causal                               531
+# ```
 #
 # Decoding is bound by bandwidth. So a copy of as many bytes is beside it (32 heads over 8, D = 128, bfloat16):
 #
@@ -3209,9 +3371,10 @@ check("gpu_attention/11", best)
 # ```
 #
 # How good is your model? These are configurations of Puzzle 11, measured on an H200 (64 heads, 8192 queries and keys,
-# bfloat16, jax 0.11.2, medians of seven rounds of 20 calls). Each line divides your cycles by a measured time, which
-# gives a clock. The two fitted figures make it about 2 GHz, whatever the chip's own clock was. What counts is that it
-# is nearly the same in all lines but one: 256 keys, which need more registers than there are.
+# bfloat16, jax 0.11.2, medians of seven rounds of 20 calls), without clusters and with a CTA for each tile, as in
+# Puzzle 6b. Each line divides your cycles by a measured time, which gives a clock. The two fitted figures make it about
+# 2 GHz, whatever the chip's own clock was. What counts is that it is nearly the same in all lines but one: 256 keys,
+# which need more registers than there are.
 
 # %%
 MEASURED_MS = {  # (D, readers, bkv, slots) -> milliseconds
