@@ -108,9 +108,7 @@ def puzzle_6(nb: Any) -> Question:
         variants=[
             case(*qkv(2, 128, 448, D=64), bkv=64, slots=3, about="three slots of 64 keys"),
             case(*qkv(1, 256, 128), about="a single block"),
-            case(
-                *qkv(1, 128, 1280), bkv=64, budget=Budget(tensor_idle=9_200), l2=True, about="20 blocks of 64 keys"
-            ),
+            case(*qkv(1, 128, 1280), bkv=64, budget=Budget(tensor_idle=9_200), l2=True, about="20 blocks of 64 keys"),
         ],
         budget=Budget(tensor_idle=8_000),
         l2=True,

@@ -18,8 +18,8 @@
 # the backward pass, with which a small layer learns.
 #
 # You need flash_attention.py (Puzzles 1 to 6; for Puzzles 8 to 10c here, 7 to 11 and 13, too) and gpu_matmul.py
-# (Puzzles 1 to 8; for Puzzle 11, 11, too). You need no GPU. Up to Puzzle 8 all arrays are (head, token, D), where D is 64 or 128. A batch is
-# more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte moves.
+# (Puzzles 1 to 8; for Puzzle 11, 11, too). You need no GPU. Up to Puzzle 8 all arrays are (head, token, D), where D is
+# 64 or 128. A batch is more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte moves.
 
 # %%
 import functools
@@ -458,8 +458,8 @@ def attend(
 
 
 # %%
-# Budget for q (2, 128, 128), k (2, 384, 128), v (2, 384, 128): gmem_bytes=917_504, copies=28, smem_bytes=82_000. No byte
-# is for probabilities, in GMEM or in SMEM.
+# Budget for q (2, 128, 128), k (2, 384, 128), v (2, 384, 128): gmem_bytes=917_504, copies=28, smem_bytes=82_000. No
+# byte is for probabilities, in GMEM or in SMEM.
 check("gpu_attention/3", attend)
 
 # %% [markdown]
@@ -1447,8 +1447,8 @@ check("gpu_attention/7", masked)
 #
 # ### Theory
 #
-# In Puzzle 6 both warpgroups do the same number of steps. So each turn that is waited for is given. Here warpgroup 0 may be done
-# one block earlier:
+# In Puzzle 6 both warpgroups do the same number of steps. So each turn that is waited for is given. Here warpgroup 0
+# may be done one block earlier:
 #
 # ```text
 #     warpgroup 0   |QK| softmax | PV |  done
@@ -2584,9 +2584,9 @@ print(total(jnp.arange(5 * 64 * 64, dtype=jnp.float32).reshape(5, 64, 64))[0, :3
 #
 # ### Theory
 #
-# `dq = ds k * scale` is a sum over all keys, and each CTA has 128 of them. A second kernel, in which queries stay, would
-# compute `s` and `dp` again: 4 + 3 products. One kernel needs 5. So let each CTA add its part to `dq`, in float32, as in
-# the worked example.
+# `dq = ds k * scale` is a sum over all keys, and each CTA has 128 of them. A second kernel, in which queries stay,
+# would compute `s` and `dp` again: 4 + 3 products. One kernel needs 5. So let each CTA add its part to `dq`, in
+# float32, as in the worked example.
 #
 # Both warpgroups write their `ds^T` into the same slot in SMEM. Then each of them computes half of the *columns* of dq,
 # from all 128 keys. (Each could also use its own 64 keys, for all columns. Then both would add to every column: twice
@@ -2778,9 +2778,9 @@ if not unwritten(plain_grads):
 # While you compute `p`, `dp` is on its way. While you compute `ds`, `dv` is. And while you wait for the other
 # warpgroup's `ds`, `dk` is. `acc[...]` waits for all products that you have started, so see to it which ones these are.
 #
-# Is it better to start `dp` with `s`, and to read `s` as in Puzzle 6b? No. Both warpgroups share the tensor cores, which
-# take turns among their products. So somebody would wait for scores while the other one's `dp` is computed. On an H200
-# that took 3% longer.
+# Is it better to start `dp` with `s`, and to read `s` as in Puzzle 6b? No. Both warpgroups share the tensor cores,
+# which take turns among their products. So somebody would wait for scores while the other one's `dp` is computed. On an
+# H200 that took 3% longer.
 
 
 # %%

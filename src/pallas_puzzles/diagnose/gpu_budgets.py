@@ -53,7 +53,8 @@ _WORDS: Bounds = {
     ),
     "tensor_idle": (
         _cycles,
-        "the tensor cores have nothing to do in {figure} of {tensor_cycles} cycles; the budget is {most}. {product_first}",
+        "the tensor cores have nothing to do in {figure} of {tensor_cycles} cycles; the budget is {most}. "
+        "{product_first}",
     ),
     "copy_idle": (
         _cycles,
@@ -105,8 +106,8 @@ def _facts(run: Run) -> dict[str, str]:
 # What the tensor cores waited for -> what to do
 _INSTEAD = {
     "copy": "{copy_first} While threads compute, the products of another warpgroup can go on.",
-    "compute": "Most of that time, the warpgroup that starts the next product computes. Before it does, start a product "
-    "that needs nothing of it. The products of another warpgroup can go on meanwhile, too.",
+    "compute": "Most of that time, the warpgroup that starts the next product computes. Before it does, start a "
+    "product that needs nothing of it. The products of another warpgroup can go on meanwhile, too.",
     "warpgroup": "Most of that time, the warpgroup that starts the next product waits for another one: let that one "
     "arrive earlier.",
 }

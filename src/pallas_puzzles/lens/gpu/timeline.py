@@ -99,9 +99,10 @@ class Counts:
     themselves. cta_bytes: of GMEM, by the CTA that moves the most. smem_bytes: held at once by one CTA.
     arrivals: on barriers. cycles: until the last CTA ends. tensor_busy, copy_busy: summed over CTAs; tensor_idle,
     copy_idle: from a CTA's start to its end, where it uses them at all. waited: how long warpgroups stand at barriers,
-    and for copies and products; waited_at: the same by line. idle_at: of tensor_idle, between two wgmmas of a CTA: what the
-    warpgroup that started the second one did before: (kind, line), where the kind is "compute", "copy" (it waited for one) or "warpgroup" (it
-    waited for another one). bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by line.
+    and for copies and products; waited_at: the same by line. idle_at: of tensor_idle, between two wgmmas of a CTA, what
+    the warpgroup that started the second one did before: (kind, line). Its kind is "compute", "copy" (it waited for
+    one) or "warpgroup" (it waited for another one). bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by
+    line.
     """
 
     ctas: int = 0

@@ -238,7 +238,7 @@ class _Follow:
         self._again(1)
         out = getattr(self, "does_" + instr.kind, self._arithmetic)(instr, env) or [None] * len(instr.outs)
         self._at, self._inside = before
-        return out  # type: ignore[no-any-return]
+        return out
 
     def _arithmetic(self, instr: Instr, env: Env) -> Sequence[Any] | None:
         if (out := _integers(instr.eqn, [env[i] for i in instr.ins])) is not None:
