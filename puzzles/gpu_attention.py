@@ -1436,9 +1436,10 @@ check("gpu_attention/7", masked)
 
 # %% [markdown]
 # **Takeaway.** Only blocks that somebody sees are multiplied: here a fifth of the work is gone, and half of it for long
-# sequences with as many queries as keys. Only the blocks on the diagonal pay for a mask. Lengths are freer, too.
-# The copy engine fills what lies beyond the last key with zeros, the mask hides it, and rows beyond the last query are
-# not stored. (Lengths still have to be multiples of 8, because the tiles in SMEM are built of eight rows each.)
+# sequences with as many queries as keys. Only the blocks on the diagonal pay for a mask. Lengths are freer, too. The
+# copy engine fills what lies beyond the last key with zeros, the mask hides it, and rows beyond the last query are not
+# stored. (The compiler for the chip still wants lengths that are multiples of 8, because the tiles in SMEM are built of
+# eight rows each. This package's machine runs others, too.)
 
 # %% [markdown]
 # ## Puzzle 7b: Done early
@@ -2992,7 +2993,8 @@ else:
 #
 # ```text
 #     tensor cores   4096 FLOPs a cycle, for both products of all readers
-#     softmax        200 cycles for each reader and 8.7 for each key, while the tensor cores wait
+#     softmax        200 cycles for each reader, and 8.7 for each key of the block, however many readers
+#                    there are, while the tensor cores wait
 #     one slot       the copy of one block of V, 56 bytes a cycle, while all wait. With more slots: nothing
 # ```
 #
@@ -3024,7 +3026,8 @@ def cycles(H, Sq, Skv, D, readers, bkv, slots):
 
 
 def choose(H, Sq, Skv, D):
-    # Return the one of PLANS that fits, by registers and SMEM, and takes the fewest cycles.
+    # Return the one of PLANS that fits, by registers and SMEM, and takes the fewest cycles; of those that take as many,
+    # the one with the least SMEM.
     pass  # YOUR CODE HERE
 
 
@@ -3268,7 +3271,8 @@ if not unwritten(choose):
 # %% [markdown]
 # What does NVIDIA's compiler say? `gpu_report` compiles your kernel for a chip that need not be there. First your
 # choice: nothing is spilled. Then 256 keys, where your `registers` says 224, and 216 are free: the compiler has to move
-# some of them to memory and back, in every step. (Its own figure is that at the start, before `set_max_registers`.)
+# some of them to memory and back, in every step. (The report says 168 registers: what a thread has before
+# `set_max_registers`.)
 
 # %%
 if not unwritten(best):
