@@ -18,8 +18,8 @@
 # the backward pass, with which a small layer learns.
 #
 # You need flash_attention.py (Puzzles 1 to 6; for Puzzles 8 to 10c here, 7 to 11 and 13, too) and gpu_matmul.py
-# (Puzzles 1 to 8). You need no GPU. Up to Puzzle 8 all arrays are (head, token, D), where D is 64 or 128. A batch is
-# more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte moves.
+# (Puzzles 1 to 8; for Puzzle 11, 11, too). You need no GPU. Up to Puzzle 8 all arrays are (head, token, D), where D is
+# 64 or 128. A batch is more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte moves.
 
 # %%
 import functools
@@ -63,7 +63,7 @@ SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # gpu_
 # how it lies there, and `k_smem.T` is another description of the same bytes. (wgmma reads values
 # of 16 bits from SMEM by rows or by columns, for either operand.)
 #
-# `block_scores` goes into every kernel of this notebook, so it leaves the scale out. The reason is in the next puzzle.
+# `block_scores` returns scores without the scale. Puzzle 2 says why.
 # `scores_kernel` scales: after the product, in float32. A scaled query would be rounded to bfloat16 once more.
 
 
@@ -178,7 +178,7 @@ check("gpu_attention/1", scores)
 # `m` runs along. Numbers that you make yourself have no layout yet: `plgpu.layout_cast` gives them the one of a
 # reduction.
 #
-# This kernel subtracts from each score the maximum of its row, or 100 if that is larger.
+# This kernel subtracts from each score the larger of two numbers: 100, and the maximum of its row.
 
 
 # %%
@@ -206,7 +206,8 @@ print(below(jnp.arange(64 * 8, dtype=jnp.float32).reshape(64, 8))[::9])
 # ## Puzzle 2: Online softmax in registers
 #
 # **Goal.** Take one block of scores into the running maximum and the running sum of each row. The kernel around it
-# walks over all keys, and stores the logarithm of the sum.
+# walks over all keys, and stores the logarithm of the sum. It also sums what you return as `p`, rescaled with your
+# `alpha`, and stores that logarithm, too.
 #
 # ### Theory
 #
@@ -233,8 +234,9 @@ def nothing_yet():
 
 
 # %%
-def sums_spec(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"]) -> Float[Array, "H Sq"]:
-    return jax.scipy.special.logsumexp(scores_spec(q, k), axis=2)
+def sums_spec(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"]) -> Float[Array, "2 H Sq"]:
+    logarithms = jax.scipy.special.logsumexp(scores_spec(q, k), axis=2)
+    return jnp.stack([logarithms, logarithms])  # of your l, and of a sum that the kernel makes with your p and alpha
 
 
 def online(s, c, m, l):
@@ -255,18 +257,20 @@ def sums_kernel(q_gmem, k_gmem, o_gmem, q_smem, k_smem, loaded, *, bkv):
     def step(j, state):
         plgpu.copy_gmem_to_smem(k_gmem.at[h, pl.ds(j * bkv, bkv)], k_smem, loaded)
         plgpu.barrier_wait(loaded)
-        _, _, m, l = online(block_scores(q_smem, k_smem), c, *state)
-        return m, l
+        m, l, same = state
+        p, alpha, m, l = online(block_scores(q_smem, k_smem), c, m, l)
+        return m, l, same * alpha + p.sum(axis=1)
 
-    m, l = lax.fori_loop(0, k_gmem.shape[1] // bkv, step, nothing_yet())
-    o_gmem[h, rows] = (m + jnp.log2(l)) / LOG2E
+    m, l, same = lax.fori_loop(0, k_gmem.shape[1] // bkv, step, (*nothing_yet(), column(0)))
+    o_gmem[0, h, rows] = (m + jnp.log2(l)) / LOG2E
+    o_gmem[1, h, rows] = (m + jnp.log2(same)) / LOG2E
 
 
-def sums(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], *, bkv: int = 128) -> Float[Array, "H Sq"]:
+def sums(q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], *, bkv: int = 128) -> Float[Array, "2 H Sq"]:
     H, Sq, D = q.shape
     return plgpu.kernel(
         functools.partial(sums_kernel, bkv=bkv),
-        out_type=jax.ShapeDtypeStruct((H, Sq), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((2, H, Sq), jnp.float32),
         grid=(H, Sq // 64),
         grid_names=("h", "i"),
         scratch_types=[
@@ -380,8 +384,7 @@ print(three_times(jnp.ones((64, 64), jnp.bfloat16), jnp.ones((64, 128), jnp.bflo
 #     p       v_smem          registers x SMEM ->  acc in registers
 # ```
 #
-# There it has to have `v`'s dtype, which has 16 bits. The sum `l` was taken of the float32 values in Puzzle 2. (So only
-# the values that are weighed are rounded to 16 bits. The sum is not.)
+# As an operand, `p` needs the dtype of `v`: 16 bits. So the weights are rounded, and their sum `l` is not.
 #
 # `acc` is an accumulator that lives as long as the kernel's loop. Two functions are yours: what happens to `acc` at
 # each block, and what comes out at the end.
@@ -438,6 +441,7 @@ def attend_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded
     store_rows(pl.run_scoped(loop, plgpu.ACC((64, q_gmem.shape[2]))), o_gmem.at[h, rows], q_smem)
 
 
+# %%
 def attend(
     q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128
 ) -> Float[Array, "H Sq D"]:
@@ -454,8 +458,8 @@ def attend(
 
 
 # %%
-# Budget for q (2, 128, 128), k (2, 384, 128), v (2, 384, 128): gmem_bytes=917_504, copies=28. No byte is for
-# probabilities.
+# Budget for q (2, 128, 128), k (2, 384, 128), v (2, 384, 128): gmem_bytes=917_504, copies=28, smem_bytes=82_000. No
+# byte is for probabilities, in GMEM or in SMEM.
 check("gpu_attention/3", attend)
 
 # %% [markdown]
@@ -557,6 +561,7 @@ def slots_step(j, steps, c, m, l, acc, q_smem, k_part, v_part, k, v):
     pass  # YOUR CODE HERE
 
 
+# %%
 def slots_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, k_full, v_full):
     h, rows = lax.axis_index("h"), pl.ds(lax.axis_index("i") * 64, 64)
     c, k_part, v_part = q_gmem.shape[2] ** -0.5 * LOG2E, k_gmem.at[h], v_gmem.at[h]
@@ -673,69 +678,6 @@ check("gpu_attention/4", slotted)
 show(slotted, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512)), l2=True)
 
 # %% [markdown]
-# ## Worked example: two readers of one block
-#
-# Two warpgroups take 64 queries each and share the keys. A third one, the producer, starts the copies, as in
-# gpu_matmul.py's worked example before Puzzle 5. Each query's largest product with any key comes out.
-#
-# ```text
-#     producer      | K 0 | K 1 | K 2 |
-#     warpgroup 0         | QK^T 0 | QK^T 1 | QK^T 2 |      both wait for full.at[j], and read the same slot
-#     warpgroup 1         | QK^T 0 | QK^T 1 | QK^T 2 |
-# ```
-#
-# `full.at[j]` needs one arrival, that of the copy. It does not count who waits for it: a wait takes nothing away, so
-# two warpgroups can wait for the same round. Queries are not shared. Each warpgroup copies its own, and has a barrier
-# of its own for them. There are as many slots as blocks. So no slot is used twice, and nobody gives one back.
-
-
-# %%
-def largest_kernel(q_gmem, k_gmem, o_gmem, q_smem, k_smem, loaded, full):
-    wg, (blocks, bkv, _) = lax.axis_index("wg"), k_smem.shape
-
-    @pl.when(wg == 2)
-    def _():
-        plgpu.set_max_registers(40, action="decrease")
-        for j in range(blocks):
-            plgpu.copy_gmem_to_smem(k_gmem.at[pl.ds(j * bkv, bkv)], k_smem.at[j], full.at[j])
-
-    @pl.when(wg < 2)
-    def _():
-        plgpu.set_max_registers(232, action="increase")
-        mine, rows, m = q_smem.at[wg], pl.ds(wg * 64, 64), column(-math.inf)
-        plgpu.copy_gmem_to_smem(q_gmem.at[rows], mine, loaded.at[wg])
-        plgpu.barrier_wait(loaded.at[wg])
-        for j in range(blocks):
-            plgpu.barrier_wait(full.at[j])
-
-            def multiply(acc, block=k_smem.at[j]):
-                plgpu.wgmma(acc, mine, block.T)
-                return acc[...]
-
-            m = jnp.maximum(m, pl.run_scoped(multiply, plgpu.ACC((64, bkv))).max(axis=1))
-        o_gmem[rows] = m
-
-
-# %%
-def largest(q: Float[Array, "128 D"], k: Float[Array, "Skv D"], *, bkv: int = 64) -> Float[Array, "128"]:
-    blocks, D = k.shape[0] // bkv, q.shape[1]
-    return plgpu.kernel(
-        largest_kernel,
-        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
-        num_threads=3,
-        thread_name="wg",
-        scratch_types=[
-            plgpu.SMEM((2, 64, D), q.dtype, transforms=SWIZZLED),
-            plgpu.SMEM((blocks, bkv, D), k.dtype, transforms=SWIZZLED),
-            plgpu.Barrier(num_barriers=2),
-            plgpu.Barrier(num_barriers=blocks),
-        ],
-    )(q, k)
-
-
-show(largest, normal((128, 128), "bfloat16"), normal((320, 128), "bfloat16"), l2=True)
-
-# %% [markdown]
 # ## Puzzle 5: Two warpgroups and a producer
 #
 # **Goal.** Two warpgroups take 64 queries each and share the keys and values, through a few slots. A third one brings
@@ -746,8 +688,9 @@ show(largest, normal((128, 128), "bfloat16"), normal((320, 128), "bfloat16"), l2
 # A block of K and one of V are 64 KiB for 128 keys. With 64 queries in a CTA, that is 64 FLOPs for each byte. With 128
 # queries it is 128. Two warpgroups also have twice the registers: each has its own `m`, `l`, `acc` and `p`.
 #
-# Thousands of keys need their slots again and again. So each slot of each stream has a barrier `empty`, as in
-# gpu_matmul.py Puzzle 5. A slot is empty when *both* warpgroups have given it back: two arrivals.
+# The producer and the barriers `empty` are those of gpu_matmul.py Puzzle 5. New is that a slot has two readers. `full`
+# needs one arrival, that of the copy. Each warpgroup counts the rounds that it has waited for. So both can wait for the
+# same one. But a slot is empty when *both* have given it back: `empty` needs two arrivals.
 #
 # ```text
 #     producer      | K j | V j | K j+1 | V j+1 | ...       waits for empty, then starts a copy
@@ -927,7 +870,8 @@ show(shared, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640
 #
 # A **turn** is PV of one step and QK^T of the next. It begins with a wait for your own barrier, and it ends with an
 # arrival at the other one's. Arrive when your QK^T has been *started*: then the other one's products can be queued
-# behind yours. (This package's machine counts no loss if you wait for its result first.)
+# behind yours. (If you wait for its result first, an H200 is 2% slower. This package's machine errs here: it counts
+# 5,434 idle cycles then, and 6,894 in the order above, with which Puzzle 6b compares itself.)
 #
 # That leaves two ends. Warpgroup 0 begins at once, warpgroup 1 waits for a turn first. And when the loop is over, is
 # somebody waiting for a turn that nobody gives?
@@ -986,6 +930,7 @@ def ping_pong_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loa
         store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, rows], mine)
 
 
+# %%
 def flash(
     q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
 ) -> Float[Array, "H Sq D"]:
@@ -1090,10 +1035,53 @@ check("gpu_attention/6", flash)
 
 # %% [markdown]
 # **Takeaway.** The softmax of one warpgroup lies under the products of the other one. No instruction was saved, and no
-# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 573 TFLOP/s instead of 539.
+# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 561 TFLOP/s, and 532 for Puzzle 5.
 
 # %%
 show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)), l2=True)
+
+# %% [markdown]
+# ## Worked example: the first of two products
+#
+# `acc[...]` waits until *all* products that you have started are over. `plgpu.wgmma_accumulator_load(acc, wait_n=1)`
+# reads an accumulator, too, but waits only until at most *one* product is left. Products end in the order in which they
+# were started. So you can read the first of two products while the second one goes on:
+#
+# ```text
+#     tensor cores   | first | second    |
+#     threads                | exp2(first) | + second
+# ```
+
+
+# %%
+def two_products_kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded):
+    plgpu.copy_gmem_to_smem(a_gmem, a_smem, loaded)
+    plgpu.copy_gmem_to_smem(b_gmem, b_smem, loaded)
+    plgpu.barrier_wait(loaded)
+
+    def multiply(first, second):
+        plgpu.wgmma(first, a_smem, b_smem)
+        plgpu.wgmma(second, a_smem, b_smem.T)
+        p = jnp.exp2(plgpu.wgmma_accumulator_load(first, wait_n=1))
+        return p + second[...]  # waits for the second one, too
+
+    o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, 128)), plgpu.ACC((64, 128)))
+
+
+def two_products(a: Float[Array, "64 128"], b: Float[Array, "128 128"]) -> Float[Array, "64 128"]:
+    return plgpu.kernel(
+        two_products_kernel,
+        out_type=jax.ShapeDtypeStruct((64, 128), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((64, 128), a.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((128, 128), b.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(a, b)
+
+
+show(two_products, normal((64, 128), "bfloat16"), normal((128, 128), "bfloat16", scale=0.1), l2=True)
 
 # %% [markdown]
 # ## Puzzle 6b: The next scores first
@@ -1110,13 +1098,12 @@ show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)
 #     threads                 | softmax j, rescale acc |           | softmax j+1 ...
 # ```
 #
-# When you want the scores, two products are on their way, and only the first of them has to be over.
-# `plgpu.wgmma_accumulator_load(s_acc, wait_n=1)` reads an accumulator as `s_acc[...]` does, but waits only until at
-# most *one* product is left. (Products end in the order in which they were started.)
+# When you want the scores, two products are on their way. Read the first one, as in the worked example.
 #
 # What does PV read and write while it runs? It reads `p` of block `j - 1`, in registers, and the slot of V. It adds to
-# `acc`. So leave all three alone until it is over: rescale `acc` after that, and give the slot back after that. Which
-# `alpha` does `acc` need then? It holds blocks 0 to `j - 1`.
+# `acc`. So leave all three alone until it is over: rescale `acc` after that, and give the slot back after that.
+# (`wgmma_wait(0)` waits for it. So does `acc[...]`, by itself.) Which `alpha` does `acc` need then? It holds blocks 0
+# to `j - 1`.
 
 
 # %%
@@ -1146,6 +1133,7 @@ def end(last, p, acc, v):
     plgpu.barrier_arrive(v.empty.at[slot])
 
 
+# %%
 def ahead_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded, k_full, v_full, k_empty, v_empty):
     wg, h, i = lax.axis_index("wg"), lax.axis_index("h"), lax.axis_index("i")
     k, v = Stream(k_smem, k_full, k_empty), Stream(v_smem, v_full, v_empty)
@@ -1196,7 +1184,7 @@ def overlapped(
 
 
 # %%
-# Budget for q (1, 128, 128), k (1, 1280, 128), v (1, 1280, 128): tensor_idle=6_500. Puzzle 6's kernel has 6,894 of
+# Budget for q (1, 128, 128), k (1, 1280, 128), v (1, 1280, 128): tensor_idle=6_400. Puzzle 6's kernel has 6,894 of
 # these cycles, and Puzzle 5's has 11,794.
 check("gpu_attention/6b", overlapped)
 
@@ -1285,8 +1273,8 @@ show(overlapped, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640,
 # A **clear** block is one that all 64 queries see in full. It needs no mask. So there are two loops over one step:
 # without a mask, then with one. You write where they end, and the mask.
 #
-# Warpgroup 0 may be done while block 2 is still to come. It does not give back that block's slot, and nobody needs
-# it. With 64 keys or more in a block, only the last block is left out, and no block comes after it.
+# Warpgroup 0 may be done while block 2 is still to come. It never gives back block 2's slot. That does no harm: block 2
+# is the last one. (With 64 keys or more in a block, warpgroup 0 misses one block at most.)
 #
 # `lax.div` divides traced integers, and rounds down if none is negative. (There are at least as many keys as queries.)
 
@@ -1380,6 +1368,7 @@ def causal_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded
         store_rows(pl.run_scoped(loop, plgpu.ACC((64, D))), o_gmem.at[h, pl.ds(first, 64)], mine)
 
 
+# %%
 def masked(
     q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
 ) -> Float[Array, "H Sq D"]:
@@ -1447,9 +1436,10 @@ check("gpu_attention/7", masked)
 
 # %% [markdown]
 # **Takeaway.** Only blocks that somebody sees are multiplied: here a fifth of the work is gone, and half of it for long
-# sequences with as many queries as keys. Only the blocks on the diagonal pay for a mask. Lengths are freer, too.
-# The copy engine fills what lies beyond the last key with zeros, the mask hides it, and rows beyond the last query are
-# not stored. (Lengths still have to be multiples of 8, because the tiles in SMEM are built of eight rows each.)
+# sequences with as many queries as keys. Only the blocks on the diagonal pay for a mask. Lengths are freer, too. The
+# copy engine fills what lies beyond the last key with zeros, the mask hides it, and rows beyond the last query are not
+# stored. (The compiler for the chip still wants lengths that are multiples of 8, because the tiles in SMEM are built of
+# eight rows each. This package's machine runs others, too.)
 
 # %% [markdown]
 # ## Puzzle 7b: Done early
@@ -1458,8 +1448,8 @@ check("gpu_attention/7", masked)
 #
 # ### Theory
 #
-# In Puzzle 6 both warpgroups do as many steps. So each turn that is waited for is given. Here warpgroup 0 may be done
-# one block earlier:
+# In Puzzle 6 both warpgroups do the same number of steps. So each turn that is waited for is given. Here warpgroup 0
+# may be done one block earlier:
 #
 # ```text
 #     warpgroup 0   |QK| softmax | PV |  done
@@ -1467,7 +1457,7 @@ check("gpu_attention/7", masked)
 # ```
 #
 # Whoever is done early has to go on with the turns. So there is a third loop. Its steps compute nothing: each of them
-# gives as many turns as a step of `ping_pong` and waits for as many, in the same order.
+# gives as many turns as a step of `ping_pong` and waits for as many.
 
 
 # %%
@@ -1518,6 +1508,7 @@ def causal_loops(c, acc, mine, k, v, wg, turns, first, offset, steps):
     return l
 
 
+# %%
 def causal(
     q: Float[Array, "H Sq D"], k: Float[Array, "H Skv D"], v: Float[Array, "H Skv D"], *, bkv: int = 128, slots: int = 2
 ) -> Float[Array, "H Sq D"]:
@@ -1819,8 +1810,8 @@ check("gpu_attention/8", grouped)
 # ```
 #
 # A part leaves `o`, the mean of its values, weighted by its own softmax, and `lse`: log2 of the sum of `2 ** (s * c)`
-# over its keys. The maximum that was subtracted is in it again. So 2 ** `lse` says how much a part weighs among the
-# parts.
+# over its keys. So the maximum, which was subtracted, has to be added again. 2 ** `lse` says how much a part weighs
+# among the parts.
 #
 # There may be more parts than blocks. A part without keys leaves an `o`, too. Make sure that it does no harm. (What is
 # 0 * NaN?)
@@ -1840,7 +1831,8 @@ def decoding_spec(
 def part_of(p, parts, length, bkv):
     # p: which part, traced      parts: how many      length: how many keys the sequence has, traced, at least 1
     # bkv: keys in a block      Return start, stop: part p takes blocks start to stop - 1.
-    # No part may take more than pl.cdiv(blocks, parts), where blocks is how many have a key.
+    # No part may take more than pl.cdiv(blocks, parts), where blocks is how many have a key. A part may be empty, the
+    # last one, too: start >= stop.
     pass  # YOUR CODE HERE
 
 
@@ -1879,6 +1871,7 @@ def decode_step(j, stop, c, m, l, acc, q_smem, load_k, load_v, k, v, mask):
     return m, l
 
 
+# %%
 def decode_loops(start, stop, length, acc, q_smem, load_k, load_v, k, v):
     # given: all blocks of a part; only one with keys beyond the length needs a mask
     slots, bkv, D = k.smem.shape
@@ -1958,6 +1951,7 @@ def in_parts(kernel, q, Hkv, others, *, bkv, slots, parts, copies=1):
     return plgpu.kernel(merge_kernel, out_type=q, grid=(B, H), grid_names=("b", "h"), compiler_params=params)(o, lse)
 
 
+# %%
 def decode_kernel(q_gmem, k_gmem, v_gmem, lengths_gmem, o_gmem, lse_gmem, q_smem, k_smem, v_smem, *barriers):
     loaded, k_full, v_full = barriers
     b, h, k, v = lax.axis_index("b"), lax.axis_index("h"), Stream(k_smem, k_full), Stream(v_smem, v_full)
@@ -2077,7 +2071,8 @@ show(decode, normal((1, 4, 128), "bfloat16"), *[normal((1, 1, 512, 128), "bfloat
 #
 # A block consists of several pages if they are smaller. Each has a copy and rows of its own in the slot, and all of
 # them arrive at the slot's barrier. Everything else is Puzzle 9. (Each row of the table fills whole blocks.
-# Entries beyond a sequence's length are numbers of pages that exist, so you may copy them. The mask hides them.)
+# Entries beyond a sequence's length are numbers of pages that exist, so you may copy them. They hold ordinary numbers,
+# whose weights are 0. In flash_attention.py Puzzle 13 they could hold NaN: here 0 * NaN would be NaN.)
 
 
 # %%
@@ -2207,6 +2202,7 @@ def forward_loops(c, acc, mine, k, v, wg, turns, first, offset, steps):
     return m, l
 
 
+# %%
 def forward_kernel(q_gmem, k_gmem, v_gmem, o_gmem, lse_gmem, q_smem, k_smem, v_smem, loaded, *barriers, offset):
     k_full, v_full, k_empty, v_empty, turns = barriers
     wg, h = lax.axis_index("wg"), lax.axis_index("h")
@@ -2474,6 +2470,7 @@ def delta_of(o, do):
     return jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=2)
 
 
+# %%
 def dkv(
     q: Float[Array, "H Sq D"],
     k: Float[Array, "H Skv D"],
@@ -2564,21 +2561,52 @@ check("gpu_attention/10", dkv)
 # there, so they add 0.
 
 # %% [markdown]
+# ## Worked example: one result, many CTAs
+#
+# Each CTA copies a tile and adds it to one result in GMEM. The copy engine can add while it stores:
+# `copy_smem_to_gmem(..., reduction_op="add")`. CTAs add to the same elements at the same time, and no addition is lost.
+# Their order changes from run to run, and so do the last bits.
+#
+# There has to be something to add to before the kernel begins. `jax.new_ref(array)` makes a Ref of an array. A kernel
+# takes it like an input, and may write it. Afterwards `o[...]` is what is in it.
+
+
+# %%
+def total_kernel(x_gmem, o_gmem, x_smem, loaded):
+    plgpu.copy_gmem_to_smem(x_gmem.at[lax.axis_index("i")], x_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    plgpu.copy_smem_to_gmem(x_smem, o_gmem, reduction_op="add")
+    plgpu.wait_smem_to_gmem(0)
+
+
+def total(x: Float[Array, "N M K"]) -> Float[Array, "M K"]:
+    o = jax.new_ref(jnp.zeros(x.shape[1:], x.dtype))
+    plgpu.kernel(
+        total_kernel,
+        out_type=[],
+        grid=x.shape[:1],
+        grid_names=("i",),
+        scratch_types=[plgpu.SMEM(x.shape[1:], x.dtype), plgpu.Barrier()],
+    )(x, o)
+    return o[...]
+
+
+print(total(jnp.arange(5 * 64 * 64, dtype=jnp.float32).reshape(5, 64, 64))[0, :3], "= 5 * 8192 and so on")
+
+# %% [markdown]
 # ## Puzzle 10b: Copies that add
 #
 # **Goal.** Compute `dq` in the same kernel. Each CTA adds its part to an array in GMEM.
 #
 # ### Theory
 #
-# `dq = ds k * scale` is a sum over all keys, and each CTA has 128 of them. This kernel has four products a block. A
-# second one, in which queries stay, would need three: `s`, `dp` and `ds k`. In one kernel it is five, not seven. So let
-# each CTA add its part to `dq`, in float32, in GMEM. The copy engine can add while it stores: `copy_smem_to_gmem(...,
-# reduction_op="add")`. Other CTAs add to the same rows at the same time, and no addition is lost. Their order changes
-# from run to run, and so do the last bits.
+# `dq = ds k * scale` is a sum over all keys, and each CTA has 128 of them. A second kernel, in which queries stay,
+# would compute `s` and `dp` again: 4 + 3 products. One kernel needs 5. So let each CTA add its part to `dq`, in
+# float32, as in the worked example.
 #
 # Both warpgroups write their `ds^T` into the same slot in SMEM. Then each of them computes half of the *columns* of dq,
-# from all 128 keys. (From its own 64 keys, each could compute a part of all columns. But then twice as many bytes would
-# be added.)
+# from all 128 keys. (Each could also use its own 64 keys, for all columns. Then both would add to every column: twice
+# the bytes.) 64 columns of bfloat16 are one whole swizzled piece, so a slice of 64 columns may be an operand, too.
 #
 # ```text
 #     both.ds[i % 2], (128 keys, 64 queries)          both.k, (128 keys, D)       dq of the block, (64 queries, D)
@@ -2749,35 +2777,32 @@ if not unwritten(plain_grads):
 # %% [markdown]
 # ## Puzzle 10c: Products in a queue
 #
-# **Goal.** Write the step once more, in an order in which the tensor cores always have a product to do. The cell
+# **Goal.** Write the step once more, in an order in which a product is on its way whenever threads compute. The cell
 # below it makes a function of it that `jax.grad` can differentiate.
 #
 # ### Theory
 #
-# A step has five products, and two of them need nothing but what the copies bring. Reading an accumulator with
-# `acc[...]` waits for *all* products that you have started. So in Puzzle 10b nothing is ever queued while threads
-# compute. gpu_matmul.py Puzzle 3 had `wgmma_wait(1)`: products end in the order in which they were started, so you can
-# wait for all of them but the newest. For an accumulator that you want to read, `but_one` below does that.
+# A step has five products. In Puzzle 10b a warpgroup starts them, waits for them, and then computes: while it computes,
+# none of its products is on its way. But each stretch of arithmetic has a product that needs nothing of it. Start that
+# one just before:
 #
 # ```text
-#     threads         start s, dp |      p      | start dv |    ds    | share, start dk | start dq | dq out |
-#     tensor cores    | s  |     dp     |          dv          |              dk        |    dq    |
+#     threads         wait for s |     p      | wait for dp |    ds    | share |   wait for dq   | dq out |
+#     tensor cores    |    s     |      dp                  |          dv          |  dk  |  dq  |
 # ```
 #
-# While you compute `p`, the product for `dp` is on its way. While you compute `ds`, the one for `dv` is. And while you
-# wait for the other warpgroup's `ds`, the one for `dk` is. At least one product has to be started after that of `acc`.
-# If it was exactly one, you wait for nothing else.
+# While you compute `p`, `dp` is on its way. While you compute `ds`, `dv` is. And while you wait for the other
+# warpgroup's `ds`, `dk` is. `acc[...]` waits for all products that you have started, so see to it which ones these are.
+#
+# Is it better to start `dp` with `s`, and to read `s` as in Puzzle 6b? No. Both warpgroups share the tensor cores,
+# which take turns among their products. So somebody would wait for scores while the other one's `dp` is computed. On an
+# H200 that took 3% longer.
 
 
 # %%
-def but_one(acc):
-    # given: what acc holds, as soon as all products are over but the newest one
-    return plgpu.wgmma_accumulator_load(acc, wait_n=1)
-
-
 def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
     # The arguments are those of add_dkv, share and add_dq. Do what the three do, in the order of the picture. You can
-    # call probabilities, score_gradients, share and add_dq. pl.run_scoped can make two accumulators at once.
+    # call block_scores, probabilities, score_gradients, share and add_dq.
     pass  # YOUR CODE HERE
 
 
@@ -2812,16 +2837,16 @@ def attention_grads(
 
 
 # %%
-# Budget for q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128): tensor_idle=32_000. Forward has 9,951
-# of these cycles. With Puzzle 10b's step it would be 35,698.
+# Budget for q (1, 256, 128), k (1, 384, 128), v (1, 384, 128), do (1, 256, 128): tensor_idle=31_300. Forward has 9,951
+# of these cycles. With Puzzle 10b's step it would be 35,698, and with `dp` started together with `s` 31,498.
 check("gpu_attention/10c", attention_grads)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Go through the picture from left to right. At each read of an accumulator, count the products that you have started
-# after its own: with none it is wrong, with more than one you wait too long. Which product has to be started before you
-# read `dp`? `add_dq` ends with `acc[...]`. So what is over when it returns?
+# Go through the picture from left to right. `block_scores` waits for its product: for which of the five is that right?
+# At each `acc[...]`, which products have you started, and do you want to wait for all of them? `add_dq` reads an
+# accumulator with `acc[...]`. So what is over when it returns?
 #
 # </details>
 #
@@ -2830,15 +2855,16 @@ check("gpu_attention/10c", attention_grads)
 # ```python
 # def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
 #     q, do = queries.q.at[slot], queries.do.at[slot]
+#     s = ____
 #
-#     def products(s_acc, dp_acc):
-#         plgpu.wgmma(s_acc, ____, ____)
-#         plgpu.wgmma(dp_acc, ____, ____)
-#         p = probabilities(mask(____), ____, ____)
+#     def weights(dp_acc):
+#         ____
+#         p = probabilities(mask(s), ____, ____)
+#         ____
 #         ____
 #         return score_gradients(p, ____, ____).astype(q.dtype)
 #
-#     ds = pl.run_scoped(products, plgpu.ACC((64, 64)), plgpu.ACC((64, 64)))
+#     ds = pl.run_scoped(weights, plgpu.ACC((64, 64)))
 #     ____
 #     ____
 #     add_dq(i, wg, both, dq_part)
@@ -2851,15 +2877,16 @@ check("gpu_attention/10c", attention_grads)
 # ```python
 # def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
 #     q, do = queries.q.at[slot], queries.do.at[slot]
+#     s = block_scores(mine.k, q)
 #
-#     def products(s_acc, dp_acc):
-#         plgpu.wgmma(s_acc, mine.k, q.T)
+#     def weights(dp_acc):
 #         plgpu.wgmma(dp_acc, mine.v, do.T)
-#         p = probabilities(mask(but_one(s_acc)), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+#         p = probabilities(mask(s), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+#         dp = dp_acc[...]
 #         plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
-#         return score_gradients(p, but_one(dp_acc), numbers(queries.delta.at[slot])).astype(q.dtype)
+#         return score_gradients(p, dp, numbers(queries.delta.at[slot])).astype(q.dtype)
 #
-#     ds = pl.run_scoped(products, plgpu.ACC((64, 64)), plgpu.ACC((64, 64)))
+#     ds = pl.run_scoped(weights, plgpu.ACC((64, 64)))
 #     share(i, wg, ds, both)
 #     plgpu.wgmma(mine.dk_acc, ds, q)
 #     add_dq(i, wg, both, dq_part)
@@ -2870,7 +2897,7 @@ check("gpu_attention/10c", attention_grads)
 # %% [markdown]
 # **Takeaway.** Forward and backward are one function now, and `jax.grad` goes through it. On an H200 (four sequences
 # of 8192 tokens, 16 heads, D = 128, bfloat16, causal, jax 0.11.2, medians of seven rounds) both passes together take
-# 7.80 ms with this step, and 7.87 ms with that of Puzzle 10b. cuDNN's take 7.96 ms.
+# 7.45 ms with this step, and 7.76 ms with that of Puzzle 10b. cuDNN's take 7.84 ms.
 
 # %%
 if not unwritten(attention_grads):
@@ -2916,12 +2943,14 @@ def scores_of(w, x, attend):
     return jnp.dot(o, w["o"], precision="highest")
 
 
+# %%
 def new_layer(seed):
     rng = np.random.default_rng(seed)
     w = {name: 0.3 * rng.standard_normal((2 * KEYS + VALUES, 128)) for name in "qkv"}
     return jax.tree.map(jnp.float32, {**w, "o": 0.1 * rng.standard_normal((128, VALUES))})
 
 
+# %%
 def trained_layer(attend, curve):
     """The weights after STEPS steps of Adam. curve(loss) is called after each."""
 
@@ -2983,7 +3012,8 @@ else:
 #
 # ```text
 #     tensor cores   4096 FLOPs a cycle, for both products of all readers
-#     softmax        200 cycles for each reader and 8.7 for each key, while the tensor cores wait
+#     softmax        200 cycles for each reader, and 8.7 for each key of the block, however many readers
+#                    there are, while the tensor cores wait
 #     one slot       the copy of one block of V, 56 bytes a cycle, while all wait. With more slots: nothing
 # ```
 #
@@ -3016,7 +3046,8 @@ def cycles(H, Sq, Skv, D, readers, bkv, slots):
 
 
 def choose(H, Sq, Skv, D):
-    # Return the one of PLANS that fits, by registers and SMEM, and takes the fewest cycles.
+    # Return the one of PLANS that fits, by registers and SMEM, and takes the fewest cycles; of those that take as many,
+    # the one with the least SMEM.
     pass  # YOUR CODE HERE
 
 
@@ -3403,7 +3434,8 @@ if not unwritten(choose):
 # %% [markdown]
 # What does NVIDIA's compiler say? `gpu_report` compiles your kernel for a chip that need not be there. First your
 # choice: nothing is spilled. Then 256 keys, where your `registers` says 224, and 216 are free: the compiler has to move
-# some of them to memory and back, in every step. (Its own figure is that at the start, before `set_max_registers`.)
+# some of them to memory and back, in every step. (The report says 168 registers: what a thread has before
+# `set_max_registers`.)
 
 # %%
 if not unwritten(best):

@@ -262,15 +262,16 @@ def add_dq(i, wg, both, dq_part):
 # Puzzle 10c
 def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
     q, do = queries.q.at[slot], queries.do.at[slot]
+    s = block_scores(mine.k, q)
 
-    def products(s_acc, dp_acc):
-        plgpu.wgmma(s_acc, mine.k, q.T)
+    def weights(dp_acc):
         plgpu.wgmma(dp_acc, mine.v, do.T)
-        p = probabilities(mask(but_one(s_acc)), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+        p = probabilities(mask(s), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+        dp = dp_acc[...]
         plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
-        return score_gradients(p, but_one(dp_acc), numbers(queries.delta.at[slot])).astype(q.dtype)
+        return score_gradients(p, dp, numbers(queries.delta.at[slot])).astype(q.dtype)
 
-    ds = pl.run_scoped(products, plgpu.ACC((64, 64)), plgpu.ACC((64, 64)))
+    ds = pl.run_scoped(weights, plgpu.ACC((64, 64)))
     share(i, wg, ds, both)
     plgpu.wgmma(mine.dk_acc, ds, q)
     add_dq(i, wg, both, dq_part)

@@ -202,6 +202,33 @@ def test_budgets(budget: Budget, said: str) -> None:
     assert said in finding.cause
 
 
+def test_idle_tensor_cores_are_told_with_what_happened_before_a_product() -> None:
+    def kernel(a_gmem, b_gmem, o_gmem, a_smem, b_smem, loaded):
+        plgpu.copy_gmem_to_smem(a_gmem, a_smem, loaded)
+        plgpu.copy_gmem_to_smem(b_gmem, b_smem, loaded)
+        plgpu.barrier_wait(loaded)
+
+        def multiply(acc):
+            plgpu.wgmma(acc, a_smem, b_smem)
+            acc[...] = jnp.minimum(jnp.exp2(acc[...]), 1)
+            plgpu.wgmma(acc, a_smem, b_smem)
+            return acc[...]
+
+        o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
+
+    a, b = (gpu_kernels.normal(64, 64).astype(jnp.bfloat16) for _ in range(2))
+    tile = plgpu.SMEM((64, 64), jnp.bfloat16, transforms=gpu_kernels.TILES)
+    scratch = [tile, tile, plgpu.Barrier(num_arrivals=2)]
+    fn = plgpu.kernel(kernel, out_type=S((64, 64), jnp.float32), scratch_types=scratch)
+    product = np.asarray(a, np.float32) @ np.asarray(b, np.float32)
+    right = np.minimum(np.exp2(product), 1) + product
+    (finding,) = check_call(fn, (a, b), right, budget=Budget(tensor_idle=10)).findings
+    assert "start a product that needs nothing of it" in finding.cause
+    assert "next copy" not in finding.cause
+    assert "computes for" in finding.evidence[0]
+    assert "jnp.exp2" in finding.evidence[0]
+
+
 def test_a_budget_that_holds() -> None:
     budget = Budget(gmem_bytes=256 << 10, smem_bytes=66 << 10, ctas=4, tensor_idle=0, calls=1)
     verdict = check_call(scaled(), (X,), 2 * X, budget=budget, confirm=False)

@@ -71,6 +71,20 @@ def test_loops_of_a_length_that_only_data_knows_are_followed_where_the_data_is_t
     assert any("data says so" in note for note in unknown.notes)
 
 
+def test_a_line_that_is_called_before_a_loop_and_in_it_has_two_copies():
+    def power(x):
+        return jnp.exp2(x)
+
+    def summed(x):
+        def kernel(x_gmem, o_gmem):
+            o_gmem[...] = jax.lax.fori_loop(1, 8, lambda i, s: s + power(x_gmem[i]), power(x_gmem[0]))
+
+        return plgpu.kernel(kernel, out_type=shape(256))(x)
+
+    call, at = followed(summed, shape(8, 256)), (__file__, power.__code__.co_firstlineno + 1)
+    assert call.lines(lambda place: place == at, call.mean) == {at: (1 + 7) / 2}
+
+
 @pytest.mark.parametrize(
     ("fn", "args", "words", "line"),
     [

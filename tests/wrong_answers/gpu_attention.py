@@ -64,6 +64,33 @@ def online(s, c, m, l):
     return p, jnp.exp2(m - m), m * 0, l + p.sum(axis=1)
 
 
+# %% gpu_attention/2: the scores for the probabilities
+# online: `return p, ` -> `return s, `
+
+# %% gpu_attention/2: alpha is not returned
+# online: `return p, alpha, ` -> `return p, m, `
+
+# %% gpu_attention/2: e^x by way of a logarithm
+# online: `jnp.exp2(s * c - lax.broadcast_in_dim(new, s.shape, (0,)))` -> `jnp.exp((s * c - lax.broadcast_in_dim(new, s.shape, (0,))) * 0.6931471805599453)`
+
+
+# %% gpu_attention/3: P by way of SMEM
+def weigh(acc, p, alpha, v_smem):
+    acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
+
+    def multiply(p_smem):
+        p_smem[...] = p.astype(v_smem.dtype)
+        plgpu.commit_smem()
+        plgpu.wgmma(acc, p_smem, v_smem)
+        plgpu.wgmma_wait(0)
+
+    pl.run_scoped(multiply, plgpu.SMEM(p.shape, v_smem.dtype, transforms=SWIZZLED))
+
+
+def finish(acc, l):
+    return acc[...] * lax.broadcast_in_dim(1 / l, acc.shape, (0,))
+
+
 # %% gpu_attention/3: the accumulator is not rescaled
 # weigh:
 # -    acc[...] = acc[...] * lax.broadcast_in_dim(alpha, acc.shape, (0,))
@@ -184,6 +211,67 @@ def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
 def last_turn(wg, turns):
     del wg, turns
 
+
+# %% gpu_attention/6: a head start, and no turns after it
+def first_turn(wg, turns):
+    @pl.when(wg == 1)
+    def _():
+        plgpu.barrier_wait(turns.at[1])
+
+
+def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
+    slot = lax.rem(j, k.smem.shape[0])
+    plgpu.barrier_wait(k.full.at[slot])
+    s = block_scores(q_smem, k.smem.at[slot])
+    plgpu.barrier_arrive(k.empty.at[slot])
+    p, alpha, m, l = online(s, c, m, l)
+
+    @pl.when((wg == 0) & (j == 0))
+    def _():
+        plgpu.barrier_arrive(turns.at[1])
+
+    plgpu.barrier_wait(v.full.at[slot])
+    weigh(acc, p, alpha, v.smem.at[slot])
+    plgpu.barrier_arrive(v.empty.at[slot])
+    return m, l
+
+
+def last_turn(wg, turns):
+    del wg, turns
+
+
+# %% gpu_attention/6: a head start of a product, and no turns after it
+def first_turn(wg, turns):
+    @pl.when(wg == 1)
+    def _():
+        plgpu.barrier_wait(turns.at[1])
+
+
+def ping_pong(j, c, m, l, acc, q_smem, k, v, wg, turns):
+    slot = lax.rem(j, k.smem.shape[0])
+    plgpu.barrier_wait(k.full.at[slot])
+    s = block_scores(q_smem, k.smem.at[slot])
+    plgpu.barrier_arrive(k.empty.at[slot])
+
+    @pl.when((wg == 0) & (j == 0))
+    def _():
+        plgpu.barrier_arrive(turns.at[1])
+
+    p, alpha, m, l = online(s, c, m, l)
+    plgpu.barrier_wait(v.full.at[slot])
+    weigh(acc, p, alpha, v.smem.at[slot])
+    plgpu.barrier_arrive(v.empty.at[slot])
+    return m, l
+
+
+def last_turn(wg, turns):
+    del wg, turns
+
+
+# %% gpu_attention/6b: waits for the scores before PV is started
+# ahead:
+# -        plgpu.wgmma(acc, p, v.smem.at[before])
+# ahead: `plgpu.wgmma_accumulator_load(s_acc, wait_n=1)` -> `s_acc[...]; plgpu.wgmma(acc, p, v.smem.at[before])`
 
 # %% gpu_attention/6b: nobody knows that PV is over
 # ahead:
@@ -533,18 +621,35 @@ def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
     add_dq(i, wg, both, dq_part)
 
 
-# %% gpu_attention/10c: the scores wait for both products
-# queued_step: `but_one(s_acc)` -> `s_acc[...]`
+# %% gpu_attention/10c: dp is started together with s, and s is read first
+def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
+    q, do = queries.q.at[slot], queries.do.at[slot]
 
-# %% gpu_attention/10c: started in the other order
-# queued_step:
-# -        plgpu.wgmma(s_acc, mine.k, q.T)
-# queued_step: `plgpu.wgmma(dp_acc, mine.v, do.T)` -> `(plgpu.wgmma(dp_acc, mine.v, do.T), plgpu.wgmma(s_acc, mine.k, q.T))`
+    def products(s_acc, dp_acc):
+        plgpu.wgmma(s_acc, mine.k, q.T)
+        plgpu.wgmma(dp_acc, mine.v, do.T)
+        s = plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
+        p = probabilities(mask(s), q.shape[1] ** -0.5 * LOG2E, numbers(queries.lse.at[slot]))
+        plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
+        dp = plgpu.wgmma_accumulator_load(dp_acc, wait_n=1)
+        return score_gradients(p, dp, numbers(queries.delta.at[slot])).astype(q.dtype)
 
-# %% gpu_attention/10c: no product after dp when it is read
+    ds = pl.run_scoped(products, plgpu.ACC((64, 64)), plgpu.ACC((64, 64)))
+    share(i, wg, ds, both)
+    plgpu.wgmma(mine.dk_acc, ds, q)
+    add_dq(i, wg, both, dq_part)
+
+
+# %% gpu_attention/10c: waits for dp before p
+# queued_step: `        plgpu.wgmma(dp_acc, mine.v, do.T)` -> `        plgpu.wgmma(dp_acc, mine.v, do.T); plgpu.wgmma_wait(0)`
+
+# %% gpu_attention/10c: waits for dv before ds
 # queued_step:
-# -        plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)
-# queued_step: `    share(i, wg, ds, both)` -> `    share(i, wg, ds, both); plgpu.wgmma(mine.dv_acc, ds, do)`
+# -        dp = dp_acc[...]
+# queued_step: `        plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do)` -> `        plgpu.wgmma(mine.dv_acc, p.astype(do.dtype), do); dp = dp_acc[...]`
+
+# %% gpu_attention/10c: dp is read before its product is over
+# queued_step: `dp_acc[...]` -> `plgpu.wgmma_accumulator_load(dp_acc, wait_n=1)`
 
 # %% gpu_attention/10c: dv sums the queries
 # queued_step: `p.astype(do.dtype), do)` -> `p.astype(q.dtype), q)`
@@ -564,13 +669,10 @@ def queued_step(i, slot, wg, mine, queries, mask, both, dq_part):
 # queued_step: `    add_dq(i, wg, both, dq_part)` -> `    add_dq(i, wg, both, dq_part); share(i, wg, ds, both)`
 
 # %% gpu_attention/10c: no mask
-# queued_step: `mask(but_one(s_acc))` -> `but_one(s_acc)`
+# queued_step: `mask(s)` -> `s`
 
-# %% gpu_attention/10c: the keys are not transposed
-# queued_step: `mine.k, q.T` -> `mine.k, q`
-
-# %% gpu_attention/10c: waits for the product for dv before ds
-# queued_step: `but_one(dp_acc)` -> `dp_acc[...]`
+# %% gpu_attention/10c: do is not transposed
+# queued_step: `mine.v, do.T` -> `mine.v, do`
 
 # %% gpu_attention/11: probabilities of 32 bits
 # registers: `64 * bkv // 2) // 128` -> `64 * bkv) // 128`

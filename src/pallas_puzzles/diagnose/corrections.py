@@ -74,6 +74,8 @@ def corrections(
         if group.differences[0].whole:
             node = answer[name]
             words = f"the mistake is in {called}: with the course's in its place, everything is right"
+            if len(chosen) > 1:
+                words = f"{called} is a part of the mistake: put the course's in its place, too"
             found.append(Correction(name, node.lineno, node.end_lineno or node.lineno, words, told=False, whole=True))
         else:
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition

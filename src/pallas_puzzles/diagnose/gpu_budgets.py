@@ -1,5 +1,6 @@
 """A right answer of kernels for a GPU that costs too much: the figure, the budget, and what to do about it."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -52,8 +53,8 @@ _WORDS: Bounds = {
     ),
     "tensor_idle": (
         _cycles,
-        "the tensor cores have nothing to do in {figure} of {tensor_cycles} cycles; the budget is {most}. {copy_first} "
-        "While threads compute, the products of another warpgroup can go on.",
+        "the tensor cores have nothing to do in {figure} of {tensor_cycles} cycles; the budget is {most}. "
+        "{product_first}",
     ),
     "copy_idle": (
         _cycles,
@@ -98,7 +99,26 @@ def _facts(run: Run) -> dict[str, str]:
         "tensor_cycles": _cycles(counts.tensor_busy + counts.tensor_idle),
         "copy_cycles": _cycles(counts.copy_busy + counts.copy_idle),
         "copy_first": copy_first,
+        "product_first": _INSTEAD[_before_products(run)].replace("{copy_first}", copy_first),
     }
+
+
+# What the tensor cores waited for -> what to do
+_INSTEAD = {
+    "copy": "{copy_first} While threads compute, the products of another warpgroup can go on.",
+    "compute": "Most of that time, the warpgroup that starts the next product computes. Before it does, start a "
+    "product that needs nothing of it. The products of another warpgroup can go on meanwhile, too.",
+    "warpgroup": "Most of that time, the warpgroup that starts the next product waits for another one: let that one "
+    "arrive earlier.",
+}
+
+
+def _before_products(run: Run) -> str:
+    """What the warpgroups did that started a product for idle tensor cores: most of all this."""
+    kinds: collections.Counter[str] = collections.Counter()
+    for (kind, _), cycles in run.counts.idle_at.items():
+        kinds[kind] += round(cycles)
+    return max(kinds, key=lambda kind: kinds[kind], default="copy")
 
 
 def _unused(run: Run) -> Iterator[Finding]:
@@ -119,6 +139,12 @@ def _rows(bound: str, run: Run) -> Iterator[tuple[SourceLine | None, str]]:
         allocs: list[Any] = [a for i in launched.kernel.program.everything() for a in i.p.get("allocs", ())]
         for a in sorted((a for a in allocs if a.space == "smem"), key=lambda a: -a.nbytes)[:3]:
             yield None, f"{a.name}: {human_bytes(a.nbytes)}, {a.dtype}{list(a.shape)}"
+    elif bound == "tensor_idle":
+        most = _before_products(run)
+        before = {line: n for (kind, line), n in counts.idle_at.items() if line is not None and kind == most}
+        verb = "computes" if most == "compute" else "waits"
+        for line, n in sorted(before.items(), key=lambda row: -row[1])[:3]:
+            yield None, f"{line}: {verb} for {n:,.0f} cycles: {line.text}"
     elif bound in ("bank_conflicts", "waited"):
         by_line = counts.conflicts_at if bound == "bank_conflicts" else counts.waited_at
         rows = sorted(((n, line) for line, n in by_line.items() if line is not None), key=lambda row: -row[0])

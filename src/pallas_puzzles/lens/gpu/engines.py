@@ -174,7 +174,9 @@ class Engines(Control):
         instructions = max(1, k * width // 256)  # of 32 bytes along K
         cycles = self._cycles(2 * int(np.prod(where.shape)) * k, width, conflicts)
         product = Product(cycles / instructions, instructions, t.now, over)
-        t.cta.tensor.issue(t.lane, product)
+        idle_since = t.cta.tensor.issue(t.lane, product)
+        if idle_since is not None:
+            self.timeline.idle(t.cta.number, t.lane, idle_since, t.now)
         t.wgmmas.append((t.products, add, product, acc))
 
     def _operands(self, t: Thread, instr: Instr, env: Env) -> "tuple[_Operand, _Operand]":

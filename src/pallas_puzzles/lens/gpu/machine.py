@@ -59,6 +59,7 @@ class Control(Core):
         t.now += instr.flops / chip.alu + instr.specials / chip.special
         counts.flops += instr.flops
         self.timeline.add(t.cta.number, t.lane, "compute", start, t.now, instr)
+        self.timeline.did(t.cta.number, t.lane, "compute", start, t.now, instr.line)
 
     def do_silent(self, t: Thread, instr: Instr, env: Env) -> None:
         """What makes no difference here."""
@@ -208,11 +209,13 @@ class Control(Core):
             else:
                 counts.gmem_write_bytes += nbytes
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
+            self.timeline.did(t.cta.number, t.lane, "compute", start, t.now, instr.line)
         elif buffer.space == "smem":
             t.now += nbytes / chip.smem_bytes
             t.now += self.conflicts(instr, _bank_conflicts(instr, buffer, place))
             self.use(t.cta, buffer, place, "read" if kind == "load" else "compute", start, t.now)
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
+            self.timeline.did(t.cta.number, t.lane, "compute", start, t.now, instr.line)
 
     def conflicts(self, instr: Instr, conflicts: int) -> int:
         """Counts bank conflicts. Each takes a cycle."""
@@ -268,7 +271,7 @@ class Control(Core):
             self.finding("lapped", slot, t, instr, "waits for", detail=(number, slot.round))
         ended = slot.land(number)
         t.knowledge.learn(ended.knowledge)
-        self.timeline.waited(t.cta.number, t.lane, t.now, ended.time, instr, slot.name)
+        self.timeline.waited(t.cta.number, t.lane, t.now, ended.time, instr, slot.name, ended.last[1])
         self.timeline.handover(t.cta.number, slot.name, ended.last, t.lane, t.now)
         t.now = max(t.now, ended.time)
         yield None  # those who are behind now take the engines first

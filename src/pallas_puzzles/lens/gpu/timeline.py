@@ -99,8 +99,10 @@ class Counts:
     themselves. cta_bytes: of GMEM, by the CTA that moves the most. smem_bytes: held at once by one CTA.
     arrivals: on barriers. cycles: until the last CTA ends. tensor_busy, copy_busy: summed over CTAs; tensor_idle,
     copy_idle: from a CTA's start to its end, where it uses them at all. waited: how long warpgroups stand at barriers,
-    and for copies and products; waited_at: the same by line. bank_conflicts: in SMEM, see banks.py; conflicts_at: the
-    same by line.
+    and for copies and products; waited_at: the same by line. idle_at: of tensor_idle, between two wgmmas of a CTA, what
+    the warpgroup that started the second one did before: (kind, line). Its kind is "compute", "copy" (it waited for
+    one) or "warpgroup" (it waited for another one). bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by
+    line.
     """
 
     ctas: int = 0
@@ -122,6 +124,7 @@ class Counts:
     copy_idle: float = 0
     waited: float = 0
     waited_at: dict[SourceLine | None, float] = dataclasses.field(default_factory=dict)
+    idle_at: dict[tuple[str, SourceLine | None], float] = dataclasses.field(default_factory=dict)
     bank_conflicts: int = 0
     conflicts_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
 
@@ -144,6 +147,9 @@ class Counts:
     def gmem_bytes(self) -> int:
         """Bytes between GMEM and the SMs."""
         return self.gmem_read_bytes + self.gmem_write_bytes
+
+
+_REMEMBERED = 64  # stretches of a warpgroup's time since its last product
 
 
 class Engine:
@@ -188,9 +194,12 @@ class TensorCores(Engine):
         self.queues: dict[Any, collections.deque[Product]] = {}
         self.last: Any = None
 
-    def issue(self, who: Any, product: Product) -> None:
+    def issue(self, who: Any, product: Product) -> float | None:
+        """Returns since when there was nothing to do; None where there was something, and for the first product."""
         self.advance(product.issued)
+        idle = self.free if self.busy and not any(self.queues.values()) and self.free < product.issued else None
         self.queues.setdefault(who, collections.deque()).append(product)
+        return idle
 
     def advance(self, until: float) -> None:
         """Does the instructions that start before a time."""
@@ -249,17 +258,36 @@ class Timeline:
         self.uses: list[Use] = []
         self.handovers: list[Handover] = []
         self.counts = Counts()
+        self.lately: dict[tuple[int, str], collections.deque[tuple[float, float, str, SourceLine | None]]] = {}
 
     def add(self, cta: int, lane: str, kind: str, start: float, end: float, instr: Any, ref: str = "") -> None:
         if cta < self.ctas_drawn and end > start:
             self.events.append(Event(cta, lane, kind, start, end, instr.line if instr is not None else None, ref))
 
-    def waited(self, cta: int, lane: str, start: float, end: float, instr: Any, ref: str = "") -> None:
+    def did(self, cta: int, lane: str, what: str, start: float, end: float, line: SourceLine | None) -> None:
+        """What a warpgroup has spent time with: "compute", or what it waited for, "copy" or "warpgroup"."""
+        lately = self.lately.get((cta, lane))
+        if lately is None:
+            lately = self.lately[cta, lane] = collections.deque(maxlen=_REMEMBERED)
+        lately.append((start, end, what, line))
+
+    def idle(self, cta: int, lane: str, start: float, end: float) -> None:
+        """The tensor cores of a CTA had nothing to do until this warpgroup started a product."""
+        at = self.counts.idle_at
+        for began, ended, what, line in self.lately.pop((cta, lane), ()):
+            if (both := min(ended, end) - max(began, start)) > 0:
+                at[what, line] = at.get((what, line), 0.0) + both
+
+    def waited(
+        self, cta: int, lane: str, start: float, end: float, instr: Any, ref: str = "", source: str = "copy"
+    ) -> None:
+        """source: the lane that was waited for."""
         if end > start:
             self.counts.waited += end - start
             at = self.counts.waited_at
             at[instr.line] = at.get(instr.line, 0.0) + end - start
             self.add(cta, lane, "wait", start, end, instr, ref)
+            self.did(cta, lane, "copy" if source == "copy" else "warpgroup", start, end, instr.line)
 
     def use(self, cta: int, slot: str, kind: str, start: float, end: float) -> None:
         if cta < self.ctas_drawn:

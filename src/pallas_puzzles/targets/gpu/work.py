@@ -49,7 +49,8 @@ class Work:
     """What CTAs do, on average. Bytes and FLOPs are of one CTA.
 
     tensor_flops: dtype -> FLOPs of matrix products. loaded, stored: operand -> bytes between GMEM and an SM.
-    runs: id of an equation -> how many warpgroups' runs of it. equations: id -> equation.
+    runs: copy of an equation -> how many warpgroups' runs of it. Code that is called in several places has a copy in
+    each, in the machine code, too.
     """
 
     tensor_flops: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -82,7 +83,8 @@ class Call:
     """A plgpu.kernel that a function reaches.
 
     grid: CTAs by name of the axis, clusters multiplied out. sizes: of the operands, inputs first. mean, most: of a CTA,
-    and of the CTA with the most to do; None where that could not be found out, for a reason in `notes`.
+    and of the CTA with the most to do; None where that could not be found out, for a reason in `notes`. copies: where a
+    copy stands -> its number; equations: number of a copy -> the equation, and the loop, branch or scope that it is in.
     """
 
     name: str
@@ -92,20 +94,27 @@ class Call:
     mean: Work | None = None
     most: Work | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
-    equations: dict[int, Any] = dataclasses.field(default_factory=dict)
+    copies: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
+    equations: dict[int, tuple[Any, int]] = dataclasses.field(default_factory=dict)
 
     @property
     def ctas(self) -> int:
         return math.prod(self.grid.values())
 
     def lines(self, known: Callable[[tuple[str, int]], bool], work: Work) -> dict[tuple[str, int], float]:
-        """(file, line) that is `known` -> how many warpgroups run it, the median of the equations that stand there."""
-        runs: dict[tuple[str, int], list[float]] = {}
-        for key, eqn in self.equations.items():
+        """(file, line) that is `known` -> how many warpgroups run it, on average over its copies in the machine code.
+
+        Those in one loop run as often as their median: what is written there may also belong to the loop's control.
+        """
+        runs: dict[tuple[str, int], dict[int, list[float]]] = {}
+        for key, (eqn, inside) in self.equations.items():
             place = next((at for at in places_of(eqn) if known(at)), None)
             if place is not None:
-                runs.setdefault(place, []).append(work.runs[key])
-        return {place: statistics.median_low(each) for place, each in runs.items()}
+                runs.setdefault(place, {}).setdefault(inside, []).append(work.runs[key])
+        return {
+            place: sum(len(each) * statistics.median_low(each) for each in by.values()) / sum(map(len, by.values()))
+            for place, by in runs.items()
+        }
 
 
 def calls(program: Any, values: Sequence[Any]) -> list[Call]:
@@ -206,6 +215,7 @@ class _Follow:
         self.work, self.steps = Work(), 0
         self._axes, self._sizes, self._call, self._gone = dict(axes), sizes, call, gone
         self._times = 1.0
+        self._at = self._inside = 0  # the copies of instructions that this is in: any, those with control
 
     def run(self, program: Program, values: Sequence[Any]) -> list[Any]:
         env = program.template.copy()
@@ -220,10 +230,15 @@ class _Follow:
         self.steps += 1
         if self.steps > _MOST_EQUATIONS:
             raise _TooLong
-        self._again(instr, 1)
-        self._call.equations.setdefault(id(instr.eqn), instr.eqn)
-        does = getattr(self, "does_" + instr.kind, self._arithmetic)
-        return does(instr, env) or [None] * len(instr.outs)
+        before, copies = (self._at, self._inside), self._call.copies
+        self._at = copies.setdefault((self._at, id(instr.eqn)), len(copies) + 1)
+        self._call.equations.setdefault(self._at, (instr.eqn, self._inside))
+        if instr.kind != "inline":
+            self._inside = self._at
+        self._again(1)
+        out = getattr(self, "does_" + instr.kind, self._arithmetic)(instr, env) or [None] * len(instr.outs)
+        self._at, self._inside = before
+        return out
 
     def _arithmetic(self, instr: Instr, env: Env) -> Sequence[Any] | None:
         if (out := _integers(instr.eqn, [env[i] for i in instr.ins])) is not None:
@@ -233,8 +248,8 @@ class _Follow:
         self.work.specials += specials * self._times
         return None
 
-    def _again(self, instr: Instr, times: int) -> None:
-        self.work.runs[id(instr.eqn)] += self._times * times  # type: ignore[assignment]
+    def _again(self, times: int) -> None:
+        self.work.runs[self._at] += self._times * times  # type: ignore[assignment]
 
     # -- control
 
@@ -273,12 +288,12 @@ class _Follow:
             if not bool(more):
                 return state
             state = self.run(body, [*consts, *state])
-            self._again(instr, 1)  # what the compiler places at a loop's own line, its counter and branch
+            self._again(1)  # what the compiler places at a loop's own line, its counter and branch
 
     def does_scan(self, instr: Instr, env: Env) -> Sequence[Any] | None:
         (body,), length = instr.p["programs"], instr.p["length"]
         consts, carry, stacked = instr.scan_groups([env[i] for i in instr.ins])
-        self._again(instr, length - 1)
+        self._again(length - 1)
         if not any(each.kind in ("cond", "while") for each in body.everything()):  # then each iteration costs the same
             outer, self.work, self._times = self.work, Work(), self._times * length
             self.run(body, [*consts, *carry, *[None] * len(stacked)])
