@@ -256,12 +256,6 @@ def decoding_table(found: dict[str, Any]) -> str:
 def table(file: Path) -> str:
     """What `main` has written, for gpu.md."""
     found = json.loads(file.read_text())
-    lines = ["| kernel | time | rate | of cuDNN's rate |", "| --- | --- | --- | --- |"]
-    for name, row in found["rows"].items():
-        kind = (", forward + backward" if "backward" in name else "") + (", causal" if "causal" in name else "")
-        peer = found["rows"][f"cuDNN{kind}"]["seconds"]
-        took, rate = row["seconds"], row["flops"] / row["seconds"] / 1e12
-        lines.append(f"| {name} | {took * 1e3:.3f} ms | {rate:.0f} TFLOP/s | {peer / took:.2f} |")
     told = (
         f"Written by `PYTHONPATH=src python benchmarks/attention.py benchmarks/h200/attention.json` on an "
         f"{found['device']} with jax {found['jax']}: B4 S8192 H16 D128, bfloat16 (JAX's own: float16), normal inputs, "
@@ -269,10 +263,22 @@ def table(file: Path) -> str:
         f"{LONG[1]} that were not timed. Causal kernels count half of the FLOPs, and the backward pass two and a half "
         "times those of the forward pass."
     )
-    if CAUSAL_PAIRS not in found["rows"]:
-        told += " The row of Puzzle 11 is of its kernel without pairs of CTAs, and with a CTA for each tile."
-    attention = ["## Attention, measured", told, "\n".join(lines)]
+    attention = ["## Attention, measured", told, _rates(found["rows"])]
+    if trials := found.get("trials"):
+        about = "The programs of the next tables were timed in the same way before they were Puzzles 10c and 11."
+        attention.append(f"{about} Since then the masks of the backward pass take fewer registers.")
+        attention += [part for each in trials for part in (f"### {each['about']}", _rates(each["rows"]))]
     return "\n\n".join(attention + ([decoding_table(found)] if "decoding" in found else []))
+
+
+def _rates(rows: dict[str, Any]) -> str:
+    lines = ["| kernel | time | rate | of cuDNN's rate |", "| --- | --- | --- | --- |"]
+    for name, row in rows.items():
+        kind = (", forward + backward" if "backward" in name else "") + (", causal" if "causal" in name else "")
+        peer = rows[f"cuDNN{kind}"]["seconds"]
+        took, rate = row["seconds"], row["flops"] / row["seconds"] / 1e12
+        lines.append(f"| {name} | {took * 1e3:.3f} ms | {rate:.0f} TFLOP/s | {peer / took:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -1035,7 +1035,7 @@ check("gpu_attention/6", flash)
 
 # %% [markdown]
 # **Takeaway.** The softmax of one warpgroup lies under the products of the other one. No instruction was saved, and no
-# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 561 TFLOP/s, and 532 for Puzzle 5.
+# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 572 TFLOP/s, and 545 for Puzzle 5.
 
 # %%
 show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)), l2=True)
@@ -1246,7 +1246,7 @@ check("gpu_attention/6b", overlapped)
 
 # %% [markdown]
 # **Takeaway.** A product is on its way while the softmax is computed, and no other warpgroup has to wait for its turn.
-# FlashAttention-3 calls this pipelining within a warpgroup. On an H200, it is 573 TFLOP/s, and 561 for Puzzle 6. It
+# FlashAttention-3 calls this pipelining within a warpgroup. On an H200, it is 588 TFLOP/s, and 572 for Puzzle 6. It
 # costs registers: `p` of one block and the scores of the next are alive at the same time.
 
 # %%
@@ -2037,8 +2037,8 @@ check("gpu_attention/9", decode)
 
 # %% [markdown]
 # **Takeaway.** Attention over a set of keys is two things, `o` and `lse`. With both, sets can be merged in any order.
-# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 322 GB/s in one part, and at
-# 3,229 GB/s in 16.
+# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 315 GB/s in one part, and at
+# 3,532 GB/s in 64.
 #
 # Why two slots of 64 keys? Two CTAs fit on an SM then, and together they have up to 128 KiB on the way. By Little's law
 # (gpu_basics.py Puzzle 7), 4.8 TB/s with a microsecond of latency need 36 KiB for each SM.
@@ -3351,30 +3351,32 @@ check("gpu_attention/11", best)
 #
 # The forward pass of flash attention with the parts that FlashAttention-3 has on Hopper: a producer, two consumers,
 # online softmax and probabilities in registers, ping-pong, the next scores first, causal masks. Pairs of CTAs that
-# share their copies come on top. And the backward pass, in one kernel. On an H200, beside cuDNN and JAX's own kernel
-# (four sequences of 8192 tokens, 16 heads, D = 128, bfloat16, jax 0.11.2, medians of seven rounds of 30 calls in which
-# all took turns):
+# share their copies come on top. And the backward pass, in one kernel. On an H200, beside cuDNN, tokamax and JAX's own
+# kernel (four sequences of 8192 tokens, 16 heads, D = 128, bfloat16, jax 0.11.2, medians of seven rounds of 30 calls in
+# which all took turns):
 #
 # ```text
-#     one warpgroup, slots (Puzzle 4)             408 TFLOP/s
-#     two warpgroups and a producer (Puzzle 5)    532
-#     ping-pong (Puzzle 6)                        561
-#     the next scores first (Puzzle 6b)           573
-#     Puzzle 11, without pairs                    613
-#     cuDNN                                       578
-#     JAX's attention_mgpu (float16)              563
+#     one warpgroup, slots (Puzzle 4)             415 TFLOP/s
+#     two warpgroups and a producer (Puzzle 5)    545
+#     ping-pong (Puzzle 6)                        572
+#     the next scores first (Puzzle 6b)           588
+#     Puzzle 11, without pairs                    619
+#     cuDNN                                       585
+#     tokamax 0.0.17                              594
+#     JAX's attention_mgpu (float16)              576
 #
-#     causal, no turns (Puzzle 7)                 497
-#     causal (Puzzle 7b)                          549
-#     cuDNN, causal                               534
-#     JAX's attention_mgpu, causal (float16)      541
+#     causal, no turns (Puzzle 7)                 511
+#     causal (Puzzle 7b)                          559
+#     cuDNN, causal                               541
+#     tokamax, causal                             559
+#     JAX's attention_mgpu, causal (float16)      554
 #
-#     forward + backward, causal (Puzzle 10b)     489
-#     forward + backward, causal (Puzzle 10c)     494
-#     cuDNN, forward + backward, causal           484
+#     forward + backward, causal (Puzzle 10b)     497
+#     cuDNN, forward + backward, causal           493
+#     tokamax, forward + backward, causal         456
 # ```
 #
-# In the fastest of these kernels the chip draws its limit of 690 W. It lowers its clock to stay there: 1.6 to 1.8 GHz
+# In the fastest of these kernels the chip draws its limit of 700 W. It lowers its clock to stay there: 1.4 to 1.7 GHz
 # were read. So in the end it is energy that a kernel has to save. In a pair of CTAs, K and V leave L2 half as often. A
 # CTA that goes on to the next tile saves the start of a new one. Programs with these pairs, and with Puzzle 11's
 # blocks, slots and order of tiles, were measured on the same chip in a run of their own, before they came into this
@@ -3391,14 +3393,16 @@ check("gpu_attention/11", best)
 #     cuDNN, causal                               531
 # ```
 #
+# So was Puzzle 10c: forward and backward pass, causal, 517 TFLOP/s, where Puzzle 10b had 496 and cuDNN 491.
+#
 # Decoding is bound by bandwidth. So a copy of as many bytes is beside it (32 heads over 8, D = 128, bfloat16):
 #
 # ```text
 #                        64 sequences of 8,192 tokens      one of 131,072
-#     decode (Puzzle 9)   2 parts      4,208 GB/s          16 parts    3,229 GB/s
-#     paged (Puzzle 9b)   2 parts      4,164
-#     cuDNN                            4,118                           3,107
-#     a copy                           4,081                           3,334
+#     decode (Puzzle 9)   2 parts      4,215 GB/s          64 parts    3,532 GB/s
+#     paged (Puzzle 9b)   2 parts      4,137
+#     cuDNN                            4,193                           3,220
+#     a copy                           3,948                           3,556
 # ```
 #
 # How good is your model? These are configurations of Puzzle 11, measured on an H200 (64 heads, 8192 queries and keys,
