@@ -2368,7 +2368,7 @@ def counted(n, axis):
 
 def hide_keys(s, first, first_key, offset):
     # given: Puzzle 7's mask for scores that are transposed
-    keys, queries = first_key + counted(64, 0), first + counted(64, 1) + offset
+    keys, queries = first_key + counted(64, 0), first + offset + counted(64, 1)
     return jnp.where(spread(keys, 0, s.shape) <= spread(queries, 1, s.shape), s, -jnp.inf)
 
 
