@@ -21,7 +21,7 @@ def explain_barred(outside: Sequence[Outside], barred: Mapping[str, str], allow:
 
 def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding | None:
     """Array work outside of the kernels, beyond reshapes, casts and what is allowed: primitives, or dtypes made."""
-    allowed = frozenset(allow)
+    allowed = frozenset(allow) | ({"split"} if "slice" in allow else set())  # several slices at once
     refused = [o for o in outside if o.primitive not in allowed and not (o.dtypes and o.dtypes <= allowed)]
     if not refused:
         return None
