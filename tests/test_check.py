@@ -296,6 +296,15 @@ def test_work_outside_of_the_kernel_is_named() -> None:
     assert judged(outside, lambda x: 6 * x, X, allow=["mul"])
 
 
+def test_split_is_allowed_where_slices_are() -> None:
+    def parted(x: Any) -> Any:
+        return twice(jnp.concatenate(jnp.split(x, 2)[::-1]))
+
+    want = lambda x: 2 * jnp.concatenate([x[12:], x[:12]])  # noqa: E731
+    assert judged(parted, want, X, allow=["slice", "concatenate"])
+    assert not judged(parted, want, X, allow=["concatenate"])
+
+
 def test_work_on_integers_may_be_allowed_as_such() -> None:
     def shifted(x: Any, n: Any) -> Any:
         return twice(x) + 0 * jnp.cumsum(n)[0]
@@ -763,3 +772,10 @@ def test_a_cause_that_the_lens_has_seen_comes_before_a_known_mistake() -> None:
 
 
 WIDE = pl.BlockSpec((16, 128), lambda i: (i, 0))
+
+
+def test_a_hole_may_be_filled_by_a_lambda() -> None:
+    assert session.run("basics/3", overlay="reverse_map = lambda i, num_pages: (num_pages - 1 - i,)\n")
+    wrong = session.run("basics/3", overlay="reverse_map = lambda i, num_pages: (num_pages - i,)\n")
+    assert wrong.findings[0].line is not None
+    assert (wrong.findings[0].kind, wrong.findings[0].line.line) == ("map-bounds", 1)

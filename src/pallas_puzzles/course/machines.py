@@ -126,8 +126,8 @@ class _Devices(Machine):
         return simulate.simulate(fn, *args, timeout_s=timeout_s, chip=chip, detect_races=True, modes=modes)
 
     def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
-        # Without jit, JAX compiles each operation around the kernels by itself, for all devices: that takes long. But it
-        # knows the line of what it objects to, and takes a mesh without devices.
+        # Without jit, JAX compiles each operation around the kernels by itself, which takes long. But it knows the line
+        # of what it objects to, and takes a mesh without devices.
         try:
             return self.simulate(jax.jit(fn), args, timeout_s, chip)
         except simulate.SimulatorTimeout:

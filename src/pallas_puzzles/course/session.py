@@ -8,7 +8,8 @@ import linecache
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ class _Session:
     ) -> tuple[dict[str, _Statement], list[_Statement]]:
         """What fills a hole, and what comes along: imports, constants, helpers. What the notebook gives stays."""
         fills, helpers = {}, []
-        for each in statements:
+        for each in [_defined(each, puzzle.holes) for each in statements]:
             node = each.node
             if isinstance(node, ast.FunctionDef) and node.name in puzzle.holes:
                 fills[node.name] = each
@@ -286,6 +287,17 @@ class _Session:
             notes=self.notes[:1],
             traceback="".join(traceback.format_exception(error)),
         )
+
+
+def _defined(statement: _Statement, holes: Sequence[str]) -> _Statement:
+    """`name = lambda ...` as a function of that name, where the name is a hole."""
+    node = statement.node
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda) and names_bound(node) <= set(holes)):
+        return statement
+    (name,), value = names_bound(node), node.value
+    body = ast.copy_location(ast.Return(value.body), value.body)
+    function = ast.FunctionDef(name, value.args, [body], [], type_params=[])
+    return replace(statement, node=ast.fix_missing_locations(ast.copy_location(function, node)))
 
 
 def _statements(cell: Cell) -> list[_Statement]:
