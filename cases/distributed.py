@@ -162,10 +162,10 @@ def puzzle_11b(nb: Any) -> Question:
         _experts(48, _UNEVEN),
         variants=[
             case(
-                *(normal((40, 128)), _experts(40, [7, 8])),
+                *(normal((40, 128)), _experts(40, [9, 10])),
                 devices=5,
-                num_experts=15,
-                about="five devices with three experts each, all rows for one device",
+                num_experts=20,
+                about="five devices with four experts each, all rows for one device",
             )
         ],
         budget=Budget(bytes_hops=25_984, copies=19),
