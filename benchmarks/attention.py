@@ -264,10 +264,6 @@ def table(file: Path) -> str:
         "times those of the forward pass."
     )
     attention = ["## Attention, measured", told, _rates(found["rows"])]
-    if trials := found.get("trials"):
-        about = "The programs of the next tables were timed in the same way before they were Puzzles 10c and 11."
-        attention.append(f"{about} Since then the masks of the backward pass take fewer registers.")
-        attention += [part for each in trials for part in (f"### {each['about']}", _rates(each["rows"]))]
     return "\n\n".join(attention + ([decoding_table(found)] if "decoding" in found else []))
 
 

@@ -1035,7 +1035,7 @@ check("gpu_attention/6", flash)
 
 # %% [markdown]
 # **Takeaway.** The softmax of one warpgroup lies under the products of the other one. No instruction was saved, and no
-# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 572 TFLOP/s, and 545 for Puzzle 5.
+# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 573 TFLOP/s, and 544 for Puzzle 5.
 
 # %%
 show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)), l2=True)
@@ -1246,7 +1246,7 @@ check("gpu_attention/6b", overlapped)
 
 # %% [markdown]
 # **Takeaway.** A product is on its way while the softmax is computed, and no other warpgroup has to wait for its turn.
-# FlashAttention-3 calls this pipelining within a warpgroup. On an H200, it is 588 TFLOP/s, and 572 for Puzzle 6. It
+# FlashAttention-3 calls this pipelining within a warpgroup. On an H200, it is 591 TFLOP/s, and 573 for Puzzle 6. It
 # costs registers: `p` of one block and the scores of the next are alive at the same time.
 
 # %%
@@ -2037,8 +2037,8 @@ check("gpu_attention/9", decode)
 
 # %% [markdown]
 # **Takeaway.** Attention over a set of keys is two things, `o` and `lse`. With both, sets can be merged in any order.
-# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 315 GB/s in one part, and at
-# 3,532 GB/s in 64.
+# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 328 GB/s in one part, and at
+# 3,570 GB/s in 16.
 #
 # Why two slots of 64 keys? Two CTAs fit on an SM then, and together they have up to 128 KiB on the way. By Little's law
 # (gpu_basics.py Puzzle 7), 4.8 TB/s with a microsecond of latency need 36 KiB for each SM.
@@ -2897,7 +2897,7 @@ check("gpu_attention/10c", attention_grads)
 # %% [markdown]
 # **Takeaway.** Forward and backward are one function now, and `jax.grad` goes through it. On an H200 (four sequences
 # of 8192 tokens, 16 heads, D = 128, bfloat16, causal, jax 0.11.2, medians of seven rounds) both passes together take
-# 7.45 ms with this step, and 7.76 ms with that of Puzzle 10b. cuDNN's take 7.84 ms.
+# 7.41 ms with this step, and 7.69 ms with that of Puzzle 10b. cuDNN's take 7.78 ms.
 
 # %%
 if not unwritten(attention_grads):
@@ -3357,52 +3357,39 @@ check("gpu_attention/11", best)
 #
 # ```text
 #     one warpgroup, slots (Puzzle 4)             415 TFLOP/s
-#     two warpgroups and a producer (Puzzle 5)    545
-#     ping-pong (Puzzle 6)                        572
-#     the next scores first (Puzzle 6b)           588
-#     Puzzle 11, without pairs                    619
-#     cuDNN                                       585
-#     tokamax 0.0.17                              594
-#     JAX's attention_mgpu (float16)              576
+#     two warpgroups and a producer (Puzzle 5)    544
+#     ping-pong (Puzzle 6)                        573
+#     the next scores first (Puzzle 6b)           591
+#     pairs, tile after tile (Puzzle 11)          654
+#     cuDNN                                       591
+#     tokamax 0.0.17                              605
+#     JAX's attention_mgpu (float16)              579
 #
-#     causal, no turns (Puzzle 7)                 511
-#     causal (Puzzle 7b)                          559
-#     cuDNN, causal                               541
-#     tokamax, causal                             559
+#     causal, no turns (Puzzle 7)                 514
+#     causal (Puzzle 7b)                          561
+#     pairs, causal (Puzzle 11)                   604
+#     cuDNN, causal                               536
+#     tokamax, causal                             566
 #     JAX's attention_mgpu, causal (float16)      554
 #
-#     forward + backward, causal (Puzzle 10b)     497
-#     cuDNN, forward + backward, causal           493
-#     tokamax, forward + backward, causal         456
+#     forward + backward, causal (Puzzle 10b)     500
+#     the same, products in a queue (Puzzle 10c)  519
+#     cuDNN, forward + backward, causal           495
+#     tokamax, forward + backward, causal         457
 # ```
 #
 # In the fastest of these kernels the chip draws its limit of 700 W. It lowers its clock to stay there: 1.4 to 1.7 GHz
 # were read. So in the end it is energy that a kernel has to save. In a pair of CTAs, K and V leave L2 half as often. A
-# CTA that goes on to the next tile saves the start of a new one. Programs with these pairs, and with Puzzle 11's
-# blocks, slots and order of tiles, were measured on the same chip in a run of their own, before they came into this
-# notebook:
-#
-# ```text
-#     pairs, tile after tile (Puzzle 11)          653 TFLOP/s
-#     without pairs                               621
-#     the next scores first (Puzzle 6b)           608
-#     cuDNN                                       589
-#
-#     pairs, causal (Puzzle 11)                   585
-#     causal (Puzzle 7b)                          535
-#     cuDNN, causal                               531
-# ```
-#
-# So was Puzzle 10c: forward and backward pass, causal, 517 TFLOP/s, where Puzzle 10b had 496 and cuDNN 491.
+# CTA that goes on to the next tile saves the start of a new one.
 #
 # Decoding is bound by bandwidth. So a copy of as many bytes is beside it (32 heads over 8, D = 128, bfloat16):
 #
 # ```text
 #                        64 sequences of 8,192 tokens      one of 131,072
-#     decode (Puzzle 9)   2 parts      4,215 GB/s          64 parts    3,532 GB/s
-#     paged (Puzzle 9b)   2 parts      4,137
-#     cuDNN                            4,193                           3,220
-#     a copy                           3,948                           3,556
+#     decode (Puzzle 9)   2 parts      4,200 GB/s          16 parts    3,570 GB/s
+#     paged (Puzzle 9b)   2 parts      4,111
+#     cuDNN                            4,040                           3,370
+#     a copy                           4,005                           3,706
 # ```
 #
 # How good is your model? These are configurations of Puzzle 11, measured on an H200 (64 heads, 8192 queries and keys,

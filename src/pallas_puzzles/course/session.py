@@ -291,10 +291,11 @@ class _Session:
 
 def _defined(statement: _Statement, holes: Sequence[str]) -> _Statement:
     """`name = lambda ...` as a function of that name, where the name is a hole."""
-    node = statement.node
-    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda) and names_bound(node) <= set(holes)):
-        return statement
-    (name,), value = names_bound(node), node.value
+    match node := statement.node:
+        case ast.Assign([ast.Name(name)], ast.Lambda() as value) if name in holes:
+            pass
+        case _:
+            return statement
     body = ast.copy_location(ast.Return(value.body), value.body)
     function = ast.FunctionDef(name, value.args, [body], [], type_params=[])
     return replace(statement, node=ast.fix_missing_locations(ast.copy_location(function, node)))

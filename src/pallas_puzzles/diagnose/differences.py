@@ -47,16 +47,17 @@ class Difference:
 def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = None) -> ast.FunctionDef:
     """The same function, with the values of names that it uses for convenience in the places of these names.
 
-    beside: another one that is straightened; a value that has a name there keeps its own.
+    beside: another one that is straightened; a value that has a name there keeps its own, and a name that is there.
     """
     tree = copy_of(function)
     if ast.get_docstring(tree, clean=False) is not None:
         tree.body = tree.body[1:] or [ast.Pass()]
-    named = {_key(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
+    values = {_key(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
+    names = _bound(beside) if beside is not None else set()
     blocks = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
     for block in reversed(blocks):  # the inner ones first: one that only returns something is a lambda outside
         block.body = [one for each in block.body for one in _one_by_one(each)]  # type: ignore[attr-defined]
-        _straighten(block.body, tree, named)  # type: ignore[attr-defined]
+        _straighten(block.body, tree, names, values)  # type: ignore[attr-defined]
     return ast.fix_missing_locations(tree)
 
 
@@ -404,20 +405,20 @@ def _is_around(x: ast.AST, y: ast.AST) -> bool:
     return any(_key(n) == _key(inner) for n in ast.walk(outer) if type(n) is type(inner))
 
 
-def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, named: set[str]) -> None:
+def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], values: set[str]) -> None:
     """Puts values in the places of their names: first what is short, then what is used once, later in this body."""
     for short in (True, False):
         for n in reversed(range(len(body) - 1)):
-            each = body[n] = _as_lambda(body[n])
+            each = _as_lambda(body[n])
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
-            if not (_is_steady(each.value) if short else _key(each.value) not in named):
-                continue
             name = each.targets[0].id
+            if name in names or not (_is_steady(each.value) if short else _key(each.value) not in values):
+                continue
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
                 continue
-            if short or _alone(used, body[n:]):
+            if short or _alone(used, [each, *body[n + 1 :]]):
                 inline = _Inlined(name, each.value)
                 body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
                 del body[n]
