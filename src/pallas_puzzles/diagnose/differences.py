@@ -415,10 +415,11 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], v
             name = each.targets[0].id
             if name in names or not (_is_steady(each.value) if short else _key(each.value) not in values):
                 continue
+            body[n] = each
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
                 continue
-            if short or _alone(used, [each, *body[n + 1 :]]):
+            if short or _alone(used, body[n:]):
                 inline = _Inlined(name, each.value)
                 body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
                 del body[n]
