@@ -78,9 +78,9 @@ def isolated(
         chosen = that_do(works, works_everywhere) or chosen
     values = {name: values_with_names(node) for name, node in written.items()}
     say = functools.partial(corrections, answer, names=_called(puzzle))
-    ways = [(values, False), ({}, False), ({}, True)]
-    for named, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
-        said = say(chosen, named=named, statements=statements)
+    ways = [(values, True, False), (values, False, False), ({}, False, False), ({}, False, True)]
+    for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
+        said = say(chosen, named=named, moved=moved, statements=statements)
         if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
             names_of = dict.fromkeys(c.function for c in said)
             whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
@@ -104,7 +104,7 @@ def _unheard() -> Iterator[None]:
 
 def _followed(written: Functions, said: Sequence[Correction]) -> dict[str, ast.FunctionDef]:
     """The reader's functions, after they have done what they were told; without those where it can't be done."""
-    edits = {name: [c.edit for c in said if c.edit is not None and c.function == name] for name in written}
+    edits = {name: [edit for c in said if c.function == name for edit in c.edits] for name in written}
     changed = {name: followed(node, edits[name]) for name, node in written.items()}
     return {name: node for name, node in changed.items() if node is not None}
 

@@ -2,16 +2,18 @@
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .differences import Difference, Functions, Path, applied, copy_of, is_step
+from .differences import VERSION, Difference, Functions, Path, applied, copy_of, is_step, likeness
 
 _SHOWN = 60  # characters: more than that is not told, it is for the reader to write
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
 _BARE = 8  # characters that say nothing without what stands around them
 _MODULES = frozenset("jax jnp np pl pltpu lax".split())
 _WORTH_DOTS = 24  # characters of what two programs share: fewer are told
+_ALIKE = 0.6  # of two statements, from 0 to 1: more than that, and one is the other in another place
 _LITTLE = 2  # parts that differ: more of them do not explain a difference
 _CONTEXT = 44  # characters of what stands around a small difference
 
@@ -30,7 +32,7 @@ class Correction:
     words: str
     told: bool = True
     whole: bool = False
-    edit: "Edit | None" = None
+    edits: "tuple[Edit, ...]" = ()
     values: frozenset[int] = frozenset()
 
     def covers(self, line: int) -> bool:
@@ -56,18 +58,23 @@ def corrections(
     names: Mapping[str, str],
     named: Mapping[str, Mapping[str, str]],
     *,
+    moved: bool = False,
     statements: bool = False,
     untold: bool = False,
 ) -> list[Correction]:
     """What to say of differences that matter, those close together as one: first those that say what should be there.
 
     names: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
-    names that the reader has given to values, by the text of the value. statements: say it of whole statements, and
+    names that the reader has given to values, by the text of the value. moved: of a statement that is missing in one
+    place and too much in another, say where to. statements: say it of whole statements, and
     leave nothing out. untold: only where it is, not what should be there.
     """
     found = []
     right = applied(answer, [each for each in chosen if not each.whole])
     chosen = chosen if statements else _used_by_none(chosen)
+    for gone, new in _moves(chosen) if moved else ():
+        chosen = [each for each in chosen if each not in (gone, new)]
+        found.append(_moved(answer[gone.function], gone, new, names, named.get(gone.function, {})))
     for group in _together(answer, chosen, named, statements):
         name = group.differences[0].function
         called = names.get(name, f"`{name}`")
@@ -81,11 +88,45 @@ def corrections(
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
             mine = {value: each for value, each in named.get(name, {}).items() if own is None or each != own.id}
             words, told = _words(answer, group, mine, right[name], untold)
+            words = _as_written(words)
             edit = _edit(answer, group, mine)
             line, last = group.lines(answer[name])
             values = _lines_of_values(answer[name], _at(answer[name], group.path))
-            found.append(Correction(name, line, last, f"in {called}, {words}", told, edit=edit, values=values))
+            found.append(Correction(name, line, last, f"in {called}, {words}", told, False, (edit,), values))
     return sorted(found, key=lambda c: (not c.told, c.line))
+
+
+def _moves(chosen: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
+    """The statements that stand in the wrong place: (what is too much, what is missing)."""
+    missing = [(d.should, d) for d in chosen if d.was is None and isinstance(d.should, ast.stmt)]
+    for gone in chosen:
+        if gone.should is None and isinstance(gone.was, ast.stmt):
+            like = [(likeness(gone.was, there), d) for there, d in missing if d.function == gone.function]
+            much, new = max(like, key=lambda pair: pair[0], default=(0.0, gone))
+            if much > _ALIKE:
+                missing = [each for each in missing if each[1] is not new]
+                yield gone, new
+
+
+def _moved(
+    function: ast.FunctionDef, gone: Difference, new: Difference, names: Mapping[str, str], named: Mapping[str, str]
+) -> Correction:
+    """What to say of a statement in the wrong place. It is the reader's own that is moved."""
+    field, n = new.path[-1]
+    body = getattr(_at(function, new.path[:-1]), field)
+    beside = body[n - 1] if n else body[0]
+    called, when = names.get(gone.function, f"`{gone.function}`"), "late" if new.line < gone.line else "early"
+    what, where = (_beginning(_text(each, named)) for each in (gone.was, beside))
+    words = f"in {called}, {what} comes too {when}: it belongs {'behind' if n else 'in front of'} {where}"
+    there = Edit(_program(gone.was, named), **{"behind" if n else "before": beside})
+    last = getattr(gone.was, "end_lineno", None) or gone.line
+    return Correction(gone.function, gone.line, last, _as_written(words), edits=(Edit("", gone.was), there))
+
+
+def _beginning(text: str) -> str:
+    """A statement, or as much of its first line as is shown."""
+    first, *more = text.splitlines()
+    return f"`{first[:_SHOWN].rstrip()} ...`" if more or len(first) > _SHOWN else f"`{first}`"
 
 
 def _lines_of_values(function: ast.FunctionDef, node: ast.AST | None) -> frozenset[int]:
@@ -376,7 +417,12 @@ def _text(node: ast.AST | None, named: Mapping[str, str]) -> str:
 
 def _program(node: ast.AST | None, named: Mapping[str, str]) -> str:
     """The program of a node as a reader would write it down, "" for none."""
-    return "" if node is None else ast.unparse(_with_names(node, named))
+    return "" if node is None else _as_written(ast.unparse(_with_names(node, named)))
+
+
+def _as_written(text: str) -> str:
+    """A text with names instead of their versions."""
+    return re.sub(rf"{VERSION}\d+", "", text)
 
 
 def _sign(operator: ast.AST) -> str:
@@ -411,5 +457,5 @@ class _Named(ast.NodeTransformer):
             node.value = self.generic_visit(node.value)  # type: ignore[assignment]
             return node
         node = self.generic_visit(node)  # what is inside comes first: the reader's values are written in these names
-        name = self.named.get(ast.unparse(node)) if isinstance(node, ast.expr) and self.named else None
+        name = self.named.get(_as_written(ast.unparse(node))) if isinstance(node, ast.expr) and self.named else None
         return ast.Name(name, ast.Load()) if name else node

@@ -54,11 +54,86 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
         tree.body = tree.body[1:] or [ast.Pass()]
     values = {_key(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
     names = _bound(beside) if beside is not None else set()
-    blocks = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
+    blocks: list[Any] = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
+    for block in blocks:
+        block.body = [one for each in block.body for plain in _unfolded(each) for one in _one_by_one(plain)]
+    for block in blocks:
+        if isinstance(block, ast.FunctionDef):
+            _name_versions(block)
     for block in reversed(blocks):  # the inner ones first: one that only returns something is a lambda outside
-        block.body = [one for each in block.body for one in _one_by_one(each)]  # type: ignore[attr-defined]
-        _straighten(block.body, tree, names, values)  # type: ignore[attr-defined]
-    return ast.fix_missing_locations(tree)
+        _straighten(block.body, tree, names, values)
+    return ast.fix_missing_locations(_Spread().visit(tree))
+
+
+def _unfolded(statement: ast.stmt) -> list[ast.stmt]:
+    """A statement with the names that it gives inside of an expression, `(x := value)`, given in front of it."""
+    if not isinstance(statement, ast.Assign | ast.AugAssign | ast.Return | ast.Expr):
+        return [statement]
+    if any(_is_inner(n) or isinstance(n, ast.IfExp | ast.BoolOp) for n in ast.walk(statement)):
+        return [statement]
+    given = [n for n in _in_order(statement) if isinstance(n, ast.NamedExpr)]
+    front = [ast.copy_location(ast.Assign([n.target], n.value), n) for n in reversed(given)]
+    return [_Unfolded().visit(each) for each in (*front, statement)]
+
+
+class _Unfolded(ast.NodeTransformer):
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.Name:
+        return ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+
+
+class _Spread(ast.NodeTransformer):
+    """`f(*(a, b), **{"c": d})` as `f(a, b, c=d)`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        node.args = [one for each in node.args for one in _elements(each)]
+        node.keywords = [one for each in node.keywords for one in _keywords(each)]
+        return node
+
+
+def _elements(argument: ast.expr) -> list[ast.expr]:
+    match argument:
+        case ast.Starred(ast.Tuple(elements)):
+            return elements
+    return [argument]
+
+
+def _keywords(keyword: ast.keyword) -> list[ast.keyword]:
+    match keyword:
+        case ast.keyword(None, ast.Dict(keys, values)) if all(isinstance(getattr(k, "value", None), str) for k in keys):
+            pairs = zip(keys, values, strict=True)
+            return [ast.copy_location(ast.keyword(k.value, v), v) for k, v in pairs]  # type: ignore[union-attr]
+    return [keyword]
+
+
+VERSION = "·"  # x·2 is the second value that a function gives to its name x
+
+
+def _name_versions(function: ast.FunctionDef) -> None:
+    """A name that is given another value becomes another name, where one statement comes after the other."""
+    arguments = {n.arg for n in ast.walk(function.args) if isinstance(n, ast.arg)}
+    given: Counter[str] = Counter(arguments)
+    here = [n for each in function.body if isinstance(each, ast.Assign) for n in _names_in(each.targets)]
+    given.update(n.id for n in here)
+    inner = [n for each in function.body for n in ast.walk(each)]
+    bound = [n.id for n in inner if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load) and n not in here]
+    elsewhere = {*bound, *(_name(n) for n in inner if isinstance(n, ast.arg | ast.FunctionDef))}
+    names = {name for name, times in given.items() if times > 1 and name not in elsewhere}
+    now: Counter[str] = Counter(dict.fromkeys(names & arguments, 1))
+    for each in function.body if names else ():
+        stored = _names_in(each.targets) if isinstance(each, ast.Assign) else []
+        for n in ast.walk(each):
+            if isinstance(n, ast.Name) and n not in stored and now[n.id] > 1:
+                n.id = f"{n.id}{VERSION}{now[n.id]}"
+        for n in stored:
+            if n.id in names:
+                now[n.id] += 1
+                n.id += f"{VERSION}{now[n.id]}" if now[n.id] > 1 else ""
+
+
+def _names_in(targets: Sequence[ast.AST]) -> list[ast.Name]:
+    """The names that an assignment gives to values; what is stored into a Ref gives none."""
+    return [n for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
 
 def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
@@ -72,7 +147,10 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
         sizes = [_size_along(value, axis) for axis in range(len(target.elts))]
         parts = [(name, size) for name, size in zip(target.elts, sizes, strict=True) if getattr(name, "id", "") != "_"]
         return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
-    if not isinstance(value, ast.Tuple) or len(target.elts) != len(value.elts):
+    if not isinstance(value, ast.Tuple):
+        named = [(n, each) for n, each in enumerate(target.elts) if getattr(each, "id", "") != "_"]
+        return [_element(value, *named[0])] if len(named) == 1 < len(target.elts) else [statement]
+    if len(target.elts) != len(value.elts):
         return [statement]
     names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
     starred = any(isinstance(each, ast.Starred) for each in value.elts)
@@ -80,6 +158,13 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
         return [statement]
     split = [ast.copy_location(ast.Assign([t], v), t) for t, v in zip(target.elts, value.elts, strict=True)]
     return [one for each in split for one in _one_by_one(each)]
+
+
+def _element(value: ast.expr, number: int, name: ast.expr) -> ast.stmt:
+    """`_, name = value` as `name = value[1]`."""
+    part = ast.copy_location(ast.Subscript(value, ast.Constant(number), ast.Load()), value)
+    part.unpacked = True  # type: ignore[attr-defined]  # it stands nowhere in the text
+    return ast.copy_location(ast.Assign([name], part), name)
 
 
 def _size_along(shape: ast.Attribute, axis: int) -> ast.expr:
@@ -179,27 +264,48 @@ def that_matter(
     kept = list(range(len(found)))
     if not kept or right_with([]) or not right_with(kept):  # what is wrong may be none of them
         return []
-    # whole functions first, then halves and halves of halves: what can go is not what is wrong
-    units: dict[str, list[list[int]]] = {}
+    # whole functions first, then their statements, then parts of these: what can go is not what is wrong
+    statements: dict[tuple[str, Path], list[list[int]]] = {}
     for same in _one_in_the_text(found):
-        units.setdefault(group_of(found[same[0]].function), []).append(same)
-    groups = list(units.values())
+        first = found[same[0]]
+        statements.setdefault((first.function, _statement_of(first.path)), []).append(same)
+    functions: dict[str, list[Any]] = {}
+    for (name, _), units in statements.items():
+        functions.setdefault(group_of(name), []).append(units)
+    groups = list(functions.values())
     while groups:
         group = groups.pop(0)
         if trials >= most:
             return []
-        gone = {n for unit in group for n in unit}
+        gone = set(_numbers(group))
         rest = [n for n in kept if n not in gone]
         if rest and right_with(rest):
             kept = rest
-        elif len(group) > 1:
+            continue
+        while len(group) == 1 and isinstance(group[0], list):
+            (group,) = group
+        if len(group) > 1:
             half = len(group) // 2
-            groups[:0] = [group[:half], group[half:]]
+            groups[:0] = [part for part in (group[:half], group[half:]) if isinstance(part[0], list)]
     # two that only fit each other may both have stayed: is there one that does it alone?
     left = [unit for unit in _one_in_the_text(found) if unit[0] in kept]
     if 1 < len(left) <= most - trials:
         kept = next((unit for unit in left if right_with(unit)), kept)
     return [found[unit[0]] for unit in left if unit[0] in kept]
+
+
+def _statement_of(path: Path) -> Path:
+    """The path to the innermost statement around a node."""
+    ends = [n for n, (field, place) in enumerate(path, 1) if field in ("body", "orelse") and place is not None]
+    return path[: max(ends, default=0)]
+
+
+def _numbers(group: Any) -> Iterator[int]:
+    if isinstance(group, int):
+        yield group
+    else:
+        for each in group:
+            yield from _numbers(each)
 
 
 def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
@@ -240,14 +346,29 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
 def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
     """The right function without names for values that stand in the answer without one."""
     plain = {_key(n) for n in ast.walk(mine) if isinstance(n, ast.expr)}
+    there = _bound(mine) | {n.id for n in ast.walk(mine) if isinstance(n, ast.Name)}
     for each in list(theirs.body):
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and _key(each.value) in plain:
-            name, there = each.targets[0].id, _bound(mine) | {n.id for n in ast.walk(mine) if isinstance(n, ast.Name)}
-            fixed = not any(map(_may_change, ast.walk(each.value)))
-            if fixed and name not in there and len(_stores_of(name, theirs)) == 1:
-                theirs.body.remove(each)
-                theirs = _Inlined(name, each.value).visit(theirs)
+        if not (isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and _key(each.value) in plain):
+            continue
+        name, behind = each.targets[0].id, theirs.body[theirs.body.index(each) + 1 :]
+        uses = [n for n in ast.walk(theirs) if isinstance(n, ast.Name) and n.id == name]
+        again = len(uses) > 2 and any(map(_is_work, ast.walk(each.value)))
+        if name in there or again or len(_stores_of(name, theirs)) != 1 or not _stays(each.value, name, behind):
+            continue
+        theirs.body.remove(each)
+        theirs = _Inlined(name, each.value).visit(theirs)
     return theirs
+
+
+def _stays(value: ast.expr, name: str, behind: Sequence[ast.stmt]) -> bool:
+    """Whether a value is the same at all places in the statements behind it where its name is used."""
+    if any(isinstance(n, ast.Lambda) for n in ast.walk(value)):
+        return False
+    using = [n for n, each in enumerate(behind) if name in _reads(each)]
+    between = behind[: max(using, default=0)]
+    if any(not isinstance(each, ast.Assign | ast.AugAssign | ast.Return) for each in (behind[n] for n in using)):
+        return not any(map(_may_change, ast.walk(value)))
+    return not any(_uses(each)[1] & _reads(value) for each in between)
 
 
 def _stores_of(name: str, function: ast.FunctionDef) -> list[ast.Name]:
@@ -259,7 +380,7 @@ def _in_order_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Function
     """The right function with its statements in the order of the answer's, as far as none overtakes one it needs."""
     ordered = copy_of(theirs)
     x, y = mine.body, ordered.body
-    like = sorted(((_likeness(a, b), -i, -j) for i, a in enumerate(x) for j, b in enumerate(y)), reverse=True)
+    like = sorted(((likeness(a, b), -i, -j) for i, a in enumerate(x) for j, b in enumerate(y)), reverse=True)
     place: dict[int, int] = {}
     for share, i, j in like:
         if share > 0 and -j not in place and -i not in place.values():
@@ -471,13 +592,18 @@ def _may_change(node: ast.AST) -> bool:
 
 
 def _is_work(node: ast.AST) -> bool:
-    """Whether a node is a call that would be made twice if it stood in two places."""
-    return isinstance(node, ast.Call) and not is_step(node) and getattr(node.func, "attr", "") != "arange"
+    """Whether a node is a call that would be made twice if it stood in two places; of numbers, that is no work."""
+    called = getattr(node, "func", None)
+    return isinstance(node, ast.Call) and not is_step(node) and getattr(called, "attr", "") not in _CHEAP
 
 
 def is_step(node: ast.AST) -> bool:
     """Whether a node is the index of a step or a CTA, or their number: as good as a name."""
-    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("program_id", "num_programs", "axis_index")
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _STEPS
+
+
+_STEPS = frozenset("program_id num_programs axis_index axis_size".split())
+_CHEAP = frozenset("arange rem div cdiv".split())
 
 
 def _hides(node: ast.AST, name: str) -> bool:
@@ -520,7 +646,7 @@ def _comparable(a: ast.AST, b: ast.AST) -> bool:
     if isinstance(a, ast.Name | ast.Constant | ast.arguments) or is_step(a):
         return False
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
-        return len(a.args) == len(b.args)
+        return len(a.args) == len(b.args) or _key(a.func) == _key(b.func)
     if isinstance(a, ast.Compare) and isinstance(b, ast.Compare):
         return len(a.ops) == len(b.ops)
     if isinstance(a, ast.Tuple | ast.List):
@@ -564,7 +690,7 @@ def _paired(x: list[Any], y: list[Any]) -> list[tuple[int | None, int | None]]:
     """Positions that belong together, in order; None where the other list has nothing for it."""
     if len(x) == len(y) and not (x and isinstance(x[0], ast.stmt)):
         return [(n, n) for n in range(len(x))]
-    like = [[_likeness(a, b) for b in y] for a in x]
+    like = [[likeness(a, b) for b in y] for a in x]
     best = [[0.0] * (len(y) + 1) for _ in range(len(x) + 1)]
     for i in reversed(range(len(x))):
         for j in reversed(range(len(y))):
@@ -597,7 +723,7 @@ def _target(store: Any) -> str:
     return _key(store.targets[0] if isinstance(store, ast.Assign) else store.target)
 
 
-def _likeness(a: ast.AST, b: ast.AST) -> float:
+def likeness(a: ast.AST, b: ast.AST) -> float:
     """How much two statements have in common, from 0 to 1; 0 for those of other kinds."""
     if _key(a) == _key(b):
         return 1.0
@@ -608,7 +734,7 @@ def _likeness(a: ast.AST, b: ast.AST) -> float:
     mine, theirs = Counter(_words(a)), Counter(_words(b))
     share = 2 * (mine & theirs).total() / max(1, (mine.total() + theirs.total()))
     same_target = isinstance(a, _STORES) and isinstance(b, _STORES) and _target(a) == _target(b)
-    return share if same_target or share > 0.3 else 0.0
+    return share if same_target or isinstance(a, ast.Return) or share > 0.3 else 0.0
 
 
 def _words(node: ast.AST) -> list[str]:
