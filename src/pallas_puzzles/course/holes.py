@@ -1,5 +1,6 @@
 """What a reader has put into a puzzle's holes, and what of the course's around them they have changed."""
 
+import ast
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,18 @@ def holes_of(known: Any, names: Mapping[str, Any]) -> dict[str, types.CodeType]:
         if code is not None:
             found[name] = code
     return found
+
+
+def as_function(statement: ast.stmt) -> ast.FunctionDef | None:
+    """A function, also one that is written as `name = lambda ...`; None for other statements."""
+    match statement:
+        case ast.FunctionDef():
+            return statement
+        case ast.Assign([ast.Name(name)], ast.Lambda() as value):
+            body = ast.copy_location(ast.Return(value.body), value.body)
+            function = ast.FunctionDef(name, value.args, [body], [], type_params=[])
+            return ast.fix_missing_locations(ast.copy_location(function, statement))
+    return None
 
 
 def unwritten(fn: Callable[..., Any]) -> list[str]:

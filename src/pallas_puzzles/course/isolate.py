@@ -22,6 +22,7 @@ from ..diagnose.differences import (
 )
 from . import cases, curriculum
 from .curriculum import Puzzle
+from .holes import as_function
 from .inputs import Question
 
 MOST_RUNS = 30
@@ -137,8 +138,7 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
     except (OSError, SyntaxError):
         return None
     ast.increment_lineno(tree, code.co_firstlineno - 1)
-    node = tree.body[0]
-    return node if isinstance(node, ast.FunctionDef) else None
+    return as_function(tree.body[0])
 
 
 def _extra(puzzle: Puzzle, names: Mapping[str, Any]) -> dict[str, Any]:

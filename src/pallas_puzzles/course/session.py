@@ -41,6 +41,7 @@ from .curriculum import (
     top_functions,
     until,
 )
+from .holes import as_function
 
 STATEMENT_LIMIT_S = 60.0  # for one statement before the check, which has limits of its own
 
@@ -291,14 +292,8 @@ class _Session:
 
 def _defined(statement: _Statement, holes: Sequence[str]) -> _Statement:
     """`name = lambda ...` as a function of that name, where the name is a hole."""
-    match node := statement.node:
-        case ast.Assign([ast.Name(name)], ast.Lambda() as value) if name in holes:
-            pass
-        case _:
-            return statement
-    body = ast.copy_location(ast.Return(value.body), value.body)
-    function = ast.FunctionDef(name, value.args, [body], [], type_params=[])
-    return replace(statement, node=ast.fix_missing_locations(ast.copy_location(function, node)))
+    function = as_function(statement.node)
+    return statement if function is None or function.name not in holes else replace(statement, node=function)
 
 
 def _statements(cell: Cell) -> list[_Statement]:

@@ -53,7 +53,9 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
     if ast.get_docstring(tree, clean=False) is not None:
         tree.body = tree.body[1:] or [ast.Pass()]
     values = {_key(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
-    names = _bound(beside) if beside is not None else set()
+    kinds = _kinds_of_names(beside) if beside is not None else {}
+    names = {name for name, kind in kinds.items() if ast.Assign in kind}
+    functions = {name for name, kind in kinds.items() if ast.FunctionDef in kind}
     blocks: list[Any] = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
     for block in blocks:
         block.body = [one for each in block.body for plain in _unfolded(each) for one in _one_by_one(plain)]
@@ -61,6 +63,7 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
         if isinstance(block, ast.FunctionDef):
             _name_versions(block)
     for block in reversed(blocks):  # the inner ones first: one that only returns something is a lambda outside
+        block.body = [each if getattr(each, "name", "") in functions else _as_lambda(each) for each in block.body]
         _straighten(block.body, tree, names, values)
     return ast.fix_missing_locations(_Spread().visit(tree))
 
@@ -530,13 +533,12 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], v
     """Puts values in the places of their names: first what is short, then what is used once, later in this body."""
     for short in (True, False):
         for n in reversed(range(len(body) - 1)):
-            each = _as_lambda(body[n])
+            each = body[n]
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
             name = each.targets[0].id
             if name in names or not (_is_steady(each.value) if short else _key(each.value) not in values):
                 continue
-            body[n] = each
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
                 continue
