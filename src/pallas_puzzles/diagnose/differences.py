@@ -14,7 +14,8 @@ from typing import Any
 Functions = Mapping[str, ast.FunctionDef]
 Path = tuple[tuple[str, int | None], ...]  # from a function to one of its nodes: (field, position in a list of nodes)
 
-_SHARED = 0.25  # two trees with less than this in common are two ways to write it, and one is not led to the other
+_ALIKE = 0.1  # two functions with less than this in common are two ways to write it, and one is not led to the other
+_SHARED = 0.25  # of two expressions with less in common, one is put in the place of the other
 _FEW = 2  # so many places are worth naming whatever their size
 _IGNORED = frozenset("ctx type_comment annotation returns lineno end_lineno col_offset end_col_offset kind".split())
 _UNORDERED = frozenset({"keywords"})
@@ -342,7 +343,7 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
     for node in [n for d in found if d.should is not None for n in ast.walk(d.should)]:
         if "lineno" in node._attributes:  # of operators and the like, Python makes one for all programs
             node.theirs = True  # type: ignore[attr-defined]  # not of the answer's text
-    alike = sum(much for *_, much in places) <= (1 - _SHARED) * max(_size(mine), _size(theirs))
+    alike = sum(much for *_, much in places) <= (1 - _ALIKE) * max(_size(mine), _size(theirs))
     yield from found if alike or len(found) <= _FEW else [whole]
 
 
@@ -588,9 +589,9 @@ def _as_lambda(statement: ast.stmt) -> ast.stmt:
 
 
 def _may_change(node: ast.AST) -> bool:
-    """Whether a node may have another value where its name is used: what is read of a Ref, unless it is its shape."""
-    shape = isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") == "shape"
-    return isinstance(node, ast.Subscript | ast.Lambda) and not shape
+    """Whether a node may have another value where its name is used: what is read of a Ref, not its shape or a part."""
+    steady = isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") in ("shape", "at")
+    return isinstance(node, ast.Subscript | ast.Lambda) and not steady
 
 
 def _is_work(node: ast.AST) -> bool:
@@ -605,7 +606,7 @@ def is_step(node: ast.AST) -> bool:
 
 
 _STEPS = frozenset("program_id num_programs axis_index axis_size".split())
-_CHEAP = frozenset("arange rem div cdiv".split())
+_CHEAP = frozenset("arange rem div cdiv ds".split())
 
 
 def _hides(node: ast.AST, name: str) -> bool:
@@ -623,7 +624,7 @@ def _in_scope_of(name: str, tree: ast.AST) -> Iterator[ast.AST]:
             yield from _in_scope_of(name, node)
 
 
-_SHORT = 12  # nodes of a value that may stand in several places
+_SHORT = 16  # nodes of a value that may stand in several places
 
 
 class _Inlined(ast.NodeTransformer):
@@ -899,6 +900,7 @@ def _put(tree: ast.FunctionDef, difference: Difference) -> None:
         if field == "body" and not node.body:
             node.body = [ast.Pass()]
     elif difference.was is None:
-        getattr(node, field).insert(n, new)
+        body = getattr(node, field)
+        body[:] = [*body[:n], new, *body[n:]] if [*map(type, body)] != [ast.Pass] else [new]
     else:
         getattr(node, field)[n] = new
