@@ -530,8 +530,10 @@ show(wide_softmax, normal((24, 640)))
 # they do not even fit into the 16 GB of a v5e. And the loss needs only one probability of each row.
 #
 # You have nearly all of it. After one sweep, a score `t` of the row has the probability `exp(t - m) / l`. So the loss
-# is `log(l) - (t - m)`. (Two helpers now do Puzzle 3's work on `m` and `l`.) Only `t` is missing, the score of the
-# label. In NumPy that is `x[row, label]`. In a TPU kernel, `x[row, label]` is refused.
+# is `log(l) - (t - m)`. Keep the brackets: scores near -10,000 are among the cases, and there neighbours in float32 are
+# 0.001 apart. The difference of two such scores is exact, but a small number added to one of them is rounded. (Two
+# helpers now do Puzzle 3's work on `m` and `l`.) Only `t` is missing, the score of the label. In NumPy that is
+# `x[row, label]`. In a TPU kernel, `x[row, label]` is refused.
 #
 # Instead, compare **positions**. The column numbers of the block are a row, and the labels are a column. Broadcasting
 # turns them into a table with at most one True per row:
@@ -591,9 +593,7 @@ check("softmax/5", cross_entropy)
 # <details><summary>Hint 1</summary>
 #
 # For the positions: at which column of the row does block `j` start? For the call: how many rows do the labels have,
-# and does their block change with `j`? For the loss: keep the brackets of the formula. Scores near -10,000 are among
-# the cases. There, neighbours in float32 are 0.001 apart. The difference of two such scores is exact, but a small
-# number added to one of them is rounded.
+# and does their block change with `j`? For the loss: when has `t_ref` all it needs? Before that step it is a part.
 #
 # </details>
 #
