@@ -242,6 +242,7 @@ def loss_grads_spec(logits, labels, weights, g):
 # %%
 def loss_kernel(logits_ref, labels_ref, weights_ref, losses_ref, dlogits_ref):
     # logits_ref, dlogits_ref: (bm, V), whole rows      labels_ref: (bm, 1), int32      weights_ref, losses_ref: (bm, 1)
+    # Scores near 10,000 are among the cases: see to it that nothing small is added to one (softmax.py Puzzle 5).
     pass  # YOUR CODE HERE
 
 
@@ -299,8 +300,7 @@ check("capstone/2", losses_and_grads)
 # <details><summary>Hint 1</summary>
 #
 # The derivative of the log is exp(x[j]) over the sum, a quantity that you know. x[t] depends on x[j] in one column
-# only: by how much? Scores near 10,000 are among the cases: what do you subtract before exp (softmax.py Puzzle 1), and
-# is it still there in the log? For the label, compare positions (softmax.py Puzzle 5). In the wiring: which of the two
+# only: by how much? What do you subtract before exp (softmax.py Puzzle 1), and is it still there in the log? For the label, compare positions (softmax.py Puzzle 5). In the wiring: which of the two
 # results of `loss_call` does the backward pass need, and what else does it multiply by?
 #
 # </details>

@@ -221,6 +221,9 @@ def cut_patches(images, P):
 # %% ladder/9: the images are cut on the device
 # host_patches: `cut_patches(images, P)` -> `cut_patches(jnp.asarray(images), P)`
 
+# %% ladder/9: cut on the device, and brought back
+# host_patches: `cut_patches(images, P)` -> `np.array(jax.jit(cut_patches, static_argnums=1)(images, P))`
+
 # %% ladder/9: each image apart
 # host_patches: `.reshape(-1, P * P * images.shape[3])` -> ``
 
