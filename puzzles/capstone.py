@@ -300,8 +300,9 @@ check("capstone/2", losses_and_grads)
 # <details><summary>Hint 1</summary>
 #
 # The derivative of the log is exp(x[j]) over the sum, a quantity that you know. x[t] depends on x[j] in one column
-# only: by how much? What do you subtract before exp (softmax.py Puzzle 1), and is it still there in the log? For the label, compare positions (softmax.py Puzzle 5). In the wiring: which of the two
-# results of `loss_call` does the backward pass need, and what else does it multiply by?
+# only: by how much? What do you subtract before exp (softmax.py Puzzle 1), and is it still there in the log? For the
+# label, compare positions (softmax.py Puzzle 5). In the wiring: which of the two results of `loss_call` does the
+# backward pass need, and what else does it multiply by?
 #
 # </details>
 #
