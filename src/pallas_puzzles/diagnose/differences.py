@@ -167,8 +167,7 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
 def _element(value: ast.expr, number: int, name: ast.expr) -> ast.stmt:
     """`_, name = value` as `name = value[1]`."""
     part = ast.copy_location(ast.Subscript(value, ast.Constant(number), ast.Load()), value)
-    part.unpacked = True  # type: ignore[attr-defined]  # it stands nowhere in the text
-    return ast.copy_location(ast.Assign([name], part), name)
+    return ast.fix_missing_locations(ast.copy_location(ast.Assign([name], part), name))
 
 
 def _size_along(shape: ast.Attribute, axis: int) -> ast.expr:
