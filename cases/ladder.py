@@ -276,7 +276,7 @@ class OnHost:
             images, (B, H, W, C) = numbered(*shape), shape
             out = for_the_reader(self.fn, images, P)
             said = self._wrong(out, images, P, (B * (H // P) * (W // P), P * P * C))
-            if not said and uses_device(lambda images=images, P=P: self.fn(images, P)):
+            if not said and uses_device(functools.partial(self.fn, images, P)):
                 said = "calls a function of jnp, which works on the device. Arrays of NumPy have methods of their own."
             if said:
                 code = self.fn.__code__

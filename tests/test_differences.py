@@ -8,7 +8,8 @@ import pytest
 
 from edits import edits
 from pallas_puzzles.diagnose.corrections import corrections, followed
-from pallas_puzzles.diagnose.differences import applied, differences, straightened, that_matter
+from pallas_puzzles.diagnose.differences import applied, differences, that_matter
+from pallas_puzzles.diagnose.straight import straightened
 
 RIGHT = """
 def kernel(x_ref, y_ref, o_ref, acc_ref):
@@ -96,6 +97,21 @@ def test_other_names_and_values_with_names_are_no_differences():
         ("z = y[...]\n    return f(z) - z", "return f(z := y[...]) - z"),
         ("return f(x, y, bm=8)", "both, sizes = (x, y), {'bm': 8}\n    return f(*both, **sizes)"),
         ("_, n = f(x)\n    return n * y", "n = f(x)[1]\n    return n * y"),
+        ("x[...] = a\n    y[...] = b", "for ref, value in ((x, a), (y, b)):\n        ref[...] = value"),
+        ("a, b = x[...], y[...]\n    return a, b", "a, b = (ref[...] for ref in (x, y))\n    return a, b"),
+        ("return (x // a, y // b)", "return tuple(size // n for size, n in zip((x, y), (a, b)))"),
+        ("return g(x, y, bm=8)", "f = functools.partial(g, x, bm=8)\n    return f(y)"),
+        ("return (g(x, 0) + x, g(x, 1) + x)", "f = lambda n: g(x, n) + x\n    return f(0), f(1)"),
+        (
+            "@pl.when(x == 0)\n    def _():\n        y[...] = x",
+            "def start():\n        y[...] = x\n\n    pl.when(x == 0)(start)",
+        ),
+        ("@pl.when(x == 0)\n    def _():\n        y.start()", "pl.when(x == 0)(lambda: y.start())"),
+        ("@pl.when(x == 0)\n    def _():\n        y.start()", "pl.when(x == 0)(y.start)"),
+        (
+            "copy(x, y).start()\n    copy(y, x).start()",
+            "def move(a, b):\n        copy(a, b).start()\n\n    move(x, y)\n    move(y, x)",
+        ),
     ],
 )
 def test_two_ways_to_write_one_thing_are_no_difference(one, other):
@@ -281,8 +297,8 @@ def test_a_statement_in_the_wrong_place_is_moved():
         text = text_of(functions)
         return 0 < text.find(".start()") < text.find("+=") and text.count("start") == 1
 
-    chosen = that_matter(answer, differences(answer, right), is_right, 20)
-    (told,) = corrections(answer, chosen, {}, {}, moved=True)
+    found = differences(answer, right)
+    (told,) = corrections(answer, that_matter(answer, found, is_right, 20), {}, {}, moved=found)
     assert told.words == "in `kernel`, `copy(2 * t - t + 1).start()` comes too late: it belongs behind `copy(t).wait()`"
     done = followed(node, told.edits)
     assert is_right({"kernel": done})

@@ -11,15 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..diagnose.corrections import Correction, corrections, followed
-from ..diagnose.differences import (
-    Difference,
-    Functions,
-    applied,
-    differences,
-    straightened,
-    that_matter,
-    values_with_names,
-)
+from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
+from ..diagnose.straight import straightened, values_with_names
 from . import cases, curriculum
 from .curriculum import Puzzle
 from .holes import as_function
@@ -79,7 +72,7 @@ def isolated(
         chosen = that_do(works, works_everywhere) or chosen
     values = {name: values_with_names(node) for name, node in written.items()}
     say = functools.partial(corrections, answer, names=_called(puzzle))
-    ways = [(values, True, False), (values, False, False), ({}, False, False), ({}, False, True)]
+    ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
     for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
         said = say(chosen, named=named, moved=moved, statements=statements)
         if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody

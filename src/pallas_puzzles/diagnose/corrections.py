@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .differences import VERSION, Difference, Functions, Path, applied, copy_of, is_step, likeness
+from .differences import Difference, Functions, Path, applied, likeness
+from .straight import VERSION, copy_of, is_step
 
 _SHOWN = 60  # characters: more than that is not told, it is for the reader to write
 _SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
@@ -58,21 +59,21 @@ def corrections(
     names: Mapping[str, str],
     named: Mapping[str, Mapping[str, str]],
     *,
-    moved: bool = False,
+    moved: Sequence[Difference] = (),
     statements: bool = False,
     untold: bool = False,
 ) -> list[Correction]:
     """What to say of differences that matter, those close together as one: first those that say what should be there.
 
     names: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
-    names that the reader has given to values, by the text of the value. moved: of a statement that is missing in one
-    place and too much in another, say where to. statements: say it of whole statements, and
-    leave nothing out. untold: only where it is, not what should be there.
+    names that the reader has given to values, by the text of the value. moved: where a statement that is missing in one
+    place is too much in another, as one of these differences, say where it belongs. statements: say it of whole
+    statements, and leave nothing out. untold: only where it is, not what should be there.
     """
     found = []
     right = applied(answer, [each for each in chosen if not each.whole])
     chosen = chosen if statements else _used_by_none(chosen)
-    for gone, new in _moves(chosen) if moved else ():
+    for gone, new in _moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
         found.append(_moved(answer[gone.function], gone, new, names, named.get(gone.function, {})))
     for group in _together(answer, chosen, named, statements):
@@ -96,10 +97,10 @@ def corrections(
     return sorted(found, key=lambda c: (not c.told, c.line))
 
 
-def _moves(chosen: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
+def _moves(chosen: Sequence[Difference], among: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
     """The statements that stand in the wrong place: (what is too much, what is missing)."""
     missing = [(d.should, d) for d in chosen if d.was is None and isinstance(d.should, ast.stmt)]
-    for gone in chosen:
+    for gone in among:
         if gone.should is None and isinstance(gone.was, ast.stmt):
             like = [(likeness(gone.was, there), d) for there, d in missing if d.function == gone.function]
             much, new = max(like, key=lambda pair: pair[0], default=(0.0, gone))
