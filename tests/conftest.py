@@ -50,8 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough",
         action="store_true",
-        help="every wrong answer of the bank, not a quarter; every notebook is solved in a kernel; JAX's simulator "
-        "confirms, and the TPU compiler takes for every chip, every variant of a solution",
+        help="every wrong answer of the bank, not an eighth; every notebook in a kernel, unsolved and solved; JAX's "
+        "simulator confirms, and the front ends and the TPU compiler take for every chip, every variant of a solution; "
+        "and what takes long and shows the same of another shape or chip",
     )
 
 
@@ -73,9 +74,14 @@ def pytest_configure(config: pytest.Config) -> None:
         print(NOT_FETCHED, flush=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First what takes long and shares a browser or an environment: no worker takes half of it over at the end."""
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, ("browser", "wheel"))))
+
+
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays. JAX makes so many objects while it traces that looking through all of
-    them for garbage, as often as Python does by default, takes a quarter of the time of a check."""
+    """What is there before the first test stays. JAX makes so many objects while it traces, and keeps so many, that
+    looking through them for garbage as often as Python does by default takes a quarter of the time of most tests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 20)
