@@ -122,6 +122,18 @@ def _simulator_off_again() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def laid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace of the whole course, to copy: to make one takes two seconds."""
+    from pallas_puzzles.app import workspace
+
+    place = tmp_path_factory.mktemp("laid")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PALLAS_PUZZLES_HOME", str(place / "home"))
+        workspace.init(place / "workspace")
+    return place / "workspace"
+
+
+@pytest.fixture(scope="session")
 def chromium() -> str:
     """A Chromium to drive. Without one the test is skipped, but not in CI, where it must not go missing unnoticed."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
