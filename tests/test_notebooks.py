@@ -242,6 +242,7 @@ def test_unsolved_as_a_script(
     out, err = capsys.readouterr()
     for puzzle in book.puzzles:
         assert f"{puzzle.id} {puzzle.title}: not solved yet." in out
+    assert "Traceback" not in out
     assert not err
 
 
