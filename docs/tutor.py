@@ -145,15 +145,16 @@ def files() -> dict[Path, str]:
     return {**made, SKILL / "messages.md": messages()}
 
 
-def stale() -> list[Path]:
+def stale(made: dict[Path, str] | None = None) -> list[Path]:
     """The files that are not what the bank and the lens say, and those that no notebook stands behind."""
-    made = files()
+    made = files() if made is None else made
     old = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
     return [*old, *(path for path in sorted((SKILL / "mistakes").glob("*.md")) if path not in made)]
 
 
 def main() -> int:
-    out_of_date, made = stale(), files()
+    made = files()
+    out_of_date = stale(made)
     for path in out_of_date:
         print(f"{path.relative_to(ROOT)}: not what the bank of wrong answers says")
         if "--check" in sys.argv:

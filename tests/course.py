@@ -2,8 +2,7 @@
 
 import ast
 
-from nbformat import NotebookNode
-
+from pallas_puzzles.app.formats import NotebookNode
 from pallas_puzzles.course import curriculum
 
 PUZZLES = curriculum.all_puzzles()

@@ -75,12 +75,12 @@ def leaves_dtypes(tree: Any) -> list[np.dtype]:
 
 
 @pytest.mark.parametrize("exhibit", EVERYTHING.values(), ids=EVERYTHING)
-def test_lens_agrees_with_the_simulator_and_with_numpy(exhibit: Exhibit) -> None:
+def test_lens_agrees_with_the_simulator_and_with_numpy(exhibit: Exhibit, pytestconfig: pytest.Config) -> None:
     run = lens.trace(exhibit.fn, *exhibit.args)
     assert run.traces, "no pallas_call was found"
     assert len(run.traces) == len(run.calls)
     assert_agrees(run.outputs, exhibit.expected, COARSE.get(exhibit.name))
-    if exhibit.name == PADDED:
+    if exhibit.name == PADDED or (exhibit.name in PRODUCTION and not pytestconfig.getoption("--thorough")):
         return
     by_jax = simulated(exhibit.fn, *exhibit.args)
     assert leaves_dtypes(run.outputs) == leaves_dtypes(by_jax)

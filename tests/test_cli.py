@@ -430,16 +430,15 @@ def test_help_fits_on_a_screen(puzzles, monkeypatch):
         assert re.search(rf"^  {command} +\w", out, re.MULTILINE), command
 
 
-def complete(line: str) -> list[str]:
-    """What a shell would offer after `line`, as bash asks for it."""
-    words = line.split(" ")
-    asked = {"_PUZZLES_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    command = [sys.executable, "-m", "pallas_puzzles"]
-    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60)
-    return [each.removeprefix("plain,") for each in done.stdout.split()]
+def test_completion(puzzles, monkeypatch):
+    def complete(line: str) -> list[str]:
+        """What a shell would offer after `line`, as bash asks for it."""
+        words = line.split(" ")
+        asked = {"_PUZZLES_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        for name, value in asked.items():
+            monkeypatch.setenv(name, value)
+        return [each.removeprefix("plain,") for each in puzzles()[1].split()]
 
-
-def test_completion(place):
     assert complete("puzzles sol") == ["solution"]
     assert complete("puzzles check dem") == ["demo", "demo/1", "demo/2a"]
     assert complete("puzzles hint demo/2") == ["demo/2a"]

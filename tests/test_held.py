@@ -14,7 +14,7 @@ from pallas_puzzles import show, tpu_report
 from pallas_puzzles.ir.capture import capture
 from pallas_puzzles.ir.held import held
 from pallas_puzzles.lens import machine as lens
-from tpu_kernels import needs_compiler
+from tpu_kernels import needs_compiler, remembered
 
 N = 1024
 ARRAY = N * N * 4  # bytes
@@ -69,8 +69,14 @@ def test_what_waits_for_a_reduction_or_a_product_is_held(name: str) -> None:
     assert estimated(kernel(body), x, x) == arrays * ARRAY
 
 
+IN_EVERY_RUN = ("a product, then elementwise", "softmax", "a loop")
+
+
 @needs_compiler
-@pytest.mark.parametrize("name", BODIES)
+@remembered
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in IN_EVERY_RUN else pytest.mark.thorough) for each in BODIES]
+)
 def test_the_estimate_is_near_what_the_compiler_spills(name: str) -> None:
     body, arrays = BODIES[name]
     x = jax.ShapeDtypeStruct((N, N), jnp.float32)

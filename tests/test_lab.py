@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -16,10 +17,10 @@ NAMES = [book.name for book in curriculum.notebooks()]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(laid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    workspace.init(tmp_path / "mine")
+    workspace.init(shutil.copytree(laid, tmp_path / "mine"))
     return tmp_path / "mine"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 import mistakes
 import zoo
-from mistakes import MISTAKES, Mistake
+from mistakes import MISTAKES
 from pallas_puzzles.course.check import check_call
 from production_kernels import PRODUCTION
 from zoo import ZOO, Exhibit
@@ -272,16 +273,17 @@ def in_the_dtypes_of(fn: Any, args: Any, expected: Any) -> Any:
     return jax.tree.map(lambda w, p: np.asarray(w).astype(p.dtype), expected, promised)
 
 
-def judged(mistake: Mistake) -> Any:
+@functools.cache
+def judged(name: str) -> Any:
     """The verdict; the dtype of the answer is that of the first argument."""
+    mistake = MISTAKES[name]
     want = jax.tree.map(lambda w: jnp.asarray(w).astype(mistake.args[0].dtype), mistake.expected)
     return check_call(mistake.fn, mistake.args, want)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_first_finding_names_the_cause(name: str) -> None:
-    mistake, expected = MISTAKES[name], EXPECTED[name]
-    verdict = judged(mistake)
+    expected, verdict = EXPECTED[name], judged(name)
     assert not verdict, "a wrong kernel passed"
     first = verdict.findings[0]
     assert first.kind == expected.kind, first
@@ -300,7 +302,7 @@ def test_the_first_finding_names_the_cause(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n, e in EXPECTED.items() if MISTAKES[n].line and e.kind != "values"])
 def test_the_first_finding_points_to_the_line(name: str) -> None:
-    line = judged(MISTAKES[name]).findings[0].line
+    line = judged(name).findings[0].line
     assert line is not None
     assert line.file == mistakes.__file__
     assert line.line == MISTAKES[name].line, line
@@ -310,14 +312,14 @@ def test_the_first_finding_points_to_the_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(FINE))
 def test_what_only_looks_wrong_passes(name: str) -> None:
-    verdict = judged(MISTAKES[name])
+    verdict = judged(name)
     assert verdict.findings == []
     assert verdict
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_causes_are_short_sentences_in_plain_english(name: str) -> None:
-    for finding in judged(MISTAKES[name]).findings:
+    for finding in judged(name).findings:
         assert len(finding.cause) < 420, finding.cause
         assert finding.kind == "error" or finding.cause.endswith("."), finding.cause
         for noise in ("Traceback", "NDIndexer", "MemRef", "jaxpr", "eqn", "!", "None of", "<lambda>", "  ", "np.int"):
@@ -326,12 +328,12 @@ def test_causes_are_short_sentences_in_plain_english(name: str) -> None:
 
 
 def test_the_never_zeroed_accumulator_is_found_behind_the_race() -> None:
-    kinds = [f.kind for f in judged(MISTAKES["parallel_and_never_zeroed"]).findings]
+    kinds = [f.kind for f in judged("parallel_and_never_zeroed").findings]
     assert kinds[:2] == ["race", "unwritten"]
 
 
 def test_a_cause_comes_before_its_effects() -> None:
-    kinds = [f.kind for f in judged(MISTAKES["accumulator_never_zeroed"]).findings]
+    kinds = [f.kind for f in judged("accumulator_never_zeroed").findings]
     assert "nan" not in kinds[:1]
     assert kinds.index("unwritten") < kinds.index("carry") if "carry" in kinds else True
 

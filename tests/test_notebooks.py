@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -227,6 +228,24 @@ def test_an_installed_wheel_knows_the_address(monkeypatch: pytest.MonkeyPatch, t
         notebooks.repository()
 
 
+# ---- as a script -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("book", BOOKS, ids=NAMES)
+def test_unsolved_as_a_script(
+    book: curriculum.Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From top to bottom, with nothing solved, and nothing raises."""
+    monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(book.path))
+    out, err = capsys.readouterr()
+    for puzzle in book.puzzles:
+        assert f"{puzzle.id} {puzzle.title}: not solved yet." in out
+    assert "Traceback" not in out
+    assert not err
+
+
 # ---- in a real kernel ------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +282,7 @@ def complaints(node: NotebookNode) -> list[str]:
     return [output.text for output in outputs if output.get("name") == "stderr"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("book", BOOKS, ids=NAMES)
 def test_unsolved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) -> None:
     node = in_kernel(notebooks.build(book.path))
@@ -272,7 +292,7 @@ def test_unsolved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) ->
     assert not complaints(node)
 
 
-QUICK = ("basics", "gpu_basics")  # one for each kind of chip
+QUICK = ("basics",)  # and kernels for GPUs in tests/test_gpu_course.py
 SOLVED = [pytest.param(b, id=b.name, marks=() if b.name in QUICK else pytest.mark.thorough) for b in BOOKS]
 
 

@@ -1,5 +1,7 @@
 """What a notebook borrows from another: the reader's own functions, once they are solved."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,10 +33,10 @@ def solve(folder, name):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(laid, tmp_path, monkeypatch):
     monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    workspace.init(tmp_path / "mine")
+    workspace.init(shutil.copytree(laid, tmp_path / "mine"))
     return tmp_path / "mine"
 
 

@@ -126,6 +126,7 @@ def test_threads_take_turns():
 
 
 @needs_compiler
+@pytest.mark.thorough
 def test_two_processes_compile_at_once_and_stay_silent():
     """No lock that one of them would wait for, and nothing on stderr."""
     source = textwrap.dedent("""

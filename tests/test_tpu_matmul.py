@@ -43,7 +43,14 @@ def test_no_more_bundles_than_jax(tpu):
 
 # The schedule alone is within 10% of the roofline on both. The estimate adds the fill and 0.25 us a step, and on a v6e
 # those alone are 10% of 4096 x 4096 x 4096, for any tiles (see the last puzzle).
-@pytest.mark.parametrize(("tpu", "size", "within"), [("v5e", 4096, 1.04), ("v6e", 4096, 1.12), ("v6e", 8192, 1.07)])
+@pytest.mark.parametrize(
+    ("tpu", "size", "within"),
+    [
+        ("v5e", 4096, 1.04),
+        pytest.param("v6e", 4096, 1.12, marks=pytest.mark.thorough),
+        pytest.param("v6e", 8192, 1.07, marks=pytest.mark.thorough),
+    ],
+)
 def test_the_picked_tiles_are_near_the_roofline(tpu, size, within):
     fn, chip = solution("matmul/12"), CHIPS[tpu]
     figures = fn.__globals__[tpu.upper()]

@@ -396,6 +396,7 @@ def test_no_kernel_is_too_strange(name):
         assert all(math.isfinite(t) and t >= 0 for t in kernel.times.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tpu", ["v6e", "tpu7x"])
 @pytest.mark.parametrize("name", PRODUCTION)
 def test_the_kernels_of_jax_itself_on_other_chips(name, tpu):

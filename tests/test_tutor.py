@@ -61,9 +61,10 @@ def test_check_changes_nothing(tmp_path):
 
 
 def test_every_wrong_answer_is_known():
+    answers = bank.read_all()
     for book in curriculum.notebooks():
         text = (SKILL / "mistakes" / f"{book.name}.md").read_text("utf-8")
-        mine = [answer for answer in bank.read_all() if answer.puzzle.startswith(f"{book.name}/")]
+        mine = [answer for answer in answers if answer.puzzle.startswith(f"{book.name}/")]
         assert mine
         for answer in mine:
             assert f"| {answer.title.replace('|', chr(92) + '|')} |" in text, str(answer)

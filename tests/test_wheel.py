@@ -179,6 +179,7 @@ def test_a_notebook_runs_from_an_empty_folder(python: Path, outside: dict[str, s
     assert shown.count("not solved yet") >= len(BOOK.puzzles)
 
 
+@pytest.mark.thorough
 def test_the_first_cell_without_a_way_to_the_repository_and_with_one(
     wheel: Path, bare: Path, outside: dict[str, str], tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ def test_the_first_cell_without_a_way_to_the_repository_and_with_one(
     assert after.outputs[0].text == "pallas_puzzles.course.check\n"
 
 
+@pytest.mark.thorough  # installation.py says it; tests/test_installation.py has its words in every run
 def test_an_old_jax_imported_before_the_first_cell(
     python: Path, old_jax: Path, outside: dict[str, str], tmp_path: Path
 ) -> None:
@@ -208,6 +210,7 @@ def test_an_old_jax_imported_before_the_first_cell(
     assert not imports.execution_count
 
 
+@pytest.mark.thorough
 def test_a_jax_that_stays_too_old(python: Path, old_jax: Path, outside: dict[str, str], tmp_path: Path) -> None:
     variables = {**outside, "PYTHONPATH": str(old_jax)}
     _, first, imports, _ = run_all(beginning(NOWHERE), python, variables, tmp_path)
@@ -228,6 +231,7 @@ def test_a_jax_that_stays_too_old(python: Path, old_jax: Path, outside: dict[str
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_jax_that_is_newer_than_tested(python: Path, outside: dict[str, str], tmp_path: Path) -> None:
     early = "from pallas_puzzles import installation; installation.NEWEST_TESTED = '0.11.1'"
     _, first, imports, after = run_all(beginning(NOWHERE, before=early, after="print(1)"), python, outside, tmp_path)

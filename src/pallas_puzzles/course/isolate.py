@@ -35,7 +35,8 @@ def isolated(
     written = _answer(puzzle, names, used)
     right = {name: straightened(node) for name, node in cases.solutions(puzzle).items() if name in written}
     answer = {name: straightened(node, beside=right.get(name)) for name, node in written.items()}
-    right = {name: straightened(cases.solutions(puzzle)[name], beside=answer[name]) for name in right}
+    course = cases.solutions(puzzle)
+    right = {name: straightened(course[name], beside=answer[name]) for name in right}
     found = differences(answer, right)
     own = set(puzzle.holes)
     extra = _extra(puzzle, names)
