@@ -77,6 +77,7 @@ def puzzle_4(nb: Any) -> Question:
             case(*qkv(2, 64, 320, D=64), slots=3, budget=Budget(copies=22), about="three slots"),
             case(*qkv(1, 64, 128), slots=4, budget=Budget(copies=5), about="fewer blocks than slots"),
             case(*qkv(1, 64, 384), bkv=128, about="128 keys in a block"),
+            case(*qkv(1, 128, 640), slots=1, budget=Budget(waited=27_000), l2=True, about="a single slot"),
         ],
         budget=Budget(copies=42, waited=16_200),
         l2=True,
@@ -92,7 +93,7 @@ def puzzle_5(nb: Any) -> Question:
         variants=[
             case(*qkv(1, 256, 576, D=64), bkv=64, slots=3, about="three slots of 64 keys"),
             case(*qkv(1, 128, 128), about="a single block"),
-            case(*qkv(2, 128, 640), slots=1, budget=Budget(tensor_idle=22_000), l2=True, about="a single slot"),
+            case(*qkv(2, 128, 640), slots=1, budget=Budget(tensor_idle=18_000), l2=True, about="a single slot"),
         ],
         budget=Budget(gmem_bytes=786_432, copies=24),
         l2=True,
@@ -161,14 +162,14 @@ def puzzle_7b(nb: Any) -> Question:
     return question(
         nb.causal_spec,
         normal((1, 384, 128), BF16),
-        normal((1, 1024, 128), BF16),
-        normal((1, 1024, 128), BF16),
+        normal((1, 1088, 128), BF16),
+        normal((1, 1088, 128), BF16),
         variants=[
             case(*qkv(2, 256, 256, D=64), bkv=64, slots=3, about="64 keys in a block, as many queries as keys"),
             case(*qkv(1, 320, 320), about="320 queries: a warpgroup has none"),
             case(*qkv(1, 128, 128), about="a single block"),
         ],
-        budget=Budget(tensor_idle=20_000),
+        budget=Budget(tensor_idle=23_000),
         l2=True,
     )
 

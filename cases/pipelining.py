@@ -37,7 +37,7 @@ def puzzle_2(nb: Any) -> Question:
         nb.silu_spec,
         normal((320, 256), scale=2.0),
         variants=[
-            case(normal((192, 128)), bm=32, about="six tiles of 32 rows"),
+            case(normal((328, 128)), bm=8, budget=Budget(operations=60), about="41 tiles of 8 rows"),
             case(normal((64, 384)), about="a single tile"),
         ],
         budget=Budget(hbm_bytes=655_360, vmem_bytes=131_072),

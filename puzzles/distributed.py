@@ -45,7 +45,8 @@ setup(devices=8)  # before anything else uses JAX: it makes eight devices of the
 #
 # A **mesh** is an array of devices with named axes. A `PartitionSpec`, written `P`, says how an array is cut: for each
 # dimension, along which mesh axis. `P("x", None)` cuts the rows into eight parts, `P(None, "x")` the columns, and `P()`
-# cuts nothing: every device holds all of it. Here are 16 rows, cut along `"x"`.
+# cuts nothing: every device holds all of it. Here are 16 rows, cut along `"x"`. Our eight devices stand in a ring: a
+# link joins each to its two neighbours, and what is sent further goes from link to link.
 #
 # A function that runs on each device gets that device's part. In it, `lax.axis_index("x")` is the device's number, and
 # `lax.axis_size("x")` says how many there are. `lax.all_gather(part, "x", tiled=True)` joins the parts of all devices
@@ -187,6 +188,8 @@ if len(jax.devices()) >= 8:
 #
 # ### Theory
 #
+# On eight devices, the 113 GB of Llama 3 70B's MLPs are 14 GB each, and a v5e has 16.
+#
 # `jax.shard_map(local, ...)` calls your function `local` once on each device. Its arguments are that device's parts.
 # Here every device gets all of `x`, some columns of `w1`, and the rows of `w2` with the same numbers:
 #
@@ -223,7 +226,7 @@ def mlp(
 
 # %%
 # Budget for x (16, 128), w1 (128, 256), w2 (256, 128): bytes_hops=114_688. Each byte that goes from device to device
-# counts on every link of its way. A sum of 8 KiB around a ring of eight takes 14 KiB over each of its links.
+# counts on every link of its way. A sum of 8 KiB takes 14 KiB over each link of the ring (Puzzle 2 says why).
 check("distributed/1", mlp)
 
 # %% [markdown]
@@ -337,9 +340,10 @@ check("distributed/2", mlp_rows)
 # need the copies in your own hands.
 #
 # The picture counts in **ticks**. In one tick a link moves 4 KiB, and a kernel makes 1,024 elements, or 1,024 dot
-# products of depth 128. These are 64 FLOPs for each byte on a link. A v5e does 4,400 (Puzzle 12a), so the pictures say
-# what overlaps, and not how fast a chip is. A copy also takes a quarter of a tick for each link on its way. A copy
-# within a device moves 64 KiB in a tick. The tiles of a pipeline, and arithmetic outside of kernels, take no time.
+# products of depth 128. The dot products are 64 FLOPs for each byte that a link moves in this time. A v5e does 4,400
+# (Puzzle 12a), so the pictures say what overlaps, and not how fast a chip is. A copy also takes a quarter of a tick for
+# each link on its way. A copy within a device moves 64 KiB in a tick. The tiles of a pipeline, and arithmetic outside
+# of kernels, take no time.
 
 # %%
 show(mlp_rows, normal((16, 128)), normal((128, 256)), normal((256, 128)))
@@ -458,6 +462,9 @@ if len(jax.devices()) >= 8:
 #
 # ### Theory
 #
+# Every ring below is made of this one copy. A model whose layers lie on several devices passes its activations on like
+# this, too: 16 KiB a token for Llama 3 70B, which is 0.36 us on a link of 45 GB/s.
+#
 # In the worked example one device sent to one other. Now everybody sends at once. All devices run the same kernel:
 # while you write into your right neighbour's `o_ref`, your left neighbour writes into yours:
 #
@@ -560,9 +567,9 @@ show(rotate, normal((64, 128)))
 # memory that will be its `o_ref` then holds something else, and your copy destroys it. Nothing crashes, and if you run
 # it in JAX's simulator, the values are right.
 #
-# Your sources have to know that you are there: signal each. Your targets have to be there: wait for a signal of each. A
-# **barrier semaphore** does that: it exists before the kernel starts, once for each
-# `collective_id`. (A semaphore in scratch only exists once its device is in the kernel.)
+# Those who copy into you have to know that you are there: signal each of them. Those into whom you copy have to be
+# there: wait for a signal from each. A **barrier semaphore** does that: it exists before the kernel starts, once for
+# each `collective_id`. (A semaphore in scratch only exists once its device is in the kernel.)
 #
 # In the relay before Puzzle 3, a device waited for one signal. `meet_neighbours()` waits for two:
 #
@@ -667,8 +674,8 @@ check("distributed/4", exchange)
 # ### Theory
 #
 # The links of a TPU (ICI: the inter-chip interconnect) join neighbours. A copy to a device four steps away uses four
-# links, and the others wait for them. If each of eight devices sends its 4 KiB part straight to all others, the links
-# carry 512 KiB together. Passed on from neighbour to neighbour it is 224 KiB:
+# links, and other copies have to wait for these. If each of eight devices sends its 4 KiB part straight to all others,
+# the links carry 512 KiB together. Passed on from neighbour to neighbour it is 224 KiB:
 #
 # ```text
 #                   device 0    device 1    device 2    device 3
@@ -782,7 +789,7 @@ show(gather, normal((64, 128)))
 #
 # ### Theory
 #
-# Puzzle 5 keeps all parts. For a sum you need no more than two slots, whatever the number of devices:
+# Puzzle 5 keeps all eight parts. With 256 devices it would keep 256. For a sum two slots are enough:
 #
 # ```text
 #                 you                          your right neighbour
@@ -832,7 +839,8 @@ def total(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*r C"
 
 # %%
 # Budget for x (64, 128): exposed_ici_bytes=80_000. That is what may be on its way while neither the sender nor the
-# receiver computes. All copies send 229_376 bytes. The first one, 32_768 of them, has nothing to hide behind.
+# receiver computes. All copies send 229_376 bytes. The first one, 32_768 of them, has nothing to hide behind. Of each
+# later one a fifth stays exposed: it takes 1.25 ticks, and an addition takes 1.
 check("distributed/6", total)
 
 # %% [markdown]
@@ -1332,8 +1340,7 @@ show(grid_gather, normal((64, 128)))
 #
 # Straight copies take 512 KiB. There is nothing to pass on, because no two devices need the same block.
 #
-# `x_ref.at[:, pl.ds(256, 128)]` is a Ref of 128 columns. As the target of a copy, `o_ref.at[...]` means that place on
-# the other device.
+# `x_ref.at[:, pl.ds(256, 128)]` is a Ref of 128 columns.
 
 
 # %%
@@ -1559,11 +1566,12 @@ swap(jnp.array([5, 3]), jnp.tile(jnp.arange(8)[:, None], (1, 128)))[:, 0]
 # ### Theory
 #
 # Without sizes you would cut the buffer into equal parts, one for each pair of devices, with room for the worst case.
-# Most of what you then send is padding. But a copy may have any number of rows, as in the worked example, and at least
-# one: an empty piece may begin where `x_ref` ends.
+# Here each device has 12 rows. Four parts with room for 12 are 48 rows, and 36 of them are padding.
 #
-# There are n * pieces pieces, `pieces` for each device, in the order of the devices. Three lists in SMEM say what
-# piece p is:
+# A copy may have any number of rows from 1 on, as in the worked example. So start none for an empty piece.
+#
+# Each device gets `pieces` pieces from you: n * pieces in all, in the order of the devices. Three lists in SMEM say
+# what piece p is:
 #
 # ```text
 #     x_ref here                                    o_ref of device p // pieces
@@ -1572,7 +1580,7 @@ swap(jnp.array([5, 3]), jnp.tile(jnp.arange(8)[:, None], (1, 128)))[:, 0]
 #
 # The waits change, too. What comes to you is of other sizes, from devices whose lists you do not have. You only know
 # that it is `due[0]` rows in all. That is enough for `wait_for_rows`: it waits for a number of rows, in however many
-# copies they come. With `sent`, it waits until so many rows have left.
+# copies they come. Call it with `sent`, and it waits until that many of your rows have left.
 
 
 # %%
@@ -1694,7 +1702,8 @@ check("distributed/11b", dispatch)
 #
 # ### Theory
 #
-# Each device has r tokens and two of eight experts. One thing is new: the way back.
+# Each device has r tokens and two of eight experts. If you gathered the weights, it would need six more: 1.5 MiB for
+# each device, 6 MiB in all. The rows, there and back, are 48 KiB at most. One thing is new: the way back.
 #
 # ```text
 #     sort by expert -> counts, plan -> send_rows -> ragged_dot twice -> send_rows -> sort back
@@ -1877,7 +1886,8 @@ def ring_attention(
 
 
 # %%
-# Budget for q (128, 128), k (128, 128), v (128, 128): bytes_hops=917_504, exposed_ici_bytes=50_000.
+# Budget for q (128, 128), k (128, 128), v (128, 128): bytes_hops=917_504, exposed_ici_bytes=50_000. Eight devices pass
+# on seven parts of 16 KiB, keys and values. Each copy has a part to hide behind, the first one too.
 check("distributed/12a", ring_attention)
 
 # %% [markdown]
@@ -1973,8 +1983,10 @@ show(ring_attention, normal((128, 128)), normal((128, 128)), normal((128, 128)))
 #
 # This is a **collective matmul**. Here `buf` has a slot for each hop, so it needs no credits. When does it pay? A hop
 # sends b D numbers and multiplies b D f pairs, where f = F / devices. In bfloat16 that is f FLOPs for each byte,
-# however many rows there are. A v5e needs 4,400, by the numbers of Puzzle 12a. Llama 3 70B on eight devices has f =
-# 3,584, not quite enough. So production kernels send half of the rows each way around.
+# however many rows there are. A v5e needs 4,400, by the numbers of Puzzle 12a. One matrix of Llama 3 70B's MLP, on
+# eight devices, has f = 3,584: not quite enough. But two of its matrices multiply the same x, and both together are.
+# Production kernels also send half of the rows each way around. Then each direction of a link moves half the bytes, and
+# f = 2,200 is enough.
 
 
 # %%
@@ -2008,7 +2020,8 @@ def gather_matmul(x: Float[Array, "B D"], w: Float[Array, "D F"], *, devices: in
 
 
 # %%
-# Budget for x (64, 128), w (128, 2048): bytes_hops=229_376, exposed_ici_bytes=10_000.
+# Budget for x (64, 128), w (128, 2048): bytes_hops=229_376, exposed_ici_bytes=10_000. Eight devices pass on seven parts
+# of 4 KiB, each under a product.
 check("distributed/12b", gather_matmul)
 
 # %% [markdown]
@@ -2085,7 +2098,7 @@ check("distributed/12b", gather_matmul)
 # product does not depend on what comes. Only the addition does. So multiply first, wait then, add, and send on.
 #
 # The slots are those of Puzzle 6. The sum comes into one slot. You add, and send from it into the neighbour's other
-# slot. Waiting for that copy tells you that your slot is free: then signal the left.
+# slot. When you have waited for that copy, the slot that you sent from is free: signal the left.
 
 
 # %%
@@ -2120,7 +2133,8 @@ def mlp_overlapped(
 
 
 # %%
-# Budget for x (64, 128), w1 (128, 2048), w2 (2048, 128): bytes_hops=458_752, exposed_ici_bytes=20_000.
+# Budget for x (64, 128), w1 (128, 2048), w2 (2048, 128): bytes_hops=458_752, exposed_ici_bytes=20_000. Twice what
+# Puzzle 12b sends: parts of x, then sums.
 check("distributed/12c", mlp_overlapped)
 
 # %% [markdown]
@@ -2197,7 +2211,8 @@ show(mlp_overlapped, normal((64, 128)), normal((128, 2048)), normal((2048, 128))
 # add, in both directions and on a grid, an all-to-all, a layer of experts, attention over a text that no device holds,
 # and an MLP that sends while it multiplies. Where to read on:
 #
-# - `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself is Puzzle 5, with half of each part each way around.
+# - `jax.experimental.pallas.ops.tpu.all_gather` in JAX itself is Puzzle 5, with half of each part each way around. It
+#   has one receive semaphore for all hops of a direction: what would the check of Puzzle 5 say?
 # - vLLM's TPU backend, [tpu-inference](https://github.com/vllm-project/tpu-inference), has a fused MoE layer: Puzzle 11
 #   in one kernel, which multiplies the rows of one expert while those of the next are on their way. It also has an
 #   all-gather matmul and a reduce-scatter matmul: Puzzles 12b and 12c in HBM, in blocks, in both directions at once.

@@ -18,8 +18,10 @@
 # the backward pass, with which a small layer learns.
 #
 # You need flash_attention.py (Puzzles 1 to 6; for Puzzles 8 to 10c here, 7 to 11 and 13, too) and gpu_matmul.py
-# (Puzzles 1 to 8; for Puzzle 11, 11, too). You need no GPU. Up to Puzzle 8 all arrays are (head, token, D), where D is
-# 64 or 128. A batch is more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte moves.
+# (Puzzles 1 to 8; for Puzzle 11, 9 and 11, too). You need no GPU. Puzzles 1 to 7b here are the kernel. After them, 8 to
+# 9b (serving), 10 to 10c (training) and 11 (choosing) can be done in any order, or left out. Up to Puzzle 8 all arrays
+# are (head, token, D), where D is 64 or 128. A batch is more heads: `(B, H, S, D)` becomes `(B * H, S, D)`, and no byte
+# moves.
 
 # %%
 import functools
@@ -59,9 +61,9 @@ SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # gpu_
 #     +-------------+
 # ```
 #
-# Transposing an array costs time. Here it costs nothing. The tensor cores read `b` from SMEM through a description of
-# how it lies there, and `k_smem.T` is another description of the same bytes. (wgmma reads values
-# of 16 bits from SMEM by rows or by columns, for either operand.)
+# For 8192 tokens, transposing the keys of a head would read 2 MiB and write 2 MiB. Here it costs nothing. The tensor
+# cores read `b` from SMEM through a description of how it lies there, and `k_smem.T` is another description of the same
+# bytes. (wgmma reads values of 16 bits from SMEM by rows or by columns, for either operand.)
 #
 # `block_scores` returns scores without the scale. Puzzle 2 says why.
 # `scores_kernel` scales: after the product, in float32. A scaled query would be rounded to bfloat16 once more.
@@ -109,8 +111,8 @@ check("gpu_attention/1", scores)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# gpu_matmul.py Puzzle 1 has the same five steps: two copies, one wait, one product, one store. What is new are the
-# indices. Which head, which queries and which keys does this CTA need? With 128 keys of 128 values the product also
+# gpu_matmul.py Puzzle 1 has the same five steps: two copies, one wait, one product, one store. New are the indices and
+# one letter. Which head, which queries and which keys does this CTA need? With 128 keys of 128 values the product also
 # works without the transpose. What would it multiply then?
 #
 # </details>
@@ -200,14 +202,15 @@ def below(s: Float[Array, "64 N"]) -> Float[Array, "64 N"]:
     return plgpu.kernel(below_kernel, out_type=s, scratch_types=[plgpu.SMEM(s.shape, s.dtype), plgpu.Barrier()])(s)
 
 
+# Try it: take column(0) instead of column(100), and run this cell again.
 print(below(jnp.arange(64 * 8, dtype=jnp.float32).reshape(64, 8))[::9])
 
 # %% [markdown]
 # ## Puzzle 2: Online softmax in registers
 #
 # **Goal.** Take one block of scores into the running maximum and the running sum of each row. The kernel around it
-# walks over all keys, and stores the logarithm of the sum. It also sums what you return as `p`, rescaled with your
-# `alpha`, and stores that logarithm, too.
+# walks over all keys, and stores the logarithm of the sum. To check your `p` and `alpha`, the kernel makes the same sum
+# once more from these two, and stores its logarithm, too.
 #
 # ### Theory
 #
@@ -374,6 +377,9 @@ print(three_times(jnp.ones((64, 64), jnp.bfloat16), jnp.ones((64, 128), jnp.bflo
 #
 # ### Theory
 #
+# For 8192 tokens and one head, naive attention has 268 MB of scores in float32 and 134 MB of probabilities in bfloat16.
+# Each is written once and read once: 0.8 GB.
+#
 # The second product is `p @ v`. `p` comes out of Puzzle 2 in registers, 64 rows of it. Must it go to SMEM, as wgmma
 # reads SMEM? No: the *left* operand of wgmma may be an array in registers.
 #
@@ -502,11 +508,11 @@ check("gpu_attention/3", attend)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** The scores never exist in memory, nor do the probabilities. For 8192 tokens and one head, naive
-# attention has 268 MB of scores in float32 and 134 MB of probabilities in bfloat16. Each is written once and read once:
-# 0.8 GB. This is flash attention. It is not fast yet: see who waits for whom. (`l2=True`: copies come out of L2 and not
-# out of HBM, as if another CTA of the same head had just read the block. Where checks of later puzzles count
-# cycles, they assume it, too.)
+# **Takeaway.** The scores never exist in memory, nor do the probabilities. This is flash attention. It is not fast yet:
+# see who waits for whom. (JAX's own simulator has no stores into accumulators. So from here on most verdicts say that it
+# could not confirm the values. That is no doubt about your answer.) (`l2=True`: copies come out of L2 and not out of
+# HBM, as if another CTA of the same head had just read the block. Where checks of later puzzles count cycles, they
+# assume it, too.)
 
 # %%
 show(attend, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512)), l2=True)
@@ -605,7 +611,8 @@ def slotted(
 
 # %%
 # Budget for q (1, 128, 128), k (1, 640, 128), v (1, 640, 128): copies=42, waited=16_200. waited: cycles that the
-# warpgroups wait. If you wait for V before the scores, they wait for 17,630.
+# warpgroups wait. If you wait for V before the scores, they wait for 17,630. A case with a single slot has
+# waited=27_000. If K's slot is refilled after the softmax, they wait for 29,962 there.
 check("gpu_attention/4", slotted)
 
 # %% [markdown]
@@ -688,9 +695,9 @@ show(slotted, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512
 # A block of K and one of V are 64 KiB for 128 keys. With 64 queries in a CTA, that is 64 FLOPs for each byte. With 128
 # queries it is 128. Two warpgroups also have twice the registers: each has its own `m`, `l`, `acc` and `p`.
 #
-# The producer and the barriers `empty` are those of gpu_matmul.py Puzzle 5. New is that a slot has two readers. `full`
-# needs one arrival, that of the copy. Each warpgroup counts the rounds that it has waited for. So both can wait for the
-# same one. But a slot is empty when *both* have given it back: `empty` needs two arrivals.
+# The producer and the barriers are those of gpu_matmul.py Puzzle 5. There, too, a slot was empty when *both* warpgroups
+# had given it back: `empty` needs two arrivals. Two things differ. One copy fills a slot, so `full` needs one arrival.
+# And K and V are streams of their own, each with its `full` and its `empty`.
 #
 # ```text
 #     producer      | K j | V j | K j+1 | V j+1 | ...       waits for empty, then starts a copy
@@ -698,7 +705,7 @@ show(slotted, *(normal((1, tokens, 128), "bfloat16") for tokens in (64, 512, 512
 #     warpgroup 1      | QK^T | softmax | PV | QK^T | ...
 # ```
 #
-# K and V are streams of their own. You found out in Puzzle 4 when a slot of each is free.
+# You found out in Puzzle 4 when a slot of each is free.
 #
 # The consumers get 232 registers for each thread: 64 for `acc`, 64 for the scores, and 32 for the bfloat16
 # probabilities.
@@ -776,8 +783,8 @@ def shared(
 
 # %%
 # Budget for q (2, 128, 128), k (2, 640, 128), v (2, 640, 128): gmem_bytes=786_432, copies=24. Both warpgroups read the
-# same ten blocks of a head. A case with a single slot has tensor_idle=22_000: cycles in which the tensor cores have
-# nothing to do. If K's slot is given back after PV, there are 28,165 of them.
+# same ten blocks of a head. A case with a single slot has tensor_idle=18_000: cycles in which the tensor cores have
+# nothing to do. If K's slot is given back after the softmax, there are 19,973 of them, and after PV 28,165.
 check("gpu_attention/5", shared)
 
 # %% [markdown]
@@ -871,7 +878,7 @@ show(shared, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640
 # A **turn** is PV of one step and QK^T of the next. It begins with a wait for your own barrier, and it ends with an
 # arrival at the other one's. Arrive when your QK^T has been *started*: then the other one's products can be queued
 # behind yours. (If you wait for its result first, an H200 is 2% slower. This package's machine errs here: it counts
-# 5,434 idle cycles then, and 6,894 in the order above, with which Puzzle 6b compares itself.)
+# 5,434 idle cycles then, and 6,894 in the order above. Puzzle 6b starts from these 6,894.)
 #
 # That leaves two ends. Warpgroup 0 begins at once, warpgroup 1 waits for a turn first. And when the loop is over, is
 # somebody waiting for a turn that nobody gives?
@@ -1081,6 +1088,7 @@ def two_products(a: Float[Array, "64 128"], b: Float[Array, "128 128"]) -> Float
     )(a, b)
 
 
+# Try it: read the first product with first[...], and run this cell again. What waits for what?
 show(two_products, normal((64, 128), "bfloat16"), normal((128, 128), "bfloat16", scale=0.1), l2=True)
 
 # %% [markdown]
@@ -1150,6 +1158,7 @@ def ahead_kernel(q_gmem, k_gmem, v_gmem, o_gmem, q_smem, k_smem, v_smem, loaded,
 
     @pl.when(wg < 2)
     def _():
+        # 8 more than in Puzzle 6: the scores and the last block's p are alive at the same time
         plgpu.set_max_registers(240, action="increase")
         mine, rows, c = q_smem.at[wg], pl.ds(i * 128 + wg * 64, 64), D**-0.5 * LOG2E
         plgpu.copy_gmem_to_smem(q_gmem.at[h, rows], mine, loaded.at[wg])
@@ -1526,8 +1535,8 @@ def causal(
 
 
 # %%
-# Budget for q (1, 384, 128), k (1, 1024, 128), v (1, 1024, 128): tensor_idle=20_000. Puzzle 7's kernel has 28,412 of
-# these cycles.
+# Budget for q (1, 384, 128), k (1, 1088, 128), v (1, 1088, 128): tensor_idle=23_000. Puzzle 7's kernel has 29,859 of
+# these cycles. In each tile, warpgroup 0 is done one block earlier.
 check("gpu_attention/7b", causal)
 
 # %% [markdown]
@@ -1587,9 +1596,9 @@ check("gpu_attention/7b", causal)
 # Products and softmax treat every row alike. Three things depend on which query a row is: where it comes from, which
 # keys it sees, and where its result goes.
 #
-# `pack` is how many heads a tile has: `H` divided by the number of CTAs along "h", so your `packed_grid` chooses it. A
-# group has 1, 2, 4 or 8 heads, so each head has 8 rows of a tile or more. (A copy into swizzled SMEM has to begin at a
-# multiple of 8 rows.)
+# `pack` is how many heads a tile has. Your `packed_grid` chooses it: the kernel divides `H` by your number of CTAs
+# along "h". A group has 1, 2, 4 or 8 heads, so each head has 8 rows of a tile or more. (A copy into swizzled SMEM has
+# to begin at a multiple of 8 rows.)
 
 
 # %%
@@ -1831,8 +1840,8 @@ def decoding_spec(
 def part_of(p, parts, length, bkv):
     # p: which part, traced      parts: how many      length: how many keys the sequence has, traced, at least 1
     # bkv: keys in a block      Return start, stop: part p takes blocks start to stop - 1.
-    # No part may take more than pl.cdiv(blocks, parts), where blocks is how many have a key. A part may be empty, the
-    # last one, too: start >= stop.
+    # blocks: how many blocks have a key. No part may take more than pl.cdiv(blocks, parts) of them. Any part may be
+    # empty: start >= stop.
     pass  # YOUR CODE HERE
 
 
@@ -2040,8 +2049,9 @@ check("gpu_attention/9", decode)
 # This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 328 GB/s in one part, and at
 # 3,570 GB/s in 16.
 #
-# Why two slots of 64 keys? Two CTAs fit on an SM then, and together they have up to 128 KiB on the way. By Little's law
-# (gpu_basics.py Puzzle 7), 4.8 TB/s with a microsecond of latency need 36 KiB for each SM.
+# Why two slots of 64 keys? Two CTAs fit on an SM then, and together they have up to 128 KiB on the way. An H200's
+# memory gives 4.8 TB/s. If its latency is a microsecond under load, Little's law (gpu_basics.py Puzzle 7) asks for 36
+# KiB on the way for each SM.
 
 # %%
 show(decode, normal((1, 4, 128), "bfloat16"), *[normal((1, 1, 512, 128), "bfloat16")] * 2, jnp.array([500]))
@@ -2274,9 +2284,9 @@ def forward(
 #     ds = p * (do v^T - delta)         dk = ds^T q * scale
 # ```
 #
-# `p^T` and `ds^T` are left operands here, so they should be in registers. But transposing registers means moving
-# values between threads. So compute them transposed in the first place: `(q k^T)^T = k q^T`. Keys are the rows now, and
-# queries the columns.
+# `p^T` and `ds^T` are left operands here, so they should be in registers. But transposing registers means moving values
+# between threads, and a (64, 64) tile is 32 values a thread, twice a block. So compute them transposed in the first
+# place: `(q k^T)^T = k q^T`. Keys are the rows now, and queries the columns.
 #
 # ```text
 #                    64 queries                       64 queries
@@ -2349,7 +2359,8 @@ def score_gradients(p, dp, delta):
 def add_dkv(slot, mine, queries, mask):
     # slot: where the block of queries lies      mine: a Mine      queries: a Queries
     # mask(s) returns s, (64 keys, 64 queries), with -inf for each query that does not see the key.
-    # Add the block's part to both accumulators, and return when that is done. dk leaves out the scale.
+    # Add the block's part to both accumulators, and return when that is done. Do not scale dk: the kernel does that
+    # once, at the end.
     # Return ds, transposed, in q's dtype (for Puzzle 10b).
     pass  # YOUR CODE HERE
 
@@ -2606,10 +2617,10 @@ print(total(jnp.arange(5 * 64 * 64, dtype=jnp.float32).reshape(5, 64, 64))[0, :3
 #
 # Both warpgroups write their `ds^T` into the same slot in SMEM. Then each of them computes half of the *columns* of dq,
 # from all 128 keys. (Each could also use its own 64 keys, for all columns. Then both would add to every column: twice
-# the bytes.) 64 columns of bfloat16 are one whole swizzled piece, so a slice of 64 columns may be an operand, too.
+# the bytes.)
 #
 # ```text
-#     both.ds[i % 2], (128 keys, 64 queries)          both.k, (128 keys, D)       dq of the block, (64 queries, D)
+#     both.ds[i % 2], (128 keys, 64 queries)          keys, both.k: your half     dq of the block, (64 queries, D)
 #     +------------+                                  +---------+---------+       +---------+---------+
 #     | of wg 0    |                                  |         |         |       |         |         |
 #     +------------+    .T   @                        | for 0   | for 1   |   ->  | by wg 0 | by wg 1 |
@@ -2626,7 +2637,7 @@ print(total(jnp.arange(5 * 64 * 64, dtype=jnp.float32).reshape(5, 64, 64))[0, :3
 class Both(NamedTuple):
     """What both warpgroups write and read."""
 
-    k: Any  # (128, D), the keys of both
+    k: Any  # (128, 64), your 64 columns of the keys of both
     ds: Any  # (2, 128, 64), the ds^T of both, in q's dtype
     dq: Any  # (2, 64, 64), float32: the columns of dq of each, on their way out
     written: Any  # a barrier of two arrivals: ds of a block is there
@@ -2653,7 +2664,9 @@ def plain_step(i, slot, wg, mine, queries, mask, both, dq_part):
 
 def backward_kernel(q, do, lse, delta, k, v, dq, dk, dv, *scratch, step, offset):
     *scratch, ds_smem, dq_smem, written = scratch
-    both, wg, h = Both(scratch[0], ds_smem, dq_smem, written), lax.axis_index("wg"), lax.axis_index("h")
+    wg, h = lax.axis_index("wg"), lax.axis_index("h")
+    # 64 columns of bfloat16 are one whole swizzled piece, so such a slice may be an operand of wgmma
+    both = Both(scratch[0].at[:, pl.ds(wg * 64, 64)], ds_smem, dq_smem, written)
 
     def one(i, slot, mine, queries, mask):
         step(i, slot, wg, mine, queries, mask, both, dq.at[h, pl.ds(i * 64, 64)])
@@ -2708,8 +2721,7 @@ check("gpu_attention/10b", plain_grads)
 # <details><summary>Hint 1</summary>
 #
 # The products read `both.ds`, and you write it with stores. What has to be between the two, besides the barrier? For
-# `add_dq`: one operand is to be transposed, and of the other one you need half of the columns. And before you write
-# `both.dq`: who may still be reading it?
+# `add_dq`: which of the two operands is to be transposed? And before you write `both.dq`: who may still be reading it?
 #
 # </details>
 #
@@ -2723,7 +2735,6 @@ check("gpu_attention/10b", plain_grads)
 #
 #
 # def add_dq(i, wg, both, dq_part):
-#     half = pl.ds(____, 64)
 #     plgpu.barrier_wait(____)
 #
 #     def multiply(acc):
@@ -2749,18 +2760,17 @@ check("gpu_attention/10b", plain_grads)
 #
 #
 # def add_dq(i, wg, both, dq_part):
-#     half = pl.ds(wg * 64, 64)
 #     plgpu.barrier_wait(both.written)
 #
 #     def multiply(acc):
-#         plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2)].T, both.k.at[:, half])
+#         plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2)].T, both.k)
 #         return acc[...]
 #
 #     dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
 #     plgpu.wait_smem_to_gmem(0)
 #     both.dq[wg] = dq
 #     plgpu.commit_smem()
-#     plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, half], reduction_op="add")
+#     plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, pl.ds(wg * 64, 64)], reduction_op="add")
 # ```
 #
 # </details>
@@ -2777,26 +2787,27 @@ if not unwritten(plain_grads):
 # %% [markdown]
 # ## Puzzle 10c: Products in a queue
 #
-# **Goal.** Write the step once more, in an order in which a product is on its way whenever threads compute. The cell
-# below it makes a function of it that `jax.grad` can differentiate.
+# **Goal.** Write the step once more, in an order in which a product is on its way while threads compute `p`, and while
+# they wait for each other. The cell below it makes a function of it that `jax.grad` can differentiate.
 #
 # ### Theory
 #
 # A step has five products. In Puzzle 10b a warpgroup starts them, waits for them, and then computes: while it computes,
-# none of its products is on its way. But each stretch of arithmetic has a product that needs nothing of it. Start that
-# one just before:
+# none of its products is on its way. But `dp` needs nothing of `p`, and `dv` needs nothing of `ds`. So start them
+# earlier:
 #
 # ```text
 #     threads         wait for s |     p      | wait for dp |    ds    | share |   wait for dq   | dq out |
 #     tensor cores    |    s     |      dp                  |          dv          |  dk  |  dq  |
 # ```
 #
-# While you compute `p`, `dp` is on its way. While you compute `ds`, `dv` is. And while you wait for the other
-# warpgroup's `ds`, `dk` is. `acc[...]` waits for all products that you have started, so see to it which ones these are.
+# While you compute `p`, `dp` is on its way. And while you wait for the other warpgroup's `ds`, `dv` and `dk` are. (This
+# package's machine counts as few idle cycles if `dv` starts right after `ds`.) `acc[...]` waits for all products that
+# you have started, so see to it which ones these are.
 #
-# Is it better to start `dp` with `s`, and to read `s` as in Puzzle 6b? No. Both warpgroups share the tensor cores,
-# which take turns among their products. So somebody would wait for scores while the other one's `dp` is computed. On an
-# H200 that took 3% longer.
+# Is it better to start `dp` with `s`, and to read `s` as in Puzzle 6b? No. The tensor cores take turns between the two
+# warpgroups. With `dp` behind each `s`, one warpgroup would wait for its scores while the other one's `dp` is computed.
+# On an H200 that took 3% longer.
 
 
 # %%
@@ -2995,10 +3006,13 @@ else:
 #
 # ### Theory
 #
-# `configured` is Puzzle 6b's kernel with three choices. Two or three warpgroups compute (the **readers**), with 64
-# queries each. A block has 64 to 256 keys, and each stream has one to four slots. Its CTAs are pairs that copy K and V
-# once for both, and a pair takes tile after tile (gpu_matmul.py Puzzles 8 and 9). With `causal=True`, a block on the
-# diagonal goes in parts of 64 keys, of which only those that somebody sees are multiplied.
+# On an H200, the best and the worst configuration measured for D = 128 took 3.560 and 4.274 ms: 20% apart.
+#
+# `configured` is Puzzle 6b's kernel with three choices. Two or three warpgroups compute (consumers, here called
+# **readers**), with 64 queries each. A block has 64 to 256 keys, and each stream has one to four slots. Its CTAs are
+# pairs that copy K and V once for both (gpu_matmul.py Puzzles 8 and 9). Without a mask, a pair takes tile after tile.
+# With `causal=True`, each tile is a new pair's, and a block on the diagonal goes in parts of 64 keys: only those that
+# somebody sees are multiplied.
 #
 # What stands in the way of more readers, keys and slots?
 #
@@ -3012,8 +3026,8 @@ else:
 #
 # ```text
 #     tensor cores   4096 FLOPs a cycle, for both products of all readers
-#     softmax        200 cycles for each reader, and 8.7 for each key of the block, however many readers
-#                    there are, while the tensor cores wait
+#     softmax        200 cycles a reader, plus 8.7 a key of the block (the same for two readers and for three).
+#                    The tensor cores wait meanwhile
 #     one slot       the copy of one block of V, 56 bytes a cycle, while all wait. With more slots: nothing
 # ```
 #
@@ -3052,6 +3066,7 @@ def choose(H, Sq, Skv, D):
 
 
 # %%
+# Given, up to the check. Of these cells you need only scratch_types in `configured`. The others show how it is done.
 def first_block(c, q_smem, k, slot, limit, dtype):
     # given: Puzzle 6b's begin, without keys from `limit` on. limit: a number for all rows, or one for each
     plgpu.barrier_wait(k.full.at[slot])
@@ -3153,6 +3168,7 @@ def bring_all(k_gmem, v_gmem, k, v, tiles, axes):
     # given: what the producer does
     slots, left_out = k.smem.shape[0], tiles.left_out
 
+    # init_carry: what the body returns is `carry` for the next tile. After the last one it is in `total`.
     @plgpu.nd_loop((tiles.count,), collective_axes="cta", init_carry=0)
     def total(loop, carry):
         h, _, steps = tiles.place(loop.index[0])
@@ -3353,7 +3369,8 @@ check("gpu_attention/11", best)
 # online softmax and probabilities in registers, ping-pong, the next scores first, causal masks. Pairs of CTAs that
 # share their copies come on top. And the backward pass, in one kernel. On an H200, beside cuDNN, tokamax and JAX's own
 # kernel (four sequences of 8192 tokens, 16 heads, D = 128, bfloat16, jax 0.11.2, medians of seven rounds of 30 calls in
-# which all took turns):
+# which all took turns; causal kernels count half of the products, and forward + backward counts seven for a block, two
+# and five):
 #
 # ```text
 #     one warpgroup, slots (Puzzle 4)             415 TFLOP/s
@@ -3382,7 +3399,8 @@ check("gpu_attention/11", best)
 # were read. So in the end it is energy that a kernel has to save. In a pair of CTAs, K and V leave L2 half as often. A
 # CTA that goes on to the next tile saves the start of a new one.
 #
-# Decoding is bound by bandwidth. So a copy of as many bytes is beside it (32 heads over 8, D = 128, bfloat16):
+# Decoding is bound by bandwidth. So a copy of as many bytes is beside it (32 heads over 8, D = 128, bfloat16). The copy
+# reads half of these bytes and writes the other half. Decoding only reads, so it may be the faster one:
 #
 # ```text
 #                        64 sequences of 8,192 tokens      one of 131,072
@@ -3395,8 +3413,8 @@ check("gpu_attention/11", best)
 # How good is your model? These are configurations of Puzzle 11, measured on an H200 (64 heads, 8192 queries and keys,
 # bfloat16, jax 0.11.2, medians of seven rounds of 20 calls), without clusters and with a CTA for each tile, as in
 # Puzzle 6b. Each line divides your cycles by a measured time, which gives a clock. The two fitted figures make it about
-# 2 GHz, whatever the chip's own clock was. What counts is that it is nearly the same in all lines but one: 256 keys,
-# which need more registers than there are.
+# 2 GHz, whatever the chip's own clock was. What counts is that it stays between 1.89 and 2.06 GHz in all lines but one:
+# 256 keys, which need more registers than there are. Plans that the model puts less than 5% apart may change places.
 
 # %%
 MEASURED_MS = {  # (D, readers, bkv, slots) -> milliseconds

@@ -142,8 +142,8 @@ def whole_gate(a: Float[Array, "M N"], b: Float[Array, "M N"]) -> Float[Array, "
 
 # %%
 # Budget for a (64, 256), b (64, 256): hbm_bytes=196_608, exposed_bytes=131_072. Each of the three arrays has 65,536
-# bytes, and moves once. exposed_bytes: the bytes of all copies during which nothing is computed; here those of two.
-# With other sizes, `check` also asks for bytes in flight: those of `b`, during all of `silu(a)`.
+# bytes, and moves once. exposed_bytes: the bytes of those copies during which nothing is computed. Here these are `a`
+# and the result. With other sizes, `check` also asks for bytes in flight: those of `b`, during all of `silu(a)`.
 check("pipelining/1", whole_gate)
 
 # %% [markdown]
@@ -206,7 +206,8 @@ check("pipelining/1", whole_gate)
 # ### Theory
 #
 # The kernel runs once, without a grid, and has a loop of its own. `pl.loop` is a `for` whose index is traced, so its
-# body is compiled once, however many tiles there are:
+# body is compiled once, however many tiles there are. (A Python `for` is written out: 4096 tiles would be 4096 bodies
+# to compile.)
 #
 # ```text
 #     @pl.loop(0, 5)
@@ -245,7 +246,8 @@ def tiled_silu(x: Float[Array, "M N"], *, bm: int = 64) -> Float[Array, "M N"]:
 
 
 # %%
-# Budget for x (320, 256): hbm_bytes=655_360, vmem_bytes=131_072. vmem_bytes: two tiles of 65,536 bytes.
+# Budget for x (320, 256): hbm_bytes=655_360, vmem_bytes=131_072. vmem_bytes: two tiles of 65,536 bytes. With 41 tiles,
+# `check` also counts the operations that the kernel consists of.
 check("pipelining/2", tiled_silu)
 
 # %% [markdown]
@@ -365,7 +367,8 @@ check("pipelining/3", energy)
 #
 # Write the steps down for three tiles, one line for each call, and mark for each line which copies are on their way. If
 # a start and its wait have no sum between them, that copy is exposed. How many copies are on their way when you wait?
-# One semaphore is enough as long as one copy is on its way. And what does `o_ref` hold before the first tile?
+# One semaphore is enough as long as one copy is on its way. `o_ref` holds garbage before the first tile: you may zero
+# it while tile 0 is on its way.
 #
 # </details>
 #
@@ -427,7 +430,8 @@ check("pipelining/3", energy)
 #
 # But one tile ahead is not enough on a real chip. A copy of 64 KiB into a v5e's VMEM takes 0.85 us, by the simulator in
 # the TPU compiler (libtpu 0.0.50). In the first 0.76 us, nothing arrives. With one tile on its way at a time, you pay
-# these 0.76 us for each tile. If two are on their way, they wait together. What counts is **bytes in flight**.
+# these 0.76 us for each tile. If two are on their way, their 0.76 us pass at the same time. What counts is **bytes in
+# flight**.
 
 # %%
 show(energy, normal((320, 256)))
@@ -477,8 +481,8 @@ def absmax(x: Float[Array, "M N"], *, bm: int = 64) -> Float[Array, "1 N"]:
 
 # %%
 # Budget for x (384, 256): hbm_bytes=394_240, exposed_bytes=65_536, in_flight_bytes=98_304. in_flight_bytes is the one
-# budget that asks for more: so many bytes have to be on their way while you compute, on average. Here it is 1.5 tiles:
-# 2, 2, 2, 2, 1, 0.
+# budget that is a minimum: on average, at least so many bytes have to be on their way while you compute. Here it is 1.5
+# tiles: 2, 2, 2, 2, 1, 0.
 check("pipelining/4", absmax)
 
 # %% [markdown]
@@ -486,7 +490,7 @@ check("pipelining/4", absmax)
 #
 # Start from Puzzle 3. How many copies start before the loop now? In step `t`, which slot was read last in step `t - 1`?
 # That is the free one. Which tile belongs there, `t + 1` or `t + 2`? Copy, slot and semaphore go together, so let one
-# function choose all three.
+# function choose all three. Zeros are a good start for this maximum: no absolute value is smaller.
 #
 # </details>
 #
@@ -560,9 +564,9 @@ show(absmax, normal((384, 256)))
 #
 # ### Theory
 #
-# With one slot on the way out, this kernel has 320 KiB exposed, and with two 64 KiB. On the way out it is the reverse:
-# the copy *reads* your slot. So after `start()` the slot is not yours. If you store into it now, the copy may take the
-# new values, or half of each.
+# With one slot on the way out, this kernel has 320 KiB exposed, and with two 64 KiB. On the way in, a copy writes your
+# slot. On the way out, it *reads* it. So after `start()` the slot is not yours. If you store into it now, the copy may
+# take the new values, or half of each.
 #
 # ```text
 #     core   [fill slot 0][fill slot 1][fill slot 0]        slot 0 again: has tile 0 left it?
@@ -674,6 +678,9 @@ show(outer, normal((320, 1)), normal((1, 256)))
 #
 # ### Theory
 #
+# In Puzzle 2 all 640 KiB were exposed. With two slots on each side, 128 KiB are: the first tile in, and the last one
+# out.
+#
 # A pipeline has three parts. The **prologue** starts what the first step needs. The loop is the steady state. When the
 # loop ends, the last copies out are still on their way, and a kernel must not end before them: the **drain** waits for
 # them.
@@ -711,8 +718,7 @@ def streamed_silu(x: Float[Array, "M N"], *, bm: int = 64) -> Float[Array, "M N"
 
 
 # %%
-# Budget for x (320, 256): hbm_bytes=655_360, exposed_bytes=131_072. That is the first tile on its way in, and the last
-# one on its way out. In Puzzle 2 it was all ten.
+# Budget for x (320, 256): hbm_bytes=655_360, exposed_bytes=131_072. That is two tiles. In Puzzle 2 it was all ten.
 check("pipelining/6", streamed_silu)
 
 # %% [markdown]
@@ -800,7 +806,8 @@ check("pipelining/6", streamed_silu)
 
 # %% [markdown]
 # **Takeaway.** This is what `pallas_call` has done for you since basics.py Puzzle 2: prologue, loop, drain, two slots
-# for each operand that is cut into blocks. You have written it, so you can change it.
+# for each operand that is cut into blocks. You have written it, so you can change it. For example, a loop that waits
+# for store `t - 1` right after it has started store `t` overlaps as much, and leaves one wait for the drain.
 
 # %%
 show(streamed_silu, normal((320, 256)))
@@ -823,8 +830,8 @@ show(streamed_silu, normal((320, 256)))
 #               +-- body(a_ref, b_ref, o_ref): tiles in VMEM, as in any kernel of basics.py
 # ```
 #
-# `grid` and the `BlockSpec`s are those of `pallas_call`: a block shape and an index map. It makes the slots and the
-# semaphores, and runs prologue, loop and drain.
+# `grid` and the `BlockSpec`s are those of `pallas_call`: a block shape and an index map. `emit_pipeline` makes the
+# slots and the semaphores, and runs prologue, loop and drain.
 #
 # Why not use the outer `pallas_call`? A kernel can run several pipelines. It can read from a table which part of an
 # array each one goes over, and it can start copies to other chips in between.
@@ -858,8 +865,9 @@ check("pipelining/7", gate)
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What does `i` count, and what `j`? How much VMEM would tiles of whole rows take, with two slots for each array?
-# `in_specs` and `out_specs` are lists, also where there is only one operand.
+# What does `i` count, and what `j`? How much VMEM would tiles of whole rows take, with two slots for each array? The
+# three arrays can share one BlockSpec. `emit_pipeline(...)` alone copies nothing: it returns a function, and you call
+# that with the Refs.
 #
 # </details>
 #
@@ -896,9 +904,8 @@ check("pipelining/7", gate)
 # </details>
 
 # %% [markdown]
-# **Takeaway.** Seven lines instead of 23. `pl.BlockSpec(..., pipeline_mode=pl.Buffered(3))` would give an operand three
-# slots, as in Puzzle 4, for 32 KiB more than this budget. You know what the library's lines do, so you know when they
-# are not enough: when the next copy depends on data, or when the order of copies is the point.
+# **Takeaway.** Seven lines instead of 23. You know what the library's lines do, so you know when they are not enough:
+# when the next copy depends on data, or when the order of copies is the point.
 
 # %%
 show(gate, normal((192, 384)), normal((192, 384)))
@@ -920,9 +927,11 @@ show(gate, normal((192, 384)), normal((192, 384)))
 #     bytes in flight = bandwidth x time of a copy = 820 GB/s x 0.85 us = 697 KB
 # ```
 #
-# That is eleven tiles of 64 KiB. So the number of slots becomes an argument, and tile `t` is in slot `t % slots`.
+# That is eleven tiles of 64 KiB on their way, and one more is read: twelve slots. So the number of slots becomes an
+# argument, and tile `t` is in slot `t % slots`.
 #
-# `emit_pipeline` with `pl.Buffered(12)` does this. Write it once yourself, so that you know what the 12 buys.
+# `emit_pipeline` does this for a `BlockSpec` with `pipeline_mode=pl.Buffered(12)`. Write it once yourself, so that you
+# know what the 12 buys.
 #
 # `x` is small and lies in VMEM. Tile `t` of `w` has rows `t * bk` to `t * bk + bk`; it meets the same *columns* of `x`:
 # `x_ref[:, pl.ds(start, bk)]`. As in matmul.py, the product of bfloat16 is summed in float32.
@@ -1022,7 +1031,7 @@ check("pipelining/8", stream)
 
 # %% [markdown]
 # **Takeaway.** The depth of a pipeline is one number, and it follows from bandwidth, latency and the size of a tile.
-# Eleven tiles on their way, and one that is read, take 12 slots: 768 KiB of VMEM, and 12 semaphores.
+# Here twelve slots take 768 KiB of VMEM, and 12 semaphores.
 
 # %%
 show(stream, normal((16, 1024), "bfloat16"), normal((1024, 256), "bfloat16"))

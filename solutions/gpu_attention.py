@@ -245,18 +245,17 @@ def share(i, wg, ds, both):
 
 
 def add_dq(i, wg, both, dq_part):
-    half = pl.ds(wg * 64, 64)
     plgpu.barrier_wait(both.written)
 
     def multiply(acc):
-        plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2)].T, both.k.at[:, half])
+        plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2)].T, both.k)
         return acc[...]
 
     dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
     plgpu.wait_smem_to_gmem(0)
     both.dq[wg] = dq
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, half], reduction_op="add")
+    plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, pl.ds(wg * 64, 64)], reduction_op="add")
 
 
 # Puzzle 10c

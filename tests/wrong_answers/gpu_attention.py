@@ -132,6 +132,20 @@ def finish(acc, l):
 # slots_step: `        load_block(j + slots, k_part, k)` -> `        pass`
 # slots_step: `        load_block(j + slots, v_part, v)` -> `        load_block(j + slots, k_part, k); load_block(j + slots, v_part, v)`
 
+# %% gpu_attention/4: K is refilled after the softmax
+# slots_step:
+# -    @pl.when(j + slots < steps)
+# -    def _():
+# -        load_block(j + slots, k_part, k)
+# -
+# -    p, alpha, m, l = online(s, c, m, l)
+# +    p, alpha, m, l = online(s, c, m, l)
+# +
+# +    @pl.when(j + slots < steps)
+# +    def _():
+# +        load_block(j + slots, k_part, k)
+# +
+
 # %% gpu_attention/4: V is refilled before it is read
 # slots_step: `        load_block(j + slots, k_part, k)` -> `        load_block(j + slots, k_part, k); load_block(j + slots, v_part, v)`
 # slots_step: `        load_block(j + slots, v_part, v)` -> `        pass`
@@ -162,6 +176,11 @@ def finish(acc, l):
 # consume:
 # -    plgpu.barrier_arrive(k.empty.at[slot])
 # consume: `    s = block_scores(q_smem, k.smem.at[slot])` -> `    plgpu.barrier_arrive(k.empty.at[slot]); s = block_scores(q_smem, k.smem.at[slot])`
+
+# %% gpu_attention/5: K is given back after the softmax
+# consume:
+# -    plgpu.barrier_arrive(k.empty.at[slot])
+# consume: `    p, alpha, m, l = online(s, c, m, l)` -> `    p, alpha, m, l = online(s, c, m, l); plgpu.barrier_arrive(k.empty.at[slot])`
 
 # %% gpu_attention/5: K is given back after PV
 # consume:
@@ -568,40 +587,8 @@ def pass_on(wg, turns):
 # %% gpu_attention/10b: ds is not turned round
 # add_dq: `both.ds.at[lax.rem(i, 2)].T` -> `both.ds.at[lax.rem(i, 2)]`
 
-# %% gpu_attention/10b: the first half of the keys' columns
-# add_dq: `both.k.at[:, half]` -> `both.k.at[:, pl.ds(0, 64)]`
-
 # %% gpu_attention/10b: both add to the same columns
-# add_dq: `dq_part.at[:, half]` -> `dq_part.at[:, pl.ds(0, 64)]`
-
-# %% gpu_attention/10b: each from its own keys, all columns
-# share:
-# -    plgpu.barrier_arrive(both.written)
-# add_dq:
-# -    half = pl.ds(wg * 64, 64)
-# -    plgpu.barrier_wait(both.written)
-# -
-# -    def multiply(acc):
-# -        plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2)].T, both.k.at[:, half])
-# -        return acc[...]
-# -
-# -    dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
-# -    plgpu.wait_smem_to_gmem(0)
-# -    both.dq[wg] = dq
-# -    plgpu.commit_smem()
-# -    plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, half], reduction_op="add")
-# +    own = pl.ds(wg * 64, 64)
-# +    for half in (pl.ds(0, 64), pl.ds(64, 64)):
-# +
-# +        def multiply(acc, half=half):
-# +            plgpu.wgmma(acc, both.ds.at[lax.rem(i, 2), own].T, both.k.at[own, half])
-# +            return acc[...]
-# +
-# +        dq = pl.run_scoped(multiply, plgpu.ACC((64, 64)))
-# +        plgpu.wait_smem_to_gmem(0)
-# +        both.dq[wg] = dq
-# +        plgpu.commit_smem()
-# +        plgpu.copy_smem_to_gmem(both.dq.at[wg], dq_part.at[:, half], reduction_op="add")
+# add_dq: `dq_part.at[:, pl.ds(wg * 64, 64)]` -> `dq_part.at[:, pl.ds(0, 64)]`
 
 # %% gpu_attention/10b: stored, not added
 # add_dq: `, reduction_op="add"` -> ``

@@ -131,6 +131,13 @@ def tiled_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem, *, bm):
         pltpu.make_async_copy(o_buf, o_hbm.at[pl.ds(t * bm, bm)], sem).wait()
 
 
+# %% pipelining/2: a Python loop, whose body is written out for each tile
+# tiled_silu_kernel:
+# -    @pl.loop(0, x_hbm.shape[0] // bm)
+# -    def _(t):
+# +    for t in range(x_hbm.shape[0] // bm):
+
+
 # %% pipelining/2: the kernel takes more room than its buffers
 def tiled_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem, *, bm):
     def body(whole_ref):

@@ -1,6 +1,5 @@
 """Judges plain array code, without a kernel in it: under jit, exact in value, shape and dtype, and drawn when wrong."""
 
-import collections
 import contextlib
 import functools
 import inspect
@@ -22,7 +21,7 @@ from ..ir.capture import Programs, capture, source_line
 from ..ir.eager import operations, products
 from ..ir.exact import traceable
 from ..ir.ops import Beyond
-from ..ir.program import arrays_made, by_instruction, count_operations, equations
+from ..ir.program import arrays_made, count_operations, equations, has_python_loop
 from ..ir.readers import for_the_reader
 from ..lens import devices
 from ..lens.machine import Run, run_call
@@ -37,7 +36,6 @@ from .machines import DEVICES, trace
 
 TIME_LIMIT_S = 20.0
 _SHOWN_DIFFERENCES = 3
-_MANY_TURNS = 3  # in which one place in the code makes all its operations again: a loop
 CourseOf = Callable[..., Course | None]  # (args, blocks, got, want) -> reference.course_of
 Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> in words, and as a picture
 
@@ -288,8 +286,7 @@ def _over_budget(fn: Callable[..., Any], args: Sequence[Any], jaxpr: Any, budget
     """A right answer that costs too much. jaxpr: its program."""
     if (most := budget.operations) is not None and (count := count_operations(jaxpr)) > most:
         text = f"it takes {count} array operations; the budget is {most}."
-        turns = [min(collections.Counter(names).values()) for names in by_instruction(jaxpr)]
-        if max(turns, default=0) >= _MANY_TURNS:
+        if has_python_loop(jaxpr):
             text += " Under jit a Python loop is written out, turn by turn: let one operation do all at once."
         return [over("operations", text)]
     if (most := budget.elements) is not None:

@@ -12,7 +12,7 @@ from ..ir.program import lines_of
 from ..lens.machine import Figures, Run, Trace, listed
 from ..lens.tally import tally
 from ..text import human_bytes, plural
-from .costs import branches, dead_stores, no_product, over_flops, serial_steps, wide_products
+from .costs import branches, dead_stores, no_product, over_flops, serial_steps, wide_products, written_out
 from .findings import Finding, over
 from .overlap import kept_findings, overlap_findings
 
@@ -28,14 +28,14 @@ class Budget:
     are not among these. serial_steps: steps of one call that have to follow one another, when every index along its
     parallel axes has a core of its own. mxu_bits: how wide the operands of matrix products may be; there has to be a
     product, too. branches: pl.when, cond and loops in a kernel. selected: elements of the results of jnp.where, over
-    all calls and steps, which is what masks cost. operations: of array code without a kernel, how many primitives it
-    may consist of; elements: how many the largest array that it makes may have. Of such code, flops and mxu_bits are
-    those of its matrix products, and hbm_bytes what moves when each operation is a program of its own, also inside of a
-    jit of the reader's. outside_flops: arithmetic of matrix products outside of the kernels. exposed_bytes: of copies
-    between HBM and VMEM that a kernel starts itself, those that nothing overlaps: no arithmetic is done between the
-    start and the wait. in_flight_bytes, the one lower bound: bytes of such copies that are on their way while the
-    kernel computes, on average over its FLOPs. new_bytes: HBM that the calls take for results that are written over no
-    input.
+    all calls and steps, which is what masks cost. operations: how many primitives a kernel, or array code without one,
+    may consist of. elements: of such code, how many the largest array that it makes may have. Of such code, flops and
+    mxu_bits are those of its matrix products, and hbm_bytes what moves when each operation is a program of its own,
+    also inside of a jit of the reader's. outside_flops: arithmetic of matrix products outside of the kernels.
+    exposed_bytes: of copies between HBM and VMEM that a kernel starts itself, those that nothing overlaps: no
+    arithmetic is done between the start and the wait. in_flight_bytes, the one lower bound: bytes of such copies that
+    are on their way while the kernel computes, on average over its FLOPs. new_bytes: HBM that the calls take for
+    results that are written over no input.
 
     Of kernels for a GPU, beside calls, flops and outside_flops: gmem_bytes: bytes between GMEM and the SMs.
     thread_bytes: those of them that threads load and store themselves; cta_bytes: those that one CTA moves. copies: out
@@ -126,6 +126,8 @@ def over_budget(run: Run, costs: list[Figures], budget: Budget) -> list[Finding]
         found += no_product([trace.call for trace in run.traces])
     if (most := budget.branches) is not None:
         found += [f for trace in run.traces for f in branches(trace.call, most)]
+    if (most := budget.operations) is not None:
+        found += [f for trace in run.traces for f in written_out(trace.call, most)]
     if (most := budget.output_stores) is not None:
         found += [f for trace in run.traces for f in _stored_again(trace, most)]
     flops = sum(c.flops for c in costs)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..ir.capture import Call, line_of, named
+from ..ir.capture import Call, everywhere, line_of, named
 from ..ir.ops import in_dtypes, is_floating, out_dtype
-from ..ir.program import lines_of
+from ..ir.program import count_operations, has_python_loop, lines_of
 from ..lens.machine import Trace
 from ..lens.tally import tally
 from .findings import Finding, over
@@ -112,3 +112,13 @@ def branches(call: Call, most: int) -> Iterator[Finding]:
         advice = "Choose values instead of code: jnp.where." if most == 0 else "Do more of it in one of them."
         text = f"with {many} (pl.when, cond, or a loop); the budget is {most}. {advice}"
         yield over("branches", text, [f"{line_of(e)}" for e in found[1:4]], line_of(found[0]))
+
+
+def written_out(call: Call, most: int) -> Iterator[Finding]:
+    """A kernel of more operations than it may have."""
+    if (count := count_operations(call.kernel)) > most:
+        why = ", because a Python loop is written out, turn by turn" if has_python_loop(call.kernel) else ""
+        text = f"{call.name} consists of {count} operations{why}; the budget is {most}. "
+        text += "The body of pl.loop is compiled once."
+        lines = collections.Counter(line for _, eqn in everywhere(call.kernel) if (line := line_of(eqn)) is not None)
+        yield over("operations", text, near=[line for line, _ in lines.most_common(1)])

@@ -1,10 +1,13 @@
 """Questions to a program of JAX's: its lines, its size, and where it computes with 16-bit floats."""
 
+import collections
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .capture import SourceLine, everywhere, instruction_of, is_call, line_of, named, space_of, subprograms
 from .ops import in_dtypes, is_floating, is_literal, nbytes_of, np_dtype, out_avals, out_dtype
+
+_MANY_TURNS = 3  # in which one place in the code makes all its operations again: a loop
 
 
 def calls_in(jaxpr: Any) -> Iterator[Any]:
@@ -26,12 +29,13 @@ def equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any,
         yield eqn, here
 
 
-def by_instruction(jaxpr: Any) -> list[list[str]]:
-    """The primitives that each instruction of the reader's code has made: again in each turn of a Python loop."""
+def has_python_loop(jaxpr: Any) -> bool:
+    """Whether an instruction of the reader's code makes all its primitives again and again: in a loop of Python's."""
     made: dict[Any, list[str]] = {}
     for eqn in jaxpr.eqns:
         made.setdefault(instruction_of(eqn), []).append(eqn.primitive.name)
-    return [names for instruction, names in made.items() if instruction is not None]
+    made.pop(None, None)
+    return any(min(collections.Counter(names).values()) >= _MANY_TURNS for names in made.values())
 
 
 def inside(kernels: Iterable[Any]) -> Iterator[tuple[Any, SourceLine | None]]:
