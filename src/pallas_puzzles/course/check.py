@@ -14,7 +14,7 @@ import numpy as np
 from ..diagnose.apart import first_apart
 from ..diagnose.corrections import Correction
 from ..diagnose.lookout import Lookout
-from ..ir.capture import SourceLine
+from ..ir.capture import SourceLine, pointing_into
 from ..lens.machine import listed
 from ..view.costs import totals
 from ..view.verdict import Verdict, emit
@@ -31,6 +31,7 @@ from .holes import (
     holes_of,
     names_used,
     pointed_into_holes,
+    ranges_of,
     untouched,
     why_apart,
 )
@@ -174,7 +175,8 @@ class _Answer:
         judge.wanted = self.wanted
         if self.known and self.rounding:
             judge.course = functools.partial(course_of, self.known.id, asked.spec, tolerance)
-        verdict = self._judged(asked, judge, only)
+        with pointing_into(ranges_of([*self.holes.values(), *helpers])):
+            verdict = self._judged(asked, judge, only)
         if self.known and not is_brief():
             with guard.explaining():
                 # without a kernel, which of several functions it is, nobody knows

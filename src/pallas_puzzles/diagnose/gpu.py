@@ -2,26 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ..ir.capture import SourceLine
 from ..lens.gpu.findings import Finding as Seen
-from ..lens.gpu.findings import Waiter
 from ..text import human_bytes, plural
 from .findings import Finding
+from .gpu_stuck import explain_deadlock
 
 
 def findings_of(seen: Iterable[Seen]) -> Iterator[Finding]:
     """What a reader is told, the causes before what follows from them."""
     for found in sorted(seen, key=lambda f: _ORDER.index(f.kind)):
-        near = [line for line in (found.other_line, *_lines_of(found.waiters)) if line is not None]
-        times = f"This happens {plural(found.times, 'time')}." if found.times > 1 else ""
-        evidence = [*_waiting(found.waiters), *([times] if times else [])]
+        if found.kind == "deadlock":
+            yield explain_deadlock(found)
+            continue
+        near = [found.other_line] if found.other_line is not None else []
+        evidence = [f"This happens {plural(found.times, 'time')}."] if found.times > 1 else []
         yield Finding(found.kind, _WORDS[found.kind](found), evidence, found.line, operand=found.ref, near=near)
-
-
-def _lines_of(waiters: Iterable[Waiter]) -> Iterator[SourceLine | None]:
-    for waiter in waiters:
-        yield waiter.line
-        yield from waiter.candidates
 
 
 def _head(f: Seen) -> str:
@@ -81,35 +76,6 @@ def _bounds(f: Seen) -> str:
     return f"{_head(f)}{f.verb} {f.ref} at {what}, but this dimension has {plural(size, 'element')}."
 
 
-def _deadlock(f: Seen) -> str:
-    w = f.waiters[0]
-    return f"{w.who} waits for ever: {_missing(w)} {_advice(w)}"
-
-
-def _missing(w: Waiter) -> str:
-    if w.parts > 0 and w.got >= w.needed:
-        return f"{w.what} lacks {plural(w.parts, 'part')} of a multicast copy, which other CTAs of its cluster bring."
-    return f"{w.what} has {w.got} of {plural(w.needed, 'arrival')} in its round {w.round}."
-
-
-def _advice(w: Waiter) -> str:
-    if w.parts > 0 and w.got >= w.needed:
-        return "Every CTA along collective_axes has to start the copy."
-    if not w.candidates:
-        return "No line of the kernel arrives on it: call plgpu.barrier_arrive, or drop the wait."
-    if w.got:
-        return "Give the barrier as many arrivals (num_arrivals) as really come, or let the others arrive, too."
-    return "Arrive on it once for each wait."
-
-
-def _waiting(waiters: Iterable[Waiter]) -> Iterator[str]:
-    for w in waiters:
-        came = ", ".join(f"{who} ({line}), {plural(n, 'time')}" for who, line, n in w.arrived) or "nobody"
-        could = ", ".join(str(line) for line in w.candidates) or "no line"
-        where = f" ({w.line})" if w.line else ""
-        yield f"{w.who} waits for {w.what}{where}. Arrived so far: {came}. Lines that arrive: {could}."
-
-
 def _lapped(f: Seen) -> str:
     number, reached = f.detail
     return (
@@ -149,7 +115,7 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
         f"{_head(f)}ends while this copy into {f.ref} may still be on its way: it would write into the SMEM of the "
         "next CTA. Start no copy that you do not wait for."
     ),
-    "deadlock": _deadlock,
+    "deadlock": lambda f: explain_deadlock(f).cause,
     "unwritten": _unwritten,
     "lapped": _lapped,
     "output-unwritten": lambda f: f"{f.count} of {f.total} elements of {f.ref} are never written.",

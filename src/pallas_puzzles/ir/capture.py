@@ -120,6 +120,23 @@ def callers_of(eqn: Any) -> list[SourceLine]:
     return [source_line(*place) for place in places_of(eqn) if is_readers_file(place[0])]
 
 
+Ranges = Sequence[tuple[str, int, int]]  # (file, first line, last line)
+_asked: contextvars.ContextVar[Ranges] = contextvars.ContextVar("asked", default=())
+
+
+def pointing_into(ranges: Ranges) -> contextlib.AbstractContextManager[None]:
+    """While active, `asked_line_of` prefers lines of these ranges: what somebody is asked about."""
+    return holding(_asked, ranges)
+
+
+def asked_line_of(eqn: Any) -> SourceLine | None:
+    """The line of an equation that a reader is to look at: in what they were asked to write, if it was called there."""
+    ranges = _asked.get()
+    callers = callers_of(eqn) if ranges else []
+    asked = (x for x in callers if any(x.file == file and a <= x.line <= b for file, a, b in ranges))
+    return next(asked, None) or line_of(eqn)
+
+
 @dataclasses.dataclass(frozen=True)
 class Dim:
     """One dimension of a block: `kind` is "blocked", "squeezed" or "element"."""

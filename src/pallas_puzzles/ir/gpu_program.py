@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .capture import SourceLine, line_of
+from .capture import SourceLine, asked_line_of
 from .ops import OPS, TAKES_NO_PARAMS, Beyond, evaluate, is_floating, nbytes_of, np_dtype, scan_groups
 from .places import Place, locate
 
@@ -144,7 +144,7 @@ class Instr:
     @functools.cached_property
     def line(self) -> SourceLine | None:
         """The reader's line."""
-        return line_of(self.eqn)
+        return asked_line_of(self.eqn)
 
     def evaluate(self, values: Sequence[Any]) -> list[Any]:
         """Array arithmetic in NumPy."""

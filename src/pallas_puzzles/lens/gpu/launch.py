@@ -1,6 +1,7 @@
 """Launches the CTAs of a kernel, runs whoever can go on, the one that is furthest behind first, and says who cannot."""
 
 import collections
+import contextlib
 import dataclasses
 import heapq
 import itertools
@@ -16,7 +17,7 @@ from ...ir.gpu_program import Program
 from ...ir.ops import Beyond
 from ..findings import Findings
 from .banks import inside, note_layouts
-from .barriers import NAMED, Semaphores, Slot, Wait
+from .barriers import NAMED, Arrivals, Barrier, Semaphores, Slot, Wait
 from .engines import Engines
 from .findings import Finding, Waiter
 from .machine import Going, Spawn
@@ -59,7 +60,9 @@ class Launch(Engines):
         counts.smem_bytes = _held_smem(kernel.program)
         note_layouts(kernel.program)
         self.fibers: list[_Fiber] = []
-        self.launched = self.ctas = 0
+        self.launched = self.ctas = self.steps = 0
+        self.stuck: list[_Fiber] = []  # when nobody can go on: one for each barrier and line
+        self.most_steps = math.inf
         self.ended: list[str] = []
         self.free = [0.0] * max(1, sms // size)  # when each of the places for clusters is free
 
@@ -85,7 +88,7 @@ class Launch(Engines):
 
     def _drive(self, at_once: int) -> None:
         """Starts clusters, so many at once at first, and runs their threads until nobody can go on."""
-        while self.pending or self.fibers:
+        while (self.pending or self.fibers) and self.steps < self.most_steps:
             while self.pending and len({id(f.cluster) for f in self.fibers}) < at_once:
                 self._start()
             if self._step():
@@ -122,6 +125,7 @@ class Launch(Engines):
         if not ready:
             return False
         fiber = min(ready, key=lambda f: f.thread.now) if len(ready) > 1 else ready[0]
+        self.steps += 1
         try:
             fiber.wait = next(fiber.going)
         except StopIteration:
@@ -157,35 +161,73 @@ class Launch(Engines):
 
     def _stuck(self) -> None:
         candidates = _candidates(self.kernel.program)
-        waiters = [self._waiter(f, candidates) for f in self.fibers if f.wait is not None and f.wait.what is not None]
-        first = waiters[0]
         until = 1.1 * max([1.0, *(e.end for e in self.timeline.events), *(f.thread.now for f in self.fibers)])
+        alike: dict[Any, list[_Fiber]] = collections.defaultdict(list)
         for f in self.fibers:
             if f.wait is not None and f.wait.what is not None:
                 t, name = f.thread, f.wait.what.name
                 self.timeline.add(t.cta.number, t.lane, "wait", t.now, until, f.wait, name)
-        done = tuple(dict.fromkeys(self.ended))
+                alike[name, f.wait.line].append(f)
+        self.stuck = [first for first, *_ in alike.values()]
+        waiters = [self._waiter(first, candidates, len(others)) for first, *others in alike.values()]
+        first, done = waiters[0], tuple(dict.fromkeys(self.ended))
         where = Finding("deadlock", first.what, first.line, first.who, "waits for", waiters=tuple(waiters), ended=done)
         self.found.add(where)
 
-    def _waiter(self, fiber: _Fiber, candidates: "dict[int, list[SourceLine]]") -> Waiter:
+    def _waiter(self, fiber: _Fiber, candidates: "dict[int, list[SourceLine]]", alike: int) -> Waiter:
         assert fiber.wait is not None, "who is stuck waits"
         what = fiber.wait.what
         assert what is not None, "for something"
-        got, needed = (what.count, what.needed) if isinstance(what, Slot) else (what.count, fiber.wait.number)
-        arrived = tuple((who, line, n) for (who, line), n in what.arrived.items())
-        lines = tuple(candidates.get(id(what.alloc), ()))
+        common = {"candidates": tuple(candidates.get(id(what.alloc), ())), "alike": alike}
+        who, line = fiber.thread.name, fiber.wait.line
+        if not isinstance(what, Slot):
+            number = fiber.wait.number
+            return Waiter(who, line, what.name, what.count, number, round=-1, arrived=_listed(what.arrived), **common)
         return Waiter(
-            fiber.thread.name,
-            fiber.wait.line,
+            who,
+            line,
             what.name,
-            got,
-            needed,
-            round=fiber.wait.number if isinstance(what, Slot) else 0,
-            parts=what.parts if isinstance(what, Slot) else 0,
-            arrived=arrived,
-            candidates=lines,
+            what.count,
+            what.needed,
+            round=fiber.wait.number,
+            parts=what.parts,
+            arrived=_listed(what.arrived),
+            came=_listed(what.arrived - what.earlier),
+            waited=_listed(what.waits - collections.Counter({(who, line): 1})),
+            spare=tuple(_spare(what, fiber.thread.cta)),
+            **common,
         )
+
+    def brought_by(self, number: int, most_steps: int) -> list[list[tuple[str, SourceLine | None]]]:
+        """Who arrives, and at which line, on what each of those waits for that are stuck, when one of them, by its
+        number, gets what it waits for. Its thread, and then others, go on, for so many steps at most."""
+        waits = [f.wait for f in self.stuck]
+        before = [wait.what.arrived.copy() for wait in waits if wait is not None and wait.what is not None]
+        wait = waits[number]
+        assert wait is not None, "who is stuck waits"
+        if isinstance(wait.what, Slot):
+            wait.what.end_round()
+        elif wait.what is not None:
+            wait.what.count = wait.number
+        self.most_steps = self.steps + most_steps
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):  # on what never came, anything may happen
+            self._drive(1)
+        after = [wait.what.arrived for wait in waits if wait is not None and wait.what is not None]
+        return [list(now - then) for now, then in zip(after, before, strict=True)]
+
+
+def _listed(arrivals: Arrivals) -> tuple[tuple[str, SourceLine | None, int], ...]:
+    return tuple((who, line, n) for (who, line), n in arrivals.items())
+
+
+def _spare(slot: Slot, cta: Cta) -> Iterator[tuple[str, int, tuple[SourceLine, ...]]]:
+    """The other barriers of a CTA that have ended rounds which nobody has waited for: (name, how many, lines of the
+    arrivals). One such round of a barrier of another kind is nothing special: it says that a slot is free."""
+    barriers = [ref for refs in cta.shared.values() for ref in refs if isinstance(ref, Barrier)]
+    for other in (each for barrier in barriers for each in barrier.slots.values()):
+        spare, same = other.round - other.waited, other.alloc is slot.alloc
+        if other is not slot and spare > (0 if same else 1):
+            yield other.name, spare, tuple(dict.fromkeys(line for _, line in other.arrived if line is not None))
 
 
 def _held_smem(program: Program) -> int:

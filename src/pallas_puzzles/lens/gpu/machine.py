@@ -260,6 +260,8 @@ class Control(Core):
         slot = self.slot(t, instr.p["barrier"], env)
         number = t.seen[slot]
         t.seen[slot] += 1
+        slot.waited = max(slot.waited, number + 1)
+        slot.waits[t.name, instr.line] += 1
         (yield from self._wait_for(t, instr, slot, number))
 
     def _wait_for(self, t: Thread, instr: Instr, slot: Slot, number: int) -> Waiting:
@@ -300,6 +302,7 @@ class Control(Core):
         number = t.seen[slot]
         if slot.round <= number:
             return [np.bool_(False)]
+        slot.waited = max(slot.waited, number + 1)
         ended = slot.land(number)
         t.knowledge.learn(ended.knowledge)
         t.now = max(t.now, ended.time)
