@@ -16,9 +16,8 @@ def explain_deadlock(f: Finding) -> Told:
     way, closed = _followed(f.waiters, brought)
     root = f.waiters[way[-1]]
     if closed:
-        cause = _circle(
-            [f.waiters[n] for n in way], [brought[b][a] for a, b in zip(way, [*way[1:], way[0]], strict=True)]
-        )
+        arrivals = [brought[then][n] for n, then in zip(way, [*way[1:], way[0]], strict=True)]
+        cause = _circle([f.waiters[n] for n in way], arrivals)
     else:
         cause = f"{root.who} waits for ever: {_missing(root)} {_advice(root, brought[way[-1]][way[-1]])}"
     evidence = [*_rows(f.waiters, brought, [] if closed else way[-1:], closed)]
@@ -61,7 +60,8 @@ def _circle(waiters: Sequence[Waiter], arrivals: Sequence[Sequence[tuple[str, So
         f"arrives{_at(line)} only after a wait of its own"
         for n, (w, [(who, line), *_]) in enumerate(zip(waiters, arrivals, strict=True))
     ]
-    return f"{'; '.join(waits)}. So they wait for each other for ever. Let one of them arrive before it waits, or wait less often."
+    advice = "Let one of them arrive before it waits, or wait less often."
+    return f"{'; '.join(waits)}. So they wait for each other for ever. {advice}"
 
 
 def _short(who: str, beside: str) -> str:
@@ -99,7 +99,8 @@ def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]]) -> str:
         return f"It has ended {plural(w.round, 'round')}.{spare}"
     if w.round > 0:
         again = f", and {later} arrives again only after it" if later is not None else ""
-        return f"It has ended {plural(w.round, 'round')}, and this is wait number {w.round + 1}{again}: wait once for each round."
+        number = f"It has ended {plural(w.round, 'round')}, and this is wait number {w.round + 1}"
+        return f"{number}{again}: wait once for each round."
     if later is not None:
         return f"{later} arrives on it, but only after this wait: one of the two has to come earlier."
     return f"{_listed(w.candidates)} would arrive on it, and nobody gets there: look at the conditions around that."

@@ -35,8 +35,8 @@ class Slot:
     """One barrier. round: the number of the one that is going on; count: its arrivals so far.
 
     parts: of multicast copies that it still waits for; effects: what lands with this round. ended: the last rounds. An
-    mbarrier remembers one bit. waited: how many rounds somebody has waited for, and waits: who has, at which line and how
-    often. arrived, earlier: who has arrived, in all and before this round.
+    mbarrier remembers one bit. waited: how many rounds somebody has waited for; waits: who has. arrived, earlier: who
+    has arrived, in all and before this round.
     """
 
     name: str

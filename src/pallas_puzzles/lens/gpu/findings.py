@@ -36,13 +36,13 @@ NOTES = frozenset(["unfenced-read", "load-in-flight", "unwaited-load", "padding"
 
 @dataclasses.dataclass(frozen=True)
 class Waiter:
-    """Somebody who waits when nobody can go on. what: the barrier or semaphore; got, needed: arrivals in this round.
+    """Somebody who waits when nobody can go on. what: the barrier or semaphore; got, needed: arrivals in this round;
     round: -1 for a semaphore.
 
     parts: of multicast copies that other CTAs of the cluster have not brought. arrived: (who, line, how often) of those
-    who ever did; came: in this round; waited: who has waited for its earlier rounds; candidates: lines of the program that could. spare: (barrier, rounds, lines of
-    their arrivals) of other barriers, which have ended more rounds than anybody has waited for. alike: how many others
-    wait for the same at the same line.
+    who ever did; came: in this round; waited: who has waited for the rounds before. candidates: lines of the program
+    that could arrive. spare: (barrier, rounds, lines of its arrivals) of those that have ended more rounds than anybody
+    has waited for. alike: how many others wait for the same at the same line.
     """
 
     who: str
@@ -72,7 +72,8 @@ class Finding:
     other_line: what it collides with. who: "warpgroup 1 of CTA (0, 3)"; other: whose the other access is, where it is
     somebody else's. count, total: elements. engine: what the other access is by: "copy", "store", "wgmma", "tcgen05" or
     "" for loads and stores. waiters: of a deadlock, one for each barrier and line; brought: what each of them keeps
-    from coming, found by trying, which takes a run for each. ended: who has ended by then. times: how often it was seen.
+    from coming, found by trying, which takes a run for each. ended: who has ended by then. times: how often it was
+    seen.
     """
 
     kind: str

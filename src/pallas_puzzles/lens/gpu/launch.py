@@ -178,24 +178,20 @@ class Launch(Engines):
         assert fiber.wait is not None, "who is stuck waits"
         what = fiber.wait.what
         assert what is not None, "for something"
-        common = {"candidates": tuple(candidates.get(id(what.alloc), ())), "alike": alike}
-        who, line = fiber.thread.name, fiber.wait.line
+        lines = tuple(candidates.get(id(what.alloc), ()))
+        who, line, number = fiber.thread.name, fiber.wait.line, fiber.wait.number
+        arrived = _listed(what.arrived)
+        waiter = Waiter(who, line, what.name, what.count, number, -1, arrived=arrived, candidates=lines, alike=alike)
         if not isinstance(what, Slot):
-            number = fiber.wait.number
-            return Waiter(who, line, what.name, what.count, number, round=-1, arrived=_listed(what.arrived), **common)
-        return Waiter(
-            who,
-            line,
-            what.name,
-            what.count,
-            what.needed,
-            round=fiber.wait.number,
+            return waiter
+        return dataclasses.replace(
+            waiter,
+            needed=what.needed,
+            round=number,
             parts=what.parts,
-            arrived=_listed(what.arrived),
             came=_listed(what.arrived - what.earlier),
             waited=_listed(what.waits - collections.Counter({(who, line): 1})),
             spare=tuple(_spare(what, fiber.thread.cta)),
-            **common,
         )
 
     def brought_by(self, number: int, most_steps: int) -> list[list[tuple[str, SourceLine | None]]]:
