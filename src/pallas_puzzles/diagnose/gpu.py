@@ -14,13 +14,15 @@ def findings_of(seen: Iterable[Seen]) -> Iterator[Finding]:
         if found.kind == "deadlock":
             yield explain_deadlock(found)
             continue
-        near = [found.other_line] if found.other_line is not None else []
+        lines = found.line, found.other_line
+        line, other = reversed(lines) if found.early else lines
+        near = [other] if other is not None else []
         evidence = [f"This happens {plural(found.times, 'time')}."] if found.times > 1 else []
-        yield Finding(found.kind, _WORDS[found.kind](found), evidence, found.line, operand=found.ref, near=near)
+        yield Finding(found.kind, _WORDS[found.kind](found), evidence, line, operand=found.ref, near=near)
 
 
 def _head(f: Seen) -> str:
-    between = ": " if f.verb.startswith("the ") else " "
+    between = ": " if f.verb.startswith(("the ", "wgmma", "tcgen05")) else " "
     return f"{f.who}{between}" if f.who else ""
 
 
@@ -44,6 +46,12 @@ _WAITS = {
 
 
 def _no_wait(f: Seen) -> str:
+    if f.early:
+        where = f" at {f.line}" if f.line else ""
+        return (
+            f"{_head(f)}{_does(f)}{where}, but {_other(f)} has been started before, and overwrites what was there. "
+            "Start that copy when this has been read."
+        )
     refill = " If the slot is filled again, let its next copy wait until you have read it."
     refill = refill if f.other and f.engine == "copy" else ""
     return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"
@@ -61,6 +69,16 @@ def _reused(f: Seen) -> str:
 def _does(f: Seen) -> str:
     """'reads s', 'the copy into s starts'."""
     return f"{f.verb} {f.ref}" + (" starts" if f.verb == "the copy into" else "")
+
+
+def _own(f: Seen) -> str:
+    if len(f.apart) == 1:  # two CTAs that store into the same place, as a rule
+        (axis,) = f.apart
+        return (
+            f'The two differ along "{axis}" alone: let where this line stores depend on lax.axis_index("{axis}"), so '
+            "that each has its own part."
+        )
+    return "Let one of the two wait for the other with a barrier, or give each its own part."
 
 
 def _unwritten(f: Seen) -> str:
@@ -102,8 +120,7 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
         "threads store in SMEM only after plgpu.commit_smem(): call it after the store, before the copy or product."
     ),
     "race": lambda f: (
-        f"{_head(f)}{_does(f)}, and nothing orders that and {_other(f)}: they may happen at the same time. Let one of "
-        "the two wait for the other with a barrier, or give each its own part."
+        f"{_head(f)}{_does(f)}, and nothing orders that and {_other(f)}: they may happen at the same time. {_own(f)}"
     ),
     "acc-in-flight": lambda f: (
         f"{_head(f)}reads the accumulator {f.ref} while a wgmma may still add to it. Call plgpu.wgmma_wait(0) first."

@@ -71,9 +71,10 @@ class Finding:
     kind: of KINDS. ref: the Ref. line: the reader's, of the access that is wrong. verb: what it does, and other_verb,
     other_line: what it collides with. who: "warpgroup 1 of CTA (0, 3)"; other: whose the other access is, where it is
     somebody else's. count, total: elements. engine: what the other access is by: "copy", "store", "wgmma", "tcgen05" or
-    "" for loads and stores. waiters: of a deadlock, one for each barrier and line; brought: what each of them keeps
-    from coming, found by trying, which takes a run for each. ended: who has ended by then. times: how often it was
-    seen.
+    "" for loads and stores. early: that copy overwrites what could have been read. apart: the axes along which the two
+    differ, where both run the same line. waiters: of a deadlock, one for each barrier and line; brought: what each of
+    them keeps from coming, found by trying, which takes a run for each. ended: who has ended by then. times: how often
+    it was seen.
     """
 
     kind: str
@@ -88,6 +89,8 @@ class Finding:
     count: int = 0
     total: int = 0
     detail: tuple[Any, ...] = ()
+    early: bool = False
+    apart: tuple[str, ...] = ()
     waiters: tuple[Waiter, ...] = ()
     brought: Callable[[], Brought] = dataclasses.field(default=tuple, compare=False, repr=False)
     ended: tuple[str, ...] = ()

@@ -184,6 +184,7 @@ class Control(Core):
         self.reads(buffer, place, t, self.own(t, instr, "reads", buffer.space))
         self._move(t, instr, buffer, place, "load")
         value = place.read(buffer.values)
+        self.notice_read(buffer, place, instr)
         return [value, *([] if len(instr.outs) == 1 else [value.max(-1)])]
 
     def do_write(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
@@ -203,6 +204,7 @@ class Control(Core):
             _, end = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
             t.now = end + (chip.latency if kind == "load" else 0)
             counts.thread_bytes += nbytes
+            counts.moved(instr.line, nbytes)
             t.cta.moved += nbytes
             if kind == "load":
                 counts.gmem_read_bytes += nbytes
