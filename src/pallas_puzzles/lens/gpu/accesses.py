@@ -140,7 +140,8 @@ class Core:
         for before in read:
             self._in_order(buffer, before, t, access, written=False)
         if access.engine == "copy" and not read:
-            access.unread = next((buffer.writes[n] for n in buffer.writers_of(place) if n > 0), None)
+            there = (buffer.writes[n] for n in buffer.writers_of(place) if n > 0)
+            access.unread = next((before for before in there if before and _knows(t.knowledge, before)), None)
         for twin in buffer.twins:
             self._writes_twin(buffer, twin, region, t, access)
         buffer.note_write(place, region, access)
@@ -190,7 +191,7 @@ class Core:
             other_line=before.instr.line if before.instr is not None else None,
             other=before.who if before.who != t.name else "",
             engine=before.engine,
-            early=kind == "no-wait" and before.unread is not None and _knows(knows, before.unread),
+            early=kind == "no-wait" and before.unread is not None,
             apart=tuple(_apart(access, before)),
         )
 
