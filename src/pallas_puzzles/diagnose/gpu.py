@@ -15,7 +15,7 @@ def findings_of(seen: Iterable[Seen]) -> Iterator[Finding]:
             yield explain_deadlock(found)
             continue
         lines = found.line, found.other_line
-        line, other = reversed(lines) if found.early else lines
+        line, other = reversed(lines) if found.early and not found.other else lines
         near = [other] if other is not None else []
         evidence = [f"This happens {plural(found.times, 'time')}."] if found.times > 1 else []
         yield Finding(found.kind, _WORDS[found.kind](found), evidence, line, operand=found.ref, near=near)
@@ -47,11 +47,13 @@ _WAITS = {
 
 def _no_wait(f: Seen) -> str:
     if f.early:
-        where = f" at {f.line}" if f.line else ""
-        return (
-            f"{_head(f)}{_does(f)}{where}, but {_other(f)} has been started before, and overwrites what was there. "
-            "Start that copy when this has been read."
+        where = f" at {f.line}" if f.line and not f.other else ""
+        started = (
+            f"{_head(f)}{_does(f)}{where}, but {_other(f)} has been started before, and overwrites what was there."
         )
+        if f.other:
+            return f"{started} Arrive on the barrier that it waits for when this has been read, not before."
+        return f"{started} Start that copy when this has been read."
     refill = " If the slot is filled again, let its next copy wait until you have read it."
     refill = refill if f.other and f.engine == "copy" else ""
     return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"

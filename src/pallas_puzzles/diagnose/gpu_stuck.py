@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ..ir.capture import SourceLine
 from ..lens.gpu.findings import Brought, Finding, Waiter
+from ..lens.machine import listed
 from ..text import plural
 from .findings import Finding as Told
 
@@ -27,7 +28,8 @@ def explain_deadlock(f: Finding) -> Told:
     # what another barrier has had too much of is looked at first: there, the arrival that is missing may have gone
     spare = [] if closed else [line for _, _, lines in root.spare for line in reversed(lines)]
     mine = [line for who, line, _ in root.waited if who == root.who]
-    near = [*spare, root.line, *mine, *(line for w in (root, *f.waiters) for line in (*w.candidates, w.line))]
+    came = [] if closed else [line for _, line, _ in root.came]  # where those arrive who do
+    near = [*came, *spare, root.line, *mine, *(line for w in (root, *f.waiters) for line in (*w.candidates, w.line))]
     lines = [line for line in near if line is not None]
     return Told(f.kind, cause, evidence, next(iter(lines), None), operand=root.what, near=lines)
 
@@ -96,13 +98,17 @@ def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]]) -> str:
         return "Give the barrier as many arrivals (num_arrivals) as really come, or let the others arrive, too."
     later = next((line for _, line in own if line is not None), None)
     if spare := _spare(w):
-        return f"It has ended {plural(w.round, 'round')}.{spare}"
+        return f"It has ended {plural(w.round, 'round')}.{spare}" if w.round else spare.strip()
     if w.round > 0:
         again = f", and {later} arrives again only after it" if later is not None else ""
         number = f"It has ended {plural(w.round, 'round')}, and this is wait number {w.round + 1}"
         return f"{number}{again}: wait once for each round."
     if later is not None:
         return f"{later} arrives on it, but only after this wait: one of the two has to come earlier."
+    if w.beside:
+        lines = _listed([*dict.fromkeys(line for _, each in w.beside for line in each)])
+        names = listed([name for name, _ in w.beside])
+        return f"What arrives ({lines}) arrives on {names}: an arrival is missing, or an index is wrong."
     return f"{_listed(w.candidates)} would arrive on it, and nobody gets there: look at the conditions around that."
 
 

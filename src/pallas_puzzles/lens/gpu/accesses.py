@@ -139,7 +139,8 @@ class Core:
         read = buffer.overlapping_reads(region)
         for before in read:
             self._in_order(buffer, before, t, access, written=False)
-        if access.engine == "copy" and not read:
+        if access.engine == "copy":
+            access.readers = frozenset(each.who for each in read)
             there = (buffer.writes[n] for n in buffer.writers_of(place) if n > 0)
             access.unread = next((before for before in there if before and _knows(t.knowledge, before)), None)
         for twin in buffer.twins:
@@ -191,7 +192,7 @@ class Core:
             other_line=before.instr.line if before.instr is not None else None,
             other=before.who if before.who != t.name else "",
             engine=before.engine,
-            early=kind == "no-wait" and before.unread is not None,
+            early=kind == "no-wait" and _too_early(before, t),
             apart=tuple(_apart(access, before)),
         )
 
@@ -239,6 +240,11 @@ class Core:
 
 def _knows(knowledge: Knowledge, access: Access) -> bool:
     return knowledge.knows(access.agent, access.time)
+
+
+def _too_early(copy: Access, t: Thread) -> bool:
+    """Whether a copy overwrites what a thread could have read before, and has not."""
+    return copy.unread is not None and _knows(t.knowledge, copy.unread) and t.name not in copy.readers
 
 
 def _apart(one: Access, other: Access) -> Iterator[str]:

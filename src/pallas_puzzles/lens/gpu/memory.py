@@ -20,8 +20,8 @@ NEVER, GIVEN = -1, 0  # numbers of writers: nobody; whoever launched the kernel
 class Access:
     """One read or write. engine: "copy", "store", "wgmma", "tcgen05", "load" or "fill" (of TMEM), or "".
 
-    index: of its thread, where it is the thread's own. unread: of a copy, the write whose values it overwrites: whoever
-    starts it knows that they are there, and nobody has read them.
+    index: of its thread, where it is the thread's own. unread: of a copy, the write whose values it overwrites, if its
+    thread knows that they are there; readers: who has read them.
     """
 
     agent: int
@@ -32,6 +32,7 @@ class Access:
     engine: str = ""
     index: dict[Any, int] | None = None
     unread: "Access | None" = None
+    readers: frozenset[str] = frozenset()
 
     @property
     def is_async(self) -> bool:
