@@ -28,7 +28,7 @@ def explain_deadlock(f: Finding) -> Told:
     # what another barrier has had too much of is looked at first: there, the arrival that is missing may have gone
     spare = [] if closed else [line for _, _, lines in root.spare for line in reversed(lines)]
     mine = [line for who, line, _ in root.waited if who == root.who]
-    came = [] if closed else [line for _, line, _ in root.came]  # where those arrive who do
+    came = [] if closed else [line for who, line, _ in root.came if who != root.who]  # where those arrive who do
     near = [*came, *spare, root.line, *mine, *(line for w in (root, *f.waiters) for line in (*w.candidates, w.line))]
     lines = [line for line in near if line is not None]
     return Told(f.kind, cause, evidence, next(iter(lines), None), operand=root.what, near=lines)
