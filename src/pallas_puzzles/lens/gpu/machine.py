@@ -34,9 +34,12 @@ class Spawn(Wait):
 class Control(Core):
     """Control flow, loads and stores, scopes, barriers and semaphores: one method for each kind of instruction."""
 
+    instructions = 0  # that were run, each program's when it begins
+
     def run(self, program: Program, values: Iterable[Any], t: Thread) -> Going:
         """Runs a program; returns its results."""
         env = program.template.copy()
+        self.instructions += len(program.instrs)
         for slot, value in zip(program.ins, values, strict=True):
             env[slot] = value
         for instr in program.instrs:
