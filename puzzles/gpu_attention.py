@@ -509,8 +509,8 @@ check("gpu_attention/3", attend)
 
 # %% [markdown]
 # **Takeaway.** The scores never exist in memory, nor do the probabilities. This is flash attention. It is not fast yet:
-# see who waits for whom. (JAX's own simulator has no stores into accumulators. So from here on most verdicts say that it
-# could not confirm the values. That is no doubt about your answer.) (`l2=True`: copies come out of L2 and not out of
+# see who waits for whom. (JAX's own simulator has no stores into accumulators. So from here on most verdicts say that
+# it could not confirm the values. That is no doubt about your answer.) (`l2=True`: copies come out of L2 and not out of
 # HBM, as if another CTA of the same head had just read the block. Where checks of later puzzles count cycles, they
 # assume it, too.)
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..diagnose.apart import first_apart
 from ..diagnose.corrections import Correction
 from ..diagnose.lookout import Lookout
-from ..ir.capture import SourceLine
+from ..ir.capture import Programs, SourceLine, pointing_into
 from ..lens.machine import listed
 from ..view.costs import totals
 from ..view.verdict import Verdict, emit
@@ -31,11 +31,12 @@ from .holes import (
     holes_of,
     names_used,
     pointed_into_holes,
+    ranges_of,
     untouched,
     why_apart,
 )
 from .inputs import Budget, Case, Question, Subject, draw, question
-from .judge import CLAIMS, Judge, claimed, draws, judge_cases, tolerance_of
+from .judge import CLAIMS, Judge, claimed, draws, judge_cases, size_of, tolerance_of
 from .machines import trace
 from .progress import record
 from .reference import course_of
@@ -128,6 +129,7 @@ class _Answer:
     holes: dict[str, types.CodeType]
     wanted: Wanted
     rounding: bool = True  # whether results must be rounded as well as the course's
+    kind: Programs = dataclasses.field(default_factory=dict)  # of its kernels, see machines.remembered
 
     @property
     def title(self) -> str:
@@ -170,11 +172,14 @@ class _Answer:
         lookout = self._lookout(asked.spec, barred, helpers)
         tolerance = tolerance_of(asked.tol)
         answer = self.fn, tolerance, asked.explain, guard, lookout
-        judge = Judge(*answer, allow=asked.allow, barred=barred) if asked.kernel else ArrayJudge(*answer)
+        judge: Judging = ArrayJudge(*answer)
+        if asked.kernel:
+            judge = Judge(*answer, allow=asked.allow, barred=barred, kind=self.kind)
         judge.wanted = self.wanted
         if self.known and self.rounding:
             judge.course = functools.partial(course_of, self.known.id, asked.spec, tolerance)
-        verdict = self._judged(asked, judge, only)
+        with pointing_into(ranges_of([*self.holes.values(), *helpers])):
+            verdict = self._judged(asked, judge, only)
         if self.known and not is_brief():
             with guard.explaining():
                 # without a kernel, which of several functions it is, nobody knows
@@ -231,20 +236,30 @@ class _Answer:
         def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> Verdict:
             with collecting(brief=True):
                 guard = Guard()
-                tried = _Answer(self.puzzle, self.known, fn, self.names, {}, self.wanted, rounding or only is None)
+                judged_so = rounding or only is None
+                tried = _Answer(self.puzzle, self.known, fn, self.names, {}, self.wanted, judged_so, self.kind)
                 return _guarded(lambda: tried.judged(asked, guard, only), guard)
 
         def right(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> bool:
             return bool(briefly(fn, asked, only))
 
+        def smallest() -> Verdict:
+            """On the first of the draws, from the smallest on, that is wrong. Most of them have no budget."""
+            drawn = [*draws(self.puzzle, asked.cases, asked.seed)] if kinds == {"budget"} else []
+            for number, case, i, _ in sorted(drawn, key=size_of):
+                if case.budget is not None and not (brief := briefly(self.fn, asked, (number, i))):
+                    return brief
+            return briefly(self.fn, asked, None)
+
         assert self.known
-        used = self._used()
-        smallest = briefly(self.fn, asked, None)  # the first of the cases, from the smallest on, that is wrong
-        if smallest:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
+        used, kinds = self._used(), {f.kind for f in verdict.findings}
+        wrong = verdict if kinds == {"lowering"} else smallest()  # what a compiler refuses, it refuses of any size
+        if wrong:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
             return [], None
-        here = functools.partial(right, only=smallest.draw)
-        found = isolate.isolated(self.known, self.names, used, here, functools.partial(right, only=None))
-        return found, smallest.draw
+        here = functools.partial(right, only=wrong.draw)
+        fails = all(f.kind != "rounding" for f in wrong.findings)  # that is looked at in some runs alone
+        everywhere = functools.partial(right, only=None)
+        return isolate.isolated(self.known, self.names, used, here, everywhere, fails), wrong.draw
 
     def _lookout(
         self, spec: Callable[..., Any], barred: Mapping[str, str], helpers: Sequence[types.CodeType]

@@ -126,11 +126,16 @@ def _changed(known: Any, names_of: Iterable[str], names: Mapping[str, Any]) -> l
     return changed
 
 
+def ranges_of(codes: Iterable[types.CodeType]) -> list[tuple[str, int, int]]:
+    """(file, first line, last line) of each."""
+    return [(code.co_filename, code.co_firstlineno, _last_line(code)) for code in codes]
+
+
 def pointed_into_holes(
     findings: Sequence[Finding], holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]
 ) -> list[Finding]:
     """The findings with a line that the reader has written: not one of what was given around it."""
-    ranges = [(code.co_filename, code.co_firstlineno, _last_line(code)) for code in [*holes.values(), *helpers]]
+    ranges = ranges_of([*holes.values(), *helpers])
 
     def own(line: Any) -> bool:
         return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)

@@ -13,29 +13,42 @@ from typing import Any
 from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
 from ..diagnose.straight import straightened, values_with_names
+from ..lens.effort import counted
 from . import cases, curriculum
 from .curriculum import Puzzle
 from .holes import as_function
 from .inputs import Question
 
 MOST_RUNS = 30
+MOST_INSTRUCTIONS = 120_000  # of these runs, so many that another one begins: two seconds of a laptop
 _MOST_PLACES = 3
+
+
+class _Enough(Exception):
+    """The trials have taken too long."""
+
 
 Works = Callable[[Callable[..., Any], Question], bool]
 
 
 def isolated(
-    puzzle: Puzzle, names: Mapping[str, Any], used: set[str], works: Works, works_everywhere: Works
+    puzzle: Puzzle,
+    names: Mapping[str, Any],
+    used: set[str],
+    works: Works,
+    works_everywhere: Works,
+    fails: bool = False,
 ) -> list[Correction]:
     """What would have to change in an answer for it to work; [] where that can't be told.
 
     names: the reader's. used: the names that the function uses that is checked. works: whether a function, with what is
-    asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right.
+    asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right. fails: the
+    answer is known not to work.
     """
     written = _answer(puzzle, names, used)
-    right = {name: straightened(node) for name, node in cases.solutions(puzzle).items() if name in written}
-    answer = {name: straightened(node, beside=right.get(name)) for name, node in written.items()}
     course = cases.solutions(puzzle)
+    right = {name: straightened(node) for name, node in course.items() if name in written}
+    answer = {name: straightened(node, beside=right.get(name)) for name, node in written.items()}
     right = {name: straightened(course[name], beside=answer[name]) for name in right}
     found = differences(answer, right)
     own = set(puzzle.holes)
@@ -62,10 +75,16 @@ def isolated(
 
     def that_do(*both: Works) -> list[Difference]:
         def is_right(functions: Functions) -> bool:
+            if effort.instructions > MOST_INSTRUCTIONS:
+                raise _Enough
             return all(tried(functions, each) for each in both)
 
-        return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "")
+        with contextlib.suppress(_Enough), counted() as effort:
+            return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "")
+        return []
 
+    if fails:
+        known[_key(answer), works] = False
     if tried(answer, works):  # a draw that shows nothing without the judge of its rounding
         works = works_everywhere
     chosen = that_do(works)

@@ -28,7 +28,7 @@ from .claims import Asked
 from .collecting import is_brief
 from .guard import is_ours
 from .inputs import Case, Input, Question, draw, seed_of
-from .machines import TPU, machine_of, reached, trace
+from .machines import TPU, machine_of, reached, remembered, trace
 
 CONFIRM_LIMIT_S = 90.0  # what the lens has passed does end: JAX's simulator may take its time on a busy machine
 DRAWS = 3
@@ -39,7 +39,7 @@ OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised me
 def judge_cases(puzzle: str, judge: Judging, asked: Question, only: tuple[int, int] | None = None) -> Verdict:
     """The verdict on every case. JAX is yet to be asked about what passes: see `Judging.confirmed`."""
     drawn = draws(puzzle, asked.cases, asked.seed)
-    for number, case, i, draw_seed in sorted(drawn, key=_size) if is_brief() else drawn:
+    for number, case, i, draw_seed in sorted(drawn, key=size_of) if is_brief() else drawn:
         if only is not None and (number, i) != only:
             continue
         args = draw(case.inputs, np.random.default_rng(draw_seed))
@@ -63,7 +63,7 @@ def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tupl
             yield number, case, i, seed if seed is not None else 0 if i == 0 else seed_of(puzzle, i)
 
 
-def _size(drawn: tuple[int, Case, int, int]) -> int:
+def size_of(drawn: tuple[int, Case, int, int]) -> int:
     """How many elements the inputs of a draw have."""
     return sum(math.prod(getattr(x, "shape", ())) for x in drawn[1].inputs)
 
@@ -115,12 +115,19 @@ class Judge(Judging):
 
     explain_error = staticmethod(explain_error)
 
-    def __init__(self, *args: Any, allow: Sequence[str] | None = None, barred: Mapping[str, str] = NONE):
+    def __init__(
+        self,
+        *args: Any,
+        allow: Sequence[str] | None = None,
+        barred: Mapping[str, str] = NONE,
+        kind: Programs | None = None,
+    ):
         super().__init__(*args)
         self.allow, self.barred = allow, barred
         self.chip = CHIP  # that the answer asks for
         self.machine = TPU  # of the kind of kernel that it reaches
         self.programs: tuple[dict[str, Any], Programs] = {}, {}  # of the blocks that were asked for last
+        self.kind: Programs = {} if kind is None else kind  # see machines.remembered
         self.beyond = False  # whether JAX's simulator has run what the lens could not
 
     def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> Verdict | None:
@@ -234,8 +241,9 @@ class Judge(Judging):
         try:
             with time_limit(TIME_LIMIT_S, "your kernel"), self.lookout.watching():
                 if self.programs[0] is not blocks:
-                    self.programs = blocks, {}
+                    self.programs = blocks, dict(self.kind)
                 run = trace(_with(self.fn, blocks), *args, programs=self.programs[1])
+                self.kind.update(remembered(self.programs[1]))
                 self.chip, self.machine = run.chip, machine_of(run)
                 return run
         except Refused:

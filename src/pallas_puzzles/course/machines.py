@@ -149,6 +149,11 @@ def reached(programs: Programs) -> Machine:
     return GPU if _FOR_GPU in programs else DEVICES if _ON_A_MESH in programs else TPU
 
 
+def remembered(programs: Programs) -> Programs:
+    """What of the traces of one function holds for others of the same puzzle: that their kernels are for a GPU."""
+    return {_FOR_GPU: True} if _FOR_GPU in programs else {}
+
+
 def trace(
     fn: Callable[..., Any], *args: Any, programs: Programs | None = None, detail: bool = True, **kwargs: Any
 ) -> machine.Run:

@@ -7,6 +7,7 @@ a later value that depends on it is right again: then it was another way to the 
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +15,13 @@ import numpy as np
 
 from ..ir.capture import SourceLine, callers_of, is_call
 from ..ir.ops import is_floating, observed
+from ..lens import gpu
 
 _CLOSE = {2: 2e-2, 1: 2e-2}  # by bytes of a float: how much two ways to round one value may differ
 _LARGE = 1e30  # stands for minus infinity in many a mask
 _LEVEL = 1e-3  # a value whose elements differ by less than this, in units of its size, says nothing: zeros, ones
+# What gives some elements of an operand: they may be right where others are not.
+_CHOOSES = frozenset("reduce_max reduce_min argmax argmin max min get slice dynamic_slice gather".split())
 _MOST = 200_000  # values that are remembered
 
 Shape = tuple[int, ...]
@@ -34,8 +38,11 @@ def first_apart(right: Callable[[], Any], answer: Callable[[], Any]) -> list[Sou
     known.close()
     way = _Way(known)
     with observed(way.follow):
-        answer()
-    found = (callers_of(way.roots[n]) for n in sorted(way.latest - way.right_again))
+        run = answer()
+    instrs = [i for each in run.calls for i in each.kernel.program.everything()] if isinstance(run, gpu.Run) else []
+    callers = {id(i.eqn): i.callers for i in instrs}
+    roots = (way.roots[n] for n in sorted(way.latest - way.right_again))
+    found = (callers.get(id(eqn)) or callers_of(eqn) for eqn in roots)
     return next((lines for lines in found if lines), [])  # inside of a library's function there may be none
 
 
@@ -58,10 +65,16 @@ def _mark(value: Any) -> _Mark | None:
     x = np.squeeze(value).astype(np.float64)
     real = np.isfinite(x) & (np.abs(x) < _LARGE)
     x = np.where(real, x, 0)
-    weights = np.cos(np.arange(x.size) * 12.9898 + 1.7).reshape(x.shape)
-    norm = np.sqrt(x.size)
-    sums = np.sqrt(np.mean(x * x)), np.sum(weights * x) / norm, np.mean(x), np.sum(weights * ~real) / norm
+    weights, norm = _weights(x.size), np.sqrt(x.size)
+    unreal = weights[0] @ ~real.ravel() / norm
+    sums = np.sqrt(np.mean(x * x)), np.mean(x), *(weights @ x.ravel() / norm), unreal
     return _Mark(x.shape, tuple(map(float, sums)))
+
+
+@functools.lru_cache(16)
+def _weights(size: int) -> np.ndarray:
+    """(4, size): of 16-bit values that differ, one weighted sum is too often the same."""
+    return np.cos(np.outer([12.9898, 78.233, 37.719, 4.581], np.arange(size)) + 1.7)
 
 
 class _Known:
@@ -93,8 +106,8 @@ class _Known:
             return False
         mine = np.array(mark.numbers)
         size = (there[:, :1] + mine[0]) / 2
-        close = np.abs(there[:, :3] - mine[:3]) <= _CLOSE.get(itemsize, 1e-4) * size + 1e-9
-        return bool((close.all(1) & (np.abs(there[:, 3] - mine[3]) < 1e-9)).any())
+        close = np.abs(there[:, :-1] - mine[:-1]) <= _CLOSE.get(itemsize, 1e-4) * size + 1e-9
+        return bool((close.all(1) & (np.abs(there[:, -1] - mine[-1]) < 1e-9)).any())
 
 
 class _Way:
@@ -117,7 +130,7 @@ class _Way:
         for mark, counts in self._unknown(results):
             if origins or counts or eqn.primitive.name == "dot_general":
                 self.latest = self.from_roots[mark] = origins or frozenset({self._root(eqn)})
-        if origins and not is_call(eqn) and any(map(self._is_right, results)):
+        if origins and not is_call(eqn) and eqn.primitive.name not in _CHOOSES and any(map(self._is_right, results)):
             self.right_again |= origins
 
     def _unknown(self, values: list[Any]) -> Iterator[tuple[_Mark, bool]]:

@@ -2,30 +2,27 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ..ir.capture import SourceLine
 from ..lens.gpu.findings import Finding as Seen
-from ..lens.gpu.findings import Waiter
 from ..text import human_bytes, plural
 from .findings import Finding
+from .gpu_stuck import explain_deadlock
 
 
 def findings_of(seen: Iterable[Seen]) -> Iterator[Finding]:
     """What a reader is told, the causes before what follows from them."""
     for found in sorted(seen, key=lambda f: _ORDER.index(f.kind)):
-        near = [line for line in (found.other_line, *_lines_of(found.waiters)) if line is not None]
-        times = f"This happens {plural(found.times, 'time')}." if found.times > 1 else ""
-        evidence = [*_waiting(found.waiters), *([times] if times else [])]
-        yield Finding(found.kind, _WORDS[found.kind](found), evidence, found.line, operand=found.ref, near=near)
-
-
-def _lines_of(waiters: Iterable[Waiter]) -> Iterator[SourceLine | None]:
-    for waiter in waiters:
-        yield waiter.line
-        yield from waiter.candidates
+        if found.kind == "deadlock":
+            yield explain_deadlock(found)
+            continue
+        lines = found.line, found.other_line
+        line, other = reversed(lines) if found.early and not found.other else lines
+        near = [other] if other is not None else []
+        evidence = [f"This happens {plural(found.times, 'time')}."] if found.times > 1 else []
+        yield Finding(found.kind, _WORDS[found.kind](found), evidence, line, operand=found.ref, near=near)
 
 
 def _head(f: Seen) -> str:
-    between = ": " if f.verb.startswith("the ") else " "
+    between = ": " if f.verb.startswith(("the ", "wgmma", "tcgen05")) else " "
     return f"{f.who}{between}" if f.who else ""
 
 
@@ -49,6 +46,14 @@ _WAITS = {
 
 
 def _no_wait(f: Seen) -> str:
+    if f.early:
+        where = f" at {f.line}" if f.line and not f.other else ""
+        started = (
+            f"{_head(f)}{_does(f)}{where}, but {_other(f)} has been started before, and overwrites what was there."
+        )
+        if f.other:
+            return f"{started} Arrive on the barrier that it waits for when this has been read, not before."
+        return f"{started} Start that copy when this has been read."
     refill = " If the slot is filled again, let its next copy wait until you have read it."
     refill = refill if f.other and f.engine == "copy" else ""
     return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"
@@ -68,6 +73,16 @@ def _does(f: Seen) -> str:
     return f"{f.verb} {f.ref}" + (" starts" if f.verb == "the copy into" else "")
 
 
+def _own(f: Seen) -> str:
+    if len(f.apart) == 1:  # two CTAs that store into the same place, as a rule
+        (axis,) = f.apart
+        return (
+            f'The two differ along "{axis}" alone: let where this line stores depend on lax.axis_index("{axis}"), so '
+            "that each has its own part."
+        )
+    return "Let one of the two wait for the other with a barrier, or give each its own part."
+
+
 def _unwritten(f: Seen) -> str:
     return (
         f"{_head(f)}{f.verb} {plural(f.count, 'element')} of {f.ref} that nobody has written: memory starts out as "
@@ -79,35 +94,6 @@ def _bounds(f: Seen) -> str:
     first, last, size = f.detail
     what = f"index {first}" if first == last else f"elements {first} to {last}"
     return f"{_head(f)}{f.verb} {f.ref} at {what}, but this dimension has {plural(size, 'element')}."
-
-
-def _deadlock(f: Seen) -> str:
-    w = f.waiters[0]
-    return f"{w.who} waits for ever: {_missing(w)} {_advice(w)}"
-
-
-def _missing(w: Waiter) -> str:
-    if w.parts > 0 and w.got >= w.needed:
-        return f"{w.what} lacks {plural(w.parts, 'part')} of a multicast copy, which other CTAs of its cluster bring."
-    return f"{w.what} has {w.got} of {plural(w.needed, 'arrival')} in its round {w.round}."
-
-
-def _advice(w: Waiter) -> str:
-    if w.parts > 0 and w.got >= w.needed:
-        return "Every CTA along collective_axes has to start the copy."
-    if not w.candidates:
-        return "No line of the kernel arrives on it: call plgpu.barrier_arrive, or drop the wait."
-    if w.got:
-        return "Give the barrier as many arrivals (num_arrivals) as really come, or let the others arrive, too."
-    return "Arrive on it once for each wait."
-
-
-def _waiting(waiters: Iterable[Waiter]) -> Iterator[str]:
-    for w in waiters:
-        came = ", ".join(f"{who} ({line}), {plural(n, 'time')}" for who, line, n in w.arrived) or "nobody"
-        could = ", ".join(str(line) for line in w.candidates) or "no line"
-        where = f" ({w.line})" if w.line else ""
-        yield f"{w.who} waits for {w.what}{where}. Arrived so far: {came}. Lines that arrive: {could}."
 
 
 def _lapped(f: Seen) -> str:
@@ -136,8 +122,7 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
         "threads store in SMEM only after plgpu.commit_smem(): call it after the store, before the copy or product."
     ),
     "race": lambda f: (
-        f"{_head(f)}{_does(f)}, and nothing orders that and {_other(f)}: they may happen at the same time. Let one of "
-        "the two wait for the other with a barrier, or give each its own part."
+        f"{_head(f)}{_does(f)}, and nothing orders that and {_other(f)}: they may happen at the same time. {_own(f)}"
     ),
     "acc-in-flight": lambda f: (
         f"{_head(f)}reads the accumulator {f.ref} while a wgmma may still add to it. Call plgpu.wgmma_wait(0) first."
@@ -149,7 +134,7 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
         f"{_head(f)}ends while this copy into {f.ref} may still be on its way: it would write into the SMEM of the "
         "next CTA. Start no copy that you do not wait for."
     ),
-    "deadlock": _deadlock,
+    "deadlock": lambda f: explain_deadlock(f).cause,
     "unwritten": _unwritten,
     "lapped": _lapped,
     "output-unwritten": lambda f: f"{f.count} of {f.total} elements of {f.ref} are never written.",

@@ -17,8 +17,7 @@ _count, _cycles = "{:,}".format, "{:,.0f}".format
 _WORDS: Bounds = {
     "gmem_bytes": (
         human_bytes,
-        "it moves {figure} to and from GMEM; the budget is {most}. The arrays hold {arrays} together. Read a tile into "
-        "SMEM once, and use it there as often as you need it.",
+        "it moves {figure} to and from GMEM; the budget is {most}. The arrays hold {arrays} together. {once}",
     ),
     "thread_bytes": (
         human_bytes,
@@ -81,7 +80,7 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
         return [*found, over("calls", text, near=near)]
     for bound, text in exceeded(run.counts, budget, _WORDS, _facts(run)):
         rows = [*_rows(bound, run)]
-        line = next((line for line, _ in rows), None)
+        line = next((line for line, _ in rows if line is not None), None)
         found.append(over(bound, text.rstrip(), [said for _, said in rows if said], line, near))
     return found
 
@@ -92,8 +91,14 @@ def _facts(run: Run) -> dict[str, str]:
     copy_first = "Start the next copy before you compute with the last one, so that the two overlap."
     if counts.copies <= counts.ctas:  # in no CTA is there a next one
         copy_first = "A CTA copies, and then it computes. Compute in less time: with whole tiles, not row by row."
+    reread = "Read a tile into SMEM once, and use it there as often as you need it."
+    if not counts.copies:
+        reread = (
+            "Each x_gmem[...] is a load of its own: load once, give it a name, and use that as often as you need it."
+        )
     return {
         "arrays": human_bytes(once),
+        "once": reread,
         "unused": next((unused.cause for unused in _unused(run)), ""),
         "grids": "; ".join(f"{each.kernel.name} has the grid {each.kernel.grid}" for each in run.calls),
         "tensor_cycles": _cycles(counts.tensor_busy + counts.tensor_idle),
@@ -132,6 +137,9 @@ def _rows(bound: str, run: Run) -> Iterator[tuple[SourceLine | None, str]]:
     if bound == "gmem_bytes":
         read, written = human_bytes(counts.gmem_read_bytes), human_bytes(counts.gmem_write_bytes)
         yield None, f"read: {read}, written: {written}"
+        moved = [(line, n) for line, n in counts.moved_at.items() if line is not None]
+        for line, nbytes in sorted(moved, key=lambda row: -row[1])[:3]:
+            yield line, f"{line}: {human_bytes(nbytes)}: {line.text}"
     elif bound == "copies":
         yield from ((unused.line, "") for unused in _unused(run))
     elif bound == "smem_bytes":

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -118,6 +118,26 @@ def instruction_of(eqn: Any) -> tuple[Any, int] | None:
 def callers_of(eqn: Any) -> list[SourceLine]:
     """The reader's lines on the way to an equation, the innermost first."""
     return [source_line(*place) for place in places_of(eqn) if is_readers_file(place[0])]
+
+
+Ranges = Sequence[tuple[str, int, int]]  # (file, first line, last line)
+_asked: contextvars.ContextVar[Ranges] = contextvars.ContextVar("asked", default=())
+
+
+def pointing_into(ranges: Ranges) -> contextlib.AbstractContextManager[None]:
+    """While active, `asked_line_of` prefers lines of these ranges: what somebody is asked about."""
+    return holding(_asked, ranges)
+
+
+def asked_line_of(eqns: Iterable[Any]) -> SourceLine | None:
+    """The line of an equation that a reader is to look at: in what they were asked to write, if it was called there.
+
+    eqns: the equation, and those that it stands inside of, from the inside out: JAX forgets who called them.
+    """
+    ranges, eqn, *around = _asked.get(), *eqns
+    callers = (line for each in (eqn, *around) for line in callers_of(each)) if ranges else iter(())
+    asked = (x for x in callers if any(x.file == file and a <= x.line <= b for file, a, b in ranges))
+    return next(asked, None) or line_of(eqn)
 
 
 @dataclasses.dataclass(frozen=True)

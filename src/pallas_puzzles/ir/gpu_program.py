@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .capture import SourceLine, line_of
+from .capture import SourceLine, asked_line_of, callers_of
 from .ops import OPS, TAKES_NO_PARAMS, Beyond, evaluate, is_floating, nbytes_of, np_dtype, scan_groups
 from .places import Place, locate
 
@@ -130,7 +130,7 @@ def _is(transform: Any, name: str) -> bool:
 class Instr:
     """One instruction. ins, outs: slots. p: what else is known, by name; programs: those inside of it.
 
-    flops, specials: floating-point operations and transcendentals of array arithmetic.
+    flops, specials: floating-point operations and transcendentals of array arithmetic. around: what it stands inside.
     """
 
     kind: str
@@ -140,11 +140,26 @@ class Instr:
     eqn: Any
     flops: int = 0
     specials: int = 0
+    around: "Instr | None" = None
+
+    def __post_init__(self) -> None:
+        for each in (i for inner in self.p.get("programs", ()) for i in inner.instrs):
+            each.around = self
 
     @functools.cached_property
     def line(self) -> SourceLine | None:
         """The reader's line."""
-        return line_of(self.eqn)
+        return asked_line_of(each.eqn for each in self._outwards())
+
+    @property
+    def callers(self) -> list[SourceLine]:
+        """The reader's lines on the way to it, the innermost first."""
+        return [line for each in self._outwards() for line in callers_of(each.eqn)]
+
+    def _outwards(self) -> "Iterator[Instr]":
+        yield self
+        if self.around is not None:
+            yield from self.around._outwards()
 
     def evaluate(self, values: Sequence[Any]) -> list[Any]:
         """Array arithmetic in NumPy."""

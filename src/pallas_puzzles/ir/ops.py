@@ -610,6 +610,10 @@ def observed(by: Callable[[Any, list[Any], list[Any]], None]) -> contextlib.Abst
     return holding(_observer, by)
 
 
+def is_observed() -> bool:
+    return _observer.get() is not None
+
+
 def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
     """One array equation on NumPy values. Returns an array, or a list where the primitive has several results."""
     return evaluator(eqn)(values)

@@ -15,6 +15,7 @@ as late as their waits allow.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +24,14 @@ import numpy as np
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond, garbage
 from .. import machine as lens
-from .findings import NOTES, Finding
+from .findings import NOTES, Brought, Finding
 from .launch import Launch
 from .memory import Access
 from .timeline import CHIPS, Counts, Event, Handover, Use
 
 CTAS_DRAWN = 64
 _OTHER_GARBAGE = 3.0
+_FURTHER = 1000  # steps of a kernel that hangs, beside as many as it has taken, to see what would come next
 
 
 @dataclasses.dataclass
@@ -89,6 +91,9 @@ def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_dr
     found = launch.found.all()
     if any(f.kind == "unwritten" for f in found) and not launch.found.hangs:
         found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores, 0))
+    if launch.found.hangs:
+        brought = functools.cache(lambda: _brought(launch, lambda: Launch(kernel, CHIPS[chip], cores, 0)))
+        found = [dataclasses.replace(f, brought=brought) if f.kind == "deadlock" else f for f in found]
     wrong, notes = ([f for f in found if (f.kind in NOTES) == noted] for noted in (False, True))
     timeline = launch.timeline
     drawn = timeline.events, timeline.uses, timeline.handovers
@@ -106,6 +111,16 @@ def _told_apart(found: list[Finding], launch: Launch, relaunch: Callable[[], Lau
         if one.values[stored].tobytes() != two.values[stored].tobytes():
             return found
     return [dataclasses.replace(f, kind="garbage") if f.kind == "unwritten" else f for f in found]
+
+
+def _brought(launch: Launch, relaunch: Callable[[], Launch]) -> Brought:
+    """What would come if one of those who are stuck went on, for each of them: the kernel runs again up to there."""
+    found = []
+    for number in range(len(launch.stuck)):
+        again = relaunch()
+        again.run_all()
+        found.append(again.brought_by(number, launch.steps + _FURTHER))
+    return found
 
 
 class _Hangs(Exception):

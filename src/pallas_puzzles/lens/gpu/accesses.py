@@ -2,18 +2,19 @@
 
 import collections
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Alloc, Instr, View
-from ...ir.ops import Beyond, bits_of
+from ...ir.ops import Beyond, bits_of, is_observed, notice
 from ...ir.places import Place
 from ..findings import Findings
 from ..regions import Region, region_of
 from .barriers import Barrier, Slot
+from .clocks import Knowledge
 from .findings import Finding
 from .memory import NEVER, Access, Buffer
 from .threads import Cta, Thread
@@ -115,6 +116,17 @@ class Core:
                 self._in_order(buffer, before, t, access, written=True)
         buffer.note_read(self.region(buffer, place), access)
 
+    def notice_read(self, buffer: Buffer, place: Place, instr: Instr) -> None:
+        """Tells whoever observes what is read, as the result of what has written it, or a part of what was given."""
+        if not (is_observed() and buffer.tracked):
+            return
+        access = buffer.writes[max([0, *buffer.writers_of(place)])]
+        value = place.read(buffer.values)
+        if access is not None and access.instr is not None:
+            notice(access.instr.eqn, [], [value])
+        else:
+            notice(instr.eqn, [buffer.values], [value])
+
     def writes(self, buffer: Buffer, place: Place, t: Thread, access: Access) -> None:
         """Notes a write, and what it collides with."""
         if not buffer.tracked:
@@ -124,8 +136,13 @@ class Core:
             before = buffer.writes[number] if number > 0 else None
             if before is not None:
                 self._in_order(buffer, before, t, access, written=True)
-        for before in buffer.overlapping_reads(region):
+        read = buffer.overlapping_reads(region)
+        for before in read:
             self._in_order(buffer, before, t, access, written=False)
+        if access.engine == "copy":
+            access.readers = frozenset(each.who for each in read)
+            there = (buffer.writes[n] for n in buffer.writers_of(place) if n > 0)
+            access.unread = next((before for before in there if before and _knows(t.knowledge, before)), None)
         for twin in buffer.twins:
             self._writes_twin(buffer, twin, region, t, access)
         buffer.note_write(place, region, access)
@@ -175,6 +192,8 @@ class Core:
             other_line=before.instr.line if before.instr is not None else None,
             other=before.who if before.who != t.name else "",
             engine=before.engine,
+            early=kind == "no-wait" and _too_early(before, t),
+            apart=tuple(_apart(access, before)),
         )
 
     def own(self, t: Thread, instr: Instr, verb: str, space: str = "") -> Access:
@@ -183,7 +202,7 @@ class Core:
             t.tmem += 1
             reads = verb == "reads"
             return Access(t.loading if reads else t.filling, t.tmem, instr, t.name, verb, "load" if reads else "fill")
-        return Access(t.agent, t.epoch, instr, t.name, verb)
+        return Access(t.agent, t.epoch, instr, t.name, verb, index=t.index)
 
     def use(self, cta: Cta, buffer: Buffer, place: Place, kind: str, start: float, end: float) -> None:
         """Something happens in a part of SMEM, for the timeline."""
@@ -217,3 +236,18 @@ class Core:
         numbers = [env[i] for i in view.leaves]
         place = view.at(shape, np.dtype(np.int32), numbers, out_of_bounds, False)
         return tuple(each.start for each in region_of(place, shape).box)
+
+
+def _knows(knowledge: Knowledge, access: Access) -> bool:
+    return knowledge.knows(access.agent, access.time)
+
+
+def _too_early(copy: Access, t: Thread) -> bool:
+    """Whether a copy overwrites what a thread could have read before, and has not."""
+    return copy.unread is not None and _knows(t.knowledge, copy.unread) and t.name not in copy.readers
+
+
+def _apart(one: Access, other: Access) -> Iterator[str]:
+    """The axes along which two threads that run the same line are not in the same place."""
+    if one.instr is other.instr and one.index is not None and other.index is not None:
+        yield from (name for name, at in one.index.items() if isinstance(name, str) and other.index.get(name) != at)

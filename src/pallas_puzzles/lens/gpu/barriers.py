@@ -16,6 +16,9 @@ _REMEMBERED = 8  # rounds that have ended
 NAMED = Alloc("", "barrier", (), np.dtype(np.int64), "", tensor=True)
 
 
+Arrivals = collections.Counter[tuple[str, SourceLine | None]]
+
+
 @dataclasses.dataclass(slots=True)
 class Round:
     """A round that has ended. knowledge, time: what whoever waits for it learns, and when it ended. effects: what lands
@@ -32,7 +35,8 @@ class Slot:
     """One barrier. round: the number of the one that is going on; count: its arrivals so far.
 
     parts: of multicast copies that it still waits for; effects: what lands with this round. ended: the last rounds. An
-    mbarrier remembers one bit.
+    mbarrier remembers one bit. waited: how many rounds somebody has waited for; waits: who has. arrived, earlier: who
+    has arrived, in all and before this round.
     """
 
     name: str
@@ -47,9 +51,10 @@ class Slot:
     effects: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     ended: "dict[int, Round]" = dataclasses.field(default_factory=dict)
     last: tuple[int, str, float] = (-1, "", 0.0)  # CTA, lane and time of the last arrival
-    arrived: "collections.Counter[tuple[str, SourceLine | None]]" = dataclasses.field(
-        default_factory=collections.Counter
-    )
+    waited: int = 0
+    waits: Arrivals = dataclasses.field(default_factory=collections.Counter)
+    arrived: Arrivals = dataclasses.field(default_factory=collections.Counter)
+    earlier: Arrivals = dataclasses.field(default_factory=collections.Counter)
 
     def arrive(
         self,
@@ -83,6 +88,12 @@ class Slot:
         self.ended[self.round] = Round(self.knowledge.copy(), self.time, self.effects, self.last)
         self.ended.pop(self.round - _REMEMBERED, None)
         self.round, self.count, self.effects = self.round + 1, 0, []
+        self.earlier = self.arrived.copy()
+
+    def end_round(self) -> None:
+        """Ends this round, whatever it lacks."""
+        self.count, self.parts = max(self.count, self.needed), 0
+        self._end()
 
     def land(self, number: int) -> Round:
         """Somebody has waited for a round: what came with it, and before, is there now."""
@@ -117,9 +128,7 @@ class Semaphore:
     count: int = 0
     time: float = 0.0
     knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
-    arrived: "collections.Counter[tuple[str, SourceLine | None]]" = dataclasses.field(
-        default_factory=collections.Counter
-    )
+    arrived: Arrivals = dataclasses.field(default_factory=collections.Counter)
 
 
 @dataclasses.dataclass(eq=False)

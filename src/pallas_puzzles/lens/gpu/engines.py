@@ -82,6 +82,7 @@ class Engines(Control):
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(here, src) // shared
         counts.gmem_read_bytes += nbytes
+        counts.moved(instr.line, nbytes)
         t.cta.moved += nbytes
         counts.copies += 1
         start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
@@ -103,10 +104,11 @@ class Engines(Control):
         engine = "reduce" if reduce else "store"
         if reduce:
             self.reads(dst, there, t, Access(t.storing, group, instr, t.name, "the copy adds to", engine))
-        self.writes(dst, there, t, Access(t.storing, group, instr, t.name, "the copy into", engine))
+        self.writes(dst, there, t, Access(t.storing, group, instr, t.name, "the copy into", engine, index=t.index))
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(there, dst)
         counts.gmem_write_bytes += nbytes
+        counts.moved(instr.line, nbytes)
         t.cta.moved += nbytes
         counts.stores += 1
         start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
@@ -160,6 +162,9 @@ class Engines(Control):
 
         def add() -> None:
             a, b = left.value(), right.value()
+            for each in operands:
+                if each.buffer is not None:
+                    self.notice_read(each.buffer, each.place, instr)
             total = (where.read(acc.values) + matmul(a, b)).astype(acc.dtype)
             where.set(acc.values, total)
             notice(instr.eqn, [a, b], [total])

@@ -1,7 +1,7 @@
 """What the machine finds wrong, as data. What is said of it is the business of diagnose/gpu.py."""
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from ...ir.capture import SourceLine
@@ -36,10 +36,14 @@ NOTES = frozenset(["unfenced-read", "load-in-flight", "unwaited-load", "padding"
 
 @dataclasses.dataclass(frozen=True)
 class Waiter:
-    """Somebody who waits when nobody can go on. what: the barrier or semaphore; got, needed: arrivals in this round.
+    """Somebody who waits when nobody can go on. what: the barrier or semaphore; got, needed: arrivals in this round;
+    round: -1 for a semaphore.
 
     parts: of multicast copies that other CTAs of the cluster have not brought. arrived: (who, line, how often) of those
-    who ever did; candidates: lines of the program that could.
+    who ever did; came: in this round; waited: who has waited for the rounds before. candidates: lines of the program
+    that could arrive. spare: (barrier, rounds, lines of its arrivals) of those that have ended more rounds than anybody
+    has waited for; beside: (barrier, lines of its arrivals) of those of the same Ref. alike: how many others wait for
+    the same at the same line.
     """
 
     who: str
@@ -50,7 +54,16 @@ class Waiter:
     round: int = 0
     parts: int = 0
     arrived: tuple[tuple[str, SourceLine | None, int], ...] = ()
+    came: tuple[tuple[str, SourceLine | None, int], ...] = ()
+    waited: tuple[tuple[str, SourceLine | None, int], ...] = ()
     candidates: tuple[SourceLine, ...] = ()
+    spare: tuple[tuple[str, int, tuple[SourceLine, ...]], ...] = ()
+    beside: tuple[tuple[str, tuple[SourceLine, ...]], ...] = ()
+    alike: int = 0
+
+
+# [n][m]: who would arrive, and at which line, on what waiter m waits for, if what waiter n waits for had its arrivals.
+Brought = Sequence[Sequence[Sequence[tuple[str, SourceLine | None]]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +73,10 @@ class Finding:
     kind: of KINDS. ref: the Ref. line: the reader's, of the access that is wrong. verb: what it does, and other_verb,
     other_line: what it collides with. who: "warpgroup 1 of CTA (0, 3)"; other: whose the other access is, where it is
     somebody else's. count, total: elements. engine: what the other access is by: "copy", "store", "wgmma", "tcgen05" or
-    "" for loads and stores. waiters: of a deadlock. ended: who has ended by then. times: how often it was seen.
+    "" for loads and stores. early: that copy overwrites what could have been read. apart: the axes along which the two
+    differ, where both run the same line. waiters: of a deadlock, one for each barrier and line; brought: what each of
+    them keeps from coming, found by trying, which takes a run for each. ended: who has ended by then. times: how often
+    it was seen.
     """
 
     kind: str
@@ -75,7 +91,10 @@ class Finding:
     count: int = 0
     total: int = 0
     detail: tuple[Any, ...] = ()
+    early: bool = False
+    apart: tuple[str, ...] = ()
     waiters: tuple[Waiter, ...] = ()
+    brought: Callable[[], Brought] = dataclasses.field(default=tuple, compare=False, repr=False)
     ended: tuple[str, ...] = ()
     times: int = 1
 

@@ -1,6 +1,7 @@
 """Launches the CTAs of a kernel, runs whoever can go on, the one that is furthest behind first, and says who cannot."""
 
 import collections
+import contextlib
 import dataclasses
 import heapq
 import itertools
@@ -14,9 +15,10 @@ from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Program
 from ...ir.ops import Beyond
+from ..effort import spend
 from ..findings import Findings
 from .banks import inside, note_layouts
-from .barriers import NAMED, Semaphores, Slot, Wait
+from .barriers import NAMED, Arrivals, Barrier, Semaphores, Slot, Wait
 from .engines import Engines
 from .findings import Finding, Waiter
 from .machine import Going, Spawn
@@ -25,6 +27,7 @@ from .threads import Cluster, Cta, Thread, names_of
 from .timeline import Chip, Timeline
 
 MOST_CTAS = 1 << 16
+_READ = 16  # to trace and read an instruction takes as long as to run so many
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,7 +62,9 @@ class Launch(Engines):
         counts.smem_bytes = _held_smem(kernel.program)
         note_layouts(kernel.program)
         self.fibers: list[_Fiber] = []
-        self.launched = self.ctas = 0
+        self.launched = self.ctas = self.steps = 0
+        self.stuck: list[_Fiber] = []  # when nobody can go on: one for each barrier and line
+        self.most_steps = math.inf
         self.ended: list[str] = []
         self.free = [0.0] * max(1, sms // size)  # when each of the places for clusters is free
 
@@ -70,6 +75,7 @@ class Launch(Engines):
             at_once = max(1, min(len(self.free), len(self.pending) // 2))
         with np.errstate(all="ignore"):
             self._drive(at_once)
+        spend(self.instructions + _READ * sum(1 for _ in self.kernel.program.everything()))
         counts = self.timeline.counts
         counts.ctas = self.ctas
         counts.cycles = max([*self.free, *(f.thread.now for f in self.fibers)])
@@ -85,7 +91,7 @@ class Launch(Engines):
 
     def _drive(self, at_once: int) -> None:
         """Starts clusters, so many at once at first, and runs their threads until nobody can go on."""
-        while self.pending or self.fibers:
+        while (self.pending or self.fibers) and self.steps < self.most_steps:
             while self.pending and len({id(f.cluster) for f in self.fibers}) < at_once:
                 self._start()
             if self._step():
@@ -122,6 +128,7 @@ class Launch(Engines):
         if not ready:
             return False
         fiber = min(ready, key=lambda f: f.thread.now) if len(ready) > 1 else ready[0]
+        self.steps += 1
         try:
             fiber.wait = next(fiber.going)
         except StopIteration:
@@ -157,35 +164,85 @@ class Launch(Engines):
 
     def _stuck(self) -> None:
         candidates = _candidates(self.kernel.program)
-        waiters = [self._waiter(f, candidates) for f in self.fibers if f.wait is not None and f.wait.what is not None]
-        first = waiters[0]
         until = 1.1 * max([1.0, *(e.end for e in self.timeline.events), *(f.thread.now for f in self.fibers)])
+        alike: dict[Any, list[_Fiber]] = collections.defaultdict(list)
         for f in self.fibers:
             if f.wait is not None and f.wait.what is not None:
                 t, name = f.thread, f.wait.what.name
                 self.timeline.add(t.cta.number, t.lane, "wait", t.now, until, f.wait, name)
-        done = tuple(dict.fromkeys(self.ended))
+                alike[name, f.wait.line].append(f)
+        self.stuck = [first for first, *_ in alike.values()]
+        waiters = [self._waiter(first, candidates, len(others)) for first, *others in alike.values()]
+        first, done = waiters[0], tuple(dict.fromkeys(self.ended))
         where = Finding("deadlock", first.what, first.line, first.who, "waits for", waiters=tuple(waiters), ended=done)
         self.found.add(where)
 
-    def _waiter(self, fiber: _Fiber, candidates: "dict[int, list[SourceLine]]") -> Waiter:
+    def _waiter(self, fiber: _Fiber, candidates: "dict[int, list[SourceLine]]", alike: int) -> Waiter:
         assert fiber.wait is not None, "who is stuck waits"
         what = fiber.wait.what
         assert what is not None, "for something"
-        got, needed = (what.count, what.needed) if isinstance(what, Slot) else (what.count, fiber.wait.number)
-        arrived = tuple((who, line, n) for (who, line), n in what.arrived.items())
         lines = tuple(candidates.get(id(what.alloc), ()))
-        return Waiter(
-            fiber.thread.name,
-            fiber.wait.line,
-            what.name,
-            got,
-            needed,
-            round=fiber.wait.number if isinstance(what, Slot) else 0,
-            parts=what.parts if isinstance(what, Slot) else 0,
-            arrived=arrived,
-            candidates=lines,
+        who, line, number = fiber.thread.name, fiber.wait.line, fiber.wait.number
+        arrived = _listed(what.arrived)
+        waiter = Waiter(who, line, what.name, what.count, number, -1, arrived=arrived, candidates=lines, alike=alike)
+        if not isinstance(what, Slot):
+            return waiter
+        return dataclasses.replace(
+            waiter,
+            needed=what.needed,
+            round=number,
+            parts=what.parts,
+            came=_listed(what.arrived - what.earlier),
+            waited=_listed(what.waits - collections.Counter({(who, line): 1})),
+            spare=tuple(_spare(what, fiber.thread.cta)),
+            beside=tuple(_beside(what, fiber.thread.cta)),
         )
+
+    def brought_by(self, number: int, most_steps: int) -> list[list[tuple[str, SourceLine | None]]]:
+        """Who arrives, and at which line, on what each of those waits for that are stuck, when one of them, by its
+        number, gets what it waits for. Its thread, and then others, go on, for so many steps at most."""
+        waits = [f.wait for f in self.stuck]
+        before = [wait.what.arrived.copy() for wait in waits if wait is not None and wait.what is not None]
+        wait = waits[number]
+        assert wait is not None, "who is stuck waits"
+        if isinstance(wait.what, Slot):
+            wait.what.end_round()
+        elif wait.what is not None:
+            wait.what.count = wait.number
+        self.most_steps = self.steps + most_steps
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):  # on what never came, anything may happen
+            self._drive(1)
+        after = [wait.what.arrived for wait in waits if wait is not None and wait.what is not None]
+        return [list(now - then) for now, then in zip(after, before, strict=True)]
+
+
+def _listed(arrivals: Arrivals) -> tuple[tuple[str, SourceLine | None, int], ...]:
+    return tuple((who, line, n) for (who, line), n in arrivals.items())
+
+
+def _others(slot: Slot, cta: Cta) -> Iterator[Slot]:
+    barriers = (ref for refs in cta.shared.values() for ref in refs if isinstance(ref, Barrier))
+    yield from (other for barrier in barriers for other in barrier.slots.values() if other is not slot)
+
+
+def _spare(slot: Slot, cta: Cta) -> Iterator[tuple[str, int, tuple[SourceLine, ...]]]:
+    """The other barriers of a CTA that have ended rounds which nobody has waited for: (name, how many, lines of the
+    arrivals). One such round of a barrier of another kind is nothing special: it says that a slot is free."""
+    for other in _others(slot, cta):
+        spare = other.round - other.waited
+        if spare > (0 if other.alloc is slot.alloc else 1):
+            yield other.name, spare, _lines(other)
+
+
+def _beside(slot: Slot, cta: Cta) -> Iterator[tuple[str, tuple[SourceLine, ...]]]:
+    """The other barriers of the same Ref on which somebody has arrived: (name, lines of the arrivals)."""
+    for other in _others(slot, cta):
+        if other.alloc is slot.alloc and other.arrived:
+            yield other.name, _lines(other)
+
+
+def _lines(slot: Slot) -> tuple[SourceLine, ...]:
+    return tuple(dict.fromkeys(line for _, line in slot.arrived if line is not None))
 
 
 def _held_smem(program: Program) -> int:

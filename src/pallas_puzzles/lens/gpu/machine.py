@@ -34,9 +34,12 @@ class Spawn(Wait):
 class Control(Core):
     """Control flow, loads and stores, scopes, barriers and semaphores: one method for each kind of instruction."""
 
+    instructions = 0  # that were run, each program's when it begins
+
     def run(self, program: Program, values: Iterable[Any], t: Thread) -> Going:
         """Runs a program; returns its results."""
         env = program.template.copy()
+        self.instructions += len(program.instrs)
         for slot, value in zip(program.ins, values, strict=True):
             env[slot] = value
         for instr in program.instrs:
@@ -184,6 +187,7 @@ class Control(Core):
         self.reads(buffer, place, t, self.own(t, instr, "reads", buffer.space))
         self._move(t, instr, buffer, place, "load")
         value = place.read(buffer.values)
+        self.notice_read(buffer, place, instr)
         return [value, *([] if len(instr.outs) == 1 else [value.max(-1)])]
 
     def do_write(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
@@ -203,6 +207,7 @@ class Control(Core):
             _, end = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
             t.now = end + (chip.latency if kind == "load" else 0)
             counts.thread_bytes += nbytes
+            counts.moved(instr.line, nbytes)
             t.cta.moved += nbytes
             if kind == "load":
                 counts.gmem_read_bytes += nbytes
@@ -260,6 +265,8 @@ class Control(Core):
         slot = self.slot(t, instr.p["barrier"], env)
         number = t.seen[slot]
         t.seen[slot] += 1
+        slot.waited = max(slot.waited, number + 1)
+        slot.waits[t.name, instr.line] += 1
         (yield from self._wait_for(t, instr, slot, number))
 
     def _wait_for(self, t: Thread, instr: Instr, slot: Slot, number: int) -> Waiting:
@@ -300,6 +307,7 @@ class Control(Core):
         number = t.seen[slot]
         if slot.round <= number:
             return [np.bool_(False)]
+        slot.waited = max(slot.waited, number + 1)
         ended = slot.land(number)
         t.knowledge.learn(ended.knowledge)
         t.now = max(t.now, ended.time)

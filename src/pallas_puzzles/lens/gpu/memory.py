@@ -18,7 +18,11 @@ NEVER, GIVEN = -1, 0  # numbers of writers: nobody; whoever launched the kernel
 
 @dataclasses.dataclass(slots=True)
 class Access:
-    """One read or write. engine: "copy", "store", "wgmma", "tcgen05", "load" or "fill" (of TMEM), or ""."""
+    """One read or write. engine: "copy", "store", "wgmma", "tcgen05", "load" or "fill" (of TMEM), or "".
+
+    index: of its thread, where it is the thread's own. unread: of a copy, the write whose values it overwrites, if its
+    thread knows that they are there; readers: who has read them.
+    """
 
     agent: int
     time: int
@@ -26,6 +30,9 @@ class Access:
     who: str
     verb: str
     engine: str = ""
+    index: dict[Any, int] | None = None
+    unread: "Access | None" = None
+    readers: frozenset[str] = frozenset()
 
     @property
     def is_async(self) -> bool:

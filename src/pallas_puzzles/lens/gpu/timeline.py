@@ -95,8 +95,9 @@ class Counts:
     """What a kernel costs, over all CTAs. Bytes; cycles on the logical clock.
 
     once_bytes: of the arrays that it is given and makes. gmem_*: by copies and by loads and stores of threads; padding
-    beyond an array costs nothing, multicast data counts once. thread_bytes: those that threads load and store
-    themselves. cta_bytes: of GMEM, by the CTA that moves the most. smem_bytes: held at once by one CTA.
+    beyond an array costs nothing, multicast data counts once; moved_at: the same by line. thread_bytes: those that
+    threads load and store themselves. cta_bytes: of GMEM, by the CTA that moves the most. smem_bytes: held at once by
+    one CTA.
     arrivals: on barriers. cycles: until the last CTA ends. tensor_busy, copy_busy: summed over CTAs; tensor_idle,
     copy_idle: from a CTA's start to its end, where it uses them at all. waited: how long warpgroups stand at barriers,
     and for copies and products; waited_at: the same by line. idle_at: of tensor_idle, between two wgmmas of a CTA, what
@@ -109,6 +110,7 @@ class Counts:
     once_bytes: int = 0
     gmem_read_bytes: int = 0
     gmem_write_bytes: int = 0
+    moved_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
     thread_bytes: int = 0
     cta_bytes: int = 0
     smem_bytes: int = 0
@@ -127,6 +129,9 @@ class Counts:
     idle_at: dict[tuple[str, SourceLine | None], float] = dataclasses.field(default_factory=dict)
     bank_conflicts: int = 0
     conflicts_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
+
+    def moved(self, line: SourceLine | None, nbytes: int) -> None:
+        self.moved_at[line] = self.moved_at.get(line, 0) + nbytes
 
     @classmethod
     def together(cls, each: "Sequence[Counts]") -> "Counts":
