@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ir.capture import Operand, SourceLine, where_defined
 from ..ir.program import lines_of
-from ..lens.machine import NOT_STORED, NOT_VISITED, STALE, Event, Trace, listed, spans
+from ..lens.machine import NOT_STORED, NOT_VISITED, STALE, WRITTEN, Event, Trace, listed, spans
 from ..text import plural
 from .findings import Block, Diagnosis, Finding, Tolerance
 from .steps import at, first_step_test, still_axes
@@ -213,11 +213,12 @@ def _unvisited(w: Wrong, blocks: list[Block]) -> Finding:
         f"has {plural(w.trace.n, 'step')}, the array has {plural(len(w.blocks), 'block')} of {o.block}. "
     )
     reached = [max((b[d] for b in w.trace.visits[w.number]), default=-1) + 1 for d in range(len(o.tiles))]
-    short = [d for d, n in enumerate(o.tiles) if reached[d] < n and all(b[d] >= reached[d] for b in blocks)]
-    if short:
-        d = short[0]
-        count = f"pl.cdiv({o.shape[d]}, {o.block[d]}) = {o.tiles[d]} blocks"
-        cause += f"Dimension {d} has {count}; {reached[d]} of them {'is' if reached[d] == 1 else 'are'} visited."
+    short = [d for d, n in enumerate(o.tiles) if reached[d] < n]
+    if short and all(any(b[d] >= reached[d] for d in short) for b in blocks):
+        for d in short:
+            count = f"pl.cdiv({o.shape[d]}, {o.block[d]}) = {o.tiles[d]} blocks"
+            cause += f"Dimension {d} has {count}; {reached[d]} of them {'is' if reached[d] == 1 else 'are'} visited. "
+        cause = cause.rstrip()
     else:
         cause += f"No step's index map returns it: look at the index map of {o.name}."
     return Finding("unvisited", cause, [], where_defined(o.index_map), block=blocks[0], operand=o.name)
@@ -231,6 +232,9 @@ def _not_stored(w: Wrong, kind: str, blocks: list[Block], words: str) -> Finding
             f"no step stores anything into {name}: what you see is uninitialised memory. Write {name}[...] = value, "
             "under a condition that holds at some step."
         )
+    elif w.o.in_hbm:
+        where = where_in(w.cut(w.trace.state[w.number] != WRITTEN, blocks[0]))
+        cause = f"no copy reaches {where or 'any part'} of {name}. Look at the slices that the copies out go to."
     elif kind == "partly-stored":
         cause = f"the kernel stores only part of {name}: {named_blocks(blocks)} {words}. Store {name}[...] = value."
     else:
