@@ -63,7 +63,7 @@ FAMILIES = {
         "Copies of the reader's own: not waited for, waited for twice, of two shapes, or HBM touched without one. For "
         "each start, where is its wait?"
     ),
-    "no-wait reused store-in-flight load-in-flight unwaited-load acc-in-flight": (
+    "early no-wait reused store-in-flight load-in-flight unwaited-load acc-in-flight": (
         "A copy, or a product of a GPU, is on its way while its memory is used. Which call waits for it, and which "
         "line uses the memory next?"
     ),

@@ -580,7 +580,7 @@ MISTAKES: dict[str, tuple[Callable[[], Case], str, str, str]] = {
     "never stored": (lambda: double(store=False), "output-unwritten", "def body(x_gmem, o_gmem, x_smem", "o_gmem"),
     "no wgmma_wait": (lambda: matmul(wait=False), "reused", "copy_gmem_to_smem(a_gmem", "plgpu.wgmma_wait(0)"),
     "no wait for full": (lambda: specialised(wait_full=False), "unwritten", "o_gmem[i] = ", "nobody has written"),
-    "no wait for empty": (lambda: specialised(wait_empty=False), "no-wait", "o_gmem[i] = ", "let its next copy wait"),
+    "no wait for empty": (lambda: specialised(wait_empty=False), "no-wait", "o_gmem[i] = ", "let it wait until"),
     "slot never released": (lambda: specialised(release=False), "deadlock", "barrier_wait(", "waits for ever"),
     "warpgroups not in step": (lambda: handed_over(sync=False), "race", "o_gmem[...] = s_smem", "warpgroup 0"),
     "CTAs store one row": (lambda: rows(where=lambda i: 0), "race", "o_gmem[where(i)]", "CTA 0"),

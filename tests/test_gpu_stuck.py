@@ -73,7 +73,7 @@ def refilled(x_gmem, o_gmem, x_smem, full, empty):
 
 
 TWO = {"num_threads": 2, "thread_name": "wg"}
-ARRIVES, INDEX = "barrier_arrive", "is the index right"
+ARRIVES, INDEX = "barrier_arrive", "is an index wrong"
 EARLY = ["overwrites what was there", "Start that copy"]
 TOLD = {
     "each waits for the other": (by_turns, [plgpu.Barrier(num_barriers=2)], TWO, "barrier_wait", ["for each other"]),

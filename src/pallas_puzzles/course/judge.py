@@ -103,7 +103,7 @@ def claimed(claims: Sequence[Asked], judge: Judging) -> Verdict | None:
 
 _OTHERWISE_WRONG = frozenset(
     "structure shape dtype map-bounds ref-bounds unvisited revisit never-stored hang deadlock unwaited copy-shape "
-    "no-wait reused shared-semaphore hbm-load hbm-store".split()
+    "no-wait early reused shared-semaphore hbm-load hbm-store".split()
 )
 
 

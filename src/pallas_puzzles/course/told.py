@@ -46,7 +46,7 @@ def told(
         first = seen  # it says more, of a line that the correction is about
     elif seen.kind == "rounding" and not found[0].told and seen.line is not None:
         return [seen, first, *others]  # one says what to look for, and the other one where
-    elif covered and seen.kind not in SAYS_LITTLE | _GUESSED:
+    elif covered and seen.kind not in SAYS_LITTLE | _GUESSED and not (found[0].told and _is_symptom(seen, len(found))):
         at_def = seen.line is not None and seen.line.text.startswith("def ")
         first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
     else:
@@ -57,10 +57,15 @@ def told(
 # Kinds that see that something is wrong, and not how it came about.
 SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
 
-_TOO_EARLY = frozenset({"no-wait", "reused"})  # what is read is right, and the time is not
+_TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
 _APART = "This is the first line whose value differs from all that a right answer computes."
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
+
+
+def _is_symptom(finding: Finding, places: int) -> bool:
+    """Whether a finding about a GPU, which has no step, sees that two accesses meet, and not which is out of place."""
+    return finding.step is None and (finding.kind == "reused" or (finding.kind == "no-wait" and places == 1))
 
 
 def _sentence(correction: Correction, places: int) -> str:

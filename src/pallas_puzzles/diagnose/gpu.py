@@ -15,7 +15,7 @@ def findings_of(seen: Iterable[Seen]) -> Iterator[Finding]:
             yield explain_deadlock(found)
             continue
         lines = found.line, found.other_line
-        line, other = reversed(lines) if found.early and not found.other else lines
+        line, other = reversed(lines) if found.kind == "early" and not found.other else lines
         near = [other] if other is not None else []
         evidence = [f"This happens {plural(found.times, 'time')}."] if found.times > 1 else []
         yield Finding(found.kind, _WORDS[found.kind](found), evidence, line, operand=found.ref, near=near)
@@ -46,17 +46,21 @@ _WAITS = {
 
 
 def _no_wait(f: Seen) -> str:
-    if f.early:
-        where = f" at {f.line}" if f.line and not f.other else ""
-        started = (
-            f"{_head(f)}{_does(f)}{where}, but {_other(f)} has been started before, and overwrites what was there."
+    head = f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way."
+    if f.later:
+        return (
+            f"{head} It is a later one than you have waited for: wait for it, too (plgpu.barrier_wait), or, if it "
+            "fills the slot again, let it wait until you have read this."
         )
-        if f.other:
-            return f"{started} Arrive on the barrier that it waits for when this has been read, not before."
-        return f"{started} Start that copy when this has been read."
-    refill = " If the slot is filled again, let its next copy wait until you have read it."
-    refill = refill if f.other and f.engine == "copy" else ""
-    return f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way. {_WAITS[f.engine]}{refill}"
+    return f"{head} {_WAITS[f.engine]}"
+
+
+def _early(f: Seen) -> str:
+    where = f" at {f.line}" if f.line and not f.other else ""
+    started = f"{_head(f)}{_does(f)}{where}, but {_other(f)} has been started before, and overwrites what was there."
+    if f.other:
+        return f"{started} Arrive on the barrier that it waits for when this has been read, not before."
+    return f"{started} Start that copy when this has been read."
 
 
 _READERS = {"store": "the copy to GMEM", "wgmma": "wgmma", "tcgen05": "tcgen05_mma", "load": "a load from TMEM"}
@@ -74,13 +78,15 @@ def _does(f: Seen) -> str:
 
 
 def _own(f: Seen) -> str:
-    if len(f.apart) == 1:  # two CTAs that store into the same place, as a rule
-        (axis,) = f.apart
-        return (
-            f'The two differ along "{axis}" alone: let where this line stores depend on lax.axis_index("{axis}"), so '
-            "that each has its own part."
-        )
-    return "Let one of the two wait for the other with a barrier, or give each its own part."
+    if len(f.apart) != 1:
+        return "Let one of the two wait for the other with a barrier, or give each its own part."
+    (axis,) = f.apart
+    if not f.same:
+        return f'The two differ along "{axis}" alone, and their parts overlap: give each its own.'
+    return (
+        f'The two differ along "{axis}" alone: let where this line stores depend on lax.axis_index("{axis}"), so that '
+        "each has its own part."
+    )
 
 
 def _unwritten(f: Seen) -> str:
@@ -115,6 +121,7 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
         "smaller blocks, or fewer slots."
     ),
     "bounds": _bounds,
+    "early": _early,
     "no-wait": _no_wait,
     "reused": _reused,
     "no-commit": lambda f: (

@@ -94,7 +94,8 @@ def _facts(run: Run) -> dict[str, str]:
     reread = "Read a tile into SMEM once, and use it there as often as you need it."
     if not counts.copies:
         reread = (
-            "Each x_gmem[...] is a load of its own: load once, give it a name, and use that as often as you need it."
+            "Each x_gmem[...] is a load of its own. Load once and give it a name, or copy a tile into SMEM and use it "
+            "there."
         )
     return {
         "arrays": human_bytes(once),

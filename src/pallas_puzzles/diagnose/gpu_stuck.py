@@ -13,14 +13,16 @@ _MOST = 4  # rows of evidence
 
 def explain_deadlock(f: Finding) -> Told:
     """The one wait that the others hang on, or the waits that hang on each other, and what to do."""
-    brought = f.brought() or [[()] * len(f.waiters)] * len(f.waiters)
+    tried = f.brought()
+    brought = tried or [[()] * len(f.waiters)] * len(f.waiters)
     way, closed = _followed(f.waiters, brought)
     root = f.waiters[way[-1]]
     if closed:
         arrivals = [brought[then][n] for n, then in zip(way, [*way[1:], way[0]], strict=True)]
         cause = _circle([f.waiters[n] for n in way], arrivals)
     else:
-        cause = f"{root.who} waits for ever: {_missing(root)} {_advice(root, brought[way[-1]][way[-1]])}"
+        own = brought[way[-1]][way[-1]]
+        cause = f"{root.who} waits for ever: {_missing(root, bool(tried))} {_advice(root, own, f.ended)}"
     evidence = [*_rows(f.waiters, brought, [] if closed else way[-1:], closed)]
     others = sum(1 + w.alike for w in f.waiters) - 1
     if len(evidence) > _MOST or others > len(evidence):
@@ -72,12 +74,13 @@ def _short(who: str, beside: str) -> str:
     return name if of and beside.endswith(of + cta) else who
 
 
-def _missing(w: Waiter) -> str:
+def _missing(w: Waiter, tried: bool) -> str:
+    """tried: it is known that nobody else would arrive."""
     if w.parts > 0 and w.got >= w.needed:
         return f"{w.what} lacks {plural(w.parts, 'part')} of a multicast copy, which other CTAs of its cluster bring."
     if w.round < 0:
         return f"semaphore {w.what} has {w.got} of {plural(w.needed, 'signal')}, and nobody is left to signal it."
-    came = f", by {_arrivals(w.came, w.who)}" if w.came else ", and nobody is left who arrives on it"
+    came = f", by {_arrivals(w.came, w.who)}" if w.came else ", and nobody is left who arrives on it" * tried
     return f"{w.what} has {w.got} of {plural(w.needed, 'arrival')} in its round {w.round}{came}."
 
 
@@ -86,8 +89,8 @@ def _arrivals(arrived: Sequence[tuple[str, SourceLine | None, int]], beside: str
     return ", ".join(f"{who}{often}" for who, often in times)
 
 
-def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]]) -> str:
-    """own: what arrives there once this wait is over."""
+def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]], ended: Sequence[str]) -> str:
+    """own: what arrives there once this wait is over. ended: who is done."""
     if w.parts > 0 and w.got >= w.needed:
         return "Every CTA along collective_axes has to start the copy."
     if w.round < 0:
@@ -96,15 +99,18 @@ def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]]) -> str:
         return f"No line of the kernel arrives on it: call plgpu.barrier_arrive.{_spare(w)}"
     if w.got:
         return "Give the barrier as many arrivals (num_arrivals) as really come, or let the others arrive, too."
+    arrived = [*dict.fromkeys(_short(who, w.who) for who, _, _ in w.arrived if who != w.who)]
+    done = arrived and {who for who, _, _ in w.arrived} <= {*ended}
+    gone = f" ({listed(arrived)}, which arrived, {'has' if len(arrived) == 1 else 'have'} ended)" if done else ""
     later = next((line for _, line in own if line is not None), None)
     if spare := _spare(w):
-        return f"It has ended {plural(w.round, 'round')}.{spare}" if w.round else spare.strip()
+        return f"It has ended {plural(w.round, 'round')}{gone}.{spare}" if w.round else spare.strip()
     if w.round > 0:
         again = f", and {later} arrives again only after it" if later is not None else ""
-        number = f"It has ended {plural(w.round, 'round')}, and this is wait number {w.round + 1}"
+        number = f"It has ended {plural(w.round, 'round')}{gone}, and this is wait number {w.round + 1}"
         return f"{number}{again}: wait once for each round."
     if later is not None:
-        return f"{later} arrives on it, but only after this wait: one of the two has to come earlier."
+        return f"What arrives on it ({later}) comes only after this wait: one of the two has to come earlier."
     if w.beside:
         lines = _listed([*dict.fromkeys(line for _, each in w.beside for line in each)])
         names = listed([name for name, _ in w.beside])
@@ -117,8 +123,8 @@ def _spare(w: Waiter) -> str:
     if not w.spare:
         return ""
     name, rounds, lines = max(w.spare, key=lambda each: (_base(each[0]) == _base(w.what), each[1]))
-    verb = "it is" if rounds == 1 else "they are"
-    meant = "is the index right, here and there" if _base(name) == _base(w.what) else f"{verb} meant for {w.what}"
+    meant = f"{'is it' if rounds == 1 else 'are they'} meant for {w.what}"
+    meant = "is an index wrong, or an arrival missing" if _base(name) == _base(w.what) else meant
     ended = plural(rounds, "round")
     return f" {name} has ended {ended} more than anybody has waited for ({_listed(lines)}): {meant}?"
 

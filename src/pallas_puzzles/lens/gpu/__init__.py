@@ -16,11 +16,12 @@ as late as their waits allow.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond, garbage
 from .. import machine as lens
@@ -31,6 +32,7 @@ from .timeline import CHIPS, Counts, Event, Handover, Use
 
 CTAS_DRAWN = 64
 _OTHER_GARBAGE = 3.0
+_MOST_TRIED = 400_000  # instructions of all these runs together
 _FURTHER = 1000  # steps of a kernel that hangs, beside as many as it has taken, to see what would come next
 
 
@@ -114,8 +116,11 @@ def _told_apart(found: list[Finding], launch: Launch, relaunch: Callable[[], Lau
 
 
 def _brought(launch: Launch, relaunch: Callable[[], Launch]) -> Brought:
-    """What would come if one of those who are stuck went on, for each of them: the kernel runs again up to there."""
-    found = []
+    """What would come if one of those who are stuck went on, for each of them: the kernel runs again up to there. []
+    where that takes too long."""
+    found: list[Sequence[Sequence[tuple[str, SourceLine | None]]]] = []
+    if launch.instructions * len(launch.stuck) > _MOST_TRIED:
+        return found
     for number in range(len(launch.stuck)):
         again = relaunch()
         again.run_all()

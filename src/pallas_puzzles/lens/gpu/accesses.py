@@ -135,7 +135,7 @@ class Core:
         for number in buffer.writers_of(place):
             before = buffer.writes[number] if number > 0 else None
             if before is not None:
-                self._in_order(buffer, before, t, access, written=True)
+                self._in_order(buffer, before, t, access, written=True, place=place)
         read = buffer.overlapping_reads(region)
         for before in read:
             self._in_order(buffer, before, t, access, written=False)
@@ -162,8 +162,11 @@ class Core:
         if buffer.space != "tmem" and region.hull()[2]:
             twin.overwritten(part)
 
-    def _in_order(self, buffer: Buffer, before: Access, t: Thread, access: Access, written: bool) -> None:
-        """Whether an access is after an earlier one, by what its thread knows. written: the earlier one is a write."""
+    def _in_order(
+        self, buffer: Buffer, before: Access, t: Thread, access: Access, written: bool, place: Place | None = None
+    ) -> None:
+        """Whether an access is after an earlier one, by what its thread knows. written: the earlier one is a write.
+        place: of an access that writes, too."""
         if before.agent == access.agent or (before.engine == access.engine == "reduce"):
             return
         if before.engine == "load" and access.engine == "fill" and before.agent == t.loading:
@@ -179,7 +182,7 @@ class Core:
         ):
             kind = "unwaited-load"
         elif before.is_async and (before.engine not in ("store", "reduce") or before.who == t.name):
-            kind = "no-wait" if written else "reused"
+            kind = "reused" if not written else "early" if _too_early(before, t) else "no-wait"
         else:
             kind = "race"
         self.finding(
@@ -192,9 +195,16 @@ class Core:
             other_line=before.instr.line if before.instr is not None else None,
             other=before.who if before.who != t.name else "",
             engine=before.engine,
-            early=kind == "no-wait" and _too_early(before, t),
+            later=kind == "no-wait" and knows.clock.get(before.agent, 0) > 0,
             apart=tuple(_apart(access, before)),
+            same=before.instr is access.instr and self._covers(buffer, before, place),
         )
+
+    def _covers(self, buffer: Buffer, before: Access, place: Place | None) -> bool:
+        """Whether all that an earlier write has left lies where another one is, and nothing else does."""
+        number = next((n for n, access in enumerate(buffer.writes) if access is before), 0)
+        marks = place.get(buffer.writer, marks=True) if place is not None else None
+        return marks is not None and bool((marks == number).all()) and np.sum(buffer.writer == number) == np.size(marks)
 
     def own(self, t: Thread, instr: Instr, verb: str, space: str = "") -> Access:
         """An access by a thread itself; in TMEM one that wait_load_tmem or commit_tmem waits for."""

@@ -9,6 +9,7 @@ from ...ir.capture import SourceLine
 # kind -> what it means. Each is wrong whatever the values are, apart from those in NOTES.
 KINDS = {
     "race": "reads or overwrites what somebody else is writing or reading, and nothing orders the two",
+    "early": "a copy overwrites SMEM that could have been read, and has not been",
     "no-wait": "uses SMEM or TMEM that a copy or a product, which nobody has waited for, still writes",
     "reused": "overwrites SMEM or TMEM that a copy or a product, which nobody has waited for, still reads",
     "no-commit": "the copy engine or the tensor cores use SMEM that was stored without a commit_smem after it",
@@ -73,10 +74,10 @@ class Finding:
     kind: of KINDS. ref: the Ref. line: the reader's, of the access that is wrong. verb: what it does, and other_verb,
     other_line: what it collides with. who: "warpgroup 1 of CTA (0, 3)"; other: whose the other access is, where it is
     somebody else's. count, total: elements. engine: what the other access is by: "copy", "store", "wgmma", "tcgen05" or
-    "" for loads and stores. early: that copy overwrites what could have been read. apart: the axes along which the two
-    differ, where both run the same line. waiters: of a deadlock, one for each barrier and line; brought: what each of
-    them keeps from coming, found by trying, which takes a run for each. ended: who has ended by then. times: how often
-    it was seen.
+    "" for loads and stores. later: that copy is not the first one at its barrier that is known of. apart: the axes
+    along which the two differ, where both run the same line; same: they are in the same place. waiters: of a deadlock,
+    one for each barrier and line; brought: what each of them keeps from coming, found by trying, which takes a run for
+    each. ended: who has ended by then. times: how often it was seen.
     """
 
     kind: str
@@ -91,8 +92,9 @@ class Finding:
     count: int = 0
     total: int = 0
     detail: tuple[Any, ...] = ()
-    early: bool = False
+    later: bool = False
     apart: tuple[str, ...] = ()
+    same: bool = False
     waiters: tuple[Waiter, ...] = ()
     brought: Callable[[], Brought] = dataclasses.field(default=tuple, compare=False, repr=False)
     ended: tuple[str, ...] = ()
