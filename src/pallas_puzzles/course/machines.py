@@ -56,7 +56,14 @@ class Machine:
 
     def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         """The outputs of what the lens has passed, by whoever has the second word. Raises SimulatorError."""
-        return self.simulate(fn, args, timeout_s, chip)
+        # Without jit, JAX compiles each operation around the kernels by itself: that takes long. But it knows the line of
+        # what it objects to, and takes values that decide a shape, and a mesh without devices.
+        try:
+            return self.simulate(jax.jit(fn), args, timeout_s, chip)
+        except simulate.SimulatorTimeout:
+            raise
+        except simulate.SimulatorError:
+            return self.simulate(fn, args, timeout_s, chip)
 
 
 class _Gpu(Machine):
@@ -124,16 +131,6 @@ class _Devices(Machine):
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         modes = ("eager", "on_wait")  # each finds what the other does not
         return simulate.simulate(fn, *args, timeout_s=timeout_s, chip=chip, detect_races=True, modes=modes)
-
-    def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
-        # Without jit, JAX compiles each operation around the kernels by itself, which takes long. But it knows the line
-        # of what it objects to, and takes a mesh without devices.
-        try:
-            return self.simulate(jax.jit(fn), args, timeout_s, chip)
-        except simulate.SimulatorTimeout:
-            raise
-        except simulate.SimulatorError:
-            return self.simulate(fn, args, timeout_s, chip)
 
 
 TPU, GPU, DEVICES = Machine(), _Gpu(), _Devices()
