@@ -56,8 +56,8 @@ class Machine:
 
     def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         """The outputs of what the lens has passed, by whoever has the second word. Raises SimulatorError."""
-        # Without jit, JAX compiles each operation around the kernels by itself: that takes long. But it knows the line of
-        # what it objects to, and takes values that decide a shape, and a mesh without devices.
+        # Without jit, JAX compiles each operation around the kernels by itself: that takes long. But it knows the line
+        # of what it objects to, and takes values that decide a shape, and a mesh without devices.
         try:
             return self.simulate(jax.jit(fn), args, timeout_s, chip)
         except simulate.SimulatorTimeout:
