@@ -10,7 +10,10 @@ from .gpu_stuck import explain_deadlock
 
 def findings_of(seen: Iterable[Seen]) -> Iterator[Finding]:
     """What a reader is told, the causes before what follows from them."""
-    for found in sorted(seen, key=lambda f: _ORDER.index(f.kind)):
+    seen = [*seen]
+    early = {(f.ref, f.other_line) for f in seen if f.kind == "early"}
+    told = [f for f in seen if f.kind != "no-wait" or (f.ref, f.other_line) not in early]  # that follows from it
+    for found in sorted(told, key=lambda f: _ORDER.index(f.kind)):
         if found.kind == "deadlock":
             yield explain_deadlock(found)
             continue
