@@ -2801,9 +2801,9 @@ if not unwritten(plain_grads):
 #     tensor cores    |    s     |      dp                  |          dv          |  dk  |  dq  |
 # ```
 #
-# While you compute `p`, `dp` is on its way. And while you wait for the other warpgroup's `ds`, `dv` and `dk` are. (If `dv`
-# starts right after `ds`, it makes less than 1% of a difference on an H200.) `acc[...]` waits for all products that you
-# have started, so see to it which ones these are.
+# While you compute `p`, `dp` is on its way. And while you wait for the other warpgroup's `ds`, `dv` and `dk` are. (If
+# `dv` starts right after `ds`, it makes less than 1% of a difference on an H200.) `acc[...]` waits for all products
+# that you have started, so see to it which ones these are.
 #
 # Is it better to start `dp` with `s`, and to read `s` as in Puzzle 6b? No. The tensor cores take turns between the two
 # warpgroups. With `dp` behind each `s`, one warpgroup would wait for its scores while the other one's `dp` is computed.

@@ -14,6 +14,7 @@ from typing import Any
 from .straight import (
     IGNORED,
     UNORDERED,
+    VERSION,
     Inlined,
     copy_of,
     in_order,
@@ -268,7 +269,8 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
     b = _written_as(a, b)
     if key_of(a) == key_of(b):
         return
-    apart = type(a) is not type(b) or not _comparable(a, b) or hasattr(a, "unpacked")
+    whole = hasattr(a, "unpacked") or getattr(a, "shared", False)
+    apart = type(a) is not type(b) or not _comparable(a, b) or whole
     if apart or (path and _is_around(a, b)):
         yield path, a, b, line, _change(a, b)
         return
@@ -410,7 +412,7 @@ def _between_lists(x: list[Any], y: list[Any], path: Path, line: int, field: str
     for i, j in pairs:
         if i is None and j is not None:
             before = max((a for a, b in pairs if a is not None and b is not None and b < j), default=-1)
-            there = getattr(x[before], "end_lineno", line) if before >= 0 else line
+            there = getattr(x[before], "end_lineno", line) if before >= 0 else _first_line(x, line)
             yield at(before + 1), None, y[j], there, size_of(y[j])
         elif i is not None and j is None:
             yield at(i), x[i], None, getattr(x[i], "lineno", line), size_of(x[i])
@@ -440,6 +442,12 @@ def _paired(x: list[Any], y: list[Any]) -> list[tuple[int | None, int | None]]:
             pairs.append((None, j))
             j += 1
     return pairs
+
+
+def _first_line(body: list[Any], line: int) -> int:
+    """The line at which a list of statements begins. line: of what is around it."""
+    first = ast.walk(body[0]) if body and isinstance(body[0], ast.stmt) else ()
+    return min((n.lineno for n in first if hasattr(n, "lineno")), default=line)
 
 
 _STORES = (ast.Assign, ast.AugAssign)
@@ -506,6 +514,8 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
         if count and from_ not in names and to not in names.values():
             names[from_] = to
     taken = set(names.values())
+    # a value that replaces another one under its name, where nothing does in the answer, is under that name still
+    names |= {n: names.get(base := n.partition(VERSION)[0], base) for n in own - names.keys() if VERSION in n}
     names |= {n: f"{n}_" for n in own - names.keys() if n in taken}
     return _Renamed(names).visit(copy_of(theirs))
 

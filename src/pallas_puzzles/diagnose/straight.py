@@ -30,7 +30,7 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
     kinds = kinds_of_names(beside) if beside is not None else {}
     names = {name for name, kind in kinds.items() if ast.Assign in kind}
     functions = {name for name, kind in kinds.items() if ast.FunctionDef in kind}
-    tree = _Unrolled().visit(_called_out(tree))
+    tree = _Unrolled(beside is None or _loops(tree) > _loops(beside)).visit(_called_out(tree))
     blocks: list[Any] = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
     for block in blocks:
         block.body = [one for each in block.body for plain in _unfolded(each) for one in _one_by_one(plain)]
@@ -41,6 +41,10 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
         block.body = [each if getattr(each, "name", "") in functions else _as_lambda(each) for each in block.body]
         _straighten(block.body, tree, names, values)
     return ast.fix_missing_locations(_Spread().visit(tree))
+
+
+def _loops(function: ast.FunctionDef) -> int:
+    return sum(isinstance(n, ast.For) for n in ast.walk(function))
 
 
 def _called_out(function: ast.FunctionDef) -> ast.FunctionDef:
@@ -85,11 +89,17 @@ _MOST = 4  # times that a loop over things that stand in the text is written out
 
 
 class _Unrolled(ast.NodeTransformer):
-    """Loops over a tuple that stands in the text, as what they do one time after the other."""
+    """Loops over a tuple that stands in the text, as what they do one time after the other.
+
+    statements: also those that are no expressions.
+    """
+
+    def __init__(self, statements: bool) -> None:
+        self.statements = statements
 
     def visit_For(self, node: ast.For) -> Any:
         self.generic_visit(node)
-        times = _times(node.target, node.iter)
+        times = _times(node.target, node.iter) if self.statements else None
         if times is None or node.orelse or any(isinstance(n, ast.Break | ast.Continue) for n in ast.walk(node)):
             return node
         return [put(each) for put in times for each in node.body]
@@ -275,7 +285,7 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], v
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
                 continue
             if short or _alone(used, body[n:]):
-                inline = Inlined(name, each.value)
+                inline = Inlined(name, each.value, shared=len(used) > 2)
                 body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
                 del body[n]
 
@@ -352,10 +362,13 @@ def _in_scope_of(name: str, tree: ast.AST) -> Iterator[ast.AST]:
 
 
 class Inlined(ast.NodeTransformer):
-    """Puts a value in the place of its name. It keeps the name (use), and where it stands in the text (defined)."""
+    """Puts a value in the place of its name. It keeps the name (use), and where it stands in the text (defined).
 
-    def __init__(self, name: str, value: ast.expr) -> None:
-        self.name, self.value = name, value
+    shared: other places have the value, too, so it is right or wrong as a whole.
+    """
+
+    def __init__(self, name: str, value: ast.expr, shared: bool = False) -> None:
+        self.name, self.value, self.shared = name, value, shared and not isinstance(value, ast.Lambda)
 
     def visit(self, node: ast.AST) -> Any:
         return node if _hides(node, self.name) else super().visit(node)
@@ -364,7 +377,7 @@ class Inlined(ast.NodeTransformer):
         if node.id != self.name or not isinstance(node.ctx, ast.Load):
             return node
         value: Any = copy_of(self.value)
-        value.use, value.defined = node, (value.lineno, value.col_offset)
+        value.use, value.defined, value.shared = node, (value.lineno, value.col_offset), self.shared
         return value
 
 
