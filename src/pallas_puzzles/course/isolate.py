@@ -12,7 +12,7 @@ from typing import Any
 
 from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
-from ..diagnose.straight import straightened, values_with_names
+from ..diagnose.straight import side_by_side, straightened, values_with_names
 from ..lens.effort import counted
 from . import cases, curriculum
 from .curriculum import Puzzle
@@ -47,9 +47,9 @@ def isolated(
     """
     written = _answer(puzzle, names, used)
     course = cases.solutions(puzzle)
-    right = {name: straightened(node) for name, node in course.items() if name in written}
-    answer = {name: straightened(node, beside=right.get(name)) for name, node in written.items()}
-    right = {name: straightened(course[name], beside=answer[name]) for name in right}
+    both = {name: side_by_side(node, course[name]) for name, node in written.items() if name in course}
+    answer = {name: both[name][0] if name in both else straightened(node) for name, node in written.items()}
+    right = {name: theirs for name, (_, theirs) in both.items()}
     found = differences(answer, right)
     own = set(puzzle.holes)
     extra = _extra(puzzle, names)

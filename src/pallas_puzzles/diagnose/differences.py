@@ -412,7 +412,8 @@ def _between_lists(x: list[Any], y: list[Any], path: Path, line: int, field: str
     for i, j in pairs:
         if i is None and j is not None:
             before = max((a for a, b in pairs if a is not None and b is not None and b < j), default=-1)
-            there = getattr(x[before], "end_lineno", line) if before >= 0 else _first_line(x, line)
+            ahead = getattr(x[before], "use", x[before]) if before >= 0 else None  # a value, where its name stands
+            there = getattr(ahead, "end_lineno", line) if before >= 0 else _first_line(x, line)
             yield at(before + 1), None, y[j], there, size_of(y[j])
         elif i is not None and j is None:
             yield at(i), x[i], None, getattr(x[i], "lineno", line), size_of(x[i])

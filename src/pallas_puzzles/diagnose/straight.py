@@ -18,10 +18,20 @@ IGNORED = frozenset("ctx type_comment annotation returns lineno end_lineno col_o
 UNORDERED = frozenset({"keywords"})
 
 
-def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = None) -> ast.FunctionDef:
+def side_by_side(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
+    """Two functions that do the same, each `straightened` with the other one in view."""
+    calls = not (_helpers(mine) and _helpers(theirs))
+    mine = straightened(mine, straightened(theirs, calls=calls), calls)
+    return mine, straightened(theirs, mine, calls)
+
+
+def straightened(
+    function: ast.FunctionDef, beside: ast.FunctionDef | None = None, calls: bool = True
+) -> ast.FunctionDef:
     """The same function, with the values of names that it uses for convenience in the places of these names.
 
     beside: another one that is straightened; a value that has a name there keeps its own, and a name that is there.
+    calls: the statements of helpers stand where they are called.
     """
     tree = copy_of(function)
     if ast.get_docstring(tree, clean=False) is not None:
@@ -30,7 +40,7 @@ def straightened(function: ast.FunctionDef, beside: ast.FunctionDef | None = Non
     kinds = kinds_of_names(beside) if beside is not None else {}
     names = {name for name, kind in kinds.items() if ast.Assign in kind}
     functions = {name for name, kind in kinds.items() if ast.FunctionDef in kind}
-    tree = _Unrolled(beside is None or _loops(tree) > _loops(beside)).visit(_called_out(tree))
+    tree = _Unrolled(beside is None or _loops(tree) > _loops(beside)).visit(_called_out(tree, calls))
     blocks: list[Any] = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
     for block in blocks:
         block.body = [one for each in block.body for plain in _unfolded(each) for one in _one_by_one(plain)]
@@ -47,12 +57,18 @@ def _loops(function: ast.FunctionDef) -> int:
     return sum(isinstance(n, ast.For) for n in ast.walk(function))
 
 
-def _called_out(function: ast.FunctionDef) -> ast.FunctionDef:
-    """The statements of helpers where they are called, and `pl.when(c)(f)` as a body under `@pl.when(c)`."""
+def _helpers(function: ast.FunctionDef) -> dict[str, ast.FunctionDef]:
+    """The functions inside of a function that are called for what they do, and not for a value."""
     inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
     counts = Counter(n.name for n in inner)
-    plain = {n.name: n for n in inner if not n.decorator_list and counts[n.name] == 1 and _is_plain(n)}
-    helpers = {name: n for name, n in plain.items() if name not in reads_of(n)}
+    plain = [n for n in inner if not n.decorator_list and counts[n.name] == 1 and _is_plain(n)]
+    return {n.name: n for n in plain if n.name not in reads_of(n)}
+
+
+def _called_out(function: ast.FunctionDef, calls: bool) -> ast.FunctionDef:
+    """The statements of helpers where they are called, and `pl.when(c)(f)` as a body under `@pl.when(c)`."""
+    inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
+    helpers = _helpers(function) if calls else {}
     for n in [function, *inner]:
         n.body = [one for each in n.body for one in _without_calls(each, helpers)]
     called = reads_of(function)
