@@ -220,7 +220,12 @@ def puzzle_9(nb: Any) -> Question:
         nb.decoding_spec,
         *decoding(3, 8, 2, 512, [512, 300, 70]),
         variants=[
-            case(*decoding(2, 8, 1, 320, [1, 320]), parts=4, about="8 heads a group; a sequence of one key"),
+            case(
+                *decoding(2, 8, 1, 448, [1, 448]),
+                parts=4,
+                budget=Budget(cta_bytes=72_000),
+                about="8 heads a group; a sequence of one key, and one of 7 blocks in 4 parts",
+            ),
             case(
                 *decoding(4, 2, 2, 256, [129, 256, 64, 1]),
                 bkv=128,

@@ -254,6 +254,12 @@ def puzzle_10(nb: Any) -> Question:
                 bn=128,
                 about="a group of one row, one that ends within 64 rows, and 128 rows of a single group",
             ),
+            case(
+                normal((256, 64), BF16),
+                normal((3, 64, 512), BF16),
+                np.array([128, 8, 120], np.int32),
+                about="64 rows of a tile that are nobody's, behind a whole tile",
+            ),
         ],
         budget=Budget(gmem_bytes=1_362_016, thread_bytes=96, stores=112),
     )

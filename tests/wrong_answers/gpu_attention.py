@@ -446,6 +446,9 @@ def pass_on(wg, turns):
 # %% gpu_attention/9: the last block of keys is dropped
 # part_of: `pl.cdiv(length, bkv)` -> `lax.div(length, bkv)`
 
+# %% gpu_attention/9: the first part takes what is left over
+# part_of: `lax.div(p * blocks, parts), lax.div((p + 1) * blocks, parts)` -> `jnp.where(p == 0, 0, blocks - (parts - p) * lax.div(blocks, parts)), blocks - (parts - p - 1) * lax.div(blocks, parts)`
+
 # %% gpu_attention/9: a block beyond the last key
 # part_of: `pl.cdiv(length, bkv)` -> `lax.div(length, bkv) + 1`
 

@@ -344,6 +344,9 @@ def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
 # %% gpu_matmul/10: the neighbour's rows before the group
 # store_rows: `first = lax.max(start - row, 0)` -> `first = 0`
 
+# %% gpu_matmul/10: no group of copies behind the last row
+# store_rows: `    plgpu.commit_smem_to_gmem_group()` -> `    pl.when(end > row)(plgpu.commit_smem_to_gmem_group)`
+
 # %% gpu_matmul/10: the neighbour's rows behind the group
 # store_rows: `lax.min(end - row, 64)` -> `64`
 

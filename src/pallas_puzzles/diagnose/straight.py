@@ -33,7 +33,7 @@ def straightened(
     beside: another one that is straightened; a value that has a name there keeps its own, and a name that is there.
     calls: the statements of helpers stand where they are called.
     """
-    tree = copy_of(function)
+    tree = _Plain().visit(copy_of(function))
     if ast.get_docstring(tree, clean=False) is not None:
         tree.body = tree.body[1:] or [ast.Pass()]
     values = {key_of(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
@@ -51,6 +51,13 @@ def straightened(
         block.body = [each if getattr(each, "name", "") in functions else _as_lambda(each) for each in block.body]
         _straighten(block.body, tree, names, values)
     return ast.fix_missing_locations(_Spread().visit(tree))
+
+
+class _Plain(ast.NodeTransformer):
+    """Leaves out what does nothing."""
+
+    def visit_Delete(self, node: ast.Delete) -> None:
+        return None
 
 
 def _loops(function: ast.FunctionDef) -> int:
