@@ -1042,7 +1042,7 @@ check("gpu_attention/6", flash)
 
 # %% [markdown]
 # **Takeaway.** The softmax of one warpgroup lies under the products of the other one. No instruction was saved, and no
-# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 573 TFLOP/s, and 544 for Puzzle 5.
+# byte. FlashAttention-3 calls this ping-pong scheduling. On an H200, it is 570 TFLOP/s, and 540 for Puzzle 5.
 
 # %%
 show(flash, *(normal((1, tokens, 128), "bfloat16") for tokens in (128, 640, 640)), l2=True)
@@ -1255,7 +1255,7 @@ check("gpu_attention/6b", overlapped)
 
 # %% [markdown]
 # **Takeaway.** A product is on its way while the softmax is computed, and no other warpgroup has to wait for its turn.
-# FlashAttention-3 calls this pipelining within a warpgroup. On an H200, it is 591 TFLOP/s, and 573 for Puzzle 6. It
+# FlashAttention-3 calls this pipelining within a warpgroup. On an H200, it is 593 TFLOP/s, and 570 for Puzzle 6. It
 # costs registers: `p` of one block and the scores of the next are alive at the same time.
 
 # %%
@@ -2046,8 +2046,8 @@ check("gpu_attention/9", decode)
 
 # %% [markdown]
 # **Takeaway.** Attention over a set of keys is two things, `o` and `lse`. With both, sets can be merged in any order.
-# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 328 GB/s in one part, and at
-# 3,570 GB/s in 16.
+# This is called FlashDecoding. On an H200, one sequence of 131,072 tokens is read at 326 GB/s in one part, and at
+# 3,499 GB/s in 64.
 #
 # Why two slots of 64 keys? Two CTAs fit on an SM then, and together they have up to 128 KiB on the way. An H200's
 # memory gives 4.8 TB/s. If its latency is a microsecond under load, Little's law (gpu_basics.py Puzzle 7) asks for 36
@@ -2908,7 +2908,7 @@ check("gpu_attention/10c", attention_grads)
 # %% [markdown]
 # **Takeaway.** Forward and backward are one function now, and `jax.grad` goes through it. On an H200 (four sequences
 # of 8192 tokens, 16 heads, D = 128, bfloat16, causal, jax 0.11.2, medians of seven rounds) both passes together take
-# 7.41 ms with this step, and 7.69 ms with that of Puzzle 10b. cuDNN's take 7.78 ms.
+# 7.60 ms with this step, and 7.82 ms with that of Puzzle 10b. cuDNN's take 7.83 ms.
 
 # %%
 if not unwritten(attention_grads):
@@ -3373,26 +3373,26 @@ check("gpu_attention/11", best)
 # and five):
 #
 # ```text
-#     one warpgroup, slots (Puzzle 4)             415 TFLOP/s
-#     two warpgroups and a producer (Puzzle 5)    544
-#     ping-pong (Puzzle 6)                        573
-#     the next scores first (Puzzle 6b)           591
-#     pairs, tile after tile (Puzzle 11)          654
-#     cuDNN                                       591
-#     tokamax 0.0.17                              605
-#     JAX's attention_mgpu (float16)              579
+#     one warpgroup, slots (Puzzle 4)             412 TFLOP/s
+#     two warpgroups and a producer (Puzzle 5)    540
+#     ping-pong (Puzzle 6)                        570
+#     the next scores first (Puzzle 6b)           593
+#     pairs, tile after tile (Puzzle 11)          653
+#     cuDNN                                       590
+#     tokamax 0.0.17                              598
+#     JAX's attention_mgpu (float16)              577
 #
-#     causal, no turns (Puzzle 7)                 514
-#     causal (Puzzle 7b)                          561
-#     pairs, causal (Puzzle 11)                   604
-#     cuDNN, causal                               536
-#     tokamax, causal                             566
-#     JAX's attention_mgpu, causal (float16)      554
+#     causal, no turns (Puzzle 7)                 515
+#     causal (Puzzle 7b)                          557
+#     pairs, causal (Puzzle 11)                   598
+#     cuDNN, causal                               538
+#     tokamax, causal                             562
+#     JAX's attention_mgpu, causal (float16)      551
 #
-#     forward + backward, causal (Puzzle 10b)     500
-#     the same, products in a queue (Puzzle 10c)  519
-#     cuDNN, forward + backward, causal           495
-#     tokamax, forward + backward, causal         457
+#     forward + backward, causal (Puzzle 10b)     492
+#     the same, products in a queue (Puzzle 10c)  506
+#     cuDNN, forward + backward, causal           492
+#     tokamax, forward + backward, causal         456
 # ```
 #
 # In the fastest of these kernels the chip draws its limit of 700 W. It lowers its clock to stay there: 1.4 to 1.7 GHz
@@ -3404,10 +3404,10 @@ check("gpu_attention/11", best)
 #
 # ```text
 #                        64 sequences of 8,192 tokens      one of 131,072
-#     decode (Puzzle 9)   2 parts      4,200 GB/s          16 parts    3,570 GB/s
-#     paged (Puzzle 9b)   2 parts      4,111
-#     cuDNN                            4,040                           3,370
-#     a copy                           4,005                           3,706
+#     decode (Puzzle 9)   4 parts      4,157 GB/s          64 parts    3,499 GB/s
+#     paged (Puzzle 9b)   2 parts      4,073
+#     cuDNN                            4,027                           3,269
+#     a copy                           4,045                           3,657
 # ```
 #
 # How good is your model? These are configurations of Puzzle 11, measured on an H200 (64 heads, 8192 queries and keys,

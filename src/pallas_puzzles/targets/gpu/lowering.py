@@ -57,12 +57,16 @@ def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
     with jax.sharding.use_abstract_mesh(chip.mesh()), warnings.catch_warnings(action="ignore"):
         try:
             traced = jax.jit(lambda *a: jax.tree.leaves(fn(*a))).trace(*args)
-            program, started = traced.jaxpr, time.thread_time()
-            with time_limit(FRONT_END_LIMIT_S, "the front end"):
-                traced.lower(lowering_platforms=("cuda",))
-        except TimeLimit:  # only the search for layouts takes long: it tries one after the other
-            busy = time.thread_time() - started < FRONT_END_LIMIT_S / 2  # with other work than this
-            return None if busy else _placed(Refusal(NO_LAYOUT, "", None), program)
+            program = traced.jaxpr
+            for patience in (1, 4, 16):  # on a machine that is busy with other work
+                started = time.thread_time()
+                try:
+                    with time_limit(patience * FRONT_END_LIMIT_S, "the front end"):
+                        traced.lower(lowering_platforms=("cuda",))
+                    return None
+                except TimeLimit:  # only the search for layouts takes long: it tries one after the other
+                    if time.thread_time() - started > FRONT_END_LIMIT_S / 2 or any(_computed_thin(program)):
+                        return _placed(Refusal(NO_LAYOUT, "", None), program)
         except Exception as error:
             return _placed(_explain(error), program)
     return None
