@@ -114,7 +114,7 @@ def _fill(answer: WrongAnswer, body: list[str], preamble: str, solutions: dict[s
             first = len(lines) + text[: text.index(old)].count("\n") + 1
             if not set(new.split("\n")) <= set(old.split("\n")):  # else nothing stands where something is missing
                 height = max(old.count("\n"), new.count("\n"))
-                answer.lines |= set(range(first - 1, first + height + 2))  # or beside it
+                answer.lines |= set(range(first - 1, first + height + 3))  # or beside it
             answer.functions.append(hole)
             text = text.replace(old, new)
         lines += text.split("\n")

@@ -432,6 +432,7 @@ def grid_gather_kernel(x_ref, o_ref, own, sent, came):
 # recut_kernel: `meet_everybody()` -> `meet_neighbours()`
 
 # %% distributed/10: no barrier
+# elsewhere: it is missing in front of the first line that does more than give names to values
 # recut_kernel:
 # -    meet_everybody()
 

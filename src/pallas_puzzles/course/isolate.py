@@ -88,10 +88,13 @@ def isolated(
     if tried(answer, works):  # a draw that shows nothing without the judge of its rounding
         works = works_everywhere
     chosen = that_do(works)
-    if chosen and not tried(applied(answer, chosen), works_everywhere):
-        chosen = that_do(works, works_everywhere) or chosen
     values = {name: values_with_names(node) for name, node in written.items()}
     say = functools.partial(corrections, answer, names=_called(puzzle))
+    if chosen and not tried(applied(answer, chosen), works_everywhere):
+        enough = that_do(works, works_everywhere)
+        if not enough:  # it is a part of what is wrong
+            return say(chosen, named=values, untold=True)
+        chosen = enough
     ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
     for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
         said = say(chosen, named=named, moved=moved, statements=statements)
@@ -100,7 +103,7 @@ def isolated(
             whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
             return say(whole, named=values) if len(whole) < len(answer) else []
         swapped = {c.function: right[c.function] for c in said if c.whole}
-        if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works):
+        if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
             return said
     return say(chosen, named=values, untold=True)
 

@@ -46,6 +46,8 @@ def told(
         first = seen  # it says more, of a line that the correction is about
     elif seen.kind == "rounding" and not found[0].told and seen.line is not None:
         return [seen, first, *others]  # one says what to look for, and the other one where
+    elif others and not covered and seen.kind not in SAYS_LITTLE | _GUESSED and seen.line is not None:
+        return [seen, first, *others]
     elif covered and seen.kind not in SAYS_LITTLE | _GUESSED and not (found[0].told and _is_symptom(seen, len(found))):
         at_def = seen.line is not None and seen.line.text.startswith("def ")
         first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)

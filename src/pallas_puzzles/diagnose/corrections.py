@@ -94,7 +94,8 @@ def corrections(
             line, last = group.lines(answer[name])
             values = _lines_of_values(answer[name], _at(answer[name], group.path))
             found.append(Correction(name, line, last, f"in {called}, {words}", told, False, (edit,), values))
-    return sorted(found, key=lambda c: (not c.told, c.line))
+    once = {(c.line, c.words): c for c in reversed(found)}
+    return sorted(once.values(), key=lambda c: (not c.told, c.line))
 
 
 def _moves(chosen: Sequence[Difference], among: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
@@ -321,7 +322,7 @@ def _words(
     if was is None:
         return "something is missing here", False
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
-    return wrong + (_used(was, should, _bound(tree), right) if should is not None else ""), False
+    return wrong + (_used(was, should, tree, right) if should is not None else ""), False
 
 
 def _without_shared(was: ast.expr, should: ast.expr) -> tuple[Any, Any]:
@@ -358,14 +359,14 @@ def _opening(node: Any, named: Mapping[str, str]) -> str:
     return f"{text[:_SHOWN].rstrip()} ..."
 
 
-def _used(was: Any, should: Any, own: set[str], right: ast.FunctionDef) -> str:
+def _used(was: Any, should: Any, answer: ast.FunctionDef, right: ast.FunctionDef) -> str:
     """What only one of two programs uses, where that is little: a hint at how they differ.
 
-    own: the answer's locals; it does not have those of `right`, the whole function, and needs what that uses
-    elsewhere.
+    answer, right: the whole functions. What each of them uses elsewhere is no such hint, nor is a name that it gives.
     """
-    mine, theirs = set(_parts(was)), set(_parts(should))
-    missing, extra = theirs - mine - (_bound(right) - own), mine - theirs - own - set(_parts(right))
+    mine, theirs, own = set(_parts(was)), set(_parts(should)), _bound(answer)
+    missing = theirs - mine - (_bound(right) - own) - set(_parts(answer))
+    extra = mine - theirs - own - set(_parts(right))
     if not 0 < len(missing) + len(extra) <= _LITTLE:
         return ""
     uses, spare = (" and ".join(f"`{part}`" for part in sorted(parts)) for parts in (missing, extra))

@@ -131,6 +131,8 @@ def _advice(*sides: Access) -> str:
     copies = [a for a in sides if a.who.startswith("the copy")]
     if not copies:
         return "Let one of the two devices signal a semaphore that the other waits for."
+    if not reading and len({a.who.removeprefix("an earlier").removeprefix("the").split(" to ")[0] for a in sides}) > 1:
+        return "Two devices copy into one place: let it depend on the sender, so that each has its own."
     if not reading:
         return "Let the receiver signal that the place is free again, and wait for that before you copy into it."
     if writing[0] not in copies:

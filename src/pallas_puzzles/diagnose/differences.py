@@ -291,7 +291,8 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
         size_of(a), size_of(b)
     )  # in common with the other: it is replaced as a whole
     other_way = isinstance(a, ast.Compare) and any(isinstance(x, ast.cmpop) for _, x, *_ in inner)
-    if path and len(inner) > 1 and (other_way or (isinstance(a, ast.expr) and little)):
+    elsewhere = all(getattr(x, "shared", False) for _, x, *_ in inner)  # it is wrong where these values get their names
+    if path and len(inner) > 1 and not elsewhere and (other_way or (isinstance(a, ast.expr) and little)):
         yield path, a, b, line, changed
     else:
         yield from inner
@@ -447,8 +448,9 @@ def _paired(x: list[Any], y: list[Any]) -> list[tuple[int | None, int | None]]:
 
 def _first_line(body: list[Any], line: int) -> int:
     """The line at which a list of statements begins. line: of what is around it."""
-    first = ast.walk(body[0]) if body and isinstance(body[0], ast.stmt) else ()
-    return min((n.lineno for n in first if hasattr(n, "lineno")), default=line)
+    if not body or not isinstance(body[0], ast.stmt):
+        return line
+    return body[0].lineno - len(getattr(body[0], "decorator_list", []))
 
 
 _STORES = (ast.Assign, ast.AugAssign)

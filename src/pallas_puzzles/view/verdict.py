@@ -188,7 +188,7 @@ def _place(finding: "Finding") -> str:
 def _sentence(words: str) -> str:
     """With a capital, unless it starts with a name of the reader's (x_ref, jnp.dot)."""
     word = words.split(" ", 1)[0]
-    return words if "_" in word or "." in word.rstrip(".,:") else words[:1].upper() + words[1:]
+    return words if set("_(") & set(word) or "." in word.rstrip(".,:") else words[:1].upper() + words[1:]
 
 
 def _cost(v: Verdict) -> str:
