@@ -37,6 +37,7 @@ from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.diagnose.narrow import kernels_of, narrow_kinds
 from pallas_puzzles.diagnose.rounding import Course
 from pallas_puzzles.targets import gpu_simulator
+from pallas_puzzles.targets.simulate import SimulatorUnable
 from pallas_puzzles.view.costs import totals
 from pallas_puzzles.view.verdict import Verdict
 
@@ -140,10 +141,14 @@ WRONG: dict[str, tuple[str, dict[str, str], str, str, str]] = {
 }  # fmt: skip
 
 
+def unable(*_: object, **__: object) -> None:
+    raise SimulatorUnable("it is not asked")
+
+
 @pytest.mark.parametrize("title", WRONG)
 def test_a_wrong_answer_is_explained(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     number, edits, said, function, line = WRONG[title]
-    monkeypatch.setattr(gpu_simulator, "simulate", None)  # the machine says all of it
+    monkeypatch.setattr(gpu_simulator, "simulate", unable)  # the machine says all of it
     verdict = answered(number, edits)
     assert verdict.status in ("failed", "error"), str(verdict)
     first = verdict.findings[0]
