@@ -148,6 +148,8 @@ def unable(*_: object, **__: object) -> None:
 @pytest.mark.parametrize("title", WRONG)
 def test_a_wrong_answer_is_explained(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     number, edits, said, function, line = WRONG[title]
+    if number == "1" and jax.__version_info__ < (0, 12):
+        pytest.skip("jax 0.11 stores registers of this layout in SMEM alone: it refuses the right answer, too")
     monkeypatch.setattr(gpu_simulator, "simulate", unable)  # the machine says all of it
     verdict = answered(number, edits)
     assert verdict.status in ("failed", "error"), str(verdict)
