@@ -111,12 +111,15 @@ def _fill(answer: WrongAnswer, body: list[str], preamble: str, solutions: dict[s
         for old, new in edited.pop(hole, []):
             if text.count(old) != 1:
                 raise ValueError(f"{answer.where}: {old!r} stands {text.count(old)} times in {hole}, and not once")
-            first = len(lines) + text[: text.index(old)].count("\n") + 1
-            if not set(new.split("\n")) <= set(old.split("\n")):  # else nothing stands where something is missing
-                height = max(old.count("\n"), new.count("\n"))
-                answer.lines |= set(range(first - 1, first + height + 3))  # or beside it
-            answer.functions.append(hole)
+            start = text[: text.index(old)].count("\n")
             text = text.replace(old, new)
+            if not set(new.split("\n")) <= set(old.split("\n")):  # else nothing stands where something is missing
+                written = text.split("\n")
+                after = start + max(old.count("\n"), new.count("\n")) + 1
+                while after < len(written) and not written[after].strip():
+                    after += 1
+                answer.lines |= {len(lines) + n + 1 for n in range(start - 1, after + 1)}  # or beside it
+            answer.functions.append(hole)
         lines += text.split("\n")
     if edited:
         raise ValueError(f"{answer.where}: {answer.puzzle} has no hole {', '.join(edited)}")

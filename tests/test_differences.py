@@ -30,7 +30,7 @@ def x_map(i, j, k):
 OTHERWISE = '''
 def kernel(a_ref, b_ref, out_ref, acc_ref):
     """The same, in other words."""
-    step = pl.program_id(2)
+    step: jax.Array = pl.program_id(2)
 
     @pl.when(step == 0)
     def start():
@@ -38,9 +38,11 @@ def kernel(a_ref, b_ref, out_ref, acc_ref):
 
     part = jnp.dot(a_ref[...], b_ref[...], preferred_element_type=jnp.float32)
     acc_ref[...] += part
+    del part
 
     @pl.when(step == pl.num_programs(2) - 1)
     def finish():
+        "The last step."
         out_ref[...] = acc_ref[...].astype(out_ref.dtype)
 
 

@@ -34,8 +34,6 @@ def straightened(
     calls: the statements of helpers stand where they are called.
     """
     tree = _Plain().visit(copy_of(function))
-    if ast.get_docstring(tree, clean=False) is not None:
-        tree.body = tree.body[1:] or [ast.Pass()]
     values = {key_of(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
     kinds = kinds_of_names(beside) if beside is not None else {}
     names = {name for name, kind in kinds.items() if ast.Assign in kind}
@@ -54,10 +52,24 @@ def straightened(
 
 
 class _Plain(ast.NodeTransformer):
-    """Leaves out what does nothing."""
+    """Without what changes no value: `del x`, a text or a number by itself, and the type in `x: int = v`."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if getattr(node, "body", None) == []:
+            node.body = [ast.Pass()]  # type: ignore[attr-defined]
+        return node
 
     def visit_Delete(self, node: ast.Delete) -> None:
         return None
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if node.value is None:
+            return None
+        return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
 
 
 def _loops(function: ast.FunctionDef) -> int:
