@@ -88,8 +88,8 @@ print(own)
 # ```
 #
 # The gradients are already there: `product` and `smooth_layer_norm` carry a `custom_vjp`. Their backward passes get the
-# same blocks, and `dw` sums over rows. Which of bm, bn, bk are lanes in at least one of the three products, forward, dx
-# and dw?
+# same blocks. `dw` sums over the rows of x as it lies: nothing is transposed, so x has blocks of (bm, bk) there, too
+# (matmul.py Puzzle 9). Which of bm, bn, bk are lanes in at least one of the three products, forward, dx and dw?
 
 
 # %%

@@ -121,6 +121,13 @@ def test_methods_and_transforms_are_known_too(name: str, fn: Any) -> None:
     assert [f.cause for f in verdict.findings] == ["not here"]
 
 
+def test_a_name_that_a_librarys_function_has_yet_to_give_is_nothing_to_look_at() -> None:
+    text = "def make():\n    def later():\n        return value\n    yield later\n    value = 1\n    yield\n"
+    exec(compile(text, "<string>", "exec"), names := {})  # what is not in a file is a library's
+    later = next(names["make"]())
+    assert judged(lambda x: 2 * x if callable(later) else x, lambda x: 2 * x, kernel=False, forbid=("at",))
+
+
 def test_what_jax_itself_calls_is_not_the_readers() -> None:
     def fn(x: Any) -> Any:  # jnp.repeat scatters inside, x.at[i].get() fetches
         return 2 * x.at[jnp.repeat(jnp.arange(12), 2, total_repeat_length=24) * 0 + jnp.arange(24)].get()

@@ -25,7 +25,7 @@ def for_the_reader[T](call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def is_library_file(file: str) -> bool:
     """True for the standard library, installed packages, this package, and code that has no file. Touches no disk."""
     if file.startswith("<"):
-        return not file.startswith("<ipython-input")
+        return not file.startswith(("<ipython-input", "<overlay>"))  # a cell; code that session.run lays over the holes
     return file.startswith(_LIBRARY_DIRS) or "site-packages" in file or "dist-packages" in file
 
 
