@@ -116,6 +116,6 @@ def _stages(fn: Any) -> Iterator[Any]:
             seen.add(id(fn))
             todo += [getattr(fn, name, None) for name in ("func", "__func__", "__wrapped__")]
             if isinstance(fn, FunctionType) and "<locals>" in fn.__qualname__ and not is_readers_code(fn.__code__):
-                kept = [cell.cell_contents for cell in fn.__closure__ or () if cell != CellType()]  # what is given by now
+                kept = [cell.cell_contents for cell in fn.__closure__ or () if cell != CellType()]  # none is empty
                 # x.name of a tracer is such a function, and knows its name: seen on jax 0.11.2 and 0.12.0.1
                 todo += [getattr(jax.numpy, each, None) if isinstance(each, str) else each for each in kept]
