@@ -275,10 +275,6 @@ def _with(kind: str, *names: str) -> Callable[..., Any]:
     return lambda p, ins, eqn: (kind, {n: p[n] for n in names if n in p})
 
 
-def _wait_stores(p: Any, ins: Any, eqn: Any) -> Any:
-    return "wait_stores", {"n": p["n"], "read_only": bool(p.get("wait_read_only"))}
-
-
 _BUILDERS: dict[str, Callable[..., Any]] = {
     "get": _read,
     "load": _read,
@@ -289,7 +285,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "addupdate": _write,
     "copy_gmem_to_smem": _load_tma,
     "copy_smem_to_gmem": _store_tma,
-    "wait_smem_to_gmem": _wait_stores,
+    "wait_smem_to_gmem": _with("wait_stores", "n", "wait_read_only"),
     "commit_group": _with("commit_group"),
     "commit_smem": _with("commit_smem"),
     "commit_tmem": _with("commit_tmem"),
