@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def hint(puzzle_id: str, solution: bool = False) -> None:
-    """What pallas_puzzles.hint does."""
+    """Shows the next hint of a puzzle, and counts it. solution=True: the solution, once the hints are used up."""
     text = next_words(curriculum.puzzle(puzzle_id), solution)
     if running_shell() is not None:
         from IPython.display import Markdown, display
