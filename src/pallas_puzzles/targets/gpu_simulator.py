@@ -41,7 +41,7 @@ def run_compiled(fn: Callable[..., Any], *args: Any, timeout_s: float = 60.0, **
 
 def start(compiled: bool) -> None:
     """Starts the process of `simulate`, or that of `run_compiled`, so that the first call need not wait for it."""
-    with _ALONE, contextlib.suppress(SimulatorUnable):
+    with _ALONE, contextlib.suppress(SimulatorUnable, EOFError, RuntimeError):  # Python may be about to end
         (_GPU if compiled else _SIMULATOR).there()
 
 
