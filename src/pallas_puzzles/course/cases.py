@@ -82,9 +82,9 @@ def laid(
 
 
 @functools.cache
-def official(puzzle_id: str, *, course: Path | None = None) -> Subject:
+def official(puzzle_id: str) -> Subject:
     """A puzzle as the course solves it: its function with the solution in the holes, and what is asked of it."""
-    known = puzzle(puzzle_id, course=course)
+    known = puzzle(puzzle_id)
     names, asked = laid(known, solutions(known), {}, {}), entry(known)
     if asked is None:
         raise CurriculumError(f"{puzzle_id} has no entry in cases/{known.notebook}.py")
