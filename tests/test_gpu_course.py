@@ -285,10 +285,10 @@ def test_an_accumulator_in_16_bits_is_named() -> None:
 # ---- around a verdict ------------------------------------------------------------------------------------------------
 
 
-def test_which_notebooks_are_for_gpus(course: Path, tmp_path: Path) -> None:
+def test_which_notebooks_are_for_gpus(course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [book.accelerator for book in curriculum.notebooks()] == ["gpu"]
-    other = demo_course.make(tmp_path / "other")
-    assert {book.accelerator for book in curriculum.notebooks(other)} == {"tpu"}
+    monkeypatch.setenv("PALLAS_PUZZLES_COURSE", str(demo_course.make(tmp_path / "other")))
+    assert {book.accelerator for book in curriculum.notebooks()} == {"tpu"}
 
 
 def test_the_end_of_a_notebook_counts_what_gpus_count() -> None:

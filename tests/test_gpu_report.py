@@ -15,7 +15,8 @@ from pallas_puzzles import gpu_report, normal
 from pallas_puzzles.targets.gpu import compiler, lowering, sass, work
 from pallas_puzzles.targets.gpu.chips import CHIPS, LAUNCH_S, REACHED, chip, chips, occupancy
 from pallas_puzzles.text import COLUMNS, LINES
-from pallas_puzzles.view.gpu_report import KernelReport, nothing_yet
+from pallas_puzzles.view.gpu_report import KernelReport
+from pallas_puzzles.view.gpu_report import gpu_report as read
 
 BF16 = jnp.bfloat16
 H100 = CHIPS["h100"]
@@ -134,7 +135,7 @@ def test_a_gpu_that_is_not_known():
 
 
 def test_what_is_not_written_yet():
-    report = nothing_yet(softmax, "h100", ["kernel"])
+    report = read(softmax, unwritten=["kernel"])
     assert "kernel is still to be written" in str(report)
 
 

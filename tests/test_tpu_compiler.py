@@ -16,7 +16,7 @@ from pallas_puzzles.platforms import gpu_attached, tpu_attached
 from pallas_puzzles.targets.tpu import compiler
 from pallas_puzzles.targets.tpu.chips import CHIPS, chip, chips
 from pallas_puzzles.targets.tpu.lowering import for_tpu
-from pallas_puzzles.view.tpu_report import nothing_yet, tpu_report
+from pallas_puzzles.view.tpu_report import tpu_report
 from tpu_kernels import double, needs_compiler, shape
 
 V5E = CHIPS["v5e"]
@@ -256,7 +256,7 @@ def test_without_libtpu_the_front_end_still_has_its_say(monkeypatch):
 
 
 def test_an_unwritten_kernel_has_no_report():
-    report = nothing_yet(double, "v6e", ["double_kernel", "x_map"])
+    report = tpu_report(double, tpu="v6e", unwritten=["double_kernel", "x_map"])
     assert not report
     assert report.unavailable == "nothing to compile yet: double_kernel and x_map are still to be written"
 

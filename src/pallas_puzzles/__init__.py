@@ -1,6 +1,8 @@
 """Pallas Puzzles: puzzle notebooks for JAX's kernel language, and a lens that tells the truth about your kernels."""
 
+import functools
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from .installation import WrongVersion, require_versions, too_old, untested
@@ -12,17 +14,20 @@ _problem = too_old()
 
 if TYPE_CHECKING:
     from .app.borrowed import own_kernels
+    from .app.workspace import solved_function
     from .course.check import check, check_call
+    from .course.hints import hint
     from .course.holes import unwritten
     from .course.inputs import Budget, case, integers, normal, uniform
     from .course.progress import progress
-    from .speed.levels import Comparison
-    from .speed.results import Results
-    from .speed.work import OpByOp
+    from .speed.choose import bench
+    from .speed.levels import compare
+    from .speed.work import op_by_op
     from .targets.fast import fast_execution
     from .view.curve import Curve
-    from .view.gpu_report import Report as GpuReport
-    from .view.tpu_report import Report
+    from .view.gpu_report import gpu_report
+    from .view.show import show
+    from .view.tpu_report import tpu_report
 
 # Imported when somebody asks for it: the `puzzles` command needs none of it, and it takes most of a second.
 _COMES_FROM = {
@@ -30,9 +35,20 @@ _COMES_FROM = {
     **dict.fromkeys(("Budget", "case", "integers", "normal", "uniform"), "course.inputs"),
     "Curve": "view.curve",
     "fast_execution": "targets.fast",
+    "hint": "course.hints",
+    "op_by_op": "speed.work",
     "own_kernels": "app.borrowed",
     "progress": "course.progress",
+    "solved_function": "app.workspace",
     "unwritten": "course.holes",
+}
+# The same, of what is displayed at once
+_DISPLAYED = {
+    "bench": "speed.choose",
+    "compare": "speed.levels",
+    "gpu_report": "view.gpu_report",
+    "show": "view.show",
+    "tpu_report": "view.tpu_report",
 }
 
 __all__ = [
@@ -43,12 +59,30 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What _COMES_FROM names. With a JAX that is too old, says so; the `puzzles` command can still be imported."""
-    if name not in _COMES_FROM:
+    """What these two name. With a JAX that is too old, says so; the `puzzles` command can still be imported."""
+    module = _COMES_FROM.get(name) or _DISPLAYED.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _problem:
         raise WrongVersion(_problem)
-    return getattr(importlib.import_module(f".{_COMES_FROM[name]}", __name__), name)
+    found = getattr(importlib.import_module(f".{module}", __name__), name)
+    return _displaying(found) if name in _DISPLAYED else found
+
+
+@functools.cache
+def _displaying(make: Any) -> Any:
+    """A function of ours that displays what it returns, and is told which holes are still to be filled."""
+    from .course.holes import unwritten
+    from .view.verdict import emit
+
+    asks = "unwritten" in inspect.signature(make).parameters
+
+    @functools.wraps(make)
+    def displayed(*args: Any, **options: Any) -> Any:
+        holes = {"unwritten": unwritten(args[0])} if asks and args else {}
+        return emit(make(*args, **holes, **options))
+
+    return displayed
 
 
 def __dir__() -> list[str]:
@@ -81,103 +115,3 @@ def setup(accelerator: str = "tpu", devices: int = 1) -> None:
         from .targets.simulate import setup as turn_on
 
         turn_on(devices)
-
-
-def solved_function(puzzle_id: str, name: str) -> Any:
-    """A function of another notebook, with the reader's own answers in it; None where the puzzle is not solved."""
-    from .app.workspace import solved_function as find
-
-    return find(puzzle_id, name)
-
-
-def hint(puzzle_id: str, solution: bool = False) -> None:
-    """Shows the next hint of a puzzle, and counts it. solution=True: the solution, once the hints are used up."""
-    from .course.hints import hint as tell
-
-    tell(puzzle_id, solution)
-
-
-def show(fn: Any, *args: Any, live: bool = False, **blocks: Any) -> Any:
-    """A picture of every pallas_call in `fn(*args, **blocks)`: grid, blocks, traffic, VMEM; of every plgpu.kernel: a
-    timeline of its copies, products and waits. See view/draw.py and view/timeline.py.
-
-    args: arrays, or Inputs such as normal((24, 512)). live=True: sliders that change the block sizes and re-run.
-    first_step: which 512 steps of a longer grid are drawn; the table counts all of them.
-    """
-    from .course.holes import unwritten
-    from .lens.machine import listed
-    from .view.show import show as draw
-    from .view.verdict import emit
-
-    picture = draw(fn, *args, live=live, **blocks)
-    if holes := unwritten(fn):
-        missing = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
-        picture.note = f"{'Nothing to show yet' if picture.empty else 'Only what is given runs'}: {missing}"
-    return emit(picture)
-
-
-def tpu_report(fn: Any, *args: Any, tpu: str = "v5e", **options: Any) -> "Report":
-    """Compiles `fn(*args, **blocks)` for a TPU that need not be there: VMEM, spills, bundles, bytes, time, its bound.
-
-    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. tpu: "v5e", "v6e" or "tpu7x". options: the
-    block sizes, and those of pallas_puzzles.view.tpu_report.tpu_report, which also says how far to trust the time.
-    """
-    from .course.holes import unwritten
-    from .view.tpu_report import nothing_yet
-    from .view.tpu_report import tpu_report as compile_and_read
-    from .view.verdict import emit
-
-    holes = unwritten(fn)
-    return emit(nothing_yet(fn, tpu, holes) if holes else compile_and_read(fn, *args, tpu=tpu, **options))
-
-
-def gpu_report(fn: Any, *args: Any, chip: str = "h100", **options: Any) -> "GpuReport":
-    """Compiles `fn(*args, **blocks)` for a GPU that need not be there: registers, SMEM, spills, SASS, time, its bound.
-
-    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. chip: "h100", "h200" or "b200". options:
-    the block sizes, and those of pallas_puzzles.view.gpu_report.gpu_report, which also says how far to trust the time.
-    """
-    from .course.holes import unwritten
-    from .view.gpu_report import gpu_report as compile_and_read
-    from .view.gpu_report import nothing_yet
-    from .view.verdict import emit
-
-    holes = unwritten(fn)
-    return emit(nothing_yet(fn, chip, holes) if holes else compile_and_read(fn, *args, chip=chip, **options))
-
-
-def bench(fn: Any, *args: Any, **options: Any) -> "Results":
-    """Times `fn(*args, **blocks)` on this machine's GPU or TPU: median, spread, share of the speed of light.
-
-    args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. options: the block sizes, and peers={name:
-    function} to compare with; see pallas_puzzles.speed.choose.bench. Without the chip: the compiler's estimates.
-    """
-    from .course.holes import unwritten
-    from .lens.machine import listed
-    from .speed.choose import bench as run
-    from .speed.results import Results
-    from .view.verdict import emit
-
-    if holes := unwritten(fn):
-        words = f"Nothing to measure yet: {listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written."
-        return emit(Results(notes=[words]))
-    return emit(run(fn, *args, **options))
-
-
-def compare(levels: Any, *args: Any, **options: Any) -> "Comparison":
-    """A table of what each of several functions of the same arrays costs on a TPU: bytes, temporaries, time.
-
-    levels: name -> function, or one function, which stands for itself op by op and jitted. args: arrays, Inputs such as
-    normal((24, 512)), or jax.ShapeDtypeStructs. options: tpu="v5e,v6e", made=; see speed/levels.py.
-    """
-    from .speed.levels import compare as table
-    from .view.verdict import emit
-
-    return emit(table(levels, *args, **options))
-
-
-def op_by_op(fn: Any) -> "OpByOp":
-    """fn, for `compare`, as eager JAX runs it: every operation a program of its own, its result in HBM."""
-    from .speed.work import OpByOp
-
-    return OpByOp(fn)

@@ -52,7 +52,7 @@ def _state(puzzle_id: str) -> tuple[Any, ...] | None:
 def _found(name: str, puzzle_id: str, *args: Any, state: tuple[Any, ...] | None) -> tuple[Any, str]:
     puzzle = curriculum.puzzle(puzzle_id)
     where = f"{puzzle.notebook}.py Puzzle {puzzle.number}"
-    course = vars(_names(puzzle_id)).get(name)
+    course = cases.official(puzzle_id).fn.__globals__.get(name)
     if not callable(course):
         raise curriculum.CurriculumError(f"{where} defines no function {name!r}: look for its name in {puzzle.path}")
     mine = solved_function(puzzle_id, name) if state else None
@@ -60,11 +60,6 @@ def _found(name: str, puzzle_id: str, *args: Any, state: tuple[Any, ...] | None)
         return course, f"the course's: {where} is not solved here"
     why = _unfit(mine, course, args)
     return (course, f"the course's: yours ({where}) {why}") if why else (mine, f"yours, {where}")
-
-
-def _names(puzzle_id: str) -> SimpleNamespace:
-    """What a notebook defines, with the course's solutions up to this puzzle in its holes."""
-    return SimpleNamespace(**cases.official(puzzle_id).fn.__globals__)
 
 
 def _unfit(mine: Callable[..., Any], course: Callable[..., Any], args: Sequence[Any]) -> str:

@@ -44,17 +44,7 @@ def given(puzzle: Puzzle, answers: Mapping[str, Any]) -> dict[str, Any]:
 
     Tuples that have a name are the reader's, as theirs and the course's would be of two types.
     """
-    book = notebook(puzzle.path)
-    holes, names = book.holes, {"__name__": book.name}
-    for name, code in book.definitions:
-        if name in holes and name in answers:
-            names[name] = answers[name]
-            continue
-        exec(code, names)
-        fields = getattr(names.get(name), "_fields", None)
-        if fields and fields == getattr(answers.get(name), "_fields", None):
-            names[name] = answers[name]
-    return names
+    return laid(puzzle, {}, {}, answers, tuples=True)
 
 
 def solutions(puzzle: Puzzle) -> dict[str, ast.FunctionDef]:
@@ -64,9 +54,17 @@ def solutions(puzzle: Puzzle) -> dict[str, ast.FunctionDef]:
 
 
 def laid(
-    puzzle: Puzzle, functions: Mapping[str, ast.FunctionDef], extra: Mapping[str, Any], answers: Mapping[str, Any]
+    puzzle: Puzzle,
+    functions: Mapping[str, ast.FunctionDef],
+    extra: Mapping[str, Any],
+    answers: Mapping[str, Any],
+    *,
+    tuples: bool = False,
 ) -> dict[str, Any]:
-    """What the course's notebook defines, with these functions in its holes, and the reader's own in the others."""
+    """What the course's notebook defines, with these functions in its holes, and the reader's own in the others.
+
+    tuples: those that have a name are the reader's, too.
+    """
     book = notebook(puzzle.path)
     names: dict[str, Any] = {**extra, "__name__": book.name}
     for name, code in book.definitions:
@@ -77,13 +75,16 @@ def laid(
             names[name] = answers[name]
             continue
         exec(code, names)
+        fields = getattr(names.get(name), "_fields", None)
+        if tuples and fields and fields == getattr(answers.get(name), "_fields", None):
+            names[name] = answers[name]
     return names
 
 
 @functools.cache
-def official(puzzle_id: str, *, course: Path | None = None) -> Subject:
+def official(puzzle_id: str) -> Subject:
     """A puzzle as the course solves it: its function with the solution in the holes, and what is asked of it."""
-    known = puzzle(puzzle_id, course=course)
+    known = puzzle(puzzle_id)
     names, asked = laid(known, solutions(known), {}, {}), entry(known)
     if asked is None:
         raise CurriculumError(f"{puzzle_id} has no entry in cases/{known.notebook}.py")

@@ -141,9 +141,9 @@ def course_folder() -> Path:
     return installed if installed.is_dir() else ROOT
 
 
-def notebooks(course: Path | None = None) -> list[Notebook]:
+def notebooks() -> list[Notebook]:
     """Every notebook of the course, in teaching order."""
-    folder = (course or course_folder()) / "puzzles"
+    folder = course_folder() / "puzzles"
     found = [notebook(path) for path in sorted(folder.glob("*.py"))]
     if not found:
         raise CurriculumError(f"no puzzles in {folder}: install pallas-puzzles again, or run inside a checkout of it")
@@ -156,20 +156,20 @@ def notebook(path: Path) -> Notebook:
     return _parse(path, status.st_mtime_ns, status.st_size)
 
 
-def all_puzzles(course: Path | None = None) -> list[Puzzle]:
+def all_puzzles() -> list[Puzzle]:
     """Every puzzle of the course, in teaching order."""
-    return [each for book in notebooks(course) for each in book.puzzles]
+    return [each for book in notebooks() for each in book.puzzles]
 
 
-def puzzle(puzzle_id: str, *, course: Path | None = None) -> Puzzle:
+def puzzle(puzzle_id: str) -> Puzzle:
     """The puzzle "basics/9". Raises CurriculumError, with the nearest names, when there is none."""
     # only the notebook that is asked for, when it is there: a check should not read the others
-    path = (course or course_folder()) / "puzzles" / f"{puzzle_id.partition('/')[0]}.py"
+    path = course_folder() / "puzzles" / f"{puzzle_id.partition('/')[0]}.py"
     if re.fullmatch(r"\w+/\w+", puzzle_id) and path.is_file():
         for each in notebook(path).puzzles:
             if each.id == puzzle_id:
                 return each
-    ids = [each.id for each in all_puzzles(course)]
+    ids = [each.id for each in all_puzzles()]
     close = difflib.get_close_matches(puzzle_id, ids, n=3, cutoff=0.5)
     near = f"did you mean {' or '.join(close)}? " if close else ""
     raise CurriculumError(f"there is no puzzle {puzzle_id!r}: {near}`puzzles list` shows them all")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..text import plural
 from ..view.draw import running_shell
 from . import curriculum
+from .curriculum import Puzzle
 from .progress import hint_text, hints_left, load, next_hint, record_solution_seen
-
-if TYPE_CHECKING:
-    from .curriculum import Puzzle
 
 
 def hint(puzzle_id: str, solution: bool = False) -> None:
-    """What pallas_puzzles.hint does."""
+    """Shows the next hint of a puzzle, and counts it. solution=True: the solution, once the hints are used up."""
     text = next_words(curriculum.puzzle(puzzle_id), solution)
     if running_shell() is not None:
         from IPython.display import Markdown, display

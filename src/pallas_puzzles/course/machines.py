@@ -11,6 +11,7 @@ from ..ir.capture import ForGpu, ForMesh, Programs
 from ..lens import devices as lens_of_devices
 from ..lens import gpu, machine
 from ..targets import gpu_simulator, simulate
+from ..targets.gpu.chips import chip as chip_named
 from ..targets.gpu_here import gpu_here
 
 
@@ -91,7 +92,6 @@ class _Gpu(Machine):
         return gpu_budgets.over_budget(run, budget)
 
     def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> Any:
-        from ..targets.gpu.chips import chip as chip_named
         from ..targets.gpu.lowering import NO_LAYOUT, refusal
 
         refused = refusal(fn, *args, chip=chip_named("h100"))
@@ -105,7 +105,6 @@ class _Gpu(Machine):
         return gpu_simulator.simulate(fn, *args, timeout_s=timeout_s)
 
     def run_again(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
-        from ..targets.gpu.chips import chip as chip_named
         from ..targets.gpu.lowering import refusal
 
         found = gpu_here()

@@ -13,14 +13,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..files import LOCK_TIMEOUT_S, locked, write_whole
 from ..installation import upgrade_line
 from ..text import cut, plural
-
-if TYPE_CHECKING:
-    from .curriculum import Notebook, Puzzle
+from . import curriculum
+from .curriculum import Notebook, Puzzle
 
 VERSION = 1
 
@@ -42,7 +41,6 @@ class Progress:
     """What is solved. As text, as HTML, and for the `puzzles` command: the map of notebooks and what is next."""
 
     puzzles: dict[str, Entry]
-    course: Path | None = None
 
     def solved(self, puzzle_id: str) -> bool:
         return bool(self.entry(puzzle_id)["solved"])
@@ -66,8 +64,6 @@ class Progress:
 
     def waits_for(self, puzzle: Puzzle) -> Puzzle | None:
         """The puzzle to be solved before this one opens; None when it is open, also because somebody has tried it."""
-        from . import curriculum
-
         entry = self.entry(puzzle.id)
         if entry["solved"] or entry["attempts"] or entry.get("opened"):
             return None
@@ -77,9 +73,7 @@ class Progress:
 
     def next(self) -> Puzzle | None:
         """The first unsolved puzzle of the notebook that was last solved in, else of the whole course."""
-        from . import curriculum
-
-        everything = curriculum.all_puzzles(self.course)
+        everything = curriculum.all_puzzles()
         unsolved = [each for each in everything if not self.solved(each.id)]
         solved = [each for each in everything if self.solved(each.id)]
         if solved:
@@ -92,7 +86,7 @@ class Progress:
 
     def lines(self, width: int = 100, here: str = "") -> list[tuple[str, str]]:
         """(style for rich, line) of the map: notebooks, the puzzles of `here` or else of the next one, the advice."""
-        upcoming, books = self.next(), self._books()
+        upcoming, books = self.next(), curriculum.notebooks()
         shown = here or (upcoming.notebook if upcoming else "")
         names = max(len(book.name) for book in books)
         lines = []
@@ -114,7 +108,7 @@ class Progress:
     def _repr_html_(self) -> str:
         upcoming = self.next()
         blocks = []
-        for book in self._books():
+        for book in curriculum.notebooks():
             words = {each.id: self.word(each).replace("locked", "").replace("open", "") for each in book.puzzles}
             rows = "".join(  # on the page of a notebook everything lies open
                 f"<tr><td>{each.number}</td><td style='text-align:left'>{html.escape(each.title)}</td>"
@@ -133,7 +127,7 @@ class Progress:
         from ..view.draw import image
         from ..view.paper import MONO_EM, card, svg_text
 
-        books = self._books()
+        books = curriculum.notebooks()
         counts = [self.standing(book).removesuffix(" solved") for book in books]
         left = 12 + max(len(book.name) for book in books) * 12 * MONO_EM + 14
         right = left + max(len(book.puzzles) for book in books) * 15 + 8
@@ -154,11 +148,6 @@ class Progress:
         """One line: what is next."""
         upcoming = self.next()
         return f"next: {upcoming.id}  {upcoming.title}" if upcoming else "every puzzle is solved"
-
-    def _books(self) -> list[Notebook]:
-        from . import curriculum
-
-        return curriculum.notebooks(self.course)
 
     def word(self, puzzle: Puzzle) -> str:
         """Where the reader stands with a puzzle: "solved", "next", "open", or "locked" (see `waits_for`)."""

@@ -65,7 +65,6 @@ def run(
     *,
     source: Path | None = None,
     overlay: Path | str | None = None,
-    course: Path | None = None,
     judge: bool = True,
 ) -> Verdict:
     """Runs a notebook up to and including the check of one puzzle, and returns the verdict.
@@ -79,7 +78,7 @@ def run(
 
     Raises CurriculumError for an unknown puzzle, a file that does not check it, or an overlay that does not fit.
     """
-    target = puzzle(puzzle_id, course=course)
+    target = puzzle(puzzle_id)
     path = source or target.path
     cells = read_cells(path)
     last = find_check(cells, puzzle_id)

@@ -378,7 +378,7 @@ def describe_pipeline(eqn: Any, values: Sequence[Any], inside: str = "") -> tupl
         raise Beyond("a pipeline with buffers of its own, or over several cores")
     bounds = iter(given.dynamic_grid_spec)
     grid = [g if isinstance(g, int) else next(bounds) for g in mapping.grid]
-    refs = jax.tree.leaves(p["refs_tree"].unflatten(given.refs_flat), is_leaf=_is_ref)
+    refs = jax.tree.leaves(p["refs_tree"].unflatten(given.refs_flat), is_leaf=lambda x: hasattr(x, "transforms"))
     names, consts = arg_names(body), iter(given.all_index_map_consts)
     operands = []
     for i, (bm, ref) in enumerate(zip(mapping.block_mappings, refs, strict=True)):
@@ -404,10 +404,6 @@ def describe_pipeline(eqn: Any, values: Sequence[Any], inside: str = "") -> tupl
         inside=inside,
     )
     return call, refs
-
-
-def _is_ref(x: Any) -> bool:
-    return hasattr(x, "transforms")
 
 
 def _scratch(name: str, aval: Any) -> Scratch:
@@ -723,19 +719,20 @@ def _around(eqn: Any) -> str:
 
 def discharged(program: Any) -> Any:
     """A program without the Refs that it makes outside of kernels (jax.new_ref): each is a value that is handed on."""
-    if not any(eqn.primitive.name in ("new_ref", "empty_ref") for eqn in _outside_of_kernels(program)):
+    if not any(eqn.primitive.name in ("new_ref", "empty_ref") for eqn in outside_of_kernels(program)):
         return program
     from jax._src.state.discharge import discharge_state  # seen on jax 0.11.2 and 0.12.0.1
 
     return discharge_state(program)
 
 
-def _outside_of_kernels(jaxpr: Any) -> Iterator[Any]:
+def outside_of_kernels(jaxpr: Any) -> Iterator[Any]:
+    """Every equation of a program and of those inside of it, kernels among them, but nothing inside of a kernel."""
     for eqn in jaxpr.eqns:
         yield eqn
         if not is_call(eqn):
             for inner in subprograms(eqn):
-                yield from _outside_of_kernels(inner)
+                yield from outside_of_kernels(inner)
 
 
 def _in_gpu_code(error: Exception) -> bool:

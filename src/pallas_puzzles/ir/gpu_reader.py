@@ -87,25 +87,28 @@ def read_program(jaxpr: Any, open_consts: bool = False) -> Program:
 # --- one builder for each primitive: (parameters, slots of the operands, equation) -> (kind, what is known)
 
 
-def _views(refs: Sequence[int], trees: Sequence[Any], leaves: Sequence[int]) -> tuple[list[View], tuple[int, ...]]:
-    """(a View for each Ref, the leaves that are left)."""
-    views, rest = [], tuple(leaves)
-    for ref, tree in zip(refs, trees, strict=True):
-        n = tree.num_leaves if tree is not None else 0
-        views.append(View(ref, tree, rest[:n]))
+def _views(
+    p: Any, names: Sequence[str], refs: Sequence[int], leaves: Sequence[int], tree: str = "{}_transforms_tree"
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """(a View for each Ref by its name, the leaves that are left). tree: the parameter with the tree of a name."""
+    views, rest = {}, tuple(leaves)
+    for name, ref in zip(names, refs, strict=True):
+        transforms = p[tree.format(name)]
+        n = transforms.num_leaves if transforms is not None else 0
+        views[name] = View(ref, transforms, rest[:n])
         rest = rest[n:]
     return views, rest
 
 
 def _read(p: Any, ins: Any, eqn: Any) -> Any:
-    views, rest = _views(ins[:1], [p["tree"]], ins[1:])
-    return "read", {"view": views[0], "mask": rest[0] if rest else None, "optimized": p.get("optimized", True)}
+    views, _ = _views(p, ["view"], ins[:1], ins[1:], "tree")
+    return "read", {**views, "optimized": p.get("optimized", True)}
 
 
 def _write(p: Any, ins: Any, eqn: Any) -> Any:
-    views, _ = _views(ins[:1], [p["tree"]], ins[2:])
+    views, _ = _views(p, ["view"], ins[:1], ins[2:], "tree")
     add = eqn.primitive.name == "addupdate"
-    return "write", {"view": views[0], "value": ins[1], "add": add, "optimized": p.get("optimized", True)}
+    return "write", {**views, "value": ins[1], "add": add, "optimized": p.get("optimized", True)}
 
 
 def _predicate(p: Any, rest: Sequence[int]) -> int | None:
@@ -113,16 +116,12 @@ def _predicate(p: Any, rest: Sequence[int]) -> int | None:
 
 
 def _load_tma(p: Any, ins: Any, eqn: Any) -> Any:
-    n = 3 if p.get("has_barrier", True) else 2
-    names = ("src", "dst", "barrier")[:n]
-    views, rest = _views(ins[:n], [p[f"{name}_transforms_treedef"] for name in names], ins[n:])
-    if n == 2:
+    if not p.get("has_barrier", True):
         raise Beyond("copies without a barrier (cp.async), which GPUs before Hopper make")
+    views, rest = _views(p, ["src", "dst", "barrier"], ins[:3], ins[3:], "{}_transforms_treedef")
     tracked = p.get("leader_tracked")
     return "load_tma", {
-        "src": views[0],
-        "dst": views[1],
-        "barrier": views[2],
+        **views,
         "predicate": _predicate(p, rest),
         "axes": tuple(p.get("collective_axes") or ()),
         "leader": None if tracked is None else getattr(tracked, "axis", -1),
@@ -130,10 +129,9 @@ def _load_tma(p: Any, ins: Any, eqn: Any) -> Any:
 
 
 def _store_tma(p: Any, ins: Any, eqn: Any) -> Any:
-    views, rest = _views(ins[:2], [p["src_transforms_treedef"], p["dst_transforms_treedef"]], ins[2:])
+    views, rest = _views(p, ["src", "dst"], ins[:2], ins[2:], "{}_transforms_treedef")
     return "store_tma", {
-        "src": views[0],
-        "dst": views[1],
+        **views,
         "predicate": _predicate(p, rest),
         "commit": p.get("commit_group", True),
         "reduce": p.get("reduction_op"),
@@ -142,16 +140,15 @@ def _store_tma(p: Any, ins: Any, eqn: Any) -> Any:
 
 def _barrier(kind: str) -> Callable[..., Any]:
     def build(p: Any, ins: Any, eqn: Any) -> Any:
-        tree = p["transforms_treedef"] if "transforms_treedef" in p else p["barrier_transforms_tree"]
-        views, rest = _views(ins[:1], [tree], ins[1:])
-        return kind, {"barrier": views[0], "predicate": _predicate(p, rest), "axis": p.get("collective_axis")}
+        tree = "transforms_treedef" if "transforms_treedef" in p else "barrier_transforms_tree"
+        views, rest = _views(p, ["barrier"], ins[:1], ins[1:], tree)
+        return kind, {**views, "predicate": _predicate(p, rest), "axis": p.get("collective_axis")}
 
     return build
 
 
 def _wgmma(p: Any, ins: Any, eqn: Any) -> Any:
-    views, _ = _views(ins[:3], [p["acc_transforms_tree"], p["a_transforms_tree"], p["b_transforms_tree"]], ins[3:])
-    return "wgmma", {"acc": views[0], "a": views[1], "b": views[2]}
+    return "wgmma", _views(p, ["acc", "a", "b"], ins[:3], ins[3:])[0]
 
 
 def _tcgen05(p: Any, ins: Any, eqn: Any) -> Any:
@@ -161,12 +158,8 @@ def _tcgen05(p: Any, ins: Any, eqn: Any) -> Any:
     refs, names = [acc, a, b], ["acc", "a", "b"]
     if p["arrive"]:
         refs, names, rest = [*refs, rest[0]], [*names, "barrier"], rest[1:]
-    views, _ = _views(refs, [p[f"{n}_transforms_tree"] for n in names], rest)
-    return "tcgen05", {
-        **dict(zip(names, views, strict=True)),
-        "accumulate": accumulate,
-        "axis": p.get("collective_axis"),
-    }
+    views, _ = _views(p, names, refs, rest)
+    return "tcgen05", {**views, "accumulate": accumulate, "axis": p.get("collective_axis")}
 
 
 def _run_scoped(p: Any, ins: Any, eqn: Any) -> Any:
@@ -262,21 +255,16 @@ def _semaphore(ref: int, transforms: Any) -> View:
 
 
 def _cancel(p: Any, ins: Any, eqn: Any) -> Any:
-    views, _ = _views(ins[:2], [p["result_transforms_tree"], p["barrier_transforms_tree"]], ins[2:])
-    return "cancel", {"result": views[0], "barrier": views[1], "axes": tuple(p["collective_axes"])}
+    return "cancel", _views(p, ["result", "barrier"], ins[:2], ins[2:])[0]
 
 
 def _query(p: Any, ins: Any, eqn: Any) -> Any:
-    views, _ = _views(ins[:1], [p["transforms_tree"]], ins[1:])
-    return "query", {"result": views[0], "names": tuple(p["grid_names"])}
+    views, _ = _views(p, ["result"], ins[:1], ins[1:], "transforms_tree")
+    return "query", {**views, "names": tuple(p["grid_names"])}
 
 
 def _with(kind: str, *names: str) -> Callable[..., Any]:
     return lambda p, ins, eqn: (kind, {n: p[n] for n in names if n in p})
-
-
-def _wait_stores(p: Any, ins: Any, eqn: Any) -> Any:
-    return "wait_stores", {"n": p["n"], "read_only": bool(p.get("wait_read_only"))}
 
 
 _BUILDERS: dict[str, Callable[..., Any]] = {
@@ -289,7 +277,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "addupdate": _write,
     "copy_gmem_to_smem": _load_tma,
     "copy_smem_to_gmem": _store_tma,
-    "wait_smem_to_gmem": _wait_stores,
+    "wait_smem_to_gmem": _with("wait_stores", "n", "wait_read_only"),
     "commit_group": _with("commit_group"),
     "commit_smem": _with("commit_smem"),
     "commit_tmem": _with("commit_tmem"),

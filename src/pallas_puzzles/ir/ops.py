@@ -212,10 +212,6 @@ def _integer_pow(x: np.ndarray, y: int) -> np.ndarray:
     return half * x if y % 2 else half
 
 
-def _logistic(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-_wide(np.asarray(x))))
-
-
 def _round(x: np.ndarray, *, rounding_method: Any) -> np.ndarray:
     if int(rounding_method) == 1:  # to nearest even
         return np.round(x)
@@ -400,11 +396,6 @@ def _unpacked(octets: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return ((parts.astype(np.int8) ^ 2 ** (bits - 1)) - 2 ** (bits - 1) if signed else parts).astype(dtype)
 
 
-def _bitcast(x: np.ndarray, *, ty: Any, dim: int = -2) -> np.ndarray:
-    """pltpu.bitcast; 0.11 has no `dim`: the second minor."""
-    return bitcast(x, ty, dim)
-
-
 ELEMENTWISE: dict[str, Op] = {
     "add": np.add,
     "add_any": np.add,
@@ -429,7 +420,7 @@ ELEMENTWISE: dict[str, Op] = {
     "log1p": np.log1p,
     "expm1": np.expm1,
     "tanh": np.tanh,
-    "logistic": lambda x, **_: _logistic(x),
+    "logistic": lambda x, **_: 1 / (1 + np.exp(-_wide(np.asarray(x)))),
     "sqrt": np.sqrt,
     "rsqrt": lambda x, **_: 1 / np.sqrt(_wide(np.asarray(x))),
     "sin": np.sin,
@@ -468,7 +459,7 @@ STRUCTURAL: dict[str, Op] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "iota": _iota,
-    "bitcast": _bitcast,
+    "bitcast": lambda x, *, ty, dim=-2: bitcast(x, ty, dim),  # 0.11 has no `dim`: the second minor
     "pad": _pad,
 }
 

@@ -4,7 +4,17 @@ import collections
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .capture import SourceLine, everywhere, instruction_of, is_call, line_of, named, space_of, subprograms
+from .capture import (
+    SourceLine,
+    everywhere,
+    instruction_of,
+    is_call,
+    line_of,
+    named,
+    outside_of_kernels,
+    space_of,
+    subprograms,
+)
 from .ops import in_dtypes, is_floating, is_literal, nbytes_of, np_dtype, out_avals, out_dtype
 
 _MANY_TURNS = 3  # in which one place in the code makes all its operations again: a loop
@@ -12,12 +22,7 @@ _MANY_TURNS = 3  # in which one place in the code makes all its operations again
 
 def calls_in(jaxpr: Any) -> Iterator[Any]:
     """Every pallas_call equation in a program, but none inside of another."""
-    for eqn in jaxpr.eqns:
-        if is_call(eqn):
-            yield eqn
-        else:
-            for inner in subprograms(eqn):
-                yield from calls_in(inner)
+    return filter(is_call, outside_of_kernels(jaxpr))
 
 
 def equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any, SourceLine | None]]:

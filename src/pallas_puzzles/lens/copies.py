@@ -8,7 +8,7 @@ what a wait asks for stays in the semaphore.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,10 +16,8 @@ import numpy as np
 from ..ir.ops import Beyond, holds_dma_semaphore, nbytes_of, poison
 from ..ir.places import Place, index_of
 from .flight import Flight, Transfer, label
+from .memory import Buffer
 from .regions import region_of
-
-if TYPE_CHECKING:
-    from .memory import Buffer
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -29,9 +27,9 @@ class Copy:
     It reads and writes as late as possible: when somebody waits for it.
     """
 
-    source: "Buffer"
+    source: Buffer
     reads: Place
-    target: "Buffer"
+    target: Buffer
     writes: Place
     eqn: Any
     value: np.ndarray | None = None
@@ -70,7 +68,7 @@ class Copies:
     """The rules of a Machine for dma_start, dma_wait and semaphores."""
 
     dma_bytes: int
-    semaphores: "dict[tuple[Buffer, int], Semaphore]"
+    semaphores: dict[tuple[Buffer, int], Semaphore]
     dma_semaphores: dict[tuple[int, int], bool]
     flight: Flight
     incident: Callable[..., None]
@@ -78,7 +76,7 @@ class Copies:
     note: Callable[..., None]
     _put: Callable[..., None]
 
-    def _number(self, sem: Any, eqn: Any, transforms: Any = ()) -> "tuple[Buffer, int, str]":
+    def _number(self, sem: Any, eqn: Any, transforms: Any = ()) -> tuple[Buffer, int, str]:
         """(the Ref that a semaphore is in, its number there, its name)."""
         ref, transforms = plain_ref(sem, transforms)
         number = index_of(ref.shape, self.locate(ref, transforms, "waits for", eqn))
@@ -117,7 +115,7 @@ class Copies:
         transfer = Transfer(source, target, copy.writes.nbytes, hbm, copy.eqn, name, 0, work, parts)
         self.flight.start(transfer, semaphore, amount)
 
-    def note_clash(self, ref: "Buffer", place: Place, verb: str, writes: bool, eqn: Any) -> None:
+    def note_clash(self, ref: Buffer, place: Place, verb: str, writes: bool, eqn: Any) -> None:
         """Notes an access to memory that a copy on its way uses."""
         for kind, copy, others in self.flight.clashes(ref, place, writes):
             part = label(ref.name, region_of(place, ref.shape))
@@ -206,14 +204,14 @@ class Copies:
         return np.int32(semaphore.count)
 
 
-def known_in(ref: "Buffer", place: Place) -> Any:
+def known_in(ref: Buffer, place: Place) -> Any:
     """Which elements of a part of a buffer hold something: an array, or one answer for all of them."""
     if ref.written is None:
         return place.marked(np.ones(ref.shape, bool)) if place.clipped else True
     return ref.written.at(place)
 
 
-def plain_ref(ref: Any, transforms: Sequence[Any] = ()) -> "tuple[Buffer, tuple[Any, ...]]":
+def plain_ref(ref: Any, transforms: Sequence[Any] = ()) -> tuple[Buffer, tuple[Any, ...]]:
     """(buffer, transforms) of a Ref, or of a Ref seen through `.at[...]`, `pl.select_ref` and the like."""
     while hasattr(ref, "transforms"):  # a Ref that is seen through others
         own = tuple(ref.transforms)

@@ -7,15 +7,13 @@ was started on its semaphore has been waited for.
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..ir.capture import SourceLine, line_of
+from ..ir.held import Kept
 from ..ir.places import Place
+from .memory import Buffer
 from .regions import Region, region_of
-
-if TYPE_CHECKING:
-    from ..ir.capture import SourceLine
-    from ..ir.held import Kept
-    from .memory import Buffer
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -38,7 +36,7 @@ class Transfer:
     semaphore: str
     start: int
     work: float
-    parts: "list[tuple[Buffer, Region, bool]]"
+    parts: list[tuple[Buffer, Region, bool]]
     end: int | None = None
     exposed: bool = False
     kept_bytes: int = 0
@@ -52,15 +50,15 @@ class Transfer:
         return any(buffer.space in ("any", "hbm") for buffer, _, written in self.parts if not written)
 
     @property
-    def line(self) -> "SourceLine | None":
+    def line(self) -> SourceLine | None:
         return _line(self.eqn)
 
     @property
-    def loaded_at(self) -> "SourceLine | None":
+    def loaded_at(self) -> SourceLine | None:
         return _line(self.kept_of)
 
     @property
-    def waited_at(self) -> "SourceLine | None":
+    def waited_at(self) -> SourceLine | None:
         return _line(self.wait_eqn)
 
 
@@ -80,13 +78,11 @@ class Moment:
     uses: list[tuple[str, bool]] = dataclasses.field(default_factory=list)
 
     @property
-    def line(self) -> "SourceLine | None":
+    def line(self) -> SourceLine | None:
         return _line(self.eqn)
 
 
-def _line(eqn: Any) -> "SourceLine | None":
-    from ..ir.capture import line_of
-
+def _line(eqn: Any) -> SourceLine | None:
     return line_of(eqn) if eqn is not None else None
 
 
@@ -96,7 +92,7 @@ class Flight:
     kept: of each dma_start and dma_wait, the large values that are needed after it.
     """
 
-    def __init__(self, expected: bool = False, kept: "Mapping[int, Sequence[Kept]] | None" = None) -> None:
+    def __init__(self, expected: bool = False, kept: Mapping[int, Sequence[Kept]] | None = None) -> None:
         self.noted = expected
         self.kept = kept or {}
         self.loaded: dict[int, tuple[Buffer, Region]] = {}  # id() of a `get` -> from where it has loaded last
@@ -165,7 +161,7 @@ class Flight:
             self.moments.append(Moment("compute", eqn))
         return self.moments[-1]
 
-    def touched(self, buffer: "Buffer", place: Place, writes: bool, eqn: Any) -> None:
+    def touched(self, buffer: Buffer, place: Place, writes: bool, eqn: Any) -> None:
         """Notes a load or a store, of memory that copies may use."""
         if buffer.role == "scratch":
             part = region_of(place, buffer.shape)
@@ -176,7 +172,7 @@ class Flight:
             if use not in uses:
                 uses.append(use)
 
-    def clashes(self, buffer: "Buffer", place: Place, writes: bool) -> Iterator[tuple[str, Transfer, int]]:
+    def clashes(self, buffer: Buffer, place: Place, writes: bool) -> Iterator[tuple[str, Transfer, int]]:
         """Copies on their way that use an access's memory: (what is wrong, the copy, how many are on its semaphore).
 
         What is wrong: "no-wait" (it is still written), "reused" (it is still read) or "shared-semaphore" (a wait has

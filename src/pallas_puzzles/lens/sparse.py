@@ -4,7 +4,7 @@ The primitives and their parameters are not public API: seen on jax 0.11.2 and 0
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,9 +12,7 @@ import numpy as np
 from ..ir.ops import evaluate
 from ..ir.places import Place
 from .copies import known_in, plain_ref
-
-if TYPE_CHECKING:
-    from .memory import Buffer
+from .memory import Buffer
 
 
 class SparseCore:
@@ -77,7 +75,7 @@ class SparseCore:
         self._scatter(ref, place, tuple(i[mask] for i in where), np.asarray(x)[mask], eqn.params["add"], eqn)
         return []
 
-    def _within(self, ref: "Buffer", place: Place, indices: Any, mask: np.ndarray, verb: str, eqn: Any) -> Any:
+    def _within(self, ref: Buffer, place: Place, indices: Any, mask: np.ndarray, verb: str, eqn: Any) -> Any:
         """Indices of a vector, one array per dimension: 0 where there is no mask, and within bounds."""
         key = []
         for index, dim in zip(indices, place.shape, strict=True):
@@ -88,7 +86,7 @@ class SparseCore:
             key.append(np.clip(index, 0, dim - 1))
         return tuple(key)
 
-    def _scatter(self, ref: "Buffer", place: Place, where: Any, x: np.ndarray, add: bool, eqn: Any) -> np.ndarray:
+    def _scatter(self, ref: Buffer, place: Place, where: Any, x: np.ndarray, add: bool, eqn: Any) -> np.ndarray:
         touched = np.zeros(place.shape, bool)
         touched[where] = True
         before = self.load_from(ref, place, eqn, touched) if add else place.read(ref.values)

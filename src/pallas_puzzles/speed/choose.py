@@ -7,7 +7,9 @@ import jax
 from jax.experimental import pallas as pl
 
 from ..ir.program import calls_in
+from ..lens.machine import listed
 from ..targets.gpu_here import gpu_here
+from ..view.report import name_of
 from . import conditions
 from .estimate import estimate, shapes
 from .meter import Meter
@@ -21,18 +23,26 @@ Saved = Callable[[Results], None]
 
 
 def bench(
-    fn: Callable[..., Any], *args: Any, peers: Mapping[str, Callable[..., Any]] | None = None, **blocks: Any
+    fn: Callable[..., Any],
+    *args: Any,
+    peers: Mapping[str, Callable[..., Any]] | None = None,
+    unwritten: Sequence[str] = (),
+    **blocks: Any,
 ) -> Results:
     """Times `fn(*args, **blocks)` on this machine's GPU or TPU, beside what else computes the same.
 
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs. peers: name -> a function of the same
-    arrays; the last one's result is what the others must agree with. blocks: static keyword arguments of fn.
+    arrays; the last one's result is what the others must agree with. unwritten: parts of fn that the reader has still
+    to write; then nothing is measured. blocks: static keyword arguments of fn.
 
     Returns Results: shown as a table and a picture; `.save(Path("x.json"))`, also .csv and .svg. Where the chip that
     fn's kernels are for is not here, they are the compiler's estimates, marked as such. Never raises for a kernel that
     fails: its row says why.
     """
-    name = str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
+    if unwritten:
+        words = f"{listed(unwritten)} {'is' if len(unwritten) == 1 else 'are'} still to be written."
+        return Results(notes=[f"Nothing to measure yet: {words}"])
+    name = name_of(fn)
     problem, accelerator = _accelerator(fn, args, blocks)
     if problem:
         return Results(notes=[f"{name} cannot be traced: {problem}"])

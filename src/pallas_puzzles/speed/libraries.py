@@ -1,6 +1,7 @@
 """What somebody with a GPU would call in place of a kernel: cuBLAS, cuDNN, and tokamax where it is installed."""
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ def peers(spec: Peer, args: Sequence[Any]) -> dict[str, Peer]:
     if isinstance(found, Product):
         return {CUBLAS: _Cublas(found)}
     if isinstance(found, Attention) and given[0].dtype.itemsize == 2:  # cuDNN has no other
-        calls: dict[str, Peer] = {CUDNN: AttentionBy(_cudnn, found)}
+        calls: dict[str, Peer] = {CUDNN: AttentionBy(_CUDNN, found)}
         if importlib.util.find_spec(TOKAMAX) is not None:
             calls[TOKAMAX] = AttentionBy(_tokamax, found)
         return calls
@@ -61,8 +62,7 @@ class AttentionBy:
         return out.swapaxes(1, 2) if swap else out
 
 
-def _cudnn(q: Any, k: Any, v: Any, **how: Any) -> Any:
-    return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **how)
+_CUDNN = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
 
 
 def _tokamax(q: Any, k: Any, v: Any, **how: Any) -> Any:

@@ -66,7 +66,7 @@ def _panel(title: str, rows: Sequence[Row]) -> Iterator[str]:
     yield from _axes(ticks, top, rows[-1].bound)
     ends = []
     for (colour, dashes, mark), (name, each) in zip(itertools.cycle(_LOOKS), _series(rows), strict=False):
-        points = [(_x(ticks, row), _y(row.share, top)) for row in each if row.share]
+        points = [(_x(ticks, _amount(row)[0]), _y(row.share, top)) for row in each if row.share]
         dash = f' stroke-dasharray="{dashes}"' if dashes else ""
         path = "L".join(f"{px(x)} {px(y)}" for x, y in points)
         width = "2.4" if not dashes else "1.8"
@@ -97,11 +97,7 @@ def _amount(row: Row) -> tuple[float, str]:
     return (row.hbm_bytes, "B") if row.bound == "HBM" else (row.flops, "FLOP")
 
 
-def _x(ticks: dict[float, str], row: Row) -> float:
-    return _place(ticks, _amount(row)[0])
-
-
-def _place(ticks: dict[float, str], amount: float) -> float:
+def _x(ticks: dict[float, str], amount: float) -> float:
     least, most = math.log(min(ticks)), math.log(max(ticks))
     share = 0.5 if most == least else (math.log(amount) - least) / (most - least)
     return _LEFT + 14 + share * (_RIGHT - _LEFT - 28)
@@ -124,7 +120,7 @@ def _axes(ticks: dict[float, str], top: float, bound: str) -> Iterator[str]:
     yield svg_text(_RIGHT, y - 5, roof, _SMALL - 0.5, "muted", SANS, END)
     last = -math.inf
     for amount, words in ticks.items():
-        x = _place(ticks, amount)
+        x = _x(ticks, amount)
         yield f'<path d="M{px(x)} {px(_BOTTOM)}v4" stroke="var(--frame)"/>'
         if x - last > 46:
             yield svg_text(x, _BOTTOM + 17, words, _SMALL, "muted", SANS, _MIDDLE)

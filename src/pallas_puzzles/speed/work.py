@@ -75,12 +75,15 @@ def sweep(
 
 @dataclasses.dataclass(frozen=True)
 class OpByOp:
-    """A function that is to run as eager JAX runs it: each operation a program of its own, its results in HBM."""
+    """fn, for `compare`, as eager JAX runs it: every operation a program of its own, its result in HBM."""
 
     fn: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
         return self.fn(*args)
+
+
+op_by_op = OpByOp  # the name in notebooks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from .simulate import SimulatorTimeout, SimulatorUnable
+from .warm import killed_after
 
 _ALONE = threading.Lock()
 _START_S = 90.0  # a process that imports JAX takes a second, or many on a busy machine
@@ -40,7 +41,7 @@ def run_compiled(fn: Callable[..., Any], *args: Any, timeout_s: float = 60.0, **
 
 def start(compiled: bool) -> None:
     """Starts the process of `simulate`, or that of `run_compiled`, so that the first call need not wait for it."""
-    with _ALONE, contextlib.suppress(SimulatorUnable):
+    with _ALONE, contextlib.suppress(SimulatorUnable, EOFError, RuntimeError):  # Python may be about to end
         (_GPU if compiled else _SIMULATOR).there()
 
 
@@ -122,29 +123,15 @@ def _paths() -> list[str]:
 
 def _message(process: "subprocess.Popen[bytes]", timeout_s: float) -> Any:
     """The next answer of the process. Raises TimeoutError, and EOFError where it has ended."""
-    found: list[Any] = []
-
-    def read() -> None:
-        assert process.stdout is not None, "a pipe"
-        with contextlib.suppress(
-            EOFError, ValueError, OSError, pickle.UnpicklingError
-        ):  # it has ended, or was too late
-            found.append(pickle.load(process.stdout))
-
-    reader = threading.Thread(target=read, name="answer of the simulator", daemon=True)
-    reader.start()
-    try:
-        reader.join(timeout_s)
-        late = reader.is_alive()
-    finally:
-        if reader.is_alive():
-            process.kill()
-            reader.join()
-    if late:
-        raise TimeoutError
-    if not found or process.poll() is not None:
+    assert process.stdout is not None, "a pipe"
+    with killed_after(process, timeout_s):
+        try:
+            answer = pickle.load(process.stdout)
+        except (ValueError, OSError, pickle.UnpicklingError):  # it has ended
+            raise EOFError from None
+    if process.poll() is not None:
         raise EOFError
-    return found[0]
+    return answer
 
 
 def _first_line(error: Exception) -> str:

@@ -8,16 +8,14 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 START_LIMIT_S = 120.0
 _SCRIPT = Path(__file__).with_name("child.py")
@@ -29,6 +27,26 @@ class CompilerError(Exception):
 
 class CompilerDied(Exception):
     """The compiler's process aborted, was killed, or did not come back in time. The next request starts a new one."""
+
+
+@contextlib.contextmanager
+def killed_after(process: "subprocess.Popen[Any]", timeout_s: float) -> Iterator[None]:
+    """Kills the process if the block, which waits for an answer of it, takes longer; then raises TimeoutError."""
+    late = threading.Event()
+
+    def kill() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(timeout_s, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if late.is_set():
+            raise TimeoutError
 
 
 class Warm:
@@ -46,8 +64,7 @@ class Warm:
         self._lock = threading.Lock()  # one request at a time: a dump belongs to whoever asked last
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0
-        self._answers = -1
-        self._unread = b""
+        self._answers: IO[str] | None = None
         self._ready = False
         self._folder = Path()
 
@@ -62,7 +79,7 @@ class Warm:
             self._start()
             if not self._ready:
                 with self._alive_or_gone():
-                    self._read(time.monotonic() + START_LIMIT_S, START_LIMIT_S)
+                    self._read(START_LIMIT_S)
                 self._ready = True
             program = self._folder / "program"
             program.write_bytes(blob)
@@ -117,7 +134,7 @@ class Warm:
                 env={**os.environ, **environment},
             )
         os.close(write)
-        self._answers, self._unread, self._ready = read, b"", False
+        self._answers, self._ready = os.fdopen(read), False
 
     def _exchange(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._process is not None
@@ -125,18 +142,18 @@ class Warm:
         with contextlib.suppress(BrokenPipeError):  # it died while it waited: reading says so
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        return self._read(time.monotonic() + timeout_s, timeout_s)
+        return self._read(timeout_s)
 
-    def _read(self, deadline: float, limit_s: float) -> dict[str, Any]:
-        while b"\n" not in self._unread:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise CompilerDied(f"the {self._name} compiler did not finish within {limit_s:g} s")
-            piece = os.read(self._answers, 1 << 16)
-            if not piece:
-                raise CompilerDied(self._last_words())
-            self._unread += piece
-        line, _, self._unread = self._unread.partition(b"\n")
+    def _read(self, limit_s: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._answers is not None
+        try:
+            with killed_after(self._process, limit_s):
+                line = self._answers.readline()
+        except TimeoutError:
+            raise CompilerDied(f"the {self._name} compiler did not finish within {limit_s:g} s") from None
+        if not line.endswith("\n"):
+            raise CompilerDied(self._last_words())
         return json.loads(line)
 
     def _last_words(self) -> str:
@@ -157,9 +174,8 @@ class Warm:
             return
         process.kill()
         process.wait()
-        if process.stdin is not None:
+        for pipe in (process.stdin, self._answers):
             with contextlib.suppress(OSError):
-                process.stdin.close()
-        with contextlib.suppress(OSError):
-            os.close(self._answers)
+                if pipe is not None:
+                    pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..diagnose.devices import findings_of
 from ..lens import devices
 from ..lens.devices import Event, Transfer
 from ..text import human_bytes, plural
@@ -72,8 +73,6 @@ def _text_lines(run: devices.Run) -> Iterator[str]:
 
 def on_devices(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:
     """Runs a function in the machine for several devices; whatever goes wrong becomes the picture's note."""
-    from ..diagnose.devices import findings_of
-
     run, note = tried(fn, lambda: devices.run(fn, *args, detail=False, **kwargs), findings_of)
     if run is None:
         return Timeline([], note, empty=True)

@@ -23,6 +23,7 @@ from ..ir.program import count_operations
 from ..lens.machine import WRITTEN, Beyond, Trace, figures, run_call
 from ..lens.survey import clip, survey
 from ..lens.tally import Tally, tally
+from ..lens.watchdog import TimeLimit, time_limit
 from ..text import LINES, cut, plain, plural
 from . import words
 from .flights import flights_alt, flights_svg, flights_text, has_flights
@@ -640,8 +641,6 @@ def look(
 ) -> Picture:
     """Runs the function in the lens; whatever goes wrong becomes the picture's note. Raises ForGpu at a kernel for a
     GPU, ForMesh at several devices: see timeline.timeline, devices.on_devices."""
-    from ..lens.watchdog import TimeLimit, time_limit
-
     traces: list[Trace] = []
     notes: list[str] = []
 
@@ -701,8 +700,6 @@ def tried(
     fn: Callable[..., Any], run: Callable[[], Any], findings_of: Callable[[Any], Iterable[Any]]
 ) -> tuple[Any, str]:
     """(what a machine makes of a function, None where that goes wrong; in a sentence, what is wrong)."""
-    from ..lens.watchdog import TimeLimit, time_limit
-
     name = getattr(wrapped(fn), "__name__", "the function")
     try:
         with time_limit(TIME_LIMIT_S, name):

@@ -93,13 +93,15 @@ def gpu_report(
     fn: Callable[..., Any],
     *args: Any,
     chip: str = "h100",
+    unwritten: Sequence[str] = (),
     **blocks: Any,
 ) -> Report:
     """Compiles `fn(*args, **blocks)` for a GPU that need not be there, and reads what the compiler made of it.
 
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; where integers in an array say what a
-    kernel does, give the array. chip: "h100", "h200" or "b200". blocks: static keyword arguments of fn. Never raises
-    for a kernel that does not compile: see Report.refusal. Raises ValueError for a GPU that is not known.
+    kernel does, give the array. chip: "h100", "h200" or "b200". unwritten: parts of fn that the reader has still to
+    write; then nothing is compiled. blocks: static keyword arguments of fn. Never raises for a kernel that does not
+    compile: see Report.refusal. Raises ValueError for a GPU that is not known.
 
     The estimate is max(tensor / 0.72, HBM / 0.88, L2, instructions, MUFU) + 3 us. tensor: FLOPs of matrix products on
     the busiest SM, at the datasheet's dense peak. HBM: each array that is touched, once, at the datasheet's bandwidth.
@@ -113,6 +115,8 @@ def gpu_report(
     """
     target = _chip(chip)
     report = Report(target, name_of(fn))
+    if unwritten:
+        return report.without(unwritten)
     given, shapes = _given(args)
     if compiler.missing() is None:
         compiler.warm(target)
@@ -149,11 +153,6 @@ def gpu_report(
 
 
 _chip = chip
-
-
-def nothing_yet(fn: Callable[..., Any], chip: str, holes: Sequence[str]) -> Report:
-    """The report on a function with parts that the reader has still to write."""
-    return Report(_chip(chip), name_of(fn)).without(holes)
 
 
 def _given(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -120,7 +120,6 @@ class _Bench:
     def __init__(self, picture: LivePicture):
         import ipywidgets
 
-        self.first = picture
         values = block_sizes(picture.fn, picture.kwargs)
         self.sizes = {
             name: ipywidgets.SelectionSlider(
@@ -132,14 +131,11 @@ class _Bench:
         self.costs, self.drawn = ipywidgets.HTML(), ipywidgets.Output()  # an HTML would run no script
         self.widget = ipywidgets.VBox([*self.sizes.values(), self.costs, self.drawn])
         for slider in self.sizes.values():
-            slider.observe(self._rerun, names="value")
+            slider.observe(lambda _: self._tell(picture.with_sizes(**self._chosen())), names="value")
         self._tell(Picture(picture.traces, picture.note, first_step=picture.first_step))
 
     def _chosen(self) -> dict[str, int]:
         return {name: slider.value for name, slider in self.sizes.items()}
-
-    def _rerun(self, _: Any) -> None:
-        self._tell(self.first.with_sizes(**self._chosen()))
 
     def _tell(self, now: Picture) -> None:
         rows = [("at the start", *self.at_start), ("now", *_costs(now, self._chosen()))]

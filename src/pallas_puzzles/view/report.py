@@ -243,17 +243,14 @@ def _fact_html(name: str, inner: str) -> str:
 
 def _kernel_html(report: Report[Any, Any], number: int) -> str:
     kernel, page = report.kernels[number], report.page
+    below = table([row_html(cells_html(row, page.sides)) for row in page.table(kernel, _MOST_ROWS)])
     rows = [
-        _fact_html(name, escape(words) + (_table_html(kernel, page) if name == page.under else ""))
+        _fact_html(name, escape(words) + (below if name == page.under else ""))
         for name, words in page.facts(kernel, report)
     ]
     rows += [_fact_html("note", escape(note)) for note in kernel.notes]
     title = escape(_kernel_headline(report, number))
     return f'<div style="margin-top:8px"><b>{title}</b></div>{table(rows, _WIDE)}'
-
-
-def _table_html(kernel: Any, page: Page) -> str:
-    return table([row_html(cells_html(row, page.sides)) for row in page.table(kernel, _MOST_ROWS)])
 
 
 def roofline_of(report: Report[Any, Any]) -> roofline.Roofline:

@@ -1,6 +1,6 @@
 """show(): a picture of every kernel that a function reaches: block by block on a TPU, else a timeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,6 +8,7 @@ import numpy as np
 
 from ..ir.capture import ForGpu, ForMesh
 from ..lens.gpu.timeline import in_l2
+from ..lens.machine import listed
 from .devices import on_devices
 from .draw import Picture, look
 from .live import LivePicture, why_not_live
@@ -15,7 +16,13 @@ from .timeline import Timeline, timeline
 
 
 def show(
-    fn: Callable[..., Any], *args: Any, live: bool = False, first_step: int = 0, l2: bool = False, **kwargs: Any
+    fn: Callable[..., Any],
+    *args: Any,
+    live: bool = False,
+    first_step: int = 0,
+    l2: bool = False,
+    unwritten: Sequence[str] = (),
+    **kwargs: Any,
 ) -> Picture | Timeline:
     """A picture of every kernel that `fn(*args, **kwargs)` reaches. Never raises for a broken or unsolved kernel.
 
@@ -25,21 +32,24 @@ def show(
     args: arrays, or objects with `.draw(rng)` such as normal((24, 512)); kwargs: static, such as block sizes.
     live: in a notebook, sliders that change the block sizes, run the kernel again, and step through it.
     first_step: from which step on a long grid is drawn; its table has the totals of all steps.
-    l2: whether a kernel for a GPU finds its arrays in L2, not in HBM.
+    l2: whether a kernel for a GPU finds its arrays in L2, not in HBM. unwritten: parts of fn that the reader has still
+    to write, which the picture's note tells.
     """
     rng = np.random.default_rng(0)  # as a check's first draw
     args = jax.tree.map(lambda x: x.draw(rng) if hasattr(x, "draw") else x, args)
+    picture: Picture | Timeline
     try:
-        picture = look(fn, args, kwargs, first_step=first_step)
+        picture = drawn = look(fn, args, kwargs, first_step=first_step)
+        if live and (reason := why_not_live()):
+            drawn.note = f"{drawn.note} {reason}".strip()
+        elif live:
+            picture = LivePicture(drawn.traces, drawn.note, fn, args, kwargs, first_step=first_step)
     except ForGpu:
         with in_l2(l2):
-            return timeline(fn, args, kwargs)
+            picture = timeline(fn, args, kwargs)
     except ForMesh:
-        return on_devices(fn, args, kwargs)
-    if not live:
-        return picture
-    reason = why_not_live()
-    if reason:
-        picture.note = f"{picture.note} {reason}".strip()
-        return picture
-    return LivePicture(picture.traces, picture.note, fn, args, kwargs, first_step=first_step)
+        picture = on_devices(fn, args, kwargs)
+    if unwritten:
+        missing = f"{listed(unwritten)} {'is' if len(unwritten) == 1 else 'are'} still to be written."
+        picture.note = f"{'Nothing to show yet' if picture.empty else 'Only what is given runs'}: {missing}"
+    return picture

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..diagnose.gpu import findings_of
 from ..lens import gpu
 from ..lens.gpu import Event, Launched
 from ..text import human_bytes, plural
@@ -210,8 +211,6 @@ def _chart(launched: Launched) -> Chart:
 
 def timeline(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:
     """Runs a function in the machine for GPU kernels; whatever goes wrong becomes the picture's note."""
-    from ..diagnose.gpu import findings_of
-
     run, note = tried(fn, lambda: gpu.run(fn, *args, ctas_drawn=CTAS_DRAWN, **kwargs), findings_of)
     calls = run.calls if run is not None else []
     more = len(calls) - KERNELS_DRAWN

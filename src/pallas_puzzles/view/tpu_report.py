@@ -83,14 +83,16 @@ def tpu_report(
     *args: Any,
     tpu: str = "v5e",
     simulate: bool = True,
+    unwritten: Sequence[str] = (),
     **blocks: Any,
 ) -> Report:
     """Compiles `fn(*args, **blocks)` for a TPU that need not be there, and reads what the compiler made of it.
 
     args: arrays, Inputs such as normal((24, 512)), or jax.ShapeDtypeStructs; where a kernel is steered by prefetched
     scalars, bytes and steps are known only from real values. tpu: "v5e", "v6e" or "tpu7x" (one of its two cores). The
-    mesh of a jax.shard_map is made of as many of these chips. simulate: ask libtpu's simulator for cycles, too. blocks:
-    static keyword arguments of fn. Never raises for a kernel that does not compile: see Report.refusal.
+    mesh of a jax.shard_map is made of as many of these chips. simulate: ask libtpu's simulator for cycles, too.
+    unwritten: parts of fn that the reader has still to write; then nothing is compiled. blocks: static keyword
+    arguments of fn. Never raises for a kernel that does not compile: see Report.refusal.
     Raises ValueError for a TPU that is not known.
 
     The estimate is max(FLOPs of matrix products / MXU peak, bundles / clock, HBM bytes / bandwidth - fill) + fill +
@@ -105,6 +107,8 @@ def tpu_report(
     """
     target = chip(tpu)
     report = Report(target, name_of(fn))
+    if unwritten:
+        return report.without(unwritten)
     axes: dict[str, int] = {}
     call = functools.partial(fn, **blocks) if blocks else fn
     try:
@@ -145,11 +149,6 @@ def _about_the_chip(refusal: Refusal, target: Chip) -> Refusal:
     others = [f'tpu="{each.name}"' for each in CHIPS.values() if each.info.sparse_core is not None]
     words = f"A {target.title} has no SparseCores, and this kernel runs on them: ask for {' or '.join(others)}."
     return dataclasses.replace(refusal, sentence=words, detail=refusal.sentence)
-
-
-def nothing_yet(fn: Callable[..., Any], tpu: str, holes: Sequence[str]) -> Report:
-    """The report on a function with parts that the reader has still to write."""
-    return Report(chip(tpu), name_of(fn)).without(holes)
 
 
 # --- what goes in ----------------------------------------------------------------------------------------------------

@@ -7,20 +7,18 @@ import re
 import shutil
 import sys
 import sysconfig
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..diagnose.findings import Finding
 from ..installation import PACKAGE
+from ..ir.capture import Operand
+from ..lens.gpu.timeline import Counts
+from ..lens.machine import Figures
 from ..text import COLUMNS, LINES, Lines, cut, fitted, plain, plural, wrapped
 from . import costs
 from .draw import Displayed, card_html, running_shell, source_html, tile_map_html
 from .paper import BAD, GOOD, NEUTRAL
 from .words import tile_map_text
-
-if TYPE_CHECKING:
-    from ..diagnose.findings import Finding
-    from ..ir.capture import Operand
-    from ..lens.gpu.timeline import Counts
-    from ..lens.machine import Figures
 
 SHOW_TRACEBACK = "`verdict = check(...)`, then `print(verdict.traceback)`"
 _BADGES = {  # word and colour
@@ -37,7 +35,7 @@ _BADGES = {  # word and colour
 class TileMap:
     """Right and wrong blocks of one output: block index -> "ok", or what is wrong with it."""
 
-    operand: "Operand"
+    operand: Operand
     status: dict[tuple[int, ...], str]
 
     @property
@@ -77,13 +75,13 @@ class Verdict(Displayed):
 
     puzzle: str
     status: str
-    findings: "list[Finding]"
+    findings: list[Finding]
     headline: str
     gained: str = ""
     next: str = ""
     notes: list[str] = dataclasses.field(default_factory=list)
     tiles: TileMap | None = None
-    figures: "list[Figures | Counts]" = dataclasses.field(default_factory=list)
+    figures: list[Figures | Counts] = dataclasses.field(default_factory=list)
     traceback: str = ""
     subject: Any = None  # of an unjudged one: course.check.Subject
     picture: str = ""
@@ -180,7 +178,7 @@ def _sections(v: Verdict, columns: int, traceback: str) -> list[tuple[int, Lines
     return sections
 
 
-def _place(finding: "Finding") -> str:
+def _place(finding: Finding) -> str:
     """File, line and function of a finding."""
     return f"{finding.line}, {finding.function}" if finding.function else str(finding.line)
 
@@ -284,7 +282,7 @@ def _words_html(words: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(words))
 
 
-def _finding_html(finding: "Finding", *, first: bool) -> str:
+def _finding_html(finding: Finding, *, first: bool) -> str:
     cause = _words_html(_sentence(finding.cause))
     words = f"<b>{cause}</b>" if first else f"Also: {cause}"
     items = [f"<li>{_words_html(item)}</li>" for item in finding.evidence]
@@ -307,7 +305,7 @@ def _folded(summary: str, body: str) -> str:
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _finding_json(f: "Finding") -> dict[str, Any]:
+def _finding_json(f: Finding) -> dict[str, Any]:
     names = ("kind", "cause", "evidence", "function", "step", "at", "operand", "block")
     return {name: getattr(f, name) for name in names} | {"line": f.line and dataclasses.asdict(f.line)}
 

@@ -43,11 +43,15 @@ class Core:
         buffer: Buffer = env[view.ref]
         if view.alias is not None:
             buffer = self._part(buffer, view.alias)
-        if view.peer is not None:
-            block = view.block([env[i] for i in view.leaves])
-            place = tuple(block.get(axis, t.cta.index[axis]) for axis in self.kernel.cluster)
-            buffer = self.in_cta(buffer, t.cta.cluster.ctas[place], t.cta)
-        return buffer
+        return self._of_peer(buffer, t, view, env)
+
+    def _of_peer(self, ref: Any, t: Thread, view: View, env: Env) -> Any:
+        """The Ref, or the same one in the CTA of the cluster that a view names."""
+        if view.peer is None:
+            return ref
+        block = view.block([env[i] for i in view.leaves])
+        place = tuple(block.get(axis, t.cta.index[axis]) for axis in self.kernel.cluster)
+        return self.in_cta(ref, t.cta.cluster.ctas[place], t.cta)
 
     def _part(self, union: Buffer, alias: tuple[Any, ...]) -> Buffer:
         """One of the Refs that share the memory of a RefUnion."""
@@ -224,11 +228,7 @@ class Core:
 
     def slot(self, t: Thread, view: View, env: Env) -> Slot:
         """The barrier that a view is of."""
-        barrier: Barrier = env[view.ref]
-        if view.peer is not None:
-            block = view.block([env[i] for i in view.leaves])
-            place = tuple(block.get(axis, t.cta.index[axis]) for axis in self.kernel.cluster)
-            barrier = self.in_cta(barrier, t.cta.cluster.ctas[place], t.cta)
+        barrier: Barrier = self._of_peer(env[view.ref], t, view, env)
         return barrier.slots[self.number_of(barrier.alloc.shape, view, env, t, barrier)]
 
     def slots(self, t: Thread, view: View, env: Env, ctas: Sequence[Cta]) -> tuple[Slot, list[Slot]]:

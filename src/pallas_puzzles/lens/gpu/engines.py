@@ -81,9 +81,7 @@ class Engines(Control):
         """The time of a copy out of GMEM: its start, and when it is all there. shared: by how many CTAs the work is."""
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(here, src) // shared
-        counts.gmem_read_bytes += nbytes
-        counts.moved(instr.line, nbytes)
-        t.cta.moved += nbytes
+        self.moved(t, instr, "load", nbytes)
         counts.copies += 1
         start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
         self.timeline.add(t.cta.number, "copy", "load", start, busy + chip.latency, instr, src.name)
@@ -107,9 +105,7 @@ class Engines(Control):
         self.writes(dst, there, t, Access(t.storing, group, instr, t.name, "the copy into", engine, index=t.index))
         chip, counts = self.timeline.chip, self.timeline.counts
         nbytes = _inside_bytes(there, dst)
-        counts.gmem_write_bytes += nbytes
-        counts.moved(instr.line, nbytes)
-        t.cta.moved += nbytes
+        self.moved(t, instr, "store", nbytes)
         counts.stores += 1
         start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
         self.timeline.add(t.cta.number, "copy", "store", start, busy, instr, dst.name)
@@ -131,11 +127,11 @@ class Engines(Control):
         for store in [s for s in t.stores if s[0] <= last]:
             _, land, has_read, done, *_ = store
             land()
-            t.now = max(t.now, has_read if instr.p["read_only"] else done)
+            t.now = max(t.now, has_read if instr.p.get("wait_read_only") else done)
             t.stores.remove(store)
         clock = t.knowledge.clock
         clock[t.reading] = max(clock.get(t.reading, 0), last)
-        if not instr.p["read_only"]:
+        if not instr.p.get("wait_read_only"):
             clock[t.storing] = max(clock.get(t.storing, 0), last)
         self.timeline.waited(t.cta.number, t.lane, start, t.now, instr)
 

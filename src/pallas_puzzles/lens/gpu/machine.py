@@ -207,12 +207,7 @@ class Control(Core):
             _, end = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
             t.now = end + (chip.latency if kind == "load" else 0)
             counts.thread_bytes += nbytes
-            counts.moved(instr.line, nbytes)
-            t.cta.moved += nbytes
-            if kind == "load":
-                counts.gmem_read_bytes += nbytes
-            else:
-                counts.gmem_write_bytes += nbytes
+            self.moved(t, instr, kind, nbytes)
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
             self.timeline.did(t.cta.number, t.lane, "compute", start, t.now, instr.line)
         elif buffer.space == "smem":
@@ -221,6 +216,16 @@ class Control(Core):
             self.use(t.cta, buffer, place, "read" if kind == "load" else "compute", start, t.now)
             self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
             self.timeline.did(t.cta.number, t.lane, "compute", start, t.now, instr.line)
+
+    def moved(self, t: Thread, instr: Instr, kind: str, nbytes: int) -> None:
+        """Counts bytes between GMEM and an SM. kind: "load" or "store"."""
+        counts = self.timeline.counts
+        counts.moved_at[instr.line] = counts.moved_at.get(instr.line, 0) + nbytes
+        t.cta.moved += nbytes
+        if kind == "load":
+            counts.gmem_read_bytes += nbytes
+        else:
+            counts.gmem_write_bytes += nbytes
 
     def conflicts(self, instr: Instr, conflicts: int) -> int:
         """Counts bank conflicts. Each takes a cycle."""

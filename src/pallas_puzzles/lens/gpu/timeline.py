@@ -9,6 +9,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,9 +131,6 @@ class Counts:
     bank_conflicts: int = 0
     conflicts_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
 
-    def moved(self, line: SourceLine | None, nbytes: int) -> None:
-        self.moved_at[line] = self.moved_at.get(line, 0) + nbytes
-
     @classmethod
     def together(cls, each: "Sequence[Counts]") -> "Counts":
         """Of several kernels, one after the other."""
@@ -188,6 +186,10 @@ class Product:
     slices: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
 
+def _unnoticed(product: Product) -> None:
+    """For the end of a product that is only tried."""
+
+
 class TensorCores(Engine):
     """The tensor cores of an SM. A warpgroup's products are done in order. Warpgroups that have some at the same time
     take turns, an instruction each: nothing but their own barriers makes one of them go first."""
@@ -228,18 +230,12 @@ class TensorCores(Engine):
         """When a product ends, if nothing else is issued."""
         if not product.left:
             return product.end
-        queues = {w: collections.deque((p, p.left) for p in q) for w, q in self.queues.items() if q}
-        last, free = self.last, self.free
-        while True:
-            found = self._next({w: q[0][0].issued for w, q in queues.items() if q}, free, last)
-            assert found is not None, "a product that has not ended is in a queue"
-            last, start = found
-            first, left = queues[last].popleft()
-            free = start + first.cycles
-            if left > 1:
-                queues[last].appendleft((first, left - 1))
-            elif first is product:
-                return free
+        tried = TensorCores()
+        tried.free, tried.last = self.free, self.last
+        copies = {id(p): dataclasses.replace(p, on_end=_unnoticed, slices=[]) for q in self.queues.values() for p in q}
+        tried.queues = {who: collections.deque(copies[id(p)] for p in queue) for who, queue in self.queues.items()}
+        tried.advance(math.inf)
+        return copies[id(product)].end
 
     @staticmethod
     def _next(issued: dict[Any, float], free: float, last: Any) -> tuple[Any, float] | None:

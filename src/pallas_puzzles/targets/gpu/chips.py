@@ -5,12 +5,12 @@ SM has is in the tables of compute capability 9.0 and 10.0 in the CUDA Programmi
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
 
 import jax
 
 from ...lens.gpu.timeline import Chip as _Rates
+from ..tpu.chips import all_named, named
 
 MAX_THREADS_PER_SM, MAX_CTAS_PER_SM, REGISTERS_PER_SM = 2048, 32, 65536
 SMEM_PER_SM, SMEM_PER_CTA, SMEM_RESERVED_PER_CTA = 228 << 10, 227 << 10, 1 << 10
@@ -147,20 +147,4 @@ CHIPS = {
         Chip("b200", "NVIDIA B200", (10, 0), 148, 7.7e12, 2250e12, 1.86e9, 126 << 20, 180 << 30),
     )
 }
-
-
-def chip(name: str) -> Chip:
-    """The chip of that name. Raises ValueError, naming the ones there are."""
-    key = name.strip().lower()
-    if key not in CHIPS:
-        raise ValueError(f"there is no GPU {name!r} to compile for: {', '.join(CHIPS)}")
-    return CHIPS[key]
-
-
-def chips(names: str | Sequence[str]) -> list[Chip]:
-    """'h100,b200' or ['h100', 'b200'] as chips, each once."""
-    words: list[Any] = names.split(",") if isinstance(names, str) else list(names)
-    found = [chip(word) for word in words if word.strip()]
-    if not found:
-        raise ValueError(f"no GPU is named: {', '.join(CHIPS)}")
-    return list(dict.fromkeys(found))
+chip, chips = functools.partial(named, CHIPS, "GPU"), functools.partial(all_named, CHIPS, "GPU")

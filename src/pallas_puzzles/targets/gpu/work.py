@@ -191,15 +191,11 @@ def _call(eqn: Any, given: Sequence[Any]) -> Call:
     except Exception as error:
         call.notes.append(f"the kernel could not be followed ({type(error).__name__}: {error}): no time is estimated")
         return call
-    call.mean, call.most = Work(), max(several, key=_weight)
+    call.mean, call.most = Work(), max(several, key=lambda work: work.runs.total())
     for each in several:
         call.mean.add(each, 1 / count)
     call.notes[:] = dict.fromkeys(call.notes)
     return call
-
-
-def _weight(work: Work) -> float:
-    return sum(work.runs.values())
 
 
 # --- following a program ---------------------------------------------------------------------------------------------

@@ -81,19 +81,22 @@ CHIPS = {
 _ALIASES = {"7x": "tpu7x", "v7x": "tpu7x", "tpu7": "tpu7x", "trillium": "v6e", "ironwood": "tpu7x"}
 
 
-def chip(name: str) -> Chip:
-    """The chip of that name. Raises ValueError, naming the ones there are."""
+def named[C](known: Mapping[str, C], what: str, name: str) -> C:
+    """The chip of that name. what: "TPU" or "GPU". Raises ValueError, naming the ones there are."""
     key = name.strip().lower()
     key = _ALIASES.get(key, key)
-    if key not in CHIPS:
-        raise ValueError(f"there is no TPU {name!r} to compile for: {', '.join(CHIPS)}")
-    return CHIPS[key]
+    if key not in known:
+        raise ValueError(f"there is no {what} {name!r} to compile for: {', '.join(known)}")
+    return known[key]
 
 
-def chips(names: str | Sequence[str]) -> list[Chip]:
-    """'v5e,v6e' or ['v5e', 'v6e'] as chips, each once."""
+def all_named[C](known: Mapping[str, C], what: str, names: str | Sequence[str]) -> list[C]:
+    """'v5e,v6e' or ['v5e', 'v6e'] as chips, each once. Raises ValueError."""
     words = names.split(",") if isinstance(names, str) else list(names)
-    found = [chip(word) for word in words if word.strip()]
+    found = [named(known, what, word) for word in words if word.strip()]
     if not found:
-        raise ValueError(f"no TPU is named: {', '.join(CHIPS)}")
+        raise ValueError(f"no {what} is named: {', '.join(known)}")
     return list(dict.fromkeys(found))
+
+
+chip, chips = functools.partial(named, CHIPS, "TPU"), functools.partial(all_named, CHIPS, "TPU")

@@ -16,7 +16,7 @@ from ...ir.program import equations
 from ...lens.machine import listed
 from ...text import cut, human_bytes
 from .chips import Chip
-from .lowering import Refusal
+from .lowering import Refusal, line_of_primitive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,8 @@ def _taken_apart(text: str, calls: Sequence[Call], chip: Chip) -> _Failure:
     line, code = _reader_line(place)
     if line is None and call is not None:
         # what stands nowhere in the kernel, JAX has made: of the reader's, it is the pipeline
-        line = _line_of_primitive(primitive, call) or _line_of_primitive("emit_pipeline", call) or call.where
+        known = list(equations(call.kernel))
+        line = line_of_primitive(primitive, known) or line_of_primitive("emit_pipeline", known) or call.where
     operation = re.search(r"failed to legalize operation '[^']*': (.*)|The MLIR operation involved:\s*(.*)", text)
     mlir = operation[1] or operation[2] if operation else ""
     return _Failure(text, chip, call, primitive, line, code, mlir)
@@ -158,12 +159,6 @@ def _reader_line(place: str) -> tuple[SourceLine | None, str]:
             code = row[int(start) : stop].decode(errors="ignore") if start else ""
             return source_line(file, int(first)), code.strip()
     return None, ""
-
-
-def _line_of_primitive(name: str, call: Call) -> SourceLine | None:
-    """Where the reader uses an operation. The compiler does not say when it is inside a function of jax.numpy."""
-    found = (line for eqn, line in equations(call.kernel) if eqn.primitive.name == name and line is not None)
-    return next(found, None)
 
 
 def _message(text: str) -> str:

@@ -10,7 +10,7 @@ import functools
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -136,7 +136,7 @@ def _explain(error: Exception, kernels: list[Any]) -> Refusal:
     for pattern, explain in _REASONS:
         if match := re.search(pattern, text, re.DOTALL):
             named = match.groupdict().get("primitive")
-            line = _line_of_primitive(named, kernels) or _line_at_fault(error, lowered, kernels)
+            line = line_of_primitive(named, inside(kernels)) or _line_at_fault(error, lowered, kernels)
             sentence = explain if isinstance(explain, str) else explain(match, kernels, line)
             return Refusal(sentence, detail, line)
     line = _line_at_fault(error, lowered, kernels)
@@ -151,9 +151,9 @@ def _explain(error: Exception, kernels: list[Any]) -> Refusal:
 
 def _line_at_fault(error: Exception, lowered: str | None, kernels: list[Any]) -> SourceLine | None:
     """The reader's line in the traceback, else of the operation that was lowered, else of the only call."""
-    line = _line(error) or _line_of_primitive(lowered, kernels)
+    line = _line(error) or line_of_primitive(lowered, inside(kernels))
     # jnp.searchsorted and the like: on jax 0.12.0.1 one equation, whose program is not to be seen
-    line = line or _line_of_primitive("call_hi_primitive", kernels)
+    line = line or line_of_primitive("call_hi_primitive", inside(kernels))
     return line or (line_of(kernels[0]) if len(kernels) == 1 else None)
 
 
@@ -190,9 +190,12 @@ def _multiplies_vectors(kernels: list[Any], line: SourceLine | None) -> bool:
     return any(all(aval.ndim == 1 for aval in in_avals(eqn)) for eqn in products)
 
 
-def _line_of_primitive(name: str | None, kernels: list[Any]) -> SourceLine | None:
-    """Where the reader uses an operation. JAX does not say when it is inside a function of jax.numpy."""
-    return next((line for eqn, line in inside(kernels) if eqn.primitive.name == name and line is not None), None)
+def line_of_primitive(name: str | None, found: Iterable[tuple[Any, SourceLine | None]]) -> SourceLine | None:
+    """Where the reader uses an operation: neither JAX nor the compiler says so inside a function of jax.numpy.
+
+    found: the equations of a kernel, each with its line.
+    """
+    return next((line for eqn, line in found if eqn.primitive.name == name and line is not None), None)
 
 
 # What to do in a kernel without an operation that the TPU lacks.
