@@ -43,7 +43,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 def pytest_xdist_auto_num_workers() -> int:
     if ON_TPU:
         return 0  # a TPU belongs to one process at a time
-    return min(os.cpu_count() or 1, 4)
+    return min((os.cpu_count() or 1) + 1, 4)  # one more than cores: many tests wait for other processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

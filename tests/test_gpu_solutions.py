@@ -43,7 +43,7 @@ SPILLED = {"gpu_attention/10c": 8}  # bytes of a thread: an address, stored once
 
 
 @needs_compiler
-@pytest.mark.parametrize("chip", ["h100", "b200"])
+@pytest.mark.parametrize("chip", ["h100", pytest.param("b200", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("puzzle_id", IDS)
 def test_the_compiler_takes_it(puzzle_id: str, chip: str) -> None:
     official = with_kernel(puzzle_id)

@@ -71,6 +71,7 @@ def transformer(tmp_path, monkeypatch):
     sys.modules.pop("transformer", None)
 
 
+@pytest.mark.thorough
 def test_the_example_trains_as_plain_jnp_does(transformer):
     """Gradients of every weight to rounding, experts and all; then three steps."""
     parts = transformer.kernels()
