@@ -218,7 +218,11 @@ def centre(x_ref, o_ref, *, num_rows):
     clean = jnp.where(rows[:, None] < num_rows, x, 0)
     o_ref[...] = x - clean.mean(axis=0, keepdims=True)
 """,
-            (6, "`x - clean.mean(axis=0, keepdims=True)` is what is wrong"),
+            (
+                6,
+                "`x - clean.mean(axis=0, keepdims=True)` is what is wrong: "
+                "a right one is like `x - ... / jnp.minimum(16, num_rows - pl.program_id(0) * 16)`",
+            ),
         ),
         (  # what gives a new value to an argument gives it a new name
             "def f(x, y):\n    x, _, b = g(x, y)\n    return x, b\n",
@@ -335,12 +339,60 @@ def test_a_function_that_is_written_quite_differently_is_named_as_a_whole():
     assert words == "the mistake is in `kernel`: with the course's in its place, everything is right"
 
 
-def test_what_is_long_is_not_told():
-    short = RIGHT.replace("jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)", "x_ref[...]")
-    ((_, line, words),) = said(short)
-    assert line == 7
-    assert "jnp.dot" not in words
-    assert "`x_ref[...]` is what is wrong" in words
+def test_of_what_is_long_the_form_is_told():
+    long = "jnp.where(jnp.arange(x.shape[0])[:, None] < rows, x * scale + shift, jnp.zeros_like(x)).sum(axis=0)"
+    answer, right = (parsed(f"def f(x, scale, shift, rows):\n    return {text} / 8\n") for text in ("x", long))
+    (only,) = corrections(answer, differences(answer, right), {}, {})
+    assert not only.told
+    assert only.words == (
+        "in `f`, `x / 8` is what is wrong: "
+        "a right one is like `jnp.where(..., x * scale + shift, jnp.zeros_like(x)).sum(axis=0) / 8`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "answer", "matters", "words"),
+    [
+        (  # one of the parts of a larger difference
+            "return h(jnp.where(a, x, -1), k=9).astype(t) + c // d * (e + 1) - i[0]",
+            "return h(jnp.where(a, x, 0)).astype(u) + d * (e - c) - i[1] // 3",
+            "-1)",
+            "`h(jnp.where(a, x, 0)).astype(u)` should be `h(jnp.where(a, x, -1)).astype(u)`",
+        ),
+        (  # what is alike stands in other surroundings, and these may stay
+            "return jnp.where(a, x.astype(t), -jnp.inf) if jnp.max(a * x) > jnp.sum(b[0]) + c[1] else x",
+            "return jnp.where(a, x, 0).astype(t)",
+            "-jnp.inf",
+            "`jnp.where(a, x, 0).astype(t)` should be `jnp.where(a, x, -jnp.inf).astype(t)`",
+        ),
+        (  # the answer's own way to write what does not matter
+            "return gelu(r * (x * x).mean(axis=1, keepdims=True))",
+            "return r * gelu(square(x).mean(axis=1, keepdims=True))",
+            "gelu(r",
+            "`r * gelu(square(x).mean(axis=1, keepdims=True))` should be "
+            "`gelu(r * square(x).mean(axis=1, keepdims=True))`",
+        ),
+    ],
+)
+def test_a_large_difference_is_told_as_the_part_that_matters(right, answer, matters, words):
+    mine, theirs = (parsed(f"def f(x, a, b, c, d, e, i, r, t, u):\n    {text}\n") for text in (answer, right))
+    chosen = that_matter(mine, differences(mine, theirs), lambda functions: matters in text_of(functions), 30)
+    assert [c.words for c in corrections(mine, chosen, {}, {})] == [f"in `f`, {words}"]
+
+
+def test_a_statement_that_a_call_puts_under_a_condition_is_moved_as_it_is_written():
+    right = "def kernel(x_ref, o_ref):\n    x_ref[...] = 2 * x_ref[...]\n\n    @pl.when(k == 1)\n    def _():\n"
+    right += "        o_ref[...] = x_ref[...]\n"
+    wrong = "def kernel(x_ref, o_ref):\n    def store():\n        o_ref[...] = x_ref[...]\n\n"
+    wrong += "    pl.when(k == 1)(store)\n    x_ref[...] = 2 * x_ref[...]\n"
+    (node,), answer, wanted = ast.parse(wrong).body, parsed(wrong), parsed(right)
+    found = differences(answer, wanted)
+    (told,) = corrections(answer, found, {}, {}, moved=found)
+    assert told.words == (
+        "in `kernel`, `pl.when(k == 1)(store)` comes too early: it belongs behind `x_ref[...] = 2 * x_ref[...]`"
+    )
+    done = ast.unparse(followed(node, told.edits))
+    assert done.index("2 * x_ref") < done.index("pl.when(k == 1)(store)")
 
 
 def test_nothing_is_said_when_trials_run_out():

@@ -93,7 +93,7 @@ def isolated(
     if chosen and not tried(applied(answer, chosen), works_everywhere):
         enough = that_do(works, works_everywhere)
         if not enough:  # it is a part of what is wrong
-            return say(chosen, named=values, untold=True)
+            return say(chosen, named=values, tell="where")
         chosen = enough
     ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
     for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
@@ -105,7 +105,7 @@ def isolated(
         swapped = {c.function: right[c.function] for c in said if c.whole}
         if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
             return said
-    return say(chosen, named=values, untold=True)
+    return say(chosen, named=values, tell="like")
 
 
 @contextlib.contextmanager

@@ -42,17 +42,16 @@ def told(
         first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
         first = first.but(line=seen.line) if covered and found[0].whole else first
         first = first.but(evidence=(advice,)) if advice and not found[0].told else first
-    elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE and not found[0].told)):
+    elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE | {"rounding"} and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about
-    elif seen.kind == "rounding" and not found[0].told and seen.line is not None:
-        return [seen, first, *others]  # one says what to look for, and the other one where
-    elif others and not covered and seen.kind not in SAYS_LITTLE | _GUESSED and seen.line is not None:
+    elif others and not covered and seen.kind not in SAYS_LITTLE | _GUESSED | _ALSO_RIGHT and seen.line is not None:
         return [seen, first, *others]
     elif covered and seen.kind not in SAYS_LITTLE | _GUESSED and not (found[0].told and _is_symptom(seen, len(found))):
         at_def = seen.line is not None and seen.line.text.startswith("def ")
         first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
     else:
-        first = first.but(evidence=(_head(seen) if found[0].told else seen.cause,))
+        briefly = found[0].told and not (others and seen.kind == "rounding")
+        first = first.but(evidence=(_head(seen) if briefly else seen.cause,))
     return [first, *others]
 
 
@@ -62,6 +61,7 @@ SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explai
 _TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
 _APART = "This is the first line whose value differs from all that a right answer computes."
+_ALSO_RIGHT = frozenset({"padding"})  # a right answer reads it as well, and does not use it
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
 
 

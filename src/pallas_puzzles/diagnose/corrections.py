@@ -6,16 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .differences import Difference, Functions, Path, applied, likeness
-from .straight import VERSION, copy_of, is_step
+from .differences import SHOWN, Difference, Functions, Path, applied, likeness
+from .straight import VERSION, copy_of, reads_of
 
-_SHOWN = 60  # characters: more than that is not told, it is for the reader to write
-_SMALL, _SHOWN_SMALL = 10, 90  # a difference of few nodes is told with more around it
 _BARE = 8  # characters that say nothing without what stands around them
-_MODULES = frozenset("jax jnp np pl pltpu lax".split())
-_WORTH_DOTS = 24  # characters of what two programs share: fewer are told
+_WORTH_DOTS = 12  # characters of what two programs share: fewer are told
 _ALIKE = 0.6  # of two statements, from 0 to 1: more than that, and one is the other in another place
-_LITTLE = 2  # parts that differ: more of them do not explain a difference
 _CONTEXT = 44  # characters of what stands around a small difference
 
 
@@ -61,17 +57,16 @@ def corrections(
     *,
     moved: Sequence[Difference] = (),
     statements: bool = False,
-    untold: bool = False,
+    tell: str = "what",
 ) -> list[Correction]:
     """What to say of differences that matter, those close together as one: first those that say what should be there.
 
     names: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
     names that the reader has given to values, by the text of the value. moved: where a statement that is missing in one
     place is too much in another, as one of these differences, say where it belongs. statements: say it of whole
-    statements, and leave nothing out. untold: only where it is, not what should be there.
+    statements, and leave nothing out. tell: "what" should be there; what it is "like"; only "where" it is.
     """
     found = []
-    right = applied(answer, [each for each in chosen if not each.whole])
     chosen = chosen if statements else _used_by_none(chosen)
     for gone, new in _moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
@@ -87,8 +82,8 @@ def corrections(
             found.append(Correction(name, node.lineno, node.end_lineno or node.lineno, words, told=False, whole=True))
         else:
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
-            mine = {value: each for value, each in named.get(name, {}).items() if own is None or each != own.id}
-            words, told = _words(answer, group, mine, right[name], untold)
+            mine = {value: each for value, each in named.get(name, {}).items() if each != getattr(own, "id", None)}
+            words, told = _words(answer, group, mine, tell)
             words = _as_written(words)
             edit = _edit(answer, group, mine)
             line, last = group.lines(answer[name])
@@ -118,9 +113,10 @@ def _moved(
     body = getattr(_at(function, new.path[:-1]), field)
     beside = body[n - 1] if n else body[0]
     called, when = names.get(gone.function, f"`{gone.function}`"), "late" if new.line < gone.line else "early"
-    what, where = (_beginning(_text(each, named)) for each in (gone.was, beside))
+    mine = getattr(gone.was, "written", gone.was)
+    what, where = (_beginning(_text(each, named)) for each in (mine, getattr(beside, "written", beside)))
     words = f"in {called}, {what} comes too {when}: it belongs {'behind' if n else 'in front of'} {where}"
-    there = Edit(_program(gone.was, named), **{"behind" if n else "before": beside})
+    there = Edit(_program(mine, named), **{"behind" if n else "before": beside})
     last = getattr(gone.was, "end_lineno", None) or gone.line
     return Correction(gone.function, gone.line, last, _as_written(words), edits=(Edit("", gone.was), there))
 
@@ -128,7 +124,7 @@ def _moved(
 def _beginning(text: str) -> str:
     """A statement, or as much of its first line as is shown."""
     first, *more = text.splitlines()
-    return f"`{first[:_SHOWN].rstrip()} ...`" if more or len(first) > _SHOWN else f"`{first}`"
+    return f"`{first[:SHOWN].rstrip()} ...`" if more or len(first) > SHOWN else f"`{first}`"
 
 
 def _lines_of_values(function: ast.FunctionDef, node: ast.AST | None) -> frozenset[int]:
@@ -141,7 +137,7 @@ def _lines_of_values(function: ast.FunctionDef, node: ast.AST | None) -> frozens
 
 def _used_by_none(chosen: Sequence[Difference]) -> list[Difference]:
     """Without names that are missing and that another difference asks for: there is one mistake, and it is there."""
-    asked = {part for d in chosen if d.was is not None and d.should is not None for part in _parts(d.should)}
+    asked = {name for d in chosen if d.was is not None and d.should is not None for name in reads_of(d.should)}
     return [d for d in chosen if d.was is not None or not (_named_by(d.should) & asked)]
 
 
@@ -224,7 +220,7 @@ def _around(tree: ast.FunctionDef, difference: Difference, named: Mapping[str, s
         bare = len(_text(_at(tree, best), named)) <= _BARE
         if getattr(node, "lineno", difference.line) != difference.line:
             break
-        if len(_text(node, named)) > (_SHOWN_SMALL if bare else _CONTEXT):
+        if len(_text(node, named)) > (SHOWN if bare else _CONTEXT):
             break
         if isinstance(node, ast.expr):
             best = path
@@ -273,6 +269,7 @@ def followed(function: ast.FunctionDef, edits: Iterable[Edit]) -> ast.FunctionDe
 
 
 def _where(node: Any) -> Any:
+    node = getattr(node, "written", node)
     ends = ("lineno", "col_offset", "end_lineno", "end_col_offset")
     return (type(node).__name__, *(getattr(node, end, None) for end in ends))
 
@@ -296,44 +293,62 @@ class _Followed(ast.NodeTransformer):
         return [*ahead, *kept, *behind]
 
 
-def _words(
-    answer: Functions, group: _Group, named: Mapping[str, str], right: ast.FunctionDef, untold: bool
-) -> tuple[str, bool]:
-    """What is wrong in one place, and whether that says what should be there. right: the function after all changes."""
+def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str) -> tuple[str, bool]:
+    """What is wrong in one place, and whether that says what should be there."""
     tree = answer[group.differences[0].function]
     first = group.differences[0]
     inside = group.path != first.path or len(group.differences) > 1
     was = _at(tree, group.path) if inside else first.was
     should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
-    most = _SHOWN_SMALL if max(d.size for d in group.differences) <= _SMALL else _SHOWN
-    old, new = _stores(was, should) or (_text(was, named), _text(should, named))
+    old, new = _text(was, named), _text(should, named)
     if old == new:  # the reader's names hide what differs
         old = ast.unparse(was) if was is not None else old
-    if max(len(old), len(new)) > most and isinstance(was, ast.expr) and isinstance(should, ast.expr):
-        dotted = tuple(_text(node, named) for node in _without_shared(was, should))
-        old, new = dotted if max(map(len, dotted)) <= most else (old, new)
-    short_old, short_new = (0 < len(x) <= most and "\n" not in x for x in (old, new))
-    if should is None and not untold:
-        return f"`{old}` does not belong here" if short_old else "this does not belong here", True
-    if was is None and not untold:
-        return f"`{new if short_new else _opening(should, named)}` is missing here", short_new
-    if short_new and not untold:
+    if max(len(old), len(new)) > SHOWN and was is not None and should is not None:
+        dotted = _dotted(was, should, named)
+        old, new = dotted if max(map(len, dotted)) <= SHOWN else (old, new)
+    short_old, short_new = (0 < len(x) <= SHOWN and "\n" not in x for x in (old, new))
+    if should is None and tell != "where":
+        return f"{_beginning(old)} does not belong here", True
+    if was is None and tell != "where":
+        return f"{_beginning(new)} is missing here", short_new
+    if short_new and tell == "what":
         return f"`{old}` should be `{new}`" if short_old else f"this should be `{new}`", True
     if was is None:
         return "something is missing here", False
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
-    return wrong + (_used(was, should, tree, right) if should is not None else ""), False
+    if isinstance(should, ast.expr) and tell != "where":
+        wrong += f": a right one is like `{_outline(should, named)}`"
+    return wrong, False
 
 
-def _without_shared(was: ast.expr, should: ast.expr) -> tuple[Any, Any]:
-    """Two expressions, with dots in the place of the largest one that is a part of both: f(...) for a call of f."""
-    theirs = {ast.dump(n) for n in ast.walk(should) if isinstance(n, ast.expr)}
-    shared = [n for n in ast.walk(was) if isinstance(n, ast.Call | ast.BinOp) and ast.dump(n) in theirs]
-    largest = max(shared, key=lambda n: len(ast.unparse(n)), default=None)
-    if largest is None or len(ast.unparse(largest)) < _WORTH_DOTS:
-        return was, should
-    dots = f"{_short_name(largest.func)}(...)" if isinstance(largest, ast.Call) else "(...)"
-    return tuple(_Dotted(ast.dump(largest), dots).visit(copy_of(node)) for node in (was, should))
+def _outline(node: ast.expr, named: Mapping[str, str]) -> str:
+    """An expression with dots in the places of its largest parts, so many that what is left is short."""
+    tree = _with_names(node, named)
+    while len(text := ast.unparse(tree)) > SHOWN:
+        parts = [n for n in ast.walk(tree) if isinstance(n, ast.expr) and n is not tree]
+        short = [n for n in parts if len(ast.unparse(n)) < len(text) - SHOWN // 3]
+        largest = max(short or parts, key=lambda n: len(ast.unparse(n)), default=tree)
+        if len(ast.unparse(largest)) <= len("..."):
+            break
+        tree = _Dotted(ast.dump(largest), "...").visit(tree)
+    return text
+
+
+def _dotted(was: ast.AST, should: ast.AST, named: Mapping[str, str]) -> tuple[str, str]:
+    """Two programs, with dots in the places of the largest parts that both have: f(...) for a call of f."""
+    old, new = (_with_names(node, named) for node in (was, should))
+    while max(len(ast.unparse(node)) for node in (old, new)) > SHOWN:
+        theirs = {ast.dump(n) for n in ast.walk(new) if isinstance(n, ast.expr)}
+        shared = [n for n in ast.walk(old) if isinstance(n, _HIDDEN) and ast.dump(n) in theirs]
+        largest = max(shared, key=lambda n: len(ast.unparse(n)), default=None)
+        if largest is None or len(ast.unparse(largest)) < _WORTH_DOTS:
+            break
+        dots = f"{_short_name(largest.func)}(...)" if isinstance(largest, ast.Call) else "(...)"
+        old, new = (_Dotted(ast.dump(largest), dots).visit(node) for node in (old, new))
+    return ast.unparse(old), ast.unparse(new)
+
+
+_HIDDEN = (ast.Call, ast.BinOp, ast.Tuple, ast.Attribute)
 
 
 def _short_name(function: ast.expr) -> str:
@@ -349,57 +364,6 @@ class _Dotted(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         return ast.Name(self.dots, ast.Load()) if ast.dump(node) == self.shared else self.generic_visit(node)
-
-
-def _opening(node: Any, named: Mapping[str, str]) -> str:
-    """How a statement begins that is too long to be told."""
-    text = _text(node, named).splitlines()[0]
-    if isinstance(node, ast.Assign | ast.AugAssign):
-        text = text[: text.index("=") + 1]
-    return f"{text[:_SHOWN].rstrip()} ..."
-
-
-def _used(was: Any, should: Any, answer: ast.FunctionDef, right: ast.FunctionDef) -> str:
-    """What only one of two programs uses, where that is little: a hint at how they differ.
-
-    answer, right: the whole functions. What each of them uses elsewhere is no such hint, nor is a name that it gives.
-    """
-    mine, theirs, own = set(_parts(was)), set(_parts(should)), _bound(answer)
-    missing = theirs - mine - (_bound(right) - own) - set(_parts(answer))
-    extra = mine - theirs - own - set(_parts(right))
-    if not 0 < len(missing) + len(extra) <= _LITTLE:
-        return ""
-    uses, spare = (" and ".join(f"`{part}`" for part in sorted(parts)) for parts in (missing, extra))
-    ways = [*([f"uses {uses}"] if uses else []), *([f"does without {spare}"] if spare else [])]
-    return f": a right one {' and '.join(ways)}"
-
-
-def _bound(node: ast.AST) -> set[str]:
-    """The names that are given to values in a program."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-
-
-def _parts(node: ast.AST) -> Iterator[str]:
-    """The names in a program, without those of modules and of what only lends its dtype, and the indices of steps."""
-    if isinstance(node, ast.Attribute) and node.attr == "dtype":
-        return
-    if isinstance(node, ast.Name) and node.id not in _MODULES:
-        yield node.id
-    elif is_step(node):
-        yield ast.unparse(node)
-    for child in ast.iter_child_nodes(node):
-        yield from _parts(child)
-
-
-def _stores(was: Any, should: Any) -> tuple[str, str] | None:
-    """Two stores of the same value to the same place, where one adds and the other does not."""
-    both = [n for n in (was, should) if isinstance(n, ast.Assign | ast.AugAssign)]
-    if len(both) < 2 or ast.dump(was.value) != ast.dump(should.value):
-        return None
-    targets = [ast.unparse(n.targets[0] if isinstance(n, ast.Assign) else n.target) for n in both]
-    signs = ["=" if isinstance(n, ast.Assign) else f"{_sign(n.op)}=" for n in both]
-    old, new = (f"{target} {sign} ..." for target, sign in zip(targets, signs, strict=True))
-    return old, new
 
 
 _X = ast.Name("x", ast.Load())

@@ -36,6 +36,14 @@ Path = tuple[tuple[str, int | None], ...]  # from a function to one of its nodes
 _ALIKE = 0.1  # two functions with less than this in common are two ways to write it, and one is not led to the other
 _SHARED = 0.25  # of two expressions with less in common, one is put in the place of the other
 _FEW = 2  # so many places are worth naming whatever their size
+_LIKE_VALUES, _ALIKE_VALUES = 10, 0.4  # votes for two names if their values are the same; how much of them has to be
+_SHORT = 24  # nodes of a value of the right program that may stand where it is used
+SHOWN = 90  # characters: more than that is not told, it is for the reader to write
+_PLAIN = 60  # characters of an expression that is told as a whole
+_SIMPLE = 8  # nodes: an expression that is told as it is
+_PART, _MUCH = 3, 0.7  # nodes of a part of the answer's that may stay, and how much of it is as in the right one
+_FINER = 10  # trials to find a smaller one
+_WAYS, _FINE = 4, 8  # other ways to see a larger one that are tried, and the places in one of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +134,7 @@ def that_matter(
     [] where it would not be right even with all of them undone, or where the trials do not suffice. group_of: the
     functions of one group are tried together first.
     """
-    trials = 0
+    trials, every = 0, list(found)
     known: dict[frozenset[int], bool] = {}
 
     def right_with(numbers: Sequence[int]) -> bool:
@@ -134,7 +142,7 @@ def that_matter(
         key = frozenset(numbers)
         if key not in known:
             trials += 1
-            known[key] = is_right(applied(answer, [found[n] for n in sorted(key)]))
+            known[key] = is_right(applied(answer, [every[n] for n in sorted(key)]))
         return known[key]
 
     kept = list(range(len(found)))
@@ -167,7 +175,104 @@ def that_matter(
     left = [unit for unit in _one_in_the_text(found) if unit[0] in kept]
     if 1 < len(left) <= most - trials:
         kept = next((unit for unit in left if right_with(unit)), kept)
-    return [found[unit[0]] for unit in left if unit[0] in kept]
+    chosen = [unit[0] for unit in left if unit[0] in kept]
+    several = {n for unit in left if len(unit) > 1 for n in unit}
+    queue, most = [n for n in chosen if n not in several], min(most, trials + _FINER)
+    while queue:
+        n = queue.pop(0)
+        for places in _finer(every[n]) if trials < most else ():
+            small = [*range(len(every), len(every) + len(places))]
+            every += places
+            less = [*(k for k in chosen if k != n), *small]
+            if right_with(less):
+                for k in [k for k in less if k in small or every[k].was is None]:  # a part may need less than the whole
+                    fewer = [m for m in less if m != k]
+                    less = fewer if trials < most and fewer and right_with(fewer) else less
+                if len(less) <= len(chosen) or len(ast.unparse(every[n].should or ast.Pass())) > SHOWN:
+                    chosen = sorted(less)
+                    queue += [k for k in small if k in chosen]
+                    break
+    return [every[n] for n in chosen]
+
+
+def _finer(difference: Difference) -> Iterator[list[Difference]]:
+    """Other ways to see what one expression has to become, to be tried one after the other.
+
+    Part by part; with the answer's own parts where they are much like those of the right one; and with parts that are
+    much alike but stand in other surroundings, so that the surroundings stay.
+    """
+    was, should = difference.was, difference.should
+    if not (isinstance(was, ast.expr) and isinstance(should, ast.expr)) or difference.size <= _SIMPLE:
+        return
+    here = list(_inside(was, difference.path))
+    pairs = [(_shared(x, y), path, x, y) for path, x in here for y in ast.walk(should) if type(x) is type(y)]
+    alike = sorted((p for p in pairs if p[0] > 2 and _in_parts(p[2], p[3])), key=lambda p: (p[2] is not was, -p[0]))
+    own = _with_parts_of(was, should)
+    if own is not None:
+        yield [dataclasses.replace(difference, should=own)]
+    if len(ast.unparse(should)) <= _PLAIN:
+        return
+    seen = set()
+    for _, path, x, y in alike[:_WAYS]:
+        places = [place for place in _between(x, y, path, difference.line, fine=True) if place[0] != difference.path]
+        key = frozenset(str(place[0]) for place in places)
+        little = x is was or sum(place[-1] for place in places) < difference.size
+        if 0 < len(places) <= _FINE and key not in seen and little:
+            seen.add(key)
+            yield [_made(difference.function, place) for place in places]
+
+
+def _in_parts(x: ast.AST, y: ast.AST) -> bool:
+    """Whether two expressions of one type are the same thing with other parts."""
+    if isinstance(x, ast.BinOp) and isinstance(y, ast.BinOp):
+        return type(x.op) is type(y.op)
+    if isinstance(x, ast.Call) and isinstance(y, ast.Call):
+        return _head(x) == _head(y)
+    if isinstance(x, ast.Compare) and isinstance(y, ast.Compare):
+        return list(map(type, x.ops)) == list(map(type, y.ops))
+    return isinstance(x, ast.expr) and not isinstance(x, ast.Attribute) and _comparable(x, y)
+
+
+def _with_parts_of(was: ast.expr, should: ast.expr) -> ast.expr | None:
+    """The right expression with parts of the answer's in the places of parts that are much like them; None for none."""
+    mine = [n for n in ast.walk(was) if isinstance(n, ast.expr) and n is not was and size_of(n) > _PART]
+    keys = {key_of(n) for n in mine}
+    exchanged = []
+
+    def part(node: Any) -> Any:
+        if isinstance(node, list):
+            return [part(each) for each in node]
+        if not isinstance(node, ast.AST) or key_of(node) in keys:
+            return node
+        like = [m for m in mine if type(m) is type(node) and _in_parts(m, node)] if node is not should else []
+        best = max(like, key=lambda m: _share(m, node), default=None)
+        if best is not None and _share(best, node) > _MUCH:
+            exchanged.append(copy_of(best))
+            exchanged[-1].own = True
+            return exchanged[-1]
+        new = copy_of(node)
+        for field, value in ast.iter_fields(node):
+            setattr(new, field, part(value))
+        return new
+
+    changed = part(should)
+    return changed if exchanged else None
+
+
+def _share(a: ast.AST, b: ast.AST) -> float:
+    """How much of two expressions is the same, from 0 to 1."""
+    return 2 * _shared(a, b) / (len(_words(a)) + len(_words(b)))
+
+
+def _inside(node: ast.AST, path: Path) -> Iterator[tuple[Path, ast.AST]]:
+    """An expression and all that are inside of it, each with its path. path: of the expression."""
+    yield path, node
+    if hasattr(node, "unpacked") or getattr(node, "often", False):
+        return
+    for field, value in ast.iter_fields(node):
+        for n, each in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(each, ast.expr | ast.keyword):
+                yield from _inside(each, (*path, (field, n)))
 
 
 def _statement_of(path: Path) -> Path:
@@ -201,38 +306,70 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     places = list(_between(mine, theirs, (), mine.lineno))
     found = [Difference(mine.name, *place) for *place, _ in places]
-    for node in [n for d in found if d.should is not None for n in ast.walk(d.should)]:
-        if "lineno" in node._attributes:  # of operators and the like, Python makes one for all programs
-            node.theirs = True  # type: ignore[attr-defined]  # not of the answer's text
+    for d in found:
+        _mark(d.should)
     alike = sum(much for *_, much in places) <= (1 - _ALIKE) * max(size_of(mine), size_of(theirs))
     yield from found if alike or len(found) <= _FEW else [whole]
 
 
+def _made(function: str, place: "_Place") -> Difference:
+    path, was, should, line, _ = place
+    _mark(should)
+    if isinstance(getattr(was, "use", None), ast.Name) and (
+        hasattr(was, "unpacked") or was.often
+    ):  # told where it is used
+        was, line = was.use, was.use.lineno
+    return Difference(function, path, was, should, line)
+
+
+def _mark(node: Any) -> None:
+    """Marks what is not of the answer's text."""
+    if isinstance(node, ast.AST) and not hasattr(node, "own"):
+        if "lineno" in node._attributes:  # of operators and the like, Python makes one for all programs
+            node.theirs = True  # type: ignore[attr-defined]
+        for child in ast.iter_child_nodes(node):
+            _mark(child)
+
+
 def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
-    """The right function without names for values that stand in the answer without one."""
+    """The right function without names for values that have none in the answer."""
     plain = {key_of(n) for n in ast.walk(mine) if isinstance(n, ast.expr)}
     there = _bound(mine) | {n.id for n in ast.walk(mine) if isinstance(n, ast.Name)}
-    for each in list(theirs.body):
-        if not (isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and key_of(each.value) in plain):
-            continue
-        name, behind = each.targets[0].id, theirs.body[theirs.body.index(each) + 1 :]
-        uses = [n for n in ast.walk(theirs) if isinstance(n, ast.Name) and n.id == name]
-        again = len(uses) > 2 and any(map(is_work, ast.walk(each.value)))
-        if name in there or again or len(_stores_of(name, theirs)) != 1 or not _stays(each.value, name, behind):
-            continue
-        theirs.body.remove(each)
-        theirs = Inlined(name, each.value).visit(theirs)
+    for body in [n.body for n in ast.walk(theirs) if isinstance(n, ast.FunctionDef | ast.For)]:
+        for each in list(body):
+            if not (isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)):
+                continue
+            name, value, behind = each.targets[0].id, each.value, body[body.index(each) + 1 :]
+            uses = [n for n in ast.walk(theirs) if isinstance(n, ast.Name) and n.id == name]
+            here = sum(isinstance(n, ast.Name) and n.id == name for other in behind for n in ast.walk(other))
+            again = len(uses) > 2 and any(is_work(n) and _is_costly(n) for n in ast.walk(value))
+            short = key_of(value) in plain or size_of(value) < _SHORT
+            if name in there or again or not short or len(_stores_of(name, theirs)) != 1 or here != len(uses) - 1:
+                continue
+            if _stays(value, name, behind):
+                body.remove(each)
+                body[:] = [Inlined(name, value).visit(other) for other in body]
     return theirs
+
+
+def _is_costly(call: Any) -> bool:
+    """Whether a call does more than an operation for each element."""
+    module = getattr(getattr(call.func, "value", None), "id", "")
+    return _head(call) != "astype" and (module != "jnp" or _head(call) in _PRODUCTS)
+
+
+_PRODUCTS = frozenset("dot einsum matmul tensordot".split())
 
 
 def _stays(value: ast.expr, name: str, behind: Sequence[ast.stmt]) -> bool:
     """Whether a value is the same at all places in the statements behind it where its name is used."""
-    if any(isinstance(n, ast.Lambda) for n in ast.walk(value)):
-        return False
     using = [n for n, each in enumerate(behind) if name in reads_of(each)]
-    between = behind[: max(using, default=0)]
-    if any(not isinstance(each, ast.Assign | ast.AugAssign | ast.Return) for each in (behind[n] for n in using)):
-        return not any(map(may_change, ast.walk(value)))
+    if not using or any(isinstance(n, ast.Lambda) for n in ast.walk(value)):
+        return False
+    later = [behind[n] for n in using if isinstance(behind[n], ast.FunctionDef) and not behind[n].decorator_list]  # type: ignore[attr-defined]
+    if later and any(map(may_change, ast.walk(value))):
+        return False
+    between = behind[: using[-1] + (not isinstance(behind[using[-1]], ast.Assign | ast.AugAssign | ast.Return))]
     return not any(uses_of(each)[1] & reads_of(value) for each in between)
 
 
@@ -263,13 +400,16 @@ def _in_order_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Function
 _Place = tuple[Path, Any, Any, int, int]
 
 
-def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
-    """The places where tree b differs from tree a: (path in a, what a has there, what b has, line of a, how much)."""
+def _between(a: ast.AST, b: ast.AST, path: Path, line: int, fine: bool = False) -> Iterator[_Place]:
+    """The places where tree b differs from tree a: (path in a, what a has there, what b has, line of a, how much).
+
+    fine: as small as can be, also where the two have little in common.
+    """
     line = getattr(a, "lineno", line)
     b = _written_as(a, b)
     if key_of(a) == key_of(b):
         return
-    whole = hasattr(a, "unpacked") or getattr(a, "shared", False)
+    whole = hasattr(a, "unpacked") or getattr(a, "often" if fine else "shared", False)
     apart = type(a) is not type(b) or not _comparable(a, b) or whole
     if apart or (path and _is_around(a, b)):
         yield path, a, b, line, _change(a, b)
@@ -280,9 +420,9 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
         if field in IGNORED or (field == "name" and getattr(a, "decorator_list", None)):
             continue
         if isinstance(x, ast.AST) and isinstance(y, ast.AST):
-            inner += _between(x, y, (*path, (field, None)), line)
+            inner += _between(x, y, (*path, (field, None)), line, fine)
         elif isinstance(x, list) and isinstance(y, list):
-            inner += _between_lists(x, y, (*path, (field, None)), line, field)
+            inner += _between_lists(x, y, (*path, (field, None)), line, field, fine)
         elif x != y:
             inner = [(path, a, b, line, _change(a, b))]
             break
@@ -292,7 +432,7 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int) -> Iterator[_Place]:
     )  # in common with the other: it is replaced as a whole
     other_way = isinstance(a, ast.Compare) and any(isinstance(x, ast.cmpop) for _, x, *_ in inner)
     elsewhere = all(getattr(x, "shared", False) for _, x, *_ in inner)  # it is wrong where these values get their names
-    if path and len(inner) > 1 and not elsewhere and (other_way or (isinstance(a, ast.expr) and little)):
+    if path and len(inner) > 1 and not (elsewhere or fine) and (other_way or (isinstance(a, ast.expr) and little)):
         yield path, a, b, line, changed
     else:
         yield from inner
@@ -381,7 +521,7 @@ def _comparable(a: ast.AST, b: ast.AST) -> bool:
     if isinstance(a, ast.Name | ast.Constant | ast.arguments) or is_step(a):
         return False
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
-        return len(a.args) == len(b.args) or key_of(a.func) == key_of(b.func)
+        return len(a.args) == len(b.args) or _head(a) == _head(b)
     if isinstance(a, ast.Compare) and isinstance(b, ast.Compare):
         return len(a.ops) == len(b.ops)
     if isinstance(a, ast.Tuple | ast.List):
@@ -392,18 +532,25 @@ def _comparable(a: ast.AST, b: ast.AST) -> bool:
     )
 
 
+def _head(node: ast.AST) -> str:
+    """The last name of what is called, also where what is called is the result of a call."""
+    while isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
 def _has_gaps(field: Any) -> bool:
     return isinstance(field, list) and None in field
 
 
-def _between_lists(x: list[Any], y: list[Any], path: Path, line: int, field: str) -> Iterator[_Place]:
+def _between_lists(x: list[Any], y: list[Any], path: Path, line: int, field: str, fine: bool) -> Iterator[_Place]:
     """Of two lists of nodes: what stands in one place of both, and what only one has."""
     at = lambda n: (*path[:-1], (path[-1][0], n))  # noqa: E731
     if field in UNORDERED:
         theirs = {k.arg: k for k in y}
         for n, mine in enumerate(x):
             if mine.arg in theirs:
-                yield from _between(mine, theirs.pop(mine.arg), at(n), line)
+                yield from _between(mine, theirs.pop(mine.arg), at(n), line, fine)
             else:
                 yield at(n), mine, None, line, size_of(mine)
         for extra in theirs.values():
@@ -419,7 +566,7 @@ def _between_lists(x: list[Any], y: list[Any], path: Path, line: int, field: str
         elif i is not None and j is None:
             yield at(i), x[i], None, getattr(x[i], "lineno", line), size_of(x[i])
         elif i is not None and j is not None:
-            yield from _between(x[i], y[j], at(i), line)
+            yield from _between(x[i], y[j], at(i), line, fine)
 
 
 def _paired(x: list[Any], y: list[Any]) -> list[tuple[int | None, int | None]]:
@@ -476,7 +623,7 @@ def likeness(a: ast.AST, b: ast.AST) -> float:
         return 0.0
     mine, theirs = Counter(_words(a)), Counter(_words(b))
     share = 2 * (mine & theirs).total() / max(1, (mine.total() + theirs.total()))
-    same_target = isinstance(a, _STORES) and isinstance(b, _STORES) and _target(a) == _target(b)
+    same_target = isinstance(a, _STORES) and isinstance(b, _STORES) and (_target(a) == _target(b) or _ref_of(a) != "")
     return share if same_target or isinstance(a, ast.Return) or share > 0.3 else 0.0
 
 
@@ -502,9 +649,10 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     for pair in arguments.items():
         votes[pair] += 100
     with_mine = _Renamed(arguments).visit(copy_of(theirs))
-    given = dict(_values_of_names(mine))
     for value, name in _values_of_names(with_mine):
-        votes[name, given.get(value, "")] += 50 if value in given else 0
+        for given, to in _values_of_names(mine):
+            same = _share(value, given)
+            votes[name, to] += 50 if same > 1 else round(_LIKE_VALUES * same) if same > _ALIKE_VALUES else 0
     a, b = [_word(n, other) for n in in_order(mine)], [_word(n, own) for n in in_order(theirs)]
     nodes, others = list(in_order(mine)), list(in_order(theirs))
     kinds, their_kinds = kinds_of_names(mine), kinds_of_names(theirs)
@@ -523,11 +671,11 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     return _Renamed(names).visit(copy_of(theirs))
 
 
-def _values_of_names(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+def _values_of_names(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, str]]:
     """(value, name) for every name that is given to a value."""
     for n in ast.walk(function):
         if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
-            yield key_of(n.value), n.targets[0].id
+            yield n.value, n.targets[0].id
 
 
 def _word(node: ast.AST, bound: set[str]) -> str:

@@ -116,6 +116,7 @@ def _without_calls(statement: ast.stmt, helpers: Mapping[str, ast.FunctionDef]) 
             body = [ast.Expr(done.body if isinstance(done, ast.Lambda) else ast.Call(done, [], []))]
             body = [one for each in body for one in _without_calls(each, helpers)]
             under = ast.FunctionDef("_", ast.arguments([], [], None, [], [], None, []), body, [when], type_params=[])
+            under.written = statement  # type: ignore[attr-defined]  # as it stands in the text
             return [ast.fix_missing_locations(ast.copy_location(under, statement))]
     return [statement]
 
@@ -166,6 +167,8 @@ def _times(target: ast.expr, values: ast.expr) -> list[Callable[[Any], Any]] | N
             items = [ast.Tuple([*each], ast.Load()) for each in zip(*(x.elts for x in lists), strict=False)]  # type: ignore[attr-defined]
         case ast.Call(ast.Name("enumerate"), [ast.Tuple(all_of)], []):
             items = [ast.Tuple([ast.copy_location(ast.Constant(n), x), x], ast.Load()) for n, x in enumerate(all_of)]
+        case ast.Call(ast.Name("range"), [ast.Constant(int(times))], []):
+            items = [ast.copy_location(ast.Constant(n), values) for n in range(times)]
         case _:
             return None
     names = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -272,6 +275,10 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
         sizes = [_size_along(value, axis) for axis in range(len(target.elts))]
         parts = [(name, size) for name, size in zip(target.elts, sizes, strict=True) if getattr(name, "id", "") != "_"]
         return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
+    match value:
+        case ast.Call(ast.Name("divmod") | ast.Attribute(attr="divmod"), [x, y], []) if len(target.elts) == 2:
+            both = [ast.copy_location(ast.BinOp(x, op, y), value) for op in (ast.FloorDiv(), ast.Mod())]
+            value = ast.copy_location(ast.Tuple([*map(copy_of, both)], ast.Load()), value)
     if not isinstance(value, ast.Tuple | ast.List):
         named = [(n, each) for n, each in enumerate(target.elts) if getattr(each, "id", "") != "_"]
         return [_element(value, *named[0])] if len(named) == 1 < len(target.elts) else [statement]
@@ -343,7 +350,9 @@ def _alone(used: Sequence[ast.Name], body: Sequence[ast.stmt]) -> bool:
     if own:
         there = ast.Expr(ast.Tuple(own))
     simple = isinstance(there, ast.Assign | ast.AugAssign | ast.Return | ast.Expr)
-    if not simple or any(map(_is_inner, ast.walk(there))) or not any(u in used for u in ast.walk(there)):
+    inner = {id(n) for each in ast.walk(there) if _is_inner(each) for n in ast.walk(each)}
+    one_of_many = inner and isinstance(getattr(body[0], "value", None), ast.Lambda)  # which of them it is may be wrong
+    if not simple or one_of_many or not any(u in used and id(u) not in inner for u in ast.walk(there)):
         return False
     return not any(must_follow(between, body[0]) for between in body[1:m])
 
@@ -399,11 +408,13 @@ def _in_scope_of(name: str, tree: ast.AST) -> Iterator[ast.AST]:
 class Inlined(ast.NodeTransformer):
     """Puts a value in the place of its name. It keeps the name (use), and where it stands in the text (defined).
 
-    shared: other places have the value, too, so it is right or wrong as a whole.
+    shared: other places have the value, too, so it is right or wrong as a whole. Of a function (often) that is so where
+    it is called.
     """
 
     def __init__(self, name: str, value: ast.expr, shared: bool = False) -> None:
-        self.name, self.value, self.shared = name, value, shared and not isinstance(value, ast.Lambda)
+        self.name, self.value, self.often = name, value, shared
+        self.shared = shared and not isinstance(value, ast.Lambda)
 
     def visit(self, node: ast.AST) -> Any:
         return node if _hides(node, self.name) else super().visit(node)
@@ -412,7 +423,8 @@ class Inlined(ast.NodeTransformer):
         if node.id != self.name or not isinstance(node.ctx, ast.Load):
             return node
         value: Any = copy_of(self.value)
-        value.use, value.defined, value.shared = node, (value.lineno, value.col_offset), self.shared
+        value.use, value.defined = node, (value.lineno, value.col_offset)
+        value.shared, value.often = self.shared, self.often
         return value
 
 
