@@ -3,15 +3,14 @@
 import ast
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .differences import SHOWN, Difference, Functions, Path, applied, likeness
+from .differences import SHOWN, Difference, Functions, Path, applied, moves
 from .straight import VERSION, copy_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
 _WORTH_DOTS = 12  # characters of what two programs share: fewer are told
-_ALIKE = 0.6  # of two statements, from 0 to 1: more than that, and one is the other in another place
 _CONTEXT = 44  # characters of what stands around a small difference
 
 
@@ -68,7 +67,7 @@ def corrections(
     """
     found = []
     chosen = chosen if statements else _used_by_none(chosen)
-    for gone, new in _moves(chosen, moved):
+    for gone, new in moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
         found.append(_moved(answer[gone.function], gone, new, names, named.get(gone.function, {})))
     for group in _together(answer, chosen, named, statements):
@@ -91,18 +90,6 @@ def corrections(
             found.append(Correction(name, line, last, f"in {called}, {words}", told, False, (edit,), values))
     once = {(c.line, c.words): c for c in reversed(found)}
     return sorted(once.values(), key=lambda c: (not c.told, c.line))
-
-
-def _moves(chosen: Sequence[Difference], among: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
-    """The statements that stand in the wrong place: (what is too much, what is missing)."""
-    missing = [(d.should, d) for d in chosen if d.was is None and isinstance(d.should, ast.stmt)]
-    for gone in among:
-        if gone.should is None and isinstance(gone.was, ast.stmt):
-            like = [(likeness(gone.was, there), d) for there, d in missing if d.function == gone.function]
-            much, new = max(like, key=lambda pair: pair[0], default=(0.0, gone))
-            if much > _ALIKE:
-                missing = [each for each in missing if each[1] is not new]
-                yield gone, new
 
 
 def _moved(

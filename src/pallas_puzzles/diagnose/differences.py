@@ -38,6 +38,7 @@ _SHARED = 0.25  # of two expressions with less in common, one is put in the plac
 _FEW = 2  # so many places are worth naming whatever their size
 _LIKE_VALUES, _ALIKE_VALUES = 10, 0.4  # votes for two names if their values are the same; how much of them has to be
 _SHORT = 24  # nodes of a value of the right program that may stand where it is used
+_MOVED = 0.6  # of two statements, from 0 to 1: more than that, and one is the other in another place
 SHOWN = 90  # characters: more than that is not told, it is for the reader to write
 _PLAIN = 60  # characters of an expression that is told as a whole
 _SIMPLE = 8  # nodes: an expression that is told as it is
@@ -150,8 +151,9 @@ def that_matter(
         return []
     # whole functions first, then their statements, then parts of these: what can go is not what is wrong
     statements: dict[tuple[str, Path], list[list[int]]] = {}
+    moved = {id(new): gone for gone, new in moves(found, found)}
     for same in _one_in_the_text(found):
-        first = found[same[0]]
+        first = moved.get(id(found[same[0]]), found[same[0]])
         statements.setdefault((first.function, _statement_of(first.path)), []).append(same)
     functions: dict[str, list[Any]] = {}
     for (name, _), units in statements.items():
@@ -193,6 +195,18 @@ def that_matter(
                     queue += [k for k in small if k in chosen]
                     break
     return [every[n] for n in chosen]
+
+
+def moves(found: Sequence[Difference], among: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
+    """The statements that `found` miss, while one of `among` has much the same too much: (too much, missing)."""
+    missing = [(d.should, d) for d in found if d.was is None and isinstance(d.should, ast.stmt)]
+    for gone in among:
+        if gone.should is None and isinstance(gone.was, ast.stmt):
+            like = [(likeness(gone.was, there), d) for there, d in missing if d.function == gone.function]
+            much, new = max(like, key=lambda pair: pair[0], default=(0.0, gone))
+            if much > _MOVED:
+                missing = [each for each in missing if each[1] is not new]
+                yield gone, new
 
 
 def _finer(difference: Difference) -> Iterator[list[Difference]]:
@@ -573,7 +587,7 @@ def _paired(x: list[Any], y: list[Any]) -> list[tuple[int | None, int | None]]:
     """Positions that belong together, in order; None where the other list has nothing for it."""
     if len(x) == len(y) and not (x and isinstance(x[0], ast.stmt)):
         return [(n, n) for n in range(len(x))]
-    like = [[likeness(a, b) for b in y] for a in x]
+    like = [[likeness(a, b) * min(size_of(a), size_of(b)) for b in y] for a in x]  # what is smaller was moved
     best = [[0.0] * (len(y) + 1) for _ in range(len(x) + 1)]
     for i in reversed(range(len(x))):
         for j in reversed(range(len(y))):

@@ -324,12 +324,20 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], v
             if name in names or not (_is_steady(each.value) if short else key_of(each.value) not in values):
                 continue
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
-            if sum(isinstance(u.ctx, ast.Store) for u in used) != 1:
+            if sum(isinstance(u.ctx, ast.Store) for u in used) != 1 or _is_filled(each.value, used, whole):
                 continue
             if short or _alone(used, body[n:]):
                 inline = Inlined(name, each.value, shared=len(used) > 2)
                 body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
                 del body[n]
+
+
+def _is_filled(value: ast.expr, used: Sequence[ast.Name], whole: ast.FunctionDef) -> bool:
+    """Whether a name is of a list or a dictionary that changes: something is appended to it, or put into a place."""
+    if not isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp):
+        return False
+    inside = [n for n in ast.walk(whole) if isinstance(n, ast.Attribute | ast.Subscript) and n.value in used]
+    return any(isinstance(n, ast.Attribute) or not isinstance(n.ctx, ast.Load) for n in inside)
 
 
 def _is_steady(value: ast.expr) -> bool:
