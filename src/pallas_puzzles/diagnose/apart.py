@@ -55,7 +55,7 @@ class _Mark:
 
 
 def _mark(value: Any) -> _Mark | None:
-    """None for what has one element, and for conditions: such values say little."""
+    """None for what has one element, or all elements the same, and for conditions: such values say little."""
     if (
         not isinstance(value, np.ndarray)
         or value.size < 2
@@ -65,6 +65,8 @@ def _mark(value: Any) -> _Mark | None:
     x = np.squeeze(value).astype(np.float64)
     real = np.isfinite(x) & (np.abs(x) < _LARGE)
     x = np.where(real, x, 0)
+    if (x == x.flat[0]).all():
+        return None
     weights, norm = _weights(x.size), np.sqrt(x.size)
     unreal = weights[0] @ ~real.ravel() / norm
     sums = np.sqrt(np.mean(x * x)), np.mean(x), *(weights @ x.ravel() / norm), unreal

@@ -95,9 +95,9 @@ def _has_16_bits(dtype: Any) -> bool:
 
 
 def _rounds(eqn: Any) -> bool:
-    """A cast from float32 to a 16-bit float."""
+    """A cast of 32 bits, a float's or an exact sum's, to a 16-bit float."""
     (before,) = in_dtypes(eqn)
-    return is_floating(before) and before.itemsize == 4 and _has_16_bits(out_dtype(eqn))
+    return before.itemsize == 4 and _has_16_bits(out_dtype(eqn))
 
 
 def _users(jaxpr: Any, eqn: Any) -> set[str]:
@@ -107,7 +107,7 @@ def _users(jaxpr: Any, eqn: Any) -> set[str]:
 
 
 def early_casts(kernel: Any) -> Iterator[Any]:
-    """Casts from float32 to a 16-bit float whose result goes into arithmetic other than a matrix product."""
+    """Casts of 32 bits to a 16-bit float whose result goes into arithmetic other than a matrix product."""
     harmless = set(
         "swap masked_swap dot_general wgmma_ref layout_cast reshape broadcast_in_dim select_n _where".split()
     )
