@@ -35,6 +35,8 @@ Path = tuple[tuple[str, int | None], ...]  # from a function to one of its nodes
 
 _ALIKE = 0.1  # two functions with less than this in common are two ways to write it, and one is not led to the other
 _SHARED = 0.25  # of two expressions with less in common, one is put in the place of the other
+_FEW_PLACES = 6  # statements that are tried one by one, before half of them
+_PARTS = 8  # of a function that has little in common with the right one: so many are tried alone
 _FEW = 2  # so many places are worth naming whatever their size
 _LIKE_VALUES, _ALIKE_VALUES = 10, 0.4  # votes for two names if their values are the same; how much of them has to be
 _SHORT = 24  # nodes of a value of the right program that may stand where it is used
@@ -51,8 +53,8 @@ _WAYS, _FINE = 4, 8  # other ways to see a larger one that are tried, and the pl
 class Difference:
     """One place of `function` where the answer has `was` and the right one has `should`; either may be missing.
 
-    path: where it stands, () for the whole function. line: of the answer's own file. after: what is missing comes
-    behind that line.
+    path: where it stands, () for the whole function. line: of the answer's own file; what is missing comes behind it.
+    parts: of two functions that have little in common, where they differ.
     """
 
     function: str
@@ -60,6 +62,7 @@ class Difference:
     was: ast.AST | None
     should: ast.AST | None
     line: int
+    parts: "tuple[Difference, ...]" = ()
 
     @property
     def whole(self) -> bool:
@@ -170,6 +173,11 @@ def that_matter(
             continue
         while len(group) == 1 and isinstance(group[0], list):
             (group,) = group
+        if len(group) <= _FEW_PLACES and gone >= set(kept):  # most answers have one mistake
+            alone = next((part for part in group if isinstance(part, list) and right_with([*_numbers(part)])), None)
+            if alone is not None:
+                kept, groups = sorted(_numbers(alone)), [alone]
+                continue
         if len(group) > 1:
             half = len(group) // 2
             groups[:0] = [part for part in (group[:half], group[half:]) if isinstance(part[0], list)]
@@ -178,6 +186,9 @@ def that_matter(
     if 1 < len(left) <= most - trials:
         kept = next((unit for unit in left if right_with(unit)), kept)
     chosen = [unit[0] for unit in left if unit[0] in kept]
+    parts = every[chosen[0]].parts[: min(_PARTS, most - trials)] if len(chosen) == 1 else ()
+    every += parts
+    chosen = next(([n] for n in range(len(every) - len(parts), len(every)) if right_with([n])), chosen)
     several = {n for unit in left if len(unit) > 1 for n in unit}
     queue, most = [n for n in chosen if n not in several], min(most, trials + _FINER)
     while queue:
@@ -323,7 +334,7 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
     for d in found:
         _mark(d.should)
     alike = sum(much for *_, much in places) <= (1 - _ALIKE) * max(size_of(mine), size_of(theirs))
-    yield from found if alike or len(found) <= _FEW else [whole]
+    yield from found if alike or len(found) <= _FEW else [dataclasses.replace(whole, parts=tuple(found))]
 
 
 def _made(function: str, place: "_Place") -> Difference:
