@@ -389,7 +389,7 @@ def test_a_statement_that_a_call_puts_under_a_condition_is_moved_as_it_is_writte
     found = differences(answer, wanted)
     (told,) = corrections(answer, found, {}, {}, moved=found)
     assert told.words == (
-        "in `kernel`, `pl.when(k == 1)(store)` comes too early: it belongs behind `x_ref[...] = 2 * x_ref[...]`"
+        "in `kernel`, `x_ref[...] = 2 * x_ref[...]` comes too late: it belongs in front of `pl.when(k == 1)(store)`"
     )
     done = ast.unparse(followed(node, told.edits))
     assert done.index("2 * x_ref") < done.index("pl.when(k == 1)(store)")
@@ -505,3 +505,54 @@ def test_an_expression_of_several_lines_is_replaced_by_one_that_compiles():
     undone = applied(answer, differences(answer, right))["f"]
     compile(ast.Module([undone], type_ignores=[]), "undone", "exec", dont_inherit=True)
     assert ast.unparse(undone) == ast.unparse(right["f"])
+
+
+ORDER = """
+def kernel(x_ref, m_ref, l_ref, t_ref):
+    new = jnp.maximum(m_ref[...], x_ref[...])
+    l_ref[...] = l_ref[...] * jnp.exp(m_ref[...] - new) + jnp.exp(x_ref[...] - new)
+    m_ref[...] = new
+    t_ref[...] += jnp.where(x_ref[...] > 0, x_ref[...], 0)
+"""
+
+
+def test_of_two_statements_that_change_places_the_smaller_one_is_moved():
+    lines = ORDER.strip().split("\n")
+    answer, wanted = parsed("\n".join([*lines[:2], lines[3], lines[2], lines[4]])), parsed(ORDER)
+    found = differences(answer, wanted)
+    whole = text_of(wanted)
+    chosen = that_matter(answer, found, lambda functions: text_of(functions) == whole, 40)
+    (told,) = corrections(answer, chosen, {}, {}, moved=found)
+    assert told.words.startswith("in `kernel`, `m_ref[...] = new` comes too early: it belongs behind `l_ref[...] = ")
+
+
+def test_statements_whose_order_is_free_are_no_mistake():
+    """One that is missing and one that is too much only fit each other: both are left alone."""
+    lines = ORDER.strip().replace("> 0", "> 1").split("\n")
+    answer, wanted = parsed("\n".join([*lines[:2], lines[4], *lines[2:4]])), parsed(ORDER)
+    found = differences(answer, wanted)
+
+    def is_right(functions):
+        text = text_of(functions)
+        return text.count("t_ref[...] +=") == text.count("l_ref[...] =") == 1 and "> 0" in text
+
+    assert [ast.unparse(d.was) for d in that_matter(answer, found, is_right, 40)] == ["1"]
+
+
+def test_a_list_that_is_filled_keeps_its_name():
+    text = "def f(x):\n    found = []\n    for n in range(x):\n        found.append(n)\n    return found\n"
+    assert "found.append(n)" in text_of(parsed(text))
+
+
+def test_a_single_mistake_is_found_beside_places_that_only_fit_each_other():
+    mine = "def f(x, y):\n    a = max(x, 1)\n    g(a)\n    b = 2 * a\n    c = y + 3\n    return a, b, c\n"
+    theirs = "def f(x, y):\n    a = max(x, 1) - 1\n    g(a)\n    b = 2 * (a + 1)\n    c = y + 4\n    return a, b, c\n"
+    answer, wanted = parsed(mine), parsed(theirs)
+
+    def is_right(functions):
+        values = {}
+        exec("g = id\n" + text_of(functions), values)
+        return values["f"](5, 6)[1:] == (10, 10)
+
+    chosen = that_matter(answer, differences(answer, wanted), is_right, 40)
+    assert [(ast.unparse(d.was), ast.unparse(d.should)) for d in chosen] == [("3", "4")]
