@@ -13,7 +13,7 @@ from gpu_kernels import S, normal, specialised
 from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.diagnose.gpu import findings_of
 from pallas_puzzles.lens import gpu
-from pallas_puzzles.lens.effort import counted
+from pallas_puzzles.ir.effort import counted
 
 STREAM = [plgpu.SMEM((2, 64, 128), jnp.float32), *[plgpu.Barrier(num_barriers=2)] * 2]
 
