@@ -72,6 +72,14 @@ def refilled(x_gmem, o_gmem, x_smem, full, empty):
     o_gmem[0] = x_smem[0, 0]
 
 
+def two_on_one(x_gmem, o_gmem, x_smem, full, empty):
+    for i in range(2):
+        plgpu.copy_gmem_to_smem(x_gmem.at[i], x_smem.at[i], full.at[0])
+    plgpu.barrier_wait(full.at[0])
+    for i in range(2):
+        o_gmem[i] = x_smem[i, 0]
+
+
 TWO = {"num_threads": 2, "thread_name": "wg"}
 ARRIVES, INDEX = "barrier_arrive", "is an index wrong"
 EARLY = ["overwrites what was there", "Start that copy"]
@@ -80,6 +88,7 @@ TOLD = {
     "one wait too many": (waits_twice, STREAM, {}, "barrier_wait", ["this is wait number 2: wait once"]),
     "always the same slot": (given_back(lambda i: 0), STREAM, TWO, ARRIVES, ["warpgroup 1", INDEX]),
     "refilled before it is read": (refilled, STREAM, {}, "copy_gmem_to_smem", EARLY),
+    "more copies than arrivals": (two_on_one, STREAM, {}, "o_gmem[i]", ["after 1 arrival, and 2 copies", "num_arrivals=2"]),
 }  # fmt: skip
 
 

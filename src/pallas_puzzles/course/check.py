@@ -253,7 +253,10 @@ class _Answer:
 
         assert self.known
         used, kinds = self._used(), {f.kind for f in verdict.findings}
-        wrong = verdict if kinds == {"lowering"} else smallest()  # what a compiler refuses, it refuses of any size
+        late = verdict.draw is not None and verdict.draw[1] > 0  # other values of a case are right
+        wrong = (
+            verdict if late or kinds == {"lowering"} else smallest()
+        )  # what a compiler refuses, it refuses of any size
         if wrong:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
             return [], None
         here = functools.partial(right, only=wrong.draw)

@@ -81,7 +81,9 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
     for bound, text in exceeded(run.counts, budget, _WORDS, _facts(run)):
         rows = [*_rows(bound, run)]
         lines = [line for line, _ in rows if line is not None]
-        found.append(over(bound, text.rstrip(), [said for _, said in rows if said], next(iter(lines), None), lines + near))
+        found.append(
+            over(bound, text.rstrip(), [said for _, said in rows if said], next(iter(lines), None), lines + near)
+        )
     return found
 
 
@@ -174,12 +176,10 @@ def _waits(
 ) -> Iterator[tuple[SourceLine | None, str]]:
     """What most of them come from, and where they go. cycles: by line and cause."""
     by_line: collections.Counter[SourceLine | None] = collections.Counter()
-    by_cause: collections.Counter[SourceLine | None] = collections.Counter()
-    for (line, cause), n in cycles.items():
+    for (line, _), n in cycles.items():
         by_line[line] += n  # type: ignore[assignment]
-        by_cause[cause] += n  # type: ignore[assignment]
-    for line, n in _most(by_cause)[:1]:
-        if n >= sum(cycles.values()) / 2:
-            yield line, f"{line}: {ended}: {line.text}"
+    _, cause = max(cycles, key=lambda key: cycles[key], default=(None, None))
+    if cause is not None:
+        yield cause, f"{cause}: {ended}: {cause.text}"
     for line, n in _most(by_line):
         yield line, f"{line}: {verb} for {n:,.0f} cycles: {line.text}"

@@ -60,9 +60,7 @@ class Engines(Control):
             self.timeline.counts.arrivals += 1
             slot.parts += n
             at_once, cause = t.held[0] == started, t.held[1]
-            slot.arrive(
-                t.name, instr.line, told, end, (t.cta.number, "copy"), cause=cause if at_once else None
-            )
+            slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"), cause=cause if at_once else None)
 
     def _into(
         self, dst: Buffer, there: Place, t: Thread, access: Access, slot: Slot, data: np.ndarray, end: float
