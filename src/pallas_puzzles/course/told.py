@@ -37,6 +37,7 @@ def told(
     at = seen.line
     here = [c for c in found if at and at.file == files[c.function]]
     covered = [c for c in here if at and (c.covers(at.line) or (seen.kind in _TOO_EARLY and at.line in c.values))]
+    elsewhere = seen.function not in {"", *(c.function for c in found)} and all(c.told for c in found)
     if seen.kind == "budget":
         head, _, advice = seen.cause.partition(". ")
         first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
@@ -46,7 +47,7 @@ def told(
         first = seen  # it says more, of a line that the correction is about
     elif seen.kind == "rounding" and not found[0].told and seen.line is not None:
         return [seen, first, *others]  # one says what to look for, and the other one where
-    elif others and not covered and seen.kind not in SAYS_LITTLE | _GUESSED and seen.line is not None:
+    elif others and not (covered or elsewhere) and seen.kind not in SAYS_LITTLE | _GUESSED and seen.line is not None:
         return [seen, first, *others]
     elif covered and seen.kind not in SAYS_LITTLE | _GUESSED and not (found[0].told and _is_symptom(seen, len(found))):
         at_def = seen.line is not None and seen.line.text.startswith("def ")

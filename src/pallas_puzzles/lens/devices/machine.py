@@ -65,12 +65,12 @@ class Device(Machine):
         return super().apply(eqn, values)
 
     def _do_cond(self, eqn: Any, values: list[Any]) -> list[Any]:
-        return self._within(eqn, super()._do_cond, values)
+        return self._inside_of(eqn, super()._do_cond, values)
 
     def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> None:
-        self._within(eqn, super()._do_emit_pipeline, values)
+        self._inside_of(eqn, super()._do_emit_pipeline, values)
 
-    def _within(self, eqn: Any, follow: Callable[[Any, list[Any]], Any], values: list[Any]) -> Any:
+    def _inside_of(self, eqn: Any, follow: Callable[[Any, list[Any]], Any], values: list[Any]) -> Any:
         before, self._around = self._around, (eqn, *self._around)
         try:
             return follow(eqn, values)

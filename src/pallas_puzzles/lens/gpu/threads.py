@@ -54,8 +54,9 @@ class Thread:
 
     width: threads. epoch: counts up where others learn of it. groups: stores that it has committed; stores: those that
     it has not waited for, (group, effect, when it has read, when it is done, instruction, source); wgmmas: (number,
-    effect, product, accumulator). held: until when it last waited at a barrier, and the cause (Counts.idle_at); finished:
-    the line of its last wait after which it had no product on its way. tmem: how many times it has loaded from TMEM and stored into it.
+    effect, product, accumulator). held: until when it last waited at a barrier, and the cause (Counts.idle_at);
+    finished: the line of its last wait after which it had no product on its way. tmem: how many times it has loaded
+    from TMEM and stored into it.
     """
 
     cta: Cta

@@ -104,8 +104,8 @@ class Counts:
     and for copies and products; waited_at: the same by line and cause. idle_at: of tensor_idle, between two wgmmas of a
     CTA, what the warpgroup that started the second one did before: (kind, line, cause). Its kind is "compute", "copy"
     (it waited for one) or "warpgroup" (it waited for another one). Its cause is the line from which on things could not
-    go faster: the wait after which no product was left, or the late start of a copy, or the late arrival. bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by
-    line.
+    go faster: the wait after which no product was left, the start of a copy that came late, or the arrival that did.
+    bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by line.
     """
 
     ctas: int = 0
