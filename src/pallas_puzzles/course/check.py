@@ -13,7 +13,6 @@ import numpy as np
 
 from ..diagnose.apart import first_apart
 from ..diagnose.corrections import Correction
-from ..diagnose.findings import Finding
 from ..diagnose.lookout import Lookout
 from ..ir.capture import Programs, SourceLine, pointing_into
 from ..lens.machine import listed
@@ -216,12 +215,9 @@ class _Answer:
                 little = verdict.status == "failed" and verdict.findings[0].kind in SAYS_LITTLE
                 apart = self._apart(asked, only) if little and not any(c.told for c in found) else None
                 formulas = {claim.fn.__name__ for claim in asked.claims} >= set(self.known.holes)
-                verdict.findings = told(self._placed(verdict), found, files, apart, formulas)
-        verdict.findings = self._placed(verdict)
-
-    def _placed(self, verdict: Verdict) -> list[Finding]:
-        """The findings of a verdict, each with the hole that it is in."""
-        return [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
+                seen_in = function_at(verdict.findings[0].line, self.holes)
+                verdict.findings = told(verdict.findings, found, files, apart, formulas, seen_in)
+        verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
     def _apart(self, asked: Question, only: tuple[int, int] | None) -> SourceLine | None:
         """The line in one of the holes where the values of one draw part from those of the course."""

@@ -79,8 +79,8 @@ def _output(run: Run, wrong: Result) -> Finding:
     if words != "wrong values":
         cause = f"{part_named(wrong.name, part, wrong.want.shape)}, which {run.mesh.name(device)} "
         cause += f"makes, {what_it_holds(kind, words)}"
-    shared = ". Each device has a part in it" if len(on) == len(parts) else ""
-    cause += shared or f". What is wrong comes from {listed([*map(run.mesh.name, on)])}"
+    from_all = len(on) == len(parts)
+    cause += f". What is wrong comes from {'every device' if from_all else listed([*map(run.mesh.name, on)])}"
     line = next(_stores(run, device, wrong.made[parts[device]]), None)
     return Finding(kind, f"{cause}.", evidence, line, size=wrong.want.size)
 
