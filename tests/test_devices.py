@@ -1,5 +1,8 @@
 """The machine for several devices: right kernels are right, each mistake is found and named, costs are counted."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +12,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
-from device_kernels import CASES, COLLECTIVE, DMA, HARMLESS, HBM, MISTAKES, SLOW, S, mesh, normal
+from device_kernels import CASES, COLLECTIVE, DMA, HARMLESS, HBM, MISTAKES, SLOW, S, mesh, normal, on
 from pallas_puzzles import check_call
+from pallas_puzzles.diagnose.apart import first_apart
 from pallas_puzzles.diagnose.devices import diagnose_devices
 from pallas_puzzles.ir.meshes import Mesh
 from pallas_puzzles.ir.modes import on_mesh
@@ -159,6 +163,38 @@ def test_a_result_that_differs_from_device_to_device_is_found() -> None:
     )
     run = devices.run(fn, normal(8, 128))
     assert [f.kind for f in run.findings] == ["unequal"]
+
+
+def test_what_lies_on_another_device_is_told() -> None:
+    def moved(step: int) -> Any:
+        def fn(x):
+            to = [(i, (i + step) % N) for i in range(N)]
+            return lax.ppermute(x * 2, "x", to) + 1
+
+        return functools.partial(devices.run, on(N, fn), normal(N * 8, 128))
+
+    right, wrong = moved(1), moved(2)
+    (finding,) = diagnose_devices(wrong(), right().outputs).findings
+    assert finding.kind == "moved"
+    assert "the result[0:8, :], which device 0 makes, holds what belongs in the part of device 3" in finding.cause
+    line, *_ = first_apart(right, wrong)  # each of its values is right, somewhere else
+    assert "ppermute" in line.text
+
+
+def test_rows_in_the_wrong_place_are_told_with_the_store() -> None:
+    def kernel(sign, x_ref, o_ref):
+        me = lax.axis_index("x")
+        for i in range(N):
+            o_ref[pl.ds(lax.rem(me + sign * i + N, N) * 8, 8)] = x_ref[pl.ds(i * 8, 8)]
+
+    def fn(sign: int) -> Any:
+        call = pl.pallas_call(functools.partial(kernel, sign), out_shape=S((N * 8, 128), jnp.float32))
+        return devices.run(on(N, call), normal(N * N * 8, 128))
+
+    finding = diagnose_devices(fn(-1), fn(1).outputs).findings[0]
+    assert (finding.kind, "which device 0 makes" in finding.cause) == ("moved", True)
+    assert finding.line is not None
+    assert finding.line.text.startswith("o_ref[pl.ds(")
 
 
 def test_a_device_that_is_not_there_is_named() -> None:

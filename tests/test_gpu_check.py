@@ -227,8 +227,40 @@ def test_idle_tensor_cores_are_told_with_what_happened_before_a_product() -> Non
     (finding,) = check_call(fn, (a, b), right, budget=Budget(tensor_idle=10)).findings
     assert "start a product that needs nothing of it" in finding.cause
     assert "next copy" not in finding.cause
-    assert "computes for" in finding.evidence[0]
-    assert "jnp.exp2" in finding.evidence[0]
+    after, first, *_ = finding.evidence
+    assert "no product is on its way: acc[...] = jnp.minimum" in after  # it waits for the product that it reads
+    assert "computes for" in first
+    assert "jnp.exp2" in first
+
+
+def test_a_copy_that_comes_late_is_told_with_the_arrival_that_lets_it_start() -> None:
+    def kernel(x_gmem, o_gmem, x_smem, full, empty):
+        def compute() -> None:
+            @pl.loop(0, 8)
+            def _(i):
+                plgpu.barrier_wait(full)
+                x = x_smem[...]
+                o_gmem[i] = jnp.exp2(x)
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(empty)  # x has been read long before
+
+        def copy() -> None:
+            @pl.loop(0, 8)
+            def _(i):
+                pl.when(i > 0)(lambda: plgpu.barrier_wait(empty))
+                plgpu.copy_gmem_to_smem(x_gmem.at[i], x_smem, full)
+
+        wg = lax.axis_index("wg")
+        pl.when(wg == 0)(compute)
+        pl.when(wg == 1)(copy)
+
+    x = gpu_kernels.normal(8, 64, 128)
+    scratch = [plgpu.SMEM((64, 128), jnp.float32), plgpu.Barrier(), plgpu.Barrier()]
+    fn = plgpu.kernel(kernel, out_type=S(x.shape, x.dtype), scratch_types=scratch, num_threads=2, thread_name="wg")
+    (finding,) = check_call(fn, (x,), np.exp2(x), budget=Budget(waited=100)).findings
+    assert finding.line is not None
+    assert finding.line.text.endswith("# x has been read long before")
+    assert "does not come before this" in finding.evidence[0]
 
 
 def test_a_budget_that_holds() -> None:

@@ -12,8 +12,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from gpu_kernels import S, normal, specialised
 from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.diagnose.gpu import findings_of
+from pallas_puzzles.ir.effort import counted
 from pallas_puzzles.lens import gpu
-from pallas_puzzles.lens.effort import counted
 
 STREAM = [plgpu.SMEM((2, 64, 128), jnp.float32), *[plgpu.Barrier(num_barriers=2)] * 2]
 
@@ -72,6 +72,24 @@ def refilled(x_gmem, o_gmem, x_smem, full, empty):
     o_gmem[0] = x_smem[0, 0]
 
 
+def two_on_one(x_gmem, o_gmem, x_smem, full, empty):
+    for i in range(2):
+        plgpu.copy_gmem_to_smem(x_gmem.at[i], x_smem.at[i], full.at[0])
+    plgpu.barrier_wait(full.at[0])
+    for i in range(2):
+        o_gmem[i] = x_smem[i, 0]
+
+
+def waits_for_the_second(pair):
+    _, late = pair
+    plgpu.barrier_wait(late.at[0])
+
+
+def handed_on(x_gmem, o_gmem, *refs):
+    _, *barriers = refs
+    waits_for_the_second(barriers)
+
+
 TWO = {"num_threads": 2, "thread_name": "wg"}
 ARRIVES, INDEX = "barrier_arrive", "is an index wrong"
 EARLY = ["overwrites what was there", "Start that copy"]
@@ -80,6 +98,8 @@ TOLD = {
     "one wait too many": (waits_twice, STREAM, {}, "barrier_wait", ["this is wait number 2: wait once"]),
     "always the same slot": (given_back(lambda i: 0), STREAM, TWO, ARRIVES, ["warpgroup 1", INDEX]),
     "refilled before it is read": (refilled, STREAM, {}, "copy_gmem_to_smem", EARLY),
+    "a tuple of Refs": (handed_on, STREAM, {}, "barrier_wait(late", ["late[0] has 0 of 1 arrival"]),
+    "more copies than arrivals": (two_on_one, STREAM, {}, "o_gmem[i]", ["after 1 arrival, and 2 copies"]),
 }  # fmt: skip
 
 

@@ -215,7 +215,8 @@ class _Answer:
                 little = verdict.status == "failed" and verdict.findings[0].kind in SAYS_LITTLE
                 apart = self._apart(asked, only) if little and not any(c.told for c in found) else None
                 formulas = {claim.fn.__name__ for claim in asked.claims} >= set(self.known.holes)
-                verdict.findings = told(verdict.findings, found, files, apart, formulas)
+                seen_in = function_at(verdict.findings[0].line, self.holes)
+                verdict.findings = told(verdict.findings, found, files, apart, formulas, seen_in)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
     def _apart(self, asked: Question, only: tuple[int, int] | None) -> SourceLine | None:
@@ -253,7 +254,10 @@ class _Answer:
 
         assert self.known
         used, kinds = self._used(), {f.kind for f in verdict.findings}
-        wrong = verdict if kinds == {"lowering"} else smallest()  # what a compiler refuses, it refuses of any size
+        late = verdict.draw is not None and verdict.draw[1] > 0  # other values of a case are right
+        wrong = (
+            verdict if late or kinds == {"lowering"} else smallest()
+        )  # what a compiler refuses, it refuses of any size
         if wrong:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
             return [], None
         here = functools.partial(right, only=wrong.draw)

@@ -13,7 +13,7 @@ from typing import Any
 from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
 from ..diagnose.straight import side_by_side, straightened, values_with_names
-from ..lens.effort import counted
+from ..ir.effort import counted
 from . import cases, curriculum
 from .curriculum import Puzzle
 from .holes import as_function
@@ -21,6 +21,7 @@ from .inputs import Question
 
 MOST_RUNS = 30
 MOST_INSTRUCTIONS = 120_000  # of these runs, so many that another one begins: two seconds of a laptop
+_TO_CHECK = 2  # times as many that it begins for what has been found
 _MOST_PLACES = 3
 
 
@@ -70,42 +71,46 @@ def isolated(
     def tried(functions: Functions, works: Works) -> bool:
         key = _key(functions)
         if (key, works) not in known:  # the course's solution is right; that needs no run
+            if key != solution and effort.instructions > MOST_INSTRUCTIONS * (_TO_CHECK if chosen else 1):
+                raise _Enough
             known[key, works] = key == solution or runs(functions, works)
         return known[key, works]
 
     def that_do(*both: Works) -> list[Difference]:
-        def is_right(functions: Functions) -> bool:
-            if effort.instructions > MOST_INSTRUCTIONS:
-                raise _Enough
-            return all(tried(functions, each) for each in both)
+        def is_right(functions: Functions) -> bool | None:
+            try:
+                return all(tried(functions, each) for each in both)
+            except _Enough:
+                return None
 
-        with contextlib.suppress(_Enough), counted() as effort:
-            return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "")
-        return []
+        return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "")
 
-    if fails:
-        known[_key(answer), works] = False
-    if tried(answer, works):  # a draw that shows nothing without the judge of its rounding
-        works = works_everywhere
-    chosen = that_do(works)
+    chosen: list[Difference] = []
     values = {name: values_with_names(node) for name, node in written.items()}
     say = functools.partial(corrections, answer, names=_called(puzzle))
-    if chosen and not tried(applied(answer, chosen), works_everywhere):
-        enough = that_do(works, works_everywhere)
-        if not enough:  # it is a part of what is wrong
-            return say(chosen, named=values, tell="where")
-        chosen = enough
-    ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
-    for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
-        said = say(chosen, named=named, moved=moved, statements=statements)
-        if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
-            names_of = dict.fromkeys(c.function for c in said)
-            whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
-            return say(whole, named=values) if len(whole) < len(answer) else []
-        swapped = {c.function: right[c.function] for c in said if c.whole}
-        if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
-            return said
-    return say(chosen, named=values, tell="like")
+    if fails:
+        known[_key(answer), works] = False
+    with counted() as effort, contextlib.suppress(_Enough):
+        if tried(answer, works):  # a draw that shows nothing without the judge of its rounding
+            works = works_everywhere
+        chosen = that_do(works)
+        if chosen and not tried(applied(answer, chosen), works_everywhere):
+            enough = that_do(works, works_everywhere)
+            if not enough:  # it is a part of what is wrong
+                return say(chosen, named=values, tell="where")
+            chosen = enough
+        ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
+        for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
+            said = say(chosen, named=named, moved=moved, statements=statements)
+            if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
+                names_of = dict.fromkeys(c.function for c in said)
+                whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
+                return say(whole, named=values) if len(whole) < len(answer) else []
+            swapped = {c.function: right[c.function] for c in said if c.whole}
+            if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
+                return said
+    said = say(chosen, named=values, tell="like")
+    return said if len(said) <= _MOST_PLACES else []
 
 
 @contextlib.contextmanager

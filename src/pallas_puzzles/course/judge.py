@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
@@ -38,8 +38,10 @@ OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised me
 
 def judge_cases(puzzle: str, judge: Judging, asked: Question, only: tuple[int, int] | None = None) -> Verdict:
     """The verdict on every case. JAX is yet to be asked about what passes: see `Judging.confirmed`."""
-    drawn = draws(puzzle, asked.cases, asked.seed)
-    for number, case, i, draw_seed in sorted(drawn, key=size_of) if is_brief() else drawn:
+    drawn: Iterable[tuple[int, Case, int, int]] = draws(puzzle, asked.cases, asked.seed)
+    if is_brief():  # where one draw of a case is right, others are
+        drawn = sorted((each for each in drawn if each[2] == 0 or only is not None), key=size_of)
+    for number, case, i, draw_seed in drawn:
         if only is not None and (number, i) != only:
             continue
         args = draw(case.inputs, np.random.default_rng(draw_seed))

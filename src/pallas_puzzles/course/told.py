@@ -14,12 +14,14 @@ def told(
     files: Mapping[str, str],
     apart: SourceLine | None = None,
     formulas: bool = False,
+    seen_in: str = "",
 ) -> list[Finding]:
     """The findings of a verdict with corrections: the first with what was seen of it, each further one on its own.
 
     files: the file that each of the functions is in. apart: where no correction is told, the line at which the values
     part from those of a right answer; it is told where nothing else says more than which function. formulas: the puzzle
-    asks for nothing else, so a correction of one would be the answer.
+    asks for nothing else, so a correction of one would be the answer. seen_in: the function that the first finding is
+    in.
     """
     seen = findings[0]
     if apart is not None and all(c.whole for c in found):
@@ -37,6 +39,7 @@ def told(
     at = seen.line
     here = [c for c in found if at and at.file == files[c.function]]
     covered = [c for c in here if at and (c.covers(at.line) or (seen.kind in _TOO_EARLY and at.line in c.values))]
+    elsewhere = seen_in not in {"", *(c.function for c in found)} and all(c.told for c in found)
     if seen.kind == "budget":
         head, _, advice = seen.cause.partition(". ")
         first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
@@ -44,7 +47,12 @@ def told(
         first = first.but(evidence=(advice,)) if advice and not found[0].told else first
     elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE | {"rounding"} and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about
-    elif others and not covered and seen.kind not in SAYS_LITTLE | _GUESSED | _ALSO_RIGHT and seen.line is not None:
+    elif (
+        others
+        and not (covered or elsewhere)
+        and seen.kind not in SAYS_LITTLE | _GUESSED | _ALSO_RIGHT
+        and seen.line is not None
+    ):
         return [seen, first, *others]
     elif covered and seen.kind not in SAYS_LITTLE | _GUESSED and not (found[0].told and _is_symptom(seen, len(found))):
         at_def = seen.line is not None and seen.line.text.startswith("def ")

@@ -16,6 +16,7 @@ import numpy as np
 from ..ir.capture import SourceLine, callers_of, is_call
 from ..ir.ops import is_floating, observed
 from ..lens import gpu
+from ..lens.devices.world import this_device
 
 _CLOSE = {2: 2e-2, 1: 2e-2}  # by bytes of a float: how much two ways to round one value may differ
 _LARGE = 1e30  # stands for minus infinity in many a mask
@@ -30,18 +31,23 @@ Shape = tuple[int, ...]
 def first_apart(right: Callable[[], Any], answer: Callable[[], Any]) -> list[SourceLine]:
     """The reader's lines on the way to the first value of answer() that is none of right()'s, the innermost first.
 
-    [] where the two part nowhere.
+    [] where the two part nowhere. On several devices, what another one of them has is right, unless all is right so.
     """
     known = _Known()
     with observed(known.add):
         right()
     known.close()
-    way = _Way(known)
-    with observed(way.follow):
+    ways = [_Way(known, own) for own in ((False, True) if known.devices else (False,))]
+
+    def follow(*done: Any) -> None:
+        for way in ways:
+            way.follow(*done)
+
+    with observed(follow):
         run = answer()
     instrs = [i for each in run.calls for i in each.kernel.program.everything()] if isinstance(run, gpu.Run) else []
     callers = {id(i.eqn): i.callers for i in instrs}
-    roots = (way.roots[n] for n in sorted(way.latest - way.right_again))
+    roots = (way.roots[n] for way in ways for n in sorted(way.latest - way.right_again))
     found = (callers.get(id(eqn)) or callers_of(eqn) for eqn in roots)
     return next((lines for lines in found if lines), [])  # inside of a library's function there may be none
 
@@ -80,12 +86,13 @@ def _weights(size: int) -> np.ndarray:
 
 
 class _Known:
-    """The values of the right answer."""
+    """The values of the right answer: on any device, and on each. devices: whether there are several."""
 
     def __init__(self) -> None:
-        self.found: dict[Shape, list[tuple[float, ...]]] = collections.defaultdict(list)
-        self.arrays: dict[Shape, np.ndarray] = {}
+        self.found: dict[Any, list[tuple[float, ...]]] = collections.defaultdict(list)
+        self.arrays: dict[Any, np.ndarray] = {}
         self.count = 0
+        self.devices = False
 
     def add(self, eqn: Any, operands: list[Any], results: list[Any]) -> None:
         for value in (*operands, *results):
@@ -93,17 +100,25 @@ class _Known:
             if mark is None:
                 continue
             self.count += 1
-            self.found[mark.shape].append(mark.numbers)
+            self._note(mark)
             if len(mark.shape) == 2:
                 turned = _mark(np.squeeze(value).T)
                 assert turned is not None, "the transpose of an array of floats"
-                self.found[turned.shape].append(turned.numbers)
+                self._note(turned)
+
+    def _note(self, mark: _Mark) -> None:
+        device = this_device()
+        self.found[None, mark.shape].append(mark.numbers)
+        if device is not None:
+            self.devices = True
+            self.found[device, mark.shape].append(mark.numbers)
 
     def close(self) -> None:
-        self.arrays = {shape: np.unique(np.array(numbers), axis=0) for shape, numbers in self.found.items()}
+        self.arrays = {key: np.unique(np.array(numbers), axis=0) for key, numbers in self.found.items()}
 
-    def has(self, mark: _Mark, itemsize: int) -> bool:
-        there = self.arrays.get(mark.shape)
+    def has(self, mark: _Mark, itemsize: int, own: bool) -> bool:
+        """own: on this device, and not on another one."""
+        there = self.arrays.get((this_device() if own else None, mark.shape))
         if there is None:
             return False
         mine = np.array(mark.numbers)
@@ -116,10 +131,11 @@ class _Way:
     """Follows an answer. roots: the equations at which it may have left the way, in their order, one each time.
 
     latest: the roots of the last value that is none of the right answer's. What came to nothing before does not count.
+    own: what is right on another device is not.
     """
 
-    def __init__(self, known: _Known) -> None:
-        self.known = known
+    def __init__(self, known: _Known, own: bool) -> None:
+        self.known, self.own = known, own
         self.roots: list[Any] = []
         self.right_again: set[int] = set()
         self.latest: frozenset[int] = frozenset()
@@ -139,12 +155,12 @@ class _Way:
         """The values that are none of the right answer's, and whether they count: integers tell positions, mostly."""
         for value in values:
             mark = _mark(value)
-            if mark is not None and not self.known.has(mark, value.dtype.itemsize):
+            if mark is not None and not self.known.has(mark, value.dtype.itemsize, self.own):
                 yield mark, is_floating(value.dtype)
 
     def _is_right(self, value: Any) -> bool:
         mark = _mark(value)
-        return mark is not None and _varies(value) and self.known.has(mark, value.dtype.itemsize)
+        return mark is not None and _varies(value) and self.known.has(mark, value.dtype.itemsize, self.own)
 
     def _root(self, eqn: Any) -> int:
         self.roots.append(eqn)

@@ -1,7 +1,9 @@
 """What the machine for several devices saw and what is wrong with its results, as findings; and what costs too much."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from ..ir.capture import SourceLine
 from ..lens.devices import Run
@@ -11,10 +13,12 @@ from ..lens.machine import figures, listed
 from ..text import human_bytes, plural
 from .budgets import Bounds, Budget, exceeded
 from .budgets import over_budget as over_on_each
-from .diagnose import structure, wrong_results
+from .diagnose import makers, structure, wrong_results
 from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, over
 from .incidents import incidents_of
-from .wrong import Result, where_in
+from .wrong import Result, part_named, pattern_of, what_it_holds, where_in
+
+Box = tuple[slice, ...]
 
 
 def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None) -> Diagnosis:
@@ -22,7 +26,8 @@ def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None)
 
     What the machine has seen to be wrong counts even where the values agree: they agree by luck.
     """
-    near = [line for t in run.traces for line in (*t.call.callers, t.call.where) if line is not None]
+    calls = [*reversed(run.calls)] if run.hangs else [t.call for t in run.traces]  # it is the last one that waits
+    near = [line for call in calls for line in (*call.callers, call.where) if line is not None]
     seen = [f.but(near=[*f.near, *near]) for f in findings_of(run.findings)]
     if run.hangs:
         return Diagnosis(seen)
@@ -57,14 +62,52 @@ def _also(run: Run, devices: Sequence[int]) -> Iterator[str]:
 
 
 def _output(run: Run, wrong: Result) -> Finding:
-    where = where_in(wrong.bad)
-    on = [run.mesh.name(device) for device, part in run.parts_of(wrong.made) if wrong.bad[part].any()]
+    parts = dict(run.parts_of(wrong.made))
+    on = [device for device, part in parts.items() if wrong.bad[part].any()]
+    where, evidence = where_in(wrong.bad), [wrong.summary()]
     cause = f"{wrong.name} is wrong" + (f": {where}" if where else "")
-    if on and len(on) < run.mesh.size:
-        cause += f". These elements come from {listed(on)}"
-    elif on:
-        cause += ". Each device has a part in it"
-    return Finding("values", f"{cause}.", [wrong.summary()], size=wrong.want.size)
+    if not on:
+        return Finding("values", f"{cause}.", evidence, size=wrong.want.size)
+    device, part = on[0], parts[on[0]]
+    several = len(set(map(str, parts.values()))) > 1
+    whole = {f"the part of {run.mesh.name(d)}": p for d, p in parts.items() if several and d != device}
+    kind, words = _holds(wrong, part, whole)
+    for piece, others in _pieces(wrong, part, run.mesh.size) if kind != "moved" else ():
+        if wrong.bad[piece].any() and (found := _holds(wrong, piece, others))[0] == "moved":
+            part, (kind, words) = piece, found
+            break
+    if words != "wrong values":
+        cause = f"{part_named(wrong.name, part, wrong.want.shape)}, which {run.mesh.name(device)} "
+        cause += f"makes, {what_it_holds(kind, words)}"
+    from_all = len(on) == len(parts)
+    cause += f". What is wrong comes from {'every device' if from_all else listed([*map(run.mesh.name, on)])}"
+    line = next(_stores(run, device, wrong.made[parts[device]]), None)
+    return Finding(kind, f"{cause}.", evidence, line, size=wrong.want.size)
+
+
+def _holds(wrong: Result, part: Box, others: Mapping[str, Box]) -> tuple[str, str]:
+    belongs = {name: wrong.want[each] for name, each in others.items()}
+    return pattern_of(wrong.got[part], wrong.want[part], wrong.bad[part], wrong.tolerance, belongs)
+
+
+def _pieces(wrong: Result, part: Box, count: int) -> Iterator[tuple[Box, dict[str, Box]]]:
+    """The pieces of a device's part, if it is cut into so many along a dimension, each with the others by name."""
+    for d, along in enumerate(part):
+        size, rest = divmod(along.stop - along.start, count)
+        if size and not rest:
+            cuts = [slice(along.start + i * size, along.start + (i + 1) * size) for i in range(count)]
+            boxes = [(*part[:d], cut, *part[d + 1 :]) for cut in cuts]
+            names = [part_named(wrong.name, box, wrong.want.shape) for box in boxes]
+            for box in boxes:
+                yield box, {name: other for name, other in zip(names, boxes, strict=True) if other is not box}
+
+
+def _stores(run: Run, device: int, made: np.ndarray) -> Iterator[SourceLine]:
+    """The lines that store into what a device has made, the last one first."""
+    traces = run.devices[device]
+    for which, number in makers([t.outputs for t in traces], made):
+        events = [e for e in traces[which].events if e.op != "load" and e.ref == traces[which].call.outs[number].name]
+        yield from (e.line for e in reversed(events) if e.line is not None)
 
 
 # --- what the machine found ------------------------------------------------------------------------------------------
@@ -153,7 +196,8 @@ def _deadlock(f: Seen) -> str:
         advice = "Nothing that ran has ever signalled it: start the copy, or signal the semaphore."
     elif not w.sources:
         lines = listed([str(x) for x in w.lines])
-        advice = f"It is signalled on other devices ({lines}), never on this one: look at device_id."
+        advice = f"It is signalled on other devices ({lines}), never on this one: is the device_id right, and does "
+        advice += "each device get there?"
     else:
         came = listed([f"{who}{_at(line)}" for who, line in w.sources[:3]])
         advice = f"So far it was signalled by {came}. Wait as often as it is signalled, for as much."

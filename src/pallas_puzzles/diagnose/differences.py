@@ -129,14 +129,14 @@ def applied(answer: Functions, chosen: Sequence[Difference]) -> dict[str, ast.Fu
 def that_matter(
     answer: Functions,
     found: Sequence[Difference],
-    is_right: Callable[[Functions], bool],
+    is_right: Callable[[Functions], bool | None],
     most: int,
     group_of: Callable[[str], str] = str,
 ) -> list[Difference]:
     """The differences that have to be undone before an answer is right, as few as can be found in `most` trials.
 
     [] where it would not be right even with all of them undone, or where the trials do not suffice. group_of: the
-    functions of one group are tried together first.
+    functions of one group are tried together first. is_right: None if there is no more to try with.
     """
     trials, every = 0, list(found)
     known: dict[frozenset[int], bool] = {}
@@ -145,8 +145,9 @@ def that_matter(
         nonlocal trials
         key = frozenset(numbers)
         if key not in known:
-            trials += 1
-            known[key] = is_right(applied(answer, [every[n] for n in sorted(key)]))
+            right = is_right(applied(answer, [every[n] for n in sorted(key)]))
+            trials = most if right is None else trials + 1
+            known[key] = bool(right)
         return known[key]
 
     kept = list(range(len(found)))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from ..lens.gpu.findings import Finding as Seen
+from ..lens.machine import listed
 from ..text import human_bytes, plural
 from .findings import Finding
 from .gpu_stuck import explain_deadlock
@@ -50,6 +51,14 @@ _WAITS = {
 
 def _no_wait(f: Seen) -> str:
     head = f"{_head(f)}{_does(f)} while {_other(f)} may still be on its way."
+    if f.detail:
+        name, needed, came, lines = f.detail
+        where = listed([*dict.fromkeys(map(str, lines))])
+        return (
+            f"{head} {name} ends a round after {plural(needed, 'arrival')}, and {came} copies arrive on it ({where}): "
+            f"the wait is over before all of them are there. Let {needed} arrive in a round, or give the barrier "
+            f"num_arrivals={came}."
+        )
     if f.later:
         return (
             f"{head} It is a later one than you have waited for: wait for it, too (plgpu.barrier_wait), or, if it "

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..ir.capture import SourceLine
@@ -80,8 +80,10 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
         return [*found, over("calls", text, near=near)]
     for bound, text in exceeded(run.counts, budget, _WORDS, _facts(run)):
         rows = [*_rows(bound, run)]
-        line = next((line for line, _ in rows if line is not None), None)
-        found.append(over(bound, text.rstrip(), [said for _, said in rows if said], line, near))
+        lines = [line for line, _ in rows if line is not None]
+        found.append(
+            over(bound, text.rstrip(), [said for _, said in rows if said], next(iter(lines), None), lines + near)
+        )
     return found
 
 
@@ -122,7 +124,7 @@ _INSTEAD = {
 def _before_products(run: Run) -> str:
     """What the warpgroups did that started a product for idle tensor cores: most of all this."""
     kinds: collections.Counter[str] = collections.Counter()
-    for (kind, _), cycles in run.counts.idle_at.items():
+    for (kind, *_), cycles in run.counts.idle_at.items():
         kinds[kind] += round(cycles)
     return max(kinds, key=lambda kind: kinds[kind], default="copy")
 
@@ -150,12 +152,34 @@ def _rows(bound: str, run: Run) -> Iterator[tuple[SourceLine | None, str]]:
             yield None, f"{a.name}: {human_bytes(a.nbytes)}, {a.dtype}{list(a.shape)}"
     elif bound == "tensor_idle":
         most = _before_products(run)
-        before = {line: n for (kind, line), n in counts.idle_at.items() if line is not None and kind == most}
-        verb = "computes" if most == "compute" else "waits"
-        for line, n in sorted(before.items(), key=lambda row: -row[1])[:3]:
-            yield None, f"{line}: {verb} for {n:,.0f} cycles: {line.text}"
-    elif bound in ("bank_conflicts", "waited"):
-        by_line = counts.conflicts_at if bound == "bank_conflicts" else counts.waited_at
-        rows = sorted(((n, line) for line, n in by_line.items() if line is not None), key=lambda row: -row[0])
-        unit = "bank conflicts" if bound == "bank_conflicts" else "cycles"
-        yield from ((line, f"{line}: {n:,.0f} {unit}: {line.text}") for n, line in rows[:3])
+        before = {(line, cause): n for (kind, line, cause), n in counts.idle_at.items() if kind == most}
+        ended = "After this, no product is on its way" if most == "compute" else _NOT_BEFORE
+        yield from _waits(before, "computes" if most == "compute" else "waits", ended)
+    elif bound == "waited":
+        yield from _waits(counts.waited_at, "waits", _NOT_BEFORE)
+    elif bound == "bank_conflicts":
+        for line, n in _most(counts.conflicts_at):
+            yield line, f"{line}: {n:,.0f} bank conflicts: {line.text}"
+
+
+_NOT_BEFORE = "What it waits for does not come before this"
+_Lines = Mapping[SourceLine | None, float]
+
+
+def _most(by_line: _Lines) -> list[tuple[SourceLine, float]]:
+    """The lines with most of something, the first three."""
+    return sorted(((line, n) for line, n in by_line.items() if line is not None), key=lambda row: -row[1])[:3]
+
+
+def _waits(
+    cycles: Mapping[tuple[SourceLine | None, SourceLine | None], float], verb: str, ended: str
+) -> Iterator[tuple[SourceLine | None, str]]:
+    """What most of them come from, and where they go. cycles: by line and cause."""
+    by_line: collections.Counter[SourceLine | None] = collections.Counter()
+    for (line, _), n in cycles.items():
+        by_line[line] += n  # type: ignore[assignment]
+    _, cause = max(cycles, key=lambda key: cycles[key], default=(None, None))
+    if cause is not None:
+        yield cause, f"{cause}: {ended}: {cause.text}"
+    for line, n in _most(by_line):
+        yield line, f"{line}: {verb} for {n:,.0f} cycles: {line.text}"

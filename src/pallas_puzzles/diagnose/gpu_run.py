@@ -10,7 +10,7 @@ from ..text import plural
 from .diagnose import makers, structure, wrong_results
 from .findings import Diagnosis, Finding, Tolerance
 from .gpu import findings_of
-from .wrong import Result, pattern_of, what_it_holds, where_in
+from .wrong import Result, part_named, pattern_of, what_it_holds, where_in
 
 _PARTS = 64  # of one output: with more, nobody looks whether one holds the values of another
 
@@ -62,7 +62,7 @@ def _part(launched: Launched, number: int, output: Result) -> Finding:
     first = wrong[0]
     box, mine = _box(numbers == first), bad & (numbers == first)
     boxes = [_box(numbers == n) for n in every if n != first] if len(every) <= _PARTS else []
-    others = {_named(name, b, want.shape): want[b] for b in boxes}
+    others = {part_named(name, b, want.shape): want[b] for b in boxes}
     kind, words = pattern_of(got[box], want[box], mine[box], output.tolerance, others)
     by_chance = kind == "moved" or mine[box].mean() > _MOSTLY  # the others are right
     part = "" if by_chance else where_in(mine[box])
@@ -72,7 +72,7 @@ def _part(launched: Launched, number: int, output: Result) -> Finding:
     assert access is not None, "a number above 0 is that of a write"
     line: SourceLine | None = access.instr.line if access.instr is not None else None
     who = access.who[:1].upper() + access.who[1:] if access.who else "This line"
-    cause = f"{_named(name, box, want.shape)} {what_it_holds(kind, words)}{inside}{more}. {who} stored it."
+    cause = f"{part_named(name, box, want.shape)} {what_it_holds(kind, words)}{inside}{more}. {who} stored it."
     return Finding(kind, cause, [], line, operand=name, size=want.size)
 
 
@@ -80,12 +80,3 @@ def _box(mask: np.ndarray) -> tuple[slice, ...]:
     """The smallest block around what is true."""
     hits = [np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != d))) for d in range(mask.ndim)]
     return tuple(slice(int(h[0]), int(h[-1]) + 1) for h in hits)
-
-
-def _named(name: str, box: tuple[slice, ...], shape: tuple[int, ...]) -> str:
-    """'o_gmem[64:128, :]', as the reader would write it."""
-    keys = [
-        ":" if (k.start, k.stop) == (0, n) else str(k.start) if k.stop - k.start == 1 else f"{k.start}:{k.stop}"
-        for k, n in zip(box, shape, strict=True)
-    ]
-    return name if all(key == ":" for key in keys) else f"{name}[{', '.join(keys)}]"

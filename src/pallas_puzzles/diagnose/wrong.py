@@ -149,6 +149,15 @@ def what_it_holds(kind: str, words: str) -> str:
     return f"is {words}"
 
 
+def part_named(name: str, box: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+    """'o_gmem[64:128, :]', as the reader would write it."""
+    keys = [
+        ":" if (k.start, k.stop) == (0, n) else str(k.start) if k.stop - k.start == 1 else f"{k.start}:{k.stop}"
+        for k, n in zip(box, shape, strict=True)
+    ]
+    return name if all(key == ":" for key in keys) else f"{name}[{', '.join(keys)}]"
+
+
 def _same(tolerance: Tolerance, got: np.ndarray, want: np.ndarray) -> bool:
     return got.shape == want.shape and bool(tolerance.close(got, want).all()) and bool(got.any())
 

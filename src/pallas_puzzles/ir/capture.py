@@ -25,6 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..installation import PACKAGE
+from .effort import READ, spend
 from .meshes import on_tpus, tpu_mesh
 from .ops import (
     Beyond,
@@ -777,6 +778,7 @@ def capture(
             if key not in known:
                 with _own_lines():
                     known[key] = _traced(flat_fn, leaves)
+                spend(READ * sum(1 for _ in everywhere(known[key][0])))
             closed, shape = known[key]
             return Evaluator(on_call, on_mesh).capture(closed, shape, leaves, chip)
 

@@ -8,8 +8,6 @@ seen on jax 0.11.2 and 0.12.0.1.
 import ast
 import contextlib
 import dataclasses
-import functools
-import linecache
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,7 +25,7 @@ from .capture import (
     where_defined,
 )
 from .gpu_program import Program
-from .gpu_reader import read_program
+from .gpu_reader import read_program, written_at
 from .ops import Beyond, following, np_dtype, to_numpy
 
 
@@ -63,7 +61,7 @@ def describe_gpu(eqn: Any) -> Kernel:
     body = _innermost(jaxpr)
     n_in = len(eqn.invars)
     kinds = [(tuple(v.aval.shape), np_dtype(v.aval)) for v in jaxpr.invars]
-    written = _written(where_defined(body))
+    written = written_at(where_defined(body))
     own = [a.arg for a in (*written.args.posonlyargs, *written.args.args)][: len(kinds)] if written is not None else []
     names = [*own, *(f"in{i}" if i < n_in else f"out{i - n_in}" for i in range(len(own), len(kinds)))]
     described = [(name, *kind) for name, kind in zip(names, kinds, strict=True)]
@@ -87,25 +85,6 @@ def _innermost(jaxpr: Any) -> Any:
     """The reader's body inside of the run_scoped that JAX puts around it."""
     first = jaxpr.eqns[0] if len(jaxpr.eqns) == 1 else None
     return first.params["jaxpr"] if first is not None and first.primitive.name == "run_scoped" else jaxpr
-
-
-def _written(where: SourceLine | None) -> ast.FunctionDef | ast.Lambda | None:
-    """The function on a line as it is written: JAX forgets the names of a kernel's operands."""
-    return _by_line("".join(linecache.getlines(where.file))).get(where.line) if where is not None else None
-
-
-@functools.lru_cache(16)
-def _by_line(source: str) -> dict[int, ast.FunctionDef | ast.Lambda]:
-    """Each function by its first line."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a cell with magics
-        return {}
-    found: dict[int, ast.FunctionDef | ast.Lambda] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            found.setdefault(min(n.lineno for n in (node, *getattr(node, "decorator_list", ()))), node)
-    return found
 
 
 def _name(given: str | None, written: ast.FunctionDef | ast.Lambda | None) -> str:

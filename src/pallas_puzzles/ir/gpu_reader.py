@@ -3,14 +3,17 @@
 The primitives' names and parameters are not public API: seen on jax 0.11.2 and 0.12.0.1.
 """
 
+import ast
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import linecache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from .capture import arg_names, space_of
+from .capture import SourceLine, arg_names, space_of, where_defined
 from .gpu_inline import read_inline
 from .gpu_program import Alloc, Instr, Program, View
 from .ops import Beyond, cost, inlined, is_literal, np_dtype
@@ -164,7 +167,7 @@ def _tcgen05(p: Any, ins: Any, eqn: Any) -> Any:
 
 def _run_scoped(p: Any, ins: Any, eqn: Any) -> Any:
     jaxpr = p["jaxpr"]
-    names = arg_names(jaxpr)[-len(jaxpr.invars) :] if jaxpr.invars else []
+    names = _unpacked(arg_names(jaxpr)[-len(jaxpr.invars) :] if jaxpr.invars else [], where_defined(jaxpr))
     transforms = p.get("ref_transforms") or ((),) * len(jaxpr.invars)
     allocs = [_alloc(n, v.aval, t) for n, v, t in zip(names, jaxpr.invars, transforms, strict=True)]
     return "run_scoped", {
@@ -172,6 +175,74 @@ def _run_scoped(p: Any, ins: Any, eqn: Any) -> Any:
         "allocs": allocs,
         "axes": tuple(p.get("collective_axes") or ()),
     }
+
+
+Written = ast.FunctionDef | ast.Lambda
+
+
+def written_at(where: SourceLine | None) -> Written | None:
+    """The function on a line as it is written: JAX forgets the names of a kernel's operands."""
+    return _functions_of(where).get(where.line) if where is not None else None
+
+
+def _functions_of(where: SourceLine) -> dict[int, Written]:
+    return _by_line("".join(linecache.getlines(where.file)))
+
+
+@functools.lru_cache(16)
+def _by_line(source: str) -> dict[int, Written]:
+    """Each function by its first line."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a cell with magics
+        return {}
+    found: dict[int, Written] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            found.setdefault(min(n.lineno for n in (node, *getattr(node, "decorator_list", ()))), node)
+    return found
+
+
+def _unpacked(names: list[str], where: SourceLine | None) -> list[str]:
+    """The names of Refs, where a function has them as a tuple, *refs, those that it gives them when it unpacks it."""
+    function = written_at(where)
+    if where is None or not isinstance(function, ast.FunctionDef) or function.args.vararg is None:
+        return names
+    every = {f.name: f for f in _functions_of(where).values() if isinstance(f, ast.FunctionDef)}
+    tuple_of = function.args.vararg.arg
+    found: dict[str, str] = {}
+    _give(function, {tuple_of: [name for name in names if name.startswith(f"{tuple_of}[")]}, every, found)
+    return [found.get(name, name) for name in names]
+
+
+def _give(
+    function: ast.FunctionDef,
+    tuples: dict[str, list[str]],
+    every: Mapping[str, ast.FunctionDef],
+    found: dict[str, str],
+) -> None:
+    """Finds the names that a function, or one that it calls, gives to the elements of tuples of Refs."""
+    for statement in function.body:
+        match statement:
+            case ast.Assign([ast.Tuple(targets)], ast.Name(of)) if of in tuples:
+                refs = tuples[of]
+                star = next((n for n, t in enumerate(targets) if isinstance(t, ast.Starred)), len(targets))
+                more = len(refs) - len(targets) + 1  # that the one with a star takes
+                if star < len(targets):
+                    rest = ast.unparse(targets[star].value)  # type: ignore[attr-defined]
+                    tuples[rest] = refs[star : star + more]
+                    if rest != of:
+                        found.update({ref: f"{rest}[{n}]" if more > 1 else rest for n, ref in enumerate(tuples[rest])})
+                    refs = [*refs[:star], *refs[star + more :]]
+                plain = [ast.unparse(t) for t in targets if not isinstance(t, ast.Starred)]
+                found.update(zip(refs, plain, strict=False))
+        for call in ast.walk(statement):
+            match call:
+                case ast.Call(ast.Name(name), args) if name in every and every[name] is not function:
+                    given = zip(every[name].args.args, args, strict=False)
+                    inner = {p.arg: tuples[a.id] for p, a in given if isinstance(a, ast.Name) and a.id in tuples}
+                    if inner:
+                        _give(every[name], inner, every, found)
 
 
 def _alloc(name: str, aval: Any, transforms: Sequence[Any]) -> Alloc:

@@ -17,6 +17,8 @@ import jax
 import jax.extend.core as jec
 import numpy as np
 
+from .effort import spend
+
 Op = Callable[..., Any]
 
 
@@ -528,7 +530,9 @@ def interpret(jaxpr: Any, values: Sequence[Any], apply: Apply, consts: Sequence[
     """
     env = dict(zip(jaxpr.constvars, jaxpr.consts if consts is None else consts, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
-    for eqn, atoms, done, unused in _plan(jaxpr):
+    plan = _plan(jaxpr)
+    spend(len(plan))
+    for eqn, atoms, done, unused in plan:
         operands = [a if literal else env[a] for a, literal in atoms]
         for v in done:  # memory that is free again is still in the caches
             del env[v]

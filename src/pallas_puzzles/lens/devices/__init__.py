@@ -59,7 +59,9 @@ class Run(lens.Run):
         """(device, its part) of an output that is the result of a shard_map; nothing for another one."""
         for whole, cuts, mesh in reversed(self.joins):
             if whole.shape == output.shape and np.array_equal(whole, output, equal_nan=whole.dtype.kind not in "iub"):
-                yield from ((device, part(whole.shape, cuts, mesh, device)) for device in range(mesh.size))
+                for device in range(mesh.size):
+                    cut = part(whole.shape, cuts, mesh, device)
+                    yield device, (*cut, *(slice(0, size) for size in whole.shape[len(cut) :]))
                 return
 
     @property

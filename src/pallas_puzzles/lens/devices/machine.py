@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...ir.capture import Call, SourceLine, line_of
+from ...ir.capture import Call, SourceLine, asked_line_of, line_of
 from ...ir.ops import Beyond, following
 from ...ir.places import Place
 from ..copies import Copy, plain_ref
@@ -51,9 +51,10 @@ class Device(Machine):
         self.world, self.memory, self.device, self.number = world, memory, device, number
         self.collective_id = collective_id
         self.scopes: dict[int, int] = outer.scopes if outer is not None else {}
+        self.lines: dict[tuple[int, ...], SourceLine | None] = {}
         shared = Buffer("the barrier", np.zeros((), np.int32), "semaphore", "scratch", written=True, clock=self)
         self.barrier: Buffer = outer.barrier if outer is not None else shared
-        self._around: SourceLine | None = None  # the line of the condition that is being followed
+        self._around: tuple[Any, ...] = outer._around if outer is not None else ()  # what is being followed: equations
 
     def within(self, call: Call) -> "Device":
         return Device(call, self.detail, self.world, self.memory, self.device, self.number, self.collective_id, self)
@@ -64,15 +65,26 @@ class Device(Machine):
         return super().apply(eqn, values)
 
     def _do_cond(self, eqn: Any, values: list[Any]) -> list[Any]:
-        before, self._around = self._around, self._line(eqn)
+        return self._inside_of(eqn, super()._do_cond, values)
+
+    def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> None:
+        self._inside_of(eqn, super()._do_emit_pipeline, values)
+
+    def _inside_of(self, eqn: Any, follow: Callable[[Any, list[Any]], Any], values: list[Any]) -> Any:
+        before, self._around = self._around, (eqn, *self._around)
         try:
-            return super()._do_cond(eqn, values)
+            return follow(eqn, values)
         finally:
             self._around = before
 
     def _line(self, eqn: Any) -> SourceLine | None:
         """The reader's line of an equation. pl.when(condition)(copy.start) has none of its own: JAX's code makes it."""
-        return line_of(eqn) or self._around
+        chain = eqn, *self._around
+        key = tuple(map(id, chain))
+        if key not in self.lines:
+            found = (line_of(each) for each in chain)
+            self.lines[key] = asked_line_of(chain) or next((line for line in found if line is not None), None)
+        return self.lines[key]
 
     def _arithmetic(self, eqn: Any) -> Callable[[Any, list[Any]], Any]:
         act, product = super()._arithmetic(eqn), eqn.primitive.name == "dot_general"

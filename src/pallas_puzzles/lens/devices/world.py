@@ -13,6 +13,7 @@ from typing import Any
 
 from ...ir.capture import SourceLine
 from ...ir.meshes import Mesh
+from ...ir.ops import holding
 from ..findings import Findings
 from .clocks import Clock, History, Who
 from .findings import Access, Finding, Waiter
@@ -20,6 +21,12 @@ from .timeline import Timeline
 
 _LOOK_S = 0.05  # how often the caller looks up, so that time limits and Ctrl-C reach it
 Key = tuple[Any, ...]
+_device: contextvars.ContextVar[int | None] = contextvars.ContextVar("device", default=None)
+
+
+def this_device() -> int | None:
+    """The device that runs what asks, None outside of a mesh."""
+    return _device.get()
 
 
 class Stopped(BaseException):
@@ -104,7 +111,8 @@ class World:
         try:
             self._turns[device].acquire()
             if not self.dead:
-                body(device)
+                with holding(_device, device):
+                    body(device)
         except Stopped:
             return
         except BaseException as error:

@@ -145,8 +145,9 @@ class Core:
             self._in_order(buffer, before, t, access, written=False)
         if access.engine == "copy":
             access.readers = frozenset(each.who for each in read)
-            there = (buffer.writes[n] for n in buffer.writers_of(place) if n > 0)
+            there = [buffer.writes[n] for n in buffer.writers_of(place) if n > 0]
             access.unread = next((before for before in there if before and _knows(t.knowledge, before)), None)
+            access.barrier = None if there else access.barrier
         for twin in buffer.twins:
             self._writes_twin(buffer, twin, region, t, access)
         buffer.note_write(place, region, access)
@@ -189,17 +190,19 @@ class Core:
             kind = "reused" if not written else "early" if _too_early(before, t) else "no-wait"
         else:
             kind = "race"
+        later = kind == "no-wait" and knows.clock.get(before.agent, 0) > 0
         self.finding(
             kind,
             buffer,
             t,
             access.instr,
             access.verb,
+            detail=_crowded(before.barrier) if later and before.barrier is not None else (),
             other_verb=before.verb,
             other_line=before.instr.line if before.instr is not None else None,
             other=before.who if before.who != t.name else "",
             engine=before.engine,
-            later=kind == "no-wait" and knows.clock.get(before.agent, 0) > 0,
+            later=later,
             apart=tuple(_apart(access, before)),
             same=before.instr is access.instr and self._covers(buffer, before, place),
         )
@@ -250,6 +253,12 @@ class Core:
 
 def _knows(knowledge: Knowledge, access: Access) -> bool:
     return knowledge.knows(access.agent, access.time)
+
+
+def _crowded(slot: Slot) -> tuple[Any, ...]:
+    """A barrier that has ended a round before all copies of it had arrived: its name, the arrivals of a round, how many
+    there were, and their lines."""
+    return slot.name, slot.needed, slot.arrived.total(), tuple(line for _, line in slot.arrived if line is not None)
 
 
 def _too_early(copy: Access, t: Thread) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from ...ir.capture import SourceLine
 from ...ir.gpu_program import Alloc
 from .clocks import Knowledge, new_agent
+from .timeline import Last
 
 _REMEMBERED = 8  # rounds that have ended
 # What stands for PTX's named barriers, which nobody allocates.
@@ -22,12 +23,12 @@ Arrivals = collections.Counter[tuple[str, SourceLine | None]]
 @dataclasses.dataclass(slots=True)
 class Round:
     """A round that has ended. knowledge, time: what whoever waits for it learns, and when it ended. effects: what lands
-    first; last: the CTA, lane and time of the last arrival."""
+    first."""
 
     knowledge: Knowledge
     time: float
     effects: list[Callable[[], None]]
-    last: tuple[int, str, float]
+    last: Last
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,7 +51,7 @@ class Slot:
     knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
     effects: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     ended: "dict[int, Round]" = dataclasses.field(default_factory=dict)
-    last: tuple[int, str, float] = (-1, "", 0.0)  # CTA, lane and time of the last arrival
+    last: Last = (-1, "", 0.0, None)
     waited: int = 0
     waits: Arrivals = dataclasses.field(default_factory=collections.Counter)
     arrived: Arrivals = dataclasses.field(default_factory=collections.Counter)
@@ -64,10 +65,12 @@ class Slot:
         time: float,
         source: tuple[int, str],
         count: int = 1,
+        cause: SourceLine | None = None,
     ) -> None:
-        """An arrival, with what its thread knows. source: its CTA and lane; count: as how many it counts."""
+        """An arrival, with what its thread knows. source: its CTA and lane; count: as how many it counts; cause: the
+        line from which on it could not come earlier, if that is another one."""
         self.count += count
-        self.last = max(self.last, (*source, time), key=lambda each: each[2])
+        self.last = max(self.last, (*source, time, cause or line), key=lambda each: each[2])
         self.arrived[who, line] += 1
         self.knowledge.learn(knowledge, self.alloc.tensor)
         self.time = max(self.time, time)

@@ -30,7 +30,7 @@ class Engines(Control):
         if self.held_back(instr, env):
             return
         yield None
-        p = instr.p
+        p, started = instr.p, t.now
         src, here = self.place(t, instr, p["src"], env, "copies from", clips=True)
         dst, there = self.place(t, instr, p["dst"], env, "copies into")
         if here.clipped:
@@ -51,7 +51,7 @@ class Engines(Control):
             parts = [(t.cta, slot, there, data)]
         for cta, theirs, part, piece in parts:
             ref = dst if cta is t.cta else self.in_cta(dst, cta, t.cta)
-            access = Access(theirs.agent, theirs.round + 1, instr, t.name, "the copy into", "copy")
+            access = Access(theirs.agent, theirs.round + 1, instr, t.name, "the copy into", "copy", barrier=theirs)
             self._into(ref, part, t, access, theirs, piece, end)
             self.use(cta, ref, there, "load", start, end)
         first = slots[0] if leader is not None else slot
@@ -59,7 +59,8 @@ class Engines(Control):
         if leader is None or mine == 0:
             self.timeline.counts.arrivals += 1
             slot.parts += n
-            slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"))
+            at_once, cause = t.held[0] == started, t.held[1]
+            slot.arrive(t.name, instr.line, told, end, (t.cta.number, "copy"), cause=cause if at_once else None)
 
     def _into(
         self, dst: Buffer, there: Place, t: Thread, access: Access, slot: Slot, data: np.ndarray, end: float
@@ -177,7 +178,7 @@ class Engines(Control):
         product = Product(cycles / instructions, instructions, t.now, over)
         idle_since = t.cta.tensor.issue(t.lane, product)
         if idle_since is not None:
-            self.timeline.idle(t.cta.number, t.lane, idle_since, t.now)
+            self.timeline.idle(t.cta.number, t.lane, idle_since, t.now, t.finished)
         t.wgmmas.append((t.products, add, product, acc))
 
     def _operands(self, t: Thread, instr: Instr, env: Env) -> "tuple[_Operand, _Operand]":
@@ -230,6 +231,8 @@ class Engines(Control):
             t.knowledge.clock[t.multiplying] = number
         if instr is not None:
             self.timeline.waited(t.cta.number, t.lane, start, t.now, instr)
+            if t.now > start and not t.wgmmas:
+                t.finished = instr.line
 
     def go_wgmma_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         yield from self.finish_products(t, instr, instr.p["n"])

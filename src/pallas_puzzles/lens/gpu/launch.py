@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...ir.capture import SourceLine
+from ...ir.effort import READ, spend
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Program
 from ...ir.ops import Beyond
-from ..effort import spend
 from ..findings import Findings
 from .banks import inside, note_layouts
 from .barriers import NAMED, Arrivals, Barrier, Semaphores, Slot, Wait
@@ -27,7 +27,6 @@ from .threads import Cluster, Cta, Thread, names_of
 from .timeline import Chip, Timeline
 
 MOST_CTAS = 1 << 16
-_READ = 16  # to trace and read an instruction takes as long as to run so many
 
 
 @dataclasses.dataclass(eq=False)
@@ -75,7 +74,7 @@ class Launch(Engines):
             at_once = max(1, min(len(self.free), len(self.pending) // 2))
         with np.errstate(all="ignore"):
             self._drive(at_once)
-        spend(self.instructions + _READ * sum(1 for _ in self.kernel.program.everything()))
+        spend(self.instructions + READ * sum(1 for _ in self.kernel.program.everything()))
         counts = self.timeline.counts
         counts.ctas = self.ctas
         counts.cycles = max([*self.free, *(f.thread.now for f in self.fibers)])

@@ -283,9 +283,11 @@ class Control(Core):
             self.finding("lapped", slot, t, instr, "waits for", detail=(number, slot.round))
         ended = slot.land(number)
         t.knowledge.learn(ended.knowledge)
-        self.timeline.waited(t.cta.number, t.lane, t.now, ended.time, instr, slot.name, ended.last[1])
+        _, source, _, cause = ended.last
+        self.timeline.waited(t.cta.number, t.lane, t.now, ended.time, instr, slot.name, source, cause)
         self.timeline.handover(t.cta.number, slot.name, ended.last, t.lane, t.now)
-        t.now = max(t.now, ended.time)
+        if ended.time > t.now:
+            t.now, t.held = ended.time, (ended.time, cause)
         yield None  # those who are behind now take the engines first
 
     def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:

@@ -21,7 +21,8 @@ class Access:
     """One read or write. engine: "copy", "store", "wgmma", "tcgen05", "load" or "fill" (of TMEM), or "".
 
     index: of its thread, where it is the thread's own. unread: of a copy, the write whose values it overwrites, if its
-    thread knows that they are there; readers: who has read them.
+    thread knows that they are there; readers: who has read them. barrier: the Slot that it arrives on, if it is the
+    first write there.
     """
 
     agent: int
@@ -33,6 +34,7 @@ class Access:
     index: dict[Any, int] | None = None
     unread: "Access | None" = None
     readers: frozenset[str] = frozenset()
+    barrier: Any = None
 
     @property
     def is_async(self) -> bool:

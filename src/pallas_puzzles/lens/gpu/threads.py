@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Instr
 from .barriers import Slot
@@ -53,7 +54,9 @@ class Thread:
 
     width: threads. epoch: counts up where others learn of it. groups: stores that it has committed; stores: those that
     it has not waited for, (group, effect, when it has read, when it is done, instruction, source); wgmmas: (number,
-    effect, product, accumulator). tmem: how many times it has loaded from TMEM and stored into it.
+    effect, product, accumulator). held: until when it last waited at a barrier, and the cause (Counts.idle_at);
+    finished: the line of its last wait after which it had no product on its way. tmem: how many times it has loaded
+    from TMEM and stored into it.
     """
 
     cta: Cta
@@ -69,6 +72,8 @@ class Thread:
     knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
     loading: int = dataclasses.field(default_factory=lambda: -new_agent())  # of its loads from TMEM
     filling: int = dataclasses.field(default_factory=lambda: -new_agent())  # of its stores into TMEM
+    held: tuple[float, SourceLine | None] = (-1.0, None)
+    finished: SourceLine | None = None
     tmem: int = 0
     epoch: int = 1
     seen: "collections.Counter[Any]" = dataclasses.field(default_factory=collections.Counter)

@@ -101,10 +101,11 @@ class Counts:
     one CTA.
     arrivals: on barriers. cycles: until the last CTA ends. tensor_busy, copy_busy: summed over CTAs; tensor_idle,
     copy_idle: from a CTA's start to its end, where it uses them at all. waited: how long warpgroups stand at barriers,
-    and for copies and products; waited_at: the same by line. idle_at: of tensor_idle, between two wgmmas of a CTA, what
-    the warpgroup that started the second one did before: (kind, line). Its kind is "compute", "copy" (it waited for
-    one) or "warpgroup" (it waited for another one). bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by
-    line.
+    and for copies and products; waited_at: the same by line and cause. idle_at: of tensor_idle, between two wgmmas of a
+    CTA, what the warpgroup that started the second one did before: (kind, line, cause). Its kind is "compute", "copy"
+    (it waited for one) or "warpgroup" (it waited for another one). Its cause is the line from which on things could not
+    go faster: the wait after which no product was left, the start of a copy that came late, or the arrival that did.
+    bank_conflicts: in SMEM, see banks.py; conflicts_at: the same by line.
     """
 
     ctas: int = 0
@@ -126,8 +127,8 @@ class Counts:
     copy_busy: float = 0
     copy_idle: float = 0
     waited: float = 0
-    waited_at: dict[SourceLine | None, float] = dataclasses.field(default_factory=dict)
-    idle_at: dict[tuple[str, SourceLine | None], float] = dataclasses.field(default_factory=dict)
+    waited_at: dict[tuple[SourceLine | None, SourceLine | None], float] = dataclasses.field(default_factory=dict)
+    idle_at: dict[tuple[str, SourceLine | None, SourceLine | None], float] = dataclasses.field(default_factory=dict)
     bank_conflicts: int = 0
     conflicts_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
 
@@ -152,7 +153,10 @@ class Counts:
         return self.gmem_read_bytes + self.gmem_write_bytes
 
 
+# Of a barrier, the last arrival: its CTA, lane and time, and the line from which on it could not come earlier
+Last = tuple[int, str, float, SourceLine | None]
 _REMEMBERED = 64  # stretches of a warpgroup's time since its last product
+_Stretch = tuple[float, float, str, SourceLine | None, SourceLine | None]  # start, end, and the rest as in idle_at
 
 
 class Engine:
@@ -259,43 +263,62 @@ class Timeline:
         self.uses: list[Use] = []
         self.handovers: list[Handover] = []
         self.counts = Counts()
-        self.lately: dict[tuple[int, str], collections.deque[tuple[float, float, str, SourceLine | None]]] = {}
+        self.lately: dict[tuple[int, str], collections.deque[_Stretch]] = {}
 
     def add(self, cta: int, lane: str, kind: str, start: float, end: float, instr: Any, ref: str = "") -> None:
         if cta < self.ctas_drawn and end > start:
             self.events.append(Event(cta, lane, kind, start, end, instr.line if instr is not None else None, ref))
 
-    def did(self, cta: int, lane: str, what: str, start: float, end: float, line: SourceLine | None) -> None:
+    def did(
+        self,
+        cta: int,
+        lane: str,
+        what: str,
+        start: float,
+        end: float,
+        line: SourceLine | None,
+        cause: SourceLine | None = None,
+    ) -> None:
         """What a warpgroup has spent time with: "compute", or what it waited for, "copy" or "warpgroup"."""
         lately = self.lately.get((cta, lane))
         if lately is None:
             lately = self.lately[cta, lane] = collections.deque(maxlen=_REMEMBERED)
-        lately.append((start, end, what, line))
+        lately.append((start, end, what, line, cause))
 
-    def idle(self, cta: int, lane: str, start: float, end: float) -> None:
-        """The tensor cores of a CTA had nothing to do until this warpgroup started a product."""
+    def idle(self, cta: int, lane: str, start: float, end: float, after: SourceLine | None) -> None:
+        """The tensor cores of a CTA had nothing to do until this warpgroup started a product. after: its last wait for
+        one."""
         at = self.counts.idle_at
-        for began, ended, what, line in self.lately.pop((cta, lane), ()):
+        for began, ended, what, line, cause in self.lately.pop((cta, lane), ()):
             if (both := min(ended, end) - max(began, start)) > 0:
-                at[what, line] = at.get((what, line), 0.0) + both
+                key = what, line, after if what == "compute" else cause
+                at[key] = at.get(key, 0.0) + both
 
     def waited(
-        self, cta: int, lane: str, start: float, end: float, instr: Any, ref: str = "", source: str = "copy"
+        self,
+        cta: int,
+        lane: str,
+        start: float,
+        end: float,
+        instr: Any,
+        ref: str = "",
+        source: str = "copy",
+        cause: SourceLine | None = None,
     ) -> None:
         """source: the lane that was waited for."""
         if end > start:
             self.counts.waited += end - start
             at = self.counts.waited_at
-            at[instr.line] = at.get(instr.line, 0.0) + end - start
+            at[instr.line, cause] = at.get((instr.line, cause), 0.0) + end - start
             self.add(cta, lane, "wait", start, end, instr, ref)
-            self.did(cta, lane, "copy" if source == "copy" else "warpgroup", start, end, instr.line)
+            self.did(cta, lane, "copy" if source == "copy" else "warpgroup", start, end, instr.line, cause)
 
     def use(self, cta: int, slot: str, kind: str, start: float, end: float) -> None:
         if cta < self.ctas_drawn:
             self.uses.append(Use(cta, slot, kind, start, end))
 
-    def handover(self, cta: int, barrier: str, source: tuple[int, str, float], lane: str, since: float) -> None:
-        """source: the CTA, lane and time of the last arrival; since: when the wait began."""
+    def handover(self, cta: int, barrier: str, source: Last, lane: str, since: float) -> None:
+        """source: the last arrival; since: when the wait began."""
         if cta < self.ctas_drawn and source[0] == cta and source[1] != lane:
             end, waited = max(since, source[2]), source[2] > since
             self.handovers.append(Handover(cta, barrier, source[1], source[2], lane, end, waited))

@@ -1,16 +1,16 @@
-"""How much a machine has to do, counted in instructions: the same number in every run, on every computer."""
+"""How much there is to do, counted in instructions: the same number in every run, on every computer."""
 
 import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator
 
-from ..ir.ops import holding
+READ = 16  # to trace and read an instruction takes as long as to run so many
 
 
 @dataclasses.dataclass
 class Effort:
-    """instructions: that were run; one that is read, which takes JAX a while, counts as several."""
+    """instructions: that were run, on all devices together; one that is read counts as READ."""
 
     instructions: int = 0
 
@@ -20,12 +20,13 @@ _effort: contextvars.ContextVar[Effort | None] = contextvars.ContextVar("effort"
 
 @contextlib.contextmanager
 def counted() -> Iterator[Effort]:
-    """While active, what is done is added to what it yields. Kernels for a GPU are counted, others are not."""
+    """While active, what is done is added to what it yields."""
     effort = Effort()
+    token = _effort.set(effort)
     try:
-        with holding(_effort, effort):
-            yield effort
+        yield effort
     finally:
+        _effort.reset(token)
         spend(effort.instructions)  # of whoever counts around it
 
 
