@@ -341,10 +341,10 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
 def _made(function: str, place: "_Place") -> Difference:
     path, was, should, line, _ = place
     _mark(should)
-    if isinstance(getattr(was, "use", None), ast.Name) and (
-        hasattr(was, "unpacked") or was.often
-    ):  # told where it is used
-        was, line = was.use, was.use.lineno
+    use = getattr(was, "use", None)
+    in_place = hasattr(was, "unpacked") or getattr(was, "often", False)
+    if isinstance(use, ast.Name) and (in_place or (should is not None and _is_around(was, should))):
+        was, line = use, use.lineno  # told where it is used
     return Difference(function, path, was, should, line)
 
 

@@ -163,7 +163,8 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
     ),
     "unwaited-load": _unwaited,
     "padding": lambda f: (
-        f"{_head(f)}{f.verb} {f.ref} beyond its end: the copy engine brings zeros for what is not there. Mask them."
+        f"{_head(f)}{f.verb} {f.ref} beyond its end: the copy engine brings zeros for what is not there, which count "
+        "unless something masks them."
     ),
     "garbage": lambda f: f"{_unwritten(f)} Here, no output depends on them.",
 }

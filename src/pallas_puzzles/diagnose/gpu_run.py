@@ -31,9 +31,11 @@ def diagnose_gpu(run: Run, want: object, tolerance: Tolerance | None = None) -> 
     ]
     if not wrong:
         return Diagnosis(seen)
-    also = [*findings_of(note for note in run.notes if note.kind == "padding")]
-    first, *others = seen or [*wrong, *also]
-    if seen:  # how wrong it is, is evidence of it
+    first, *others = seen or wrong
+    if not seen:  # a right answer may do so as well: it is no finding of its own
+        also = findings_of(note for note in run.notes if note.kind == "padding")
+        first = first.but(evidence=[*first.evidence, *(note.cause for note in also)])
+    else:  # how wrong it is, is evidence of it
         first = first.but(evidence=[*wrong[0].evidence[:1], *first.evidence])
     return Diagnosis([first, *others])
 
