@@ -206,6 +206,20 @@ def test_a_mistake_in_it_is_told_with_its_step():
     assert "where pl.program_id(1) == 0" in told
 
 
+def test_a_grid_that_is_too_short_is_told_by_what_no_copy_reaches():
+    def kernel(x_hbm, o_hbm):
+        block = rows((8, 128), lambda i: (i, 0))
+        pltpu.emit_pipeline(body, grid=(2,), in_specs=[block], out_specs=[block])(x_hbm, o_hbm)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = 2 * x_ref[...]
+
+    with collecting() as verdicts:
+        twice = pl.pallas_call(kernel, in_specs=[HBM], out_specs=HBM, out_shape=numbers(24, 128))
+        check("mine/1", twice, lambda x: 2 * x, normal((24, 128)))
+    assert "No copy reaches rows 16-23 of o_hbm." in str(verdicts[0])
+
+
 def test_one_that_the_lens_does_not_know_is_followed_as_jax_spells_it_out():
     (trace,) = lens.trace(with_scratches, numbers(24, 128)).traces
     assert trace.pipelines == []

@@ -236,13 +236,14 @@ def _unvisited(w: Wrong, blocks: list[Block]) -> Finding:
 def _not_stored(w: Wrong, kind: str, blocks: list[Block], words: str) -> Finding:
     name, step = w.o.name, min([s for b in blocks for s in w.steps_of(b)], default=0)
     stores = [e for e in w.trace.events if e.op != "load" and e.ref == name]
-    if not stores:
+    written = w.trace.state[w.number] == WRITTEN
+    if not stores and not (w.o.in_hbm and written.any()):  # a pipeline inside of a kernel writes by copies of its own
         cause = (
             f"no step stores anything into {name}: what you see is uninitialised memory. Write {name}[...] = value, "
             "under a condition that holds at some step."
         )
     elif w.o.in_hbm:
-        where = where_in(w.cut(w.trace.state[w.number] != WRITTEN, blocks[0]))
+        where = where_in(w.cut(~written, blocks[0]))
         cause = f"no copy reaches {where or 'any part'} of {name}. Look at the slices that the copies out go to."
     elif kind == "partly-stored":
         cause = f"the kernel stores only part of {name}: {named_blocks(blocks)} {words}. Store {name}[...] = value."
