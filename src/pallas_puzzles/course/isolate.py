@@ -110,7 +110,9 @@ def isolated(
             if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
                 return said
     said = say(chosen, named=values, tell="like")
-    return said if len(said) <= _MOST_PLACES else []
+    if len(said) > _MOST_PLACES or (fails and runs(answer, works)):  # in one form with the course's, it works
+        return []
+    return said
 
 
 @contextlib.contextmanager

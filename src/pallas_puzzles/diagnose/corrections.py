@@ -83,6 +83,7 @@ def corrections(
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
             mine = {value: each for value, each in named.get(name, {}).items() if each != getattr(own, "id", None)}
             words, told = _words(answer, group, mine, tell)
+            told = told and tell == "what"  # else nobody has tried what is said
             words = _as_written(words)
             edit = _edit(answer, group, mine)
             line, last = group.lines(answer[name])
