@@ -556,3 +556,14 @@ def test_a_single_mistake_is_found_beside_places_that_only_fit_each_other():
 
     chosen = that_matter(answer, differences(answer, wanted), is_right, 40)
     assert [(ast.unparse(d.was), ast.unparse(d.should)) for d in chosen] == [("3", "4")]
+
+
+def test_what_is_given_to_a_helper_is_told_where_it_is_given():
+    mine = "def f(x, y):\n    m, n = x.shape\n\n    def at(i, by):\n        return i * by + 1\n\n"
+    mine += "    return g(at(0, n), at(1, n), n)\n"
+    theirs = "def f(x, y):\n    m, n = x.shape\n    return g(0 * m + 1, 1 * n + 1, n)\n"
+    (node,), answer, wanted = ast.parse(mine).body, parsed(mine), parsed(theirs)
+    found = differences(answer, wanted)
+    (told,) = corrections(answer, found, {}, {})
+    assert (told.line, told.words) == (7, "in `f`, `n` should be `x.shape[0]`")
+    assert "g(at(0, x.shape[0]), at(1, n), n)" in ast.unparse(followed(node, told.edits))

@@ -180,9 +180,10 @@ def _times(target: ast.expr, values: ast.expr) -> list[Callable[[Any], Any]] | N
 
 
 def _filled(names: Sequence[str], values: Sequence[ast.expr], node: Any) -> Any:
+    """A program with values in the places of names. Each is what stands in the call, and there it is changed."""
     node = copy_of(node)
     for name, value in zip(names, values, strict=True):
-        node = Inlined(name, value).visit(node)
+        node = Inlined(name, value, at=getattr(value, "use", value)).visit(node)
     return node
 
 
@@ -417,11 +418,11 @@ class Inlined(ast.NodeTransformer):
     """Puts a value in the place of its name. It keeps the name (use), and where it stands in the text (defined).
 
     shared: other places have the value, too, so it is right or wrong as a whole. Of a function (often) that is so where
-    it is called.
+    it is called. at: where the reader has written it, if that is not where the name stands.
     """
 
-    def __init__(self, name: str, value: ast.expr, shared: bool = False) -> None:
-        self.name, self.value, self.often = name, value, shared
+    def __init__(self, name: str, value: ast.expr, shared: bool = False, at: ast.expr | None = None) -> None:
+        self.name, self.value, self.often, self.at = name, value, shared, at
         self.shared = shared and not isinstance(value, ast.Lambda)
 
     def visit(self, node: ast.AST) -> Any:
@@ -431,7 +432,7 @@ class Inlined(ast.NodeTransformer):
         if node.id != self.name or not isinstance(node.ctx, ast.Load):
             return node
         value: Any = copy_of(self.value)
-        value.use, value.defined = node, (value.lineno, value.col_offset)
+        value.use, value.defined = self.at or node, (value.lineno, value.col_offset)
         value.shared, value.often = self.shared, self.often
         return value
 
