@@ -43,14 +43,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 def pytest_xdist_auto_num_workers() -> int:
     if ON_TPU:
         return 0  # a TPU belongs to one process at a time
-    return min((os.cpu_count() or 1) + 1, 4)  # one more than cores: many tests wait for other processes
+    return min(os.cpu_count() or 1, 4)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough",
         action="store_true",
-        help="every wrong answer of the bank, not an eighth; every notebook in a kernel, unsolved and solved; JAX's "
+        help="every wrong answer of the bank; every notebook in a kernel, unsolved and solved; JAX's "
         "simulator confirms, and the front ends and the TPU compiler take for every chip, every variant of a solution; "
         "and what takes long and shows the same of another shape or chip",
     )

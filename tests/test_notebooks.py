@@ -292,11 +292,8 @@ def test_unsolved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) ->
     assert not complaints(node)
 
 
-QUICK = ("basics",)  # and kernels for GPUs in tests/test_gpu_course.py
-SOLVED = [pytest.param(b, id=b.name, marks=() if b.name in QUICK else pytest.mark.thorough) for b in BOOKS]
-
-
-@pytest.mark.parametrize("book", SOLVED)
+@pytest.mark.thorough  # tests/test_browser.py solves one in every run, tests/test_gpu_course.py one for GPUs
+@pytest.mark.parametrize("book", BOOKS, ids=lambda book: book.name)
 def test_solved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) -> None:
     node = notebooks.build(book.path)
     lay_solutions(node, book)

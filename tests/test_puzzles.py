@@ -241,12 +241,11 @@ def test_a_puzzle_has_at_least_three_wrong_answers(puzzle: Puzzle) -> None:
 
 
 def in_every_run() -> set[str]:
-    """An eighth of the wrong answers of each puzzle, one at least, and the same ones in every run."""
+    """One wrong answer of every second puzzle, and the same ones in every run."""
     of_a_puzzle: dict[str, list[str]] = {}
     for answer in WRONG_ANSWERS:
         of_a_puzzle.setdefault(answer.puzzle, []).append(str(answer))
-    ordered = (sorted(mine, key=lambda text: zlib.crc32(text.encode())) for mine in of_a_puzzle.values())
-    return {text for mine in ordered for text in mine[: max(1, len(mine) // 8)]}
+    return {min(mine, key=lambda text: zlib.crc32(text.encode())) for mine in [*of_a_puzzle.values()][::2]}
 
 
 IN_EVERY_RUN = in_every_run()

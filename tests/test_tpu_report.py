@@ -379,7 +379,9 @@ def test_slots_tell_what_a_kernel_is_made_of():
 # --- everything that there is ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if i % 4 else ()) for i, name in enumerate(EVERYTHING)]
+)
 def test_no_kernel_is_too_strange(name):
     """A report never raises; what compiles has a report on every kernel, and its bytes are those of the lens."""
     exhibit = EVERYTHING[name]
