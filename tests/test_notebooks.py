@@ -293,7 +293,7 @@ def test_unsolved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) ->
 
 
 @pytest.mark.thorough  # tests/test_browser.py solves one in every run, tests/test_gpu_course.py one for GPUs
-@pytest.mark.parametrize("book", BOOKS, ids=lambda book: book.name)
+@pytest.mark.parametrize("book", BOOKS, ids=NAMES)
 def test_solved_in_a_kernel(book: curriculum.Notebook, in_kernel: Callable) -> None:
     node = notebooks.build(book.path)
     lay_solutions(node, book)
