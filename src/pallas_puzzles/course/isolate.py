@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..diagnose.conditions import as_both
 from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
 from ..diagnose.straight import side_by_side, straightened, values_with_names
@@ -48,7 +49,7 @@ def isolated(
     """
     written = _answer(puzzle, names, used)
     course = cases.solutions(puzzle)
-    both = {name: side_by_side(node, course[name]) for name, node in written.items() if name in course}
+    both = {name: as_both(*side_by_side(node, course[name])) for name, node in written.items() if name in course}
     answer = {name: both[name][0] if name in both else straightened(node) for name, node in written.items()}
     right = {name: theirs for name, (_, theirs) in both.items()}
     found = differences(answer, right)

@@ -58,8 +58,7 @@ def told(
         at_def = seen.line is not None and seen.line.text.startswith("def ")
         first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
     else:
-        briefly = found[0].told and not (others and seen.kind == "rounding")
-        first = first.but(evidence=(_head(seen) if briefly else seen.cause,))
+        first = first.but(evidence=(_head(seen) if found[0].told else seen.cause,))
     return [first, *others]
 
 

@@ -70,6 +70,9 @@ def corrections(
     for gone, new in moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
         found.append(_moved(answer[gone.function], gone, new, names, named.get(gone.function, {})))
+    for each in [d for d in chosen if hasattr(d.was, "around") or hasattr(d.should, "around")]:
+        chosen = [d for d in chosen if d is not each]
+        found.append(_conditional(answer[each.function], each, names, named.get(each.function, {})))
     for group in _together(answer, chosen, named, statements):
         name = group.differences[0].function
         called = names.get(name, f"`{name}`")
@@ -107,6 +110,27 @@ def _moved(
     there = Edit(_program(mine, named), **{"behind" if n else "before": beside})
     last = getattr(gone.was, "end_lineno", None) or gone.line
     return Correction(gone.function, gone.line, last, _as_written(words), edits=(Edit("", gone.was), there))
+
+
+def _conditional(
+    function: ast.FunctionDef, found: Difference, names: Mapping[str, str], named: Mapping[str, str]
+) -> Correction:
+    """What to say of statements that belong under a condition, or of a condition that does not belong there."""
+    called, under = names.get(found.function, f"`{found.function}`"), _at(function, found.path[:-2])
+    if hasattr(found.should, "around"):
+        first, last, told = found.line, found.line, True
+        words = f"`@{_text(under.decorator_list[0], named)}` does not belong here: what is under it is for every step"
+        edits = (Edit("\n".join(_program(each, named) for each in under.body), under),)
+    else:
+        when = ast.Call(under.decorator_list[0].func, [found.should], [])
+        body: list[Any] = found.was.around  # type: ignore[union-attr]
+        condition = _text(when, named)
+        first, last, told = body[0].lineno, body[-1].end_lineno, len(condition) <= SHOWN
+        what = f"lines {first} to {last} belong" if len(body) > 1 else f"{_beginning(_text(body[0], named))} belongs"
+        words = f"{what} under {f'`@{condition}`' if told else 'a condition'}"
+        new = "\n    ".join([f"@{_program(when, named)}\ndef _():", *(_program(each, named) for each in body)])
+        edits = (Edit(new, body[0]), *(Edit("", each) for each in body[1:]))
+    return Correction(found.function, first, last, _as_written(f"in {called}, {words}"), told, edits=edits)
 
 
 def _beginning(text: str) -> str:

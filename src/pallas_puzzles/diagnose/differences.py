@@ -187,9 +187,13 @@ def that_matter(
     if 1 < len(left) <= most - trials:
         kept = next((unit for unit in left if right_with(unit)), kept)
     chosen = [unit[0] for unit in left if unit[0] in kept]
-    parts = every[chosen[0]].parts[: min(_PARTS, most - trials)] if len(chosen) == 1 else ()
-    every += parts
-    chosen = next(([n] for n in range(len(every) - len(parts), len(every)) if right_with([n])), chosen)
+    one = every[chosen[0]]
+    alone = [*([p] for p in one.parts[:_PARTS]), *_alike(one)] if one.whole else [[x] for n in chosen for x in _less(every[n])]
+    for places in alone[: most - trials] if one.whole == (len(chosen) == 1) else ():
+        every += places
+        if right_with(small := [*range(len(every) - len(places), len(every))]):
+            chosen = small
+            break
     several = {n for unit in left if len(unit) > 1 for n in unit}
     queue, most = [n for n in chosen if n not in several], min(most, trials + _FINER)
     while queue:
@@ -248,6 +252,27 @@ def _finer(difference: Difference) -> Iterator[list[Difference]]:
             yield [_made(difference.function, place) for place in places]
 
 
+def _less(difference: Difference) -> Iterator[Difference]:
+    """With a part of what should be there: where the right one goes two ways, the answer may go one."""
+    was, should = difference.was, difference.should
+    for part in ast.walk(should) if isinstance(was, ast.expr) and should is not None else ():
+        if part is not should and type(part) is type(was) and _in_parts(part, was) and _shared(part, was) > _PART:
+            yield dataclasses.replace(difference, should=part)
+
+
+def _alike(difference: Difference) -> Iterator[list[Difference]]:
+    """Calls and comparisons in two functions that are the same with other parts, the most alike first: their parts."""
+    here = [(p, x) for p, x in _inside(difference.was, ()) if isinstance(x, ast.Call | ast.Compare)]
+    there = {key_of(y): y for y in ast.walk(difference.should) if isinstance(y, ast.Call | ast.Compare)}
+    mine = {key_of(x) for _, x in here}
+    new = [y for key, y in there.items() if key not in mine]
+    here = [(p, x) for p, x in here if key_of(x) not in there]
+    pairs = [(_share(x, y), n, p, x, y) for n, (p, x) in enumerate(here) for y in new if type(x) is type(y)]
+    for much, _, path, x, y in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:_PARTS]:
+        if much > _ALIKE_VALUES and _in_parts(x, y):
+            yield [_made(difference.function, place) for place in _between(x, y, path, difference.line, fine=True)]
+
+
 def _in_parts(x: ast.AST, y: ast.AST) -> bool:
     """Whether two expressions of one type are the same thing with other parts."""
     if isinstance(x, ast.BinOp) and isinstance(y, ast.BinOp):
@@ -290,14 +315,14 @@ def _share(a: ast.AST, b: ast.AST) -> float:
     return 2 * _shared(a, b) / (len(_words(a)) + len(_words(b)))
 
 
-def _inside(node: ast.AST, path: Path) -> Iterator[tuple[Path, ast.AST]]:
-    """An expression and all that are inside of it, each with its path. path: of the expression."""
+def _inside(node: Any, path: Path) -> Iterator[tuple[Path, ast.AST]]:
+    """A node and the expressions and statements inside of it, each with its path. path: of the node."""
     yield path, node
     if hasattr(node, "unpacked") or getattr(node, "often", False):
         return
     for field, value in ast.iter_fields(node):
         for n, each in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(each, ast.expr | ast.keyword):
+            if isinstance(each, ast.expr | ast.keyword | ast.stmt):
                 yield from _inside(each, (*path, (field, n)))
 
 
@@ -369,6 +394,11 @@ def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             uses = [n for n in ast.walk(theirs) if isinstance(n, ast.Name) and n.id == name]
             here = sum(isinstance(n, ast.Name) and n.id == name for other in behind for n in ast.walk(other))
             again = len(uses) > 2 and any(is_work(n) and _is_costly(n) for n in ast.walk(value))
+            if again and name not in there and (kept := _kept_in(name, behind)) is not None:
+                body.remove(each)
+                body[:] = [Inlined(name, _read(kept.targets[0])).visit(n) if n is not kept else n for n in body]
+                kept.value = value
+                continue
             short = key_of(value) in plain or size_of(value) < _SHORT
             if name in there or again or not short or len(_stores_of(name, theirs)) != 1 or here != len(uses) - 1:
                 continue
@@ -376,6 +406,17 @@ def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
                 body.remove(each)
                 body[:] = [Inlined(name, value).visit(other) for other in body]
     return theirs
+
+
+def _kept_in(name: str, behind: Sequence[ast.stmt]) -> ast.Assign | None:
+    """The store of a value into a Ref that can be read where its name is used: nothing else stores there after it."""
+    for n, each in enumerate(behind):
+        match each:
+            case ast.Assign([ast.Subscript(ast.Name(ref))], ast.Name(stored)) if stored == name:
+                return None if any(ref in uses_of(later)[1] for later in behind[n + 1 :]) else each
+        if name in reads_of(each):
+            return None
+    return None
 
 
 def _is_costly(call: Any) -> bool:
@@ -671,10 +712,9 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     """The right function, its own names replaced by those that the answer has for the same things."""
     own, other = _bound(theirs), _bound(mine)
     votes: Counter[tuple[str, str]] = Counter()
-    arguments = _arguments_of(mine, theirs)
-    for pair in arguments.items():
+    for pair in _arguments_of(mine, theirs).items():
         votes[pair] += 100
-    with_mine = _Renamed(arguments).visit(copy_of(theirs))
+    with_mine = with_arguments_of(mine, theirs)
     for value, name in _values_of_names(with_mine):
         for given, to in _values_of_names(mine):
             same = _share(value, given)
@@ -706,6 +746,11 @@ def _values_of_names(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, str]
 
 def _word(node: ast.AST, bound: set[str]) -> str:
     return f"{type(node).__name__} ?" if name_of(node) in bound else _label(node)
+
+
+def with_arguments_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
+    """The right function, its arguments under the names that they have in the answer."""
+    return _Renamed(_arguments_of(mine, theirs)).visit(copy_of(theirs))
 
 
 def _arguments_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> dict[str, str]:
