@@ -45,7 +45,7 @@ FAMILIES = {
         "An index runs past an edge. Index maps count blocks, Refs count elements of a block. Which of the two is "
         "this, and what is the largest value that it takes?"
     ),
-    "moved exchanged unread unused": (
+    "moved unread unused": (
         "Right numbers in the wrong place, or an input that nobody reads. For step (1, 2): which block should come?"
     ),
     "overflow born": (

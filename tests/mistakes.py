@@ -790,16 +790,6 @@ def output_leaves_before_anything_is_stored(x):
     return pl.pallas_call(kernel, grid=(4, 2, 3), in_specs=[spec], out_specs=spec, out_shape=like(x))(x)
 
 
-@mistake(X, want=lambda x: (x.mean(1, keepdims=True), x.max(1, keepdims=True)))
-def results_have_changed_places(x):
-    def kernel(x_ref, mean_ref, max_ref):
-        mean_ref[...] = row_max(x_ref[...])
-        max_ref[...] = x_ref[...].mean(axis=1, keepdims=True)
-
-    specs, shapes = (rows(8, 1), rows(8, 1)), (like(x, (32, 1)), like(x, (32, 1)))
-    return pl.pallas_call(kernel, grid=(4,), in_specs=[WHOLE_ROWS], out_specs=specs, out_shape=shapes)(x)
-
-
 @mistake(X, want=np_double)
 def half_a_gradient(x):
     def kernel(g_ref, o_ref):

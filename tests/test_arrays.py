@@ -142,13 +142,12 @@ def _assigned(s: Any) -> Any:
         (lambda s: jnp.array(list(range(s[0]))), "python-loop", "range"),
         (lambda s: s if s[0] > 2 else -s, "python-loop", "jnp.where"),
         (lambda s: jnp.zeros(s.sum()), "python-loop", "lengths"),
-        (lambda s: s[: s[0]], "python-loop", "bounds of a slice"),
+        (lambda s: s[: s[0]], "static-shape", "lengths are known first"),
         (lambda s: jnp.repeat(s, s), "static-shape", "total_repeat_length"),
-        (lambda s: s[s > 0], "static-shape", "mask"),
+        (lambda s: s[s > 0], "static-shape", "jnp.where"),
         (lambda s: jnp.nonzero(s)[0], "static-shape", "size="),
         (lambda s: np.add(np.asarray(s), 1), "numpy", "use jnp"),
         (_assigned, "item-assignment", ".at[i]"),
-        (lambda s: s + missing, "name", "does not exist"),  # type: ignore[name-defined]  # noqa: F821
     ],
 )
 def test_what_jit_cannot_do_is_said_in_one_line_with_the_readers_own(wrong: Any, kind: str, says: str) -> None:

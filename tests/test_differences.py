@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from edits import edits
+from pallas_puzzles.diagnose.conditions import as_both, condition_of
 from pallas_puzzles.diagnose.corrections import corrections, followed
 from pallas_puzzles.diagnose.differences import applied, differences, that_matter
-from pallas_puzzles.diagnose.straight import straightened
+from pallas_puzzles.diagnose.straight import side_by_side, straightened, values_with_names
 
 RIGHT = """
 def kernel(x_ref, y_ref, o_ref, acc_ref):
@@ -101,7 +102,6 @@ def test_other_names_and_values_with_names_are_no_differences():
         ("_, n = f(x)\n    return n * y", "n = f(x)[1]\n    return n * y"),
         ("x[...] = a\n    y[...] = b", "for ref, value in ((x, a), (y, b)):\n        ref[...] = value"),
         ("a, b = x[...], y[...]\n    return a, b", "a, b = (ref[...] for ref in (x, y))\n    return a, b"),
-        ("return (x // a, y // b)", "return tuple(size // n for size, n in zip((x, y), (a, b)))"),
         ("return g(x, y, bm=8)", "f = functools.partial(g, x, bm=8)\n    return f(y)"),
         ("return (g(x, 0) + x, g(x, 1) + x)", "f = lambda n: g(x, n) + x\n    return f(0), f(1)"),
         (
@@ -567,3 +567,93 @@ def test_what_is_given_to_a_helper_is_told_where_it_is_given():
     (told,) = corrections(answer, found, {}, {})
     assert (told.line, told.words) == (7, "in `f`, `n` should be `x.shape[0]`")
     assert "g(at(0, x.shape[0]), at(1, n), n)" in ast.unparse(followed(node, told.edits))
+
+
+UNDER = """\
+def kernel(x_ref, o_ref, acc_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        x = x_ref[...]
+        acc_ref[...] = acc_ref[...] + x.sum(axis=1)
+        o_ref[...] = jnp.maximum(o_ref[...], x)
+
+    @pl.when(pl.program_id(1) == 1)
+    def _():
+        o_ref[...] = x_ref[...] / acc_ref[...]
+"""
+AT_EVERY_STEP = """\
+def kernel(x_ref, o_ref, total_ref):
+    sweep, x = pl.program_id(1), x_ref[...]
+    total_ref[...] = total_ref[...] + x.sum(axis=1)
+    o_ref[...] = jnp.maximum(o_ref[...], x)
+
+    @pl.when(sweep == 1)
+    def _():
+        o_ref[...] = x / total_ref[...]
+"""
+
+
+def test_statements_without_their_condition_are_told_with_it():
+    (node,), (theirs,) = ast.parse(AT_EVERY_STEP).body, ast.parse(UNDER).body
+    mine, right = as_both(*side_by_side(node, theirs))
+
+    def is_right(functions):
+        tests = [ast.unparse(condition_of(n)) for n in ast.walk(functions["kernel"]) if condition_of(n) is not None]
+        return tests == ["pl.program_id(1) == 0", "pl.program_id(1) == 1"]
+
+    chosen = that_matter({"kernel": mine}, differences({"kernel": mine}, {"kernel": right}), is_right, 40)
+    (told,) = corrections({"kernel": mine}, chosen, {}, {"kernel": values_with_names(node)})
+    assert told.words == "in `kernel`, lines 3 to 4 belong under `@pl.when(sweep == 0)`"
+    assert is_right({"kernel": straightened(followed(node, told.edits))})
+
+
+def test_a_condition_that_is_too_much_is_told():
+    always = "def f(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + 1\n"
+    mine = (
+        "def f(x_ref, o_ref):\n    @pl.when(pl.program_id(0) > 0)\n    def _():\n        o_ref[...] = x_ref[...] + 1\n"
+    )
+    (node,), (theirs,) = ast.parse(mine).body, ast.parse(always).body
+    answer, right = ({"f": each} for each in as_both(*side_by_side(node, theirs)))
+    (told,) = corrections(answer, differences(answer, right), {}, {})
+    assert "`@pl.when(pl.program_id(0) > 0)` does not belong here" in told.words
+    assert ast.unparse(followed(node, told.edits)) == ast.unparse(theirs)
+
+
+def test_a_part_of_what_should_be_there_is_enough_where_the_answer_goes_one_way():
+    masked = "online(hide(scores(i), top(i) + column(m), left(j)), values)"
+    mine = f"def f(i, j):\n    @pl.when(j * n <= i * m)\n    def _():\n        {masked}\n"
+    theirs = (
+        "def f(i, j):\n    @pl.when(j * n + n <= i * m)\n    def _():\n        online(scores(i), values)\n\n"
+        f"    @pl.when((j * n <= i * m + m - 1) & ~(j * n + n <= i * m))\n    def _():\n        {masked}\n"
+    )
+    answer, right = parsed(mine), parsed(theirs)
+    enough = text_of(right), text_of(parsed(mine.replace("i * m", "i * m + m - 1")))
+    found = differences(answer, right)
+    (only,) = that_matter(answer, found, lambda functions: text_of(functions) in enough, 40)
+    assert ast.unparse(only.should) == "j * n <= i * m + m - 1"
+
+
+def test_a_place_in_a_function_that_is_written_another_way_is_found():
+    mine = (
+        "def f(n, most):\n    found = {}\n    for b in sizes(n):\n        for c in shapes(n):\n"
+        "            if fits(b, c) <= most:\n                found[b, c] = cost(b, c, n)\n"
+        "    return min(found, key=found.get)\n"
+    )
+    theirs = (
+        "def f(n, most):\n    plans = [(b, c) for b in sizes(n, 64) for c in shapes(n)]\n"
+        "    return min([p for p in plans if fits(*p) <= most], key=lambda p: cost(*p, n))\n"
+    )
+    answer, right = parsed(mine), parsed(theirs)
+
+    def is_right(functions):
+        text = text_of(functions)
+        return "sizes(n, 64)" in text and ("= {}" in text) == ("found.get" in text)
+
+    (only,) = that_matter(answer, differences(answer, right), is_right, 40)
+    assert (only.line, ast.unparse(only.should)) == (3, "64")
+
+
+def test_a_value_that_is_read_back_where_it_is_kept_is_no_difference():
+    mine = "def f(x_ref, acc_ref, o_ref):\n    acc_ref[...] = g(h(x_ref[...]))\n    o_ref[...] = acc_ref[...] * 2\n"
+    theirs = "def f(x_ref, acc_ref, o_ref):\n    a = g(h(x_ref[...]))\n    acc_ref[...] = a\n    o_ref[...] = a * 2\n"
+    assert not differences(parsed(mine), parsed(theirs))

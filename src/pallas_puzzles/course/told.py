@@ -56,9 +56,11 @@ def told(
         return [seen, first, *others]
     elif covered and seen.kind not in SAYS_LITTLE | _GUESSED and not (found[0].told and _is_symptom(seen, len(found))):
         at_def = seen.line is not None and seen.line.text.startswith("def ")
-        first = seen.but(evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
+        cause = _head(seen) if found[0].told and seen.step is not None else seen.cause  # it says what helped
+        first = seen.but(cause=cause, evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
     else:
-        first = first.but(evidence=(_head(seen) if found[0].told else seen.cause,))
+        briefly = found[0].told and not (others and seen.kind == "rounding")
+        first = first.but(evidence=(_head(seen) if briefly else seen.cause,))
     return [first, *others]
 
 

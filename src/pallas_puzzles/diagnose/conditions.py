@@ -56,8 +56,7 @@ def _guarded(block: ast.FunctionDef, beside: ast.FunctionDef) -> list[ast.stmt]:
         else:
             body.append(each if there is None else _always(each, there))
         last = there
-    new = [n for n in body if n not in block.body]
-    for n in new:
+    for n in [n for n in body if isinstance(n, ast.FunctionDef) and n not in block.body]:
         n.written, n.end_lineno = n.body[-1], n.body[-1].end_lineno  # type: ignore[attr-defined]
         there = _there(n.body[0], theirs, open_there, own)
         if there is None or any(_shared(o, there) >= _shared(n, there) for o in own):  # that condition is there

@@ -118,18 +118,20 @@ def _conditional(
     """What to say of statements that belong under a condition, or of a condition that does not belong there."""
     called, under = names.get(found.function, f"`{found.function}`"), _at(function, found.path[:-2])
     if hasattr(found.should, "around"):
-        first, last, told = found.line, found.line, True
-        words = f"`@{_text(under.decorator_list[0], named)}` does not belong here: what is under it is for every step"
-        edits = (Edit("\n".join(_program(each, named) for each in under.body), under),)
-    else:
-        when = ast.Call(under.decorator_list[0].func, [found.should], [])
-        body: list[Any] = found.was.around  # type: ignore[union-attr]
-        condition = _text(when, named)
-        first, last, told = body[0].lineno, body[-1].end_lineno, len(condition) <= SHOWN
-        what = f"lines {first} to {last} belong" if len(body) > 1 else f"{_beginning(_text(body[0], named))} belongs"
-        words = f"{what} under {f'`@{condition}`' if told else 'a condition'}"
-        new = "\n    ".join([f"@{_program(when, named)}\ndef _():", *(_program(each, named) for each in body)])
-        edits = (Edit(new, body[0]), *(Edit("", each) for each in body[1:]))
+        words = (
+            f"`@{_text(under.decorator_list[0], named)}` does not belong here, as what is under it is for every step"
+        )
+        goes = Edit("\n".join(_program(each, named) for each in under.body), under)
+        return Correction(found.function, found.line, found.line, _as_written(f"in {called}, {words}"), edits=(goes,))
+    body: list[Any] = found.was.around  # type: ignore[union-attr]
+    when: Any = copy_of(under.decorator_list[0])
+    when.args = [found.should]
+    condition = _text(when, named)
+    first, last, told = body[0].lineno, body[-1].end_lineno, len(condition) <= SHOWN
+    what = f"lines {first} to {last} belong" if len(body) > 1 else f"{_beginning(_text(body[0], named))} belongs"
+    words = f"{what} under {f'`@{condition}`' if told else 'a condition'}"
+    new = "\n    ".join([f"@{_program(when, named)}\ndef _():", *(_program(each, named) for each in body)])
+    edits = (Edit(new, body[0]), *(Edit("", each) for each in body[1:]))
     return Correction(found.function, first, last, _as_written(f"in {called}, {words}"), told, edits=edits)
 
 

@@ -1,7 +1,6 @@
 """From a run and the expected result to findings, the likeliest cause first."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,12 +21,12 @@ from .wrong import Result, Wrong, diagnose_output, sample_of
 ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds copy-shape unwaited no-wait reused "
     "shared-semaphore race unvisited revisit never-stored garbage unwritten stale overwritten partly-stored carry "
-    "padding input-store overflow born exchanged moved unread unused rounding values"
+    "padding input-store overflow born moved unread unused rounding values"
 ).split()
 
 # What is seen in the values of a result alone, and what may only follow from something that was seen to happen.
 SEEN_IN_VALUES = frozenset("moved unread unused rounding values".split())
-_ROOTS = frozenset(ORDER) - SEEN_IN_VALUES - {"race", "exchanged"}
+_ROOTS = frozenset(ORDER) - SEEN_IN_VALUES - {"race"}
 
 # kind -> the kinds that explain it away
 _FOLLOWS = {
@@ -53,14 +52,12 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     Findings that are wrong whatever the values (a wait that never ends, an out-of-bounds block, a race) count even when
     the values agree: they agree by luck.
     """
-    got_leaves, want_leaves = jax.tree.leaves(run.outputs), jax.tree.leaves(want)
+    got_leaves = jax.tree.leaves(run.outputs)
     findings = structure(run.outputs, want, "pallas_call", "out_shape")
     wrong: list[Diagnosis] = []
     if not findings:
         wrong = _not_inherited(run, [_output(run, each) for each in wrong_results(run.outputs, want, tolerance)])
         findings = [f for each in wrong for f in each.findings]
-    if wrong:
-        findings += _exchanged(got_leaves, want_leaves, tolerance)
     about = next((each for each in wrong if each.operand is not None), Diagnosis(()))
     maps = [m for t in run.traces for m in index_maps(t)]
     findings = [f.but(maps=f.maps or maps) for f in findings]
@@ -192,18 +189,6 @@ def _not_inherited(run: Run, wrong: list[Diagnosis]) -> list[Diagnosis]:
             fed |= fed_by(run, number, [trace.outputs[j]])
             kept.append(found)
     return kept + [f for f in wrong if id(f.operand) not in places]
-
-
-def _exchanged(got: list[Any], want: list[Any], tolerance: Tolerance | None) -> Iterator[Finding]:
-    """Two results of one shape that have changed places."""
-    for a, b in itertools.combinations(range(len(got)), 2):
-        x, y, u, v = (np.asarray(z) for z in (got[a], got[b], want[a], want[b]))
-        close = (tolerance or default_tolerance(u.dtype)).close
-        if not x.shape == y.shape == u.shape == v.shape or close(x, u).all() or close(y, v).all():
-            continue
-        if close(x, v).all() and close(y, u).all():
-            cause = f"result {a} holds what belongs in result {b}, and the other way round (counted from 0)."
-            yield Finding("exchanged", cause, [])
 
 
 def _has_nan(leaves: list[Any]) -> bool:

@@ -7,6 +7,7 @@ Failure-Inducing Input", 2002): what has to change for it to be right is what is
 import ast
 import dataclasses
 import difflib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -187,9 +188,8 @@ def that_matter(
     if 1 < len(left) <= most - trials:
         kept = next((unit for unit in left if right_with(unit)), kept)
     chosen = [unit[0] for unit in left if unit[0] in kept]
-    one = every[chosen[0]]
-    alone = [*([p] for p in one.parts[:_PARTS]), *_alike(one)] if one.whole else [[x] for n in chosen for x in _less(every[n])]
-    for places in alone[: most - trials] if one.whole == (len(chosen) == 1) else ():
+    ways = _alike(every[chosen[0]]) if len(chosen) == 1 else (p for n in chosen for p in _less(every[n]))
+    for places in itertools.islice(ways, most - trials):
         every += places
         if right_with(small := [*range(len(every) - len(places), len(every))]):
             chosen = small
@@ -252,18 +252,23 @@ def _finer(difference: Difference) -> Iterator[list[Difference]]:
             yield [_made(difference.function, place) for place in places]
 
 
-def _less(difference: Difference) -> Iterator[Difference]:
+def _less(difference: Difference) -> Iterator[list[Difference]]:
     """With a part of what should be there: where the right one goes two ways, the answer may go one."""
     was, should = difference.was, difference.should
     for part in ast.walk(should) if isinstance(was, ast.expr) and should is not None else ():
         if part is not should and type(part) is type(was) and _in_parts(part, was) and _shared(part, was) > _PART:
-            yield dataclasses.replace(difference, should=part)
+            yield [dataclasses.replace(difference, should=part)]
 
 
 def _alike(difference: Difference) -> Iterator[list[Difference]]:
-    """Calls and comparisons in two functions that are the same with other parts, the most alike first: their parts."""
-    here = [(p, x) for p, x in _inside(difference.was, ()) if isinstance(x, ast.Call | ast.Compare)]
-    there = {key_of(y): y for y in ast.walk(difference.should) if isinstance(y, ast.Call | ast.Compare)}
+    """Places in two functions that have little in common: where they differ, one by one; and calls and comparisons that
+    are the same with other parts, the most alike first."""
+    was, should = difference.was, difference.should
+    if was is None or should is None or not difference.whole:
+        return
+    yield from ([part] for part in difference.parts[:_PARTS])
+    here = [(p, x) for p, x in _inside(was, ()) if isinstance(x, ast.Call | ast.Compare)]
+    there = {key_of(y): y for y in ast.walk(should) if isinstance(y, ast.Call | ast.Compare)}
     mine = {key_of(x) for _, x in here}
     new = [y for key, y in there.items() if key not in mine]
     here = [(p, x) for p, x in here if key_of(x) not in there]

@@ -11,7 +11,8 @@ from .findings import Finding
 _ERRORS: list[tuple[str, str, str]] = [
     # (pattern in the exception text, kind, what to tell the reader)
     (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|"
-     r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{",
+     r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{|"
+     r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)",
      "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...]"),
     (r"TransformedRefs? cannot be abstractified|cannot be abstractified.*TransformedRef", "ref-arithmetic",
@@ -20,9 +21,6 @@ _ERRORS: list[tuple[str, str, str]] = [
      "not-called",
      "the function returns another function instead of an array: call what pl.pallas_call returns, "
      "pl.pallas_call(...)(x, y)"),
-    (r"matmul acc to be 32-bit|acc.*must be 32-bit", "narrow-dot",
-     "jnp.dot of 16-bit tiles gives 16-bit results, and the MXU accumulates in 32 bits: add "
-     "preferred_element_type=jnp.float32"),
     (r"should return None|must return None|kernel function.*return", "returns",
      "a kernel returns nothing: store the result, o_ref[...] = value"),
     (r"Custom VJP fwd rule.*must produce a pair", "vjp-forward",
@@ -30,22 +28,9 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Custom VJP bwd rule", "vjp-backward",
      "the backward function of a custom_vjp returns a tuple with one gradient for each input, in the order of the "
      "inputs and of their shapes; with one input: return (dx,)"),
-    (r"Index map function.*must not capture constants", "map-constants",
-     "an index map uses an array from outside. Python numbers may be used there; an array of indices is prefetched "
-     "(pltpu.PrefetchScalarGridSpec), and index maps get it as a Ref behind the grid indices"),
-    (r"captures constants", "constants",
-     "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
-     "lax.broadcasted_iota"),
-    (r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)", "ref-arithmetic",
-     "a Ref is used as if it were an array: read it first, x_ref[...]"),
-    (r"Pred must be a scalar", "when-array",
-     "pl.when asks for one yes or no, and this condition is an array: jnp.where(condition, a, b) chooses element by "
-     "element"),
     (r"Linearization failed to produce known values", "no-gradient",
      "JAX does not know the derivative of a pallas_call: wrap the function in jax.custom_vjp, and give it a forward "
      "and a backward function"),
-    (r"Pytree for `out_specs` and `out_shape`", "specs-count",
-     "each result of the call needs one entry in out_specs and one in out_shape, in the same order"),
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
      "the two factors of a product do not fit: the dimensions that are summed over differ in length. jnp.dot sums over "
      "the last of the first factor and the first of the second; jax.lax.dot_general lets you choose"),
@@ -66,37 +51,20 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Invalid dtype for `swap`", "store-dtype",
      "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype), or, if the Ref is scratch "
      "for a sum, give it the value's dtype (float32)"),
-    (r"Invalid shape for `swap`", "store-shape",
-     "the value has another shape than the Ref it is stored in, and a store does not broadcast: keepdims=True keeps "
-     "a reduced dimension; jnp.broadcast_to widens"),
-    (r"mutable array reference.* cannot be returned|returned a mutable array reference", "map-ref",
-     "an index map returns numbers, and a prefetched Ref holds many: take one of them, ids_ref[i]"),
     (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
      "an index map returns integer block indices: use // instead of /"),
     (r"Grid must be a tuple of integers", "grid-float",
      "a grid is a tuple of integers: use // (or pl.cdiv, which rounds up) instead of /"),
     (r"Index map function.*must return|index_map.*must return", "map-length",
      "an index map returns one block index per dimension of the array"),
-    (r"Pytree for `in_specs` and `inputs` do not match", "in-specs",
-     "each operand of the call needs one BlockSpec in in_specs, except for the first num_scalar_prefetch operands"),
-    (r"parallel semantics must form a prefix", "parallel-first",
-     "grid axes that are marked 'parallel' must come first: mark this one 'arbitrary' in dimension_semantics, or "
-     "change the order of the axes"),
-    (r"\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
-     "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
-     "all)"),
     (r"Out of bound (slice|indexer)", "ref-bounds",
      "a Ref is indexed past its end, out of bounds: look at the start and the size of the slice. The Ref of a block "
      "has the shape of that block, and counts from its start"),
-    (r"TracerArrayConversionError", "numpy",
-     "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
     (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
      "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
     (r"unexpected tree structure", "vjp-forward",
      "the forward function of a custom_vjp returns a pair, (result, residuals), and its result has the same form as "
      "the function's own: if the function returns one array, so does this"),
-    (r"name '(\w+)' is not defined", "name",
-     "this name does not exist here: a misspelling, or a cell that has not been run"),
 ]  # fmt: skip
 
 
@@ -106,15 +74,9 @@ _OF_A_LINE: list[tuple[str, str, str, str]] = [
      "An index map is traced: a Python if cannot look at its arguments. Use arithmetic, or jnp.where."),
     (r"index map: .*\(\) (takes|missing)", "", "map-arity",
      "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."),
-    (r"index map: .*(valid indices. Got .*Ref|Got .*Tracer\(Ref|[Tt]oo many indices)", "", "map-order",
-     "A prefetched Ref stands where an index is wanted. An index map gets the indices of the grid first, and behind "
-     "them the prefetched Refs, in the order of the call: lambda i, j, ids_ref: (ids_ref[i], j)."),
     (r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: b?float16", "", "store-dtype",
      "A 16-bit value is stored in a float32 Ref. If it is a matrix product, ask for float32 where it is made "
      "(preferred_element_type=jnp.float32): its sums were rounded before any cast. Else add .astype(jnp.float32)."),
-    (r"^\w*(ConcretizationTypeError|TracerIntegerConversion)", r"\bint\(", "int-of-value",
-     "int() asks for a number that is known only when the call runs. Leave it out: a grid takes the value as it is, "
-     "and so does jnp."),
     (r"(not enough|too many) values to unpack", "dot_general", "dot-dims",
      "The dimension numbers of jax.lax.dot_general are two pairs, ((a_dims, b_dims), (a_batch, b_batch)): without "
      "batch dimensions (((1,), (0,)), ((), ()))."),
@@ -170,8 +132,6 @@ def explain_error(error: BaseException) -> Finding:
     for pattern, of_line, kind, advice in _OF_A_LINE:
         if re.search(pattern, where + words, re.S) and re.search(of_line, code):
             return _found(kind, advice, error, line)
-    if "dot_general requires contracting dimensions" in text and (misfit := _misfit(error, line)):
-        return misfit.but(evidence=(*misfit.evidence, _shorten(f"{type(error).__name__}: {first}")))
     shapes = re.search(r"Ref shape: (.*?)\. (?:Expected shape: (.*?)\. )?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
         into = shapes[2] or shapes[1]
@@ -182,7 +142,7 @@ def explain_error(error: BaseException) -> Finding:
         if differ := _LOST_DIMENSION if len(ranks) > 1 else _different_lengths(met):
             return _found("broadcast", differ, error, line)
     for pattern, kind, advice in _ERRORS:
-        if re.search(pattern, words, re.S) and (kind != "kernel-arity" or _as_a_kernel(error)):
+        if re.search(pattern, words, re.S):
             return _found(kind, _sentence(advice), error, line)
     return Finding("error", f"{type(error).__name__}: {_shorten(first)}", [], line)
 
@@ -205,25 +165,13 @@ def _too_late(error: TimeLimit) -> Finding:
     return Finding("time-limit", cause, line=readers_frame(error))
 
 
-def _as_a_kernel(error: BaseException) -> bool:
-    """Whether an exception comes of the call of a kernel by JAX, and of no call inside of it."""
-    files = [frame.filename for frame in tb.extract_tb(error.__traceback__)]
-    last = max((n for n, file in enumerate(files) if "pallas_call" in file), default=None)
-    return last is not None and not any(map(is_readers_file, files[last + 1 :]))
-
-
 _ARRAY_ERRORS: list[tuple[str, str, str]] = [
-    # (pattern in the exception text, kind, what to tell the reader); all of it happens under jit, without a kernel
-    (r"total_repeat_length|repeats.*concrete", "static-shape",
-     "under jit the length of the result has to be known before the values are: give jnp.repeat its "
-     "total_repeat_length="),
-    (r"NonConcreteBooleanIndexError", "static-shape",
-     "a mask as an index makes an array whose length depends on the values, and under jit lengths are known first: "
-     "keep every element, and choose with jnp.where"),
-    (r"size.*(argument|must be).*(nonzero|where|unique|bincount)|\b(nonzero|unique|bincount|where)\(.*size|"
+    # the same; all of it happens under jit, without a kernel
+    (r"total_repeat_length|repeats.*concrete|NonConcreteBooleanIndexError|slice indices must have static|"
+     r"size.*(argument|must be).*(nonzero|where|unique|bincount)|\b(nonzero|unique|bincount|where)\(.*size|"
      r"\.(nonzero|unique|bincount|where)\(", "static-shape",
-     "the length of this result depends on the values, and under jit lengths are known first: give it size= or "
-     "length=, or compute the number of each place instead"),
+     "the length of this result depends on the values, and under jit lengths are known first: give it size=, length= "
+     "or total_repeat_length=, or keep every element, and choose with jnp.where"),
     (r"TracerArrayConversionError", "numpy",
      "NumPy asks for the values, and under jit there are none yet: use jnp"),
     (r"TracerIntegerConversionError|ConcretizationTypeError|TracerBoolConversion|Attempted boolean conversion|"
@@ -232,13 +180,8 @@ _ARRAY_ERRORS: list[tuple[str, str, str]] = [
      "python-loop",
      "Python's range, if and int(), list indices and lengths of arrays need a number, and under jit the values are not "
      "known yet: work on the whole array at once (jnp.cumsum, jnp.where, jnp.repeat, ...)"),
-    (r"slice indices must have static", "python-loop",
-     "the bounds of a slice make a length, and under jit lengths are known before the values: keep every element, and "
-     "choose with jnp.where"),
     (r"do(es)? not support (in-place )?item assignment", "item-assignment",
      "JAX arrays do not change: x.at[i].add(v) and x.at[i].set(v) return a new one"),
-    (r"name '(\w+)' is not defined", "name",
-     "this name does not exist here: a misspelling, or a cell that has not been run"),
 ]  # fmt: skip
 
 
@@ -256,45 +199,6 @@ def explain_array_error(error: BaseException) -> Finding:
         if re.search(pattern, words + more, re.S):
             return _found(kind, _sentence(advice), error, line)
     return Finding("error", f"{type(error).__name__}: {_shorten(_first_line(error))}", [], line)
-
-
-def _misfit(error: BaseException, line: SourceLine | None) -> Finding | None:
-    """Two factors that do not fit: their shapes, what is summed against what, and which call of the kernel it is."""
-    frames = list(tb.walk_tb(error.__traceback__))
-    lengths = re.search(r"got \((\d+),?\) and \((\d+),?\)", str(error))
-    inside = next((f.f_locals for f, n in reversed(frames) if line and n == line.line), {})
-    product = re.search(r"\b(dot|dot_general|matmul)\(.*", line.text) if line else None  # and not what it is stored in
-    refs = re.findall(r"\b(\w+)\[", product[0])[:2] if product else []
-    shapes = [getattr(inside.get(ref), "shape", None) for ref in refs]
-    if not lengths or line is None or len(refs) != 2 or None in shapes:
-        return None
-    dims = next((f" along {n} = {v}" for n, v in inside.items() if re.search(rf"\b{n}\b", line.text) and _pair(v)), "")
-    cause = (
-        f"The two factors of a product do not fit: {refs[0]}, {shapes[0]}, is summed against {refs[1]}, {shapes[1]}"
-        f"{dims}: that is {lengths[1]} elements against {lengths[2]}."
-    )
-    mine = [(f, n) for f, n in frames if is_readers_file(f.f_code.co_filename)]
-    running = {f.f_code.co_name for f, _ in mine}
-    for frame, number in reversed(mine):
-        at = source_line(frame.f_code.co_filename, number)
-        called = re.findall(r"\b([A-Za-z_]\w*)\(", at.text) if at else []
-        makers = [n for n in called if dims and n not in running and hasattr(frame.f_globals.get(n), "__code__")]
-        makers = [n for n in makers if is_readers_file(frame.f_globals[n].__code__.co_filename)]
-        if at is not None and makers:
-            code = frame.f_globals[makers[0]].__code__
-            cause += (
-                f" That is the call for `{at.text.strip()}`: look at what {makers[0]} returns, the dimensions that are "
-                "summed over and the blocks, in the order of the factors."
-            )
-            where = source_line(code.co_filename, code.co_firstlineno) or line
-            return Finding("product-shape", cause, [f"the product: {line}: {line.text.strip()}"], where)
-    cause += " jnp.dot sums over the last of the first factor and the first of the second; jax.lax.dot_general lets you"
-    return Finding("product-shape", f"{cause} choose.", [], line)
-
-
-def _pair(v: object) -> bool:
-    """Whether this is ((d,), (e,)): which dimensions of two factors are summed over."""
-    return isinstance(v, tuple) and len(v) == 2 and all(isinstance(d, tuple | list) and len(d) == 1 for d in v)
 
 
 def _different_lengths(shapes: list[str]) -> str:

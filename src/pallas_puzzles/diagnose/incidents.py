@@ -141,8 +141,6 @@ def _ref_bounds(trace: Trace, i: Incident) -> str:
     what = f"index {d['first']}" if d["first"] == d["last"] else f"elements {d['first']} to {d['last']}"
     head = f"the kernel {d['verb']} {i.ref} at {what}, out of bounds: this dimension has {d['dim']} elements."
     operand = next((o for o in trace.call.operands if o.name == i.ref), None)
-    if d["first"] == d["last"] < 0 and -d["first"] <= d["dim"] and i.ref not in trace.call.scalar_names:
-        return f"{head} A Ref does not count from the end: write {d['dim'] + d['first']} instead of {d['first']}."
     if operand is not None and not operand.in_hbm:
         return f"{head} A blocked Ref is one block, and counts from the start of that block."
     return f"{head} Look at the start and the size of the slice."

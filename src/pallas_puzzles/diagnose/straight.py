@@ -163,8 +163,6 @@ def _times(target: ast.expr, values: ast.expr) -> list[Callable[[Any], Any]] | N
     match values:
         case ast.Tuple(items) | ast.List(items):
             pass
-        case ast.Call(ast.Name("zip"), [*lists], []) if all(isinstance(x, ast.Tuple | ast.List) for x in lists):
-            items = [ast.Tuple([*each], ast.Load()) for each in zip(*(x.elts for x in lists), strict=False)]  # type: ignore[attr-defined]
         case ast.Call(ast.Name("enumerate"), [ast.Tuple(all_of)], []):
             items = [ast.Tuple([ast.copy_location(ast.Constant(n), x), x], ast.Load()) for n, x in enumerate(all_of)]
         case ast.Call(ast.Name("range"), [ast.Constant(int(times))], []):
