@@ -26,7 +26,6 @@ class _Limits:
 
 
 _NARROW = _Limits(rms=1.1, shift=0.01, digits=1.0)  # right answers reach 1.03; one more rounding makes 1.41
-_LOST_DIGITS = 1e-5  # of a float32 result: a smaller factor may be rounding
 _WIDE = _Limits(rms=3.0, shift=8.0, digits=4.0)  # sums in another order, exp2 for exp: a few digits of float32
 
 
@@ -119,8 +118,8 @@ def _judged(e: _Errors) -> Excess | None:
         rest = dataclasses.replace(e, mine=_without_line(e))
         left = _bias(rest)
         hardly = left is None or (bias is not None and abs(left.size) < 0.25 * abs(bias.size))
-        if hardly and not _too_large(rest):  # digits that are lost beside a large number are lost one way everywhere
-            return shifted if e.narrow or abs(shifted.size) > _LOST_DIGITS else _scatter(e)
+        if hardly and not _too_large(rest):
+            return shifted
     if too_large and not (bias is not None and _explains(e, _without_bins(e))):
         return _scatter(e)
     return bias or shifted
