@@ -124,13 +124,14 @@ def _lines_of_values(function: ast.FunctionDef, node: ast.AST | None) -> frozens
 
 
 def _used_by_none(chosen: Sequence[Difference]) -> list[Difference]:
-    """Without names that are missing and that another difference asks for: there is one mistake, and it is there."""
-    asked = {name for d in chosen if d.was is not None and d.should is not None for name in reads_of(d.should)}
-    return [d for d in chosen if d.was is not None or not (_named_by(d.should) & asked)]
+    """Without names that only one program has and that another difference uses: the mistake is there."""
+    both = [d for d in chosen if d.was is not None and d.should is not None]
+    asked = {name for d in both for node in (d.was, d.should) for name in reads_of(node)}  # type: ignore[arg-type]
+    return [d for d in chosen if d in both or not (_named_by(d.should or d.was) & asked)]
 
 
 def _named_by(node: Any) -> set[str]:
-    """The names that a missing statement would give to values."""
+    """The names that a statement gives to values."""
     return {each.id for each in getattr(node, "targets", []) if isinstance(each, ast.Name)}
 
 

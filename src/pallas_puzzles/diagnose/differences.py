@@ -328,7 +328,7 @@ def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
 
 
 def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Difference]:
-    theirs = _in_order_of(mine, _inlined_as_in(mine, _with_names_of(mine, theirs)))
+    theirs = _in_order_of(mine, _inlined_as_in(mine, _named_as_in(mine, _with_names_of(mine, theirs))))
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     places = list(_between(mine, theirs, (), mine.lineno))
     found = [Difference(mine.name, *place) for *place, _ in places]
@@ -355,6 +355,21 @@ def _mark(node: Any) -> None:
             node.theirs = True  # type: ignore[attr-defined]
         for child in ast.iter_child_nodes(node):
             _mark(child)
+
+
+def _named_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
+    """The right function with names for what is much like a value that has a name in the answer."""
+    taken = _bound(theirs)
+    for body in [n.body for n in ast.walk(theirs) if isinstance(n, ast.FunctionDef | ast.For)]:
+        for each in [each for each in body if isinstance(each, ast.Assign | ast.AugAssign)]:
+            for value, name in _values_of_names(mine):
+                like = [n for n in ast.walk(each.value) if type(n) is type(value) and _share(n, value) > _MUCH]
+                if name not in taken and len(like) == 1 and like[0] is not each.value:
+                    taken.add(name)
+                    given = ast.Assign([ast.Name(name, ast.Store())], copy_of(like[0]))
+                    body.insert(body.index(each), ast.fix_missing_locations(ast.copy_location(given, each)))
+                    _Exchanged(like[0], ast.copy_location(ast.Name(name, ast.Load()), each)).visit(each)
+    return theirs
 
 
 def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
@@ -452,13 +467,11 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int, fine: bool = False) 
         elif x != y:
             inner = [(path, a, b, line, _change(a, b))]
             break
-    changed = sum(much for *_, much in inner)
-    little = changed >= (1 - _SHARED) * max(
-        size_of(a), size_of(b)
-    )  # in common with the other: it is replaced as a whole
+    own = [each for each in inner if not getattr(each[1], "shared", False)]  # the others are wrong where they get names
+    changed = sum(much for *_, much in own)
+    little = changed >= (1 - _SHARED) * max(size_of(a), size_of(b))  # in common: it is replaced as a whole
     other_way = isinstance(a, ast.Compare) and any(isinstance(x, ast.cmpop) for _, x, *_ in inner)
-    elsewhere = all(getattr(x, "shared", False) for _, x, *_ in inner)  # it is wrong where these values get their names
-    if path and len(inner) > 1 and not (elsewhere or fine) and (other_way or (isinstance(a, ast.expr) and little)):
+    if path and own and len(inner) > 1 and not fine and (other_way or (isinstance(a, ast.expr) and little)):
         yield path, a, b, line, changed
     else:
         yield from inner
@@ -720,6 +733,14 @@ def _arguments_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> dict[str, s
 def _bound(function: ast.FunctionDef) -> set[str]:
     """The names that a function gives to its own values."""
     return set(kinds_of_names(function))
+
+
+class _Exchanged(ast.NodeTransformer):
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self.new if node is self.old else self.generic_visit(node)
 
 
 class _Renamed(ast.NodeTransformer):

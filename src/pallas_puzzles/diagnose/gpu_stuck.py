@@ -97,12 +97,17 @@ def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]], ended: Sequ
         return "Signal it as often as you wait for it."
     if not w.candidates:
         return f"No line of the kernel arrives on it: call plgpu.barrier_arrive.{_spare(w)}"
+    later = next((line for _, line in own if line is not None), None)
+    if w.got and later is not None:
+        return (
+            f"The next arrival ({later}) comes only after this wait: let all of one round come first, and then wait "
+            "once; or give the barrier as many arrivals (num_arrivals) as come before a wait."
+        )
     if w.got:
         return "Give the barrier as many arrivals (num_arrivals) as really come, or let the others arrive, too."
     arrived = [*dict.fromkeys(_short(who, w.who) for who, _, _ in w.arrived if who != w.who)]
     done = arrived and {who for who, _, _ in w.arrived} <= {*ended}
     gone = f" ({listed(arrived)}, which arrived, {'has' if len(arrived) == 1 else 'have'} ended)" if done else ""
-    later = next((line for _, line in own if line is not None), None)
     if spare := _spare(w):
         return f"It has ended {plural(w.round, 'round')}{gone}.{spare}" if w.round else spare.strip()
     if w.round > 0:
