@@ -567,3 +567,15 @@ def test_what_is_given_to_a_helper_is_told_where_it_is_given():
     (told,) = corrections(answer, found, {}, {})
     assert (told.line, told.words) == (7, "in `f`, `n` should be `x.shape[0]`")
     assert "g(at(0, x.shape[0]), at(1, n), n)" in ast.unparse(followed(node, told.edits))
+
+
+def test_a_value_with_a_name_is_compared_with_the_same_value_without_one():
+    """A part that is taken twice is wrong where it gets its name; what it is read for is no mistake."""
+    right = "def kernel(x_ref, o_ref, *, bn):\n    part = pl.ds(bn * i, bn)\n    o_ref[part] = x_ref[part] + 10"
+    mine = (
+        "def kernel(x_ref, o_ref, *, bn):\n    part = pl.ds(bn * i, 128)\n    v = x_ref[part]\n"
+        "    o_ref[part] = v + jnp.asarray(10, v.dtype)"
+    )
+    answer, given = parsed(mine), parsed(right)
+    found = differences(answer, given)
+    assert [(d.line, ast.unparse(d.should)) for d in found] == [(2, "pl.ds(bn * i, bn)")] * 2 + [(4, "10")]

@@ -164,7 +164,7 @@ class _Way:
         return mark is not None and _varies(value) and self.known.has(mark, value.dtype.itemsize, self.own)
 
     def _root(self, eqn: Any) -> int:
-        self.roots.append((eqn, *around()))
+        self.roots.append((eqn, *around.get()))
         return len(self.roots) - 1
 
 

@@ -250,13 +250,9 @@ def _finer(difference: Difference) -> Iterator[list[Difference]]:
 
 def _in_parts(x: ast.AST, y: ast.AST) -> bool:
     """Whether two expressions of one type are the same thing with other parts."""
-    if isinstance(x, ast.BinOp) and isinstance(y, ast.BinOp):
-        return type(x.op) is type(y.op)
-    if isinstance(x, ast.Call) and isinstance(y, ast.Call):
-        return _head(x) == _head(y)
-    if isinstance(x, ast.Compare) and isinstance(y, ast.Compare):
-        return list(map(type, x.ops)) == list(map(type, y.ops))
-    return isinstance(x, ast.expr) and not isinstance(x, ast.Attribute) and _comparable(x, y)
+    ops, others = ([type(op) for op in getattr(n, "ops", [getattr(n, "op", None)])] for n in (x, y))
+    alike = _head(x) == _head(y) if isinstance(x, ast.Call) else _comparable(x, y)
+    return isinstance(x, ast.expr) and not isinstance(x, ast.Attribute) and ops == others and alike
 
 
 def _with_parts_of(was: ast.expr, should: ast.expr) -> ast.expr | None:
@@ -368,7 +364,7 @@ def _named_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Function
                     taken.add(name)
                     given = ast.Assign([ast.Name(name, ast.Store())], copy_of(like[0]))
                     body.insert(body.index(each), ast.fix_missing_locations(ast.copy_location(given, each)))
-                    _Exchanged(like[0], ast.copy_location(ast.Name(name, ast.Load()), each)).visit(each)
+                    ast.fix_missing_locations(Replaced(like[0], name).visit(each))
     return theirs
 
 
@@ -735,12 +731,14 @@ def _bound(function: ast.FunctionDef) -> set[str]:
     return set(kinds_of_names(function))
 
 
-class _Exchanged(ast.NodeTransformer):
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self.old, self.new = old, new
+class Replaced(ast.NodeTransformer):
+    """Puts a name where a program has one that is the same as `node`."""
+
+    def __init__(self, node: ast.AST, name: str) -> None:
+        self.text, self.name = ast.dump(node), name
 
     def visit(self, node: ast.AST) -> Any:
-        return self.new if node is self.old else self.generic_visit(node)
+        return ast.Name(self.name, ast.Load()) if ast.dump(node) == self.text else self.generic_visit(node)
 
 
 class _Renamed(ast.NodeTransformer):

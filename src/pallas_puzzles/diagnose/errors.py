@@ -11,7 +11,8 @@ from .findings import Finding
 _ERRORS: list[tuple[str, str, str]] = [
     # (pattern in the exception text, kind, what to tell the reader)
     (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|"
-     r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{",
+     r"a Ref can't be passed|requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)|"
+     r"not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{",
      "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...]"),
     (r"TransformedRefs? cannot be abstractified|cannot be abstractified.*TransformedRef", "ref-arithmetic",
@@ -36,8 +37,6 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
      "lax.broadcasted_iota"),
-    (r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)", "ref-arithmetic",
-     "a Ref is used as if it were an array: read it first, x_ref[...]"),
     (r"Pred must be a scalar", "when-array",
      "pl.when asks for one yes or no, and this condition is an array: jnp.where(condition, a, b) chooses element by "
      "element"),

@@ -609,17 +609,12 @@ def is_observed() -> bool:
     return _observer.get() is not None
 
 
-_around: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("around", default=())
+# The equations that what runs is inside of, the innermost first: JAX forgets who called them.
+around: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("around", default=())
 
 
 def inside_of(eqn: Any) -> contextlib.AbstractContextManager[None]:
-    """While active, what runs is inside of this equation: JAX forgets who called it."""
-    return holding(_around, (eqn, *_around.get()))
-
-
-def around() -> tuple[Any, ...]:
-    """The equations that what runs is inside of, the innermost first."""
-    return _around.get()
+    return holding(around, (eqn, *around.get()))
 
 
 def evaluate(eqn: Any, values: Sequence[Any]) -> Any:

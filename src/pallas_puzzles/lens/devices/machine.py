@@ -69,7 +69,7 @@ class Device(Machine):
 
     def _line(self, eqn: Any) -> SourceLine | None:
         """The reader's line of an equation. pl.when(condition)(copy.start) has none of its own: JAX's code makes it."""
-        chain = eqn, *around()
+        chain = eqn, *around.get()
         key = tuple(map(id, chain))
         if key not in self.lines:
             found = (line_of(each) for each in chain)
