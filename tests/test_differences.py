@@ -657,3 +657,15 @@ def test_a_value_that_is_read_back_where_it_is_kept_is_no_difference():
     mine = "def f(x_ref, acc_ref, o_ref):\n    acc_ref[...] = g(h(x_ref[...]))\n    o_ref[...] = acc_ref[...] * 2\n"
     theirs = "def f(x_ref, acc_ref, o_ref):\n    a = g(h(x_ref[...]))\n    acc_ref[...] = a\n    o_ref[...] = a * 2\n"
     assert not differences(parsed(mine), parsed(theirs))
+
+
+def test_a_value_with_a_name_is_compared_with_the_same_value_without_one():
+    """A part that is taken twice is wrong where it gets its name; what it is read for is no mistake."""
+    right = "def kernel(x_ref, o_ref, *, bn):\n    part = pl.ds(bn * i, bn)\n    o_ref[part] = x_ref[part] + 10"
+    mine = (
+        "def kernel(x_ref, o_ref, *, bn):\n    part = pl.ds(bn * i, 128)\n    v = x_ref[part]\n"
+        "    o_ref[part] = v + jnp.asarray(10, v.dtype)"
+    )
+    answer, given = parsed(mine), parsed(right)
+    found = differences(answer, given)
+    assert [(d.line, ast.unparse(d.should)) for d in found] == [(2, "pl.ds(bn * i, bn)")] * 2 + [(4, "10")]

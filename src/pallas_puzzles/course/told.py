@@ -69,7 +69,10 @@ SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explai
 
 _TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
-_APART = "This is the first line whose value differs from all that a right answer computes."
+_APART = (
+    "This is the first line whose value differs from all that a right answer computes. What goes into it, a right "
+    "answer has, too: look at which parts are taken here, and when, and at what is done with them."
+)
 _ALSO_RIGHT = frozenset({"padding"})  # a right answer reads it as well, and does not use it
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
 

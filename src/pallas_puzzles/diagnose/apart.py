@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.capture import SourceLine, callers_of, is_call
-from ..ir.ops import is_floating, observed
+from ..ir.ops import around, is_floating, observed
 from ..lens import gpu
 from ..lens.devices.world import this_device
 
@@ -48,7 +48,7 @@ def first_apart(right: Callable[[], Any], answer: Callable[[], Any]) -> list[Sou
     instrs = [i for each in run.calls for i in each.kernel.program.everything()] if isinstance(run, gpu.Run) else []
     callers = {id(i.eqn): i.callers for i in instrs}
     roots = (way.roots[n] for way in ways for n in sorted(way.latest - way.right_again))
-    found = (callers.get(id(eqn)) or callers_of(eqn) for eqn in roots)
+    found = (callers.get(id(chain[0])) or [line for eqn in chain for line in callers_of(eqn)] for chain in roots)
     return next((lines for lines in found if lines), [])  # inside of a library's function there may be none
 
 
@@ -128,7 +128,8 @@ class _Known:
 
 
 class _Way:
-    """Follows an answer. roots: the equations at which it may have left the way, in their order, one each time.
+    """Follows an answer. roots: the equations at which it may have left the way, in their order, one each time, with
+    those around it.
 
     latest: the roots of the last value that is none of the right answer's. What came to nothing before does not count.
     own: what is right on another device is not.
@@ -163,7 +164,7 @@ class _Way:
         return mark is not None and _varies(value) and self.known.has(mark, value.dtype.itemsize, self.own)
 
     def _root(self, eqn: Any) -> int:
-        self.roots.append(eqn)
+        self.roots.append((eqn, *around.get()))
         return len(self.roots) - 1
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .differences import SHOWN, Difference, Functions, Path, applied, moves
+from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
 from .straight import VERSION, copy_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
@@ -150,13 +150,14 @@ def _lines_of_values(function: ast.FunctionDef, node: ast.AST | None) -> frozens
 
 
 def _used_by_none(chosen: Sequence[Difference]) -> list[Difference]:
-    """Without names that are missing and that another difference asks for: there is one mistake, and it is there."""
-    asked = {name for d in chosen if d.was is not None and d.should is not None for name in reads_of(d.should)}
-    return [d for d in chosen if d.was is not None or not (_named_by(d.should) & asked)]
+    """Without names that only one program has and that another difference uses: the mistake is there."""
+    both = [d for d in chosen if d.was is not None and d.should is not None]
+    asked = {name for d in both for node in (d.was, d.should) for name in reads_of(node)}  # type: ignore[arg-type]
+    return [d for d in chosen if d in both or not (_named_by(d.should or d.was) & asked)]
 
 
 def _named_by(node: Any) -> set[str]:
-    """The names that a missing statement would give to values."""
+    """The names that a statement gives to values."""
     return {each.id for each in getattr(node, "targets", []) if isinstance(each, ast.Name)}
 
 
@@ -344,7 +345,7 @@ def _outline(node: ast.expr, named: Mapping[str, str]) -> str:
         largest = max(short or parts, key=lambda n: len(ast.unparse(n)), default=tree)
         if len(ast.unparse(largest)) <= len("..."):
             break
-        tree = _Dotted(ast.dump(largest), "...").visit(tree)
+        tree = Replaced(largest, "...").visit(tree)
     return text
 
 
@@ -358,7 +359,7 @@ def _dotted(was: ast.AST, should: ast.AST, named: Mapping[str, str]) -> tuple[st
         if largest is None or len(ast.unparse(largest)) < _WORTH_DOTS:
             break
         dots = f"{_short_name(largest.func)}(...)" if isinstance(largest, ast.Call) else "(...)"
-        old, new = (_Dotted(ast.dump(largest), dots).visit(node) for node in (old, new))
+        old, new = (Replaced(largest, dots).visit(node) for node in (old, new))
     return ast.unparse(old), ast.unparse(new)
 
 
@@ -370,14 +371,6 @@ def _short_name(function: ast.expr) -> str:
     if isinstance(function, ast.Attribute) and not isinstance(function.value, ast.Name | ast.Attribute):
         return f"(...).{function.attr}"
     return ast.unparse(function)
-
-
-class _Dotted(ast.NodeTransformer):
-    def __init__(self, shared: str, dots: str) -> None:
-        self.shared, self.dots = shared, dots
-
-    def visit(self, node: ast.AST) -> Any:
-        return ast.Name(self.dots, ast.Load()) if ast.dump(node) == self.shared else self.generic_visit(node)
 
 
 _X = ast.Name("x", ast.Load())

@@ -1,6 +1,8 @@
 """What the machine for several devices saw and what is wrong with its results, as findings; and what costs too much."""
 
 import dataclasses
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -14,7 +16,7 @@ from ..text import human_bytes, plural
 from .budgets import Bounds, Budget, exceeded
 from .budgets import over_budget as over_on_each
 from .diagnose import makers, structure, wrong_results
-from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, over
+from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, at, over
 from .incidents import incidents_of
 from .wrong import Result, part_named, pattern_of, what_it_holds, where_in
 
@@ -146,14 +148,10 @@ def _lines_of(waiters: Iterable[Waiter]) -> Iterator[SourceLine | None]:
         yield from waiter.lines
 
 
-def _at(line: SourceLine | None) -> str:
-    return f" ({line})" if line is not None else ""
-
-
 def _race(f: Seen) -> str:
     assert f.second is not None, "a race has two sides"
     does = {"reads": "reads it", "writes": "writes it"}
-    one, two = (f"{a.who} {does[a.verb]}{_at(a.line)}" for a in (f.first, f.second))
+    one, two = (f"{a.who} {does[a.verb]}{at(a.line)}" for a in (f.first, f.second))
     if f.first.who == f.second.who:  # two turns of a loop
         one = one.replace("the copy", "an earlier copy", 1)
     return (
@@ -199,14 +197,14 @@ def _deadlock(f: Seen) -> str:
         advice = f"It is signalled on other devices ({lines}), never on this one: is the device_id right, and does "
         advice += "each device get there?"
     else:
-        came = listed([f"{who}{_at(line)}" for who, line in w.sources[:3]])
+        came = listed([f"{who}{at(line)}" for who, line in w.sources[:3]])
         advice = f"So far it was signalled by {came}. Wait as often as it is signalled, for as much."
-    return f"{w.device} waits for ever{_at(w.line)}: {needs}. {advice}"
+    return f"{w.device} waits for ever{at(w.line)}: {needs}. {advice}"
 
 
 def _waiting(f: Seen) -> Iterator[str]:
     for w in f.waiters[1:6]:
-        yield f"{w.device} waits, too{_at(w.line)}: {w.what} holds {w.got:,} of {w.needed:,}."
+        yield f"{w.device} waits, too{at(w.line)}: {w.what} holds {w.got:,} of {w.needed:,}."
     if len(f.waiters) > 6:
         yield f"{plural(len(f.waiters) - 6, 'more device')} wait, too."
     if f.ended:
@@ -216,7 +214,7 @@ def _waiting(f: Seen) -> Iterator[str]:
 def _unwaited(f: Seen) -> str:
     many = " Nor for another one." if f.count == 2 else f" Nor for {f.count - 1} others." if f.count > 2 else ""
     return (
-        f"{f.device} never waits on {f.ref} for {f.first.who}{_at(f.first.line)}.{many} A kernel that ends before its "
+        f"{f.device} never waits on {f.ref} for {f.first.who}{at(f.first.line)}.{many} A kernel that ends before its "
         "copies leaves them to write into memory that somebody else has by then: call wait_send() and wait_recv()."
     )
 
@@ -235,7 +233,7 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
     "unwaited": _unwaited,
     "left-over": lambda f: (
         f"The semaphore {f.ref} of {f.device} still holds {f.count:,} when the kernel has ended; the last signal was "
-        f"by {f.first.who}{_at(f.first.line)}. A semaphore has to be 0 at the end: wait once for each signal, "
+        f"by {f.first.who}{at(f.first.line)}. A semaphore has to be 0 at the end: wait once for each signal, "
         "or signal less often."
     ),
     "unequal": lambda f: (
@@ -256,6 +254,10 @@ _ORDER = list(_WORDS)
 _PASS_ON = (
     "A copy to a distant device uses the links of all devices between: pass the data on from neighbour to neighbour."
 )
+_OVERLAP = (
+    "They wait meanwhile{0}. Wait for each copy only where what it brings is needed: first compute what needs none of "
+    "it, and start the other copies."
+)
 _SEND_LESS = "All of it goes from neighbour to neighbour already: send less."
 _COSTS: Bounds = {
     "bytes_hops": (
@@ -270,8 +272,7 @@ _COSTS: Bounds = {
     ),
     "exposed_ici_bytes": (
         human_bytes,
-        "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. Start the copy, "
-        "compute with what is there already, and wait then.",
+        "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. {meanwhile}",
     ),
     "copies": (
         str,
@@ -284,12 +285,24 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
     """'Right answer, but ...', for each bound that is exceeded. Bounds on a kernel hold on each device."""
     near = [line for t in run.traces for line in t.call.callers]
     found = []
+    waits = _waits(run)
     facts = {"fewer": _PASS_ON if any(t.hops > 1 for t in run.transfers) else _SEND_LESS}
+    facts["meanwhile"] = _OVERLAP.format(f", mostly at {waits[0]}" if waits else "")
     for bound, text in exceeded(run.counts, budget, _COSTS, facts):
         rows = _sent(run, by=0 if bound == "copies" else 2)
-        found.append(over(bound, text, [said for _, said in rows], next((line for line, _ in rows), None), near))
+        lines = [*(waits if bound == "exposed_ici_bytes" else ()), *(line for line, _ in rows)]
+        found.append(over(bound, text, [said for _, said in rows], next(iter(lines), None), [*lines, *near]))
     on_each = dataclasses.replace(budget, **dict.fromkeys(_COSTS))
     return [*found, *over_on_each(run, [figures(t) for t in run.traces], on_each)]
+
+
+def _waits(run: Run) -> list[SourceLine]:
+    """The lines at which devices wait while something is sent to them, the longest wait first."""
+    waits: Counter[SourceLine] = Counter()
+    for t, e in itertools.product(run.transfers, (e for e in run.events if e.kind == "wait")):
+        if e.device == t.target and e.line is not None and e.start < t.end and t.start < e.end:
+            waits[e.line] += min(e.end, t.end) - max(e.start, t.start)  # type: ignore[assignment]
+    return [line for line, _ in waits.most_common()]
 
 
 def _sent(run: Run, by: int) -> list[tuple[SourceLine, str]]:

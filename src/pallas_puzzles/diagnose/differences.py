@@ -280,13 +280,9 @@ def _alike(difference: Difference) -> Iterator[list[Difference]]:
 
 def _in_parts(x: ast.AST, y: ast.AST) -> bool:
     """Whether two expressions of one type are the same thing with other parts."""
-    if isinstance(x, ast.BinOp) and isinstance(y, ast.BinOp):
-        return type(x.op) is type(y.op)
-    if isinstance(x, ast.Call) and isinstance(y, ast.Call):
-        return _head(x) == _head(y)
-    if isinstance(x, ast.Compare) and isinstance(y, ast.Compare):
-        return list(map(type, x.ops)) == list(map(type, y.ops))
-    return isinstance(x, ast.expr) and not isinstance(x, ast.Attribute) and _comparable(x, y)
+    ops, others = ([type(op) for op in getattr(n, "ops", [getattr(n, "op", None)])] for n in (x, y))
+    alike = _head(x) == _head(y) if isinstance(x, ast.Call) else _comparable(x, y)
+    return isinstance(x, ast.expr) and not isinstance(x, ast.Attribute) and ops == others and alike
 
 
 def _with_parts_of(was: ast.expr, should: ast.expr) -> ast.expr | None:
@@ -358,7 +354,7 @@ def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
 
 
 def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Difference]:
-    theirs = _in_order_of(mine, _inlined_as_in(mine, _with_names_of(mine, theirs)))
+    theirs = _in_order_of(mine, _inlined_as_in(mine, _named_as_in(mine, _with_names_of(mine, theirs))))
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     places = list(_between(mine, theirs, (), mine.lineno))
     found = [Difference(mine.name, *place) for *place, _ in places]
@@ -385,6 +381,21 @@ def _mark(node: Any) -> None:
             node.theirs = True  # type: ignore[attr-defined]
         for child in ast.iter_child_nodes(node):
             _mark(child)
+
+
+def _named_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
+    """The right function with names for what is much like a value that has a name in the answer."""
+    taken = _bound(theirs)
+    for body in [n.body for n in ast.walk(theirs) if isinstance(n, ast.FunctionDef | ast.For)]:
+        for each in [each for each in body if isinstance(each, ast.Assign | ast.AugAssign)]:
+            for value, name in _values_of_names(mine):
+                like = [n for n in ast.walk(each.value) if type(n) is type(value) and _share(n, value) > _MUCH]
+                if name not in taken and len(like) == 1 and like[0] is not each.value:
+                    taken.add(name)
+                    given = ast.Assign([ast.Name(name, ast.Store())], copy_of(like[0]))
+                    body.insert(body.index(each), ast.fix_missing_locations(ast.copy_location(given, each)))
+                    ast.fix_missing_locations(Replaced(like[0], name).visit(each))
+    return theirs
 
 
 def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
@@ -498,13 +509,11 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int, fine: bool = False) 
         elif x != y:
             inner = [(path, a, b, line, _change(a, b))]
             break
-    changed = sum(much for *_, much in inner)
-    little = changed >= (1 - _SHARED) * max(
-        size_of(a), size_of(b)
-    )  # in common with the other: it is replaced as a whole
+    own = [each for each in inner if not getattr(each[1], "shared", False)]  # the others are wrong where they get names
+    changed = sum(much for *_, much in own)
+    little = changed >= (1 - _SHARED) * max(size_of(a), size_of(b))  # in common: it is replaced as a whole
     other_way = isinstance(a, ast.Compare) and any(isinstance(x, ast.cmpop) for _, x, *_ in inner)
-    elsewhere = all(getattr(x, "shared", False) for _, x, *_ in inner)  # it is wrong where these values get their names
-    if path and len(inner) > 1 and not (elsewhere or fine) and (other_way or (isinstance(a, ast.expr) and little)):
+    if path and own and len(inner) > 1 and not fine and (other_way or (isinstance(a, ast.expr) and little)):
         yield path, a, b, line, changed
     else:
         yield from inner
@@ -770,6 +779,16 @@ def _arguments_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> dict[str, s
 def _bound(function: ast.FunctionDef) -> set[str]:
     """The names that a function gives to its own values."""
     return set(kinds_of_names(function))
+
+
+class Replaced(ast.NodeTransformer):
+    """Puts a name where a program has one that is the same as `node`."""
+
+    def __init__(self, node: ast.AST, name: str) -> None:
+        self.text, self.name = ast.dump(node), name
+
+    def visit(self, node: ast.AST) -> Any:
+        return ast.Name(self.name, ast.Load()) if ast.dump(node) == self.text else self.generic_visit(node)
 
 
 class _Renamed(ast.NodeTransformer):

@@ -65,6 +65,9 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"unexpected tree structure", "vjp-forward",
      "the forward function of a custom_vjp returns a pair, (result, residuals), and its result has the same form as "
      "the function's own: if the function returns one array, so does this"),
+    (r"unbound axis name", "name",
+     "there is no axis of this name where this is called, maybe in some cases only: look at the names of the grid, "
+     "cluster or mesh there, and ask for an axis only where it exists"),
 ]  # fmt: skip
 
 
@@ -182,6 +185,9 @@ _ARRAY_ERRORS: list[tuple[str, str, str]] = [
      "known yet: work on the whole array at once (jnp.cumsum, jnp.where, jnp.repeat, ...)"),
     (r"do(es)? not support (in-place )?item assignment", "item-assignment",
      "JAX arrays do not change: x.at[i].add(v) and x.at[i].set(v) return a new one"),
+    (r"unbound axis name", "name",
+     "there is no axis of this name where this is called, maybe in some cases only: look at the names of the grid, "
+     "cluster or mesh there, and ask for an axis only where it exists"),
 ]  # fmt: skip
 
 

@@ -39,6 +39,11 @@ class Finding:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
+def at(line: SourceLine | None) -> str:
+    """' (a.py:7)', behind what was seen there."""
+    return f" ({line})" if line is not None else ""
+
+
 def over(
     bound: str,
     text: str,

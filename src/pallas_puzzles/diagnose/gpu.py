@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ..lens.gpu.findings import Finding as Seen
 from ..lens.machine import listed
 from ..text import human_bytes, plural
-from .findings import Finding
+from .findings import Finding, at
 from .gpu_stuck import explain_deadlock
 
 
@@ -34,8 +34,7 @@ def _other(f: Seen) -> str:
     """'the copy into it (a.py:7)'."""
     verb = {"the copy into": "the copy into it", "stores into": "the store into it", "reads": "the read of it"}
     what = verb.get(f.other_verb, f.other_verb)
-    where = f" ({f.other_line})" if f.other_line else ""
-    return f"{what}{where}" + (f" by {f.other}" if f.other else "")
+    return f"{what}{at(f.other_line)}" + (f" by {f.other}" if f.other else "")
 
 
 _WAITS = {
@@ -80,8 +79,7 @@ _READERS = {"store": "the copy to GMEM", "wgmma": "wgmma", "tcgen05": "tcgen05_m
 
 def _reused(f: Seen) -> str:
     reader = _READERS.get(f.engine, "a copy")
-    where = f" ({f.other_line})" if f.other_line else ""
-    return f"{_head(f)}{_does(f)} while {reader}{where} may still be reading it. {_WAITS[f.engine]}"
+    return f"{_head(f)}{_does(f)} while {reader}{at(f.other_line)} may still be reading it. {_WAITS[f.engine]}"
 
 
 def _does(f: Seen) -> str:
@@ -123,8 +121,7 @@ def _lapped(f: Seen) -> str:
 
 
 def _unwaited(f: Seen) -> str:
-    where = f" ({f.other_line})" if f.other_line else ""
-    return f"{_head(f)}{_does(f)} after a load from it{where} that nobody has waited for. {_WAITS['load']}"
+    return f"{_head(f)}{_does(f)} after a load from it{at(f.other_line)} that nobody has waited for. {_WAITS['load']}"
 
 
 _WORDS: dict[str, Callable[[Seen], str]] = {

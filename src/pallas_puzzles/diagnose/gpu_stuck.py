@@ -7,6 +7,7 @@ from ..lens.gpu.findings import Brought, Finding, Waiter
 from ..lens.machine import listed
 from ..text import plural
 from .findings import Finding as Told
+from .findings import at
 
 _MOST = 4  # rows of evidence
 
@@ -52,16 +53,12 @@ def _followed(waiters: Sequence[Waiter], brought: Brought) -> tuple[list[int], b
         way.append(then)
 
 
-def _at(line: SourceLine | None) -> str:
-    return f" ({line})" if line is not None else ""
-
-
 def _circle(waiters: Sequence[Waiter], arrivals: Sequence[Sequence[tuple[str, SourceLine | None]]]) -> str:
     """waiters: each waits for what comes when the next one goes on; arrivals: these."""
     first = waiters[0].who
     waits = [
-        f"{_short(w.who, first) if n else first} waits for {w.what}{_at(w.line)}, on which {_short(who, first)} "
-        f"arrives{_at(line)} only after a wait of its own"
+        f"{_short(w.who, first) if n else first} waits for {w.what}{at(w.line)}, on which {_short(who, first)} "
+        f"arrives{at(line)} only after a wait of its own"
         for n, (w, [(who, line), *_]) in enumerate(zip(waiters, arrivals, strict=True))
     ]
     advice = "Let one of them arrive before it waits, or wait less often."
@@ -85,7 +82,7 @@ def _missing(w: Waiter, tried: bool) -> str:
 
 
 def _arrivals(arrived: Sequence[tuple[str, SourceLine | None, int]], beside: str) -> str:
-    times = ((f"{_short(who, beside)}{_at(line)}", f" {n} times" if n > 1 else "") for who, line, n in arrived)
+    times = ((f"{_short(who, beside)}{at(line)}", f" {n} times" if n > 1 else "") for who, line, n in arrived)
     return ", ".join(f"{who}{often}" for who, often in times)
 
 
@@ -97,12 +94,14 @@ def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]], ended: Sequ
         return "Signal it as often as you wait for it."
     if not w.candidates:
         return f"No line of the kernel arrives on it: call plgpu.barrier_arrive.{_spare(w)}"
+    later = next((line for _, line in own if line is not None), None)
+    if w.got and later is not None:
+        return f"The next one ({later}) comes only after this wait: let all of one round come first, then wait once."
     if w.got:
         return "Give the barrier as many arrivals (num_arrivals) as really come, or let the others arrive, too."
     arrived = [*dict.fromkeys(_short(who, w.who) for who, _, _ in w.arrived if who != w.who)]
     done = arrived and {who for who, _, _ in w.arrived} <= {*ended}
     gone = f" ({listed(arrived)}, which arrived, {'has' if len(arrived) == 1 else 'have'} ended)" if done else ""
-    later = next((line for _, line in own if line is not None), None)
     if spare := _spare(w):
         return f"It has ended {plural(w.round, 'round')}{gone}.{spare}" if w.round else spare.strip()
     if w.round > 0:
@@ -148,5 +147,5 @@ def _rows(waiters: Sequence[Waiter], brought: Brought, root: Sequence[int], clos
         if n in root or closed:
             continue
         after = next((brought[m][n] for m in (*root, *range(len(waiters))) if m != n and brought[m][n]), None)
-        then = f", on which {_short(after[0][0], w.who)} arrives{_at(after[0][1])} when it goes on" if after else ""
-        yield f"{w.who} waits for {w.what}{_at(w.line)}{then}."
+        then = f", on which {_short(after[0][0], w.who)} arrives{at(after[0][1])} when it goes on" if after else ""
+        yield f"{w.who} waits for {w.what}{at(w.line)}{then}."

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 READ = 16  # to trace and read an instruction takes as long as to run so many
+AMONG = 4  # one among several devices takes as long as so many: clocks, semaphores, who goes on
 
 
 @dataclasses.dataclass

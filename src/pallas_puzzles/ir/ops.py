@@ -609,6 +609,14 @@ def is_observed() -> bool:
     return _observer.get() is not None
 
 
+# The equations that what runs is inside of, the innermost first: JAX forgets who called them.
+around: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("around", default=())
+
+
+def inside_of(eqn: Any) -> contextlib.AbstractContextManager[None]:
+    return holding(around, (eqn, *around.get()))
+
+
 def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
     """One array equation on NumPy values. Returns an array, or a list where the primitive has several results."""
     return evaluator(eqn)(values)

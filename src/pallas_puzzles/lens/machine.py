@@ -41,6 +41,7 @@ from ..ir.ops import (
     following,
     holds_keys,
     inlined,
+    inside_of,
     interpret,
     is_floating,
     nbytes_of,
@@ -448,7 +449,8 @@ class Machine(Copies, SparseCore):
             buffer, transforms = plain_ref(ref)
             places.append((buffer, self.locate(buffer, transforms, "blocks", eqn)))
             o.copied = buffer.space in ("any", "hbm")
-        trace = run_grid(self.within(call), [], places)
+        with inside_of(eqn):
+            trace = run_grid(self.within(call), [], places)
         costs = figures(trace)
         self.flops += costs.flops
         self.transcendentals += costs.transcendentals

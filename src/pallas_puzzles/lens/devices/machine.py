@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ...ir.capture import Call, SourceLine, asked_line_of, line_of
-from ...ir.ops import Beyond, following
+from ...ir.ops import Beyond, around, following, inside_of
 from ...ir.places import Place
 from ..copies import Copy, plain_ref
 from ..machine import Execution, Machine, Trace, check_sizes, plan, scalars_of
@@ -54,7 +54,6 @@ class Device(Machine):
         self.lines: dict[tuple[int, ...], SourceLine | None] = {}
         shared = Buffer("the barrier", np.zeros((), np.int32), "semaphore", "scratch", written=True, clock=self)
         self.barrier: Buffer = outer.barrier if outer is not None else shared
-        self._around: tuple[Any, ...] = outer._around if outer is not None else ()  # what is being followed: equations
 
     def within(self, call: Call) -> "Device":
         return Device(call, self.detail, self.world, self.memory, self.device, self.number, self.collective_id, self)
@@ -65,21 +64,12 @@ class Device(Machine):
         return super().apply(eqn, values)
 
     def _do_cond(self, eqn: Any, values: list[Any]) -> list[Any]:
-        return self._inside_of(eqn, super()._do_cond, values)
-
-    def _do_emit_pipeline(self, eqn: Any, values: list[Any]) -> None:
-        self._inside_of(eqn, super()._do_emit_pipeline, values)
-
-    def _inside_of(self, eqn: Any, follow: Callable[[Any, list[Any]], Any], values: list[Any]) -> Any:
-        before, self._around = self._around, (eqn, *self._around)
-        try:
-            return follow(eqn, values)
-        finally:
-            self._around = before
+        with inside_of(eqn):
+            return super()._do_cond(eqn, values)
 
     def _line(self, eqn: Any) -> SourceLine | None:
         """The reader's line of an equation. pl.when(condition)(copy.start) has none of its own: JAX's code makes it."""
-        chain = eqn, *self._around
+        chain = eqn, *around.get()
         key = tuple(map(id, chain))
         if key not in self.lines:
             found = (line_of(each) for each in chain)

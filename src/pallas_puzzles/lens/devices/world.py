@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...ir.capture import SourceLine
+from ...ir.effort import AMONG, counted, spend
 from ...ir.meshes import Mesh
 from ...ir.ops import holding
 from ..findings import Findings
@@ -111,8 +112,9 @@ class World:
         try:
             self._turns[device].acquire()
             if not self.dead:
-                with holding(_device, device):
+                with holding(_device, device), counted() as effort:
                     body(device)
+                spend((AMONG - 1) * effort.instructions)
         except Stopped:
             return
         except BaseException as error:
