@@ -28,6 +28,9 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Custom VJP bwd rule", "vjp-backward",
      "the backward function of a custom_vjp returns a tuple with one gradient for each input, in the order of the "
      "inputs and of their shapes; with one input: return (dx,)"),
+    (r"captures constants", "constants",
+     "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
+     "lax.broadcasted_iota"),
     (r"Linearization failed to produce known values", "no-gradient",
      "JAX does not know the derivative of a pallas_call: wrap the function in jax.custom_vjp, and give it a forward "
      "and a backward function"),
