@@ -81,7 +81,7 @@ EXPECTED: dict[str, First] = {
     "output_leaves_before_anything_is_stored": First("revisit", ("block (0, 0) of o_ref", "left at step 0"), "o_ref"),
     "half_a_gradient": First("partly-stored", ("only part of o_ref", "rows 4-7"), "o_ref"),
     "reduction_that_loses_its_dimension": First("broadcast", ("keepdims=True",)),
-    "forward_without_residuals": First("vjp-forward", ("a pair", "residuals")),
+    "forward_without_residuals": First("vjp-forward", ("two things", "residuals")),
     "backward_without_a_tuple": First("vjp-backward", ("tuple", "return (dx,)")),
     # refused while the kernel is traced
     "when_on_an_array": First("error", ("Pred must be a scalar",)),
@@ -235,8 +235,8 @@ EXPECTED: dict[str, First] = {
     "value_returned": First("returns", ("returns nothing", "o_ref[...] = value")),
     "kernel_with_too_few_refs": First("error", ("positional argument",)),
     "index_map_with_too_few_arguments": First("map-arity", ("one argument per axis of the grid",)),
-    "index_map_with_too_few_results": First("error", ("must return",)),
-    "index_map_with_true_division": First("float", ("integer", "//")),
+    "index_map_with_too_few_results": First("map-length", ("one block index per dimension",)),
+    "index_map_with_true_division": First("map-float", ("integer", "//")),
     "array_captured_by_the_kernel": First("error", ("captures constants", "f32[128]")),
     # copies and semaphores
     "copy_never_waited_for": First("unwaited", ("buffer", "never waited for", ".wait()"), "buffer", 0),

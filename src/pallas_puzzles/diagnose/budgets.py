@@ -197,13 +197,15 @@ def _stored_again(trace: Trace, most: int) -> Iterator[Finding]:
     times = "once" if most == 1 else f"{most} times"
     for name, stores in dead_stores(trace).items():
         if stores > most:
+            back = any(e.op == "load" and e.ref == name for e in trace.events)
+            why = (
+                f"read back and stored again. If it holds a sum, keep the sum in scratch. Store the result {times}"
+                if back
+                else f"and all but the last are thrown away: store it {times}"
+            )
             stored = collections.Counter(e.line for e in trace.events if e.op == "store" and e.ref == name)
             ((line, _),) = stored.most_common(1)
-            text = (
-                f"{name} is stored at {stores} steps of each block: keep what grows in scratch, and store the result "
-                f"{times}, on the last step."
-            )
-            yield over(name, text, line=line)
+            yield over(name, f"{name} is stored at {stores} steps of each block, {why}, on the last step.", line=line)
 
 
 def _too_much_allocated(run: Run, most: int) -> Iterator[Finding]:

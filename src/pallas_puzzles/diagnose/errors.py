@@ -8,17 +8,14 @@ from ..lens.watchdog import TimeLimit
 from ..text import cut
 from .findings import Finding
 
-_NO_AXIS = (
-    r"unbound axis name", "name",
-    "there is no axis of this name where this is called, maybe in some cases only: look at the names of the grid, "
-    "cluster or mesh there, and ask for an axis only where it exists",
-)  # fmt: skip
 _ERRORS: list[tuple[str, str, str]] = [
-    # (pattern in the exception text, after "index map: " where JAX was calling one; kind; what to tell the reader)
+    # (pattern in the exception text, kind, what to tell the reader)
     (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|"
      r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{|"
-     r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)|cannot be abstractified.*TransformedRef|"
-     r"TransformedRefs? cannot be abstractified", "ref-arithmetic",
+     r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)",
+     "ref-arithmetic",
+     "a Ref is used as if it were an array: read it first, x_ref[...]"),
+    (r"TransformedRefs? cannot be abstractified|cannot be abstractified.*TransformedRef", "ref-arithmetic",
      "a Ref is used as if it were an array: read it first, x_ref[...], and transpose or reshape what you get"),
     (r"PjitFunction|returned a value of type <class 'function'>|of type .*function.* is not a valid JAX type",
      "not-called",
@@ -26,9 +23,8 @@ _ERRORS: list[tuple[str, str, str]] = [
      "pl.pallas_call(...)(x, y)"),
     (r"should return None|must return None|kernel function.*return", "returns",
      "a kernel returns nothing: store the result, o_ref[...] = value"),
-    (r"Custom VJP fwd rule.*must produce a pair|unexpected tree structure", "vjp-forward",
-     "the forward function of a custom_vjp returns a pair, (result, residuals), and its result has the same form as "
-     "the function's own: if the function returns one array, so does this"),
+    (r"Custom VJP fwd rule.*must produce a pair", "vjp-forward",
+     "the forward function of a custom_vjp returns two things, the result and the residuals: return y, residuals"),
     (r"Custom VJP bwd rule", "vjp-backward",
      "the backward function of a custom_vjp returns a tuple with one gradient for each input, in the order of the "
      "inputs and of their shapes; with one input: return (dx,)"),
@@ -41,36 +37,70 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"dot_general requires contracting dimensions to have the same shape", "product-shape",
      "the two factors of a product do not fit: the dimensions that are summed over differ in length. jnp.dot sums over "
      "the last of the first factor and the first of the second; jax.lax.dot_general lets you choose"),
-    (r"ncompatible shapes for broadcasting", "broadcast",
-     "arrays of incompatible shapes meet: only a dimension of 1 is widened. A reduction drops the dimension that it "
-     "reduces, and keepdims=True keeps it. The rows of a product come from its first factor"),
-    (r"Invalid shape for `swap`", "store-shape",
-     "a value is stored in a Ref, or in part of one, of another shape, and a store does not broadcast: keepdims=True "
-     "keeps a reduced dimension, jnp.broadcast_to widens, and None in a block shape squeezes a dimension of 1 away"),
+    (r"incompatible shapes for broadcasting: \((\d+), (\d+)\), \(\2, \1\)", "turned",
+     "two arrays do not fit, because rows and columns of one are exchanged. The rows of a product come from its first "
+     "factor: look at the order of the factors, or of the operands"),
     (r"\bwhen\(\) takes \d+ positional|_when_body|when\.<locals>", "when",
      "pl.when is a decorator: @pl.when(condition) above a function without arguments, def _():"),
-    (r"index map: .*\(\) (takes|missing)", "map-arity",
-     "an index map takes one argument per axis of the grid (and one per prefetched operand after them)"),
     (r"TracerIntegerConversionError", "python-index",
      "Python needs a number here, and this one is known only when the kernel runs. For a loop of n turns, take "
      "jax.lax.fori_loop(0, n, body, start). Instead of an index into a list, use arithmetic"),
-    (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion|^AssertionError: DShapedArray",
-     "python-if",
-     "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while, or "
-     "as a size or a bound: use @pl.when(condition) for a block of code, jnp.where for a value, and "
-     "x_ref[pl.ds(start, size)] for a slice, with a size that is a Python int"),
+    (r"^AssertionError: DShapedArray", "dynamic-slice",
+     "the size of a slice is known only when the kernel runs: take pl.ds(start, size) with a size that is a Python "
+     "int, and mask what is too much"),
+    (r"Attempted boolean conversion|ConcretizationTypeError|TracerBoolConversion", "python-if",
+     "a value that is only known when the kernel runs (a program id, an element) is used in a Python if or while: use "
+     "@pl.when(condition) for a block of code, jnp.where for a value"),
     (r"Invalid dtype for `swap`", "store-dtype",
      "the value has another dtype than the Ref it is stored in: add .astype(o_ref.dtype), or, if the Ref is scratch "
      "for a sum, give it the value's dtype (float32)"),
-    (r"must return integer scalars|Index map.*float|block ind\w+ must be integer|Grid must be a tuple of integers",
-     "float",
-     "a grid is a tuple of integers, and an index map returns integers: use // (or pl.cdiv, which rounds up) instead "
-     "of /"),
+    (r"must return integer scalars|Index map.*float|block ind\w+ must be integer", "map-float",
+     "an index map returns integer block indices: use // instead of /"),
+    (r"Grid must be a tuple of integers", "grid-float",
+     "a grid is a tuple of integers: use // (or pl.cdiv, which rounds up) instead of /"),
+    (r"Index map function.*must return|index_map.*must return", "map-length",
+     "an index map returns one block index per dimension of the array"),
     (r"Out of bound (slice|indexer)", "ref-bounds",
      "a Ref is indexed past its end, out of bounds: look at the start and the size of the slice. The Ref of a block "
      "has the shape of that block, and counts from its start"),
-    _NO_AXIS,
+    (r"Block shape.*must have the same number of dimensions|block_shape.*rank", "block-rank",
+     "a block shape needs one entry per dimension of the array; None stands for a squeezed dimension of size 1"),
+    (r"unexpected tree structure", "vjp-forward",
+     "the forward function of a custom_vjp returns a pair, (result, residuals), and its result has the same form as "
+     "the function's own: if the function returns one array, so does this"),
+    (r"unbound axis name", "name",
+     "there is no axis of this name where this is called, maybe in some cases only: look at the names of the grid, "
+     "cluster or mesh there, and ask for an axis only where it exists"),
 ]  # fmt: skip
+
+
+_OF_A_LINE: list[tuple[str, str, str, str]] = [
+    # (pattern in the exception text, after "index map: " where JAX was calling one; pattern in the line; kind; advice)
+    (r"index map: .*TracerBoolConversion", "", "python-if",
+     "An index map is traced: a Python if cannot look at its arguments. Use arithmetic, or jnp.where."),
+    (r"index map: .*\(\) (takes|missing)", "", "map-arity",
+     "An index map takes one argument per axis of the grid (and one per prefetched operand after them)."),
+    (r"Invalid dtype for `swap`.*Ref dtype: float32.*Value dtype: b?float16", "", "store-dtype",
+     "A 16-bit value is stored in a float32 Ref. If it is a matrix product, ask for float32 where it is made "
+     "(preferred_element_type=jnp.float32): its sums were rounded before any cast. Else add .astype(jnp.float32)."),
+    (r"(not enough|too many) values to unpack", "dot_general", "dot-dims",
+     "The dimension numbers of jax.lax.dot_general are two pairs, ((a_dims, b_dims), (a_batch, b_batch)): without "
+     "batch dimensions (((1,), (0,)), ((), ()))."),
+    (r"^ConcretizationTypeError", "arange", "arange",
+     "The bounds of jnp.arange have to be known before the kernel runs: write jnp.arange(size), and add to it what "
+     "depends on the program id."),
+    (r"^TracerBoolConversion", r"^(?!.*\b(if|while|and|or|not)\b).*\[[^\]]*:[^\]]*\]", "dynamic-slice",
+     "The bounds of a slice are known only when the kernel runs: write x_ref[pl.ds(start, size)], with a size that is "
+     "a Python int."),
+]  # fmt: skip
+_LOST_DIMENSION = (
+    "Two arrays of different rank meet, and their shapes do not broadcast. A reduction drops the dimension that it "
+    "reduces: keepdims=True keeps it, so that (16, 1) fits beside (16, 384)."
+)
+_ARRAY_AND = (
+    "Python's `{0}` asks for one bool, and these conditions are arrays, with one for each element: join them with "
+    "`{1}`, each in brackets: (a > 0) {1} (b != 0)."
+)
 
 
 def _in_index_map(error: BaseException) -> bool:
@@ -103,7 +133,20 @@ def explain_error(error: BaseException) -> Finding:
     named = re.search(r" at (/[^\s:]+|<\w+>|\S+\.py):(\d+)\b", first)  # "kernel at file.py:12": JAX names the function
     if named and is_readers_file(named[1]):
         line = source_line(named[1], int(named[2]))
-    words = f"{'index map: ' if _in_index_map(error) else ''}{type(error).__name__}: {text}"
+    code, words = line.text if line else "", f"{type(error).__name__}: {text}"
+    where = "index map: " if _in_index_map(error) else ""
+    for pattern, of_line, kind, advice in _OF_A_LINE:
+        if re.search(pattern, where + words, re.S) and re.search(of_line, code):
+            return _found(kind, advice, error, line)
+    shapes = re.search(r"Ref shape: (.*?)\. (?:Expected shape: (.*?)\. )?Value shape: (\([^)]*\))", text, re.S)
+    if shapes and "Invalid shape for `swap`" in text:
+        into = shapes[2] or shapes[1]
+        return _found("store-shape", _shape_advice(into, shapes[3], into == shapes[1]), error, line)
+    if re.search("ncompatible shapes for broadcasting", text):
+        met = re.findall(r"\(\d[^()]*\)", first)
+        ranks = {shape.count(",") + 1 - shape.endswith(",)") for shape in met}
+        if differ := _LOST_DIMENSION if len(ranks) > 1 else _different_lengths(met):
+            return _found("broadcast", differ, error, line)
     for pattern, kind, advice in _ERRORS:
         if re.search(pattern, words, re.S):
             return _found(kind, _sentence(advice), error, line)
@@ -130,18 +173,24 @@ def _too_late(error: TimeLimit) -> Finding:
 
 _ARRAY_ERRORS: list[tuple[str, str, str]] = [
     # the same; all of it happens under jit, without a kernel
+    (r"total_repeat_length|repeats.*concrete|NonConcreteBooleanIndexError|slice indices must have static|"
+     r"size.*(argument|must be).*(nonzero|where|unique|bincount)|\b(nonzero|unique|bincount|where)\(.*size|"
+     r"\.(nonzero|unique|bincount|where)\(", "static-shape",
+     "the length of this result depends on the values, and under jit lengths are known first: give it size=, length= "
+     "or total_repeat_length=, or keep every element, and choose with jnp.where"),
     (r"TracerArrayConversionError", "numpy",
      "NumPy asks for the values, and under jit there are none yet: use jnp"),
     (r"TracerIntegerConversionError|ConcretizationTypeError|TracerBoolConversion|Attempted boolean conversion|"
-     r"truth value of an array with more than one|total_repeat_length|NonConcreteBooleanIndexError|"
-     r"slice indices must have static|Shapes must be 1D sequences of concrete|"
-     r"can(no|')t be interpreted as an integer", "python-loop",
-     "Python's range, if, and, int(), list indices and lengths of arrays need a number, and under jit the values are "
-     "not known yet: work on the whole array at once (jnp.cumsum, jnp.where, & for and), and where a length depends on "
-     "values, give size= or total_repeat_length="),
+     r"truth value of an array with more than one|"
+     r"Shapes must be 1D sequences of concrete|can't be interpreted as an integer|cannot be interpreted as an integer",
+     "python-loop",
+     "Python's range, if and int(), list indices and lengths of arrays need a number, and under jit the values are not "
+     "known yet: work on the whole array at once (jnp.cumsum, jnp.where, jnp.repeat, ...)"),
     (r"do(es)? not support (in-place )?item assignment", "item-assignment",
      "JAX arrays do not change: x.at[i].add(v) and x.at[i].set(v) return a new one"),
-    _NO_AXIS,
+    (r"unbound axis name", "name",
+     "there is no axis of this name where this is called, maybe in some cases only: look at the names of the grid, "
+     "cluster or mesh there, and ask for an axis only where it exists"),
 ]  # fmt: skip
 
 
@@ -150,10 +199,51 @@ def explain_array_error(error: BaseException) -> Finding:
     if isinstance(error, TimeLimit):
         return _too_late(error)
     line, words = readers_frame(error), f"{type(error).__name__}: {error}"
+    code = f" {line.text}" if line else ""
+    joined = re.search(r"\b(and|or)\b", code)
+    if joined and re.search("truth value of an array|TracerBoolConversion", words):
+        return _found("python-and", _ARRAY_AND.format(joined[1], "&|"[joined[1] == "or"]), error, line)
     for pattern, kind, advice in _ARRAY_ERRORS:
-        if re.search(pattern, words, re.S):
+        more = code if kind == "static-shape" and "Concretization" in words else ""
+        if re.search(pattern, words + more, re.S):
             return _found(kind, _sentence(advice), error, line)
     return Finding("error", f"{type(error).__name__}: {_shorten(_first_line(error))}", [], line)
+
+
+def _different_lengths(shapes: list[str]) -> str:
+    """What to say when arrays of one rank meet and do not broadcast."""
+    sizes = [tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in shapes]
+    if len(sizes) == 2 and sizes[0] == sizes[1][::-1]:
+        return ""  # one is the other on its side, and there is a better word for that
+    for d, lengths in enumerate(zip(*sizes, strict=True)):
+        longer = sorted({n for n in lengths if n != 1})
+        if len(longer) > 1:
+            return (
+                f"Arrays of incompatible shapes meet, {' and '.join(shapes)}: along dimension {d} they have "
+                f"{' and '.join(map(str, longer))} elements: only a dimension of 1 is widened. Which Ref has the shape "
+                "that is wanted here?"
+            )
+    return ""
+
+
+def _shape_advice(ref: str, value: str, whole: bool = True) -> str:
+    """What to do about a value of one shape that is stored in a Ref, or in part of it, of another."""
+    r, v = (tuple(int(n) for n in re.findall(r"\d+", shape)) for shape in (ref, value))
+    into = f"a Ref of shape {r}" if whole else f"part of a Ref, of shape {r}"
+    head = f"A value of shape {v} is stored in {into}, and a store does not broadcast. "
+    if len(v) > len(r) and 1 in v:
+        return head + (
+            "A block of size 1 along a dimension keeps that dimension in the Ref; None in the block shape squeezes "
+            "it away."
+        )
+    if len(v) < len(r):
+        return head + "keepdims=True keeps a reduced dimension; jnp.broadcast_to widens."
+    if len(v) == len(r) and all(a in (1, b) for a, b in zip(r, v, strict=True)):
+        return (
+            f"{head}keepdims=True keeps a reduced dimension, so that nothing grows when shapes are broadcast; axis=1 "
+            "reduces along a row."
+        )
+    return head + "Compare the two, and look at the block shapes."
 
 
 def _shorten(text: str) -> str:

@@ -65,10 +65,13 @@ def _in_hbm(trace: Trace, i: Incident) -> str:
 
 def _hang(trace: Trace, i: Incident) -> str:
     needed, got = i.detail["needed"], i.detail["got"]
-    head = f"the kernel waits for {needed} on semaphore {i.ref}, and {got} have come or are on their way"
-    advice = "Call .start() on the copy before .wait(), and wait once per copy."
-    signal = "Signal it first (pl.semaphore_signal), or drop the wait."
-    return f"{head}: on a TPU it never returns. {advice if i.detail['dma'] else signal}"
+    what = f"{needed} on semaphore {i.ref}, whose count is {got}, and no signal is on its way"
+    advice = "Signal it first (pl.semaphore_signal), or drop the wait."
+    if i.detail["dma"]:
+        flight = f"only {got} bytes are in flight" if got else "no copy that uses it is in flight"
+        what = f"{needed} bytes on DMA semaphore {i.ref}, but {flight}"
+        advice = "Call .start() on the copy before .wait(), and wait once per copy."
+    return f"the kernel waits for {what}: on a TPU it never returns. {advice}"
 
 
 def _unwaited(trace: Trace, i: Incident) -> str:

@@ -7,12 +7,21 @@ from typing import Any
 import numpy as np
 
 from ..ir.capture import SourceLine, line_of
-from ..ir.ops import out_dtype
-from ..ir.program import NARROWED, early_casts, lines_of, narrow_arithmetic, narrow_products
+from ..ir.ops import is_floating, out_dtype
+from ..ir.program import (
+    NARROWED,
+    early_casts,
+    lines_of,
+    narrow_arithmetic,
+    narrow_products,
+    rounded_operands,
+)
 from ..lens import gpu
 from ..lens.machine import Run, Trace
 from .findings import Finding
 from .rounding import Excess, times
+
+SUMS = frozenset({"product", "scratch", "output"})  # kinds of places where a sum grows, or is made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +35,18 @@ class Narrow:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One kernel of a run: its program, the names of its outputs and what they hold, and the line of the last store
-    into each."""
+    """What one kernel of a run computes with: its program, and names with dtypes.
 
+    results: what the outputs hold. sums: memory in which a sum may grow, beside the outputs. read_back: the outputs
+    that it loads. stored: the line of the last store into each output.
+    """
+
+    name: str
     program: Any
     results: Sequence[np.ndarray]
-    outs: Sequence[str]
+    outs: Sequence[tuple[str, Any]]
+    sums: Sequence[tuple[str, Any]]
+    read_back: frozenset[str]
     stored: dict[str, SourceLine]
 
 
@@ -41,19 +56,27 @@ def kernels_of(run: Run) -> list[Kernel]:
 
 
 def _of_call(trace: Trace) -> Kernel:
+    call = trace.call
+    outs = [(o.name, o.dtype) for o in call.outs]
+    sums = [(s.name, s.dtype) for s in call.scratch if s.space == "vmem"]
+    loaded = frozenset(e.ref for e in trace.events if e.op == "load")
     stored = {e.ref: e.line for e in trace.events if e.op == "store" and e.line is not None}
-    return Kernel(trace.call.kernel, trace.outputs, [o.name for o in trace.call.outs], stored)
+    return Kernel(call.name, call.kernel, trace.outputs, outs, sums, loaded, stored)
 
 
 def _of_launched(launched: gpu.Launched) -> Kernel:
-    outs = [name for name, _, _ in launched.kernel.outputs]
+    kernel = launched.kernel
+    outs = [(name, dtype) for name, _, dtype in kernel.outputs]
+    allocs = [alloc for instr in kernel.program.everything() for alloc in instr.p.get("allocs", ())]
+    sums = [(alloc.name, alloc.dtype) for alloc in allocs if alloc.kind == "acc" or alloc.space == "tmem"]
     lines = [[w.instr.line for w in writes if w is not None and w.instr is not None] for _, writes in launched.written]
-    stored = {name: line for name, mine in zip(outs, lines, strict=True) for line in mine if line is not None}
-    return Kernel(launched.kernel.jaxpr, launched.outputs, outs, stored)
+    stored = {name: line for (name, _), mine in zip(outs, lines, strict=True) for line in mine if line is not None}
+    return Kernel(kernel.name, kernel.jaxpr, launched.outputs, outs, sums, frozenset(), stored)
 
 
-def narrow_places(kernel: Kernel) -> Iterator[Narrow]:
-    """The places in a kernel, the likeliest first."""
+def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
+    """The places in the kernel that makes output `number`, the likeliest first."""
+    out, dtype = kernel.outs[number]
     for eqn in narrow_products(kernel.program):
         words = (
             f"A product of 16-bit tiles is asked for in 16 bits: its result is {out_dtype(eqn)}, as its operands are, "
@@ -61,6 +84,15 @@ def narrow_places(kernel: Kernel) -> Iterator[Narrow]:
             "made: preferred_element_type=jnp.float32."
         )
         yield Narrow("product", words, line_of(eqn))
+    for name, held in kernel.sums:
+        if _narrow(held):
+            yield Narrow("scratch", f"{name} is {held}, and every addition to it rounds: accumulate in float32.")
+    if _narrow(dtype) and out in kernel.read_back:
+        words = (
+            f"The sum grows in {out}, which is 16-bit ({dtype}), and every addition to it rounds: keep it in "
+            "a float32 scratch buffer, and cast once at the end."
+        )
+        yield Narrow("output", words)
     for eqn in early_casts(kernel.program):
         words = (
             f"A value is cast to 16-bit {_made(eqn)}, and the kernel goes on with the rounded number. Cast once, "
@@ -74,11 +106,30 @@ def narrow_places(kernel: Kernel) -> Iterator[Narrow]:
             "rounded: cast what goes into it first (.astype(jnp.float32)), and back once at the end."
         )
         yield Narrow(name, words, line_of(eqn))
+    for eqn in rounded_operands(kernel.program):
+        words = (
+            f"What goes into the matrix product was computed in float32 and cast to 16-bit {_made(eqn)}: every element "
+            "is rounded before it is summed. Multiply first; do the rest with the sum, which is float32."
+        )
+        yield Narrow("operand", words, line_of(eqn))
+
+
+def handed_on(kernels: Sequence[Kernel], last: int) -> Iterator[Narrow]:
+    """16-bit results of kernels that a later one, at the latest number `last`, may work with."""
+    for kernel in kernels[:last]:
+        for name, dtype in kernel.outs:
+            if _narrow(dtype):
+                words = (
+                    f"{name} of {kernel.name} is {dtype}, so a later call computes with rounded numbers. Store them in "
+                    "float32."
+                )
+                yield Narrow("handed on", words)
 
 
 def narrow_kinds(kernels: Sequence[Kernel]) -> frozenset[str]:
     """The kinds of places that a run has. What a right answer does, too, is no mistake."""
-    return frozenset(p.kind for k in kernels for p in narrow_places(k))
+    own = {p.kind for k in kernels for number in range(len(k.outs)) for p in narrow_places(k, number)}
+    return frozenset(own | {p.kind for p in handed_on(kernels, len(kernels) - 1)})
 
 
 def too_rough(
@@ -92,9 +143,9 @@ def too_rough(
     if where is None:
         return Finding("rounding", f"{name}: {excess.words} {excess.advice}")
     kernel = kernels[where[0]]
-    out = kernel.outs[where[1]]
-    places = [p for p in narrow_places(kernel) if p.kind not in known]
-    place = next((p for p in places if p.kind == "product" or not excess.one_way), None)
+    out, _ = kernel.outs[where[1]]
+    places = [p for p in (*narrow_places(kernel, where[1]), *handed_on(kernels, where[0])) if p.kind not in known]
+    place = next((p for p in places if p.kind in SUMS or not excess.one_way), None)
     if place is None:
         cause = f"{excess.words} {excess.advice}"
     else:  # a sum in 16 bits may lose more than it rounds: its errors may well point one way
@@ -102,6 +153,10 @@ def too_rough(
         cause = f"{size if excess.one_way else f'rounding, not logic: {excess.words}'} {place.words}"
     line = (place and place.line) or kernel.stored.get(out)
     return Finding("rounding", f"{out}: {cause}", [], line, operand=out, near=list(lines_of(kernel.program)))
+
+
+def _narrow(dtype: Any) -> bool:
+    return is_floating(dtype) and dtype.itemsize < 4
 
 
 def _made(eqn: Any) -> str:

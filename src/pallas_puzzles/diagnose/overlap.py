@@ -55,11 +55,16 @@ def _exposed(alone: list[Transfer], exposed: int, most: int) -> Finding:
     for transfer in alone:
         by_line[transfer.line, transfer.waited_at].append(transfer)
     rows = sorted(by_line.items(), key=lambda row: -sum(t.nbytes for t in row[1]))
-    (started, waited), _ = rows[0]
+    (started, waited), worst = rows[0]
     text = (
         f"{human_bytes(exposed)} of its copies are exposed: they are waited for before anything is computed, so "
-        f"nothing runs while they are on their way. The budget is {human_bytes(most)}. Start a copy, "
-        "compute on another tile, and only then wait for it."
+        f"nothing runs while they are on their way. The budget is {human_bytes(most)}. "
+    )
+    text += (
+        "Start a copy, compute on what is already here, and only then wait for it: start the next tile before you "
+        "compute on this one."
+        if worst[0].comes_in
+        else "Start a copy out, compute the next tile, and only then wait for it."
     )
     evidence = [
         f"{plural(len(each), 'time')}, {human_bytes(sum(t.nbytes for t in each))} in all: {each[0].source} to "

@@ -15,7 +15,7 @@ from .capture import (
     space_of,
     subprograms,
 )
-from .ops import in_dtypes, is_floating, nbytes_of, np_dtype, out_avals, out_dtype
+from .ops import in_dtypes, is_floating, is_literal, nbytes_of, np_dtype, out_avals, out_dtype
 
 _MANY_TURNS = 3  # in which one place in the code makes all its operations again: a loop
 
@@ -114,6 +114,20 @@ def early_casts(kernel: Any) -> Iterator[Any]:
     for jaxpr, eqn in everywhere(kernel):
         if eqn.primitive.name == "convert_element_type" and _rounds(eqn) and _users(jaxpr, eqn) - harmless:
             yield eqn
+
+
+def rounded_operands(kernel: Any) -> Iterator[Any]:
+    """Casts to a 16-bit float of what was computed in float32, and goes into a matrix product."""
+    for jaxpr, eqn in everywhere(kernel):
+        if eqn.primitive.name != "dot_general":
+            continue
+        made = {v: e for e in jaxpr.eqns for v in e.outvars}
+        for cast in (None if is_literal(v) else made.get(v) for v in eqn.invars):
+            if cast is None or cast.primitive.name != "convert_element_type" or is_literal(cast.invars[0]):
+                continue
+            source = made.get(cast.invars[0])
+            if _rounds(cast) and source is not None and source.primitive.name in NARROWED:
+                yield cast
 
 
 def narrow_arithmetic(kernel: Any) -> Iterator[Any]:
