@@ -148,6 +148,7 @@ def _assigned(s: Any) -> Any:
         (lambda s: jnp.nonzero(s)[0], "static-shape", "size="),
         (lambda s: np.add(np.asarray(s), 1), "numpy", "use jnp"),
         (_assigned, "item-assignment", ".at[i]"),
+        (lambda s: s + missing, "name", "does not exist"),  # type: ignore[name-defined]  # noqa: F821
     ],
 )
 def test_what_jit_cannot_do_is_said_in_one_line_with_the_readers_own(wrong: Any, kind: str, says: str) -> None:

@@ -84,10 +84,10 @@ EXPECTED: dict[str, First] = {
     "forward_without_residuals": First("vjp-forward", ("two things", "residuals")),
     "backward_without_a_tuple": First("vjp-backward", ("tuple", "return (dx,)")),
     # refused while the kernel is traced
-    "when_on_an_array": First("error", ("Pred must be a scalar",)),
-    "index_map_that_captures_an_array": First("error", ("must not capture constants",)),
+    "when_on_an_array": First("when-array", ("one yes or no", "jnp.where")),
+    "index_map_that_captures_an_array": First("map-constants", ("PrefetchScalarGridSpec", "behind the grid indices")),
     "gradient_without_custom_vjp": First("no-gradient", ("jax.custom_vjp", "backward function")),
-    "one_block_spec_too_many": First("error", ("in_specs",)),
+    "one_block_spec_too_many": First("specs-count", ("one entry in in_specs",)),
     "factors_that_do_not_fit": First("product-shape", ("differ in length",)),
     # not stored, or not everywhere
     "nothing_stored": First(
@@ -229,11 +229,11 @@ EXPECTED: dict[str, First] = {
     "row_stored_into_a_block": First("store-shape", ("shape", "keepdims"), evidence=("(8, 128)", "(128,)")),
     "transposed_value_into_a_block": First("store-shape", ("shape",), evidence=("(8, 128)", "(128, 8)")),
     "exception_of_their_own": First("error", ("RuntimeError", "to be written tomorrow")),
-    "misspelt_name": First("error", ("NameError", "xref")),
+    "misspelt_name": First("name", ("name", "misspelling"), evidence=("xref",)),
     "arithmetic_on_a_ref": First("ref-arithmetic", ("Ref", "read it first", "x_ref[...]")),
     "python_if_on_a_program_id": First("python-if", ("@pl.when", "jnp.where", "program id")),
     "value_returned": First("returns", ("returns nothing", "o_ref[...] = value")),
-    "kernel_with_too_few_refs": First("error", ("positional argument",)),
+    "kernel_with_too_few_refs": First("kernel-arity", ("one Ref per operand", "inputs, outputs, scratch")),
     "index_map_with_too_few_arguments": First("map-arity", ("one argument per axis of the grid",)),
     "index_map_with_too_few_results": First("map-length", ("one block index per dimension",)),
     "index_map_with_true_division": First("map-float", ("integer", "//")),

@@ -6,7 +6,7 @@ import inspect
 import sys
 import types
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -213,21 +213,22 @@ class _Answer:
                     found = []
                 files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
                 little = verdict.status == "failed" and verdict.findings[0].kind in SAYS_LITTLE
-                apart = self._apart(asked, only) if little and not any(c.told for c in found) else None
+                among = {c.function for c in found} or {*self.holes}
+                apart = self._apart(asked, only, among) if little and not any(c.told for c in found) else None
                 formulas = {claim.fn.__name__ for claim in asked.claims} >= set(self.known.holes)
                 seen_in = function_at(verdict.findings[0].line, self.holes)
                 verdict.findings = told(verdict.findings, found, files, apart, formulas, seen_in)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
-    def _apart(self, asked: Question, only: tuple[int, int] | None) -> SourceLine | None:
-        """The line in one of the holes where the values of one draw part from those of the course."""
+    def _apart(self, asked: Question, only: tuple[int, int] | None, among: Collection[str]) -> SourceLine | None:
+        """The line in one of these holes where the values of one draw part from those of the course."""
         assert self.known
         drawn = [each for each in draws(self.puzzle, asked.cases, asked.seed) if (each[0], each[2]) == only]
         for _, case, _, seed in drawn:
             args = draw(case.inputs, np.random.default_rng(seed))
             both = [cases.official(self.known.id).fn, self.fn]
             runs = [functools.partial(trace, fn, *args, detail=False, **case.blocks) for fn in both]
-            return next((line for line in first_apart(*runs) if function_at(line, self.holes)), None)
+            return next((line for line in first_apart(*runs) if function_at(line, self.holes) in among), None)
         return None  # what is wrong shows in no draw
 
     def _isolated(self, verdict: Verdict, asked: Question) -> tuple[list[Correction], tuple[int, int] | None]:

@@ -15,7 +15,7 @@ from ..ir.eager import operations
 from ..ir.ops import nbytes_of
 from ..ir.readers import for_the_reader
 from ..lens import gpu
-from ..lens.machine import Figures, figures, run_call, trace
+from ..lens.machine import Figures, figures, listed, run_call, trace
 from ..lens.tally import tally
 from ..lens.watchdog import time_limit
 from ..text import plural
@@ -107,9 +107,9 @@ class Claim:
             if wrong is None and not math.isclose(said, truth.value, rel_tol=1e-6):
                 cause = f"{call} is {truth.text(float(said))}; {truth.whose} {truth.text(truth.value)}."
                 wrong = Finding("model", cause, [*truth.explained], line_of(self.fn))
-                own = slips[-1] or [_in_another_unit(float(said) / truth.value)]
+                own, unit = slips[-1], _in_another_unit(float(said) / truth.value)
         if wrong is not None:
-            common = [words for words in own if all(words in slip for slip in slips)] or own
+            common = [words for words in own if all(words in slip for slip in slips)] or [unit]
             fewest = [words for words in common if words.count(" and ") == common[0].count(" and ")]
             if fewest[0]:
                 return wrong.but(cause=f"{wrong.cause} Yours is what it would be {', or '.join(fewest[:2])}.")
@@ -155,8 +155,17 @@ def _by_programs(fn: Callable[..., Any], shapes: Sequence[Any]) -> Count:
     written = sum(out.nbytes for each in programs for out in each.outs)
     slips = [("if no program read anything", written), ("if no program wrote anything", total - written)]
     slips += [(f"without {each.name}", total - each.moved_bytes) for each in programs]
-    parts = [f"{each.name}: {_bytes(each.moved_bytes)}" for each in programs]
+    parts = [
+        f"{each.name}: {_bytes(each.moved_bytes)}, {listed([*map(_array, each.arrays)])} in, "
+        f"{listed([*map(_array, each.outs)])} out"
+        for each in programs
+    ]
     return Count(f"the {plural(len(programs), 'program')} move", total, parts, slips)
+
+
+def _array(array: Any) -> str:
+    """'float32[8, 128]'."""
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def measured(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Figures, float]:

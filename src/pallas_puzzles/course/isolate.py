@@ -86,7 +86,7 @@ def isolated(
 
         return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "")
 
-    chosen: list[Difference] = []
+    chosen, replaced = list[Difference](), list[Difference]()
     values = {name: values_with_names(node) for name, node in written.items()}
     say = functools.partial(corrections, answer, names=_called(puzzle))
     if fails:
@@ -100,6 +100,7 @@ def isolated(
             if not enough:  # it is a part of what is wrong
                 return say(chosen, named=values, tell="where")
             chosen = enough
+        replaced = [d for d in chosen if d.was and d.should]
         ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
         for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
             said = say(chosen, named=named, moved=moved, statements=statements)
@@ -107,10 +108,12 @@ def isolated(
                 names_of = dict.fromkeys(c.function for c in said)
                 whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
                 return say(whole, named=values) if len(whole) < len(answer) else []
+            if len(said) > 1 and not all(c.told for c in said) and len(replaced) < len(chosen):
+                continue  # to say what comes or goes is of no help without what is too long to be told
             swapped = {c.function: right[c.function] for c in said if c.whole}
             if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
                 return said
-    said = say(chosen, named=values, tell="like")
+    said = say(replaced or chosen, named=values, tell="like")
     if len(said) > _MOST_PLACES or (fails and runs(answer, works)):  # in one form with the course's, it works
         return []
     return said

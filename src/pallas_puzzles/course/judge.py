@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ..diagnose.budgets import dropped
-from ..diagnose.diagnose import SEEN_IN_VALUES, explain_garbage
+from ..diagnose.diagnose import SEEN_IN_VALUES, explain_garbage, wrong_results
 from ..diagnose.errors import explain_error
 from ..diagnose.findings import GARBAGE_READS, Diagnosis, Finding, Tolerance
 from ..diagnose.outside import explain_barred, explain_outside, too_much_outside
@@ -164,6 +164,8 @@ class Judge(Judging):
         if diagnosis.findings and {f.kind for f in diagnosis.findings} <= {"rounding"}:
             diagnosis = self.rounded(run, args, case.blocks, want) or diagnosis
         findings = [*self._around(run), *diagnosis.findings]
+        if len(findings) > 1 and not is_brief() and not {f.kind for f in findings} & {"structure", "shape", "dtype"}:
+            findings = self._without_harmless(findings, run, args, case.blocks, want)
         if findings and not is_brief():
             with guard.explaining():
                 findings, picture = self._explained(findings, run, args, case.blocks, want)
@@ -227,6 +229,20 @@ class Judge(Judging):
         elif words:  # the lens has seen how it came about; what it has led to is evidence
             first = first.but(evidence=(*first.evidence, words))
         return [first, *others], picture
+
+    def _without_harmless(
+        self, findings: list[Finding], run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any
+    ) -> list[Finding]:
+        """The findings: of garbage beyond the edges of arrays, that alone without which less is wrong, if any is."""
+
+        def wrong(run: Run) -> int:
+            return sum(int(each.bad.sum()) for each in wrong_results(run.outputs, want, self.tolerance))
+
+        harmful = []
+        for ref in [f.operand for f in findings if f.kind == "padding"]:
+            with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(0.0, str(ref)):
+                harmful += [ref] if wrong(self._run(args, blocks)) < wrong(run) else []
+        return [f for f in findings if f.kind != "padding" or not harmful or f.operand in harmful]
 
     def _with_other_garbage(self, run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> list[Finding]:
         """A kernel that reads uninitialised memory runs a second time, with other bits in it."""

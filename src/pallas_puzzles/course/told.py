@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from ..diagnose.corrections import Correction
 from ..diagnose.findings import Finding
 from ..ir.capture import SourceLine, source_line
+from ..lens.machine import listed
 
 
 def told(
@@ -25,14 +26,14 @@ def told(
     """
     seen = findings[0]
     if apart is not None and all(c.whole for c in found):
-        swapped = [_sentence(c, len(found)) for c in found]
+        swapped = _sentences(found)[:1]
         head = _head(seen) if seen.kind == "explained" else seen.cause
         return [seen.but(cause=_APART, evidence=(*swapped, head, *seen.evidence), line=apart, near=()), *findings[1:]]
     if not found:
         return list(findings)
     first, *others = (
-        Finding("correction", _sentence(c, len(found)), (), source_line(files[c.function], c.line), function=c.function)
-        for c in found
+        Finding("correction", words, (), source_line(files[c.function], c.line), function=c.function)
+        for c, words in zip(found, _sentences(found), strict=False)
     )
     if formulas and seen.kind == "model" and seen.evidence:  # what it should come to is told, and where
         return [seen.but(line=first.line, function=first.function), *findings[1:]]
@@ -44,7 +45,7 @@ def told(
         head, _, advice = seen.cause.partition(". ")
         first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
         first = first.but(line=seen.line) if covered and found[0].whole else first
-        first = first.but(evidence=(advice,)) if advice and not found[0].told else first
+        first = first.but(evidence=(advice,)) if advice and not all(c.told for c in found) else first
     elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE | {"rounding"} and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about
     elif (
@@ -70,8 +71,8 @@ SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explai
 _TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
 _APART = (
-    "This is the first line whose value differs from all that a right answer computes. What goes into it, a right "
-    "answer has, too: look at which parts are taken here, and when, and at what is done with them."
+    "This is the first line whose value is none of those that a right answer computes, while all that goes into it is. "
+    "Look at what is done here, with which parts, and when."
 )
 _ALSO_RIGHT = frozenset({"padding"})  # a right answer reads it as well, and does not use it
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
@@ -82,10 +83,15 @@ def _is_symptom(finding: Finding, places: int) -> bool:
     return finding.step is None and (finding.kind == "reused" or (finding.kind == "no-wait" and places == 1))
 
 
-def _sentence(correction: Correction, places: int) -> str:
-    """The words of a correction as a sentence, with what has come of trying it."""
-    words = correction.words[:1].upper() + correction.words[1:]
-    return f"{words}: then everything is right." if places == 1 and correction.told else f"{words}."
+def _sentences(found: Sequence[Correction]) -> list[str]:
+    """What has to change, with what has come of trying it: a sentence for each place, one for whole functions alone."""
+    if found and all(c.whole for c in found):
+        called = listed([c.words for c in found])
+        places = "its place" if len(found) == 1 else "their places"
+        return [f"The mistake is in {called}: with the course's in {places}, everything is right."]
+    then = ": then everything is right." if len(found) == 1 and found[0].told else "."
+    words = [f"{c.words} is a part of it: put the course's in its place" if c.whole else c.words for c in found]
+    return [f"{each[:1].upper()}{each[1:]}{then}" for each in words]
 
 
 def _head(finding: Finding) -> str:

@@ -18,8 +18,8 @@ _CONTEXT = 44  # characters of what stands around a small difference
 class Correction:
     """One place that has to change: lines of the reader's file, counted from 1. words: a sentence without a full stop.
 
-    whole: the whole function differs, and nothing is said of a place inside of it. values: the lines that give names to
-    values which are used there.
+    whole: the whole function differs, and nothing is said of a place inside of it; words are what it is called. values:
+    the lines that give names to values which are used there.
     """
 
     function: str
@@ -78,10 +78,7 @@ def corrections(
         called = names.get(name, f"`{name}`")
         if group.differences[0].whole:
             node = answer[name]
-            words = f"the mistake is in {called}: with the course's in its place, everything is right"
-            if len(chosen) > 1:
-                words = f"{called} is a part of the mistake: put the course's in its place, too"
-            found.append(Correction(name, node.lineno, node.end_lineno or node.lineno, words, told=False, whole=True))
+            found.append(Correction(name, node.lineno, node.end_lineno or node.lineno, called, told=False, whole=True))
         else:
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
             mine = {value: each for value, each in named.get(name, {}).items() if each != getattr(own, "id", None)}
@@ -151,9 +148,9 @@ def _lines_of_values(function: ast.FunctionDef, node: ast.AST | None) -> frozens
 
 def _used_by_none(chosen: Sequence[Difference]) -> list[Difference]:
     """Without names that only one program has and that another difference uses: the mistake is there."""
-    both = [d for d in chosen if d.was is not None and d.should is not None]
-    asked = {name for d in both for node in (d.was, d.should) for name in reads_of(node)}  # type: ignore[arg-type]
-    return [d for d in chosen if d in both or not (_named_by(d.should or d.was) & asked)]
+    reads = [(d, reads_of(node)) for d in chosen for node in (d.was, d.should) if node is not None]
+    asked = {id(d): {name for other, names in reads if other is not d for name in names} for d in chosen}
+    return [d for d in chosen if (d.was and d.should) or not (_named_by(d.should or d.was) & asked[id(d)])]
 
 
 def _named_by(node: Any) -> set[str]:
@@ -331,9 +328,14 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     if was is None:
         return "something is missing here", False
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
-    if isinstance(should, ast.expr) and tell != "where":
-        wrong += f": a right one is like `{_outline(should, named)}`"
+    if isinstance(should, ast.expr) and tell != "where" and not _fits(outline := _outline(should, named), old):
+        wrong += f": a right one is like `{outline}`"
     return wrong, False
+
+
+def _fits(outline: str, text: str) -> bool:
+    """Whether a text is what an outline shows, with something in the places of its dots."""
+    return re.fullmatch(".*".join(map(re.escape, outline.split("..."))), text, re.S) is not None
 
 
 def _outline(node: ast.expr, named: Mapping[str, str]) -> str:

@@ -136,8 +136,8 @@ def that_matter(
 ) -> list[Difference]:
     """The differences that have to be undone before an answer is right, as few as can be found in `most` trials.
 
-    [] where it would not be right even with all of them undone, or where the trials do not suffice. group_of: the
-    functions of one group are tried together first. is_right: None if there is no more to try with.
+    [] where it would not be right even with all of them undone. group_of: the functions of one group are tried together
+    first. is_right: None if there is no more to try with.
     """
     trials, every = 0, list(found)
     known: dict[frozenset[int], bool] = {}
@@ -164,10 +164,8 @@ def that_matter(
     for (name, _), units in statements.items():
         functions.setdefault(group_of(name), []).append(units)
     groups = list(functions.values())
-    while groups:
+    while groups and trials < most:
         group = groups.pop(0)
-        if trials >= most:
-            return []
         gone = set(_numbers(group))
         rest = [n for n in kept if n not in gone]
         if rest and right_with(rest):
@@ -189,7 +187,7 @@ def that_matter(
         kept = next((unit for unit in left if right_with(unit)), kept)
     chosen = [unit[0] for unit in left if unit[0] in kept]
     ways = _alike(every[chosen[0]]) if len(chosen) == 1 else (p for n in chosen for p in _less(every[n]))
-    for places in itertools.islice(ways, most - trials):
+    for places in itertools.islice(ways, max(0, most - trials)):
         every += places
         if right_with(small := [*range(len(every) - len(places), len(every))]):
             chosen = small
@@ -602,7 +600,8 @@ def _comparable(a: ast.AST, b: ast.AST) -> bool:
     if isinstance(a, ast.Name | ast.Constant | ast.arguments) or is_step(a):
         return False
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
-        return len(a.args) == len(b.args) or _head(a) == _head(b)
+        same = [key_of(x) == key_of(y) for x, y in zip(a.args, b.args, strict=False)]
+        return _head(a) == _head(b) or (len(a.args) == len(b.args) and (not same or any(same)))
     if isinstance(a, ast.Compare) and isinstance(b, ast.Compare):
         return len(a.ops) == len(b.ops)
     if isinstance(a, ast.Tuple | ast.List):
@@ -698,6 +697,9 @@ def likeness(a: ast.AST, b: ast.AST) -> float:
     """How much two statements have in common, from 0 to 1; 0 for those of other kinds."""
     if key_of(a) == key_of(b):
         return 1.0
+    under = [[_head(d) for d in getattr(n, "decorator_list", [])] for n in (a, b)]
+    if under[0] != under[1]:
+        return 0.0
     if type(a) is not type(b) and not (isinstance(a, _STORES) and isinstance(b, _STORES) and _target(a) == _target(b)):
         return 0.0
     if isinstance(a, _STORES) and isinstance(b, _STORES) and _ref_of(a) != _ref_of(b):

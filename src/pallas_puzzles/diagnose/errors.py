@@ -8,8 +8,17 @@ from ..lens.watchdog import TimeLimit
 from ..text import cut
 from .findings import Finding
 
+_NO_AXIS = (
+    r"unbound axis name", "name",
+    "there is no axis of this name where this is called, maybe in some cases only: look at the names of the grid, "
+    "cluster or mesh there, and ask for an axis only where it exists",
+)  # fmt: skip
+_NO_NAME = (
+    r"name '(\w+)' is not defined", "name",
+    "this name does not exist here: a misspelling, or a cell that has not been run",
+)  # fmt: skip
 _ERRORS: list[tuple[str, str, str]] = [
-    # (pattern in the exception text, kind, what to tell the reader)
+    # (pattern in the exception text, after what JAX was calling: "a kernel: "; kind; what to tell the reader)
     (r"'?(AbstractRef|Ref)\b.*(has no attribute|unsupported operand)|unsupported operand type.*Ref|"
      r"a Ref can't be passed|not a valid JAX type.*Ref|Cannot interpret value of type.*Ref|JAX array type.*Ref|Ref\{|"
      r"requires ndarray or scalar arguments, got .*(Ref|DynamicJaxprTracer)",
@@ -28,9 +37,23 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Custom VJP bwd rule", "vjp-backward",
      "the backward function of a custom_vjp returns a tuple with one gradient for each input, in the order of the "
      "inputs and of their shapes; with one input: return (dx,)"),
+    (r"Index map function.*must not capture constants", "map-constants",
+     "an index map uses an array from outside. Python numbers may be used there; an array of indices is prefetched "
+     "(pltpu.PrefetchScalarGridSpec), and index maps get it as a Ref behind the grid indices"),
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
      "lax.broadcasted_iota"),
+    (r"Pred must be a scalar", "when-array",
+     "pl.when asks for one yes or no, and this condition is an array: jnp.where(condition, a, b) chooses element by "
+     "element"),
+    (r"Pytree for `(in|out)_specs`", "specs-count",
+     "each operand of the call needs one entry in in_specs, except for the first num_scalar_prefetch operands, and "
+     "each result one in out_specs and one in out_shape, in the same order"),
+    (r"a kernel: .*\(\) (takes|missing) \d+ (required )?positional arguments?", "kernel-arity",
+     "a kernel gets one Ref per operand, in this order: inputs, outputs, scratch (what is prefetched comes before "
+     "all)"),
+    (r"TracerArrayConversionError", "numpy",
+     "NumPy is applied to a JAX value: use jnp inside kernels and wrappers"),
     (r"Linearization failed to produce known values", "no-gradient",
      "JAX does not know the derivative of a pallas_call: wrap the function in jax.custom_vjp, and give it a forward "
      "and a backward function"),
@@ -68,14 +91,13 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"unexpected tree structure", "vjp-forward",
      "the forward function of a custom_vjp returns a pair, (result, residuals), and its result has the same form as "
      "the function's own: if the function returns one array, so does this"),
-    (r"unbound axis name", "name",
-     "there is no axis of this name where this is called, maybe in some cases only: look at the names of the grid, "
-     "cluster or mesh there, and ask for an axis only where it exists"),
+    _NO_AXIS,
+    _NO_NAME,
 ]  # fmt: skip
 
 
 _OF_A_LINE: list[tuple[str, str, str, str]] = [
-    # (pattern in the exception text, after "index map: " where JAX was calling one; pattern in the line; kind; advice)
+    # (the same, or "index map: ..."; pattern in the line; kind; advice)
     (r"index map: .*TracerBoolConversion", "", "python-if",
      "An index map is traced: a Python if cannot look at its arguments. Use arithmetic, or jnp.where."),
     (r"index map: .*\(\) (takes|missing)", "", "map-arity",
@@ -103,9 +125,13 @@ _ARRAY_AND = (
 )
 
 
-def _in_index_map(error: BaseException) -> bool:
-    """Whether JAX was calling an index map (names of its frames: seen on jax 0.11.2 and 0.12.0.1)."""
-    return any("block_spec" in f.name or "index_map" in f.name for f in tb.extract_tb(error.__traceback__))
+def _called(error: BaseException) -> str:
+    """What JAX was calling, with nothing of the reader's running inside of it (seen on jax 0.11.2 and 0.12.0.1)."""
+    frames = [*tb.extract_tb(error.__traceback__)]
+    if any("block_spec" in f.name or "index_map" in f.name for f in frames):
+        return "index map: "
+    last = max((n for n, f in enumerate(frames) if "pallas_call" in f.filename), default=len(frames))
+    return "a kernel: " if frames[last:] and not any(is_readers_file(f.filename) for f in frames[last:]) else ""
 
 
 def readers_frame(error: BaseException) -> SourceLine | None:
@@ -133,10 +159,9 @@ def explain_error(error: BaseException) -> Finding:
     named = re.search(r" at (/[^\s:]+|<\w+>|\S+\.py):(\d+)\b", first)  # "kernel at file.py:12": JAX names the function
     if named and is_readers_file(named[1]):
         line = source_line(named[1], int(named[2]))
-    code, words = line.text if line else "", f"{type(error).__name__}: {text}"
-    where = "index map: " if _in_index_map(error) else ""
+    code, words = line.text if line else "", f"{_called(error)}{type(error).__name__}: {text}"
     for pattern, of_line, kind, advice in _OF_A_LINE:
-        if re.search(pattern, where + words, re.S) and re.search(of_line, code):
+        if re.search(pattern, words, re.S) and re.search(of_line, code):
             return _found(kind, advice, error, line)
     shapes = re.search(r"Ref shape: (.*?)\. (?:Expected shape: (.*?)\. )?Value shape: (\([^)]*\))", text, re.S)
     if shapes and "Invalid shape for `swap`" in text:
@@ -188,9 +213,8 @@ _ARRAY_ERRORS: list[tuple[str, str, str]] = [
      "known yet: work on the whole array at once (jnp.cumsum, jnp.where, jnp.repeat, ...)"),
     (r"do(es)? not support (in-place )?item assignment", "item-assignment",
      "JAX arrays do not change: x.at[i].add(v) and x.at[i].set(v) return a new one"),
-    (r"unbound axis name", "name",
-     "there is no axis of this name where this is called, maybe in some cases only: look at the names of the grid, "
-     "cluster or mesh there, and ask for an axis only where it exists"),
+    _NO_AXIS,
+    _NO_NAME,
 ]  # fmt: skip
 
 

@@ -134,17 +134,24 @@ def holding[T](variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-_garbage: contextvars.ContextVar[float | None] = contextvars.ContextVar("garbage", default=None)
+_garbage: contextvars.ContextVar[tuple[float | None, str]] = contextvars.ContextVar("garbage", default=(None, ""))
 
 
-def garbage(value: float) -> contextlib.AbstractContextManager[None]:
-    """While active, uninitialised memory holds `value` instead of NaN: on a TPU it can be any bits at all."""
-    return holding(_garbage, value)
+def garbage(value: float, ref: str = "") -> contextlib.AbstractContextManager[None]:
+    """While active, uninitialised memory holds `value` instead of NaN: on a TPU it can be any bits at all.
+
+    ref: only the memory beyond the edge of the array of this Ref.
+    """
+    return holding(_garbage, (value, ref))
 
 
-def poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Uninitialised memory, made visible: NaN for floats, the largest value for integers, True for bools."""
-    dtype, value = np.dtype(dtype), _garbage.get()
+def poison(shape: tuple[int, ...], dtype: np.dtype, ref: str = "") -> np.ndarray:
+    """Uninitialised memory, made visible: NaN for floats, the largest value for integers, True for bools.
+
+    ref: whose array ends there.
+    """
+    value, only = _garbage.get()
+    dtype, value = np.dtype(dtype), value if only in ("", ref) else None
     if holds_keys(dtype):
         return np.zeros(shape, dtype)
     if is_floating(dtype):

@@ -1020,7 +1020,7 @@ class Execution:
         if part.inside and known is True:
             target.filled(source.lend(here).reshape(o.ref_shape), None)
             return
-        values, written = poison(o.block, o.dtype), np.zeros(o.block, bool)
+        values, written = poison(o.block, o.dtype, o.name), np.zeros(o.block, bool)
         values[local] = here.get(source.values)
         written[local] = known
         target.filled(values.reshape(o.ref_shape), written.reshape(o.ref_shape))
