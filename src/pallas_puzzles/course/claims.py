@@ -107,7 +107,7 @@ class Claim:
             if wrong is None and not math.isclose(said, truth.value, rel_tol=1e-6):
                 cause = f"{call} is {truth.text(float(said))}; {truth.whose} {truth.text(truth.value)}."
                 wrong = Finding("model", cause, [*truth.explained], line_of(self.fn))
-                own, unit = slips[-1], _in_another_unit(float(said) / truth.value)
+                own, unit = slips[-1], _in_another_unit(float(said), truth.value)
         if wrong is not None:
             common = [words for words in own if all(words in slip for slip in slips)] or [unit]
             fewest = [words for words in common if words.count(" and ") == common[0].count(" and ")]
@@ -122,8 +122,8 @@ class Claim:
         return f"{call_of(self.fn, self.cases[0])}: {truth.whose} {truth.text(truth.value)}.{tried}"
 
 
-def _in_another_unit(ratio: float) -> str:
-    return next((f"in units of 1e-{n}" for n in (3, 6, 9) if math.isclose(ratio, 10**n, rel_tol=1e-6)), "")
+def _in_another_unit(said: float, value: float) -> str:
+    return next((f"in units of 1e-{n}" for n in (3, 6, 9) if math.isclose(said, value * 10**n, rel_tol=1e-6)), "")
 
 
 def hbm_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:

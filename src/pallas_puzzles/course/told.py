@@ -25,8 +25,9 @@ def told(
     in.
     """
     seen = findings[0]
-    if apart is not None and all(c.whole for c in found):
-        swapped = _sentences(found)[:1]
+    whole = all(c.whole for c in found)
+    if apart is not None and (whole or len(found) > 1):  # several places that nobody could try are no advice
+        swapped = _sentences(found)[:1] if whole else []
         head = _head(seen) if seen.kind == "explained" else seen.cause
         return [seen.but(cause=_APART, evidence=(*swapped, head, *seen.evidence), line=apart, near=()), *findings[1:]]
     if not found:
@@ -49,7 +50,7 @@ def told(
     elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE | {"rounding"} and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about
     elif (
-        others
+        (others or not found[0].told)
         and not (covered or elsewhere)
         and seen.kind not in SAYS_LITTLE | _GUESSED | _ALSO_RIGHT
         and seen.line is not None
