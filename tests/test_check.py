@@ -779,3 +779,22 @@ def test_a_hole_may_be_filled_by_a_lambda() -> None:
     wrong = session.run("basics/3", overlay="reverse_map = lambda i, num_pages: (num_pages - i,)\n")
     assert wrong.findings[0].line is not None
     assert (wrong.findings[0].kind, wrong.findings[0].line.line) == ("map-bounds", 1)
+
+
+def test_of_garbage_beyond_the_edges_that_is_told_which_does_harm():
+    def kernel(x_ref, y_ref, o_ref):
+        i = pl.program_id(0)
+        inside = i * 8 + jax.lax.broadcasted_iota(jnp.int32, (8, 128), 0) < 20
+        products = jnp.dot(x_ref[...], jnp.ones((128, 128)), preferred_element_type=jnp.float32)
+        both = jnp.where(inside, products, 0) + y_ref[...]
+        o_ref[...] = jnp.where(i == 0, 0, o_ref[...]) + both.sum(axis=0, keepdims=True)
+
+    def sums(x, y):
+        block, out = pl.BlockSpec((8, 128), lambda i: (i, 0)), pl.BlockSpec((1, 128), lambda i: (0, 0))
+        shape = jax.ShapeDtypeStruct((1, 128), jnp.float32)
+        return pl.pallas_call(kernel, grid=(3,), in_specs=[block, block], out_specs=out, out_shape=shape)(x, y)
+
+    x, y = np.ones((2, 20, 128), np.float32)
+    verdict = check_call(sums, (x, y), np.full((1, 128), 20 * 129, np.float32))
+    padding = [finding.operand for finding in verdict.findings if finding.kind == "padding"]
+    assert padding == ["y_ref"], str(verdict)

@@ -98,7 +98,7 @@ def isolated(
         if chosen and not tried(applied(answer, chosen), works_everywhere):
             enough = that_do(works, works_everywhere)
             if not enough:  # it is a part of what is wrong
-                return say(chosen, named=values, tell="where")
+                return [c for c in say(chosen, named=values, tell="where") if not c.whole]
             chosen = enough
         replaced = [d for d in chosen if d.was and d.should]
         ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
@@ -107,13 +107,14 @@ def isolated(
             if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
                 names_of = dict.fromkeys(c.function for c in said)
                 whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
-                return say(whole, named=values) if len(whole) < len(answer) else []
+                known_to_help = len(whole) < len(answer) and tried(applied(answer, whole), works_everywhere)
+                return say(whole, named=values) if known_to_help else []
             if len(said) > 1 and not all(c.told for c in said) and len(replaced) < len(chosen):
                 continue  # to say what comes or goes is of no help without what is too long to be told
             swapped = {c.function: right[c.function] for c in said if c.whole}
             if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
                 return said
-    said = say(replaced or chosen, named=values, tell="like")
+    said = say(chosen if any(d.whole for d in chosen) else replaced or chosen, named=values, tell="like")
     if len(said) > _MOST_PLACES or (fails and runs(answer, works)):  # in one form with the course's, it works
         return []
     return said

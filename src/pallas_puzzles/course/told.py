@@ -91,7 +91,9 @@ def _sentences(found: Sequence[Correction]) -> list[str]:
         places = "its place" if len(found) == 1 else "their places"
         return [f"The mistake is in {called}: with the course's in {places}, everything is right."]
     then = ": then everything is right." if len(found) == 1 and found[0].told else "."
-    words = [f"{c.words} is a part of it: put the course's in its place" if c.whole else c.words for c in found]
+    words = [
+        f"{c.words} is a part of the mistake: put the course's in its place, too" if c.whole else c.words for c in found
+    ]
     return [f"{each[:1].upper()}{each[1:]}{then}" for each in words]
 
 

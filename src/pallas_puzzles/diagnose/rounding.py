@@ -144,13 +144,8 @@ def _factor(e: _Errors) -> Excess | None:
     words = (
         f"the values are {_percent(off)} too {_way(off)} on average, a factor of {1 + off:.{_digits(off)}f}: {_ONE_WAY}"
     )
-    return Excess(
-        "factor",
-        off,
-        e.ratio,
-        words,
-        "Look for what is a little off: a constant, a factor, a value of an earlier step.",
-    )
+    advice = "Look for what is a little off: a constant, a factor, a value of an earlier step."
+    return Excess("factor", off, e.ratio, words, advice)
 
 
 def _bias(e: _Errors) -> Excess | None:
