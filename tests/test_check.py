@@ -798,3 +798,36 @@ def test_of_garbage_beyond_the_edges_that_is_told_which_does_harm():
     verdict = check_call(sums, (x, y), np.full((1, 128), 20 * 129, np.float32))
     padding = [finding.operand for finding in verdict.findings if finding.kind == "padding"]
     assert padding == ["y_ref"], str(verdict)
+
+
+def test_a_mistake_in_a_function_beside_the_hole_is_told_there():
+    answer = """
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+
+def larger(m, block):
+    most = block.max(axis=0, keepdims=True)
+    return jnp.maximum(m[...], most)
+
+
+def online_kernel(x_ref, o_ref, m_ref, l_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+
+    after = larger(m_ref, x_ref[...])
+    l_ref[...] = l_ref[...] * jnp.exp(m_ref[...] - after) + jnp.exp(x_ref[...] - after).sum(axis=1, keepdims=True)
+    m_ref[...] = after
+
+    @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+    def _():
+        o_ref[...] = 1 / l_ref[...]
+"""
+    (finding,) = session.run("softmax/3", overlay=answer).findings
+    assert finding.cause == (
+        "In `larger`, `block.max(axis=0, keepdims=True)` should be `block.max(axis=1, keepdims=True)`: then "
+        "everything is right."
+    )
+    assert (finding.function, finding.line.line) == ("larger", 7)

@@ -10,6 +10,7 @@ from edits import edits
 from pallas_puzzles.diagnose.conditions import as_both, condition_of
 from pallas_puzzles.diagnose.corrections import corrections, followed
 from pallas_puzzles.diagnose.differences import applied, differences, likeness, that_matter
+from pallas_puzzles.diagnose.paired import paired
 from pallas_puzzles.diagnose.straight import side_by_side, straightened, values_with_names
 
 RIGHT = """
@@ -718,3 +719,60 @@ def test_calls_of_two_functions_that_share_nothing_are_not_compared_part_by_part
     right = "def f(q):\n    return jax.lax.map(g, q.reshape(4)).swapaxes(0, 1)\n"
     (d,) = differences(parsed("def f(q):\n    return jax.lax.map(g, q)\n"), parsed(right))
     assert ast.unparse(d.should) == "jax.lax.map(g, q.reshape(4)).swapaxes(0, 1)"
+
+
+WITH_HELPERS = """
+def start(m, l):
+    m[...] = jnp.full(m.shape, -jnp.inf)
+    l[...] = jnp.zeros(l.shape)
+
+
+def larger(m, x):
+    most = x.max(axis=1, keepdims=True)
+    return jnp.maximum(m[...], most)
+
+
+def kernel(x_ref, o_ref, m_ref, l_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        start(m_ref, l_ref)
+
+    m_new = larger(m_ref, x_ref[...])
+    l_ref[...] += jnp.exp(x_ref[...] - m_new)
+    m_ref[...] = m_new
+"""
+WRITTEN_OUT = """
+def kernel(x_ref, o_ref, m_ref, l_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
+        l_ref[...] = jnp.zeros(l_ref.shape)
+
+    m_new = jnp.maximum(m_ref[...], x_ref[...].max(axis=1, keepdims=True))
+    l_ref[...] += jnp.exp(x_ref[...] - m_new)
+    m_ref[...] = m_new
+"""
+
+
+def beside(mine, theirs):
+    """What is said of the kernel of one text beside that of the other, each with the functions around it."""
+    own, given = ({n.name: n for n in ast.parse(text).body} for text in (mine, theirs))
+    _, answer, right = paired(own.pop("kernel"), given.pop("kernel"), own, given)
+    found = differences({"kernel": answer}, {"kernel": right})
+    return [c.said for c in corrections({"kernel": answer}, found, {}, {})]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(WRITTEN_OUT, WITH_HELPERS), (WITH_HELPERS, WRITTEN_OUT)])
+def test_what_one_program_calls_and_the_other_writes_out_is_no_difference(mine, theirs):
+    assert beside(mine, theirs) == []
+    assert beside(mine.replace("axis=1", "axis=0"), theirs) == [
+        "`{}.max(axis=0, keepdims=True)` should be `{}.max(axis=1, keepdims=True)`".format(*[SAME[mine]] * 2)
+    ]
+
+
+SAME = {WRITTEN_OUT: "x_ref[...]", WITH_HELPERS: "x"}
+
+
+def test_a_call_that_is_forgotten_is_told_as_a_call():
+    forgotten = WITH_HELPERS.replace("        start(m_ref, l_ref)\n", "        pass\n")
+    assert "`start(m_ref, l_ref)`" in " ".join(beside(forgotten, WITH_HELPERS))

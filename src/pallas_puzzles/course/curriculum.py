@@ -121,6 +121,12 @@ class Notebook:
                     found |= dict.fromkeys(names_bound(node), "")
         return found
 
+    @functools.cached_property
+    def functions(self) -> dict[str, ast.FunctionDef]:
+        """The functions that it gives, by their names."""
+        cells = [cell for cell in self.cells if cell.kind == "code"]
+        return {name: node for cell in cells for name, node in top_functions(syntax_tree(cell)).items()}
+
     @property
     def accelerator(self) -> str:
         """What its kernels are for: the "tpu" or "gpu" of its call of `setup`."""

@@ -2,7 +2,7 @@
 
 import ast
 import contextlib
-import functools
+import dataclasses
 import inspect
 import logging
 import textwrap
@@ -10,14 +10,14 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..diagnose.conditions import as_both
 from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
-from ..diagnose.straight import side_by_side, straightened, values_with_names
+from ..diagnose.paired import paired
+from ..diagnose.straight import straightened, values_with_names
 from ..ir.effort import counted
 from . import cases, curriculum
 from .curriculum import Puzzle
-from .holes import as_function
+from .holes import as_function, code_of
 from .inputs import Question
 
 MOST_RUNS = 30
@@ -49,12 +49,14 @@ def isolated(
     """
     written = _answer(puzzle, names, used)
     course = cases.solutions(puzzle)
-    both = {name: as_both(*side_by_side(node, course[name])) for name, node in written.items() if name in course}
-    answer = {name: both[name][0] if name in both else straightened(node) for name, node in written.items()}
-    right = {name: theirs for name, (_, theirs) in both.items()}
+    extra, own = _extra(puzzle, names), set(puzzle.holes)
+    helpers = _helpers(extra, [code_of(names[name]).co_filename for name in written])
+    given = curriculum.notebook(puzzle.path).functions | course
+    both = {name: paired(node, course[name], helpers, given) for name, node in written.items() if name in course}
+    written |= {name: mine for name, (mine, _, _) in both.items()}
+    answer = {name: both[name][1] if name in both else straightened(node) for name, node in written.items()}
+    right = {name: theirs for name, (_, _, theirs) in both.items()}
     found = differences(answer, right)
-    own = set(puzzle.holes)
-    extra = _extra(puzzle, names)
     solution = _key(applied(answer, found)) if answer.keys() == set(_holes(puzzle, used)) else None
     known: dict[tuple[str, Works], bool] = {}
     entry = cases.entry(puzzle)
@@ -88,7 +90,15 @@ def isolated(
 
     chosen, replaced = list[Difference](), list[Difference]()
     values = {name: values_with_names(node) for name, node in written.items()}
-    say = functools.partial(corrections, answer, names=_called(puzzle))
+
+    def say(chosen: Sequence[Difference], named: Mapping[str, Mapping[str, str]], **how: Any) -> list[Correction]:
+        for node in helpers.values():  # what is given to it has other names there
+            if named and all(_is_in(node, d.line) for d in chosen):
+                named = {name: {**known, **_given_to(node, written[name])} for name, known in named.items()}
+        found = corrections(answer, chosen, _called(puzzle), named, **how)
+        inside = {c: name for c in found for name, node in helpers.items() if _is_in(node, c.line)}
+        return [dataclasses.replace(c, helper=inside[c]) if c in inside else c for c in found]
+
     if fails:
         known[_key(answer), works] = False
     with counted() as effort, contextlib.suppress(_Enough):
@@ -167,6 +177,24 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
         return None
     ast.increment_lineno(tree, code.co_firstlineno - 1)
     return as_function(tree.body[0])
+
+
+def _helpers(names: Mapping[str, Any], files: Sequence[str]) -> dict[str, ast.FunctionDef]:
+    """Functions that the reader has written in these files beside the holes."""
+    codes = {name: getattr(value, "__code__", None) for name, value in names.items()}
+    found = {name: _parsed(names[name]) for name, code in codes.items() if code and code.co_filename in files}
+    return {name: node for name, node in found.items() if node is not None and node.name == name}
+
+
+def _is_in(function: ast.FunctionDef, line: int) -> bool:
+    return function.lineno <= line <= (function.end_lineno or function.lineno)
+
+
+def _given_to(helper: ast.FunctionDef, function: ast.FunctionDef) -> dict[str, str]:
+    """The names of a function's arguments, by the text of what another one gives it."""
+    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == helper.name]
+    names = [a.arg for a in helper.args.args]
+    return {ast.unparse(value): name for call in calls for value, name in zip(call.args, names, strict=False)}
 
 
 def _extra(puzzle: Puzzle, names: Mapping[str, Any]) -> dict[str, Any]:

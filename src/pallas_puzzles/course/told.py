@@ -33,7 +33,7 @@ def told(
     if not found:
         return list(findings)
     first, *others = (
-        Finding("correction", words, (), source_line(files[c.function], c.line), function=c.function)
+        Finding("correction", words, (), source_line(files[c.function], c.line), function=c.helper or c.function)
         for c, words in zip(found, _sentences(found), strict=False)
     )
     if formulas and seen.kind == "model" and seen.evidence:  # what it should come to is told, and where

@@ -16,20 +16,28 @@ _CONTEXT = 44  # characters of what stands around a small difference
 
 @dataclasses.dataclass(frozen=True)
 class Correction:
-    """One place that has to change: lines of the reader's file, counted from 1. words: a sentence without a full stop.
+    """One place that has to change: lines of the reader's file, counted from 1. called: what to call the function.
+    said: what is said of the place, without a full stop. helper: the one outside of it that the place is in.
 
-    whole: the whole function differs, and nothing is said of a place inside of it; words are what it is called. values:
-    the lines that give names to values which are used there.
+    whole: the whole function differs, and nothing is said of a place inside of it. values: the lines that give names to
+    values which are used there.
     """
 
     function: str
     line: int
     last_line: int
-    words: str
+    called: str
+    said: str = ""
     told: bool = True
     whole: bool = False
     edits: "tuple[Edit, ...]" = ()
     values: frozenset[int] = frozenset()
+    helper: str = ""
+
+    @property
+    def words(self) -> str:
+        called = f"`{self.helper}`" if self.helper else self.called
+        return called if self.whole else f"in {called}, {self.said}"
 
     def covers(self, line: int) -> bool:
         return self.line <= line <= self.last_line
@@ -78,7 +86,8 @@ def corrections(
         called = names.get(name, f"`{name}`")
         if group.differences[0].whole:
             node = answer[name]
-            found.append(Correction(name, node.lineno, node.end_lineno or node.lineno, called, told=False, whole=True))
+            last = node.end_lineno or node.lineno
+            found.append(Correction(name, node.lineno, last, called, told=False, whole=True))
         else:
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
             mine = {value: each for value, each in named.get(name, {}).items() if each != getattr(own, "id", None)}
@@ -88,7 +97,7 @@ def corrections(
             edit = _edit(answer, group, mine)
             line, last = group.lines(answer[name])
             values = _lines_of_values(answer[name], _at(answer[name], group.path))
-            found.append(Correction(name, line, last, f"in {called}, {words}", told, False, (edit,), values))
+            found.append(Correction(name, line, last, called, words, told, False, (edit,), values))
     once = {(c.line, c.words): c for c in reversed(found)}
     return sorted(once.values(), key=lambda c: (not c.told, c.line))
 
@@ -103,10 +112,10 @@ def _moved(
     called, when = names.get(gone.function, f"`{gone.function}`"), "late" if new.line < gone.line else "early"
     mine = getattr(gone.was, "written", gone.was)
     what, where = (_beginning(_text(each, named)) for each in (mine, getattr(beside, "written", beside)))
-    words = f"in {called}, {what} comes too {when}: it belongs {'behind' if n else 'in front of'} {where}"
+    words = f"{what} comes too {when}: it belongs {'behind' if n else 'in front of'} {where}"
     there = Edit(_program(mine, named), **{"behind" if n else "before": beside})
     last = getattr(gone.was, "end_lineno", None) or gone.line
-    return Correction(gone.function, gone.line, last, _as_written(words), edits=(Edit("", gone.was), there))
+    return Correction(gone.function, gone.line, last, called, _as_written(words), edits=(Edit("", gone.was), there))
 
 
 def _conditional(
@@ -119,7 +128,7 @@ def _conditional(
             f"`@{_text(under.decorator_list[0], named)}` does not belong here, as what is under it is for every step"
         )
         goes = Edit("\n".join(_program(each, named) for each in under.body), under)
-        return Correction(found.function, found.line, found.line, _as_written(f"in {called}, {words}"), edits=(goes,))
+        return Correction(found.function, found.line, found.line, called, _as_written(words), edits=(goes,))
     body: list[Any] = found.was.around  # type: ignore[union-attr]
     when: Any = copy_of(under.decorator_list[0])
     when.args = [found.should]
@@ -129,7 +138,7 @@ def _conditional(
     words = f"{what} under {f'`@{condition}`' if told else 'a condition'}"
     new = "\n    ".join([f"@{_program(when, named)}\ndef _():", *(_program(each, named) for each in body)])
     edits = (Edit(new, body[0]), *(Edit("", each) for each in body[1:]))
-    return Correction(found.function, first, last, _as_written(f"in {called}, {words}"), told, edits=edits)
+    return Correction(found.function, first, last, called, _as_written(words), told, edits=edits)
 
 
 def _beginning(text: str) -> str:

@@ -20,6 +20,7 @@ from ..lens import gpu
 from ..lens.machine import Run, Trace
 from .findings import Finding
 from .rounding import Excess, times
+from .wrong import keeps
 
 SUMS = frozenset({"product", "scratch", "output"})  # kinds of places where a sum grows, or is made
 
@@ -37,8 +38,8 @@ class Narrow:
 class Kernel:
     """What one kernel of a run computes with: its program, and names with dtypes.
 
-    results: what the outputs hold. sums: memory in which a sum may grow, beside the outputs. read_back: the outputs
-    that it loads. stored: the line of the last store into each output.
+    results: what the outputs hold. sums: memory in which a sum may grow, beside the outputs. kept: the outputs that a
+    step reads as an earlier one has left them. stored: the line of the last store into each output.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Kernel:
     results: Sequence[np.ndarray]
     outs: Sequence[tuple[str, Any]]
     sums: Sequence[tuple[str, Any]]
-    read_back: frozenset[str]
+    kept: frozenset[str]
     stored: dict[str, SourceLine]
 
 
@@ -59,9 +60,9 @@ def _of_call(trace: Trace) -> Kernel:
     call = trace.call
     outs = [(o.name, o.dtype) for o in call.outs]
     sums = [(s.name, s.dtype) for s in call.scratch if s.space == "vmem"]
-    loaded = frozenset(e.ref for e in trace.events if e.op == "load")
+    kept = frozenset(name for name, _ in outs if keeps([e for e in trace.events if e.ref == name]))
     stored = {e.ref: e.line for e in trace.events if e.op == "store" and e.line is not None}
-    return Kernel(call.name, call.kernel, trace.outputs, outs, sums, loaded, stored)
+    return Kernel(call.name, call.kernel, trace.outputs, outs, sums, kept, stored)
 
 
 def _of_launched(launched: gpu.Launched) -> Kernel:
@@ -87,7 +88,7 @@ def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
     for name, held in kernel.sums:
         if _narrow(held):
             yield Narrow("scratch", f"{name} is {held}, and every addition to it rounds: accumulate in float32.")
-    if _narrow(dtype) and out in kernel.read_back:
+    if _narrow(dtype) and out in kernel.kept:
         words = (
             f"The sum grows in {out}, which is 16-bit ({dtype}), and every addition to it rounds: keep it in "
             "a float32 scratch buffer, and cast once at the end."
@@ -145,7 +146,7 @@ def too_rough(
     kernel = kernels[where[0]]
     out, _ = kernel.outs[where[1]]
     places = [p for p in (*narrow_places(kernel, where[1]), *handed_on(kernels, where[0])) if p.kind not in known]
-    place = next((p for p in places if p.kind in SUMS or not excess.one_way), None)
+    place = next((p for p in places if p.kind in SUMS or excess.rounds), None)
     if place is None:
         cause = f"{excess.words} {excess.advice}"
     else:  # a sum in 16 bits may lose more than it rounds: its errors may well point one way

@@ -34,8 +34,9 @@ class Excess:
     """How the errors of a result differ from the course's.
 
     kind: "factor" (all too large or too small), "formula" (off by an amount that depends on the value) or "scatter"
-    (errors without a rule that are too large). size: of a factor, less 1; the largest bias of a bin. ratio: RMS error
-    to the course's. words: what is seen. advice: what to look for, when no place in the kernel is known that does it.
+    (errors without a rule that are too large). size: of a factor, less 1; the largest bias of a bin, in units of the
+    values' size. ratio: RMS error to the course's. words: what is seen. advice: what to look for, when no place in the
+    kernel is known that does it.
     """
 
     kind: str
@@ -46,8 +47,13 @@ class Excess:
 
     @property
     def one_way(self) -> bool:
-        """Whether the errors point one way, which rounding never does."""
+        """Whether the errors point one way."""
         return self.kind in ("factor", "formula")
+
+    @property
+    def rounds(self) -> bool:
+        """Whether something that is kept in 16 bits may explain them: by more, no single rounding is off."""
+        return not self.one_way or abs(self.size) < 0.5 * float(ml_dtypes.finfo(ml_dtypes.bfloat16).eps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,10 +147,8 @@ def _factor(e: _Errors) -> Excess | None:
     off = mine - theirs
     if abs(off) <= max(_SIGNIFICANT * error, e.shift):
         return None
-    words = (
-        f"the values are {_percent(off)} too {_way(off)} on average, a factor of {1 + off:.{_digits(off)}f}: {_ONE_WAY}"
-    )
-    advice = "Look for what is a little off: a constant, a factor, a value of an earlier step."
+    words = f"the values are {_percent(off)} too {_way(off)} on average, a factor of {1 + off:.{_digits(off)}f}."
+    advice = f"{_ONE_WAY} Look for what is a little off: a constant, a factor, a value of an earlier step."
     return Excess("factor", off, e.ratio, words, advice)
 
 
@@ -164,15 +168,15 @@ def _bias(e: _Errors) -> Excess | None:
         return None
     off, part = worst
     low, high = float(e.want[part].min()), float(e.want[part].max())
-    words = f"values from {low:.3g} to {high:.3g} are too {_way(off)} by {abs(off):.2g} on average: {_ONE_WAY}"
+    words = f"values from {low:.3g} to {high:.3g} are too {_way(off)} by {abs(off):.2g} on average."
     advice = (
-        "By how much depends on the value. So the formula is another one, close to the right one: an approximation, or "
-        "a constant in it that is a little off."
+        f"{_ONE_WAY} By how much depends on the value. So the formula is another one, close to the right one: an "
+        "approximation, or a constant in it that is a little off."
     )
-    return Excess("formula", off, e.ratio, words, advice)
+    return Excess("formula", off / _rms(e.want), e.ratio, words, advice)
 
 
-_ONE_WAY = "rounding goes up as often as down, so this is no rounding."
+_ONE_WAY = "Rounding goes up as often as down, so this is no rounding."
 
 
 def _bins(e: _Errors) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ UNORDERED = frozenset({"keywords"})
 
 def side_by_side(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
     """Two functions that do the same, each `straightened` with the other one in view."""
-    calls = not (_helpers(mine) and _helpers(theirs))
+    calls = not (_helpers(mine, inner=True) and _helpers(theirs, inner=True))
     mine = straightened(mine, straightened(theirs, calls=calls), calls)
     return mine, straightened(theirs, mine, calls)
 
@@ -76,18 +76,29 @@ def _loops(function: ast.FunctionDef) -> int:
     return sum(isinstance(n, ast.For) for n in ast.walk(function))
 
 
-def _helpers(function: ast.FunctionDef) -> dict[str, ast.FunctionDef]:
-    """The functions inside of a function that are called for what they do, and not for a value."""
-    inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
-    counts = Counter(n.name for n in inner)
-    plain = [n for n in inner if not n.decorator_list and counts[n.name] == 1 and _is_plain(n)]
-    return {n.name: n for n in plain if n.name not in reads_of(n)}
+def with_helper(function: ast.FunctionDef, helper: ast.FunctionDef) -> ast.FunctionDef:
+    """A function, with another one that it calls inside of it."""
+    function, inner = copy_of(function), copy_of(helper)
+    inner.outer = True
+    function.body.insert(0, inner)
+    return function
+
+
+def _helpers(function: ast.FunctionDef, inner: bool = False) -> dict[str, ast.FunctionDef]:
+    """The functions inside of a function whose statements can stand where they are called.
+
+    inner: without those that stood outside of it.
+    """
+    found = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
+    counts = Counter(n.name for n in found)
+    plain = [n for n in found if not n.decorator_list and counts[n.name] == 1 and _is_plain(n)]
+    return {n.name: n for n in plain if n.name not in reads_of(n) and not (inner and hasattr(n, "outer"))}
 
 
 def _called_out(function: ast.FunctionDef, calls: bool) -> ast.FunctionDef:
     """The statements of helpers where they are called, and `pl.when(c)(f)` as a body under `@pl.when(c)`."""
     inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
-    helpers = _helpers(function) if calls else {}
+    helpers = {name: n for name, n in _helpers(function).items() if calls or hasattr(n, "outer")}
     for n in [function, *inner]:
         n.body = [one for each in n.body for one in _without_calls(each, helpers)]
     called = reads_of(function)
@@ -97,20 +108,30 @@ def _called_out(function: ast.FunctionDef, calls: bool) -> ast.FunctionDef:
 
 
 def _is_plain(function: ast.FunctionDef) -> bool:
-    """Whether the statements of a function can stand where it is called: it returns nothing."""
-    a = function.args
+    """Whether the statements of a function can stand where it is called: it returns nothing, or does so at its end."""
+    a, (*body, last) = function.args, function.body
     named = a.kwonlyargs or a.defaults or a.vararg or a.kwarg
-    return not named and not any(isinstance(n, ast.Return | ast.Nonlocal) for n in ast.walk(function))
+    rest = body if isinstance(last, ast.Return) and last.value and body else function.body
+    return not named and not any(isinstance(n, ast.Return | ast.Nonlocal) for each in rest for n in ast.walk(each))
 
 
 def _without_calls(statement: ast.stmt, helpers: Mapping[str, ast.FunctionDef]) -> list[ast.stmt]:
     match statement:
-        case ast.Expr(ast.Call(ast.Name(name), args, [])) if name in helpers:
-            names = [a.arg for a in helpers[name].args.args]
-            if len(names) == len(args) and not any(isinstance(a, ast.Starred) for a in args):
+        case (
+            ast.Expr(ast.Call(ast.Name(name), args, []))
+            | ast.Assign(_, ast.Call(ast.Name(name), args, []))
+            | ast.AugAssign(_, _, ast.Call(ast.Name(name), args, []))
+            | ast.Return(ast.Call(ast.Name(name), args, []))
+        ) if name in helpers:
+            names, ends = [a.arg for a in helpers[name].args.args], isinstance(helpers[name].body[-1], ast.Return)
+            fits = len(names) == len(args) and not any(isinstance(a, ast.Starred) for a in args)
+            if fits and (ends or isinstance(statement, ast.Expr)):
                 body = [copy_of(each) for each in helpers[name].body]
                 for argument, value in zip(names, args, strict=True):
                     body = [Inlined(argument, value).visit(each) for each in body]
+                if ends:
+                    last, body[-1] = body[-1], copy_of(statement)
+                    body[-1].value = last.value
                 return [one for each in body for one in _without_calls(each, helpers)]
         case ast.Expr(ast.Call(ast.Call(ast.Attribute(attr="when"), [_]) as when, [done], [])):
             body = [ast.Expr(done.body if isinstance(done, ast.Lambda) else ast.Call(done, [], []))]

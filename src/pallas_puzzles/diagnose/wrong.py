@@ -264,7 +264,7 @@ def _lost(w: Wrong, wrong: Sequence[Block]) -> Iterator[Finding]:
     visit = max(visits, key=len)
     events = [e for e in w.trace.events if visit[0] <= e.step <= visit[-1]]
     scratch = [s.name for s in w.trace.call.scratch if s.space in ("vmem", "smem")]
-    kept = any(_keeps([e for e in events if e.ref == name]) for name in (w.o.name, *scratch))
+    kept = any(keeps([e for e in events if e.ref == name]) for name in (w.o.name, *scratch))
     for name in [*scratch, *([] if kept else [w.o.name])]:  # else the output may be a draft of what they hold
         found = _overwritten([e for e in events if e.ref == name])
         if found is not None:
@@ -280,7 +280,7 @@ def _lost(w: Wrong, wrong: Sequence[Block]) -> Iterator[Finding]:
             return
 
 
-def _keeps(events: Sequence[Event]) -> bool:
+def keeps(events: Sequence[Event]) -> bool:
     """Whether a step reads what an earlier one has left in a buffer."""
     stored_at = -1
     for e in events:

@@ -1,0 +1,38 @@
+"""An answer and a right program in one form, with the functions outside of them that only one of the two calls."""
+
+import ast
+
+from .conditions import as_both
+from .differences import Functions, differences
+from .straight import reads_of, side_by_side, with_helper
+
+Form = tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]
+
+
+def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given: Functions) -> Form:
+    """The answer as it is written, with its helpers; and both in one form.
+
+    own, given: functions outside of the two that each may call. What only one of them calls is put inside of it where
+    the two have more in common then: somebody has written out what the other one calls.
+    """
+    best, size = _formed(mine, theirs)
+    tried: set[str] = set()
+    while names := (reads_of(mine) ^ reads_of(theirs)) & (own.keys() | given.keys()) - tried:
+        name = min(names)
+        tried.add(name)
+        pair = _within(mine, theirs, name, own), _within(theirs, mine, name, given)
+        form, less = _formed(*pair)
+        if less < size:
+            best, size, (mine, theirs) = form, less, pair  # and what is called in there comes next
+    return best
+
+
+def _within(function: ast.FunctionDef, other: ast.FunctionDef, name: str, functions: Functions) -> ast.FunctionDef:
+    there = name in reads_of(function) - reads_of(other) and name in functions
+    return with_helper(function, functions[name]) if there else function
+
+
+def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, int]:
+    """Both in one form, and in how much they differ."""
+    answer, right = as_both(*side_by_side(mine, theirs))
+    return (mine, answer, right), sum(d.size for d in differences({mine.name: answer}, {mine.name: right}))
