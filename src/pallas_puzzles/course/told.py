@@ -1,6 +1,5 @@
 """What was seen, and what trying has shown of the answer -> one story: what happens, and which line it comes from."""
 
-import re
 from collections.abc import Mapping, Sequence
 
 from ..diagnose.corrections import Correction
@@ -28,8 +27,7 @@ def told(
     whole = all(c.whole for c in found)
     if apart is not None and (whole or len(found) > 1):  # several places that nobody could try are no advice
         swapped = _sentences(found)[:1] if whole else []
-        head = _head(seen) if seen.kind == "explained" else seen.cause
-        return [seen.but(cause=_APART, evidence=(*swapped, head, *seen.evidence), line=apart, near=()), *findings[1:]]
+        return [seen.but(cause=_APART, evidence=(*swapped, seen.cause, *seen.evidence), line=apart, near=()), *findings[1:]]
     if not found:
         return list(findings)
     first, *others = (
@@ -43,10 +41,9 @@ def told(
     covered = [c for c in here if at and (c.covers(at.line) or (seen.kind in _TOO_EARLY and at.line in c.values))]
     elsewhere = seen_in not in {"", *(c.function for c in found)} and all(c.told for c in found)
     if seen.kind == "budget":
-        head, _, advice = seen.cause.partition(". ")
-        first = first.but(kind=seen.kind, cause=f"{head.rstrip('.')}. {first.cause}")
+        first = first.but(kind=seen.kind, cause=f"{seen.seen} {first.cause}")
         first = first.but(line=seen.line) if covered and found[0].whole else first
-        first = first.but(evidence=(advice,)) if advice and not all(c.told for c in found) else first
+        first = first.but(evidence=(seen.advice,)) if seen.advice and not all(c.told for c in found) else first
     elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE | {"rounding"} and not found[0].told)):
         first = seen  # it says more, of a line that the correction is about
     elif (
@@ -58,11 +55,11 @@ def told(
         return [seen, first, *others]
     elif covered and seen.kind not in SAYS_LITTLE | _GUESSED and not (found[0].told and _is_symptom(seen, len(found))):
         at_def = seen.line is not None and seen.line.text.startswith("def ")
-        cause = _head(seen) if found[0].told and seen.step is not None else seen.cause  # it says what helped
+        cause = seen.seen if found[0].told and seen.step is not None else seen.cause  # it says what helped
         first = seen.but(cause=cause, evidence=(first.cause, *seen.evidence), line=first.line if at_def else seen.line)
     else:
         briefly = found[0].told and not (others and seen.kind == "rounding")
-        first = first.but(evidence=(_head(seen) if briefly else seen.cause,))
+        first = first.but(evidence=(seen.seen if briefly else seen.cause,))
     return [first, *others]
 
 
@@ -96,9 +93,3 @@ def _sentences(found: Sequence[Correction]) -> list[str]:
     ]
     return [f"{each[:1].upper()}{each[1:]}{then}" for each in words]
 
-
-def _head(finding: Finding) -> str:
-    """What was seen, without what to try; a puzzle's own words say nothing of that."""
-    if finding.kind == "explained":
-        return finding.cause
-    return re.split(r"(?<!\.)\.\s+(?=[A-Z`])", finding.cause)[0].rstrip(".") + "."

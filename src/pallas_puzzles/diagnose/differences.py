@@ -358,7 +358,9 @@ def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Dif
     found = [Difference(mine.name, *place) for *place, _ in places]
     for d in found:
         _mark(d.should)
-    alike = sum(much for *_, much in places) <= (1 - _ALIKE) * max(size_of(mine), size_of(theirs))
+    again = [new for _, new in moves(found, found)]  # what is in another place counts once
+    much = sum(much for d, (*_, much) in zip(found, places, strict=True) if d not in again)
+    alike = much <= (1 - _ALIKE) * max(size_of(mine), size_of(theirs))
     yield from found if alike or len(found) <= _FEW else [dataclasses.replace(whole, parts=tuple(found))]
 
 

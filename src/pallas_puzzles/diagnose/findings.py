@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 import ml_dtypes
@@ -11,11 +12,13 @@ from ..ir.capture import Operand, SourceLine
 from ..ir.ops import is_floating
 
 Block = tuple[int, ...]
+_SENTENCES = re.compile(r"(?<!\.)\.\s+(?=[A-Z`])")
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `cause`: one or two sentences, with what to try. `evidence`: which blocks, how wrong.
+    """One thing that is wrong. `cause`: a sentence that says what was seen, and then what to try. `evidence`: which
+    blocks, how wrong.
 
     maps: the index maps that may be to blame. size: elements of the output that it is about. near: lines that it hangs
     on, the likeliest first, where `line` is none of the reader's. function: the reader's, that the line is in.
@@ -33,6 +36,15 @@ class Finding:
     size: int = 0
     near: Sequence[SourceLine] = ()
     function: str = ""
+
+    @property
+    def seen(self) -> str:
+        """What was seen, without what to try; a puzzle's own words ("explained") say nothing of that."""
+        return self.cause if self.kind == "explained" else _SENTENCES.split(self.cause)[0].rstrip(".") + "."
+
+    @property
+    def advice(self) -> str:
+        return self.cause[len(self.seen) :].strip()
 
     def but(self, **changes: object) -> "Finding":
         """The same finding with other values in some fields."""
