@@ -79,14 +79,14 @@ def isolated(
             known[key, works] = key == solution or runs(functions, works)
         return known[key, works]
 
-    def that_do(*both: Works) -> list[Difference]:
+    def that_do(*both: Works, needed: Sequence[Difference] = ()) -> list[Difference]:
         def is_right(functions: Functions) -> bool | None:
             try:
                 return all(tried(functions, each) for each in both)
             except _Enough:
                 return None
 
-        return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "")
+        return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "", needed)
 
     chosen, replaced = list[Difference](), list[Difference]()
     values = {name: values_with_names(node) for name, node in written.items()}
@@ -106,7 +106,7 @@ def isolated(
             works = works_everywhere
         chosen = that_do(works)
         if chosen and not tried(applied(answer, chosen), works_everywhere):
-            enough = that_do(works, works_everywhere)
+            enough = that_do(works, works_everywhere, needed=chosen)
             if not enough:  # it is a part of what is wrong
                 return [c for c in say(chosen, named=values, tell="where") if not c.whole]
             chosen = enough

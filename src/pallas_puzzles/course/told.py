@@ -27,14 +27,17 @@ def told(
     whole = all(c.whole for c in found)
     if apart is not None and (whole or len(found) > 1):  # several places that nobody could try are no advice
         swapped = _sentences(found)[:1] if whole else []
-        return [seen.but(cause=_APART, evidence=(*swapped, seen.cause, *seen.evidence), line=apart, near=()), *findings[1:]]
+        return [
+            seen.but(cause=_APART, evidence=(*swapped, seen.cause, *seen.evidence), line=apart, near=()),
+            *findings[1:],
+        ]
     if not found:
         return list(findings)
     first, *others = (
         Finding("correction", words, (), source_line(files[c.function], c.line), function=c.helper or c.function)
         for c, words in zip(found, _sentences(found), strict=False)
     )
-    if formulas and seen.kind == "model" and seen.evidence:  # what it should come to is told, and where
+    if seen.kind == "model" and seen.evidence and (formulas or not found[0].told):  # what it should come to is told
         return [seen.but(line=first.line, function=first.function), *findings[1:]]
     at = seen.line
     here = [c for c in found if at and at.file == files[c.function]]
@@ -69,8 +72,8 @@ SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explai
 _TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
 _APART = (
-    "This is the first line whose value is none of those that a right answer computes, while all that goes into it is. "
-    "Look at what is done here, with which parts, and when."
+    "This is the first line whose value is none of those that a right answer computes. Look at what is done here, with "
+    "which parts, and when."
 )
 _ALSO_RIGHT = frozenset({"padding"})  # a right answer reads it as well, and does not use it
 _GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
@@ -87,9 +90,9 @@ def _sentences(found: Sequence[Correction]) -> list[str]:
         called = listed([c.words for c in found])
         places = "its place" if len(found) == 1 else "their places"
         return [f"The mistake is in {called}: with the course's in {places}, everything is right."]
-    then = ": then everything is right." if len(found) == 1 and found[0].told else "."
     words = [
         f"{c.words} is a part of the mistake: put the course's in its place, too" if c.whole else c.words for c in found
     ]
-    return [f"{each[:1].upper()}{each[1:]}{then}" for each in words]
-
+    if found and all(c.told for c in found):
+        words[-1] += ": then everything is right"
+    return [f"{each[:1].upper()}{each[1:]}." for each in words]

@@ -322,6 +322,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     was = _at(tree, group.path) if inside else first.was
     should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
     old, new = _text(was, named), _text(should, named)
+    if _as_written(old) == _as_written(new) and (later := _changed_before(tree, was)):
+        return later, False
     if old == new:  # the reader's names hide what differs
         old = ast.unparse(was) if was is not None else old
     if max(len(old), len(new)) > SHOWN and was is not None and should is not None:
@@ -337,9 +339,18 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     if was is None:
         return "something is missing here", False
     wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
-    if isinstance(should, ast.expr) and tell != "where" and not _fits(outline := _outline(should, named), old):
+    tells = isinstance(should, ast.expr | ast.Assign | ast.AugAssign | ast.Return) and tell != "where"
+    if tells and not _fits(outline := _outline(should, was, named), old):
         wrong += f": a right one is like `{outline}`"
     return wrong, False
+
+
+def _changed_before(function: ast.FunctionDef, node: Any) -> str:
+    """Where a name has another value than it should have, as a line before has changed it; "" for none."""
+    later = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and VERSION in n.id}
+    given = [(n.lineno, *(_named_by(n) & later)) for n in ast.walk(function) if isinstance(n, ast.Assign)]
+    line, *names = next((row for row in given if row[1:]), (0,))
+    return f"`{_as_written(names[0])}` has to be as it was before line {line} changes it" if names else ""
 
 
 def _fits(outline: str, text: str) -> bool:
@@ -347,13 +358,15 @@ def _fits(outline: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, outline.split("..."))), text, re.S) is not None
 
 
-def _outline(node: ast.expr, named: Mapping[str, str]) -> str:
-    """An expression with dots in the places of its largest parts, so many that what is left is short."""
-    tree = _with_names(node, named)
+def _outline(node: ast.AST, was: ast.AST, named: Mapping[str, str]) -> str:
+    """A program with dots in the places of its largest parts, so many that what is left is short: first of what the
+    other one has, too."""
+    tree, there = _with_names(node, named), {ast.dump(n) for n in ast.walk(_with_names(was, named))}
     while len(text := ast.unparse(tree)) > SHOWN:
         parts = [n for n in ast.walk(tree) if isinstance(n, ast.expr) and n is not tree]
+        shared = [n for n in parts if ast.dump(n) in there and len(ast.unparse(n)) > _WORTH_DOTS]
         short = [n for n in parts if len(ast.unparse(n)) < len(text) - SHOWN // 3]
-        largest = max(short or parts, key=lambda n: len(ast.unparse(n)), default=tree)
+        largest = max(shared or short or parts, key=lambda n: len(ast.unparse(n)), default=tree)
         if len(ast.unparse(largest)) <= len("..."):
             break
         tree = Replaced(largest, "...").visit(tree)

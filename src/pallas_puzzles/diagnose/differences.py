@@ -40,6 +40,7 @@ _FEW_PLACES = 6  # statements that are tried one by one, before half of them
 _PARTS = 8  # of a function that has little in common with the right one: so many are tried alone
 _FEW = 2  # so many places are worth naming whatever their size
 _LIKE_VALUES, _ALIKE_VALUES = 10, 0.4  # votes for two names if their values are the same; how much of them has to be
+_WHOLE = 60  # nodes of a value that is compared with what it is made of
 _SHORT = 24  # nodes of a value of the right program that may stand where it is used
 _MOVED = 0.6  # of two statements, from 0 to 1: more than that, and one is the other in another place
 SHOWN = 90  # characters: more than that is not told, it is for the reader to write
@@ -133,11 +134,12 @@ def that_matter(
     is_right: Callable[[Functions], bool | None],
     most: int,
     group_of: Callable[[str], str] = str,
+    needed: Sequence[Difference] = (),
 ) -> list[Difference]:
     """The differences that have to be undone before an answer is right, as few as can be found in `most` trials.
 
     [] where it would not be right even with all of them undone. group_of: the functions of one group are tried together
-    first. is_right: None if there is no more to try with.
+    first. is_right: None if there is no more to try with. needed: some of them that have to be undone, as is known.
     """
     trials, every = 0, list(found)
     known: dict[frozenset[int], bool] = {}
@@ -154,6 +156,11 @@ def that_matter(
     kept = list(range(len(found)))
     if not kept or right_with([]) or not right_with(kept):  # what is wrong may be none of them
         return []
+    base = [n for n, d in enumerate(found) if any(_overlap(d, each) for each in needed)]
+    there = {found[n].function for n in base}
+    others = [u for u in _one_in_the_text(found) if found[u[0]].function in there and not set(u) & set(base)]
+    if len(others) < most // 2:  # it may take one more
+        kept = next(([*base, *unit] for unit in others if right_with([*base, *unit])), kept)
     # whole functions first, then their statements, then parts of these: what can go is not what is wrong
     statements: dict[tuple[str, Path], list[list[int]]] = {}
     moved = {id(new): gone for gone, new in moves(found, found)}
@@ -190,6 +197,9 @@ def that_matter(
     for places in itertools.islice(ways, max(0, most - trials)):
         every += places
         if right_with(small := [*range(len(every) - len(places), len(every))]):
+            for around in {every[n].path[:-1]: n for n in small}:  # what stands side by side goes together
+                fewer = [n for n in small if every[n].path[:-1] != around]
+                small = fewer if fewer and trials < most and right_with(fewer) else small
             chosen = small
             break
     several = {n for unit in left if len(unit) > 1 for n in unit}
@@ -209,6 +219,12 @@ def that_matter(
                     queue += [k for k in small if k in chosen]
                     break
     return [every[n] for n in chosen]
+
+
+def _overlap(a: Difference, b: Difference) -> bool:
+    """Whether one of two differences is inside of the other."""
+    short, long = sorted((a.path, b.path), key=len)
+    return a.function == b.function and long[: len(short)] == short
 
 
 def moves(found: Sequence[Difference], among: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
@@ -389,13 +405,19 @@ def _named_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Function
     for body in [n.body for n in ast.walk(theirs) if isinstance(n, ast.FunctionDef | ast.For)]:
         for each in [each for each in body if isinstance(each, ast.Assign | ast.AugAssign)]:
             for value, name in _values_of_names(mine):
-                like = [n for n in ast.walk(each.value) if type(n) is type(value) and _share(n, value) > _MUCH]
+                like = [n for n in ast.walk(each.value) if _is_like(n, value) and _share(n, value) > _MUCH]
                 if name not in taken and len(like) == 1 and like[0] is not each.value:
                     taken.add(name)
                     given = ast.Assign([ast.Name(name, ast.Store())], copy_of(like[0]))
                     body.insert(body.index(each), ast.fix_missing_locations(ast.copy_location(given, each)))
                     ast.fix_missing_locations(Replaced(like[0], name).visit(each))
     return theirs
+
+
+def _is_like(node: ast.AST, value: ast.AST) -> bool:
+    """Whether two values may be the same thing: no two Refs are."""
+    refs = [key_of(n.value) for n in (node, value) if isinstance(n, ast.Subscript)]
+    return type(node) is type(value) and len({*refs}) < 2
 
 
 def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
@@ -732,9 +754,9 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     votes: Counter[tuple[str, str]] = Counter()
     for pair in _arguments_of(mine, theirs).items():
         votes[pair] += 100
-    with_mine = with_arguments_of(mine, theirs)
-    for value, name in _values_of_names(with_mine):
-        for given, to in _values_of_names(mine):
+    written_out = [*_values_of_names(mine, whole=True)]
+    for value, name in _values_of_names(with_arguments_of(mine, theirs), whole=True):
+        for given, to in written_out:
             same = _share(value, given)
             votes[name, to] += 50 if same > 1 else round(_LIKE_VALUES * same) if same > _ALIKE_VALUES else 0
     a, b = [_word(n, other) for n in in_order(mine)], [_word(n, own) for n in in_order(theirs)]
@@ -755,11 +777,16 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     return _Renamed(names).visit(copy_of(theirs))
 
 
-def _values_of_names(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, str]]:
-    """(value, name) for every name that is given to a value."""
-    for n in ast.walk(function):
+def _values_of_names(function: ast.FunctionDef, whole: bool = False) -> Iterator[tuple[ast.expr, str]]:
+    """(value, name) for every name that is given to a value. whole: with what it is made of in the place of names."""
+    known: dict[str, ast.expr] = {}
+    for n in in_order(function) if whole else ast.walk(function):
         if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
-            yield n.value, n.targets[0].id
+            value, name = n.value, n.targets[0].id
+            for used in reads_of(value) & known.keys() if whole else ():
+                value = Inlined(used, known[used]).visit(copy_of(value))
+            known[name] = value if size_of(value) < _WHOLE else n.value
+            yield known[name], name
 
 
 def _word(node: ast.AST, bound: set[str]) -> str:

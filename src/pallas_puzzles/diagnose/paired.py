@@ -4,7 +4,7 @@ import ast
 
 from .conditions import as_both
 from .differences import Functions, differences
-from .straight import reads_of, side_by_side, with_helper
+from .straight import copy_of, reads_of, side_by_side, with_helper
 
 Form = tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]
 
@@ -15,6 +15,7 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
     own, given: functions outside of the two that each may call. What only one of them calls is put inside of it where
     the two have more in common then: somebody has written out what the other one calls.
     """
+    theirs = _Imported(reads_of(mine)).visit(copy_of(theirs))
     best, size = _formed(mine, theirs)
     tried: set[str] = set()
     while names := (reads_of(mine) ^ reads_of(theirs)) & (own.keys() | given.keys()) - tried:
@@ -36,3 +37,15 @@ def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, int]:
     """Both in one form, and in how much they differ."""
     answer, right = as_both(*side_by_side(mine, theirs))
     return (mine, answer, right), sum(d.size for d in differences({mine.name: answer}, {mine.name: right}))
+
+
+class _Imported(ast.NodeTransformer):
+    """`jax.lax` as `lax`, and so on, where a program uses the short names."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        short = getattr(node.value, "id", "") == "jax" and node.attr in self.names
+        return ast.copy_location(ast.Name(node.attr, node.ctx), node) if short else node

@@ -13,6 +13,7 @@ import numpy as np
 BINS = 16  # of the values, in the order of their size
 _LEAST_IN_BIN = 40
 _SIGNIFICANT, _SIGNIFICANT_IN_BIN = 10, 20  # standard errors
+_ROUNDED = 2.0**-8  # relative: by more, no single rounding to bfloat16 is off
 _HALF_ULP = 2.0**-24  # of float32, relative: nobody has to be more exact than that
 
 
@@ -52,8 +53,8 @@ class Excess:
 
     @property
     def rounds(self) -> bool:
-        """Whether something that is kept in 16 bits may explain them: by more, no single rounding is off."""
-        return not self.one_way or abs(self.size) < 0.5 * float(ml_dtypes.finfo(ml_dtypes.bfloat16).eps)
+        """Whether something that is kept in 16 bits may explain them."""
+        return not self.one_way or abs(self.size) < _ROUNDED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +150,7 @@ def _factor(e: _Errors) -> Excess | None:
         return None
     words = f"the values are {_percent(off)} too {_way(off)} on average, a factor of {1 + off:.{_digits(off)}f}."
     advice = f"{_ONE_WAY} Look for what is a little off: a constant, a factor, a value of an earlier step."
-    return Excess("factor", off, e.ratio, words, advice)
+    return Excess("factor", off, e.ratio, words, _rounded(e) if abs(off) < _ROUNDED else advice)
 
 
 def _bias(e: _Errors) -> Excess | None:
@@ -210,18 +211,21 @@ def _scatter(e: _Errors) -> Excess:
     once = e.narrow and e.once > 0 and 0.95 < _rms(e.theirs) / e.once < 1.05
     than = f"one rounding to {e.dtype}" if once else "the course's solution"
     words = f"the error is {times(e.ratio)} that of {than}, though each value is nearly right."
+    return Excess("scatter", e.ratio, e.ratio, words, _rounded(e))
+
+
+def _rounded(e: _Errors) -> str:
+    """What to look for where something may have been rounded."""
     if e.narrow:
-        advice = (
+        return (
             f"Something is rounded to {e.dtype} once too often: a product, a sum, or a function that is worked out in "
             f"{e.dtype}. Or the formula is another one, close to the right one."
         )
-    else:
-        advice = (
-            "Either something is rounded: a float32 keeps seven digits of a number, so few are left where two large "
-            "numbers nearly cancel. Subtract them before anything is added, and scale a sum once, at its end. Or the "
-            "formula is another one, close to the right one."
-        )
-    return Excess("scatter", e.ratio, e.ratio, words, advice)
+    return (
+        "Either something is rounded: a float32 keeps seven digits of a number, so few are left where two large "
+        "numbers nearly cancel. Subtract them before anything is added, and scale a sum once, at its end. Or the "
+        "formula is another one, close to the right one."
+    )
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
