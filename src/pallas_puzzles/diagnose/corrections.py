@@ -348,9 +348,10 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
 def _changed_before(function: ast.FunctionDef, node: Any) -> str:
     """Where a name has another value than it should have, as a line before has changed it; "" for none."""
     later = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and VERSION in n.id}
-    given = [(n.lineno, *(_named_by(n) & later)) for n in ast.walk(function) if isinstance(n, ast.Assign)]
-    line, *names = next((row for row in given if row[1:]), (0,))
-    return f"`{_as_written(names[0])}` has to be as it was before line {line} changes it" if names else ""
+    for each in [n for n in ast.walk(function) if isinstance(n, ast.Assign)]:
+        for name in sorted(_named_by(each) & later):
+            return f"`{_as_written(name)}` has to be as it was before line {each.lineno} changes it"
+    return ""
 
 
 def _fits(outline: str, text: str) -> bool:
@@ -358,7 +359,7 @@ def _fits(outline: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, outline.split("..."))), text, re.S) is not None
 
 
-def _outline(node: ast.AST, was: ast.AST, named: Mapping[str, str]) -> str:
+def _outline(node: Any, was: Any, named: Mapping[str, str]) -> str:
     """A program with dots in the places of its largest parts, so many that what is left is short: first of what the
     other one has, too."""
     tree, there = _with_names(node, named), {ast.dump(n) for n in ast.walk(_with_names(was, named))}
