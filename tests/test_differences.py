@@ -673,37 +673,61 @@ def test_a_value_with_a_name_is_compared_with_the_same_value_without_one():
     assert [(d.line, ast.unparse(d.should)) for d in found] == [(2, "pl.ds(bn * i, bn)")] * 2 + [(4, "10")]
 
 
-def test_a_condition_inside_of_another_is_both():
-    nested = """\
+CHOSEN_START = """
 def kernel(x_ref, o_ref, acc_ref):
-    @pl.when(pl.program_id(1) == 0)
-    def _():
-        @pl.when(pl.program_id(2) == 0)
-        def _():
-            acc_ref[...] = 0 * x_ref[...]
-
-        acc_ref[...] += x_ref[...]
-
-        @pl.when(pl.program_id(2) == 7)
-        def _():
-            o_ref[...] = acc_ref[...]
+    before = jnp.where(pl.program_id(1) == 0, 0, acc_ref[...])
+    acc_ref[...] = before + x_ref[...]
 """
-    flat = """\
+START_UNDER = """
 def kernel(x_ref, o_ref, acc_ref):
-    @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
+    @pl.when(pl.program_id({axis}) == 0)
     def _():
-        acc_ref[...] = 0 * x_ref[...]
+        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
 
-    @pl.when(pl.program_id(1) == 0)
-    def _():
-        acc_ref[...] += x_ref[...]
-
-    @pl.when((pl.program_id(2) == 7) & (pl.program_id(1) == 0))
-    def _():
-        o_ref[...] = acc_ref[...]
+    acc_ref[...] += x_ref[...]
 """
-    mine, right = as_both(*side_by_side(*(ast.parse(text).body[0] for text in (nested, flat))))
-    assert differences({"kernel": mine}, {"kernel": right}) == []
+
+
+def test_a_starting_value_that_is_chosen_is_one_under_a_condition():
+    assert beside(START_UNDER.format(axis=1), CHOSEN_START) == []
+    (said,) = beside(START_UNDER.format(axis=0), CHOSEN_START)
+    assert said == "`pl.when(pl.program_id(0) == 0)` should be `pl.when(pl.program_id(1) == 0)`"
+
+
+def test_short_names_of_modules_are_the_same_modules():
+    mine = "def kernel(x):\n    return lax.exp(x) + nn.relu(x)\n"
+    assert beside(mine, mine.replace("lax.", "jax.lax.").replace("nn.", "jax.nn.")) == []
+
+
+def test_two_refs_are_no_value_of_one_name():
+    head = "def kernel(x_ref, l_ref, o_ref):\n"
+    mine = f"{head}    x = x_ref[...]\n    o_ref[...] = f(x) + x\n    o_ref[...] += 1 / l_ref[...]\n"
+    theirs = f"{head}    o_ref[...] = f(x_ref[...]) + x_ref[...]\n    o_ref[...] += 2 / l_ref[...]\n"
+    assert beside(mine, theirs)[-1] == "`1 / l_ref[...]` should be `2 / l_ref[...]`"
+
+
+def test_a_name_that_is_changed_too_early_is_told_as_that():
+    mine = "def f(s, m):\n    m = g(m, s)\n    p = h(s, m)\n    a = k(m - g(m, s))\n    return p, a, m\n"
+    theirs = "def f(s, m):\n    new = g(m, s)\n    p = h(s, new)\n    a = k(m - new)\n    return p, a, new\n"
+    (mine,), (theirs,) = ast.parse(mine).body, ast.parse(theirs).body
+    _, answer, right = paired(mine, theirs, {}, {})
+    (told,) = corrections({"f": answer}, differences({"f": answer}, {"f": right}), {}, {})
+    assert (told.line, told.said) == (4, "`m` has to be as it was before line 2 changes it")
+
+
+def test_one_more_place_beside_one_that_is_known_is_found_in_few_trials():
+    places = "".join(f"    y{n}_ref[...] = g{n}(x, {n})\n" for n in range(20))
+    mine = f"def f(x):\n{places}".replace("(x, 3)", "(x, -3)").replace("(x, 17)", "(x, -17)")
+    answer, right = ({"f": ast.parse(text).body[0]} for text in (mine.replace("g", "h"), f"def f(x):\n{places}"))
+    found = differences(answer, right)
+    first = next(d for d in found if ast.unparse(d.was) == "-3")
+
+    def is_right(functions):
+        text = ast.unparse(functions["f"])
+        return "-3" not in text and "-17" not in text
+
+    chosen = that_matter(answer, found, is_right, 60, needed=[first])
+    assert [ast.unparse(d.was) for d in chosen] == ["-3", "-17"]
 
 
 def test_functions_under_other_decorators_are_other_things():

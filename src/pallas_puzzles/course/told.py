@@ -33,15 +33,16 @@ def told(
         ]
     if not found:
         return list(findings)
+    at = seen.line
+    here = [c for c in found if at and at.file == files[c.function]]
+    covered = [c for c in here if at and (c.covers(at.line) or (seen.kind in _TOO_EARLY and at.line in c.values))]
+    found = [*covered, *(c for c in found if c not in covered)]
     first, *others = (
         Finding("correction", words, (), source_line(files[c.function], c.line), function=c.helper or c.function)
         for c, words in zip(found, _sentences(found), strict=False)
     )
     if seen.kind == "model" and seen.evidence and (formulas or not found[0].told):  # what it should come to is told
         return [seen.but(line=first.line, function=first.function), *findings[1:]]
-    at = seen.line
-    here = [c for c in found if at and at.file == files[c.function]]
-    covered = [c for c in here if at and (c.covers(at.line) or (seen.kind in _TOO_EARLY and at.line in c.values))]
     elsewhere = seen_in not in {"", *(c.function for c in found)} and all(c.told for c in found)
     if seen.kind == "budget":
         first = first.but(kind=seen.kind, cause=f"{seen.seen} {first.cause}")

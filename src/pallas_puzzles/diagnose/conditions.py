@@ -4,11 +4,9 @@ The other one gets `pl.when(True)` around them, so that the two differ in the co
 """
 
 import ast
-import functools
 from collections.abc import Iterator
-from typing import Any
 
-from .differences import likeness, with_arguments_of
+from .differences import Replaced, likeness, read_of, with_arguments_of
 from .straight import copy_of, key_of
 
 _LIKE = 0.5  # of two statements, from 0 to 1: more than that, and they are the same in two places
@@ -17,7 +15,7 @@ _LIKE = 0.5  # of two statements, from 0 to 1: more than that, and they are the 
 def as_both(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
     """Two functions, both with conditions where one of them has one. They are changed."""
     theirs = with_arguments_of(mine, theirs)
-    _nest_as_in(mine, theirs)
+    _start_as_in(mine, theirs)
     pairs = [*_blocks(mine, theirs)]
     added = [(b, _guarded(b, other)) for a, c in pairs for b, other in ((a, c), (c, a))]
     for block, body in added:
@@ -44,27 +42,27 @@ def condition_of(node: ast.AST) -> ast.expr | None:
     return None
 
 
-def _nest_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
-    """What the right program has under `a & b` stands under b in its body under a, where the answer has such a body."""
-    for outer in [n for n in mine.body if condition_of(n) and any(map(condition_of, getattr(n, "body", [])))]:
-        both = set(map(key_of, _joined(condition_of(outer))))
-        guards: list[tuple[Any, list[ast.expr]]] = [(n, _joined(condition_of(n))) for n in theirs.body]
-        there: Any = next((n for n, parts in guards if set(map(key_of, parts)) == both), None)
-        for n, parts in guards if there else []:
-            rest = [part for part in parts if key_of(part) not in both]
-            if rest and len(rest) < len(parts):
-                n.decorator_list[0].args = [functools.reduce(lambda a, b: ast.BinOp(a, ast.BitAnd(), b), rest)]
-                ast.fix_missing_locations(n)
-                place = 0 if theirs.body.index(n) < theirs.body.index(there) else len(there.body)
-                theirs.body.remove(n)
-                there.body.insert(place, n)
-
-
-def _joined(condition: ast.expr | None) -> list[ast.expr]:
-    """The parts of a condition that `&` joins."""
-    if isinstance(condition, ast.BinOp) and isinstance(condition.op, ast.BitAnd):
-        return [*_joined(condition.left), *_joined(condition.right)]
-    return [condition] if condition else []
+def _start_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
+    """The right program with a starting value under `pl.when(c)`, in the place of `jnp.where(c, start, ref[...])`, if
+    the answer sets the Ref under a condition."""
+    conditional = [each for n in mine.body if condition_of(n) is not None for each in getattr(n, "body", [])]
+    set_there = {key_of(n.targets[0]) for n in conditional if isinstance(n, ast.Assign)}
+    for each in list(theirs.body):
+        match each:
+            case ast.Assign([ast.Subscript(ref) as target], value) if key_of(target) in set_there:
+                held = key_of(read_of(target))
+                chosen = [n for n in ast.walk(value) if isinstance(n, ast.Call) and len(n.args) == 3]
+                chosen = [n for n in chosen if getattr(n.func, "attr", "") == "where" and key_of(n.args[2]) == held]
+                for where in chosen[:1]:
+                    condition, start, kept = map(ast.unparse, where.args)
+                    make = (
+                        "jnp.zeros({0}.shape, {0}.dtype)"
+                        if start == "0"
+                        else f"jnp.full({{0}}.shape, {start}, {{0}}.dtype)"
+                    )
+                    text = f"@pl.when({condition})\ndef _():\n    {kept} = {make}"
+                    theirs.body.insert(theirs.body.index(each), ast.parse(text.format(ast.unparse(ref))).body[0])
+                    Replaced(where, where.args[2]).visit(each)
 
 
 def _guarded(block: ast.FunctionDef, beside: ast.FunctionDef) -> list[ast.stmt]:

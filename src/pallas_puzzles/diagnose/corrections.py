@@ -243,7 +243,7 @@ def _around(tree: ast.FunctionDef, difference: Difference, named: Mapping[str, s
             break
         if len(_text(node, named)) > (SHOWN if bare else _CONTEXT):
             break
-        if isinstance(node, ast.expr):
+        if isinstance(node, ast.expr) and path[-1][0] != "func":  # a method without its call says nothing
             best = path
     return best
 
@@ -322,7 +322,7 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     was = _at(tree, group.path) if inside else first.was
     should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
     old, new = _text(was, named), _text(should, named)
-    if _as_written(old) == _as_written(new) and (later := _changed_before(tree, was)):
+    if was is not None and should is not None and (later := _changed_before(tree, was, should)):
         return later, False
     if old == new:  # the reader's names hide what differs
         old = ast.unparse(was) if was is not None else old
@@ -345,12 +345,13 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     return wrong, False
 
 
-def _changed_before(function: ast.FunctionDef, node: Any) -> str:
-    """Where a name has another value than it should have, as a line before has changed it; "" for none."""
-    later = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and VERSION in n.id}
+def _changed_before(function: ast.FunctionDef, was: ast.AST, should: ast.AST) -> str:
+    """Where a name should have a value that it had before; "" for none."""
+    mine, theirs = ({n.id for n in ast.walk(node) if isinstance(n, ast.Name)} for node in (was, should))
     for each in [n for n in ast.walk(function) if isinstance(n, ast.Assign)]:
-        for name in sorted(_named_by(each) & later):
-            return f"`{_as_written(name)}` has to be as it was before line {each.lineno} changes it"
+        for name, version, _ in (given.partition(VERSION) for given in _named_by(each) & mine):
+            if version and name in theirs:
+                return f"`{name}` has to be as it was before line {each.lineno} changes it"
     return ""
 
 

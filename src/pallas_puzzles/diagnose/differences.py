@@ -434,7 +434,7 @@ def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             again = len(uses) > 2 and any(is_work(n) and _is_costly(n) for n in ast.walk(value))
             if again and name not in there and (kept := _kept_in(name, behind)) is not None:
                 body.remove(each)
-                body[:] = [Inlined(name, _read(kept.targets[0])).visit(n) if n is not kept else n for n in body]
+                body[:] = [Inlined(name, read_of(kept.targets[0])).visit(n) if n is not kept else n for n in body]
                 kept.value = value
                 continue
             short = key_of(value) in plain or size_of(value) < _SHORT
@@ -547,7 +547,7 @@ _TURNED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, a
 def _written_as(a: Any, b: Any) -> Any:
     """Tree b in the form that tree a has, where there are two ways to write one thing."""
     if isinstance(a, ast.Assign) and isinstance(b, ast.AugAssign):
-        longer = ast.copy_location(ast.Assign([b.target], ast.BinOp(_read(b.target), b.op, b.value)), b)
+        longer = ast.copy_location(ast.Assign([b.target], ast.BinOp(read_of(b.target), b.op, b.value)), b)
         return longer if _added_to(a) is not None else b
     if isinstance(a, ast.AugAssign) and isinstance(b, ast.Assign) and (added := _added_to(b)) is not None:
         return ast.copy_location(ast.AugAssign(b.targets[0], b.value.op, added), b)  # type: ignore[arg-type, attr-defined]
@@ -567,7 +567,7 @@ def _written_as(a: Any, b: Any) -> Any:
     return ast.copy_location(turned, b) if crossed > straight else b
 
 
-def _read(target: ast.expr) -> Any:
+def read_of(target: ast.expr) -> Any:
     """A place that is stored into, as an expression."""
     copied: Any = copy_of(target)
     copied.ctx = ast.Load()
@@ -578,7 +578,7 @@ def _added_to(store: ast.Assign) -> ast.expr | None:
     """v of `x = x + v`, whatever the operator."""
     if not isinstance(store.value, ast.BinOp):
         return None
-    before, left, right = (key_of(n) for n in (_read(store.targets[0]), store.value.left, store.value.right))
+    before, left, right = (key_of(n) for n in (read_of(store.targets[0]), store.value.left, store.value.right))
     if before == left:
         return store.value.right
     return store.value.left if before == right and type(store.value.op) in _EITHER_WAY else None
@@ -587,11 +587,14 @@ def _added_to(store: ast.Assign) -> ast.expr | None:
 _EITHER_WAY = (ast.Mult, ast.Add, ast.BitAnd, ast.BitOr)
 
 
+_MODULES = frozenset("jnp lax jax np".split())
+
+
 def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
     """`x.sum(axis=0)` as `jnp.sum(x, axis=0)`, where that is how call a is written, and the other way round."""
     if not (isinstance(a.func, ast.Attribute) and isinstance(b.func, ast.Attribute)) or a.func.attr != b.func.attr:
         return b
-    mine, theirs = (isinstance(n.func.value, ast.Name) and n.func.value.id == "jnp" for n in (a, b))  # type: ignore[attr-defined]
+    mine, theirs = (getattr(n.func.value, "id", "") in _MODULES for n in (a, b))  # type: ignore[attr-defined]
     if mine and not theirs:
         b = ast.copy_location(ast.Call(copy_of(a.func), [b.func.value, *b.args], b.keywords), b)
     elif theirs and not mine and b.args:
@@ -813,13 +816,13 @@ def _bound(function: ast.FunctionDef) -> set[str]:
 
 
 class Replaced(ast.NodeTransformer):
-    """Puts a name where a program has one that is the same as `node`."""
+    """Puts another program, or a name, where one has what is the same as `node`."""
 
-    def __init__(self, node: ast.AST, name: str) -> None:
-        self.text, self.name = ast.dump(node), name
+    def __init__(self, node: ast.AST, new: ast.expr | str) -> None:
+        self.text, self.new = ast.dump(node), ast.Name(new, ast.Load()) if isinstance(new, str) else new
 
     def visit(self, node: ast.AST) -> Any:
-        return ast.Name(self.name, ast.Load()) if ast.dump(node) == self.text else self.generic_visit(node)
+        return copy_of(self.new) if ast.dump(node) == self.text else self.generic_visit(node)
 
 
 class _Renamed(ast.NodeTransformer):
