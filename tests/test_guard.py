@@ -11,10 +11,10 @@ from jax.experimental import pallas as pl
 import pallas_puzzles
 from pallas_puzzles import Budget, check, normal
 from pallas_puzzles.app.notebooks import repository
+from pallas_puzzles.budgets import tpu as budgets_module
 from pallas_puzzles.course import isolate, session
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.collecting import collecting
-from pallas_puzzles.diagnose import budgets as budgets_module
 from pallas_puzzles.diagnose import diagnose
 from pallas_puzzles.ir import capture
 from pallas_puzzles.lens import machine

@@ -14,6 +14,7 @@ ORDER = [
     "ir",
     "lens",
     "diagnose",
+    "budgets",
     "targets",
     "view",
     "course",

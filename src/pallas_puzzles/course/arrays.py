@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import inspect
-import math
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,27 +10,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..diagnose.costs import wide_operands
+from ..budgets.arrays import over_budget
 from ..diagnose.diagnose import result_names, rounded, structure
 from ..diagnose.errors import explain_array_error
-from ..diagnose.findings import Diagnosis, Finding, Tolerance, default_tolerance, over
+from ..diagnose.findings import Diagnosis, Finding, Tolerance, default_tolerance
 from ..diagnose.lookout import Lookout
 from ..diagnose.rounding import Course
 from ..ir.capture import Programs, capture, source_line
-from ..ir.eager import operations, products
 from ..ir.exact import traceable
 from ..ir.ops import Beyond
-from ..ir.program import arrays_made, count_operations, equations, has_python_loop
+from ..ir.program import count_operations
 from ..ir.readers import for_the_reader
 from ..lens import devices
 from ..lens.machine import Run, run_call
 from ..lens.watchdog import TimeLimit, time_limit
-from ..text import human_bytes
 from ..view import costs
 from ..view.verdict import Verdict
 from .collecting import is_brief
 from .guard import Guard, is_ours
-from .inputs import Budget, Case
+from .inputs import Case
 from .machines import DEVICES, trace
 
 TIME_LIMIT_S = 20.0
@@ -141,7 +138,7 @@ class ArrayJudge(Judging):
             rough = self.rounded(Run([], got, [], [], []), args, case.blocks, want)
             found = rough.findings if rough else []
             if not found and case.budget:
-                found = _over_budget(functools.partial(self.fn, **case.blocks), args, jaxpr, case.budget)
+                found = over_budget(functools.partial(self.fn, **case.blocks), args, jaxpr, case.budget)
                 found += DEVICES.over_budget(on_devices, [], case.budget) if on_devices is not None else []
             return self.failed(found[:1]) if found else None
         if finding.kind in ("values", "shape") and self.explain is not None:
@@ -280,43 +277,3 @@ def keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:
     except (TypeError, ValueError):  # a NumPy ufunc has no signature
         return {}
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def _over_budget(fn: Callable[..., Any], args: Sequence[Any], jaxpr: Any, budget: Budget) -> list[Finding]:
-    """A right answer that costs too much. jaxpr: its program."""
-    if (most := budget.operations) is not None and (count := count_operations(jaxpr)) > most:
-        text = f"it takes {count} array operations; the budget is {most}."
-        if has_python_loop(jaxpr):
-            text += " Under jit a Python loop is written out, turn by turn: let one operation do all at once."
-        return [over("operations", text)]
-    if (most := budget.elements) is not None:
-        made_arrays = ((math.prod(shape), shape, line) for shape, line in arrays_made(jaxpr))
-        size, shape, line = max(made_arrays, key=lambda each: each[0], default=(0, (), None))
-        if size > most:
-            text = (
-                f"on the way it makes an array of shape {shape}, {size:,} numbers; the largest may have {most:,} here. "
-                "A table of everything against everything grows with the product of both: work out each number by "
-                "itself, or fetch it by its index."
-            )
-            return [over("elements", text, line=line)]
-    if (bits := budget.mxu_bits) is not None:
-        products_made = ((eqn, line) for eqn, line in equations(jaxpr) if eqn.primitive.name == "dot_general")
-        wide = [found.but(line=line) for eqn, line in products_made if (found := wide_operands(eqn, bits)) is not None]
-        if wide:
-            return wide
-    shapes = [jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype) for x in args]
-    if (most := budget.flops) is not None and (flops := sum(products(fn, shapes).values())) > most:
-        return [over("flops", f"its matrix products take {flops:,.0f} FLOPs; the budget is {most:,}.")]
-    if (most := budget.hbm_bytes) is None:
-        return []
-    programs = operations(fn, shapes, inside=True)
-    moved = sum(each.moved_bytes for each in programs)
-    if moved <= most:
-        return []
-    text = (
-        f"its {len(programs)} programs move {human_bytes(moved)}; the budget is {human_bytes(most)}. Each operation is "
-        "a program here, also inside of a jax.jit of yours."
-    )
-    largest = sorted(programs, key=lambda each: -each.moved_bytes)[:4]
-    evidence = [f"{each.name}: {human_bytes(each.moved_bytes)}" for each in largest]
-    return [over("hbm_bytes", text, evidence, largest[0].line)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..diagnose.budgets import Budget
+from ..budgets.budget import Budget
 
 if TYPE_CHECKING:
     from .arrays import Explain

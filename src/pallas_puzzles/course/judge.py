@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..diagnose.budgets import dropped
+from ..budgets.costs import too_much_outside
+from ..budgets.tpu import dropped
 from ..diagnose.diagnose import SEEN_IN_VALUES, explain_garbage, wrong_results
 from ..diagnose.errors import explain_error
 from ..diagnose.findings import GARBAGE_READS, Diagnosis, Finding, Tolerance
-from ..diagnose.outside import explain_barred, explain_outside, too_much_outside
+from ..diagnose.outside import explain_barred, explain_outside
 from ..ir.capture import CHIP, SPARSE_CHIP, Programs
 from ..ir.ops import garbage
 from ..lens.gpu.timeline import in_l2

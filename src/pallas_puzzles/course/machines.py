@@ -5,7 +5,11 @@ from typing import Any
 
 import jax
 
-from ..diagnose import budgets, devices, diagnose, gpu_budgets, gpu_run
+from ..budgets import devices as budgets_of_devices
+from ..budgets import gpu as budgets_of_gpus
+from ..budgets import tpu as budgets
+from ..budgets.budget import Budget
+from ..diagnose import devices, diagnose, gpu_run
 from ..diagnose.findings import Diagnosis, Finding, Tolerance
 from ..ir.capture import ForGpu, ForMesh, Programs
 from ..lens import devices as lens_of_devices
@@ -41,7 +45,7 @@ class Machine:
         """What is wrong with a run."""
         return diagnose.diagnose(run, want, tolerance)
 
-    def over_budget(self, run: Any, costs: list[Any], budget: budgets.Budget) -> list[Finding]:
+    def over_budget(self, run: Any, costs: list[Any], budget: Budget) -> list[Finding]:
         """A right answer that costs too much. costs: its figures."""
         return budgets.over_budget(run, costs, budget)
 
@@ -88,8 +92,8 @@ class _Gpu(Machine):
     def diagnose(self, run: Any, want: Any, tolerance: Tolerance | None) -> Diagnosis:
         return gpu_run.diagnose_gpu(run, want, tolerance)
 
-    def over_budget(self, run: Any, costs: list[Any], budget: budgets.Budget) -> list[Finding]:
-        return gpu_budgets.over_budget(run, budget)
+    def over_budget(self, run: Any, costs: list[Any], budget: Budget) -> list[Finding]:
+        return budgets_of_gpus.over_budget(run, budget)
 
     def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> Any:
         from ..targets.gpu.lowering import NO_LAYOUT, refusal
@@ -124,8 +128,8 @@ class _Devices(Machine):
     def diagnose(self, run: Any, want: Any, tolerance: Tolerance | None) -> Diagnosis:
         return devices.diagnose_devices(run, want, tolerance)
 
-    def over_budget(self, run: Any, costs: list[Any], budget: budgets.Budget) -> list[Finding]:
-        return devices.over_budget(run, budget)
+    def over_budget(self, run: Any, costs: list[Any], budget: Budget) -> list[Finding]:
+        return budgets_of_devices.over_budget(run, budget)
 
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         modes = ("eager", "on_wait")  # each finds what the other does not

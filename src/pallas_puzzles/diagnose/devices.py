@@ -1,8 +1,6 @@
 """What the machine for several devices saw and what is wrong with its results, as findings; and what costs too much."""
 
 import dataclasses
-import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,12 +9,10 @@ from ..ir.capture import SourceLine
 from ..lens.devices import Run
 from ..lens.devices.findings import Access, Waiter
 from ..lens.devices.findings import Finding as Seen
-from ..lens.machine import figures, listed
-from ..text import human_bytes, plural
-from .budgets import Bounds, Budget, exceeded
-from .budgets import over_budget as over_on_each
+from ..lens.machine import listed
+from ..text import plural
 from .diagnose import makers, structure, wrong_results
-from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, at, over
+from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, at
 from .incidents import incidents_of
 from .wrong import Result, part_named, pattern_of, what_it_holds, where_in
 
@@ -247,73 +243,3 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
     ),
 }
 _ORDER = list(_WORDS)
-
-
-# --- costs -----------------------------------------------------------------------------------------------------------
-
-_PASS_ON = (
-    "A copy to a distant device uses the links of all devices between: pass the data on from neighbour to neighbour."
-)
-_OVERLAP = (
-    "They wait meanwhile{0}. Wait for each copy only where what it brings is needed: first compute what needs none of "
-    "it, and start the other copies."
-)
-_SEND_LESS = "All of it goes from neighbour to neighbour already: send less."
-_COSTS: Bounds = {
-    "bytes_hops": (
-        human_bytes,
-        "its copies take {figure} over the links, each byte counted on every link of its way; the budget is {most}. "
-        "{fewer}",
-    ),
-    "link_bytes": (
-        human_bytes,
-        "{figure} go over its busiest link in one direction; the budget is {most}. Spread them over more links: those "
-        "of the other direction, or of the other axis.",
-    ),
-    "exposed_ici_bytes": (
-        human_bytes,
-        "{figure} are sent while neither the sender nor the receiver computes; the budget is {most}. {meanwhile}",
-    ),
-    "copies": (
-        str,
-        "{figure} copies go from device to device; the budget is {most}. Send in one copy what lies together.",
-    ),
-}
-
-
-def over_budget(run: Run, budget: Budget) -> list[Finding]:
-    """'Right answer, but ...', for each bound that is exceeded. Bounds on a kernel hold on each device."""
-    near = [line for t in run.traces for line in t.call.callers]
-    found = []
-    waits = _waits(run)
-    facts = {"fewer": _PASS_ON if any(t.hops > 1 for t in run.transfers) else _SEND_LESS}
-    facts["meanwhile"] = _OVERLAP.format(f", mostly at {waits[0]}" if waits else "")
-    for bound, text in exceeded(run.counts, budget, _COSTS, facts):
-        rows = _sent(run, by=0 if bound == "copies" else 2)
-        lines = [*(waits if bound == "exposed_ici_bytes" else ()), *(line for line, _ in rows)]
-        found.append(over(bound, text, [said for _, said in rows], next(iter(lines), None), [*lines, *near]))
-    on_each = dataclasses.replace(budget, **dict.fromkeys(_COSTS))
-    return [*found, *over_on_each(run, [figures(t) for t in run.traces], on_each)]
-
-
-def _waits(run: Run) -> list[SourceLine]:
-    """The lines at which devices wait while something is sent to them, the longest wait first."""
-    waits: Counter[SourceLine] = Counter()
-    for t, e in itertools.product(run.transfers, (e for e in run.events if e.kind == "wait")):
-        if e.device == t.target and e.line is not None and e.start < t.end and t.start < e.end:
-            waits[e.line] += min(e.end, t.end) - max(e.start, t.start)  # type: ignore[assignment]
-    return [line for line, _ in waits.most_common()]
-
-
-def _sent(run: Run, by: int) -> list[tuple[SourceLine, str]]:
-    """The lines that send most, and how much. by: 0 for copies, 1 for bytes, 2 for bytes on every link."""
-    by_line: dict[SourceLine | None, list[int]] = {}
-    for t in run.transfers:
-        sums = by_line.setdefault(t.line, [0, 0, 0])
-        for i, n in enumerate((1, t.nbytes, t.nbytes * t.hops)):
-            sums[i] += n
-    rows = sorted(((line, sums) for line, sums in by_line.items() if line is not None), key=lambda row: -row[1][by])
-    return [
-        (line, f"{line}: {plural(n, 'time')}, {human_bytes(sent)}, {human_bytes(hops)} over all links: {line.text}")
-        for line, (n, sent, hops) in rows[:3]
-    ]

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
@@ -54,18 +54,6 @@ class Finding:
 def at(line: SourceLine | None) -> str:
     """' (a.py:7)', behind what was seen there."""
     return f" ({line})" if line is not None else ""
-
-
-def over(
-    bound: str,
-    text: str,
-    evidence: Iterable[str] = (),
-    line: SourceLine | None = None,
-    near: Iterable[SourceLine | None] = (),
-) -> Finding:
-    """A right answer that costs too much. bound: which of the budget's it exceeds."""
-    lines = [each for each in near if each is not None]
-    return Finding("budget", f"Right answer, but {text}", [*evidence], line, operand=bound, near=lines)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..ir.capture import Outside
 from ..lens.machine import listed
-from .findings import Finding, over
+from .findings import Finding
 
 
 def explain_barred(outside: Sequence[Outside], barred: Mapping[str, str], allow: Sequence[str]) -> Finding | None:
@@ -31,7 +31,9 @@ def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding
         f"{names} {'are' if ', ' in names else 'is'} done outside of the kernel, on arrays of shape {first.shape}: "
         f"this puzzle is about doing the work inside pallas_call. Only {_permitted(allow)} may happen outside."
     )
-    return Finding("outside", cause, [f"{o.primitive} on shape {o.shape}{_at(o)}" for o in refused[1:4]], first.line)
+    return Finding(
+        "outside", cause, [f"{o.primitive} on shape {o.shape}{place_of(o)}" for o in refused[1:4]], first.line
+    )
 
 
 def _permitted(allow: Sequence[str]) -> str:
@@ -50,19 +52,6 @@ def _is_dtype(name: str) -> bool:
     return True
 
 
-def too_much_outside(outside: Sequence[Outside], most: int) -> Finding | None:
-    """Matrix products outside of the kernels that are more work than what has to be done there."""
-    flops = sum(o.flops for o in outside)
-    if flops <= most:
-        return None
-    first, *others = sorted((o for o in outside if o.flops), key=lambda o: -o.flops)
-    text = (
-        f"products outside of the kernels do {flops:,} FLOPs; the budget is {most:,}. Most of them, {first.flops:,}, "
-        f"make an array of shape {first.shape}. An index moves rows, and a kernel multiplies them."
-    )
-    evidence = [f"{o.flops:,} more{_at(o)}" for o in others[:3]]
-    return over("outside_flops", text, evidence, first.line, [o.line for o in (first, *others)])
-
-
-def _at(o: Outside) -> str:
+def place_of(o: Outside) -> str:
+    """' at a.py:7: y = x + 1', behind what is done there."""
     return f" at {o.line}: {o.line.text}" if o.line else ""

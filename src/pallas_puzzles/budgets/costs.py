@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..ir.capture import Call, everywhere, line_of, named
+from ..diagnose.findings import Finding
+from ..diagnose.outside import place_of
+from ..diagnose.steps import still_axes
+from ..ir.capture import Call, Outside, everywhere, line_of, named
 from ..ir.ops import in_dtypes, is_floating, out_dtype
 from ..ir.program import count_operations, has_python_loop, lines_of
 from ..lens.machine import Trace
 from ..lens.tally import tally
-from .findings import Finding, over
-from .steps import still_axes
+from .budget import over
 
 
 def dead_stores(trace: Trace) -> dict[str, int]:
@@ -122,3 +124,17 @@ def written_out(call: Call, most: int) -> Iterator[Finding]:
         text += "The body of pl.loop is compiled once."
         lines = collections.Counter(line for _, eqn in everywhere(call.kernel) if (line := line_of(eqn)) is not None)
         yield over("operations", text, near=[line for line, _ in lines.most_common(1)])
+
+
+def too_much_outside(outside: Sequence[Outside], most: int) -> Finding | None:
+    """Matrix products outside of the kernels that are more work than what has to be done there."""
+    flops = sum(o.flops for o in outside)
+    if flops <= most:
+        return None
+    first, *others = sorted((o for o in outside if o.flops), key=lambda o: -o.flops)
+    text = (
+        f"products outside of the kernels do {flops:,} FLOPs; the budget is {most:,}. Most of them, {first.flops:,}, "
+        f"make an array of shape {first.shape}. An index moves rows, and a kernel multiplies them."
+    )
+    evidence = [f"{o.flops:,} more{place_of(o)}" for o in others[:3]]
+    return over("outside_flops", text, evidence, first.line, [o.line for o in (first, *others)])

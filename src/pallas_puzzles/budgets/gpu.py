@@ -5,12 +5,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..diagnose.findings import Finding
+from ..diagnose.gpu import findings_of
 from ..ir.capture import SourceLine
 from ..lens.gpu import Run
 from ..text import human_bytes, plural
-from .budgets import Bounds, Budget, exceeded
-from .findings import Finding, over
-from .gpu import findings_of
+from .budget import Bounds, Budget, exceeded, over
 
 _count, _cycles = "{:,}".format, "{:,.0f}".format
 # What is said of each bound that is exceeded; the words in braces are those of _facts

@@ -2,10 +2,11 @@
 
 import collections
 
+from ..diagnose.findings import Finding
 from ..lens.flight import Transfer
 from ..lens.machine import Figures, Run
 from ..text import human_bytes, plural
-from .findings import Finding, over
+from .budget import over
 
 
 def overlap_findings(run: Run, most_exposed: int | None, least_in_flight: int | None) -> list[Finding]:
