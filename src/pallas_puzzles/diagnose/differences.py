@@ -275,13 +275,14 @@ def _less(difference: Difference) -> Iterator[list[Difference]]:
 
 
 def _alike(difference: Difference) -> Iterator[list[Difference]]:
-    """Places in two functions that have little in common: where they differ, one by one; and calls and comparisons that
-    are the same with other parts, the most alike first."""
+    """Places in two programs that have little in common, and are too long to be told: where they differ, one by one;
+    and calls and comparisons that are the same with other parts, the most alike first."""
     was, should = difference.was, difference.should
-    if was is None or should is None or not difference.whole:
+    if was is None or should is None or len(ast.unparse(should)) <= SHOWN:
         return
     yield from ([part] for part in difference.parts[:_PARTS])
-    here = [(p, x) for p, x in _inside(was, ()) if isinstance(x, ast.Call | ast.Compare)]
+    inside = _inside(was, difference.path)
+    here = [(p, x) for p, x in inside if isinstance(x, ast.Call | ast.Compare) and x is not was]
     there = {key_of(y): y for y in ast.walk(should) if isinstance(y, ast.Call | ast.Compare)}
     mine = {key_of(x) for _, x in here}
     new = [y for key, y in there.items() if key not in mine]
@@ -337,7 +338,7 @@ def _inside(node: Any, path: Path) -> Iterator[tuple[Path, ast.AST]]:
         return
     for field, value in ast.iter_fields(node):
         for n, each in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(each, ast.expr | ast.keyword | ast.stmt):
+            if isinstance(each, ast.expr | ast.keyword | ast.stmt | ast.comprehension):
                 yield from _inside(each, (*path, (field, n)))
 
 
