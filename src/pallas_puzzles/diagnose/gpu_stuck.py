@@ -95,8 +95,6 @@ def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]], ended: Sequ
     if not w.candidates:
         return f"No line of the kernel arrives on it: call plgpu.barrier_arrive.{_spare(w)}"
     later = next((line for _, line in own if line is not None), None)
-    if w.got and later is not None:
-        return f"The next one ({later}) comes only after this wait: let all of one round come first, then wait once."
     if w.got:
         return "Give the barrier as many arrivals (num_arrivals) as really come, or let the others arrive, too."
     arrived = [*dict.fromkeys(_short(who, w.who) for who, _, _ in w.arrived if who != w.who)]
@@ -110,10 +108,6 @@ def _advice(w: Waiter, own: Sequence[tuple[str, SourceLine | None]], ended: Sequ
         return f"{number}{again}: wait once for each round."
     if later is not None:
         return f"What arrives on it ({later}) comes only after this wait: one of the two has to come earlier."
-    if w.beside:
-        lines = _listed([*dict.fromkeys(line for _, each in w.beside for line in each)])
-        names = listed([name for name, _ in w.beside])
-        return f"What arrives ({lines}) arrives on {names}: an arrival is missing, or an index is wrong."
     return f"{_listed(w.candidates)} would arrive on it, and nobody gets there: look at the conditions around that."
 
 

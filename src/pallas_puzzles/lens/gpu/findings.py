@@ -43,8 +43,7 @@ class Waiter:
     parts: of multicast copies that other CTAs of the cluster have not brought. arrived: (who, line, how often) of those
     who ever did; came: in this round; waited: who has waited for the rounds before. candidates: lines of the program
     that could arrive. spare: (barrier, rounds, lines of its arrivals) of those that have ended more rounds than anybody
-    has waited for; beside: (barrier, lines of its arrivals) of those of the same Ref. alike: how many others wait for
-    the same at the same line.
+    has waited for. alike: how many others wait for the same at the same line.
     """
 
     who: str
@@ -59,7 +58,6 @@ class Waiter:
     waited: tuple[tuple[str, SourceLine | None, int], ...] = ()
     candidates: tuple[SourceLine, ...] = ()
     spare: tuple[tuple[str, int, tuple[SourceLine, ...]], ...] = ()
-    beside: tuple[tuple[str, tuple[SourceLine, ...]], ...] = ()
     alike: int = 0
 
 

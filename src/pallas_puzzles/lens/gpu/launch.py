@@ -194,7 +194,6 @@ class Launch(Engines):
             came=_listed(what.arrived - what.earlier),
             waited=_listed(what.waits - collections.Counter({(who, line): 1})),
             spare=tuple(_spare(what, fiber.thread.cta)),
-            beside=tuple(_beside(what, fiber.thread.cta)),
         )
 
     def brought_by(self, number: int, most_steps: int) -> list[list[tuple[str, SourceLine | None]]]:
@@ -219,25 +218,14 @@ def _listed(arrivals: Arrivals) -> tuple[tuple[str, SourceLine | None, int], ...
     return tuple((who, line, n) for (who, line), n in arrivals.items())
 
 
-def _others(slot: Slot, cta: Cta) -> Iterator[Slot]:
-    barriers = (ref for refs in cta.shared.values() for ref in refs if isinstance(ref, Barrier))
-    yield from (other for barrier in barriers for other in barrier.slots.values() if other is not slot)
-
-
 def _spare(slot: Slot, cta: Cta) -> Iterator[tuple[str, int, tuple[SourceLine, ...]]]:
     """The other barriers of a CTA that have ended rounds which nobody has waited for: (name, how many, lines of the
     arrivals). One such round of a barrier of another kind is nothing special: it says that a slot is free."""
-    for other in _others(slot, cta):
+    barriers = (ref for refs in cta.shared.values() for ref in refs if isinstance(ref, Barrier))
+    for other in (other for barrier in barriers for other in barrier.slots.values() if other is not slot):
         spare = other.round - other.waited
         if spare > (0 if other.alloc is slot.alloc else 1):
             yield other.name, spare, _lines(other)
-
-
-def _beside(slot: Slot, cta: Cta) -> Iterator[tuple[str, tuple[SourceLine, ...]]]:
-    """The other barriers of the same Ref on which somebody has arrived: (name, lines of the arrivals)."""
-    for other in _others(slot, cta):
-        if other.alloc is slot.alloc and other.arrived:
-            yield other.name, _lines(other)
 
 
 def _lines(slot: Slot) -> tuple[SourceLine, ...]:
