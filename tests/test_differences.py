@@ -711,7 +711,7 @@ def test_a_name_that_is_changed_too_early_is_told_as_that():
     theirs = "def f(s, m):\n    new = g(m, s)\n    p = h(s, new)\n    a = k(m - new)\n    return p, a, new\n"
     (mine,), (theirs,) = ast.parse(mine).body, ast.parse(theirs).body
     _, answer, right = paired(mine, theirs, {}, {})
-    (told,) = corrections({"f": answer}, differences({"f": answer}, {"f": right}), {}, {})
+    (told,) = corrections({"f": answer}, differences({"f": answer}, {"f": right}), {}, {}, tell="like")
     assert (told.line, told.said) == (4, "`m` has to be as it was before line 2 changes it")
 
 

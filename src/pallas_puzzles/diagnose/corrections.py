@@ -322,7 +322,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     was = _at(tree, group.path) if inside else first.was
     should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
     old, new = _text(was, named), _text(should, named)
-    if was is not None and should is not None and (later := _changed_before(tree, was, should)):
+    unclear = tell == "like" or _as_written(old) == _as_written(new)
+    if unclear and was is not None and should is not None and (later := _changed_before(tree, was, should)):
         return later, False
     if old == new:  # the reader's names hide what differs
         old = ast.unparse(was) if was is not None else old
