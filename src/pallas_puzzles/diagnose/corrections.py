@@ -92,12 +92,13 @@ def corrections(
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
             mine = {value: each for value, each in named.get(name, {}).items() if each != getattr(own, "id", None)}
             words, told = _words(answer, group, mine, tell)
-            told = told and tell == "what"  # else nobody has tried what is said
             words = _as_written(words)
             edit = _edit(answer, group, mine)
             line, last = group.lines(answer[name])
             values = _lines_of_values(answer[name], _at(answer[name], group.path))
             found.append(Correction(name, line, last, called, words, told, False, (edit,), values))
+    if tell != "what":  # nobody has tried what is said
+        found = [dataclasses.replace(c, told=False) for c in found]
     once = {(c.line, c.words): c for c in reversed(found)}
     return sorted(once.values(), key=lambda c: (not c.told, c.line))
 
