@@ -278,7 +278,7 @@ def _alike(difference: Difference) -> Iterator[list[Difference]]:
     """Places in two programs that have little in common, and are too long to be told: where they differ, one by one;
     and calls and comparisons that are the same with other parts, the most alike first."""
     was, should = difference.was, difference.should
-    if was is None or should is None or len(ast.unparse(should)) <= SHOWN:
+    if was is None or should is None or not (difference.whole or len(ast.unparse(should)) > SHOWN):
         return
     yield from ([part] for part in difference.parts[:_PARTS])
     inside = _inside(was, difference.path)
