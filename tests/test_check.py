@@ -296,13 +296,15 @@ def test_work_outside_of_the_kernel_is_named() -> None:
     assert judged(outside, lambda x: 6 * x, X, allow=["mul"])
 
 
-def test_split_is_allowed_where_slices_are() -> None:
+@pytest.mark.parametrize("joined", [jnp.concatenate, lambda parts: jnp.stack(parts).reshape(X.shape)])
+def test_several_slices_at_once_are_allowed_where_slices_are(joined: Any) -> None:
     def parted(x: Any) -> Any:
-        return twice(jnp.concatenate(jnp.split(x, 2)[::-1]))
+        return twice(joined(jnp.split(x, 2)[::-1]))
 
     want = lambda x: 2 * jnp.concatenate([x[12:], x[:12]])  # noqa: E731
     assert judged(parted, want, X, allow=["slice", "concatenate"])
     assert not judged(parted, want, X, allow=["concatenate"])
+    assert not judged(parted, want, X, allow=["slice"])
 
 
 def test_work_on_integers_may_be_allowed_as_such() -> None:

@@ -21,7 +21,7 @@ def explain_barred(outside: Sequence[Outside], barred: Mapping[str, str], allow:
 
 def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding | None:
     """Array work outside of the kernels, beyond reshapes, casts and what is allowed: primitives, or dtypes made."""
-    allowed = frozenset(allow) | ({"split"} if "slice" in allow else set())  # several slices at once
+    allowed = frozenset(allow) | {several for several, one in _SEVERAL.items() if one in allow}
     refused = [o for o in outside if o.primitive not in allowed and not (o.dtypes and o.dtypes <= allowed)]
     if not refused:
         return None
@@ -31,9 +31,12 @@ def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding
         f"{names} {'are' if ', ' in names else 'is'} done outside of the kernel, on arrays of shape {first.shape}: "
         f"this puzzle is about doing the work inside pallas_call. Only {_permitted(allow)} may happen outside."
     )
-    return Finding(
-        "outside", cause, [f"{o.primitive} on shape {o.shape}{place_of(o)}" for o in refused[1:4]], first.line
-    )
+    more = [f"{o.primitive} on shape {o.shape}{place_of(o)}" for o in refused[1:4]]
+    return Finding("outside", cause, more, first.line)
+
+
+# What JAX does at once, or with another name, on some versions (seen on jax 0.12.0.1)
+_SEVERAL = {"split": "slice", "unstack": "slice", "stack": "concatenate", "tile": "broadcast_in_dim"}
 
 
 def _permitted(allow: Sequence[str]) -> str:
