@@ -39,7 +39,7 @@ from .inputs import Budget, Case, Question, Subject, draw, question
 from .judge import CLAIMS, Judge, claimed, draws, judge_cases, size_of, tolerance_of
 from .machines import trace
 from .progress import record
-from .reference import course_of
+from .reference import course_of, seen_in_course
 from .told import SAYS_LITTLE, told
 
 
@@ -177,6 +177,7 @@ class _Answer:
             judge = Judge(*answer, allow=asked.allow, barred=barred, kind=self.kind)
         judge.wanted = self.wanted
         if self.known and self.rounding:
+            judge.also = functools.partial(seen_in_course, self.known.id)
             judge.course = functools.partial(course_of, self.known.id, asked.spec, tolerance)
         with pointing_into(ranges_of([*self.holes.values(), *helpers])):
             verdict = self._judged(asked, judge, only)

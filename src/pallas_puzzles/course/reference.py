@@ -15,6 +15,7 @@ from ..diagnose.narrow import kernels_of, narrow_kinds
 from ..diagnose.rounding import Course
 from ..ir.exact import in_float64
 from ..ir.ops import is_floating
+from ..lens.machine import Incident, Trace
 from . import cases
 from .arrays import compare, keywords_of
 from .inputs import Subject
@@ -45,6 +46,21 @@ def course_of(
         return None if compare(results, rounded, tolerance) else Course(results, exact, narrow)
     except Exception:  # the reader's own function and spec, or a program that cannot be followed: there is no course
         return None
+
+
+def seen_in_course(puzzle: str, args: Sequence[Any], blocks: dict[str, Any]) -> frozenset[Any]:
+    """What the machine sees in the course's solution, too, on the data of a case: marks of incidents."""
+    with contextlib.suppress(Exception):  # the solution does not fit this call
+        run = trace(cases.official(puzzle).fn, *args, **blocks)
+        return frozenset(mark_of(t, incident) for t in run.traces for incident in t.incidents)
+    return frozenset()
+
+
+def mark_of(trace: Trace, incident: Incident) -> tuple[Any, ...]:
+    """The same for the same incident in two kernels that call their Refs otherwise."""
+    refs = [*(o.name for o in trace.call.operands), *(s.name for s in trace.call.scratch)]
+    place = refs.index(incident.ref) if incident.ref in refs else -1
+    return incident.kind, place, str(incident.detail.get("what"))
 
 
 _known: dict[Any, tuple[list[np.ndarray], frozenset[str]]] = {}

@@ -31,7 +31,8 @@ def told(
             seen.but(cause=_APART, evidence=(*swapped, seen.cause, *seen.evidence), line=apart, near=()),
             *findings[1:],
         ]
-    if not found:
+    guess = len(found) > 1 and not any(c.told or c.whole for c in found)
+    if not found or (guess and seen.kind not in SAYS_LITTLE | _GUESSED | {"budget"}):
         return list(findings)
     at = seen.line
     here = [c for c in found if at and at.file == files[c.function]]

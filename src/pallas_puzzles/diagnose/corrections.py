@@ -265,7 +265,7 @@ def _edit(answer: Functions, group: _Group, named: Mapping[str, str]) -> Edit:
     if first.was is None and path == first.path and isinstance(first.should, ast.stmt):
         field, n = path[-1]
         body = getattr(_at(tree, path[:-1]), field)
-        there = {"behind": body[n - 1]} if n else {"before": body[0]} if body else {}
+        there = {"behind": getattr(body[n - 1], "after", body[n - 1])} if n else {"before": body[0]} if body else {}
         return Edit(_program(first.should, named), **there)
     if isinstance(first.was, ast.Name) and path == first.path:  # a value, where its name is used
         return Edit(_program(first.should, named), first.was)

@@ -8,7 +8,7 @@ import ast
 import dataclasses
 import difflib
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -193,12 +193,12 @@ def that_matter(
     if 1 < len(left) <= most - trials:
         kept = next((unit for unit in left if right_with(unit)), kept)
     chosen = [unit[0] for unit in left if unit[0] in kept]
-    ways = _alike(every[chosen[0]]) if len(chosen) == 1 else (p for n in chosen for p in _less(every[n]))
+    ways = _alike(every[chosen[0]], needed) if len(chosen) == 1 else (p for n in chosen for p in _less(every[n]))
     for places in itertools.islice(ways, max(0, most - trials)):
         every += places
         if right_with(small := [*range(len(every) - len(places), len(every))]):
-            for around in {every[n].path[:-1]: n for n in small}:  # what stands side by side goes together
-                fewer = [n for n in small if every[n].path[:-1] != around]
+            for unit in dict.fromkeys(map(_side_by_side, (every[n] for n in small))):
+                fewer = [n for n in small if _side_by_side(every[n]) != unit]
                 small = fewer if fewer and trials < most and right_with(fewer) else small
             chosen = small
             break
@@ -219,6 +219,11 @@ def that_matter(
                     queue += [k for k in small if k in chosen]
                     break
     return [every[n] for n in chosen]
+
+
+def _side_by_side(d: Difference) -> Any:
+    """What comes and what goes in one list of arguments goes together."""
+    return d.path if d.was and d.should else (d.path[:-1], d.path[-1][0])
 
 
 def _overlap(a: Difference, b: Difference) -> bool:
@@ -274,13 +279,14 @@ def _less(difference: Difference) -> Iterator[list[Difference]]:
             yield [dataclasses.replace(difference, should=part)]
 
 
-def _alike(difference: Difference) -> Iterator[list[Difference]]:
+def _alike(difference: Difference, needed: Sequence[Difference]) -> Iterator[list[Difference]]:
     """Places in two programs that have little in common, and are too long to be told: where they differ, one by one;
     and calls and comparisons that are the same with other parts, the most alike first."""
     was, should = difference.was, difference.should
     if was is None or should is None or not (difference.whole or len(ast.unparse(should)) > SHOWN):
         return
-    yield from ([part] for part in difference.parts[:_PARTS])
+    more = [part for part in difference.parts if not any(_overlap(part, d) for d in needed)]
+    yield from ([*needed, part] for part in more[:_PARTS])
     inside = _inside(was, difference.path)
     here = [(p, x) for p, x in inside if isinstance(x, ast.Call | ast.Compare) and x is not was]
     there = {key_of(y): y for y in ast.walk(should) if isinstance(y, ast.Call | ast.Compare)}
@@ -668,7 +674,8 @@ def _between_lists(x: list[Any], y: list[Any], path: Path, line: int, field: str
     for i, j in pairs:
         if i is None and j is not None:
             before = max((a for a, b in pairs if a is not None and b is not None and b < j), default=-1)
-            ahead = getattr(x[before], "use", x[before]) if before >= 0 else None  # a value, where its name stands
+            ahead = x[before] if before >= 0 else None
+            ahead = getattr(ahead, "after", getattr(ahead, "use", ahead))  # a value, where its name stands
             there = getattr(ahead, "end_lineno", line) if before >= 0 else _first_line(x, line)
             yield at(before + 1), None, y[j], there, size_of(y[j])
         elif i is not None and j is None:
@@ -758,9 +765,15 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     votes: Counter[tuple[str, str]] = Counter()
     for pair in _arguments_of(mine, theirs).items():
         votes[pair] += 100
-    written_out = [*_values_of_names(mine, whole=True)]
-    for value, name in _values_of_names(with_arguments_of(mine, theirs), whole=True):
-        for given, to in written_out:
+    renamed = with_arguments_of(mine, theirs)
+    full = defaultdict[str, list[str]](list)  # the answer's names by their values, with what these are made of
+    for value, name in _values_of_names(mine, whole=True):
+        full[key_of(value)].append(name)
+    for value, name in _values_of_names(renamed, whole=True):
+        for to in full[key_of(value)]:
+            votes[name, to] += 50
+    for value, name in _values_of_names(renamed):
+        for given, to in _values_of_names(mine):
             same = _share(value, given)
             votes[name, to] += 50 if same > 1 else round(_LIKE_VALUES * same) if same > _ALIKE_VALUES else 0
     a, b = [_word(n, other) for n in in_order(mine)], [_word(n, own) for n in in_order(theirs)]

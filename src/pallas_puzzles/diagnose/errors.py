@@ -107,7 +107,7 @@ _OF_A_LINE: list[tuple[str, str, str, str]] = [
      "(preferred_element_type=jnp.float32): its sums were rounded before any cast. Else add .astype(jnp.float32)."),
     (r"(not enough|too many) values to unpack", "dot_general", "dot-dims",
      "The dimension numbers of jax.lax.dot_general are two pairs, ((a_dims, b_dims), (a_batch, b_batch)): without "
-     "batch dimensions (((1,), (0,)), ((), ()))."),
+     "batch dimensions ((a_dims, b_dims), ((), ()))."),
     (r"^ConcretizationTypeError", "arange", "arange",
      "The bounds of jnp.arange have to be known before the kernel runs: write jnp.arange(size), and add to it what "
      "depends on the program id."),

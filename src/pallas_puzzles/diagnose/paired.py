@@ -6,6 +6,7 @@ from .conditions import as_both
 from .differences import Functions, differences
 from .straight import copy_of, reads_of, side_by_side, with_helper
 
+_OWN = 1.5  # a function of the reader's own is looked into also where the two then differ by somewhat more
 Form = tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]
 
 
@@ -23,7 +24,7 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
         tried.add(name)
         pair = _within(mine, theirs, name, own), _within(theirs, mine, name, given)
         form, less = _formed(*pair)
-        if less < size:
+        if less < size * (_OWN if pair[0] is not mine else 1):
             best, size, (mine, theirs) = form, less, pair  # and what is called in there comes next
     return best
 

@@ -41,7 +41,8 @@ def straightened(
     tree = _Unrolled(beside is None or _loops(tree) > _loops(beside)).visit(_called_out(tree, calls))
     blocks: list[Any] = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
     for block in blocks:
-        block.body = [one for each in block.body for plain in _unfolded(each) for one in _one_by_one(plain)]
+        plain = [one for each in block.body for plain in _unfolded(each) for one in _one_by_one(plain)]
+        block.body = plain or [ast.Pass()]
     for block in blocks:
         if isinstance(block, ast.FunctionDef):
             _name_versions(block)
@@ -132,6 +133,7 @@ def _without_calls(statement: ast.stmt, helpers: Mapping[str, ast.FunctionDef]) 
                 if ends:
                     last, body[-1] = body[-1], copy_of(statement)
                     body[-1].value = last.value
+                body[-1].after = statement  # what comes next, comes behind the call
                 return [one for each in body for one in _without_calls(each, helpers)]
         case ast.Expr(ast.Call(ast.Call(ast.Attribute(attr="when"), [_]) as when, [done], [])):
             body = [ast.Expr(done.body if isinstance(done, ast.Lambda) else ast.Call(done, [], []))]
@@ -304,11 +306,13 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
         return [_element(value, *named[0])] if len(named) == 1 < len(target.elts) else [statement]
     if len(target.elts) != len(value.elts):
         return [statement]
-    names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+    pairs = [(t, v) for t, v in zip(target.elts, value.elts, strict=True) if name_of(t) != name_of(v) or not name_of(t)]
+    names = {n.id for t, _ in pairs for n in ast.walk(t) if isinstance(n, ast.Name)}
     starred = any(isinstance(each, ast.Starred) for each in value.elts)
-    if starred or any(isinstance(n, ast.Subscript | ast.Call) for n in ast.walk(target)) or names & reads_of(value):
+    placed = any(isinstance(n, ast.Subscript | ast.Call) for n in ast.walk(target))
+    if starred or placed or any(names & reads_of(v) for _, v in pairs):
         return [statement]
-    split = [ast.copy_location(ast.Assign([t], v), t) for t, v in zip(target.elts, value.elts, strict=True)]
+    split = [ast.copy_location(ast.Assign([t], v), t) for t, v in pairs]
     return [one for each in split for one in _one_by_one(each)]
 
 
@@ -363,7 +367,8 @@ def _is_filled(value: ast.expr, used: Sequence[ast.Name], whole: ast.FunctionDef
 def _is_steady(value: ast.expr) -> bool:
     """Whether a value is short, and the same wherever it stands."""
     changes = any(may_change(u) or is_work(u) for u in ast.walk(value))
-    return (isinstance(value, ast.Lambda) or not changes) and size_of(value) < _SHORT
+    called = isinstance(value, ast.Lambda)
+    return (called or not changes) and size_of(value) < _SHORT * (3 if called else 1)
 
 
 def _alone(used: Sequence[ast.Name], body: Sequence[ast.stmt]) -> bool:
