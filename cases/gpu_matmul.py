@@ -269,7 +269,7 @@ def puzzle_11(nb: Any) -> Question:
     tiles = [(128, 256), (256, 128), (128, 128)]
     sizes = [(8192, 8192, 8192), (4096, 4096, 1024), (1024, 8192, 4096), (2048, 2048, 2048), (128, 4352, 512)]
     sizes += [(1536, 3072, 1024), (512, 512, 192), (384, 256, 640), (4224, 2816, 4096), (3584, 5120, 4096)]
-    sizes += [(5120, 16384, 4096)]  # another tile than with a small K
+    sizes += [(5120, 16384, 4096), (7680, 9216, 64)]  # another tile than with a small K, and with a large one
     timed = [(*size, *tile) for size in sizes[:5] for tile in [*tiles, (64, 128), (128, 64)] if size[0] % tile[0] == 0]
     return question(
         nb.best_spec,
