@@ -31,8 +31,7 @@ def told(
             seen.but(cause=_APART, evidence=(*swapped, seen.cause, *seen.evidence), line=apart, near=()),
             *findings[1:],
         ]
-    guess = len(found) > 1 and not any(c.told or c.whole for c in found)
-    if not found or (guess and seen.kind not in SAYS_LITTLE | _GUESSED | {"budget"}):
+    if not found:
         return list(findings)
     at = seen.line
     here = [c for c in found if at and at.file == files[c.function]]

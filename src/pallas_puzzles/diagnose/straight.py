@@ -367,8 +367,9 @@ def _is_filled(value: ast.expr, used: Sequence[ast.Name], whole: ast.FunctionDef
 def _is_steady(value: ast.expr) -> bool:
     """Whether a value is short, and the same wherever it stands."""
     changes = any(may_change(u) or is_work(u) for u in ast.walk(value))
-    called = isinstance(value, ast.Lambda)
-    return (called or not changes) and size_of(value) < _SHORT * (3 if called else 1)
+    return (isinstance(value, ast.Lambda) or not changes) and size_of(value) < _SHORT * (
+        3 if hasattr(value, "outer") else 1
+    )
 
 
 def _alone(used: Sequence[ast.Name], body: Sequence[ast.stmt]) -> bool:
@@ -403,6 +404,7 @@ def _as_lambda(statement: ast.stmt) -> ast.stmt:
     if not isinstance(only, ast.Return) or only.value is None:
         return statement
     value = ast.copy_location(ast.Lambda(statement.args, only.value), statement)
+    vars(value).update({"outer": True} if hasattr(statement, "outer") else {})
     return ast.copy_location(ast.Assign([ast.Name(statement.name, ast.Store())], value), statement)
 
 
