@@ -367,9 +367,8 @@ def _is_filled(value: ast.expr, used: Sequence[ast.Name], whole: ast.FunctionDef
 def _is_steady(value: ast.expr) -> bool:
     """Whether a value is short, and the same wherever it stands."""
     changes = any(may_change(u) or is_work(u) for u in ast.walk(value))
-    return (isinstance(value, ast.Lambda) or not changes) and size_of(value) < _SHORT * (
-        3 if hasattr(value, "outer") else 1
-    )
+    most = 3 * _SHORT if hasattr(value, "outer") else _SHORT
+    return (isinstance(value, ast.Lambda) or not changes) and size_of(value) < most
 
 
 def _alone(used: Sequence[ast.Name], body: Sequence[ast.stmt]) -> bool:
