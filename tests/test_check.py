@@ -833,3 +833,37 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
         "everything is right."
     )
     assert (finding.function, finding.line.line) == ("larger", 7)
+
+
+def test_what_the_solution_does_too_is_no_finding():
+    """Scratch that outlives an output block is right in this puzzle; what is wrong is that the sum goes on growing."""
+    answer = """
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+
+def wide_softmax_kernel(x_ref, o_ref, m_ref, l_ref):
+    sweep, j = pl.program_id(1), pl.program_id(2)
+    begin = (sweep == 0) & (j == 0)
+    m_old = jnp.where(begin, -jnp.inf, m_ref[...])
+    m = jnp.maximum(m_old, x_ref[...].max(axis=1, keepdims=True))
+    e = jnp.exp(x_ref[...] - m)
+    l = jnp.where(begin, 0, l_ref[...]) * jnp.exp(m_old - m) + e.sum(axis=1, keepdims=True)
+    m_ref[...] = m
+    l_ref[...] = l
+
+    @pl.when(sweep == 1)
+    def _():
+        o_ref[...] = e / l
+
+
+def wide_softmax_grid(M, N, bm, bn):
+    return (M // bm, 2, N // bn)
+
+
+def wide_softmax_out_map(i, sweep, j):
+    return (i, sweep * j)
+"""
+    verdict = session.run("softmax/4", overlay=answer)
+    assert verdict.findings
+    assert "belonged to another output block" not in str(verdict).replace("\n  ", " ")

@@ -694,6 +694,16 @@ def test_a_starting_value_that_is_chosen_is_one_under_a_condition():
     assert said == "`pl.when(pl.program_id(0) == 0)` should be `pl.when(pl.program_id(1) == 0)`"
 
 
+def test_what_comes_behind_the_statements_of_a_helper_comes_behind_its_call():
+    mine = "def product(acc, x):\n    start(acc, x)\n    wait(1)\n\n\ndef kernel(acc, x):\n    product(acc, x)\n"
+    theirs = "def kernel(acc, x):\n    start(acc, x)\n    wait(1)\n    return acc\n"
+    (product, kernel), (right,) = ast.parse(mine).body, ast.parse(theirs).body
+    written, answer, right = paired(kernel, right, {"product": product}, {})
+    (told,) = corrections({"kernel": answer}, differences({"kernel": answer}, {"kernel": right}), {}, {})
+    assert (told.line, told.said) == (7, "`return acc` is missing here")
+    assert ast.unparse(followed(written, told.edits)).endswith("    product(acc, x)\n    return acc")
+
+
 def test_short_names_of_modules_are_the_same_modules():
     mine = "def kernel(x):\n    return lax.exp(x) + nn.relu(x)\n"
     assert beside(mine, mine.replace("lax.", "jax.lax.").replace("nn.", "jax.nn.")) == []
