@@ -280,8 +280,8 @@ def _less(difference: Difference) -> Iterator[list[Difference]]:
 
 
 def _alike(difference: Difference, needed: Sequence[Difference]) -> Iterator[list[Difference]]:
-    """Places in two programs that have little in common, and are too long to be told: where they differ, one by one;
-    and calls and comparisons that are the same with other parts, the most alike first."""
+    """Places in two functions that have little in common, where they differ, one by one; in these, and in expressions
+    that are too long to be told, calls and comparisons that are the same with other parts, the most alike first."""
     was, should = difference.was, difference.should
     if was is None or should is None or not (difference.whole or len(ast.unparse(should)) > SHOWN):
         return
