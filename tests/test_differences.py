@@ -91,6 +91,11 @@ def test_other_names_and_values_with_names_are_no_differences():
         ("acc_ref[...] += x", "acc_ref[...] = x + acc_ref[...]"),
         ("return (a + b) * c", "return c * (b + a)"),
         ("return a < b", "return b > a"),
+        ("return a + b < c", "return a < c - b"),
+        ("return a + 1 <= c", "return 0 < c - a"),
+        ("return jnp.where(a < b, x, y)", "return jnp.where(a >= b, y, x)"),
+        ("return jnp.where((a < b) & c, x, y)", "return jnp.where((a >= b) | ~c, y, x)"),
+        ("return max([a for a in x if a < y])", "return max([b for b in x if b < y])"),
         ("return jnp.sum(x * y, axis=1)", "return (y * x).sum(axis=1)"),
         ("n = x.shape[1]\n    return n + pl.cdiv(M, n)", "return x.shape[1] + pl.cdiv(M, x.shape[1])"),
         (
@@ -111,6 +116,10 @@ def test_other_names_and_values_with_names_are_no_differences():
         ),
         ("@pl.when(x == 0)\n    def _():\n        y.start()", "pl.when(x == 0)(lambda: y.start())"),
         ("@pl.when(x == 0)\n    def _():\n        y.start()", "pl.when(x == 0)(y.start)"),
+        (
+            "for n in x:\n\n        @pl.when(n > y)\n        def _(n=n):\n            y[n] = f(n + 1)",
+            "for n in x:\n        m = n + 1\n\n        @pl.when(n > y)\n        def _(m=m):\n            y[n] = f(m)",
+        ),
         (
             "copy(x, y).start()\n    copy(y, x).start()",
             "def move(a, b):\n        copy(a, b).start()\n\n    move(x, y)\n    move(y, x)",
@@ -285,6 +294,25 @@ def test_what_is_missing_and_what_is_too_much():
             "in `kernel`, `acc_ref[...] = jnp.zeros_like(acc_ref)` does not belong here",
         )
     ]
+
+
+def test_one_statement_that_is_missing_is_told_with_its_condition():
+    first = RIGHT.index("    @pl.when")
+    missing = RIGHT[:first] + RIGHT[RIGHT.index("    acc_ref[...] +=") :]
+    ((_, line, words),) = said(missing)
+    assert line == 3
+    assert words == (
+        "in `kernel`, `acc_ref[...] = jnp.zeros_like(acc_ref)` is missing here, under `@pl.when(pl.program_id(2) == 0)`"
+    )
+
+
+def test_what_is_missing_in_one_place_is_put_there_in_its_order():
+    right = ORDERED.replace("        copy(t + 1)", "        follow(t)\n        copy(t + 1)")
+    (node,) = ast.parse(wrong := right.replace("        follow(t)\n        copy(t + 1).start()\n", "")).body
+    answer = parsed(wrong)
+    told = corrections(answer, differences(answer, parsed(right)), {}, {})
+    done = followed(node, [edit for each in told for edit in each.edits])
+    assert ast.unparse(done) == ast.unparse(ast.parse(right))
 
 
 ORDERED = """

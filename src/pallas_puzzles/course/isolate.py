@@ -114,20 +114,25 @@ def isolated(
         ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
         for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
             said = say(chosen, named=named, moved=moved, statements=statements)
-            if len(said) > _MOST_PLACES:  # another way to go about it: a list of places helps nobody
-                names_of = dict.fromkeys(c.function for c in said)
-                whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
-                known_to_help = len(whole) < len(answer) and tried(applied(answer, whole), works_everywhere)
-                return say(whole, named=values) if known_to_help else []
+            if len(said) > _MOST_PLACES:
+                break
             if len(said) > 1 and not all(c.told for c in said) and len(replaced) < len(chosen):
                 continue  # to say what comes or goes is of no help without what is too long to be told
             swapped = {c.function: right[c.function] for c in said if c.whole}
             if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
                 return said
-    said = say(chosen if any(d.whole for d in chosen) else replaced or chosen, named=values, tell="like")
-    if len(said) > _MOST_PLACES or (fails and runs(answer, works)):  # in one form with the course's, it works
+    said = say(chosen if any(d.whole for d in chosen) else replaced, named=values, tell="like")
+    if fails and said and runs(answer, works):  # in one form with the course's, it works
         return []
-    return said
+    if 0 < len(said) <= _MOST_PLACES:
+        return said
+    # what comes and goes is told where it has been tried alone, and a list of places helps nobody
+    names_of = dict.fromkeys(d.function for d in chosen)
+    whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
+    with contextlib.suppress(_Enough):
+        if 0 < len(whole) < len(answer) and tried(applied(answer, whole), works_everywhere):
+            return say(whole, named=values)
+    return []
 
 
 @contextlib.contextmanager

@@ -99,7 +99,9 @@ def corrections(
             found.append(Correction(name, line, last, called, words, told, False, (edit,), values))
     if tell != "what":  # nobody has tried what is said
         found = [dataclasses.replace(c, told=False) for c in found]
-    once = {(c.line, c.words): c for c in reversed(found)}
+    once: dict[tuple[int, str], Correction] = {}
+    for c in found:
+        once.setdefault((c.line, c.words), c)
     return sorted(once.values(), key=lambda c: (not c.told, c.line))
 
 
@@ -335,6 +337,10 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     if should is None and tell != "where":
         return f"{_beginning(old)} does not belong here", True
     if was is None and tell != "where":
+        match should:
+            case ast.FunctionDef(body=[only], decorator_list=[when]):  # one statement under a condition
+                new, under = _text(only, named), _text(when, named)
+                return f"{_beginning(new)} is missing here, under `@{under}`", max(len(new), len(under)) <= SHOWN
         return f"{_beginning(new)} is missing here", short_new
     if short_new and tell == "what":
         return f"`{old}` should be `{new}`" if short_old else f"this should be `{new}`", True

@@ -548,6 +548,7 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int, fine: bool = False) 
         yield from inner
 
 
+_MADE = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 _TURNED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
 
 
@@ -559,7 +560,13 @@ def _written_as(a: Any, b: Any) -> Any:
     if isinstance(a, ast.AugAssign) and isinstance(b, ast.Assign) and (added := _added_to(b)) is not None:
         return ast.copy_location(ast.AugAssign(b.targets[0], b.value.op, added), b)  # type: ignore[arg-type, attr-defined]
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
-        return _called_as(a, b)
+        return _chosen_as(a, _called_as(a, b))
+    if isinstance(a, _MADE) and isinstance(b, _MADE) and len(a.generators) == len(b.generators):
+        pairs = [(name_of(y.target), name_of(x.target)) for x, y in zip(a.generators, b.generators, strict=True)]
+        new = {x for y, x in pairs if x != y}
+        return b if "" in new or new & reads_of(b) else _Renamed(dict(pairs)).visit(copy_of(b))
+    if (says := _says(a)) is not None and says == _says(b):
+        return a
     turned: ast.expr | None = None
     if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and type(a.op) is type(b.op) in _EITHER_WAY:
         turned = ast.BinOp(b.right, b.op, b.left)
@@ -608,6 +615,62 @@ def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
         method = ast.copy_location(ast.Attribute(b.args[0], a.func.attr, ast.Load()), b)
         b = ast.copy_location(ast.Call(method, b.args[1:], b.keywords), b)
     return b
+
+
+def _chosen_as(a: ast.Call, b: ast.Call) -> ast.Call:
+    """`jnp.where(x >= y, u, v)` as `jnp.where(x < y, v, u)`, where call a has the two values in this order."""
+    if not (_head(a) == _head(b) == "where" and len(a.args) == len(b.args) == 3) or a.keywords or b.keywords:
+        return b
+    (_, *mine), (condition, *theirs) = a.args, b.args
+    straight, crossed = (sum(map(_shared, mine, each)) for each in (theirs, theirs[::-1]))
+    if crossed <= straight:
+        return b
+    return ast.copy_location(ast.Call(b.func, [_opposite(condition), *theirs[::-1]], []), b)
+
+
+_OPPOSITE = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+
+
+def _opposite(condition: ast.expr) -> ast.expr:
+    """The condition that holds where this one does not."""
+    new: ast.expr
+    match condition:
+        case ast.Compare(left, [op], [right]) if type(op) in _OPPOSITE:
+            new = ast.Compare(left, [_OPPOSITE[type(op)]()], [right])
+        case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as op, right):
+            other = ast.BitOr() if isinstance(op, ast.BitAnd) else ast.BitAnd()
+            new = ast.BinOp(_opposite(left), other, _opposite(right))
+        case ast.UnaryOp(ast.Invert(), inside):
+            return inside
+        case _:
+            new = ast.UnaryOp(ast.Invert(), condition)
+    return ast.copy_location(new, condition)
+
+
+def _says(condition: ast.AST) -> frozenset[tuple[str, int]] | None:
+    """The same for comparisons of integers that say the same, `i + 1 <= n` and `n - i > 0`; None for what is none."""
+    match condition:
+        case ast.Compare(left, [ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() as op], [right]):
+            small, large = (left, right) if isinstance(op, ast.Lt | ast.LtE) else (right, left)
+            terms = Counter({"": int(isinstance(op, ast.Lt | ast.Gt))})  # x < y is x + 1 <= y
+            for term, times in (*_terms(small, 1), *_terms(large, -1)):
+                terms[term] += times
+            return frozenset((term, times) for term, times in terms.items() if times)
+    return None
+
+
+def _terms(node: ast.expr, times: int) -> Iterator[tuple[str, int]]:
+    """The terms of a sum, and how many times each stands there, the constant one under ""."""
+    match node:
+        case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
+            yield from _terms(left, times)
+            yield from _terms(right, times if isinstance(op, ast.Add) else -times)
+        case ast.UnaryOp(ast.USub(), inside):
+            yield from _terms(inside, -times)
+        case ast.Constant(int(number)):
+            yield "", number * times
+        case _:
+            yield key_of(node), times
 
 
 def _shared(a: ast.AST, b: ast.AST) -> int:

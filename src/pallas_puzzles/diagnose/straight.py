@@ -53,13 +53,21 @@ def straightened(
 
 
 class _Plain(ast.NodeTransformer):
-    """Without what changes no value: `del x`, a text or a number by itself, and the type in `x: int = v`."""
+    """Without what changes no value: `del x`, a text or a number by itself, the type in `x: int = v`, and `x=x` in the
+    arguments of a function that runs where it stands."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         if getattr(node, "body", None) == []:
             node.body = [ast.Pass()]  # type: ignore[attr-defined]
         return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        a = node.args
+        kept = [(x, v) for x, v in zip(a.args, a.defaults, strict=False) if name_of(x) != name_of(v)]
+        if node.decorator_list and len(a.args) == len(a.defaults):
+            a.args, a.defaults = [x for x, _ in kept], [v for _, v in kept]
+        return self.generic_visit(node)
 
     def visit_Delete(self, node: ast.Delete) -> None:
         return None
@@ -434,9 +442,16 @@ def _hides(node: ast.AST, name: str) -> bool:
 def _in_scope_of(name: str, tree: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a tree, without functions inside of it in which the name is another one."""
     for node in ast.iter_child_nodes(tree):
-        if not _hides(node, name):
-            yield node
-            yield from _in_scope_of(name, node)
+        outside = _outside(node) if _hides(node, name) else [node]
+        for each in outside:
+            yield each
+            yield from _in_scope_of(name, each)
+
+
+def _outside(function: Any) -> list[ast.expr]:
+    """What is worked out where a function stands, and not inside of it."""
+    every = (*getattr(function, "decorator_list", ()), *function.args.defaults, *function.args.kw_defaults)
+    return [each for each in every if each is not None]
 
 
 class Inlined(ast.NodeTransformer):
@@ -450,8 +465,14 @@ class Inlined(ast.NodeTransformer):
         self.name, self.value, self.often, self.at = name, value, shared, at
         self.shared = shared and not isinstance(value, ast.Lambda)
 
-    def visit(self, node: ast.AST) -> Any:
-        return node if _hides(node, self.name) else super().visit(node)
+    def visit(self, node: Any) -> Any:
+        if not _hides(node, self.name):
+            return super().visit(node)
+        for holder, field in ((node, "decorator_list"), (node.args, "defaults"), (node.args, "kw_defaults")):
+            values = getattr(holder, field, None)
+            if values:
+                setattr(holder, field, [each and self.visit(each) for each in values])
+        return node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id != self.name or not isinstance(node.ctx, ast.Load):
