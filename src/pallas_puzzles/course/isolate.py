@@ -97,6 +97,7 @@ def isolated(
                 named = {name: {**known, **_given_to(node, written[name])} for name, known in named.items()}
         found = corrections(answer, chosen, _called(puzzle), named, **how)
         inside = {c: name for c in found for name, node in helpers.items() if _is_in(node, c.line)}
+        inside = {c: name for c, name in inside.items() if not any(map(c.contradicts, found))}
         return [dataclasses.replace(c, helper=inside[c]) if c in inside else c for c in found]
 
     if fails:
@@ -120,7 +121,7 @@ def isolated(
                 continue  # to say what comes or goes is of no help without what is too long to be told
             swapped = {c.function: right[c.function] for c in said if c.whole}
             if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
-                return said
+                return [dataclasses.replace(c, tried=True) for c in said]
     said = say(chosen if any(d.whole for d in chosen) else replaced, named=values, tell="like")
     if fails and said and runs(answer, works):  # in one form with the course's, it works
         return []

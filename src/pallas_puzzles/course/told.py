@@ -49,7 +49,8 @@ def told(
         first = first.but(line=seen.line) if covered and found[0].whole else first
         first = first.but(evidence=(seen.advice,)) if seen.advice and not all(c.told for c in found) else first
     elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE | {"rounding"} and not found[0].told)):
-        first = seen  # it says more, of a line that the correction is about
+        # it says more, of a line that the correction is about
+        first = seen.but(evidence=(first.cause, *seen.evidence)) if found[0].said and found[0].tried else seen
     elif (
         (others or not found[0].told)
         and not (covered or elsewhere)

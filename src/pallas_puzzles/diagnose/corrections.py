@@ -17,7 +17,8 @@ _CONTEXT = 44  # characters of what stands around a small difference
 @dataclasses.dataclass(frozen=True)
 class Correction:
     """One place that has to change: lines of the reader's file, counted from 1. called: what to call the function.
-    said: what is said of the place, without a full stop. helper: the one outside of it that the place is in.
+    said: what is said of the place, without a full stop. helper: the one outside of it that the place is in. told: it
+    says what should be there. tried: whoever does all that is said of an answer gets everything right.
 
     whole: the whole function differs, and nothing is said of a place inside of it. values: the lines that give names to
     values which are used there.
@@ -33,6 +34,7 @@ class Correction:
     edits: "tuple[Edit, ...]" = ()
     values: frozenset[int] = frozenset()
     helper: str = ""
+    tried: bool = False
 
     @property
     def words(self) -> str:
@@ -41,6 +43,10 @@ class Correction:
 
     def covers(self, line: int) -> bool:
         return self.line <= line <= self.last_line
+
+    def contradicts(self, other: "Correction") -> bool:
+        """Whether two functions need other things of what both call."""
+        return self.line == other.line and self.function != other.function and self.said != other.said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,18 +375,20 @@ def _fits(outline: str, text: str) -> bool:
 
 
 def _outline(node: Any, was: Any, named: Mapping[str, str]) -> str:
-    """A program with dots in the places of its largest parts, so many that what is left is short: first of what the
-    other one has, too."""
+    """A program with dots in the places of parts, as few and as small as will do for it to be short: first of what the
+    other one has, too. What is called says much, and stays."""
     tree, there = _with_names(node, named), {ast.dump(n) for n in ast.walk(_with_names(was, named))}
     while len(text := ast.unparse(tree)) > SHOWN:
-        parts = [n for n in ast.walk(tree) if isinstance(n, ast.expr) and n is not tree]
+        called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+        parts = [n for n in ast.walk(tree) if isinstance(n, ast.expr) and n is not tree and id(n) not in called]
         shared = [n for n in parts if ast.dump(n) in there and len(ast.unparse(n)) > _WORTH_DOTS]
-        short = [n for n in parts if len(ast.unparse(n)) < len(text) - SHOWN // 3]
-        largest = max(shared or short or parts, key=lambda n: len(ast.unparse(n)), default=tree)
-        if len(ast.unparse(largest)) <= len("..."):
+        enough = [n for n in shared or parts if len(text) - len(ast.unparse(n)) + len("...") <= SHOWN]
+        hidden = min(enough, key=lambda n: len(ast.unparse(n)), default=None)
+        hidden = hidden or max(shared or parts, key=lambda n: len(ast.unparse(n)), default=tree)
+        if len(ast.unparse(hidden)) <= len("..."):
             break
-        tree = Replaced(largest, "...").visit(tree)
-    return text
+        tree = Replaced(hidden, "...").visit(tree)
+    return re.sub(r"\.{4}(?=\w)", "(...).", text)
 
 
 def _dotted(was: ast.AST, should: ast.AST, named: Mapping[str, str]) -> tuple[str, str]:

@@ -40,6 +40,7 @@ _FEW_PLACES = 6  # statements that are tried one by one, before half of them
 _PARTS = 8  # of a function that has little in common with the right one: so many are tried alone
 _FEW = 2  # so many places are worth naming whatever their size
 _LIKE_VALUES, _ALIKE_VALUES = 10, 0.4  # votes for two names if their values are the same; how much of them has to be
+_SAME_NAME = 5  # votes for two names that are the same
 _WHOLE = 60  # nodes of a value that is compared with what it is made of
 _SHORT = 24  # nodes of a value of the right program that may stand where it is used
 _MOVED = 0.6  # of two statements, from 0 to 1: more than that, and one is the other in another place
@@ -548,7 +549,6 @@ def _between(a: ast.AST, b: ast.AST, path: Path, line: int, fine: bool = False) 
         yield from inner
 
 
-_MADE = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 _TURNED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
 
 
@@ -561,10 +561,8 @@ def _written_as(a: Any, b: Any) -> Any:
         return ast.copy_location(ast.AugAssign(b.targets[0], b.value.op, added), b)  # type: ignore[arg-type, attr-defined]
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return _chosen_as(a, _called_as(a, b))
-    if isinstance(a, _MADE) and isinstance(b, _MADE) and len(a.generators) == len(b.generators):
-        pairs = [(name_of(y.target), name_of(x.target)) for x, y in zip(a.generators, b.generators, strict=True)]
-        new = {x for y, x in pairs if x != y}
-        return b if "" in new or new & reads_of(b) else _Renamed(dict(pairs)).visit(copy_of(b))
+    if isinstance(a, _MADE) and isinstance(b, _MADE):
+        return _made_as(a, b)
     if (says := _says(a)) is not None and says == _says(b):
         return a
     turned: ast.expr | None = None
@@ -617,6 +615,16 @@ def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
     return b
 
 
+_MADE = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+
+
+def _made_as(a: _MADE, b: _MADE) -> Any:
+    """A comprehension with the variables of another one."""
+    names = {name_of(y.target): name_of(x.target) for x, y in zip(a.generators, b.generators, strict=False)}
+    new = {mine for theirs, mine in names.items() if mine != theirs}
+    return b if "" in new or new & reads_of(b) else _Renamed(names).visit(copy_of(b))
+
+
 def _chosen_as(a: ast.Call, b: ast.Call) -> ast.Call:
     """`jnp.where(x >= y, u, v)` as `jnp.where(x < y, v, u)`, where call a has the two values in this order."""
     if not (_head(a) == _head(b) == "where" and len(a.args) == len(b.args) == 3) or a.keywords or b.keywords:
@@ -647,15 +655,17 @@ def _opposite(condition: ast.expr) -> ast.expr:
     return ast.copy_location(new, condition)
 
 
-def _says(condition: ast.AST) -> frozenset[tuple[str, int]] | None:
+def _says(condition: ast.AST) -> tuple[bool, frozenset[tuple[str, int]]] | None:
     """The same for comparisons of integers that say the same, `i + 1 <= n` and `n - i > 0`; None for what is none."""
     match condition:
-        case ast.Compare(left, [ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() as op], [right]):
-            small, large = (left, right) if isinstance(op, ast.Lt | ast.LtE) else (right, left)
+        case ast.Compare(left, [ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() | ast.Eq() as op], [right]):
+            small, large = (right, left) if isinstance(op, ast.Gt | ast.GtE) else (left, right)
             terms = Counter({"": int(isinstance(op, ast.Lt | ast.Gt))})  # x < y is x + 1 <= y
             for term, times in (*_terms(small, 1), *_terms(large, -1)):
                 terms[term] += times
-            return frozenset((term, times) for term, times in terms.items() if times)
+            equal = isinstance(op, ast.Eq)
+            sign = -1 if equal and next((n for _, n in sorted(terms.items()) if n), 0) < 0 else 1
+            return equal, frozenset((term, sign * times) for term, times in terms.items() if times)
     return None
 
 
@@ -846,6 +856,8 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
         for node, match in zip(nodes[start : start + size], others[first : first + size], strict=True):
             if kinds[name_of(node)] & their_kinds[name_of(match)]:
                 votes[name_of(match), name_of(node)] += 1
+    for name in own & other:
+        votes[name, name] += _SAME_NAME if kinds[name] & their_kinds[name] else 0
     names: dict[str, str] = {}
     for (from_, to), count in votes.most_common():
         if count and from_ not in names and to not in names.values():
