@@ -20,6 +20,7 @@ def puzzle_2(nb: Any) -> Question:
         variants=[
             case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288)),
             case(normal((16512,)), normal((16512,)), b=128, about="129 blocks"),
+            case(normal((256,)), normal((256,)), about="a single block"),
         ],
         budget=Budget(vmem_bytes=6_144),
     )
@@ -29,7 +30,10 @@ def puzzle_3(nb: Any) -> Question:
     return question(
         nb.reverse_pages_spec,
         normal((1280,)),
-        variants=[case(normal((2048,)), budget=Budget(vmem_bytes=4_096, hbm_bytes=16_384))],
+        variants=[
+            case(normal((2048,)), budget=Budget(vmem_bytes=4_096, hbm_bytes=16_384)),
+            case(normal((256,)), about="a single page"),
+        ],
         budget=Budget(vmem_bytes=4_096, hbm_bytes=10_240),
     )
 
@@ -38,7 +42,10 @@ def puzzle_4(nb: Any) -> Question:
     return question(
         nb.transpose_spec,
         normal((384, 512)),
-        variants=[case(normal((768, 640)), bm=256, bn=128, budget=Budget(vmem_bytes=524_288))],
+        variants=[
+            case(normal((768, 640)), bm=256, bn=128, budget=Budget(vmem_bytes=524_288)),
+            case(normal((128, 256)), about="a single block"),
+        ],
         budget=Budget(vmem_bytes=524_288),
     )
 
@@ -57,7 +64,8 @@ def puzzle_5(nb: Any) -> Question:
                 bm=16,
                 bn=128,
                 budget=Budget(hbm_bytes=507_072, vmem_bytes=33_920),
-            )
+            ),
+            case(normal((8, 256)), normal((8, 1)), normal((1, 256)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=209_024, vmem_bytes=34_880),
     )
@@ -98,7 +106,10 @@ def puzzle_7(nb: Any) -> Question:
     return question(
         nb.distance_bias_spec,
         normal((96, 512)),
-        variants=[case(normal((320, 768)), bq=64, bk=256, budget=Budget(hbm_bytes=1_966_080, vmem_bytes=262_144))],
+        variants=[
+            case(normal((320, 768)), bq=64, bk=256, budget=Budget(hbm_bytes=1_966_080, vmem_bytes=262_144)),
+            case(normal((32, 128)), about="a single block"),
+        ],
         budget=Budget(hbm_bytes=393_216, vmem_bytes=65_536),
     )
 
@@ -110,6 +121,7 @@ def puzzle_8(nb: Any) -> Question:
         variants=[
             case(normal((41, 640), scale=5.0, shift=-20.0), bn=256, budget=Budget(vmem_bytes=65_536)),
             case(normal((64, 384), shift=3.0), budget=Budget(vmem_bytes=32_768)),
+            case(normal((16, 128), shift=3.0), about="a single block"),
         ],
         budget=Budget(vmem_bytes=32_768),
     )
@@ -119,7 +131,10 @@ def puzzle_9(nb: Any) -> Question:
     return question(
         nb.row_sum_spec,
         normal((24, 512), shift=1.0),
-        variants=[case(normal((64, 768)), bm=16, bn=256, budget=Budget(hbm_bytes=196_864, vmem_bytes=32_896))],
+        variants=[
+            case(normal((64, 768)), bm=16, bn=256, budget=Budget(hbm_bytes=196_864, vmem_bytes=32_896)),
+            case(normal((8, 128)), about="a single block"),
+        ],
         budget=Budget(hbm_bytes=49_248, vmem_bytes=8_256),
     )
 
@@ -137,7 +152,8 @@ def puzzle_10(nb: Any) -> Question:
                 bn=128,
                 bk=256,
                 budget=Budget(vmem_bytes=262_144, output_stores=1),
-            )
+            ),
+            case(normal((32, 128), "bfloat16"), normal((128, 256), "bfloat16"), about="a single block"),
         ],
         budget=Budget(vmem_bytes=212_992, output_stores=1),  # output_stores: how often each result may be stored
         tol=8e-3,  # about one unit in the last place of a bfloat16
@@ -156,7 +172,8 @@ def puzzle_11(nb: Any) -> Question:
                 bm=16,
                 bk=128,
                 budget=Budget(vmem_bytes=90_112, calls=1),
-            )
+            ),
+            case(normal((1, 32, 256), "bfloat16"), normal((1, 256, 128), "bfloat16"), about="a single block"),
         ],
         budget=Budget(vmem_bytes=524_288, calls=1),
     )
@@ -184,6 +201,12 @@ def puzzle_12(nb: Any) -> Question:
                 normal((1, 256), shift=-102.4),
                 budget=Budget(hbm_bytes=690_176, vmem_bytes=197_632, calls=1, output_stores=1),
                 about="sums near 102, biases near -102: what is rounded too early is lost",
+            ),
+            case(
+                normal((32, 256), "bfloat16"),
+                normal((256, 128), "bfloat16", scale=0.05),
+                normal((1, 128)),
+                about="a single block",
             ),
         ],
         budget=Budget(hbm_bytes=1_526_784, vmem_bytes=197_632, calls=1, output_stores=1),
@@ -231,6 +254,7 @@ def puzzle_13(nb: Any) -> Question:
                 bn=128,
                 budget=Budget(hbm_bytes=589_824, vmem_bytes=131_072, calls=1),
             ),
+            case(normal((64, 128), "bfloat16"), normal((128, 512), "bfloat16"), about="a single block"),
         ],
         budget=Budget(hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1),
     )

@@ -28,6 +28,7 @@ def puzzle_1(nb: Any) -> Question:
         variants=[
             case(normal((3, 2, 80, 64)), normal((3, 2, 256, 64), scale=30.0), bq=32, bkv=256),
             case(normal((1, 4, 64, 64), "bfloat16", shift=2.0), normal((1, 4, 384, 64), "bfloat16"), bq=32, bkv=384),
+            case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16),
     )
@@ -44,6 +45,7 @@ def puzzle_2(nb: Any) -> Question:
         variants=[
             case(normal((2, 1, 192, 64)), normal((2, 1, 400, 64)), bq=96, bkv=256),
             case(normal((1, 2, 256, 64)), normal((1, 2, 128, 64)), bq=32, about="128 queries see nothing"),
+            case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16),
         # decoding has one number for all rows, and keys that begin anywhere
@@ -74,6 +76,7 @@ def puzzle_3(nb: Any) -> Question:
                 budget=dataclasses.replace(nb.naive_budget(2, 1, 80, 768, 64, 40, itemsize=4), grid_steps=28),
                 about="scores beyond 200: exp overflows at 89",
             ),
+            case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), normal((1, 1, 128, 64)), about="a single block"),
         ],
         budget=nb.naive_budget(1, 2, 192, 384, 128, 64),
     )
@@ -100,6 +103,7 @@ def puzzle_4(nb: Any) -> Question:
                 bkv=64,
                 about="scores beyond 2000",
             ),
+            case(normal((64, 64)), normal((128, 64)), normal((128, 64)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=360_448, vmem_bytes=197_120, calls=1, output_stores=1, mxu_bits=16),
         forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
@@ -131,6 +135,7 @@ def puzzle_5(nb: Any) -> Question:
                 budget=nb.flash_budget(2, 1, 100, 256, 64, 48, 64),
                 about="scores around -500",
             ),
+            case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), normal((1, 1, 128, 64)), about="a single block"),
         ],
         budget=nb.flash_budget(2, 3, 192, 384, 128, 64, 128),
         forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
@@ -164,6 +169,9 @@ def puzzle_6(nb: Any) -> Question:
             *(
                 case(normal((1, 1, Sq, 64)), normal((1, 1, 64, 64)), normal((1, 1, 64, 64), shift=2.0), bq=32, bkv=16)
                 for Sq in (63, 50)  # the diagonal leaves out the last key of a block, and reaches the first of one
+            ),
+            case(
+                normal((1, 1, 64, 64)), normal((1, 1, 64, 64)), normal((1, 1, 64, 64)), bkv=64, about="a single block"
             ),
         ],
         budget=Budget(
@@ -221,6 +229,7 @@ def puzzle_7(nb: Any) -> Question:
                 bkv=96,
                 about="not causal, and the last block of keys has one row too many",
             ),
+            case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), normal((1, 1, 128, 64)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=1_574_464, flops=99_000_000, vmem_bytes=295_424, calls=1, output_stores=1),
         forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
@@ -258,6 +267,13 @@ def puzzle_8(nb: Any) -> Question:
                 bq=48,
                 about="each query sees one key alone",
                 budget=Budget(calls=2),
+            ),
+            case(
+                normal((1, 1, 64, 64)),
+                normal((1, 1, 128, 64)),
+                normal((1, 1, 128, 64)),
+                normal((1, 1, 64, 64)),
+                about="a single block",
             ),
         ],
         budget=Budget(hbm_bytes=1_575_936, calls=2),
@@ -305,6 +321,7 @@ def puzzle_9(nb: Any) -> Question:
                 budget=Budget(hbm_bytes=730_624, flops=43_000_000, mxu_bits=16, calls=3),
             ),
             case(*grads_case(1, 1, 64, 129, 64), causal=False, bq=32, bkv=64, about="one key in the last block"),
+            case(*grads_case(1, 1, 64, 128, 64), about="a single block"),
         ],
         budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
         forbid=("softmax", "grad", "vjp"),
@@ -345,6 +362,7 @@ def puzzle_10(nb: Any) -> Question:
                 budget=Budget(grid_steps=14, calls=4),
                 about="large blocks",
             ),
+            case(*grads_case(1, 1, 64, 128, 64), about="a single block"),
         ],
         budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4, output_stores=1),
         forbid=("softmax", "grad", "vjp"),
@@ -381,6 +399,7 @@ def puzzle_11(nb: Any) -> Question:
                 bq=32,
                 budget=Budget(hbm_bytes=1_943_552, flops=170_000_000, mxu_bits=16, calls=4),
             ),
+            case(*grouped_case(1, 1, 1, 64, 128, 64), about="a single head and block"),
         ],
         budget=Budget(hbm_bytes=6_383_616, flops=290_000_000, calls=4, output_stores=1),
         forbid=("softmax", "grad", "vjp"),
@@ -511,6 +530,11 @@ def puzzle_12(nb: Any) -> Question:
                 budget=Budget(grid_steps=2),
                 about="no query sees anything",
             ),
+            case(
+                *splash_case(1, 1, 64, 128, 64),
+                mask=functools.partial(nb.window_mask, window=50, start=60),
+                about="a single block",
+            ),
         ],
         budget=Budget(hbm_bytes=1_441_792, grid_steps=24, calls=1, output_stores=1),
         forbid=("softmax",),
@@ -590,6 +614,7 @@ def puzzle_13(nb: Any) -> Question:
                 budget=Budget(hbm_bytes=466_944, flops=3_950_000, grid_steps=108, mxu_bits=16),
             ),
             case(*paged_case([50, 9], 3, H=4, Hkv=1, page=24, D=64, low=True), about="scores around -500"),
+            case(*paged_case([5], 1, H=4, Hkv=1, page=16, D=64), about="a single page"),
         ],
         budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
         allow=["int32", "bool"],

@@ -32,6 +32,7 @@ def puzzle_1(nb: Any) -> Question:
         variants=[
             case(normal((64, 2048), "bfloat16", shift=1.0), normal((2048, 128), "bfloat16"), bm=32),
             case(normal((200, 384), "bfloat16"), normal((384, 128), "bfloat16"), about="200 rows in blocks of 64"),
+            case(normal((64, 128), "bfloat16"), normal((128, 128), "bfloat16"), about="a single block"),
         ],
         budget=Budget(hbm_bytes=770_048, vmem_bytes=622_592, mxu_bits=16),
     )
@@ -66,6 +67,7 @@ def puzzle_2(nb: Any) -> Question:
                 budget=Budget(hbm_bytes=917_504, serial_steps=1, calls=1),
                 about="all of K in one step: rows of x stay while the columns of y go by",
             ),
+            case(normal((64, 256), "bfloat16"), normal((256, 128), "bfloat16"), about="a single block"),
         ],
         budget=Budget(hbm_bytes=6_094_848, vmem_bytes=262_144, serial_steps=5, calls=1),
         tol=8e-3,  # about one unit in the last place of a bfloat16
@@ -80,6 +82,7 @@ def puzzle_3(nb: Any) -> Question:
         variants=[
             case(normal((128, 256), "bfloat16", shift=1.0), normal((256, 384), "bfloat16"), about="one step of k"),
             case(normal((72, 2048), "bfloat16", shift=1.0), normal((2048, 320), "bfloat16"), bm=32, bk=128),
+            case(normal((64, 256), "bfloat16"), normal((256, 128), "bfloat16"), about="a single block"),
         ],
         budget=Budget(hbm_bytes=4_571_136, vmem_bytes=262_144, calls=1, mxu_bits=16, branches=0),
         tol=8e-3,
@@ -155,6 +158,7 @@ def puzzle_5(nb: Any) -> Question:
         variants=[
             case(normal((200, 384), "bfloat16", shift=1.0), normal((320, 384), "bfloat16"), bk=128),
             case(normal((64, 1024), "bfloat16"), normal((512, 1024), "bfloat16"), bm=32, bn=256, bk=512),
+            case(normal((64, 256), "bfloat16"), normal((128, 256), "bfloat16"), about="a single block"),
         ],
         budget=Budget(hbm_bytes=4_669_440, vmem_bytes=262_144, serial_steps=3, calls=1, mxu_bits=16),
         tol=8e-3,
@@ -184,7 +188,8 @@ def puzzle_6(nb: Any) -> Question:
                 normal((80, 256), shift=-1.0),
                 normal((80, 256)),
                 budget=Budget(hbm_bytes=410_560, flops=98_400, calls=2),
-            )
+            ),
+            case(normal((32, 1)), normal((32, 256)), normal((32, 256)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=1_967_232, vmem_bytes=197_120, flops=393_600, calls=2),
         forbid=BY_HAND,
@@ -228,6 +233,13 @@ def puzzle_7(nb: Any) -> Question:
                 budget=Budget(output_stores=1, calls=1),
                 about="sums near 102, biases near -102: what is rounded too early is lost",
             ),
+            case(
+                normal((64, 256), "bfloat16"),
+                normal((256, 128), "bfloat16", scale=0.05),
+                normal((1, 128)),
+                normal((64, 128), "bfloat16"),
+                about="a single block",
+            ),
         ],
         budget=Budget(
             hbm_bytes=2_558_976, vmem_bytes=295_936, flops=101_700_000, output_stores=1, calls=1, mxu_bits=16
@@ -270,6 +282,7 @@ def puzzle_7b(nb: Any) -> Question:
                 budget=Budget(flops=169_000_000, branches=1, calls=1),
                 about="blocks of 32 rows, tiles of 256 columns",
             ),
+            case(lower(128), normal((128, 128), "bfloat16"), bm=128, about="a single block"),
         ],
         budget=Budget(
             hbm_bytes=3_440_640,
@@ -299,7 +312,13 @@ def puzzle_8(nb: Any) -> Question:
                 bm=48,
                 bn=256,
                 budget=Budget(hbm_bytes=2_729_472, calls=3),
-            )
+            ),
+            case(
+                normal((32, 128), "bfloat16"),
+                normal((128, 128), "bfloat16", scale=0.1),
+                normal((32, 1)),
+                about="a single block",
+            ),
         ],
         budget=Budget(hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16),
         forbid=BY_HAND,
@@ -330,6 +349,12 @@ def puzzle_9(nb: Any) -> Question:
                 bn=256,
                 budget=Budget(calls=2, serial_steps=3),
                 about="a ragged K, which neither product sums over",
+            ),
+            case(
+                normal((64, 256), "bfloat16"),
+                normal((256, 128), "bfloat16"),
+                normal((64, 128), "bfloat16"),
+                about="a single block",
             ),
         ],
         budget=Budget(hbm_bytes=4_653_056, vmem_bytes=360_448, calls=2, serial_steps=5, mxu_bits=16),
@@ -390,6 +415,13 @@ def puzzle_10(nb: Any) -> Question:
                 budget=Budget(mxu_bits=8, calls=1),
                 about="sums of 37 million on the way, of thousands at the end",
             ),
+            case(
+                integers((64, 256), -127, 128, "int8"),
+                integers((256, 128), -127, 128, "int8"),
+                uniform((64, 1), 0.001, 1.0),
+                uniform((1, 128), 0.01, 0.1),
+                about="a single block",
+            ),
         ],
         budget=Budget(hbm_bytes=2_512_128, vmem_bytes=198_144, calls=1, mxu_bits=8),
         explain=explain_wrapped,
@@ -413,6 +445,7 @@ def puzzle_11(nb: Any) -> Question:
                 budget=Budget(hbm_bytes=688_128, flops=21_053_440, calls=1),
             ),
             case(*nb.sparse_case(3, [[1], [], [0, 2]], bm=48, bk=128, N=320), most=2, bn=256, budget=Budget(calls=1)),
+            case(*nb.sparse_case(1, [[0]], bm=32, bk=128, N=128), most=1, about="a single block"),
         ],
         budget=Budget(hbm_bytes=860_160, flops=18_948_096, calls=1, output_stores=1),
     )

@@ -37,6 +37,12 @@ def puzzle_1(nb: Any) -> Question:
                 normal((7, 384, 256), "bfloat16"),
                 budget=Budget(hbm_bytes=524_288, calls=1),
             ),
+            case(
+                np.array([1], np.int32),
+                normal((64, 128), "bfloat16"),
+                normal((2, 128, 128), "bfloat16"),
+                about="a single block",
+            ),
         ],
         budget=Budget(hbm_bytes=1_474_560, vmem_bytes=229_376, calls=1, mxu_bits=16),
         explain=explain_tiles,

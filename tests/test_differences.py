@@ -94,6 +94,12 @@ def test_other_names_and_values_with_names_are_no_differences():
         ("return a + b < c", "return a < c - b"),
         ("return a + 1 <= c", "return 0 < c - a"),
         ("return a == c - 1", "return c == a + 1"),
+        ("return y[...] + x", "return y[:, :] + x"),
+        ("return y.sum(axis=1, keepdims=True) + x", "return y.sum(axis=1)[:, None] + x"),
+        ("return jnp.dot(x, y.T)", "return jnp.einsum('md,nd->mn', x, y)"),
+        ("return jnp.dot(x.T, y)", "return x.T @ y"),
+        ("return jnp.dot(x, y.T, preferred_element_type=f)", "return lax.dot(x, y.T, preferred_element_type=f)"),
+        ("return jnp.dot(x, y.T)", "return lax.dot_general(x, y, (((1,), (1,)), ((), ())))"),
         ("return jnp.where(a < b, x, y)", "return jnp.where(a >= b, y, x)"),
         ("return jnp.where((a < b) & c, x, y)", "return jnp.where((a >= b) | ~c, y, x)"),
         ("return max([a for a in x if a < y])", "return max([b for b in x if b < y])"),
@@ -131,6 +137,19 @@ def test_two_ways_to_write_one_thing_are_no_difference(one, other):
     one, other = (parsed(f"def f(x, y):\n    {text}\n") for text in (one, other))
     assert differences(one, other) == []
     assert differences(other, one) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("jnp.einsum('md,nd->mn', x, x)", "jnp.einsum('md,nd->mn', x, y)"),
+        ("jnp.einsum('md,dn->mn', x, y)", "jnp.einsum('md,dn->mn', x, y.T)"),
+    ],
+)
+def test_a_product_is_told_as_it_is_written(answer, right):
+    mine, theirs = (parsed(f"def f(x, y):\n    return {text} + 1\n") for text in (answer, "jnp.dot(x, y.T)"))
+    (only,) = corrections(mine, differences(mine, theirs), {}, {})
+    assert only.words == f"in `f`, `{answer} + 1` should be `{right} + 1`"
 
 
 def test_a_map_in_a_function_of_its_own_is_wrong_where_it_is_written():

@@ -13,7 +13,7 @@ from typing import Any
 from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
 from ..diagnose.paired import paired
-from ..diagnose.straight import straightened, values_with_names
+from ..diagnose.straight import reads_of, straightened, values_with_names, with_helper
 from ..ir.effort import counted
 from . import cases, curriculum
 from .curriculum import Puzzle
@@ -120,7 +120,7 @@ def isolated(
             if len(said) > 1 and not all(c.told for c in said) and len(replaced) < len(chosen):
                 continue  # to say what comes or goes is of no help without what is too long to be told
             swapped = {c.function: right[c.function] for c in said if c.whole}
-            if len(swapped) == len(said) or tried({**_followed(written, said), **swapped}, works_everywhere):
+            if len(swapped) == len(said) or tried({**_followed(written, said, helpers), **swapped}, works_everywhere):
                 return [dataclasses.replace(c, tried=True) for c in said]
     said = say(chosen if any(d.whole for d in chosen) else replaced, named=values, tell="like")
     if fails and said and runs(answer, works):  # in one form with the course's, it works
@@ -147,10 +147,18 @@ def _unheard() -> Iterator[None]:
         logging.disable(before)
 
 
-def _followed(written: Functions, said: Sequence[Correction]) -> dict[str, ast.FunctionDef]:
-    """The reader's functions, after they have done what they were told; without those where it can't be done."""
-    edits = {name: [edit for c in said if c.function == name for edit in c.edits] for name in written}
-    changed = {name: followed(node, edits[name]) for name, node in written.items()}
+def _followed(written: Functions, said: Sequence[Correction], helpers: Functions) -> dict[str, ast.FunctionDef]:
+    """The reader's functions, after they have done what they were told; without those where it can't be done.
+
+    What is changed in a helper is changed for all that call it.
+    """
+    changed = {}
+    for name, node in written.items():
+        inside = {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
+        mine = [c for c in said if c.helper in reads_of(node) or (c.function == name and not c.helper)]
+        for helper in {c.helper for c in mine} - inside - {""}:
+            node = with_helper(node, helpers[helper])
+        changed[name] = followed(node, {edit.key: edit for c in mine for edit in c.edits}.values())
     return {name: node for name, node in changed.items() if node is not None}
 
 

@@ -61,6 +61,11 @@ class Edit:
     behind: ast.AST | None = None
     before: ast.AST | None = None
 
+    @property
+    def key(self) -> Any:
+        """The same for edits that do the same in one place."""
+        return self.new, *map(_where, (self.old, self.behind, self.before))
+
 
 def corrections(
     answer: Functions,

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .products import product_as
 from .straight import (
     IGNORED,
     UNORDERED,
@@ -36,7 +37,7 @@ Path = tuple[tuple[str, int | None], ...]  # from a function to one of its nodes
 
 _ALIKE = 0.1  # two functions with less than this in common are two ways to write it, and one is not led to the other
 _SHARED = 0.25  # of two expressions with less in common, one is put in the place of the other
-_FEW_PLACES = 6  # statements that are tried one by one, before half of them
+_FEW_PLACES = 12  # statements that are tried one by one, before half of them
 _PARTS = 8  # of a function that has little in common with the right one: so many are tried alone
 _FEW = 2  # so many places are worth naming whatever their size
 _LIKE_VALUES, _ALIKE_VALUES = 10, 0.4  # votes for two names if their values are the same; how much of them has to be
@@ -559,11 +560,13 @@ def _written_as(a: Any, b: Any) -> Any:
         return longer if _added_to(a) is not None else b
     if isinstance(a, ast.AugAssign) and isinstance(b, ast.Assign) and (added := _added_to(b)) is not None:
         return ast.copy_location(ast.AugAssign(b.targets[0], b.value.op, added), b)  # type: ignore[arg-type, attr-defined]
+    if (product := product_as(a, b)) is not None:
+        return product
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return _chosen_as(a, _called_as(a, b))
     if isinstance(a, _MADE) and isinstance(b, _MADE):
         return _made_as(a, b)
-    if (says := _says(a)) is not None and says == _says(b):
+    if _agree(a, b):
         return a
     turned: ast.expr | None = None
     if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and type(a.op) is type(b.op) in _EITHER_WAY:
@@ -629,11 +632,12 @@ def _chosen_as(a: ast.Call, b: ast.Call) -> ast.Call:
     """`jnp.where(x >= y, u, v)` as `jnp.where(x < y, v, u)`, where call a has the two values in this order."""
     if not (_head(a) == _head(b) == "where" and len(a.args) == len(b.args) == 3) or a.keywords or b.keywords:
         return b
-    (_, *mine), (condition, *theirs) = a.args, b.args
+    (asked, *mine), (condition, *theirs) = a.args, b.args
     straight, crossed = (sum(map(_shared, mine, each)) for each in (theirs, theirs[::-1]))
-    if crossed <= straight:
+    other = _opposite(condition)
+    if _agree(asked, condition) or (crossed <= straight and not _agree(asked, other)):
         return b
-    return ast.copy_location(ast.Call(b.func, [_opposite(condition), *theirs[::-1]], []), b)
+    return ast.copy_location(ast.Call(b.func, [other, *theirs[::-1]], []), b)
 
 
 _OPPOSITE = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
@@ -653,6 +657,11 @@ def _opposite(condition: ast.expr) -> ast.expr:
         case _:
             new = ast.UnaryOp(ast.Invert(), condition)
     return ast.copy_location(new, condition)
+
+
+def _agree(a: ast.AST, b: ast.AST) -> bool:
+    """Whether two programs are the same, or two comparisons say the same."""
+    return key_of(a) == key_of(b) or (_says(a) is not None and _says(a) == _says(b))
 
 
 def _says(condition: ast.AST) -> tuple[bool, frozenset[tuple[str, int]]] | None:
@@ -847,14 +856,18 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             votes[name, to] += 50
     for value, name in _values_of_names(renamed):
         for given, to in _values_of_names(mine):
-            same = _share(value, given)
+            same = _share(value, given) if type(value) is type(given) else 0
             votes[name, to] += 50 if same > 1 else round(_LIKE_VALUES * same) if same > _ALIKE_VALUES else 0
     a, b = [_word(n, other) for n in in_order(mine)], [_word(n, own) for n in in_order(theirs)]
     nodes, others = list(in_order(mine)), list(in_order(theirs))
     kinds, their_kinds = kinds_of_names(mine), kinds_of_names(theirs)
+    calls, their_calls = (
+        {name for value, name in _values_of_names(f) if isinstance(value, ast.Lambda)} for f in (mine, theirs)
+    )
     for start, first, size in difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
         for node, match in zip(nodes[start : start + size], others[first : first + size], strict=True):
-            if kinds[name_of(node)] & their_kinds[name_of(match)]:
+            same_kind = kinds[name_of(node)] & their_kinds[name_of(match)]
+            if same_kind and (name_of(node) in calls) == (name_of(match) in their_calls):
                 votes[name_of(match), name_of(node)] += 1
     for name in own & other:
         votes[name, name] += _SAME_NAME if kinds[name] & their_kinds[name] else 0

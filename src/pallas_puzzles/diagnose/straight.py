@@ -53,8 +53,9 @@ def straightened(
 
 
 class _Plain(ast.NodeTransformer):
-    """Without what changes no value: `del x`, a text or a number by itself, the type in `x: int = v`, and `x=x` in the
-    arguments of a function that runs where it stands."""
+    """Without what changes no value: `del x`, a text or a number by itself, the type in `x: int = v`, `x=x` in the
+    arguments of a function that runs where it stands. `x[:, :]` is `x[...]`, `x.sum(axis=1)[:, None]` keeps its axis.
+    """
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -69,6 +70,23 @@ class _Plain(ast.NodeTransformer):
             a.args, a.defaults = [x for x, _ in kept], [v for _, v in kept]
         return self.generic_visit(node)
 
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        match node.slice, node.value:
+            case ast.Tuple(parts), _ if len(parts) > 1 and all(map(_is_whole, parts)):
+                node.slice = _instead(ast.Constant(...), node.slice)
+            case index, ast.Name(name) if _is_whole(index) and name.endswith("_ref"):
+                node.slice = _instead(ast.Constant(...), node.slice)
+            case (
+                ast.Tuple([first, second]),
+                ast.Call(ast.Attribute(attr=reduces), _, [ast.keyword("axis", ast.Constant(0 | 1 as axis))]) as call,
+            ) if reduces in _REDUCES:
+                whole, new = (first, second) if axis else (second, first)
+                if _is_whole(whole) and isinstance(new, ast.Constant) and new.value is None:
+                    keywords = [*call.keywords, ast.keyword("keepdims", ast.Constant(True))]
+                    return _instead(ast.Call(call.func, call.args, keywords), node)
+        return node
+
     def visit_Delete(self, node: ast.Delete) -> None:
         return None
 
@@ -79,6 +97,20 @@ class _Plain(ast.NodeTransformer):
         if node.value is None:
             return None
         return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+
+_REDUCES = frozenset("max min sum mean prod any all".split())
+
+
+def _is_whole(index: Any) -> bool:
+    """Whether an index is `:`."""
+    return isinstance(index, ast.Slice) and not (index.lower or index.upper or index.step)
+
+
+def _instead(new: Any, node: ast.AST) -> Any:
+    """A new node that says the same as one in the text, which is shown, and changed, in its place."""
+    new.use = new.written = node
+    return ast.fix_missing_locations(ast.copy_location(new, node))
 
 
 def _loops(function: ast.FunctionDef) -> int:
