@@ -112,9 +112,15 @@ def isolated(
                 return [c for c in say(chosen, named=values, tell="where") if not c.whole]
             chosen = enough
         replaced = [d for d in chosen if d.was and d.should]
-        ways = [(values, found, False), (values, [], False), ({}, [], False), ({}, [], True)]
-        for named, moved, statements in ways:  # what is said is tried as well: a reader who follows it has to get there
-            said = say(chosen, named=named, moved=moved, statements=statements)
+        ways: list[dict[str, Any]] = [
+            {"named": values, "moved": found},
+            {"named": values},
+            {"named": {}},
+            {"named": {}, "names": True},
+            {"named": {}, "statements": True},
+        ]
+        for how in ways:  # what is said is tried as well: a reader who follows it has to get there
+            said = say(chosen, **how)
             if len(said) > _MOST_PLACES:
                 break
             if len(said) > 1 and not all(c.told for c in said) and len(replaced) < len(chosen):
@@ -122,12 +128,13 @@ def isolated(
             swapped = {c.function: right[c.function] for c in said if c.whole}
             if len(swapped) == len(said) or tried({**_followed(written, said, helpers), **swapped}, works_everywhere):
                 return [dataclasses.replace(c, tried=True) for c in said]
-    said = say(chosen if any(d.whole for d in chosen) else replaced, named=values, tell="like")
+    all_of = any(d.whole for d in chosen) or len(replaced) == len(chosen)
+    said = say(chosen, named=values, tell="like") if all_of else []
     if fails and said and runs(answer, works):  # in one form with the course's, it works
         return []
     if 0 < len(said) <= _MOST_PLACES:
         return said
-    # what comes and goes is told where it has been tried alone, and a list of places helps nobody
+    # what comes and goes is told where it has been tried, and a list of places helps nobody
     names_of = dict.fromkeys(d.function for d in chosen)
     whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
     with contextlib.suppress(_Enough):

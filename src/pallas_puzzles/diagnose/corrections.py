@@ -70,31 +70,33 @@ class Edit:
 def corrections(
     answer: Functions,
     chosen: Sequence[Difference],
-    names: Mapping[str, str],
+    calls: Mapping[str, str],
     named: Mapping[str, Mapping[str, str]],
     *,
     moved: Sequence[Difference] = (),
     statements: bool = False,
+    names: bool = False,
     tell: str = "what",
 ) -> list[Correction]:
     """What to say of differences that matter, those close together as one: first those that say what should be there.
 
-    names: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
+    calls: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
     names that the reader has given to values, by the text of the value. moved: where a statement that is missing in one
-    place is too much in another, as one of these differences, say where it belongs. statements: say it of whole
-    statements, and leave nothing out. tell: "what" should be there; what it is "like"; only "where" it is.
+    place is too much in another, as one of these differences, say where it belongs. names: say also that what another
+    one uses gets a name. statements: say all of whole statements. tell: "what" should be there; what it is "like"; only
+    "where" it is.
     """
     found = []
-    chosen = chosen if statements else _used_by_none(chosen)
+    chosen = chosen if names or statements else _used_by_none(chosen)
     for gone, new in moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
-        found.append(_moved(answer[gone.function], gone, new, names, named.get(gone.function, {})))
+        found.append(_moved(answer[gone.function], gone, new, calls, named.get(gone.function, {})))
     for each in [d for d in chosen if hasattr(d.was, "around") or hasattr(d.should, "around")]:
         chosen = [d for d in chosen if d is not each]
-        found.append(_conditional(answer[each.function], each, names, named.get(each.function, {})))
+        found.append(_conditional(answer[each.function], each, calls, named.get(each.function, {})))
     for group in _together(answer, chosen, named, statements):
         name = group.differences[0].function
-        called = names.get(name, f"`{name}`")
+        called = calls.get(name, f"`{name}`")
         if group.differences[0].whole:
             node = answer[name]
             last = node.end_lineno or node.lineno

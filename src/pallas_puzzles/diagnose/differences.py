@@ -377,7 +377,8 @@ def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
 
 
 def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Difference]:
-    theirs = _in_order_of(mine, _inlined_as_in(mine, _named_as_in(mine, _with_names_of(mine, theirs))))
+    theirs = _named_as_in(mine, _changed_as_in(mine, _with_names_of(mine, theirs)))
+    theirs = _in_order_of(mine, _inlined_as_in(mine, theirs))
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     places = list(_between(mine, theirs, (), mine.lineno))
     found = [Difference(mine.name, *place) for *place, _ in places]
@@ -406,6 +407,18 @@ def _mark(node: Any) -> None:
             node.theirs = True  # type: ignore[attr-defined]
         for child in ast.iter_child_nodes(node):
             _mark(child)
+
+
+def _changed_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
+    """The right function, with arguments that are given another value in the answer, too, here the same one."""
+    arguments = {n.arg for n in ast.walk(theirs.args) if isinstance(n, ast.arg)}
+    given = [n.targets[0].id for n in mine.body if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
+    second = {name.partition(VERSION)[0]: name for name in given if name.endswith(f"{VERSION}2")}
+    for name in second.keys() & arguments - {name.partition(VERSION)[0] for name in _bound(theirs) if VERSION in name}:
+        theirs.body = [_Renamed({name: second[name]}).visit(each) for each in theirs.body]
+        same = ast.Assign([ast.Name(second[name], ast.Store())], ast.Name(name, ast.Load()))
+        theirs.body.insert(0, ast.fix_missing_locations(ast.copy_location(same, theirs.body[0])))
+    return theirs
 
 
 def _named_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
@@ -602,14 +615,14 @@ def _added_to(store: ast.Assign) -> ast.expr | None:
 _EITHER_WAY = (ast.Mult, ast.Add, ast.BitAnd, ast.BitOr)
 
 
-_MODULES = frozenset("jnp lax jax np".split())
+_MODULES = frozenset("jnp lax jax np jax.lax jax.nn jax.numpy".split())
 
 
 def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
     """`x.sum(axis=0)` as `jnp.sum(x, axis=0)`, where that is how call a is written, and the other way round."""
     if not (isinstance(a.func, ast.Attribute) and isinstance(b.func, ast.Attribute)) or a.func.attr != b.func.attr:
         return b
-    mine, theirs = (getattr(n.func.value, "id", "") in _MODULES for n in (a, b))  # type: ignore[attr-defined]
+    mine, theirs = (ast.unparse(n.func.value) in _MODULES for n in (a, b))  # type: ignore[attr-defined]
     if mine and not theirs:
         b = ast.copy_location(ast.Call(copy_of(a.func), [b.func.value, *b.args], b.keywords), b)
     elif theirs and not mine and b.args:
@@ -819,8 +832,10 @@ def likeness(a: ast.AST, b: ast.AST) -> float:
         return 0.0
     if type(a) is not type(b) and not (isinstance(a, _STORES) and isinstance(b, _STORES) and _target(a) == _target(b)):
         return 0.0
-    if isinstance(a, _STORES) and isinstance(b, _STORES) and _ref_of(a) != _ref_of(b):
-        return 0.0
+    if isinstance(a, _STORES) and isinstance(b, _STORES):
+        functions = [isinstance(n.value, ast.Lambda) for n in (a, b)]
+        if _ref_of(a) != _ref_of(b) or functions[0] != functions[1]:
+            return 0.0
     mine, theirs = Counter(_words(a)), Counter(_words(b))
     share = 2 * (mine & theirs).total() / max(1, (mine.total() + theirs.total()))
     same_target = isinstance(a, _STORES) and isinstance(b, _STORES) and (_target(a) == _target(b) or _ref_of(a) != "")

@@ -16,7 +16,7 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
     own, given: functions outside of the two that each may call. What only one of them calls is put inside of it where
     the two have more in common then: somebody has written out what the other one calls.
     """
-    theirs = _Imported(reads_of(mine)).visit(copy_of(theirs))
+    theirs = ast.fix_missing_locations(_Imported(reads_of(mine)).visit(copy_of(theirs)))
     best, size = _formed(mine, theirs)
     tried: set[str] = set()
     while names := (reads_of(mine) ^ reads_of(theirs)) & (own.keys() | given.keys()) - tried:
@@ -41,7 +41,7 @@ def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, int]:
 
 
 class _Imported(ast.NodeTransformer):
-    """`jax.lax` as `lax`, and so on, where a program uses the short names."""
+    """`jax.lax` as `lax`, and so on, where a program uses the short names, and `lax` as `jax.lax` where it does not."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
@@ -50,3 +50,7 @@ class _Imported(ast.NodeTransformer):
         self.generic_visit(node)
         short = getattr(node.value, "id", "") == "jax" and node.attr in self.names
         return ast.copy_location(ast.Name(node.attr, node.ctx), node) if short else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        long = node.id == "lax" and "lax" not in self.names
+        return ast.copy_location(ast.Attribute(ast.Name("jax", ast.Load()), "lax", ast.Load()), node) if long else node

@@ -347,10 +347,10 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
     if len(target.elts) != len(value.elts):
         return [statement]
     pairs = [(t, v) for t, v in zip(target.elts, value.elts, strict=True) if name_of(t) != name_of(v) or not name_of(t)]
-    names = {n.id for t, _ in pairs for n in ast.walk(t) if isinstance(n, ast.Name)}
+    given = [{n.id for n in ast.walk(t) if isinstance(n, ast.Name)} for t, _ in pairs]
     starred = any(isinstance(each, ast.Starred) for each in value.elts)
     placed = any(isinstance(n, ast.Subscript | ast.Call) for n in ast.walk(target))
-    if starred or placed or any(names & reads_of(v) for _, v in pairs):
+    if starred or placed or any(names & reads_of(v) for n, names in enumerate(given) for _, v in pairs[n + 1 :]):
         return [statement]
     split = [ast.copy_location(ast.Assign([t], v), t) for t, v in pairs]
     return [one for each in split for one in _one_by_one(each)]
