@@ -258,6 +258,7 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 # flash_forward: `pl.cdiv(Sq, bq)` -> `Sq // bq`
 
 # %% flash_attention/6: masked but not skipped
+# elsewhere: a branch is missing, and the whole function is named
 # causal_kernel:
 # -    sees_all = first_key + bkv - 1 <= first_query
 # -    sees_some = first_key <= first_query + bq - 1

@@ -128,13 +128,15 @@ def isolated(
             swapped = {c.function: right[c.function] for c in said if c.whole}
             if len(swapped) == len(said) or tried({**_followed(written, said, helpers), **swapped}, works_everywhere):
                 return [dataclasses.replace(c, tried=True) for c in said]
-    all_of = any(d.whole for d in chosen) or len(replaced) == len(chosen)
-    said = say(chosen, named=values, tell="like") if all_of else []
+    # of what comes and goes, nobody knows that it has to, unless it is all that differs
+    sure = any(d.whole for d in chosen) or len(chosen) in (len(replaced), len(found))
+    mine = chosen if any(d.whole for d in chosen) else replaced or chosen
+    said = say(mine, named=values, tell="like") if sure else []
     if fails and said and runs(answer, works):  # in one form with the course's, it works
         return []
     if 0 < len(said) <= _MOST_PLACES:
         return said
-    # what comes and goes is told where it has been tried, and a list of places helps nobody
+    # a list of places helps nobody
     names_of = dict.fromkeys(d.function for d in chosen)
     whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
     with contextlib.suppress(_Enough):
