@@ -34,10 +34,6 @@ if not ON_TPU:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-# Right or wrong does not depend on how fast the code is that XLA makes for the CPU, and to make fast code takes longer.
-if not ON_TPU:
-    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-
 # What XLA has compiled once, in any worker, kernel or command, is read from there: half of the time of many a test.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "jax-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

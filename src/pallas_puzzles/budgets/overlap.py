@@ -20,10 +20,11 @@ def overlap_findings(run: Run, most_exposed: int | None, least_in_flight: int | 
     if least_in_flight is None or lowest >= least_in_flight:
         return []
     near = [t.line for flight in flights for t in flight.transfers if t.line is not None]
+    there, asked = human_bytes(int(lowest)), human_bytes(least_in_flight)
+    there, asked = (there, asked) if there != asked else (f"{int(lowest):,} bytes", f"{least_in_flight:,}")
     text = (
-        f"while it computes, only {human_bytes(int(lowest))} of its copies are on their way, on average; this puzzle "
-        f"asks for {human_bytes(least_in_flight)}. Start copies earlier: every slot but the one that is being read can "
-        "be on its way."
+        f"while it computes, only {there} of its copies are on their way, on average; this puzzle asks for {asked}. "
+        "Start copies earlier: every slot but the one that is being read can be on its way."
     )
     return [over("in_flight_bytes", text, line=next(iter(near), None), near=dict.fromkeys(near))]
 

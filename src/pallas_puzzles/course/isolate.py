@@ -140,8 +140,9 @@ def isolated(
     names_of = dict.fromkeys(d.function for d in chosen)
     whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
     with contextlib.suppress(_Enough):
-        if 0 < len(whole) < len(answer) and tried(applied(answer, whole), works_everywhere):
-            return say(whole, named=values)
+        for some in [*([each] for each in whole), whole]:
+            if 0 < len(some) < len(answer) and tried(applied(answer, some), works_everywhere):
+                return say(some, named=values)
     return []
 
 

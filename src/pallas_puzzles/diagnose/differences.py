@@ -21,6 +21,7 @@ from .straight import (
     copy_of,
     in_order,
     is_step,
+    is_whole,
     is_work,
     key_of,
     kinds_of_names,
@@ -573,8 +574,8 @@ def _written_as(a: Any, b: Any) -> Any:
         return longer if _added_to(a) is not None else b
     if isinstance(a, ast.AugAssign) and isinstance(b, ast.Assign) and (added := _added_to(b)) is not None:
         return ast.copy_location(ast.AugAssign(b.targets[0], b.value.op, added), b)  # type: ignore[arg-type, attr-defined]
-    if (product := product_as(a, b)) is not None:
-        return product
+    if (same := product_as(a, b) or _kept_as(a, b)) is not None:
+        return same
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         return _chosen_as(a, _called_as(a, b))
     if isinstance(a, _MADE) and isinstance(b, _MADE):
@@ -629,6 +630,44 @@ def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
         method = ast.copy_location(ast.Attribute(b.args[0], a.func.attr, ast.Load()), b)
         b = ast.copy_location(ast.Call(method, b.args[1:], b.keywords), b)
     return b
+
+
+_REDUCES = frozenset("max min sum mean prod any all".split())
+
+
+def _kept_as(a: ast.AST, b: ast.AST) -> ast.expr | None:
+    """`x.sum(axis=1)[:, None]` as `x.sum(axis=1, keepdims=True)`, where a is written so, and the other way round."""
+    mine, theirs = _kept(a), _kept(b)
+    if mine is None or theirs is None or isinstance(a, ast.Call) == isinstance(b, ast.Call):
+        return None
+    call, index = theirs
+    if isinstance(a, ast.Call):
+        kept = ast.keyword("keepdims", ast.Constant(True))
+        new: ast.expr = ast.Call(call.func, call.args, [*call.keywords, kept])
+    else:
+        new = ast.Subscript(call, index, ast.Load())
+    return ast.fix_missing_locations(ast.copy_location(new, b))
+
+
+def _kept(node: ast.AST) -> tuple[ast.Call, ast.expr] | None:
+    """Of a reduction that keeps its axis: the one that does not, and the index that brings it back."""
+    match node:
+        case ast.Call(
+            ast.Attribute(attr=name) as function,
+            args,
+            [ast.keyword("axis", ast.Constant(0 | 1 as axis)) as along, ast.keyword("keepdims", ast.Constant(True))],
+        ) if name in _REDUCES:
+            both = [ast.Slice(), ast.Constant(None)]
+            index = ast.Tuple(both if axis else both[::-1], ast.Load())
+            return ast.copy_location(ast.Call(function, args, [along]), node), index
+        case ast.Subscript(
+            ast.Call(ast.Attribute(attr=name), _, [ast.keyword("axis", ast.Constant(0 | 1 as axis))]) as call,
+            ast.Tuple([first, second]) as index,
+        ) if name in _REDUCES:
+            whole, new = (first, second) if axis else (second, first)
+            if is_whole(whole) and isinstance(new, ast.Constant) and new.value is None:
+                return call, index
+    return None
 
 
 _MADE = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp

@@ -54,8 +54,7 @@ def straightened(
 
 class _Plain(ast.NodeTransformer):
     """Without what changes no value: `del x`, a text or a number by itself, the type in `x: int = v`, `x=x` in the
-    arguments of a function that runs where it stands. `x[:, :]` is `x[...]`, `x.sum(axis=1)[:, None]` keeps its axis.
-    """
+    arguments of a function that runs where it stands. `x[:, :]` is `x[...]`."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -73,18 +72,10 @@ class _Plain(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
         match node.slice, node.value:
-            case ast.Tuple(parts), _ if len(parts) > 1 and all(map(_is_whole, parts)):
+            case ast.Tuple(parts), _ if len(parts) > 1 and all(map(is_whole, parts)):
                 node.slice = _instead(ast.Constant(...), node.slice)
-            case index, ast.Name(name) if _is_whole(index) and name.endswith("_ref"):
+            case index, ast.Name(name) if is_whole(index) and name.endswith("_ref"):
                 node.slice = _instead(ast.Constant(...), node.slice)
-            case (
-                ast.Tuple([first, second]),
-                ast.Call(ast.Attribute(attr=reduces), _, [ast.keyword("axis", ast.Constant(0 | 1 as axis))]) as call,
-            ) if reduces in _REDUCES:
-                whole, new = (first, second) if axis else (second, first)
-                if _is_whole(whole) and isinstance(new, ast.Constant) and new.value is None:
-                    keywords = [*call.keywords, ast.keyword("keepdims", ast.Constant(True))]
-                    return _instead(ast.Call(call.func, call.args, keywords), node)
         return node
 
     def visit_Delete(self, node: ast.Delete) -> None:
@@ -99,10 +90,7 @@ class _Plain(ast.NodeTransformer):
         return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
 
 
-_REDUCES = frozenset("max min sum mean prod any all".split())
-
-
-def _is_whole(index: Any) -> bool:
+def is_whole(index: Any) -> bool:
     """Whether an index is `:`."""
     return isinstance(index, ast.Slice) and not (index.lower or index.upper or index.step)
 
