@@ -867,3 +867,43 @@ def wide_softmax_out_map(i, sweep, j):
     verdict = session.run("softmax/4", overlay=answer)
     assert verdict.findings
     assert "belonged to another output block" not in str(verdict).replace("\n  ", " ")
+
+
+MAPS = """
+def scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):
+    o_ref[...] = x_ref[...] * scale_ref[...] + shift_ref[...]
+
+
+def block({arguments}):
+    return {block}
+
+
+def scale_map(i, j):
+    return block({first})
+
+
+def shift_map(i, j):
+    return block({second})
+"""
+
+
+@pytest.mark.parametrize(
+    ("maps", "told"),
+    [
+        (
+            {"arguments": "n", "block": "(n, 0)", "first": "i", "second": "j"},
+            {"shift_map": "`return block(j)` should be `return (0, j)`: then everything is right."},
+        ),
+        (
+            {"arguments": "", "block": "(0, 0)", "first": "", "second": ""},
+            {
+                "scale_map": "`(0, 0)` should be `(i, 0)`.",
+                "shift_map": "`(0, 0)` should be `(0, j)`: then everything is right.",
+            },
+        ),
+    ],
+)
+def test_a_helper_is_not_told_to_change_for_one_of_those_that_call_it(maps, told):
+    verdict = session.run("basics/5", overlay=MAPS.format(**maps))
+    causes = {finding.function: finding.cause for finding in verdict.findings}
+    assert causes == {function: f"In `{function}`, {words}" for function, words in told.items()}

@@ -758,6 +758,19 @@ def test_short_names_of_modules_are_the_same_modules():
     assert beside(mine, mine.replace("lax.", "jax.lax.").replace("nn.", "jax.nn.")) == []
 
 
+def test_an_argument_that_is_given_another_value_is_told_where_that_is():
+    right, answer = "def f(x):\n    return g(x) + x\n", "def f(x):\n    x = x.astype(t)\n    return g(x) + x\n"
+    (told,) = corrections(mine := parsed(answer), differences(mine, parsed(right)), {}, {})
+    assert (told.line, told.words) == (2, "in `f`, `x.astype(t)` should be `x`")
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("jax.lax", "lax"), ("lax", "jax.lax")])
+def test_a_module_has_the_name_that_the_answer_uses(mine, theirs):
+    one, other = (ast.parse(f"def f(x, n):\n    return {module}.rem(x, n)\n").body[0] for module in (mine, theirs))
+    _, answer, right = paired(one, other, {}, {})
+    assert differences({"f": answer}, {"f": right}) == []
+
+
 def test_a_name_that_both_use_is_one_name():
     right = "def f(x_ref):\n    x = x_ref[...]\n    e = jnp.exp(x - x.max(axis=1))\n    return e / e.sum()\n"
     answer = "def f(x_ref):\n    e = jnp.exp(x_ref[...])\n    return e / e.sum()\n"

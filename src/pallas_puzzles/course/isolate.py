@@ -129,9 +129,9 @@ def isolated(
             if len(swapped) == len(said) or tried({**_followed(written, said, helpers), **swapped}, works_everywhere):
                 return [dataclasses.replace(c, tried=True) for c in said]
     # of what comes and goes, nobody knows that it has to, unless it is all that differs
-    sure = any(d.whole for d in chosen) or len(chosen) in (len(replaced), len(found))
-    mine = chosen if any(d.whole for d in chosen) else replaced or chosen
-    said = say(mine, named=values, tell="like") if sure else []
+    rewritten = any(d.whole for d in chosen)
+    sure = rewritten or len(chosen) in (len(replaced), len(found))
+    said = say(chosen if rewritten else replaced or chosen, named=values, tell="like") if sure else []
     if fails and said and runs(answer, works):  # in one form with the course's, it works
         return []
     if 0 < len(said) <= _MOST_PLACES:
