@@ -250,8 +250,8 @@ def centre(x_ref, o_ref, *, num_rows):
 """,
             (
                 6,
-                "`x - clean.mean(axis=0, keepdims=True)` is what is wrong: "
-                "a right one is like `x - (...).sum(axis=0, keepdims=True) / "
+                "`x - clean.mean(axis=0, keepdims=True)` differs from a right one, "
+                "which is like `x - (...).sum(axis=0, keepdims=True) / "
                 "jnp.minimum(16, num_rows - pl.program_id(0) * 16)`",
             ),
         ),
@@ -395,7 +395,7 @@ def test_of_what_is_long_the_form_is_told():
     (only,) = corrections(answer, differences(answer, right), {}, {})
     assert not only.told
     assert only.words == (
-        "in `f`, `x / 8` is what is wrong: a right one is like "
+        "in `f`, `x / 8` differs from a right one, which is like "
         "`jnp.where(jnp.arange(x.shape[0])[:, None] < rows, ..., jnp.zeros_like(x)).sum(axis=0) / 8`"
     )
 
@@ -879,3 +879,65 @@ SAME = {WRITTEN_OUT: "x_ref[...]", WITH_HELPERS: "x"}
 def test_a_call_that_is_forgotten_is_told_as_a_call():
     forgotten = WITH_HELPERS.replace("        start(m_ref, l_ref)\n", "        pass\n")
     assert "`start(m_ref, l_ref)`" in " ".join(beside(forgotten, WITH_HELPERS))
+
+
+FLAT = """
+def kernel(x_ref, ids_ref, o_ref, acc_ref):
+    @pl.when((pl.program_id(1) < ids_ref[0]) & (pl.program_id(1) == 0))
+    def _():
+        acc_ref[...] = jnp.exp(x_ref[...])
+
+    @pl.when((pl.program_id(1) < ids_ref[0]) & (pl.program_id(1) > 0))
+    def _():
+        acc_ref[...] += jnp.exp(x_ref[...])
+"""
+NESTED = """
+def kernel(x_ref, ids_ref, o_ref, acc_ref):
+    @pl.when(pl.program_id(1) < ids_ref[0])
+    def _():
+        first = pl.program_id(1) == 0
+        e = jnp.exp(x_ref[...])
+
+        @pl.when(first)
+        def _():
+            acc_ref[...] = e
+
+        @pl.when(pl.program_id(1) > 0)
+        def _():
+            acc_ref[...] += e
+"""
+
+
+def test_a_condition_inside_of_another_one_stands_beside_it():
+    assert beside(NESTED, FLAT) == beside(FLAT, NESTED) == []
+    (said,) = beside(NESTED.replace("== 0", "== 1"), FLAT)
+    assert said == "`pl.program_id(1) == 1` should be `pl.program_id(1) == 0`"
+    assert beside(NESTED.replace("+= e", "+= 2 * e"), FLAT) == ["`2 * e` should be `jnp.exp(x_ref[...])`"]
+
+
+def test_a_value_that_changes_in_between_keeps_its_place():
+    mine = NESTED.replace("jnp.exp(x_ref[...])", "acc_ref[...]")
+    assert beside(mine, FLAT.replace("jnp.exp(x_ref[...])", "acc_ref[...]")) != []
+
+
+def test_a_body_in_the_wrong_branch_is_told_to_leave_it():
+    mine = "def f(i, j):\n    @pl.when(i < 9)\n    def _():\n        @pl.when(j == 0)\n        def _():\n            clear()\n\n        g()\n"
+    theirs = "def f(i, j):\n    @pl.when(j == 0)\n    def _():\n        clear()\n\n    @pl.when(i < 9)\n    def _():\n        g()\n"
+    (node,), (right,) = ast.parse(mine).body, ast.parse(theirs).body
+    written, answer, right = paired(node, right, {}, {})
+    (told,) = corrections({"f": answer}, differences({"f": answer}, {"f": right}), {}, {})
+    assert told.said == "`@pl.when(j == 0)` belongs in front of `@pl.when(i < 9)`, and not inside of it"
+    assert ast.unparse(followed(written, told.edits)).replace("    pass\n        ", "    ") == ast.unparse(
+        ast.parse(theirs)
+    )
+
+
+def test_sums_and_products_are_compared_in_any_order_and_with_any_brackets():
+    mine = "def kernel(x, y, i):\n    return f(i * 8 + (x[i] - y[0]), (x - 1) * y / 3, (i > 0) & (i < 9) & x[0])\n"
+    theirs = "def kernel(x, y, i):\n    return f(x[i] + i * 8 - y[0], y * (x - 1) / 3, x[0] & (i < 9) & (i > 0))\n"
+    assert beside(mine, theirs) == []
+    assert beside(mine.replace("y[0]", "y[1]"), theirs) == ["`i * 8 + (x[i] - y[1])` should be `i * 8 + (x[i] - y[0])`"]
+    for other in ("x // y", "x - y", "x % y"):
+        assert (
+            beside(f"def kernel(x, y):\n    return {other}\n", f"def kernel(x, y):\n    return y{other[1:-1]}x\n") != []
+        )

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import itertools
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,6 +99,9 @@ class Judging:
             finding = self.explain_error(error)
         frames = traceback.extract_tb(error.__traceback__)
         near = [source_line(f.filename, f.lineno) for f in reversed(frames) if f.lineno is not None]
+        direct = [line for line, called in itertools.pairwise(near[::-1]) if called == finding.line]
+        if direct and finding.line and direct[-1].file == finding.line.file:  # in a helper: which of its calls it was
+            finding = finding.but(evidence=(*finding.evidence, f"called at {direct[-1]}: {direct[-1].text}"))
         return self.verdict("error", [finding.but(near=near)], traceback="".join(traceback.format_exception(error)))
 
     def verdict(self, status: str, findings: Sequence[Finding], **more: Any) -> Verdict:

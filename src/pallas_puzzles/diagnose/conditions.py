@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from .differences import Replaced, likeness, read_of, with_arguments_of
-from .straight import copy_of, key_of
+from .straight import condition_of, copy_of, key_of
 
 _LIKE = 0.5  # of two statements, from 0 to 1: more than that, and they are the same in two places
 
@@ -32,14 +32,6 @@ def _blocks(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[tuple[as
             like = max(inner, key=lambda n: likeness(each, n))
             if likeness(each, like) > 0:
                 yield from _blocks(each, like)
-
-
-def condition_of(node: ast.AST) -> ast.expr | None:
-    """Of a body under `@pl.when(condition)`."""
-    match node:
-        case ast.FunctionDef(decorator_list=[ast.Call(ast.Attribute(attr="when"), [condition])]):
-            return condition
-    return None
 
 
 def _start_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:

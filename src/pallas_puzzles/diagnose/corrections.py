@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
-from .straight import VERSION, copy_of, reads_of
+from .straight import VERSION, copy_of, key_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
 _WORTH_DOTS = 12  # characters of what two programs share: fewer are told
@@ -94,6 +94,9 @@ def corrections(
     for each in [d for d in chosen if hasattr(d.was, "around") or hasattr(d.should, "around")]:
         chosen = [d for d in chosen if d is not each]
         found.append(_conditional(answer[each.function], each, calls, named.get(each.function, {})))
+    for each in [d for d in chosen if hasattr(d.was, "outside") and key_of(vars(d.was)["right"]) == key_of(d.should)]:
+        chosen = [d for d in chosen if d is not each]
+        found.append(_outside(answer[each.function], each, calls, named.get(each.function, {})))
     for group in _together(answer, chosen, named, statements):
         name = group.differences[0].function
         called = calls.get(name, f"`{name}`")
@@ -155,6 +158,19 @@ def _conditional(
     new = "\n    ".join([f"@{_program(when, named)}\ndef _():", *(_program(each, named) for each in body)])
     edits = (Edit(new, body[0]), *(Edit("", each) for each in body[1:]))
     return Correction(found.function, first, last, called, _as_written(words), told, edits=edits)
+
+
+def _outside(
+    function: ast.FunctionDef, found: Difference, names: Mapping[str, str], named: Mapping[str, str]
+) -> Correction:
+    """What to say of a body under a condition inside of another one, that does not depend on the other one."""
+    outer, is_first = found.was.outside  # type: ignore[union-attr]
+    inner = getattr(under := _at(function, found.path[:-2]), "written", under)
+    what, where = (f"`@{_text(each.decorator_list[0], named)}`" for each in (inner, outer))
+    words = _as_written(f"{what} belongs {'in front of' if is_first else 'behind'} {where}, and not inside of it")
+    there = Edit(_program(inner, named), **{"before" if is_first else "behind": outer})
+    called, last = names.get(found.function, f"`{found.function}`"), inner.end_lineno or found.line
+    return Correction(found.function, found.line, last, called, words, edits=(Edit("", inner), there))
 
 
 def _beginning(text: str) -> str:
@@ -359,11 +375,11 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
         return f"`{old}` should be `{new}`" if short_old else f"this should be `{new}`", True
     if was is None:
         return "something is missing here", False
-    wrong = f"`{old}` is what is wrong" if short_old else "this is what is wrong"
+    mine = f"`{old}`" if short_old else "this"
     tells = isinstance(should, ast.expr | ast.Assign | ast.AugAssign | ast.Return) and tell != "where"
     if tells and not _fits(outline := _outline(should, was, named), old):
-        wrong += f": a right one is like `{outline}`"
-    return wrong, False
+        return f"{mine} differs from a right one, which is like `{outline}`", False
+    return f"{mine} is what is wrong" if tell == "where" else f"{mine} differs from a right one", False
 
 
 def _changed_before(function: ast.FunctionDef, was: ast.AST, should: ast.AST) -> str:

@@ -1,7 +1,7 @@
 """From a run and the expected result to findings, the likeliest cause first."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +56,9 @@ def diagnose(run: Run, want: Any, tolerance: Tolerance | None = None) -> Diagnos
     findings = structure(run.outputs, want, "pallas_call", "out_shape")
     wrong: list[Diagnosis] = []
     if not findings:
-        wrong = _not_inherited(run, [_output(run, each) for each in wrong_results(run.outputs, want, tolerance)])
+        for each in wrong_results(run.outputs, want, tolerance):
+            wrong.append(_output(run, each, {id(known.operand) for known in wrong}))
+        wrong = _not_inherited(run, wrong)
         findings = [f for each in wrong for f in each.findings]
     about = next((each for each in wrong if each.operand is not None), Diagnosis(()))
     maps = [m for t in run.traces for m in index_maps(t)]
@@ -155,8 +157,10 @@ def wrong_results(outputs: Any, want: Any, tolerance: Tolerance | None) -> list[
     return found
 
 
-def _output(run: Run, wrong: Result) -> Diagnosis:
-    for number, j in makers([trace.outputs for trace in run.traces], wrong.made):
+def _output(run: Run, wrong: Result, taken: Collection[int]) -> Diagnosis:
+    """taken: the outputs that other results come out of, if there are more that look alike."""
+    made = [*makers([trace.outputs for trace in run.traces], wrong.made)]
+    for number, j in sorted(made, key=lambda pair: id(run.traces[pair[0]].call.outs[pair[1]]) in taken):
         trace = run.traces[number]
         r = wrong.shaped(trace.call.outs[j].shape)
         return diagnose_output(Wrong(trace, j, r.got, r.want, r.bad, r.tolerance))
@@ -217,11 +221,14 @@ def _roots(findings: list[Finding], poisoned: bool) -> list[Finding]:
     return _merged(sorted((f for f in findings if not follows(f)), key=order))
 
 
+_IN_ALL = frozenset("map-bounds carry unwritten stale never-stored".split())
+
+
 def _merged(findings: list[Finding]) -> list[Finding]:
     """Operands out of bounds, or buffers not set, at the same step have one cause: one finding, the others by name."""
     first: dict[Any, Finding] = {}
     for f in findings:
-        key = (f.kind, f.step) if f.kind in ("map-bounds", "carry", "unwritten", "stale") else id(f)
+        key = (f.kind, f.step) if f.kind in _IN_ALL else id(f)
         known = first.get(key)
         first[key] = known.but(evidence=(*known.evidence, f"the same happens with {f.operand}")) if known else f
     return [*first.values()]

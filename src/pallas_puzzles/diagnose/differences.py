@@ -104,7 +104,7 @@ def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[D
     alike = Counter((definition(d.was), key_of(d.should)) for d in found)
     there = []
     for d in found:
-        defined, use = definition(d.was), getattr(d.was, "use", None)
+        defined, use = definition(d.was), getattr(d.was, "use", None) if not hasattr(d.was, "outside") else None
         inside = ast.walk(d.should) if d.should is not None else ()
         part = any(n is not d.should and hasattr(n, "use") and key_of(n) == key_of(d.was) for n in inside)
         if use is not None and (part or hasattr(d.was, "unpacked") or alike[defined, key_of(d.should)] < uses[defined]):
@@ -174,6 +174,8 @@ def that_matter(
     for (name, _), units in statements.items():
         functions.setdefault(group_of(name), []).append(units)
     groups = list(functions.values())
+    if 1 < len(groups) < most // 4 and (alone := next((g for g in groups if right_with([*_numbers(g)])), None)):
+        kept, groups = sorted(_numbers(alone)), [alone]
     while groups and trials < most:
         group = groups.pop(0)
         gone = set(_numbers(group))
@@ -304,7 +306,7 @@ def _alike(difference: Difference, needed: Sequence[Difference]) -> Iterator[lis
 
 def _in_parts(x: ast.AST, y: ast.AST) -> bool:
     """Whether two expressions of one type are the same thing with other parts."""
-    ops, others = ([type(op) for op in getattr(n, "ops", [getattr(n, "op", None)])] for n in (x, y))
+    ops, others = ([_sums_of(op) for op in getattr(n, "ops", [getattr(n, "op", None)])] for n in (x, y))
     alike = _head(x) == _head(y) if isinstance(x, ast.Call) else _comparable(x, y)
     return isinstance(x, ast.expr) and not isinstance(x, ast.Attribute) and ops == others and alike
 
@@ -582,18 +584,53 @@ def _written_as(a: Any, b: Any) -> Any:
         return _made_as(a, b)
     if _agree(a, b):
         return a
-    turned: ast.expr | None = None
-    if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and type(a.op) is type(b.op) in _EITHER_WAY:
-        turned = ast.BinOp(b.right, b.op, b.left)
-        pairs = [(a.left, b.left, b.right), (a.right, b.right, b.left)]
-    elif isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1:
-        other = _TURNED.get(type(b.ops[0]))
-        turned = ast.Compare(b.comparators[0], [other()], [b.left]) if other else None
-        pairs = [(a.left, b.left, b.comparators[0]), (a.comparators[0], b.comparators[0], b.left)]
-    if turned is None:
+    if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp):
+        return _summed_as(a, b)
+    if not (isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1):
         return b
+    other = _TURNED.get(type(b.ops[0]))
+    turned = ast.Compare(b.comparators[0], [other()], [b.left]) if other else b
+    pairs = [(a.left, b.left, b.comparators[0]), (a.comparators[0], b.comparators[0], b.left)]
     straight, crossed = (sum(_shared(p[0], p[n]) for p in pairs) for n in (1, 2))
     return ast.copy_location(turned, b) if crossed > straight else b
+
+
+_SUMS = ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd,), (ast.BitOr,))  # an operator, and what takes it back
+
+
+def _summed_as(a: ast.BinOp, b: ast.BinOp) -> ast.BinOp:
+    """Sum b with the order and the brackets of sum a; products, and conditions with & and |, as well."""
+    same = _sums_of(a.op)
+    mine, theirs = ([*_summed(n, same)] for n in (a, b))
+    if same not in _SUMS or Counter(added for added, _ in mine) != Counter(added for added, _ in theirs):
+        return b
+    like = [(_shared(x, y), -i, -j) for i, (p, x) in enumerate(mine) for j, (q, y) in enumerate(theirs) if p == q]
+    place: dict[int, int] = {}
+    for _, i, j in sorted(like, reverse=True):
+        if -i not in place and -j not in place.values():
+            place[-i] = -j
+    left = [theirs[place[n]][1] for n in range(len(mine))]
+
+    def made(node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, same):
+            return ast.copy_location(ast.BinOp(made(node.left), node.op, made(node.right)), b)
+        return left.pop(0)
+
+    return made(a)  # type: ignore[return-value]
+
+
+def _sums_of(operator: Any) -> tuple[type, ...]:
+    """The operators that may change places with one in a sum, a product, or a condition."""
+    return next((each for each in _SUMS if isinstance(operator, each)), (type(operator),))
+
+
+def _summed(node: ast.expr, same: Any, added: bool = True) -> Iterator[tuple[bool, ast.expr]]:
+    """The terms of a sum, each with whether it is added, or taken away."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, same):
+        yield from _summed(node.left, same, added)
+        yield from _summed(node.right, same, added == isinstance(node.op, same[:1]))
+    else:
+        yield added, node
 
 
 def read_of(target: ast.expr) -> Any:

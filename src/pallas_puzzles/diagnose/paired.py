@@ -4,7 +4,7 @@ import ast
 
 from .conditions import as_both
 from .differences import Functions, differences
-from .straight import copy_of, reads_of, side_by_side, with_helper
+from .straight import copy_of, is_nested, reads_of, side_by_side, with_helper
 
 _OWN = 1.5  # a function of the reader's own is looked into also where the two then differ by somewhat more
 Form = tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]
@@ -36,8 +36,11 @@ def _within(function: ast.FunctionDef, other: ast.FunctionDef, name: str, functi
 
 def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, int]:
     """Both in one form, and in how much they differ."""
-    answer, right = as_both(*side_by_side(mine, theirs))
-    return (mine, answer, right), sum(d.size for d in differences({mine.name: answer}, {mine.name: right}))
+    found = []
+    for flat in (False, True) if is_nested(mine) or is_nested(theirs) else (False,):
+        answer, right = as_both(*side_by_side(mine, theirs, flat))
+        found.append(((mine, answer, right), sum(d.size for d in differences({mine.name: answer}, {mine.name: right}))))
+    return min(found, key=lambda each: each[1])
 
 
 class _Imported(ast.NodeTransformer):

@@ -18,27 +18,30 @@ IGNORED = frozenset("ctx type_comment annotation returns lineno end_lineno col_o
 UNORDERED = frozenset({"keywords"})
 
 
-def side_by_side(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
+def side_by_side(
+    mine: ast.FunctionDef, theirs: ast.FunctionDef, flat: bool = False
+) -> tuple[ast.FunctionDef, ast.FunctionDef]:
     """Two functions that do the same, each `straightened` with the other one in view."""
     calls = not (_helpers(mine, inner=True) and _helpers(theirs, inner=True))
-    mine = straightened(mine, straightened(theirs, calls=calls), calls)
-    return mine, straightened(theirs, mine, calls)
+    mine = straightened(mine, straightened(theirs, None, calls, flat), calls, flat)
+    return mine, straightened(theirs, mine, calls, flat)
 
 
 def straightened(
-    function: ast.FunctionDef, beside: ast.FunctionDef | None = None, calls: bool = True
+    function: ast.FunctionDef, beside: ast.FunctionDef | None = None, calls: bool = True, flat: bool = False
 ) -> ast.FunctionDef:
     """The same function, with the values of names that it uses for convenience in the places of these names.
 
     beside: another one that is straightened; a value that has a name there keeps its own, and a name that is there.
-    calls: the statements of helpers stand where they are called.
+    calls: the statements of helpers stand where they are called. flat: a condition inside of another stands beside it.
     """
     tree = _Plain().visit(copy_of(function))
-    values = {key_of(n.value) for n in ast.walk(beside) if isinstance(n, ast.Assign)} if beside is not None else set()
+    given = [n for n in ast.walk(beside) if isinstance(n, ast.Assign)] if beside is not None else []
+    values = {key_of(n.value) for n in given if isinstance(n.targets[0], ast.Name)}
     kinds = kinds_of_names(beside) if beside is not None else {}
     names = {name for name, kind in kinds.items() if ast.Assign in kind}
     functions = {name for name, kind in kinds.items() if ast.FunctionDef in kind}
-    tree = _Unrolled(beside is None or _loops(tree) > _loops(beside)).visit(_called_out(tree, calls))
+    tree = _Unrolled(beside is None or _loops(tree) > _loops(beside)).visit(_called_out(tree, calls, flat))
     blocks: list[Any] = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
     for block in blocks:
         plain = [one for each in block.body for plain in _unfolded(each) for one in _one_by_one(plain)]
@@ -48,7 +51,7 @@ def straightened(
             _name_versions(block)
     for block in reversed(blocks):  # the inner ones first: one that only returns something is a lambda outside
         block.body = [each if getattr(each, "name", "") in functions else _as_lambda(each) for each in block.body]
-        _straighten(block.body, tree, names, values)
+        _straighten(block.body, block if isinstance(block, ast.FunctionDef) else tree, names, values)
     return ast.fix_missing_locations(_Spread().visit(tree))
 
 
@@ -124,7 +127,7 @@ def _helpers(function: ast.FunctionDef, inner: bool = False) -> dict[str, ast.Fu
     return {n.name: n for n in plain if n.name not in reads_of(n) and not (inner and hasattr(n, "outer"))}
 
 
-def _called_out(function: ast.FunctionDef, calls: bool) -> ast.FunctionDef:
+def _called_out(function: ast.FunctionDef, calls: bool, flat: bool) -> ast.FunctionDef:
     """The statements of helpers where they are called, and `pl.when(c)(f)` as a body under `@pl.when(c)`."""
     inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
     helpers = {name: n for name, n in _helpers(function).items() if calls or hasattr(n, "outer")}
@@ -133,7 +136,69 @@ def _called_out(function: ast.FunctionDef, calls: bool) -> ast.FunctionDef:
     called = reads_of(function)
     for n in [function, *inner]:
         n.body = [e for e in n.body if not (getattr(e, "name", "") in helpers and e.name not in called)] or [ast.Pass()]  # type: ignore[attr-defined]
+    for n in [*reversed(inner), function] if flat else ():
+        n.body = [one for each in n.body for one in _flat(each)]
     return function
+
+
+def is_nested(function: ast.FunctionDef) -> bool:
+    """Whether there is a body under a condition inside of another one."""
+    bodies: list[Any] = [n for n in ast.walk(function) if condition_of(n) is not None]
+    return any(condition_of(each) is not None for n in bodies for each in n.body)
+
+
+def condition_of(node: ast.AST) -> ast.expr | None:
+    """Of a body under `@pl.when(condition)`."""
+    match node:
+        case ast.FunctionDef(decorator_list=[ast.Call(ast.Attribute(attr="when"), [condition])]):
+            return condition
+    return None
+
+
+def _flat(statement: ast.stmt) -> list[ast.stmt]:
+    """A body under `@pl.when(a)` with another one in it, under `@pl.when(b)`, as one under `@pl.when(a & b)` beside it.
+
+    What gets a name in the outer one is worked out in each part that uses it, if it has the same value there.
+    """
+    outer = condition_of(statement)
+    body: list[ast.stmt] = getattr(statement, "body", [])
+    if outer is None or not any(map(condition_of, body)):
+        return [statement]
+    parts, given = list[ast.stmt](), list[ast.Assign]()
+
+    def part(of: Any, condition: ast.expr, body: Sequence[ast.stmt]) -> None:
+        needed, reads = list[ast.stmt](), {name for each in body for name in reads_of(each)}
+        for each in reversed([g for g in given if g not in body]):
+            if name_of(each.targets[0]) in reads:
+                needed.insert(0, copy_of(each))
+                reads |= reads_of(each.value)
+        new = copy_of(of)
+        new.decorator_list[0].args, new.body = [condition], [*needed, *body]
+        new.written = getattr(of, "written", of)
+        parts.append(new)
+
+    plain = list[ast.stmt]()
+    for each in body:
+        inner = condition_of(each)
+        if inner is None:
+            plain.append(each)
+            given += [each] if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) else []
+            continue
+        if any(each not in given for each in plain):
+            part(statement, copy_of(outer), plain)
+        plain = []
+        both = copy_of(inner)
+        for g in reversed(given):
+            both = Inlined(name_of(g.targets[0]), g.value).visit(both)
+        condition = _instead(ast.BinOp(copy_of(outer), ast.BitAnd(), both), inner)
+        condition.outside = statement, not parts
+        part(each, condition, getattr(each, "body", []))
+    if any(each not in given for each in plain):
+        part(statement, copy_of(outer), plain)
+    changed = {name for each in body if each not in given for name in uses_of(each)[1]}
+    names = Counter(name_of(g.targets[0]) for g in given)
+    steady = not any(changed & (reads_of(g.value) | {name_of(g.targets[0])}) for g in given)
+    return parts if steady and set(names.values()) <= {1} else [statement]
 
 
 def _is_plain(function: ast.FunctionDef) -> bool:
