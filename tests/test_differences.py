@@ -921,8 +921,10 @@ def test_a_value_that_changes_in_between_keeps_its_place():
 
 
 def test_a_body_in_the_wrong_branch_is_told_to_leave_it():
-    mine = "def f(i, j):\n    @pl.when(i < 9)\n    def _():\n        @pl.when(j == 0)\n        def _():\n            clear()\n\n        g()\n"
-    theirs = "def f(i, j):\n    @pl.when(j == 0)\n    def _():\n        clear()\n\n    @pl.when(i < 9)\n    def _():\n        g()\n"
+    clear, rest = "@pl.when(j == 0)\n{0}def _():\n{0}    clear()\n\n{0}", "g()\n"
+    branch = "@pl.when(i < 9)\n    def _():\n        "
+    mine = "def f(i, j):\n    " + branch + clear.format(" " * 8) + rest
+    theirs = "def f(i, j):\n    " + clear.format(" " * 4) + branch + rest
     (node,), (right,) = ast.parse(mine).body, ast.parse(theirs).body
     written, answer, right = paired(node, right, {}, {})
     (told,) = corrections({"f": answer}, differences({"f": answer}, {"f": right}), {}, {})

@@ -13,7 +13,7 @@ from typing import Any
 from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
 from ..diagnose.paired import paired
-from ..diagnose.straight import reads_of, straightened, values_with_names, with_helper
+from ..diagnose.straight import key_of, reads_of, straightened, values_with_names, with_helper
 from ..ir.effort import counted
 from . import cases, curriculum
 from .curriculum import Puzzle
@@ -100,6 +100,12 @@ def isolated(
         inside = {c: name for c, name in inside.items() if not any(map(c.contradicts, found))}
         return [dataclasses.replace(c, helper=inside[c]) if c in inside else c for c in found]
 
+    def as_chosen(functions: Functions) -> bool:
+        """Whether these are, in one form, the program that has been tried already: the answer with `chosen` undone."""
+        there = applied(answer, chosen)
+        forms = {n: paired(functions[n], course[n], helpers, given)[1] for n in there if n in functions and n in both}
+        return forms.keys() == there.keys() and all(key_of(forms[n]) == key_of(there[n]) for n in there)
+
     if fails:
         known[_key(answer), works] = False
     with counted() as effort, contextlib.suppress(_Enough):
@@ -126,7 +132,8 @@ def isolated(
             if len(said) > 1 and not all(c.told for c in said) and len(replaced) < len(chosen):
                 continue  # to say what comes or goes is of no help without what is too long to be told
             swapped = {c.function: right[c.function] for c in said if c.whole}
-            if len(swapped) == len(said) or tried({**_followed(written, said, helpers), **swapped}, works_everywhere):
+            mended = {**_followed(written, said, helpers), **swapped}
+            if len(swapped) == len(said) or as_chosen(mended) or tried(mended, works_everywhere):
                 return [dataclasses.replace(c, tried=True) for c in said]
     # of what comes and goes, nobody knows that it has to, unless it is all that differs
     rewritten = any(d.whole for d in chosen)

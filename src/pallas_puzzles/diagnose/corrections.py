@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
-from .straight import VERSION, copy_of, key_of, reads_of
+from .straight import VERSION, condition_of, copy_of, key_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
 _WORTH_DOTS = 12  # characters of what two programs share: fewer are told
@@ -367,8 +367,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
         return f"{_beginning(old)} does not belong here", True
     if was is None and tell != "where":
         match should:
-            case ast.FunctionDef(body=[only], decorator_list=[when]):  # one statement under a condition
-                new, under = _text(only, named), _text(when, named)
+            case ast.FunctionDef(body=[only], decorator_list=[when]) if not _is_always(should):
+                new, under = _text(only, named), _text(when, named)  # one statement under a condition
                 return f"{_beginning(new)} is missing here, under `@{under}`", max(len(new), len(under)) <= SHOWN
         return f"{_beginning(new)} is missing here", short_new
     if short_new and tell == "what":
@@ -449,8 +449,14 @@ def _text(node: ast.AST | None, named: Mapping[str, str]) -> str:
         return _sign(node)
     node = _with_names(node, named)
     if isinstance(node, ast.FunctionDef) and node.decorator_list:  # a body under pl.when
-        return "\n".join([*(f"@{ast.unparse(d)}" for d in node.decorator_list), *map(ast.unparse, node.body)])
+        under = [] if _is_always(node) else [f"@{ast.unparse(d)}" for d in node.decorator_list]
+        return "\n".join([*under, *map(ast.unparse, node.body)])
     return ast.unparse(node)
+
+
+def _is_always(node: ast.AST) -> bool:
+    """Whether a body is under a condition in our form alone."""
+    return isinstance(condition_of(node), ast.Constant)
 
 
 def _program(node: ast.AST | None, named: Mapping[str, str]) -> str:

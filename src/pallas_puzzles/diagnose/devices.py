@@ -11,7 +11,7 @@ from ..lens.devices.findings import Access, Waiter
 from ..lens.devices.findings import Finding as Seen
 from ..lens.machine import listed
 from ..text import plural
-from .diagnose import makers, structure, wrong_results
+from .diagnose import SEEN_IN_VALUES, makers, structure, wrong_results
 from .findings import GARBAGE_READS, Diagnosis, Finding, Tolerance, at
 from .incidents import incidents_of
 from .wrong import Result, part_named, pattern_of, what_it_holds, where_in
@@ -37,6 +37,7 @@ def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None)
         seen += findings_of(run.notes)
     if seen and wrong:  # how wrong it is, is evidence of it
         seen[0] = seen[0].but(evidence=[*wrong[0].evidence[:1], *seen[0].evidence])
+        wrong = [f for f in wrong if not seen or f.kind not in SEEN_IN_VALUES]  # it follows
     return Diagnosis([*seen, *wrong])
 
 
@@ -135,7 +136,7 @@ def _overwrites(f: Seen) -> bool:
     )
 
 
-_KINDS = {"deadlock": "hang"}
+_KINDS = {"deadlock": "hang", "unread": "ignored"}
 
 
 def _lines_of(waiters: Iterable[Waiter]) -> Iterator[SourceLine | None]:
@@ -240,6 +241,10 @@ _WORDS: dict[str, Callable[[Seen], str]] = {
     "unwritten": lambda f: (
         f"{f.first.who} sends {f.ref}, of which {plural(f.count, 'element')} hold nothing yet. Wait for the copy that "
         "brings them, or store into them, before you send."
+    ),
+    "unread": lambda f: (
+        f"Nobody reads what {f.first.who} brings into {f.ref} of {f.device}{at(f.first.line)}. Use it when it has "
+        "come: the part that comes last as well."
     ),
 }
 _ORDER = list(_WORDS)

@@ -22,7 +22,7 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
     while names := (reads_of(mine) ^ reads_of(theirs)) & (own.keys() | given.keys()) - tried:
         name = min(names)
         tried.add(name)
-        pair = _within(mine, theirs, name, own), _within(theirs, mine, name, given)
+        pair = _within(mine, theirs, name, {**given, **own}), _within(theirs, mine, name, given)
         form, less = _formed(*pair)
         if less < size * (_OWN if pair[0] is not mine else 1):
             best, size, (mine, theirs) = form, less, pair  # and what is called in there comes next

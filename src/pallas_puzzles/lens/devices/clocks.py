@@ -5,6 +5,7 @@ once. Who has waited for something knows all that it knew.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 from ..regions import Region
 from .findings import Access
@@ -48,12 +49,13 @@ class _Past:
 
 
 class History:
-    """The accesses to a buffer that a later one may collide with."""
+    """The accesses to a buffer that a later one may collide with. where: whose memory it is."""
 
-    __slots__ = ("past",)
+    __slots__ = ("past", "where")
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
         self.past: list[_Past] = []
+        self.where = where
 
     def add(
         self, who: Who, clock: Clock, region: Region, writes: bool, access: Access
@@ -71,3 +73,10 @@ class History:
                 found.append((old.access, old.who, old.region.shared(region)))
         self.past = [*kept, _Past(who, region, writes, access)]
         return found
+
+    def unread(self) -> Iterator[tuple[Access, Region]]:
+        """What copies have brought, and nobody has read or written over since."""
+        for n, last in enumerate(self.past):
+            later = self.past[n + 1 :]
+            if last.writes and last.who.half is not None and not any(last.region.meets(each.region) for each in later):
+                yield last.access, last.region

@@ -15,8 +15,9 @@ KINDS = {
     "no-device": "a device that is not on the mesh",
     "unequal": "an output that the specs call the same on every device, and that is not",
     "unwritten": "a copy sends elements that nobody has written",
+    "unread": "a copy brings elements that nobody reads",
 }
-NOTES = frozenset(["unwritten"])
+NOTES = frozenset(["unwritten", "unread"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -290,7 +290,7 @@ def run_on(world: World, memory: Memory, device: int, call: Call, number: Key, e
 
 
 def left_over(world: World) -> None:
-    """What is wrong with semaphores once all devices have ended."""
+    """What is wrong with semaphores, and with what was brought into scratch memory, once all devices have ended."""
     for key, semaphore in world.semaphores.items():
         where = world.mesh.name(key[0])
         if semaphore.due:
@@ -301,3 +301,6 @@ def left_over(world: World) -> None:
             who, line = next(reversed(semaphore.sources), (where, None))
             access = Access(who, "signals", line)
             world.found.add(Finding("left-over", semaphore.name, where, access, count=semaphore.count))
+    for buffer, history in world.histories.items():
+        for access, region in history.unread() if buffer.role == "scratch" else ():
+            world.found.add(Finding("unread", region.named(buffer.name), history.where, access))

@@ -248,7 +248,7 @@ class World:
 
     def access(self, buffer: Any, where: str, *event: Any) -> None:
         """Notes an access, and what collides with it. where: whose memory it is. event: as History.add takes it."""
-        for other, who, shared in self.histories.setdefault(buffer, History()).add(*event):
+        for other, who, shared in self.histories.setdefault(buffer, History(where)).add(*event):
             ends = [self.ends[x] for x in (who, event[0]) if x in self.ends]
             mistaken = next((semaphore.name for arrival, semaphore in ends if arrival.mistaken), "")
             self.found.add(Finding("race", shared.named(buffer.name), where, other, event[-1], semaphore=mistaken))
