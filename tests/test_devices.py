@@ -44,7 +44,7 @@ EXPECTED = {
 def test_a_right_kernel_is_right(name: str) -> None:
     fn, args, want = CASES[name](N)
     run = devices.run(fn, *args)
-    assert run.findings == []
+    assert run.findings == run.notes == []
     assert np.allclose(run.outputs, want, atol=1e-3, equal_nan=True)
     assert diagnose_devices(run, np.nan_to_num(want) + 1).findings != []
 
@@ -87,6 +87,12 @@ def test_a_deadlock_says_who_waits_where_and_who_has_signalled() -> None:
     assert "came holds 0 bytes, and 4,096 are needed" in text
     assert "signalled by the copy from device 3 to device 0" in text
     assert "device 2 waits, too" in text
+
+
+def test_what_is_brought_and_never_read_is_told() -> None:
+    text = said("ring_attention", "ends-early")
+    assert "Nobody reads what the copy from device 3 to device 0 brings into kv[1]" in text
+    assert "is wrong: rows" not in text, "that follows from it"
 
 
 def test_copies_that_overlap_with_compute_are_told_from_those_that_do_not() -> None:

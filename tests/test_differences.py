@@ -943,3 +943,14 @@ def test_sums_and_products_are_compared_in_any_order_and_with_any_brackets():
         assert (
             beside(f"def kernel(x, y):\n    return {other}\n", f"def kernel(x, y):\n    return y{other[1:-1]}x\n") != []
         )
+
+
+def test_values_that_get_their_names_together_are_known_by_them():
+    right = "def kernel(o_ref):\n    o_ref[...] = f(pl.program_id(0), pl.program_id(1) + 1)\n"
+    for way in ("map(pl.program_id, range(2))", "(pl.program_id(n) for n in (0, 1))", "[pl.program_id(n) for n in range(2)]"):
+        mine = f"def kernel(o_ref):\n    i, j = {way}\n    o_ref[...] = f(i, j)\n"
+        (node,) = ast.parse(mine).body
+        _, answer, theirs = paired(node, ast.parse(right).body[0], {}, {})
+        found = differences({"kernel": answer}, {"kernel": theirs})
+        (told,) = corrections({"kernel": answer}, found, {}, {"kernel": values_with_names(node)})
+        assert told.said == "`f(i, j)` should be `f(i, j + 1)`"

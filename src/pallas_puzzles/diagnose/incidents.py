@@ -170,8 +170,8 @@ def _padding(trace: Trace, i: Incident) -> str:
     return (
         f"{i.count} of the {i.total} elements that the kernel reads from {i.ref} lie beyond the edge of the array: "
         f"block {trace.blocks[k][i.step]} hangs over shape {trace.call.operands[k].shape}, and that padding holds "
-        "garbage. Choose by position before it mixes with real data: jnp.where(position < size, x, 0). Multiplying by "
-        "zero does not help: 0 times NaN is NaN."
+        "garbage. Choose by position before it mixes with real data: jnp.where(position < size, x, 0) in a sum, with "
+        "-jnp.inf before a maximum or exp. Multiplying by zero does not help: 0 times NaN is NaN."
     )
 
 

@@ -271,6 +271,13 @@ class _Unrolled(ast.NodeTransformer):
         match node:
             case ast.Call(ast.Name("tuple" | "list"), [ast.Tuple() as made], []):
                 return made
+            case ast.Call(ast.Name("map"), [called, values], []):
+                each = ast.copy_location(
+                    ast.Call(called, [ast.copy_location(ast.Name("_", ast.Load()), node)], []), node
+                )
+                times = _times(ast.Name("_", ast.Store()), values)
+                if times is not None:
+                    return ast.copy_location(ast.Tuple([put(each) for put in times], ast.Load()), node)
         return node
 
 
@@ -423,7 +430,8 @@ def _size_along(shape: ast.Attribute, axis: int) -> ast.expr:
 
 def values_with_names(function: ast.FunctionDef) -> dict[str, str]:
     """The names that a function gives to values, once each, by the text of the value."""
-    every = [one for n in ast.walk(function) if isinstance(n, ast.Assign) for one in _one_by_one(n)]
+    nodes = ast.walk(_Unrolled(False).visit(copy_of(function)))
+    every = [one for n in nodes if isinstance(n, ast.Assign) for one in _one_by_one(n)]
     given = [n for n in every if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
     counts = Counter(n.targets[0].id for n in given)  # type: ignore[attr-defined]
     values = {ast.unparse(n.value): n.targets[0].id for n in given if counts[n.targets[0].id] == 1}  # type: ignore[attr-defined]
