@@ -935,22 +935,49 @@ def test_a_body_in_the_wrong_branch_is_told_to_leave_it():
 
 
 def test_sums_and_products_are_compared_in_any_order_and_with_any_brackets():
-    mine = "def kernel(x, y, i):\n    return f(i * 8 + (x[i] - y[0]), (x - 1) * y / 3, (i > 0) & (i < 9) & x[0])\n"
-    theirs = "def kernel(x, y, i):\n    return f(x[i] + i * 8 - y[0], y * (x - 1) / 3, x[0] & (i < 9) & (i > 0))\n"
-    assert beside(mine, theirs) == []
-    assert beside(mine.replace("y[0]", "y[1]"), theirs) == ["`i * 8 + (x[i] - y[1])` should be `i * 8 + (x[i] - y[0])`"]
-    for other in ("x // y", "x - y", "x % y"):
-        assert (
-            beside(f"def kernel(x, y):\n    return {other}\n", f"def kernel(x, y):\n    return y{other[1:-1]}x\n") != []
-        )
+    mine = "def kernel(x, y, i):\n    return f(i * 8 + (x[i] - y[1]), (x - 1) * y, (i > 0) & (i < 9) & x[0])\n"
+    theirs = "def kernel(x, y, i):\n    return f(x[i] + i * 8 - y[0], y * (x - 1), x[0] & (i < 9) & (i > 0))\n"
+    assert beside(mine, theirs) == ["`i * 8 + (x[i] - y[1])` should be `i * 8 + (x[i] - y[0])`"]
+    for other in ("x // y", "x - y", "x % y", "x + y - x"):
+        same, turned = (f"def kernel(x, y):\n    return {text}\n" for text in (other, f"y{other[1:-1]}x"))
+        assert beside(same, turned) != []
+
+
+def test_what_is_added_first_matters_to_floats():
+    assert (
+        beside("def kernel(x, y, z):\n    return x + y - z\n", "def kernel(x, y, z):\n    return x - (z - y)\n") != []
+    )
+    assert (
+        beside("def kernel(x, y, z):\n    return z * (x + y)\n", "def kernel(x, y, z):\n    return (y + x) * z\n") == []
+    )
 
 
 def test_values_that_get_their_names_together_are_known_by_them():
     right = "def kernel(o_ref):\n    o_ref[...] = f(pl.program_id(0), pl.program_id(1) + 1)\n"
-    for way in ("map(pl.program_id, range(2))", "(pl.program_id(n) for n in (0, 1))", "[pl.program_id(n) for n in range(2)]"):
+    for way in (
+        "map(pl.program_id, range(2))",
+        "(pl.program_id(n) for n in (0, 1))",
+        "[pl.program_id(n) for n in range(2)]",
+    ):
         mine = f"def kernel(o_ref):\n    i, j = {way}\n    o_ref[...] = f(i, j)\n"
         (node,) = ast.parse(mine).body
         _, answer, theirs = paired(node, ast.parse(right).body[0], {}, {})
         found = differences({"kernel": answer}, {"kernel": theirs})
         (told,) = corrections({"kernel": answer}, found, {}, {"kernel": values_with_names(node)})
         assert told.said == "`f(i, j)` should be `f(i, j + 1)`"
+
+
+def test_a_given_function_is_looked_into_and_never_blamed():
+    given = "def load(x, n):\n    start(x, n)\n    start(n, x)\n"
+    right = "def kernel(x):\n    start(x, 3)\n    start(3, x)\n    wait(x)\n"
+    (load, kernel) = ast.parse(given + right).body
+
+    def told(mine):
+        _, answer, theirs = paired(ast.parse(mine).body[0], kernel, {}, {"load": load})
+        found = differences({"kernel": answer}, {"kernel": theirs})
+        return [c.said for c in corrections({"kernel": answer}, found, {}, {})]
+
+    mine = "def kernel(x):\n    load(x, 3)\n    wait(x)\n"
+    assert told(mine) == []
+    assert told(mine.replace("wait(x)", "wait(2)")) == ["`wait(2)` should be `wait(x)`"]
+    assert "`start(x, x)` should be" not in "".join(told(mine.replace("3", "x")))

@@ -306,7 +306,9 @@ def _alike(difference: Difference, needed: Sequence[Difference]) -> Iterator[lis
 
 def _in_parts(x: ast.AST, y: ast.AST) -> bool:
     """Whether two expressions of one type are the same thing with other parts."""
-    ops, others = ([_sums_of(op) for op in getattr(n, "ops", [getattr(n, "op", None)])] for n in (x, y))
+    ops, others = ([type(op) for op in getattr(n, "ops", [getattr(n, "op", None)])] for n in (x, y))
+    if isinstance(x, ast.BinOp) and isinstance(y, ast.BinOp) and ops != others:
+        return _summed_as(x, y) is not None
     alike = _head(x) == _head(y) if isinstance(x, ast.Call) else _comparable(x, y)
     return isinstance(x, ast.expr) and not isinstance(x, ast.Attribute) and ops == others and alike
 
@@ -584,13 +586,19 @@ def _written_as(a: Any, b: Any) -> Any:
         return _made_as(a, b)
     if _agree(a, b):
         return a
+    turned: ast.expr | None = None
     if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp):
-        return _summed_as(a, b)
-    if not (isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1):
+        if (summed := _summed_as(a, b)) is not None:
+            return summed
+        if type(a.op) is type(b.op) in _EITHER_WAY:
+            turned = ast.BinOp(b.right, b.op, b.left)
+            pairs = [(a.left, b.left, b.right), (a.right, b.right, b.left)]
+    elif isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1:
+        other = _TURNED.get(type(b.ops[0]))
+        turned = ast.Compare(b.comparators[0], [other()], [b.left]) if other else None
+        pairs = [(a.left, b.left, b.comparators[0]), (a.comparators[0], b.comparators[0], b.left)]
+    if turned is None:
         return b
-    other = _TURNED.get(type(b.ops[0]))
-    turned = ast.Compare(b.comparators[0], [other()], [b.left]) if other else b
-    pairs = [(a.left, b.left, b.comparators[0]), (a.comparators[0], b.comparators[0], b.left)]
     straight, crossed = (sum(_shared(p[0], p[n]) for p in pairs) for n in (1, 2))
     return ast.copy_location(turned, b) if crossed > straight else b
 
@@ -598,12 +606,15 @@ def _written_as(a: Any, b: Any) -> Any:
 _SUMS = ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd,), (ast.BitOr,))  # an operator, and what takes it back
 
 
-def _summed_as(a: ast.BinOp, b: ast.BinOp) -> ast.BinOp:
-    """Sum b with the order and the brackets of sum a; products, and conditions with & and |, as well."""
+def _summed_as(a: ast.BinOp, b: ast.BinOp) -> ast.expr | None:
+    """Sum b with the order and the brackets of sum a; products, and conditions with & and |, as well.
+
+    None if that cannot be, or if the two are then the same: what is added first matters to floats.
+    """
     same = _sums_of(a.op)
     mine, theirs = ([*_summed(n, same)] for n in (a, b))
     if same not in _SUMS or Counter(added for added, _ in mine) != Counter(added for added, _ in theirs):
-        return b
+        return None
     like = [(_shared(x, y), -i, -j) for i, (p, x) in enumerate(mine) for j, (q, y) in enumerate(theirs) if p == q]
     place: dict[int, int] = {}
     for _, i, j in sorted(like, reverse=True):
@@ -616,7 +627,8 @@ def _summed_as(a: ast.BinOp, b: ast.BinOp) -> ast.BinOp:
             return ast.copy_location(ast.BinOp(made(node.left), node.op, made(node.right)), b)
         return left.pop(0)
 
-    return made(a)  # type: ignore[return-value]
+    summed = made(a)
+    return summed if key_of(summed) != key_of(a) or same[0] in (ast.BitAnd, ast.BitOr) else None
 
 
 def _sums_of(operator: Any) -> tuple[type, ...]:

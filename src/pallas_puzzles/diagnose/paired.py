@@ -1,9 +1,11 @@
 """An answer and a right program in one form, with the functions outside of them that only one of the two calls."""
 
 import ast
+import math
+from typing import Any
 
 from .conditions import as_both
-from .differences import Functions, differences
+from .differences import Difference, Functions, differences
 from .straight import copy_of, is_nested, reads_of, side_by_side, with_helper
 
 _OWN = 1.5  # a function of the reader's own is looked into also where the two then differ by somewhat more
@@ -13,8 +15,9 @@ Form = tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]
 def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given: Functions) -> Form:
     """The answer as it is written, with its helpers; and both in one form.
 
-    own, given: functions outside of the two that each may call. What only one of them calls is put inside of it where
-    the two have more in common then: somebody has written out what the other one calls.
+    own, given: functions outside of the two that each may call; the answer may call given ones, too. What only one of
+    them calls is put inside of it where the two have more in common then: somebody has written out what the other one
+    calls. In what is given, nothing can be wrong.
     """
     theirs = ast.fix_missing_locations(_Imported(reads_of(mine)).visit(copy_of(theirs)))
     best, size = _formed(mine, theirs)
@@ -22,7 +25,7 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
     while names := (reads_of(mine) ^ reads_of(theirs)) & (own.keys() | given.keys()) - tried:
         name = min(names)
         tried.add(name)
-        pair = _within(mine, theirs, name, {**given, **own}), _within(theirs, mine, name, given)
+        pair = _within(mine, theirs, name, {**_marked(given), **own}), _within(theirs, mine, name, given)
         form, less = _formed(*pair)
         if less < size * (_OWN if pair[0] is not mine else 1):
             best, size, (mine, theirs) = form, less, pair  # and what is called in there comes next
@@ -34,12 +37,30 @@ def _within(function: ast.FunctionDef, other: ast.FunctionDef, name: str, functi
     return with_helper(function, functions[name]) if there else function
 
 
-def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, int]:
+def _marked(given: Functions) -> Functions:
+    functions = {name: copy_of(node) for name, node in given.items()}
+    for n in [n for node in functions.values() for n in ast.walk(node) if isinstance(n, ast.expr | ast.stmt)]:
+        vars(n)["given"] = True
+    return functions
+
+
+def _is_given(answer: ast.FunctionDef, d: Difference) -> bool:
+    """Whether a difference is in what is given."""
+    nodes: list[Any] = [answer]
+    for field, n in d.path:
+        node = getattr(nodes[-1], field)
+        nodes.append(node if n is None else node[n] if n < len(node) else None)
+    return any(hasattr(n, "given") for n in (nodes if d.was is not None else nodes[:-1]))
+
+
+def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, float]:
     """Both in one form, and in how much they differ."""
     found = []
     for flat in (False, True) if is_nested(mine) or is_nested(theirs) else (False,):
         answer, right = as_both(*side_by_side(mine, theirs, flat))
-        found.append(((mine, answer, right), sum(d.size for d in differences({mine.name: answer}, {mine.name: right}))))
+        apart = differences({mine.name: answer}, {mine.name: right})
+        size = sum(math.inf if _is_given(answer, d) else d.size for d in apart)
+        found.append(((mine, answer, right), size))
     return min(found, key=lambda each: each[1])
 
 
