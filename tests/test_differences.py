@@ -928,7 +928,7 @@ def test_a_body_in_the_wrong_branch_is_told_to_leave_it():
     (node,), (right,) = ast.parse(mine).body, ast.parse(theirs).body
     written, answer, right = paired(node, right, {}, {})
     (told,) = corrections({"f": answer}, differences({"f": answer}, {"f": right}), {}, {})
-    assert told.said == "`@pl.when(j == 0)` belongs in front of `@pl.when(i < 9)`, and not inside of it"
+    assert told.said == "`@pl.when(j == 0) ...` belongs in front of `@pl.when(i < 9)`, and not under it"
     assert ast.unparse(followed(written, told.edits)).replace("    pass\n        ", "    ") == ast.unparse(
         ast.parse(theirs)
     )
@@ -981,3 +981,32 @@ def test_a_given_function_is_looked_into_and_never_blamed():
     assert told(mine) == []
     assert told(mine.replace("wait(x)", "wait(2)")) == ["`wait(2)` should be `wait(x)`"]
     assert "`start(x, x)` should be" not in "".join(told(mine.replace("3", "x")))
+
+
+def test_a_statement_under_a_condition_that_is_for_others_alone_is_told_to_leave_it():
+    mine = "def f(i):\n    def work():\n        g(i)\n        h(i)\n\n"
+    mine += "    @pl.when(i < 9)\n    def _():\n        load(i + 1)\n        work()\n"
+    theirs = "def f(i):\n    @pl.when(i < 9)\n    def _():\n        load(i + 1)\n\n    g(i)\n    h(i)\n"
+    (node,), (right,) = ast.parse(mine).body, ast.parse(theirs).body
+    written, answer, right = paired(node, right, {}, {})
+    (told,) = corrections({"f": answer}, differences({"f": answer}, {"f": right}), {}, {})
+    assert (told.line, told.said) == (9, "`work()` belongs behind `@pl.when(i < 9)`, and not under it")
+    assert ast.unparse(followed(written, told.edits)).endswith("load(i + 1)\n        pass\n    work()")
+
+
+def test_a_sum_that_starts_by_a_choice_is_one_that_starts_under_a_condition():
+    mine = (
+        "def kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] + jnp.where(pl.program_id(0) == 0, 0.0, o_ref[...])\n"
+    )
+    theirs = (
+        "def kernel(x_ref, o_ref):\n    @pl.when(pl.program_id(0) == 0)\n    def _():\n"
+        "        o_ref[...] = jnp.zeros(o_ref.shape)\n\n    o_ref[...] += x_ref[...] * 2\n"
+    )
+    assert beside(mine, theirs) == ["`x_ref[...]` should be `x_ref[...] * 2`"]
+
+
+def test_a_call_in_a_loop_and_one_value_for_two_names():
+    mine = "def kernel(a, b):\n    a[0] = b[0] = 1\n\n    def step(i):\n        g(i)\n\n"
+    mine += "    for i in range(n):\n        step(i)\n"
+    theirs = "def kernel(a, b):\n    a[0] = 1\n    b[0] = 1\n    for i in range(n):\n        g(i + 1)\n"
+    assert beside(mine, theirs) == ["`i` should be `i + 1`"]

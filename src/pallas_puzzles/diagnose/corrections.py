@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
-from .straight import VERSION, condition_of, copy_of, key_of, reads_of
+from .differences import SHOWN, Difference, Functions, Path, Replaced, agree, applied, moves
+from .straight import VERSION, condition_of, copy_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
 _WORTH_DOTS = 12  # characters of what two programs share: fewer are told
@@ -91,12 +91,12 @@ def corrections(
     for gone, new in moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
         found.append(_moved(answer[gone.function], gone, new, calls, named.get(gone.function, {})))
+    for each in [d for d in chosen if _leaves(answer[d.function], d)]:
+        chosen = [d for d in chosen if d is not each]
+        found.append(_outside(answer[each.function], each, calls, named.get(each.function, {})))
     for each in [d for d in chosen if hasattr(d.was, "around") or hasattr(d.should, "around")]:
         chosen = [d for d in chosen if d is not each]
         found.append(_conditional(answer[each.function], each, calls, named.get(each.function, {})))
-    for each in [d for d in chosen if hasattr(d.was, "outside") and key_of(vars(d.was)["right"]) == key_of(d.should)]:
-        chosen = [d for d in chosen if d is not each]
-        found.append(_outside(answer[each.function], each, calls, named.get(each.function, {})))
     for group in _together(answer, chosen, named, statements):
         name = group.differences[0].function
         called = calls.get(name, f"`{name}`")
@@ -160,17 +160,29 @@ def _conditional(
     return Correction(found.function, first, last, called, _as_written(words), told, edits=edits)
 
 
+def _leaves(function: ast.FunctionDef, d: Difference) -> bool:
+    """Whether statements have to leave a condition, under which others stay."""
+    if hasattr(d.was, "outside"):
+        return d.should is not None and agree(vars(d.was)["right"], d.should)
+    return hasattr(d.should, "around") and hasattr(_at(function, d.path[:-2]), "part_of")
+
+
 def _outside(
     function: ast.FunctionDef, found: Difference, names: Mapping[str, str], named: Mapping[str, str]
 ) -> Correction:
-    """What to say of a body under a condition inside of another one, that does not depend on the other one."""
-    outer, is_first = found.was.outside  # type: ignore[union-attr]
-    inner = getattr(under := _at(function, found.path[:-2]), "written", under)
-    what, where = (f"`@{_text(each.decorator_list[0], named)}`" for each in (inner, outer))
-    words = _as_written(f"{what} belongs {'in front of' if is_first else 'behind'} {where}, and not inside of it")
-    there = Edit(_program(inner, named), **{"before" if is_first else "behind": outer})
-    called, last = names.get(found.function, f"`{found.function}`"), inner.end_lineno or found.line
-    return Correction(found.function, found.line, last, called, words, edits=(Edit("", inner), there))
+    """What to say of statements under a condition that they do not depend on, while others do."""
+    under = _at(function, found.path[:-2])
+    (whole, is_last), every = getattr(found.was, "outside", None) or under.part_of, under.body
+    every = [getattr(under, "written", under)] if hasattr(found.was, "outside") else every
+    mine = {id(n): n for n in (getattr(each, "call", each) for each in every)}
+    first, *_, last = [*mine.values()] * 2
+    what = f"lines {first.lineno} to {last.end_lineno} belong" if len(mine) > 1 else ""
+    what = what or f"{_beginning(_text(first, named))} belongs"
+    where = f"{'behind' if is_last else 'in front of'} `@{_text(whole.decorator_list[0], named)}`"
+    new = "\n".join(_program(each, named) for each in mine.values())
+    edits = (Edit(new, **{"behind" if is_last else "before": whole}), *(Edit("", n) for n in mine.values()))
+    called, words = names.get(found.function, f"`{found.function}`"), _as_written(f"{what} {where}, and not under it")
+    return Correction(found.function, first.lineno, last.end_lineno or first.lineno, called, words, edits=edits)
 
 
 def _beginning(text: str) -> str:

@@ -584,7 +584,7 @@ def _written_as(a: Any, b: Any) -> Any:
         return _chosen_as(a, _called_as(a, b))
     if isinstance(a, _MADE) and isinstance(b, _MADE):
         return _made_as(a, b)
-    if _agree(a, b):
+    if agree(a, b):
         return a
     turned: ast.expr | None = None
     if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp):
@@ -736,7 +736,7 @@ def _chosen_as(a: ast.Call, b: ast.Call) -> ast.Call:
     (asked, *mine), (condition, *theirs) = a.args, b.args
     straight, crossed = (sum(map(_shared, mine, each)) for each in (theirs, theirs[::-1]))
     other = _opposite(condition)
-    if _agree(asked, condition) or (crossed <= straight and not _agree(asked, other)):
+    if agree(asked, condition) or (crossed <= straight and not agree(asked, other)):
         return b
     return ast.copy_location(ast.Call(b.func, [other, *theirs[::-1]], []), b)
 
@@ -760,7 +760,7 @@ def _opposite(condition: ast.expr) -> ast.expr:
     return ast.copy_location(new, condition)
 
 
-def _agree(a: ast.AST, b: ast.AST) -> bool:
+def agree(a: ast.AST, b: ast.AST) -> bool:
     """Whether two programs are the same, or two comparisons say the same."""
     return key_of(a) == key_of(b) or (_says(a) is not None and _says(a) == _says(b))
 

@@ -131,7 +131,8 @@ def _called_out(function: ast.FunctionDef, calls: bool, flat: bool) -> ast.Funct
     """The statements of helpers where they are called, and `pl.when(c)(f)` as a body under `@pl.when(c)`."""
     inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
     helpers = {name: n for name, n in _helpers(function).items() if calls or hasattr(n, "outer")}
-    for n in [function, *inner]:
+    blocks: list[Any] = [n for n in ast.walk(function) if isinstance(getattr(n, "body", None), list)]
+    for n in blocks:
         n.body = [one for each in n.body for one in _without_calls(each, helpers)]
     called = reads_of(function)
     for n in [function, *inner]:
@@ -191,7 +192,7 @@ def _flat(statement: ast.stmt) -> list[ast.stmt]:
         for g in reversed(given):
             both = Inlined(name_of(g.targets[0]), g.value).visit(both)
         condition = _instead(ast.BinOp(copy_of(outer), ast.BitAnd(), both), inner)
-        condition.outside = statement, not parts
+        condition.outside = statement, bool(parts)
         part(each, condition, getattr(each, "body", []))
     if any(each not in given for each in plain):
         part(statement, copy_of(outer), plain)
@@ -227,7 +228,10 @@ def _without_calls(statement: ast.stmt, helpers: Mapping[str, ast.FunctionDef]) 
                     last, body[-1] = body[-1], copy_of(statement)
                     body[-1].value = last.value
                 body[-1].after = statement  # what comes next, comes behind the call
-                return [one for each in body for one in _without_calls(each, helpers)]
+                body = [one for each in body for one in _without_calls(each, helpers)]
+                for each in body:
+                    each.call = statement
+                return body
         case ast.Expr(ast.Call(ast.Call(ast.Attribute(attr="when"), [_]) as when, [done], [])):
             body = [ast.Expr(done.body if isinstance(done, ast.Lambda) else ast.Call(done, [], []))]
             body = [one for each in body for one in _without_calls(each, helpers)]
@@ -387,9 +391,13 @@ def _names_in(targets: Sequence[ast.AST]) -> list[ast.Name]:
 
 
 def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
-    """`a, b = x, y` as two statements, where x and y do not use a and b; `M, N = x.shape` as well."""
-    if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
+    """`a, b = x, y` as two statements, where x and y do not use a and b; `M, N = x.shape` and `a = b = x` as well."""
+    if not isinstance(statement, ast.Assign):
         return [statement]
+    if len(statement.targets) > 1:
+        each = [ast.copy_location(ast.Assign([t], copy_of(statement.value)), statement) for t in statement.targets]
+        again = any(map(is_work, ast.walk(statement.value))) or uses_of(statement)[1] & reads_of(statement.value)
+        return [statement] if again else [one for single in each for one in _one_by_one(single)]
     target, value = statement.targets[0], statement.value
     if not isinstance(target, ast.Tuple) or any(isinstance(each, ast.Starred) for each in target.elts):
         return [statement]
