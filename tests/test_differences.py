@@ -1010,3 +1010,35 @@ def test_a_call_in_a_loop_and_one_value_for_two_names():
     mine += "    for i in range(n):\n        step(i)\n"
     theirs = "def kernel(a, b):\n    a[0] = 1\n    b[0] = 1\n    for i in range(n):\n        g(i + 1)\n"
     assert beside(mine, theirs) == ["`i` should be `i + 1`"]
+
+
+def test_a_short_function_of_another_kind_is_compared_where_it_is_called():
+    mine = (
+        "def kernel(x_ref, b_ref, sems):\n    def fetch(t, slot):\n"
+        "        return copy(x_ref.at[pl.ds(t * 8, 8), pl.ds(0, 8)], b_ref.at[slot], sems.at[slot])\n\n"
+        "    for t in range(n):\n        fetch(t, t % 3).wait()\n        fetch(t + 2, (t + 1) % 3).start()\n"
+    )
+    theirs = (
+        "def kernel(x_ref, b_ref, sems):\n    def load(t):\n"
+        "        return copy(x_ref.at[pl.ds(t * 8, 8), pl.ds(0, 8)], b_ref.at[t % 3], sems.at[t % 3])\n\n"
+        "    for t in range(n):\n        load(t).wait()\n        load(t + 2).start()\n"
+    )
+    assert beside(mine, theirs) == ["`(t + 1) % 3` should be `(t + 2) % 3`"]
+
+
+@pytest.mark.parametrize(
+    ("carried", "loop"),
+    [
+        ("return c + x_ref[i]", "o_ref[...] = lax.fori_loop(0, n, body, jnp.zeros(8))"),
+        (
+            "o_ref[...] = o_ref[...] + x_ref[i]\n        return c",
+            "o_ref[...] = jnp.zeros(8)\n    lax.fori_loop(0, n, body, 0)",
+        ),
+    ],
+)
+def test_a_loop_of_lax_is_one_of_pallas(carried, loop):
+    mine = f"def kernel(x_ref, o_ref):\n    def body(i, c):\n        wait(i)\n        {carried}\n\n    {loop}\n"
+    theirs = "def kernel(x_ref, o_ref):\n    o_ref[...] = jnp.zeros(8)\n\n    @pl.loop(0, n)\n    def _(i):\n"
+    theirs += "        wait({})\n        o_ref[...] += x_ref[i]\n"
+    assert beside(mine, theirs.format("i")) == []
+    assert beside(mine, theirs.format("i + 1")) == ["`wait(i)` should be `wait(i + 1)`"]

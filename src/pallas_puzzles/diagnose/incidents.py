@@ -115,8 +115,8 @@ def _shared_semaphore(trace: Trace, i: Incident) -> str:
     return (
         f"the kernel {d['verb']} {d['part']} after a wait on {d['semaphore']}, but the copy started at {d['started']} "
         f"may not have arrived: {d['others']} copies on their way use this semaphore. A semaphore "
-        "counts bytes, and copies may arrive in any order, so the wait may have ended with another one. Give each slot "
-        "a semaphore of its own, or wait for all of them."
+        "counts bytes, and copies may arrive in any order, so the wait may have ended with another one. Start the next "
+        "copy only after this wait, or give each slot a semaphore of its own."
     )
 
 

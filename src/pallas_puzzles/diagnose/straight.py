@@ -19,21 +19,26 @@ UNORDERED = frozenset({"keywords"})
 
 
 def side_by_side(
-    mine: ast.FunctionDef, theirs: ast.FunctionDef, flat: bool = False
+    mine: ast.FunctionDef, theirs: ast.FunctionDef, flat: bool = False, opened: bool = False
 ) -> tuple[ast.FunctionDef, ast.FunctionDef]:
     """Two functions that do the same, each `straightened` with the other one in view."""
     calls = not (_helpers(mine, inner=True) and _helpers(theirs, inner=True))
-    mine = straightened(mine, straightened(theirs, None, calls, flat), calls, flat)
-    return mine, straightened(theirs, mine, calls, flat)
+    mine = straightened(mine, straightened(theirs, None, calls, flat, opened), calls, flat, opened)
+    return mine, straightened(theirs, mine, calls, flat, opened)
 
 
 def straightened(
-    function: ast.FunctionDef, beside: ast.FunctionDef | None = None, calls: bool = True, flat: bool = False
+    function: ast.FunctionDef,
+    beside: ast.FunctionDef | None = None,
+    calls: bool = True,
+    flat: bool = False,
+    opened: bool = False,
 ) -> ast.FunctionDef:
     """The same function, with the values of names that it uses for convenience in the places of these names.
 
     beside: another one that is straightened; a value that has a name there keeps its own, and a name that is there.
     calls: the statements of helpers stand where they are called. flat: a condition inside of another stands beside it.
+    opened: a function that only returns something stands where it is called, however long it is.
     """
     tree = _Plain().visit(copy_of(function))
     given = [n for n in ast.walk(beside) if isinstance(n, ast.Assign)] if beside is not None else []
@@ -51,7 +56,7 @@ def straightened(
             _name_versions(block)
     for block in reversed(blocks):  # the inner ones first: one that only returns something is a lambda outside
         block.body = [each if getattr(each, "name", "") in functions else _as_lambda(each) for each in block.body]
-        _straighten(block.body, block if isinstance(block, ast.FunctionDef) else tree, names, values)
+        _straighten(block.body, block if isinstance(block, ast.FunctionDef) else tree, names, values, opened)
     return ast.fix_missing_locations(_Spread().visit(tree))
 
 
@@ -148,6 +153,11 @@ def is_nested(function: ast.FunctionDef) -> bool:
     return any(condition_of(each) is not None for n in bodies for each in n.body)
 
 
+def has_functions(function: ast.FunctionDef) -> bool:
+    """Whether a straight function has functions inside of it that only return something."""
+    return any(isinstance(n, ast.Assign) and isinstance(n.value, ast.Lambda) for n in ast.walk(function))
+
+
 def condition_of(node: ast.AST) -> ast.expr | None:
     """Of a body under `@pl.when(condition)`."""
     match node:
@@ -232,6 +242,10 @@ def _without_calls(statement: ast.stmt, helpers: Mapping[str, ast.FunctionDef]) 
                 for each in body:
                     each.call = statement
                 return body
+        case ast.Expr(ast.Call(ast.Attribute(attr="fori_loop"), [_, _, ast.Name(name), _], []) as call) | ast.Assign(
+            [_], ast.Call(ast.Attribute(attr="fori_loop"), [_, _, ast.Name(name), _], []) as call
+        ) if name in helpers and (loop := _as_loop(statement, call, helpers[name])):
+            return [one for each in loop for one in _without_calls(each, helpers)]
         case ast.Expr(ast.Call(ast.Call(ast.Attribute(attr="when"), [_]) as when, [done], [])):
             body = [ast.Expr(done.body if isinstance(done, ast.Lambda) else ast.Call(done, [], []))]
             body = [one for each in body for one in _without_calls(each, helpers)]
@@ -239,6 +253,36 @@ def _without_calls(statement: ast.stmt, helpers: Mapping[str, ast.FunctionDef]) 
             under.written = statement  # type: ignore[attr-defined]  # as it stands in the text
             return [ast.fix_missing_locations(ast.copy_location(under, statement))]
     return [statement]
+
+
+def _as_loop(statement: Any, call: ast.Call, helper: ast.FunctionDef) -> list[ast.stmt]:
+    """`lax.fori_loop(a, b, f, init)` as a body under `@pl.loop(a, b)`.
+
+    What it carries is in the Ref that takes it in the end, or is nothing; [] where it is something else.
+    """
+    first, last, _, init = call.args
+    end, target = helper.body[-1], copy_of(statement.targets[0]) if isinstance(statement, ast.Assign) else None
+    if len(helper.args.args) != 2 or not isinstance(end, ast.Return) or end.value is None:
+        return []
+    step, carried = (a.arg for a in helper.args.args)
+    body, before = [copy_of(each) for each in helper.body[:-1]], list[ast.stmt]()
+    if name_of(end.value) != carried and not isinstance(end.value, ast.Constant):
+        if not isinstance(target, ast.Subscript):
+            return []
+        kept: Any = copy_of(target)
+        kept.ctx = ast.Load()
+        before = [ast.copy_location(ast.Assign([target], init), statement)]
+        stored = ast.copy_location(ast.Assign([copy_of(target)], copy_of(end.value)), end)
+        body = [Inlined(carried, kept).visit(each) for each in [*body, stored]]
+    elif any(carried in reads_of(each) for each in body):
+        return []
+    under = ast.copy_location(
+        ast.Call(ast.Attribute(ast.Name("pl", ast.Load()), "loop", ast.Load()), [first, last], []), call
+    )
+    args = ast.arguments([], [ast.arg(step)], None, [], [], None, [])
+    loop = ast.FunctionDef("_", args, body or [ast.Pass()], [under], type_params=[])
+    loop.written = statement  # type: ignore[attr-defined]
+    return [ast.fix_missing_locations(ast.copy_location(each, statement)) for each in (*before, loop)]
 
 
 _MOST = 4  # times that a loop over things that stand in the text is written out
@@ -446,15 +490,16 @@ def values_with_names(function: ast.FunctionDef) -> dict[str, str]:
     return {text: name for text, name in values.items() if not text.isidentifier() and not text.isnumeric()}
 
 
-def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], values: set[str]) -> None:
+def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], values: set[str], opened: bool) -> None:
     """Puts values in the places of their names: first what is short, then what is used once, later in this body."""
     for short in (True, False):
         for n in reversed(range(len(body) - 1)):
             each = body[n]
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
-            name = each.targets[0].id
-            if name in names or not (_is_steady(each.value) if short else key_of(each.value) not in values):
+            name, whole_call = each.targets[0].id, opened and isinstance(each.value, ast.Lambda)
+            steady = whole_call or _is_steady(each.value)
+            if (name in names and not whole_call) or not (steady if short else key_of(each.value) not in values):
                 continue
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1 or _is_filled(each.value, used, whole):
