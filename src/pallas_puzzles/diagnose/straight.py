@@ -324,7 +324,7 @@ class _Unrolled(ast.NodeTransformer):
                     ast.Call(called, [ast.copy_location(ast.Name("_", ast.Load()), node)], []), node
                 )
                 times = _times(ast.Name("_", ast.Store()), values)
-                if times is not None:
+                if times is not None and is_step(each):
                     return ast.copy_location(ast.Tuple([put(each) for put in times], ast.Load()), node)
         return node
 
