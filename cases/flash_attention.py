@@ -299,6 +299,8 @@ def puzzle_9(nb: Any) -> Question:
     seen = np.arange(16)[:, None] % 5 * 32 > np.arange(128)  # some rows see nothing
     overflow = np.random.default_rng(0).standard_normal((16, 128)).astype(np.float32)
     overflow[4, :8] = np.inf  # where it is seen: it must not be made finite
+    blind = np.where(seen.any(axis=1, keepdims=True), 0.5, -np.inf).astype(np.float32)
+    beyond = np.where(seen, overflow[::-1], np.nan).astype(np.float32)
     return question(
         nb.dq_spec,
         *grads_case(1, 2, 256, 320, 64),
@@ -328,6 +330,7 @@ def puzzle_9(nb: Any) -> Question:
         claims=[  # p is for Puzzle 10
             helper_claim(nb.p_and_ds, p_and_ds_spec, tile, tile, column, column, seen),
             helper_claim(nb.p_and_ds, p_and_ds_spec, normal((16, 128), shift=-9.0), overflow, column, column, seen),
+            helper_claim(nb.p_and_ds, p_and_ds_spec, tile, beyond, blind, column, seen),
         ],
     )
 

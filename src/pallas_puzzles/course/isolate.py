@@ -103,8 +103,10 @@ def isolated(
     def as_chosen(functions: Functions) -> bool:
         """Whether these are, in one form, the program that has been tried already: the answer with `chosen` undone."""
         there = applied(answer, chosen)
-        forms = {n: paired(functions[n], course[n], helpers, given)[1] for n in there if n in functions and n in both}
-        return forms.keys() == there.keys() and all(key_of(forms[n]) == key_of(there[n]) for n in there)
+        changed = [n for n in there if there[n] is not answer[n]]
+        rest = all(key_of(functions.get(n)) == key_of(written[n]) for n in there if n not in changed)
+        forms = {n: paired(functions[n], course[n], helpers, given)[1] for n in changed if n in functions and n in both}
+        return rest and forms.keys() == {*changed} and all(key_of(forms[n]) == key_of(there[n]) for n in changed)
 
     if fails:
         known[_key(answer), works] = False
@@ -133,7 +135,8 @@ def isolated(
                 continue  # to say what comes or goes is of no help without what is too long to be told
             swapped = {c.function: right[c.function] for c in said if c.whole}
             mended = {**_followed(written, said, helpers), **swapped}
-            if len(swapped) == len(said) or as_chosen(mended) or tried(mended, works_everywhere):
+            everywhere = works if as_chosen(mended) else works_everywhere  # what has been tried there runs here, too
+            if len(swapped) == len(said) or tried(mended, everywhere):
                 return [dataclasses.replace(c, tried=True) for c in said]
     # of what comes and goes, nobody knows that it has to, unless it is all that differs
     rewritten = any(d.whole for d in chosen)

@@ -6,7 +6,7 @@ from typing import Any
 
 from .conditions import as_both
 from .differences import Difference, Functions, differences
-from .straight import copy_of, has_functions, is_nested, reads_of, side_by_side, with_helper
+from .straight import copy_of, has_functions, is_nested, key_of, reads_of, side_by_side, straightened, with_helper
 
 _OWN = 1.5  # a function of the reader's own is looked into also where the two then differ by somewhat more
 Form = tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]
@@ -19,6 +19,9 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
     them calls is put inside of it where the two have more in common then: somebody has written out what the other one
     calls. In what is given, nothing can be wrong.
     """
+    if key_of(mine) == key_of(theirs):
+        same = straightened(mine)
+        return mine, same, same
     theirs = ast.fix_missing_locations(_Imported(reads_of(mine)).visit(copy_of(theirs)))
     best, size = _formed(mine, theirs)
     tried: set[str] = set()
