@@ -28,7 +28,8 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
     while names := (reads_of(mine) ^ reads_of(theirs)) & (own.keys() | given.keys()) - tried:
         name = min(names)
         tried.add(name)
-        pair = _within(mine, theirs, name, {**_marked(given), **own}), _within(theirs, mine, name, given)
+        mine_too = own if name in own else {name: _marked(given[name])}
+        pair = _within(mine, theirs, name, mine_too), _within(theirs, mine, name, given)
         form, less = _formed(*pair)
         if less < size * (_OWN if pair[0] is not mine else 1):
             best, size, (mine, theirs) = form, less, pair  # and what is called in there comes next
@@ -40,11 +41,11 @@ def _within(function: ast.FunctionDef, other: ast.FunctionDef, name: str, functi
     return with_helper(function, functions[name]) if there else function
 
 
-def _marked(given: Functions) -> Functions:
-    functions = {name: copy_of(node) for name, node in given.items()}
-    for n in [n for node in functions.values() for n in ast.walk(node) if isinstance(n, ast.expr | ast.stmt)]:
+def _marked(given: ast.FunctionDef) -> ast.FunctionDef:
+    function = copy_of(given)
+    for n in [n for n in ast.walk(function) if isinstance(n, ast.expr | ast.stmt)]:
         vars(n)["given"] = True
-    return functions
+    return function
 
 
 def _is_given(answer: ast.FunctionDef, d: Difference) -> bool:

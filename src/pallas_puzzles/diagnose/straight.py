@@ -320,9 +320,8 @@ class _Unrolled(ast.NodeTransformer):
             case ast.Call(ast.Name("tuple" | "list"), [ast.Tuple() as made], []):
                 return made
             case ast.Call(ast.Name("map"), [called, values], []):
-                each = ast.copy_location(
-                    ast.Call(called, [ast.copy_location(ast.Name("_", ast.Load()), node)], []), node
-                )
+                each = ast.Call(called, [ast.Name("_", ast.Load())], [])
+                each = ast.fix_missing_locations(ast.copy_location(each, node))
                 times = _times(ast.Name("_", ast.Store()), values)
                 if times is not None and is_step(each):
                     return ast.copy_location(ast.Tuple([put(each) for put in times], ast.Load()), node)
@@ -497,9 +496,9 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], v
             each = body[n]
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
-            name, whole_call = each.targets[0].id, opened and isinstance(each.value, ast.Lambda)
-            steady = whole_call or _is_steady(each.value)
-            if (name in names and not whole_call) or not (steady if short else key_of(each.value) not in values):
+            name, opens = each.targets[0].id, opened and isinstance(each.value, ast.Lambda)
+            steady = opens or _is_steady(each.value)
+            if (name in names and not opens) or not (steady if short else key_of(each.value) not in values):
                 continue
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1 or _is_filled(each.value, used, whole):
