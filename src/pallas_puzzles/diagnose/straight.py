@@ -480,12 +480,14 @@ def _size_along(shape: ast.Attribute, axis: int) -> ast.expr:
 
 
 def values_with_names(function: ast.FunctionDef) -> dict[str, str]:
-    """The names that a function gives to values, once each, by the text of the value."""
+    """The names that a function gives to one value each, by the text of the value."""
     nodes = ast.walk(_Unrolled(False).visit(copy_of(function)))
     every = [one for n in nodes if isinstance(n, ast.Assign) for one in _one_by_one(n)]
     given = [n for n in every if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
-    counts = Counter(n.targets[0].id for n in given)  # type: ignore[attr-defined]
-    values = {ast.unparse(n.value): n.targets[0].id for n in given if counts[n.targets[0].id] == 1}  # type: ignore[attr-defined]
+    texts: dict[str, set[str]] = defaultdict(set)
+    for n in given:
+        texts[n.targets[0].id].add(ast.unparse(n.value))  # type: ignore[attr-defined]
+    values = {text: name for name, (text, *more) in texts.items() if not more}
     return {text: name for text, name in values.items() if not text.isidentifier() and not text.isnumeric()}
 
 
