@@ -907,3 +907,34 @@ def test_a_helper_is_not_told_to_change_for_one_of_those_that_call_it(maps, told
     verdict = session.run("basics/5", overlay=MAPS.format(**maps))
     causes = {finding.function: finding.cause for finding in verdict.findings}
     assert causes == {function: f"In `{function}`, {words}" for function, words in told.items()}
+
+
+def test_an_error_in_a_helper_says_which_of_its_calls_it_was():
+    def plus(x, n):
+        return x + jnp.zeros(n)
+
+    def kernel(x_ref, o_ref):
+        x = plus(x_ref[...], 1)
+        o_ref[...] = plus(x, 7)
+
+    def call(x):
+        return pl.pallas_call(kernel, out_shape=x)(x)
+
+    (finding,) = check_call(call, [np.ones((8, 128), np.float32)], np.ones((8, 128), np.float32)).findings
+    assert finding.line.text == "return x + jnp.zeros(n)"
+    assert finding.evidence[-1].endswith(": o_ref[...] = plus(x, 7)")
+    assert finding.evidence[-1].startswith("called at test_check.py:")
+
+
+def test_one_cause_in_two_results_is_told_once():
+    def kernel(x_ref, a_ref, b_ref):
+        @pl.when(pl.program_id(0) == 5)
+        def _():
+            a_ref[...] = b_ref[...] = x_ref[...]
+
+    def both(x):
+        return pl.pallas_call(kernel, grid=(2,), out_shape=[x, x])(x)
+
+    (finding,) = check_call(both, [np.ones((8, 128), np.float32)], [np.ones((8, 128), np.float32)] * 2).findings
+    assert (finding.kind, finding.operand) == ("never-stored", "a_ref")
+    assert "the same happens with b_ref" in finding.evidence

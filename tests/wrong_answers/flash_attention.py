@@ -613,6 +613,9 @@ def delta_kernel(o_ref, do_ref, delta_ref):
 # p_and_ds: `= jnp.where(seen, jnp.exp(s - lse), 0)` -> `= seen * jnp.exp(s - lse)`
 # p_and_ds: `p, jnp.where(seen, p * (dp - delta), 0)` -> `p, seen * p * (dp - delta)`
 
+# %% flash_attention/9: p alone is masked by multiplying with 0
+# p_and_ds: `= jnp.where(seen, jnp.exp(s - lse), 0)` -> `= seen * jnp.exp(s - lse)`
+
 # %% flash_attention/9: keys beyond the edge meet a 0
 # dq_kernel: `rows_inside(k_ref[...], j, Skv)` -> `k_ref[...]`
 

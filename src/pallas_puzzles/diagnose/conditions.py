@@ -45,10 +45,7 @@ def _start_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
     for each in list(theirs.body):
         match each:
             case ast.Assign([ast.Subscript(ref) as target], value) if key_of(target) in set_there:
-                held = key_of(read_of(target))
-                chosen = [n for n in ast.walk(value) if isinstance(n, ast.Call) and len(n.args) == 3]
-                chosen = [n for n in chosen if getattr(n.func, "attr", "") == "where" and key_of(n.args[2]) == held]
-                for where in chosen[:1]:
+                for where in _choices(value, target)[:1]:
                     condition, start, kept = map(ast.unparse, where.args)
                     make = (
                         "jnp.zeros({0}.shape, {0}.dtype)"
@@ -60,14 +57,18 @@ def _start_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
                     Replaced(where, where.args[2]).visit(each)
 
 
+def _choices(value: ast.expr, target: ast.expr) -> list[ast.Call]:
+    """The parts `jnp.where(c, start, ref[...])` of a value that is stored into the same place."""
+    calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and len(n.args) == 3]
+    held = key_of(read_of(target))
+    return [n for n in calls if getattr(n.func, "attr", "") == "where" and key_of(n.args[2]) == held]
+
+
 def _chosen_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
     """The other way round: `jnp.where(c, 0, ref[...])` where the right program sets the Ref to 0 under `pl.when(c)`."""
     for each in [n for n in mine.body if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Subscript)]:
         target = each.targets[0]
-        chosen = [n for n in ast.walk(each.value) if isinstance(n, ast.Call) and len(n.args) == 3]
-        chosen = [
-            n for n in chosen if getattr(n.func, "attr", "") == "where" and key_of(n.args[2]) == key_of(read_of(target))
-        ]
+        chosen = _choices(each.value, target)
         for n, add in enumerate(theirs.body) if len(chosen) == 1 else ():
             if not (isinstance(add, ast.AugAssign) and key_of(add.target) == key_of(target)):
                 continue

@@ -925,9 +925,8 @@ def likeness(a: ast.AST, b: ast.AST) -> float:
         if _ref_of(a) != _ref_of(b) or functions[0] != functions[1]:
             return 0.0
     mine, theirs = Counter(_words(a)), Counter(_words(b))
-    if isinstance(a, ast.Expr) and not any(
-        word.partition(" ")[2] for word in mine & theirs
-    ):  # two calls without a name in common
+    named = [word for word in mine & theirs if word.partition(" ")[2]]
+    if isinstance(a, ast.Expr) and not named:  # two calls without a name in common
         return 0.0
     share = 2 * (mine & theirs).total() / max(1, (mine.total() + theirs.total()))
     same_target = isinstance(a, _STORES) and isinstance(b, _STORES) and (_target(a) == _target(b) or _ref_of(a) != "")
