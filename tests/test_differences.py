@@ -1045,14 +1045,19 @@ def test_a_loop_of_lax_is_one_of_pallas(carried, loop):
 
 
 def test_a_mistake_in_one_function_is_found_beside_two_that_only_fit_each_other():
-    mine = "def kernel(y):\n    return y + 2\n\n\ndef fwd(x):\n    return (x,)\n\n\n"
+    mine = "def kernel(y):\n    return y + 2, z(y) * 3\n\n\ndef fwd(x):\n    return (x,)\n\n\n"
     mine += "def bwd(kept):\n    (x,) = kept\n    return g(x)\n"
-    theirs = "def kernel(y):\n    return y + 1\n\n\ndef fwd(x):\n    return x\n\n\ndef bwd(kept):\n    return g(kept)\n"
+    theirs = "def kernel(y):\n    return y + 1, z(y) * 4\n\n\ndef fwd(x):\n    return x\n\n\n"
+    theirs += "def bwd(kept):\n    return g(kept)\n"
     answer, right = parsed(mine), parsed(theirs)
 
     def is_right(functions):
         text = text_of(functions)
-        return "y + 1" in text and ("return (x,)" in text) == ("(x,) = kept" in text or "x, = kept" in text)
+        return (
+            "y + 1" in text
+            and "* 4" in text
+            and ("return (x,)" in text) == ("(x,) = kept" in text or "x, = kept" in text)
+        )
 
     chosen = that_matter(answer, differences(answer, right), is_right, 40, str)
     assert {d.function for d in chosen} == {"kernel"}
