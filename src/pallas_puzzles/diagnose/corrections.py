@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .differences import SHOWN, Difference, Functions, Path, Replaced, agree, applied, moves
+from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
 from .straight import VERSION, condition_of, copy_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
@@ -91,9 +91,6 @@ def corrections(
     for gone, new in moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
         found.append(_moved(answer[gone.function], gone, new, calls, named.get(gone.function, {})))
-    for each in [d for d in chosen if _leaves(answer[d.function], d)]:
-        chosen = [d for d in chosen if d is not each]
-        found.append(_outside(answer[each.function], each, calls, named.get(each.function, {})))
     for each in [d for d in chosen if hasattr(d.was, "around") or hasattr(d.should, "around")]:
         chosen = [d for d in chosen if d is not each]
         found.append(_conditional(answer[each.function], each, calls, named.get(each.function, {})))
@@ -131,7 +128,10 @@ def _moved(
     called, when = names.get(gone.function, f"`{gone.function}`"), "late" if new.line < gone.line else "early"
     mine = getattr(gone.was, "written", gone.was)
     what, where = (_beginning(_text(each, named)) for each in (mine, getattr(beside, "written", beside)))
-    words = f"{what} comes too {when}: it belongs {'behind' if n else 'in front of'} {where}"
+    side, around = "behind" if n else "in front of", (*new.path[:-1], (field, max((n or 0) - 1, 0)))
+    words = f"{what} comes too {when}: it belongs {side} {where}"
+    if gone.path[: len(around)] == around and condition_of(beside) is not None:
+        words = f"{what} belongs {side} `@{_text(beside.decorator_list[0], named)}`, and not under it"
     there = Edit(_program(mine, named), **{"behind" if n else "before": beside})
     last = getattr(gone.was, "end_lineno", None) or gone.line
     return Correction(gone.function, gone.line, last, called, _as_written(words), edits=(Edit("", gone.was), there))
@@ -158,31 +158,6 @@ def _conditional(
     new = "\n    ".join([f"@{_program(when, named)}\ndef _():", *(_program(each, named) for each in body)])
     edits = (Edit(new, body[0]), *(Edit("", each) for each in body[1:]))
     return Correction(found.function, first, last, called, _as_written(words), told, edits=edits)
-
-
-def _leaves(function: ast.FunctionDef, d: Difference) -> bool:
-    """Whether statements have to leave a condition, under which others stay."""
-    if hasattr(d.was, "outside"):
-        return d.should is not None and agree(vars(d.was)["right"], d.should)
-    return hasattr(d.should, "around") and hasattr(_at(function, d.path[:-2]), "part_of")
-
-
-def _outside(
-    function: ast.FunctionDef, found: Difference, names: Mapping[str, str], named: Mapping[str, str]
-) -> Correction:
-    """What to say of statements under a condition that they do not depend on, while others do."""
-    under = _at(function, found.path[:-2])
-    (whole, is_last), every = getattr(found.was, "outside", None) or under.part_of, under.body
-    every = [getattr(under, "written", under)] if hasattr(found.was, "outside") else every
-    mine = {id(n): n for n in (getattr(each, "call", each) for each in every)}
-    first, *_, last = [*mine.values()] * 2
-    what = f"lines {first.lineno} to {last.end_lineno} belong" if len(mine) > 1 else ""
-    what = what or f"{_beginning(_text(first, named))} belongs"
-    where = f"{'behind' if is_last else 'in front of'} `@{_text(whole.decorator_list[0], named)}`"
-    new = "\n".join(_program(each, named) for each in mine.values())
-    edits = (Edit(new, **{"behind" if is_last else "before": whole}), *(Edit("", n) for n in mine.values()))
-    called, words = names.get(found.function, f"`{found.function}`"), _as_written(f"{what} {where}, and not under it")
-    return Correction(found.function, first.lineno, last.end_lineno or first.lineno, called, words, edits=edits)
 
 
 def _beginning(text: str) -> str:
@@ -366,9 +341,6 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     was = _at(tree, group.path) if inside else first.was
     should = _at(applied(answer, group.differences)[first.function], group.path) if inside else first.should
     old, new = _text(was, named), _text(should, named)
-    unclear = tell == "like" or _as_written(old) == _as_written(new)
-    if unclear and was is not None and should is not None and (later := _changed_before(tree, was, should)):
-        return later, False
     if old == new:  # the reader's names hide what differs
         old = ast.unparse(was) if was is not None else old
     if max(len(old), len(new)) > SHOWN and was is not None and should is not None:
@@ -392,16 +364,6 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     if tells and not _fits(outline := _outline(should, was, named), old):
         return f"{mine} differs from a right one, which is like `{outline}`", False
     return f"{mine} is what is wrong" if tell == "where" else f"{mine} differs from a right one", False
-
-
-def _changed_before(function: ast.FunctionDef, was: ast.AST, should: ast.AST) -> str:
-    """Where a name should have a value that it had before; "" for none."""
-    mine, theirs = ({n.id for n in ast.walk(node) if isinstance(n, ast.Name)} for node in (was, should))
-    for each in [n for n in ast.walk(function) if isinstance(n, ast.Assign)]:
-        for name, version, _ in (given.partition(VERSION) for given in _named_by(each) & mine):
-            if version and name in theirs:
-                return f"`{name}` has to be as it was before line {each.lineno} changes it"
-    return ""
 
 
 def _fits(outline: str, text: str) -> bool:

@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .products import product_as
 from .straight import (
     IGNORED,
     UNORDERED,
@@ -21,7 +20,6 @@ from .straight import (
     copy_of,
     in_order,
     is_step,
-    is_whole,
     is_work,
     key_of,
     kinds_of_names,
@@ -382,8 +380,7 @@ def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
 
 
 def _of_function(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[Difference]:
-    theirs = _named_as_in(mine, _changed_as_in(mine, _with_names_of(mine, theirs)))
-    theirs = _in_order_of(mine, _inlined_as_in(mine, theirs))
+    theirs = _in_order_of(mine, _inlined_as_in(mine, _with_names_of(mine, theirs)))
     whole = Difference(mine.name, (), mine, theirs, mine.lineno)
     places = list(_between(mine, theirs, (), mine.lineno))
     found = [Difference(mine.name, *place) for *place, _ in places]
@@ -414,39 +411,6 @@ def _mark(node: Any) -> None:
             _mark(child)
 
 
-def _changed_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
-    """The right function, with arguments that are given another value in the answer, too, here the same one."""
-    arguments = {n.arg for n in ast.walk(theirs.args) if isinstance(n, ast.arg)}
-    given = [n.targets[0].id for n in mine.body if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
-    second = {name.partition(VERSION)[0]: name for name in given if name.endswith(f"{VERSION}2")}
-    for name in second.keys() & arguments - {name.partition(VERSION)[0] for name in _bound(theirs) if VERSION in name}:
-        theirs.body = [_Renamed({name: second[name]}).visit(each) for each in theirs.body]
-        same = ast.Assign([ast.Name(second[name], ast.Store())], ast.Name(name, ast.Load()))
-        theirs.body.insert(0, ast.fix_missing_locations(ast.copy_location(same, theirs.body[0])))
-    return theirs
-
-
-def _named_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
-    """The right function with names for what is much like a value that has a name in the answer."""
-    taken = _bound(theirs)
-    for body in [n.body for n in ast.walk(theirs) if isinstance(n, ast.FunctionDef | ast.For)]:
-        for each in [each for each in body if isinstance(each, ast.Assign | ast.AugAssign)]:
-            for value, name in _values_of_names(mine):
-                like = [n for n in ast.walk(each.value) if _is_like(n, value) and _share(n, value) > _MUCH]
-                if name not in taken and len(like) == 1 and like[0] is not each.value:
-                    taken.add(name)
-                    given = ast.Assign([ast.Name(name, ast.Store())], copy_of(like[0]))
-                    body.insert(body.index(each), ast.fix_missing_locations(ast.copy_location(given, each)))
-                    ast.fix_missing_locations(Replaced(like[0], name).visit(each))
-    return theirs
-
-
-def _is_like(node: ast.AST, value: ast.AST) -> bool:
-    """Whether two values may be the same thing: no two Refs are."""
-    refs = [key_of(n.value) for n in (node, value) if isinstance(n, ast.Subscript)]
-    return type(node) is type(value) and len({*refs}) < 2
-
-
 def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.FunctionDef:
     """The right function without names for values that have none in the answer."""
     plain = {key_of(n) for n in ast.walk(mine) if isinstance(n, ast.expr)}
@@ -459,11 +423,6 @@ def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             uses = [n for n in ast.walk(theirs) if isinstance(n, ast.Name) and n.id == name]
             here = sum(isinstance(n, ast.Name) and n.id == name for other in behind for n in ast.walk(other))
             again = len(uses) > 2 and any(is_work(n) and _is_costly(n) for n in ast.walk(value))
-            if again and name not in there and (kept := _kept_in(name, behind)) is not None:
-                body.remove(each)
-                body[:] = [Inlined(name, read_of(kept.targets[0])).visit(n) if n is not kept else n for n in body]
-                kept.value = value
-                continue
             short = key_of(value) in plain or size_of(value) < _SHORT
             if name in there or again or not short or len(_stores_of(name, theirs)) != 1 or here != len(uses) - 1:
                 continue
@@ -471,17 +430,6 @@ def _inlined_as_in(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
                 body.remove(each)
                 body[:] = [Inlined(name, value).visit(other) for other in body]
     return theirs
-
-
-def _kept_in(name: str, behind: Sequence[ast.stmt]) -> ast.Assign | None:
-    """The store of a value into a Ref that can be read where its name is used: nothing else stores there after it."""
-    for n, each in enumerate(behind):
-        match each:
-            case ast.Assign([ast.Subscript(ast.Name(ref))], ast.Name(stored)) if stored == name:
-                return None if any(ref in uses_of(later)[1] for later in behind[n + 1 :]) else each
-        if name in reads_of(each):
-            return None
-    return None
 
 
 def _is_costly(call: Any) -> bool:
@@ -578,14 +526,10 @@ def _written_as(a: Any, b: Any) -> Any:
         return longer if _added_to(a) is not None else b
     if isinstance(a, ast.AugAssign) and isinstance(b, ast.Assign) and (added := _added_to(b)) is not None:
         return ast.copy_location(ast.AugAssign(b.targets[0], b.value.op, added), b)  # type: ignore[arg-type, attr-defined]
-    if (same := product_as(a, b) or _kept_as(a, b)) is not None:
-        return same
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
-        return _chosen_as(a, _called_as(a, b))
+        return _called_as(a, b)
     if isinstance(a, _MADE) and isinstance(b, _MADE):
         return _made_as(a, b)
-    if agree(a, b):
-        return a
     turned: ast.expr | None = None
     if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp):
         if (summed := _summed_as(a, b)) is not None:
@@ -681,44 +625,6 @@ def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
     return b
 
 
-_REDUCES = frozenset("max min sum mean prod any all".split())
-
-
-def _kept_as(a: ast.AST, b: ast.AST) -> ast.expr | None:
-    """`x.sum(axis=1)[:, None]` as `x.sum(axis=1, keepdims=True)`, where a is written so, and the other way round."""
-    mine, theirs = _kept(a), _kept(b)
-    if mine is None or theirs is None or isinstance(a, ast.Call) == isinstance(b, ast.Call):
-        return None
-    call, index = theirs
-    if isinstance(a, ast.Call):
-        kept = ast.keyword("keepdims", ast.Constant(True))
-        new: ast.expr = ast.Call(call.func, call.args, [*call.keywords, kept])
-    else:
-        new = ast.Subscript(call, index, ast.Load())
-    return ast.fix_missing_locations(ast.copy_location(new, b))
-
-
-def _kept(node: ast.AST) -> tuple[ast.Call, ast.expr] | None:
-    """Of a reduction that keeps its axis: the one that does not, and the index that brings it back."""
-    match node:
-        case ast.Call(
-            ast.Attribute(attr=name) as function,
-            args,
-            [ast.keyword("axis", ast.Constant(0 | 1 as axis)) as along, ast.keyword("keepdims", ast.Constant(True))],
-        ) if name in _REDUCES:
-            both = [ast.Slice(), ast.Constant(None)]
-            index = ast.Tuple(both if axis else both[::-1], ast.Load())
-            return ast.copy_location(ast.Call(function, args, [along]), node), index
-        case ast.Subscript(
-            ast.Call(ast.Attribute(attr=name), _, [ast.keyword("axis", ast.Constant(0 | 1 as axis))]) as call,
-            ast.Tuple([first, second]) as index,
-        ) if name in _REDUCES:
-            whole, new = (first, second) if axis else (second, first)
-            if is_whole(whole) and isinstance(new, ast.Constant) and new.value is None:
-                return call, index
-    return None
-
-
 _MADE = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 
@@ -727,70 +633,6 @@ def _made_as(a: _MADE, b: _MADE) -> Any:
     names = {name_of(y.target): name_of(x.target) for x, y in zip(a.generators, b.generators, strict=False)}
     new = {mine for theirs, mine in names.items() if mine != theirs}
     return b if "" in new or new & reads_of(b) else _Renamed(names).visit(copy_of(b))
-
-
-def _chosen_as(a: ast.Call, b: ast.Call) -> ast.Call:
-    """`jnp.where(x >= y, u, v)` as `jnp.where(x < y, v, u)`, where call a has the two values in this order."""
-    if not (_head(a) == _head(b) == "where" and len(a.args) == len(b.args) == 3) or a.keywords or b.keywords:
-        return b
-    (asked, *mine), (condition, *theirs) = a.args, b.args
-    straight, crossed = (sum(map(_shared, mine, each)) for each in (theirs, theirs[::-1]))
-    other = _opposite(condition)
-    if agree(asked, condition) or (crossed <= straight and not agree(asked, other)):
-        return b
-    return ast.copy_location(ast.Call(b.func, [other, *theirs[::-1]], []), b)
-
-
-_OPPOSITE = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
-
-
-def _opposite(condition: ast.expr) -> ast.expr:
-    """The condition that holds where this one does not."""
-    new: ast.expr
-    match condition:
-        case ast.Compare(left, [op], [right]) if type(op) in _OPPOSITE:
-            new = ast.Compare(left, [_OPPOSITE[type(op)]()], [right])
-        case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as op, right):
-            other = ast.BitOr() if isinstance(op, ast.BitAnd) else ast.BitAnd()
-            new = ast.BinOp(_opposite(left), other, _opposite(right))
-        case ast.UnaryOp(ast.Invert(), inside):
-            return inside
-        case _:
-            new = ast.UnaryOp(ast.Invert(), condition)
-    return ast.copy_location(new, condition)
-
-
-def agree(a: ast.AST, b: ast.AST) -> bool:
-    """Whether two programs are the same, or two comparisons say the same."""
-    return key_of(a) == key_of(b) or (_says(a) is not None and _says(a) == _says(b))
-
-
-def _says(condition: ast.AST) -> tuple[bool, frozenset[tuple[str, int]]] | None:
-    """The same for comparisons of integers that say the same, `i + 1 <= n` and `n - i > 0`; None for what is none."""
-    match condition:
-        case ast.Compare(left, [ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() | ast.Eq() as op], [right]):
-            small, large = (right, left) if isinstance(op, ast.Gt | ast.GtE) else (left, right)
-            terms = Counter({"": int(isinstance(op, ast.Lt | ast.Gt))})  # x < y is x + 1 <= y
-            for term, times in (*_terms(small, 1), *_terms(large, -1)):
-                terms[term] += times
-            equal = isinstance(op, ast.Eq)
-            sign = -1 if equal and next((n for _, n in sorted(terms.items()) if n), 0) < 0 else 1
-            return equal, frozenset((term, sign * times) for term, times in terms.items() if times)
-    return None
-
-
-def _terms(node: ast.expr, times: int) -> Iterator[tuple[str, int]]:
-    """The terms of a sum, and how many times each stands there, the constant one under ""."""
-    match node:
-        case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
-            yield from _terms(left, times)
-            yield from _terms(right, times if isinstance(op, ast.Add) else -times)
-        case ast.UnaryOp(ast.USub(), inside):
-            yield from _terms(inside, -times)
-        case ast.Constant(int(number)):
-            yield "", number * times
-        case _:
-            yield key_of(node), times
 
 
 def _shared(a: ast.AST, b: ast.AST) -> int:

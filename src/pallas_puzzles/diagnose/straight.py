@@ -19,25 +19,24 @@ UNORDERED = frozenset({"keywords"})
 
 
 def side_by_side(
-    mine: ast.FunctionDef, theirs: ast.FunctionDef, flat: bool = False, opened: bool = False
+    mine: ast.FunctionDef, theirs: ast.FunctionDef, opened: bool = False
 ) -> tuple[ast.FunctionDef, ast.FunctionDef]:
     """Two functions that do the same, each `straightened` with the other one in view."""
     calls = not (_helpers(mine, inner=True) and _helpers(theirs, inner=True))
-    mine = straightened(mine, straightened(theirs, None, calls, flat, opened), calls, flat, opened)
-    return mine, straightened(theirs, mine, calls, flat, opened)
+    mine = straightened(mine, straightened(theirs, None, calls, opened), calls, opened)
+    return mine, straightened(theirs, mine, calls, opened)
 
 
 def straightened(
     function: ast.FunctionDef,
     beside: ast.FunctionDef | None = None,
     calls: bool = True,
-    flat: bool = False,
     opened: bool = False,
 ) -> ast.FunctionDef:
     """The same function, with the values of names that it uses for convenience in the places of these names.
 
     beside: another one that is straightened; a value that has a name there keeps its own, and a name that is there.
-    calls: the statements of helpers stand where they are called. flat: a condition inside of another stands beside it.
+    calls: the statements of helpers stand where they are called.
     opened: a function that only returns something stands where it is called, however long it is.
     """
     tree = _Plain().visit(copy_of(function))
@@ -46,10 +45,10 @@ def straightened(
     kinds = kinds_of_names(beside) if beside is not None else {}
     names = {name for name, kind in kinds.items() if ast.Assign in kind}
     functions = {name for name, kind in kinds.items() if ast.FunctionDef in kind}
-    tree = _Unrolled(beside is None or _loops(tree) > _loops(beside)).visit(_called_out(tree, calls, flat))
+    tree = _Unrolled(beside is None or _loops(tree) > _loops(beside)).visit(_called_out(tree, calls))
     blocks: list[Any] = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
     for block in blocks:
-        plain = [one for each in block.body for plain in _unfolded(each) for one in _one_by_one(plain)]
+        plain = [one for each in block.body for one in _one_by_one(each)]
         block.body = plain or [ast.Pass()]
     for block in blocks:
         if isinstance(block, ast.FunctionDef):
@@ -132,7 +131,7 @@ def _helpers(function: ast.FunctionDef, inner: bool = False) -> dict[str, ast.Fu
     return {n.name: n for n in plain if n.name not in reads_of(n) and not (inner and hasattr(n, "outer"))}
 
 
-def _called_out(function: ast.FunctionDef, calls: bool, flat: bool) -> ast.FunctionDef:
+def _called_out(function: ast.FunctionDef, calls: bool) -> ast.FunctionDef:
     """The statements of helpers where they are called, and `pl.when(c)(f)` as a body under `@pl.when(c)`."""
     inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
     helpers = {name: n for name, n in _helpers(function).items() if calls or hasattr(n, "outer")}
@@ -142,15 +141,7 @@ def _called_out(function: ast.FunctionDef, calls: bool, flat: bool) -> ast.Funct
     called = reads_of(function)
     for n in [function, *inner]:
         n.body = [e for e in n.body if not (getattr(e, "name", "") in helpers and e.name not in called)] or [ast.Pass()]  # type: ignore[attr-defined]
-    for n in [*reversed(inner), function] if flat else ():
-        n.body = [one for each in n.body for one in _flat(each)]
     return function
-
-
-def is_nested(function: ast.FunctionDef) -> bool:
-    """Whether there is a body under a condition inside of another one."""
-    bodies: list[Any] = [n for n in ast.walk(function) if condition_of(n) is not None]
-    return any(condition_of(each) is not None for n in bodies for each in n.body)
 
 
 def has_functions(function: ast.FunctionDef) -> bool:
@@ -164,52 +155,6 @@ def condition_of(node: ast.AST) -> ast.expr | None:
         case ast.FunctionDef(decorator_list=[ast.Call(ast.Attribute(attr="when"), [condition])]):
             return condition
     return None
-
-
-def _flat(statement: ast.stmt) -> list[ast.stmt]:
-    """A body under `@pl.when(a)` with another one in it, under `@pl.when(b)`, as one under `@pl.when(a & b)` beside it.
-
-    What gets a name in the outer one is worked out in each part that uses it, if it has the same value there.
-    """
-    outer = condition_of(statement)
-    body: list[ast.stmt] = getattr(statement, "body", [])
-    if outer is None or not any(map(condition_of, body)):
-        return [statement]
-    parts, given = list[ast.stmt](), list[ast.Assign]()
-
-    def part(of: Any, condition: ast.expr, body: Sequence[ast.stmt]) -> None:
-        needed, reads = list[ast.stmt](), {name for each in body for name in reads_of(each)}
-        for each in reversed([g for g in given if g not in body]):
-            if name_of(each.targets[0]) in reads:
-                needed.insert(0, copy_of(each))
-                reads |= reads_of(each.value)
-        new = copy_of(of)
-        new.decorator_list[0].args, new.body = [condition], [*needed, *body]
-        new.written = getattr(of, "written", of)
-        parts.append(new)
-
-    plain = list[ast.stmt]()
-    for each in body:
-        inner = condition_of(each)
-        if inner is None:
-            plain.append(each)
-            given += [each] if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) else []
-            continue
-        if any(each not in given for each in plain):
-            part(statement, copy_of(outer), plain)
-        plain = []
-        both = copy_of(inner)
-        for g in reversed(given):
-            both = Inlined(name_of(g.targets[0]), g.value).visit(both)
-        condition = _instead(ast.BinOp(copy_of(outer), ast.BitAnd(), both), inner)
-        condition.outside = statement, bool(parts)
-        part(each, condition, getattr(each, "body", []))
-    if any(each not in given for each in plain):
-        part(statement, copy_of(outer), plain)
-    changed = {name for each in body if each not in given for name in uses_of(each)[1]}
-    names = Counter(name_of(g.targets[0]) for g in given)
-    steady = not any(changed & (reads_of(g.value) | {name_of(g.targets[0])}) for g in given)
-    return parts if steady and set(names.values()) <= {1} else [statement]
 
 
 def _is_plain(function: ast.FunctionDef) -> bool:
@@ -242,10 +187,6 @@ def _without_calls(statement: ast.stmt, helpers: Mapping[str, ast.FunctionDef]) 
                 for each in body:
                     each.call = statement
                 return body
-        case ast.Expr(ast.Call(ast.Attribute(attr="fori_loop"), [_, _, ast.Name(name), _], []) as call) | ast.Assign(
-            [_], ast.Call(ast.Attribute(attr="fori_loop"), [_, _, ast.Name(name), _], []) as call
-        ) if name in helpers and (loop := _as_loop(statement, call, helpers[name])):
-            return [one for each in loop for one in _without_calls(each, helpers)]
         case ast.Expr(ast.Call(ast.Call(ast.Attribute(attr="when"), [_]) as when, [done], [])):
             body = [ast.Expr(done.body if isinstance(done, ast.Lambda) else ast.Call(done, [], []))]
             body = [one for each in body for one in _without_calls(each, helpers)]
@@ -253,36 +194,6 @@ def _without_calls(statement: ast.stmt, helpers: Mapping[str, ast.FunctionDef]) 
             under.written = statement  # type: ignore[attr-defined]  # as it stands in the text
             return [ast.fix_missing_locations(ast.copy_location(under, statement))]
     return [statement]
-
-
-def _as_loop(statement: Any, call: ast.Call, helper: ast.FunctionDef) -> list[ast.stmt]:
-    """`lax.fori_loop(a, b, f, init)` as a body under `@pl.loop(a, b)`.
-
-    What it carries is in the Ref that takes it in the end, or is nothing; [] where it is something else.
-    """
-    first, last, _, init = call.args
-    end, target = helper.body[-1], copy_of(statement.targets[0]) if isinstance(statement, ast.Assign) else None
-    if len(helper.args.args) != 2 or not isinstance(end, ast.Return) or end.value is None:
-        return []
-    step, carried = (a.arg for a in helper.args.args)
-    body, before = [copy_of(each) for each in helper.body[:-1]], list[ast.stmt]()
-    if name_of(end.value) != carried and not isinstance(end.value, ast.Constant):
-        if not isinstance(target, ast.Subscript):
-            return []
-        kept: Any = copy_of(target)
-        kept.ctx = ast.Load()
-        before = [ast.copy_location(ast.Assign([target], init), statement)]
-        stored = ast.copy_location(ast.Assign([copy_of(target)], copy_of(end.value)), end)
-        body = [Inlined(carried, kept).visit(each) for each in [*body, stored]]
-    elif any(carried in reads_of(each) for each in body):
-        return []
-    under = ast.copy_location(
-        ast.Call(ast.Attribute(ast.Name("pl", ast.Load()), "loop", ast.Load()), [first, last], []), call
-    )
-    args = ast.arguments([], [ast.arg(step)], None, [], [], None, [])
-    loop = ast.FunctionDef("_", args, body or [ast.Pass()], [under], type_params=[])
-    loop.written = statement  # type: ignore[attr-defined]
-    return [ast.fix_missing_locations(ast.copy_location(each, statement)) for each in (*before, loop)]
 
 
 _MOST = 4  # times that a loop over things that stand in the text is written out
@@ -319,12 +230,6 @@ class _Unrolled(ast.NodeTransformer):
         match node:
             case ast.Call(ast.Name("tuple" | "list"), [ast.Tuple() as made], []):
                 return made
-            case ast.Call(ast.Name("map"), [called, values], []):
-                each = ast.Call(called, [ast.Name("_", ast.Load())], [])
-                each = ast.fix_missing_locations(ast.copy_location(each, node))
-                times = _times(ast.Name("_", ast.Store()), values)
-                if times is not None and is_step(each):
-                    return ast.copy_location(ast.Tuple([put(each) for put in times], ast.Load()), node)
         return node
 
 
@@ -353,22 +258,6 @@ def _filled(names: Sequence[str], values: Sequence[ast.expr], node: Any) -> Any:
     for name, value in zip(names, values, strict=True):
         node = Inlined(name, value, at=getattr(value, "use", value)).visit(node)
     return node
-
-
-def _unfolded(statement: ast.stmt) -> list[ast.stmt]:
-    """A statement with the names that it gives inside of an expression, `(x := value)`, given in front of it."""
-    if not isinstance(statement, ast.Assign | ast.AugAssign | ast.Return | ast.Expr):
-        return [statement]
-    if any(_is_inner(n) or isinstance(n, ast.IfExp | ast.BoolOp) for n in ast.walk(statement)):
-        return [statement]
-    given = [n for n in in_order(statement) if isinstance(n, ast.NamedExpr)]
-    front = [ast.copy_location(ast.Assign([n.target], n.value), n) for n in reversed(given)]
-    return [_Unfolded().visit(each) for each in (*front, statement)]
-
-
-class _Unfolded(ast.NodeTransformer):
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.Name:
-        return ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
 
 
 class _Spread(ast.NodeTransformer):
@@ -434,13 +323,9 @@ def _names_in(targets: Sequence[ast.AST]) -> list[ast.Name]:
 
 
 def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
-    """`a, b = x, y` as two statements, where x and y do not use a and b; `M, N = x.shape` and `a = b = x` as well."""
-    if not isinstance(statement, ast.Assign):
+    """`a, b = x, y` as two statements, where x and y do not use a and b; `M, N = x.shape` as well."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
         return [statement]
-    if len(statement.targets) > 1:
-        each = [ast.copy_location(ast.Assign([t], copy_of(statement.value)), statement) for t in statement.targets]
-        again = any(map(is_work, ast.walk(statement.value))) or uses_of(statement)[1] & reads_of(statement.value)
-        return [statement] if again else [one for single in each for one in _one_by_one(single)]
     target, value = statement.targets[0], statement.value
     if not isinstance(target, ast.Tuple) or any(isinstance(each, ast.Starred) for each in target.elts):
         return [statement]
@@ -448,10 +333,6 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
         sizes = [_size_along(value, axis) for axis in range(len(target.elts))]
         parts = [(name, size) for name, size in zip(target.elts, sizes, strict=True) if getattr(name, "id", "") != "_"]
         return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
-    match value:
-        case ast.Call(ast.Name("divmod") | ast.Attribute(attr="divmod"), [x, y], []) if len(target.elts) == 2:
-            both = [ast.copy_location(ast.BinOp(x, op, y), value) for op in (ast.FloorDiv(), ast.Mod())]
-            value = ast.copy_location(ast.Tuple([*map(copy_of, both)], ast.Load()), value)
     if not isinstance(value, ast.Tuple | ast.List):
         named = [(n, each) for n, each in enumerate(target.elts) if getattr(each, "id", "") != "_"]
         return [_element(value, *named[0])] if len(named) == 1 < len(target.elts) else [statement]
