@@ -91,7 +91,6 @@ def test_other_names_and_values_with_names_are_no_differences():
         ("acc_ref[...] += x", "acc_ref[...] = x + acc_ref[...]"),
         ("return (a + b) * c", "return c * (b + a)"),
         ("return a < b", "return b > a"),
-        ("return y[...] + x", "return y[:, :] + x"),
         ("return max([a for a in x if a < y])", "return max([b for b in x if b < y])"),
         ("return jnp.sum(x * y, axis=1)", "return (y * x).sum(axis=1)"),
         ("n = x.shape[1]\n    return n + pl.cdiv(M, n)", "return x.shape[1] + pl.cdiv(M, x.shape[1])"),
@@ -100,7 +99,6 @@ def test_other_names_and_values_with_names_are_no_differences():
             "def the_map(i, j):\n        return (i, 0)\n    return pl.BlockSpec((m, n), the_map)",
         ),
         ("x = x * 2\n    return x + y", "z = x * 2\n    return z + y"),
-        ("return f(x, y, bm=8)", "both, sizes = (x, y), {'bm': 8}\n    return f(*both, **sizes)"),
         ("_, n = f(x)\n    return n * y", "n = f(x)[1]\n    return n * y"),
         ("x[...] = a\n    y[...] = b", "for ref, value in ((x, a), (y, b)):\n        ref[...] = value"),
         ("a, b = x[...], y[...]\n    return a, b", "a, b = (ref[...] for ref in (x, y))\n    return a, b"),
@@ -112,10 +110,6 @@ def test_other_names_and_values_with_names_are_no_differences():
         ),
         ("@pl.when(x == 0)\n    def _():\n        y.start()", "pl.when(x == 0)(lambda: y.start())"),
         ("@pl.when(x == 0)\n    def _():\n        y.start()", "pl.when(x == 0)(y.start)"),
-        (
-            "for n in x:\n\n        @pl.when(n > y)\n        def _(n=n):\n            y[n] = f(n + 1)",
-            "for n in x:\n        m = n + 1\n\n        @pl.when(n > y)\n        def _(m=m):\n            y[n] = f(m)",
-        ),
         (
             "copy(x, y).start()\n    copy(y, x).start()",
             "def move(a, b):\n        copy(a, b).start()\n\n    move(x, y)\n    move(y, x)",
@@ -235,16 +229,6 @@ def centre(x_ref, o_ref, *, num_rows):
             "def f(x, y):\n    x, _, b = g(x, y)\n    return x, b\n",
             "def f(x, y):\n    z, _, b = g(x, y)\n    return x, b\n",
             (3, "`(x, b)` should be `(z, b)`"),
-        ),
-        (  # a value that is used twice and takes work keeps its name
-            "def f(x):\n    y = g(x)\n    return y, y\n",
-            "def f(x):\n    y = g(x)\n    return y, x\n",
-            (3, "`(y, x)` should be `(y, y)`"),
-        ),
-        (  # an argument that is passed in another way is passed
-            "def f(k, v, *, b):\n    return weigh(scores(k, b=b), v.dtype, v)\n",
-            "def f(k, v, *, b):\n    sizes = {'b': b}\n    return weigh(scores(k, **sizes), jnp.float32, v)\n",
-            (3, "`weigh(scores(k, b=b), jnp.float32, v)` should be `weigh(scores(k, b=b), v.dtype, v)`"),
         ),
         (  # what all of it changes in is one place
             "def grid(n, b):\n    return (n // b,)\n",
@@ -866,20 +850,6 @@ def test_a_call_in_a_loop_is_compared_there():
     mine += "    for i in range(n):\n        step(i)\n"
     theirs = "def kernel(a, b):\n    a[0] = 1\n    b[0] = 1\n    for i in range(n):\n        g(i + 1)\n"
     assert beside(mine, theirs) == ["`i` should be `i + 1`"]
-
-
-def test_a_short_function_of_another_kind_is_compared_where_it_is_called():
-    mine = (
-        "def kernel(x_ref, b_ref, sems):\n    def fetch(t, slot):\n"
-        "        return copy(x_ref.at[pl.ds(t * 8, 8), pl.ds(0, 8)], b_ref.at[slot], sems.at[slot])\n\n"
-        "    for t in range(n):\n        fetch(t, t % 3).wait()\n        fetch(t + 2, (t + 1) % 3).start()\n"
-    )
-    theirs = (
-        "def kernel(x_ref, b_ref, sems):\n    def load(t):\n"
-        "        return copy(x_ref.at[pl.ds(t * 8, 8), pl.ds(0, 8)], b_ref.at[t % 3], sems.at[t % 3])\n\n"
-        "    for t in range(n):\n        load(t).wait()\n        load(t + 2).start()\n"
-    )
-    assert beside(mine, theirs) == ["`(t + 1) % 3` should be `(t + 2) % 3`"]
 
 
 def test_a_mistake_in_one_function_is_found_beside_two_that_only_fit_each_other():

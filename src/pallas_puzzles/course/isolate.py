@@ -12,9 +12,9 @@ from typing import Any
 
 from ..diagnose.corrections import Correction, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
-from ..diagnose.paired import paired
+from ..diagnose.paired import Form, paired
 from ..diagnose.straight import key_of, reads_of, straightened, values_with_names, with_helper
-from ..ir.effort import counted
+from ..ir.effort import Effort, counted
 from . import cases, curriculum
 from .curriculum import Puzzle
 from .holes import as_function, code_of
@@ -31,6 +31,7 @@ class _Enough(Exception):
 
 
 Works = Callable[[Callable[..., Any], Question], bool]
+Entry = Callable[[types.SimpleNamespace], Question]
 
 
 def isolated(
@@ -47,113 +48,149 @@ def isolated(
     asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right. fails: the
     answer is known not to work.
     """
-    written = _answer(puzzle, names, used)
-    course = cases.solutions(puzzle)
-    extra, own = _extra(puzzle, names), set(puzzle.holes)
-    helpers = _helpers(extra, [code_of(names[name]).co_filename for name in written])
-    given = curriculum.notebook(puzzle.path).functions | course
-    both = {name: paired(node, course[name], helpers, given) for name, node in written.items() if name in course}
-    written |= {name: mine for name, (mine, _, _) in both.items()}
-    answer = {name: both[name][1] if name in both else straightened(node) for name, node in written.items()}
-    right = {name: theirs for name, (_, _, theirs) in both.items()}
-    found = differences(answer, right)
-    solution = _key(applied(answer, found)) if answer.keys() == set(_holes(puzzle, used)) else None
-    known: dict[tuple[str, Works], bool] = {}
     entry = cases.entry(puzzle)
     if entry is None:
         return []
+    with counted() as effort:
+        trials = _Trials(puzzle, names, used, entry, effort)
+        if fails:
+            trials.known[_key(trials.answer), works] = False
+        with contextlib.suppress(_Enough):
+            if trials.tried(trials.answer, works):  # a draw that shows nothing without the judge of its rounding
+                works = works_everywhere
+            if (said := _proven(trials, works, works_everywhere)) is not None:
+                return said
+        return _guessed(trials, works, works_everywhere, fails)
 
-    def runs(functions: Functions, works: Works) -> bool:
-        try:
-            with _unheard():
-                laid = cases.laid(puzzle, functions, extra, names)
-                return works(laid[curriculum.checked(puzzle)], entry(types.SimpleNamespace(**laid)))
-        except Exception:  # half of one answer and half of another need not fit
-            return False
 
-    def tried(functions: Functions, works: Works) -> bool:
-        key = _key(functions)
-        if (key, works) not in known:  # the course's solution is right; that needs no run
-            if key != solution and effort.instructions > MOST_INSTRUCTIONS * (_TO_CHECK if chosen else 1):
-                raise _Enough
-            known[key, works] = key == solution or runs(functions, works)
-        return known[key, works]
+def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Correction] | None:
+    """What gets everything right if it is done; of a part of what is wrong, where that is; None where nothing is."""
+    chosen = trials.chosen = trials.that_do(works)
+    if chosen and not trials.tried(applied(trials.answer, chosen), works_everywhere):
+        enough = trials.that_do(works, works_everywhere, needed=chosen)
+        if not enough:  # it is a part of what is wrong
+            return [c for c in trials.say(chosen, tell="where") if not c.whole]
+        chosen = trials.chosen = enough
+    both_there = all(d.was and d.should for d in chosen)
+    ways: list[dict[str, Any]] = [{"moved": trials.found}, {}, {"named": {}}, {"named": {}, "statements": True}]
+    for how in ways:  # what is said is tried as well: a reader who follows it has to get there
+        said = trials.say(chosen, **how)
+        if len(said) > _MOST_PLACES:
+            break
+        if len(said) > 1 and not all(c.told for c in said) and not both_there:
+            continue  # to say what comes or goes is of no help without what is too long to be told
+        mended, swapped = trials.done(said)
+        everywhere = works if trials.is_chosen(mended) else works_everywhere  # what has been tried there runs here, too
+        if len(swapped) == len(said) or trials.tried(mended, everywhere):
+            return [dataclasses.replace(c, tried=True) for c in said]
+    return None
 
-    def that_do(*both: Works, needed: Sequence[Difference] = ()) -> list[Difference]:
-        def is_right(functions: Functions) -> bool | None:
-            try:
-                return all(tried(functions, each) for each in both)
-            except _Enough:
-                return None
 
-        return that_matter(answer, found, is_right, MOST_RUNS, lambda name: name if name in own else "", needed)
-
-    chosen, replaced = list[Difference](), list[Difference]()
-    values = {name: values_with_names(node) for name, node in written.items()}
-
-    def say(chosen: Sequence[Difference], named: Mapping[str, Mapping[str, str]], **how: Any) -> list[Correction]:
-        for node in helpers.values():  # what is given to it has other names there
-            if named and all(_is_in(node, d.line) for d in chosen):
-                named = {name: {**known, **_given_to(node, written[name])} for name, known in named.items()}
-        found = corrections(answer, chosen, _called(puzzle), named, **how)
-        inside = {c: name for c in found for name, node in helpers.items() if _is_in(node, c.line)}
-        inside = {c: name for c, name in inside.items() if not any(map(c.contradicts, found))}
-        return [dataclasses.replace(c, helper=inside[c]) if c in inside else c for c in found]
-
-    def as_chosen(functions: Functions) -> bool:
-        """Whether these are, in one form, the program that has been tried already: the answer with `chosen` undone."""
-        there = applied(answer, chosen)
-        changed = [n for n in there if there[n] is not answer[n]]
-        rest = all(key_of(functions.get(n)) == key_of(written[n]) for n in there if n not in changed)
-        forms = {n: paired(functions[n], course[n], helpers, given)[1] for n in changed if n in functions and n in both}
-        return rest and forms.keys() == {*changed} and all(key_of(forms[n]) == key_of(there[n]) for n in changed)
-
-    if fails:
-        known[_key(answer), works] = False
-    with counted() as effort, contextlib.suppress(_Enough):
-        if tried(answer, works):  # a draw that shows nothing without the judge of its rounding
-            works = works_everywhere
-        chosen = that_do(works)
-        if chosen and not tried(applied(answer, chosen), works_everywhere):
-            enough = that_do(works, works_everywhere, needed=chosen)
-            if not enough:  # it is a part of what is wrong
-                return [c for c in say(chosen, named=values, tell="where") if not c.whole]
-            chosen = enough
-        replaced = [d for d in chosen if d.was and d.should]
-        ways: list[dict[str, Any]] = [
-            {"named": values, "moved": found},
-            {"named": values},
-            {"named": {}},
-            {"named": {}, "names": True},
-            {"named": {}, "statements": True},
-        ]
-        for how in ways:  # what is said is tried as well: a reader who follows it has to get there
-            said = say(chosen, **how)
-            if len(said) > _MOST_PLACES:
-                break
-            if len(said) > 1 and not all(c.told for c in said) and len(replaced) < len(chosen):
-                continue  # to say what comes or goes is of no help without what is too long to be told
-            swapped = {c.function: right[c.function] for c in said if c.whole}
-            mended = {**_followed(written, said, helpers), **swapped}
-            everywhere = works if as_chosen(mended) else works_everywhere  # what has been tried there runs here, too
-            if len(swapped) == len(said) or tried(mended, everywhere):
-                return [dataclasses.replace(c, tried=True) for c in said]
+def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bool) -> list[Correction]:
+    """What may be wrong, as far as trying has come."""
+    answer, chosen = trials.answer, trials.chosen
     # of what comes and goes, nobody knows that it has to, unless it is all that differs
-    rewritten = any(d.whole for d in chosen)
-    sure = rewritten or len(chosen) in (len(replaced), len(found))
-    said = say(chosen if rewritten else replaced or chosen, named=values, tell="like") if sure else []
-    if fails and said and runs(answer, works):  # in one form with the course's, it works
+    replaced, rewritten = [d for d in chosen if d.was and d.should], any(d.whole for d in chosen)
+    sure = rewritten or len(chosen) in (len(replaced), len(trials.found))
+    said = trials.say(chosen if rewritten else replaced or chosen, tell="like") if sure else []
+    if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
     if 0 < len(said) <= _MOST_PLACES:
         return said
     # a list of places helps nobody
     names_of = dict.fromkeys(d.function for d in chosen)
-    whole = [Difference(name, (), answer[name], right[name], answer[name].lineno) for name in names_of]
+    whole = [Difference(name, (), answer[name], trials.right[name], answer[name].lineno) for name in names_of]
     with contextlib.suppress(_Enough):
         for some in [*([each] for each in whole), whole]:
-            if 0 < len(some) < len(answer) and tried(applied(answer, some), works_everywhere):
-                return say(some, named=values)
+            if 0 < len(some) < len(answer) and trials.tried(applied(answer, some), works_everywhere):
+                return trials.say(some)
     return []
+
+
+class _Trials:
+    """An answer beside the course's, with what trying one with parts of the other has shown.
+
+    written: the reader's functions. answer, right: these and the course's, in one form. found: their differences.
+    chosen: those that have to be undone, as far as is known.
+    """
+
+    def __init__(self, puzzle: Puzzle, names: Mapping[str, Any], used: set[str], entry: Entry, effort: Effort) -> None:
+        self.puzzle, self.names, self.entry, self.effort = puzzle, names, entry, effort
+        self.written = _answer(puzzle, names, used)
+        self.course = cases.solutions(puzzle)
+        self.extra, self.own = _extra(puzzle, names), set(puzzle.holes)
+        self.helpers = _helpers(self.extra, [code_of(names[name]).co_filename for name in self.written])
+        self.given = curriculum.notebook(puzzle.path).functions | self.course
+        both = {name: self._paired(name, node) for name, node in self.written.items() if name in self.course}
+        self.written |= {name: mine for name, (mine, _, _) in both.items()}
+        self.answer = {n: both[n][1] if n in both else straightened(node) for n, node in self.written.items()}
+        self.right = {name: theirs for name, (_, _, theirs) in both.items()}
+        self.found = differences(self.answer, self.right)
+        self.chosen: list[Difference] = []
+        self.values = {name: values_with_names(node) for name, node in self.written.items()}
+        whole = self.answer.keys() == set(_holes(puzzle, used))
+        self.solution = _key(applied(self.answer, self.found)) if whole else None
+        self.known: dict[tuple[str, Works], bool] = {}
+
+    def _paired(self, name: str, function: ast.FunctionDef) -> Form:
+        return paired(function, self.course[name], self.helpers, self.given)
+
+    def runs(self, functions: Functions, works: Works) -> bool:
+        try:
+            with _unheard():
+                laid = cases.laid(self.puzzle, functions, self.extra, self.names)
+                return works(laid[curriculum.checked(self.puzzle)], self.entry(types.SimpleNamespace(**laid)))
+        except Exception:  # half of one answer and half of another need not fit
+            return False
+
+    def tried(self, functions: Functions, works: Works) -> bool:
+        key = _key(functions)
+        if (key, works) not in self.known:  # the course's solution is right; that needs no run
+            most = MOST_INSTRUCTIONS * (_TO_CHECK if self.chosen else 1)
+            if key != self.solution and self.effort.instructions > most:
+                raise _Enough
+            self.known[key, works] = key == self.solution or self.runs(functions, works)
+        return self.known[key, works]
+
+    def that_do(self, *both: Works, needed: Sequence[Difference] = ()) -> list[Difference]:
+        """The differences that have to be undone for all of these to hold."""
+
+        def is_right(functions: Functions) -> bool | None:
+            try:
+                return all(self.tried(functions, each) for each in both)
+            except _Enough:
+                return None
+
+        def group_of(name: str) -> str:
+            return name if name in self.own else ""
+
+        return that_matter(self.answer, self.found, is_right, MOST_RUNS, group_of, needed)
+
+    def say(
+        self, chosen: Sequence[Difference], named: Mapping[str, Mapping[str, str]] | None = None, **how: Any
+    ) -> list[Correction]:
+        """The corrections. named: as in corrections(), if these are not the names that the reader has given."""
+        named = self.values if named is None else named
+        for node in self.helpers.values():  # what is given to it has other names there
+            if named and all(_is_in(node, d.line) for d in chosen):
+                named = {name: {**known, **_given_to(node, self.written[name])} for name, known in named.items()}
+        found = corrections(self.answer, chosen, _called(self.puzzle), named, **how)
+        inside = {c: name for c in found for name, node in self.helpers.items() if _is_in(node, c.line)}
+        inside = {c: name for c, name in inside.items() if not any(map(c.contradicts, found))}
+        return [dataclasses.replace(c, helper=inside[c]) if c in inside else c for c in found]
+
+    def done(self, said: Sequence[Correction]) -> tuple[dict[str, ast.FunctionDef], list[str]]:
+        """The reader's functions after they have done what they were told, and which of them the course's replace."""
+        swapped = {c.function: self.right[c.function] for c in said if c.whole}
+        return {**_followed(self.written, said, self.helpers), **swapped}, [*swapped]
+
+    def is_chosen(self, functions: Functions) -> bool:
+        """Whether these are, in one form, the program that has been tried already: the answer with `chosen` undone."""
+        there = applied(self.answer, self.chosen)
+        changed = [n for n in there if there[n] is not self.answer[n]]
+        rest = all(key_of(functions.get(n)) == key_of(self.written[n]) for n in there if n not in changed)
+        forms = {n: self._paired(n, functions[n])[1] for n in changed if n in functions and n in self.right}
+        return rest and forms.keys() == {*changed} and all(key_of(forms[n]) == key_of(there[n]) for n in changed)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
-from .straight import VERSION, condition_of, copy_of, reads_of
+from .straight import VERSION, condition_of, copy_of
 
 _BARE = 8  # characters that say nothing without what stands around them
 _WORTH_DOTS = 12  # characters of what two programs share: fewer are told
@@ -75,19 +75,16 @@ def corrections(
     *,
     moved: Sequence[Difference] = (),
     statements: bool = False,
-    names: bool = False,
     tell: str = "what",
 ) -> list[Correction]:
     """What to say of differences that matter, those close together as one: first those that say what should be there.
 
     calls: how to call a function that belongs to another puzzle than the one that is checked. named: by function, the
     names that the reader has given to values, by the text of the value. moved: where a statement that is missing in one
-    place is too much in another, as one of these differences, say where it belongs. names: say also that what another
-    one uses gets a name. statements: say all of whole statements. tell: "what" should be there; what it is "like"; only
-    "where" it is.
+    place is too much in another, as one of these differences, say where it belongs. statements: say all of whole
+    statements. tell: "what" should be there; what it is "like"; only "where" it is.
     """
     found = []
-    chosen = chosen if names or statements else _used_by_none(chosen)
     for gone, new in moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
         found.append(_moved(answer[gone.function], gone, new, calls, named.get(gone.function, {})))
@@ -172,13 +169,6 @@ def _lines_of_values(function: ast.FunctionDef, node: ast.AST | None) -> frozens
     used = {n.id for n in nodes if isinstance(n, ast.Name)}
     given = {n.lineno for n in ast.walk(function) if isinstance(n, ast.Assign) and _named_by(n) & used}
     return frozenset(given | {n.defined[0] for n in nodes if hasattr(n, "defined")})
-
-
-def _used_by_none(chosen: Sequence[Difference]) -> list[Difference]:
-    """Without names that only one program has and that another difference uses: the mistake is there."""
-    reads = [(d, reads_of(node)) for d in chosen for node in (d.was, d.should) if node is not None]
-    asked = {id(d): {name for other, names in reads if other is not d for name in names} for d in chosen}
-    return [d for d in chosen if (d.was and d.should) or not (_named_by(d.should or d.was) & asked[id(d)])]
 
 
 def _named_by(node: Any) -> set[str]:

@@ -142,27 +142,53 @@ def that_matter(
     [] where it would not be right even with all of them undone. group_of: the functions of one group are tried together
     first. is_right: None if there is no more to try with. needed: some of them that have to be undone, as is known.
     """
-    trials, every = 0, list(found)
-    known: dict[frozenset[int], bool] = {}
-
-    def right_with(numbers: Sequence[int]) -> bool:
-        nonlocal trials
-        key = frozenset(numbers)
-        if key not in known:
-            right = is_right(applied(answer, [every[n] for n in sorted(key)]))
-            trials = most if right is None else trials + 1
-            known[key] = bool(right)
-        return known[key]
-
-    kept = list(range(len(found)))
-    if not kept or right_with([]) or not right_with(kept):  # what is wrong may be none of them
+    search = _Search(answer, found, is_right, most)
+    everything = list(range(len(found)))
+    if not found or search.right_with([]) or not search.right_with(everything):  # what is wrong may be none of them
         return []
+    kept = _kept(search, found, group_of, needed)
+    # two that only fit each other may both have stayed: is there one that does it alone?
+    left = [unit for unit in _one_in_the_text(found) if unit[0] in kept]
+    if 1 < len(left) <= search.left:
+        kept = next((unit for unit in left if search.right_with(unit)), kept)
+    chosen = _in_part(search, [unit[0] for unit in left if unit[0] in kept], needed)
+    several = {n for unit in left if len(unit) > 1 for n in unit}
+    return [search.every[n] for n in _in_small(search, chosen, several)]
+
+
+class _Search:
+    """Tries an answer with some of its differences undone: each of `every`, by its number. left: trials."""
+
+    def __init__(
+        self, answer: Functions, found: Sequence[Difference], is_right: Callable[[Functions], bool | None], most: int
+    ) -> None:
+        self.answer, self.every, self.is_right, self.left, self.most = answer, list(found), is_right, most, most
+        self.known: dict[frozenset[int], bool] = {}
+
+    def right_with(self, numbers: Sequence[int]) -> bool:
+        key = frozenset(numbers)
+        if key not in self.known:
+            right = self.is_right(applied(self.answer, [self.every[n] for n in sorted(key)]))
+            self.left = 0 if right is None else self.left - 1
+            self.known[key] = bool(right)
+        return self.known[key]
+
+    def added(self, places: Sequence[Difference]) -> list[int]:
+        """The numbers of more differences."""
+        self.every += places
+        return [*range(len(self.every) - len(places), len(self.every))]
+
+
+def _kept(
+    search: _Search, found: Sequence[Difference], group_of: Callable[[str], str], needed: Sequence[Difference]
+) -> list[int]:
+    """Whole functions first, then their statements, then parts of these: what can go is not what is wrong."""
+    kept = list(range(len(found)))
     base = [n for n, d in enumerate(found) if any(_overlap(d, each) for each in needed)]
     there = {found[n].function for n in base}
     others = [u for u in _one_in_the_text(found) if found[u[0]].function in there and not set(u) & set(base)]
-    if len(others) < most // 2:  # it may take one more
-        kept = next(([*base, *unit] for unit in others if right_with([*base, *unit])), kept)
-    # whole functions first, then their statements, then parts of these: what can go is not what is wrong
+    if len(others) < search.most // 2:  # it may take one more
+        kept = next(([*base, *unit] for unit in others if search.right_with([*base, *unit])), kept)
     statements: dict[tuple[str, Path], list[list[int]]] = {}
     moved = {id(new): gone for gone, new in moves(found, found)}
     for same in _one_in_the_text(found):
@@ -172,56 +198,60 @@ def that_matter(
     for (name, _), units in statements.items():
         functions.setdefault(group_of(name), []).append(units)
     groups = list(functions.values())
-    if 1 < len(groups) < most // 4 and (alone := next((g for g in groups if right_with([*_numbers(g)])), None)):
-        kept, groups = sorted(_numbers(alone)), [alone]
-    while groups and trials < most:
+    if 1 < len(groups) < search.most // 4:
+        alone = next((g for g in groups if search.right_with([*_numbers(g)])), None)
+        kept, groups = (sorted(_numbers(alone)), [alone]) if alone else (kept, groups)
+    while groups and search.left > 0:
         group = groups.pop(0)
         gone = set(_numbers(group))
         rest = [n for n in kept if n not in gone]
-        if rest and right_with(rest):
+        if rest and search.right_with(rest):
             kept = rest
             continue
         while len(group) == 1 and isinstance(group[0], list):
             (group,) = group
         if len(group) <= _FEW_PLACES and gone >= set(kept):  # most answers have one mistake
-            alone = next((part for part in group if isinstance(part, list) and right_with([*_numbers(part)])), None)
+            alone = next((p for p in group if isinstance(p, list) and search.right_with([*_numbers(p)])), None)
             if alone is not None:
                 kept, groups = sorted(_numbers(alone)), [alone]
                 continue
         if len(group) > 1:
             half = len(group) // 2
             groups[:0] = [part for part in (group[:half], group[half:]) if isinstance(part[0], list)]
-    # two that only fit each other may both have stayed: is there one that does it alone?
-    left = [unit for unit in _one_in_the_text(found) if unit[0] in kept]
-    if 1 < len(left) <= most - trials:
-        kept = next((unit for unit in left if right_with(unit)), kept)
-    chosen = [unit[0] for unit in left if unit[0] in kept]
+    return kept
+
+
+def _in_part(search: _Search, chosen: list[int], needed: Sequence[Difference]) -> list[int]:
+    """The same in a part of each place, where that is enough."""
+    every = search.every
     ways = _alike(every[chosen[0]], needed) if len(chosen) == 1 else (p for n in chosen for p in _less(every[n]))
-    for places in itertools.islice(ways, max(0, most - trials)):
-        every += places
-        if right_with(small := [*range(len(every) - len(places), len(every))]):
+    for places in itertools.islice(ways, max(0, search.left)):
+        if search.right_with(small := search.added(places)):
             for unit in dict.fromkeys(map(_side_by_side, (every[n] for n in small))):
                 fewer = [n for n in small if _side_by_side(every[n]) != unit]
-                small = fewer if fewer and trials < most and right_with(fewer) else small
-            chosen = small
-            break
-    several = {n for unit in left if len(unit) > 1 for n in unit}
-    queue, most = [n for n in chosen if n not in several], min(most, trials + _FINER)
+                small = fewer if fewer and search.left > 0 and search.right_with(fewer) else small
+            return small
+    return chosen
+
+
+def _in_small(search: _Search, chosen: list[int], several: set[int]) -> list[int]:
+    """The same in smaller places. several: those that are one in the text with others, and stay as they are."""
+    every, queue = search.every, [n for n in chosen if n not in several]
+    search.left = min(search.left, _FINER)
     while queue:
         n = queue.pop(0)
-        for places in _finer(every[n]) if trials < most else ():
-            small = [*range(len(every), len(every) + len(places))]
-            every += places
+        for places in _finer(every[n]) if search.left > 0 else ():
+            small = search.added(places)
             less = [*(k for k in chosen if k != n), *small]
-            if right_with(less):
+            if search.right_with(less):
                 for k in [k for k in less if k in small or every[k].was is None]:  # a part may need less than the whole
                     fewer = [m for m in less if m != k]
-                    less = fewer if trials < most and fewer and right_with(fewer) else less
+                    less = fewer if search.left > 0 and fewer and search.right_with(fewer) else less
                 if len(less) <= len(chosen) or len(ast.unparse(every[n].should or ast.Pass())) > SHOWN:
                     chosen = sorted(less)
                     queue += [k for k in small if k in chosen]
                     break
-    return [every[n] for n in chosen]
+    return chosen
 
 
 def _side_by_side(d: Difference) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .conditions import as_both
 from .differences import Difference, Functions, differences
-from .straight import copy_of, has_functions, key_of, reads_of, side_by_side, straightened, with_helper
+from .straight import copy_of, key_of, reads_of, side_by_side, straightened, with_helper
 
 _OWN = 1.5  # a function of the reader's own is looked into also where the two then differ by somewhat more
 Form = tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]
@@ -59,14 +59,9 @@ def _is_given(answer: ast.FunctionDef, d: Difference) -> bool:
 
 def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, float]:
     """Both in one form, and in how much they differ."""
-    found: list[tuple[Form, float]] = []
-    for opened in (False, True):
-        if not opened or any(map(has_functions, found[-1][0][1:])):
-            answer, right = as_both(*side_by_side(mine, theirs, opened))
-            apart = differences({mine.name: answer}, {mine.name: right})
-            size = sum(math.inf if _is_given(answer, d) else d.size for d in apart)
-            found.append(((mine, answer, right), size))
-    return min(found, key=lambda each: each[1])
+    answer, right = as_both(*side_by_side(mine, theirs))
+    apart = differences({mine.name: answer}, {mine.name: right})
+    return (mine, answer, right), sum(math.inf if _is_given(answer, d) else d.size for d in apart)
 
 
 class _Imported(ast.NodeTransformer):

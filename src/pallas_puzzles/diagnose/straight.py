@@ -18,26 +18,22 @@ IGNORED = frozenset("ctx type_comment annotation returns lineno end_lineno col_o
 UNORDERED = frozenset({"keywords"})
 
 
-def side_by_side(
-    mine: ast.FunctionDef, theirs: ast.FunctionDef, opened: bool = False
-) -> tuple[ast.FunctionDef, ast.FunctionDef]:
+def side_by_side(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
     """Two functions that do the same, each `straightened` with the other one in view."""
     calls = not (_helpers(mine, inner=True) and _helpers(theirs, inner=True))
-    mine = straightened(mine, straightened(theirs, None, calls, opened), calls, opened)
-    return mine, straightened(theirs, mine, calls, opened)
+    mine = straightened(mine, straightened(theirs, None, calls), calls)
+    return mine, straightened(theirs, mine, calls)
 
 
 def straightened(
     function: ast.FunctionDef,
     beside: ast.FunctionDef | None = None,
     calls: bool = True,
-    opened: bool = False,
 ) -> ast.FunctionDef:
     """The same function, with the values of names that it uses for convenience in the places of these names.
 
     beside: another one that is straightened; a value that has a name there keeps its own, and a name that is there.
     calls: the statements of helpers stand where they are called.
-    opened: a function that only returns something stands where it is called, however long it is.
     """
     tree = _Plain().visit(copy_of(function))
     given = [n for n in ast.walk(beside) if isinstance(n, ast.Assign)] if beside is not None else []
@@ -55,34 +51,17 @@ def straightened(
             _name_versions(block)
     for block in reversed(blocks):  # the inner ones first: one that only returns something is a lambda outside
         block.body = [each if getattr(each, "name", "") in functions else _as_lambda(each) for each in block.body]
-        _straighten(block.body, block if isinstance(block, ast.FunctionDef) else tree, names, values, opened)
+        _straighten(block.body, block if isinstance(block, ast.FunctionDef) else tree, names, values)
     return ast.fix_missing_locations(_Spread().visit(tree))
 
 
 class _Plain(ast.NodeTransformer):
-    """Without what changes no value: `del x`, a text or a number by itself, the type in `x: int = v`, `x=x` in the
-    arguments of a function that runs where it stands. `x[:, :]` is `x[...]`."""
+    """Without what changes no value: `del x`, a text or a number by itself, the type in `x: int = v`."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         if getattr(node, "body", None) == []:
             node.body = [ast.Pass()]  # type: ignore[attr-defined]
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        a = node.args
-        kept = [(x, v) for x, v in zip(a.args, a.defaults, strict=False) if name_of(x) != name_of(v)]
-        if node.decorator_list and len(a.args) == len(a.defaults):
-            a.args, a.defaults = [x for x, _ in kept], [v for _, v in kept]
-        return self.generic_visit(node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        match node.slice, node.value:
-            case ast.Tuple(parts), _ if len(parts) > 1 and all(map(is_whole, parts)):
-                node.slice = _instead(ast.Constant(...), node.slice)
-            case index, ast.Name(name) if is_whole(index) and name.endswith("_ref"):
-                node.slice = _instead(ast.Constant(...), node.slice)
         return node
 
     def visit_Delete(self, node: ast.Delete) -> None:
@@ -95,17 +74,6 @@ class _Plain(ast.NodeTransformer):
         if node.value is None:
             return None
         return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
-
-
-def is_whole(index: Any) -> bool:
-    """Whether an index is `:`."""
-    return isinstance(index, ast.Slice) and not (index.lower or index.upper or index.step)
-
-
-def _instead(new: Any, node: ast.AST) -> Any:
-    """A new node that says the same as one in the text, which is shown, and changed, in its place."""
-    new.use = new.written = node
-    return ast.fix_missing_locations(ast.copy_location(new, node))
 
 
 def _loops(function: ast.FunctionDef) -> int:
@@ -142,11 +110,6 @@ def _called_out(function: ast.FunctionDef, calls: bool) -> ast.FunctionDef:
     for n in [function, *inner]:
         n.body = [e for e in n.body if not (getattr(e, "name", "") in helpers and e.name not in called)] or [ast.Pass()]  # type: ignore[attr-defined]
     return function
-
-
-def has_functions(function: ast.FunctionDef) -> bool:
-    """Whether a straight function has functions inside of it that only return something."""
-    return any(isinstance(n, ast.Assign) and isinstance(n.value, ast.Lambda) for n in ast.walk(function))
 
 
 def condition_of(node: ast.AST) -> ast.expr | None:
@@ -261,12 +224,10 @@ def _filled(names: Sequence[str], values: Sequence[ast.expr], node: Any) -> Any:
 
 
 class _Spread(ast.NodeTransformer):
-    """`f(*(a, b), **{"c": d})` and `functools.partial(f, a)(b, c=d)` as `f(a, b, c=d)`, and a lambda that is called."""
+    """`functools.partial(f, a)(b, c=d)` as `f(a, b, c=d)`, and a lambda that is called."""
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
-        node.args = [one for each in node.args for one in _elements(each)]
-        node.keywords = [one for each in node.keywords for one in _keywords(each)]
         match node.func:
             case ast.Call(ast.Attribute(attr="partial"), [called, *first], known):
                 return ast.copy_location(ast.Call(called, [*first, *node.args], [*known, *node.keywords]), node)
@@ -278,21 +239,6 @@ class _Spread(ast.NodeTransformer):
                     value.use = ast.copy_location(ast.Call(called.use, node.args, []), node)
                 return value
         return node
-
-
-def _elements(argument: ast.expr) -> list[ast.expr]:
-    match argument:
-        case ast.Starred(ast.Tuple(elements)):
-            return elements
-    return [argument]
-
-
-def _keywords(keyword: ast.keyword) -> list[ast.keyword]:
-    match keyword:
-        case ast.keyword(None, ast.Dict(keys, values)) if all(isinstance(getattr(k, "value", None), str) for k in keys):
-            pairs = zip(keys, values, strict=True)
-            return [ast.copy_location(ast.keyword(k.value, v), v) for k, v in pairs]  # type: ignore[union-attr]
-    return [keyword]
 
 
 def _name_versions(function: ast.FunctionDef) -> None:
@@ -372,16 +318,15 @@ def values_with_names(function: ast.FunctionDef) -> dict[str, str]:
     return {text: name for text, name in values.items() if not text.isidentifier() and not text.isnumeric()}
 
 
-def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], values: set[str], opened: bool) -> None:
+def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], values: set[str]) -> None:
     """Puts values in the places of their names: first what is short, then what is used once, later in this body."""
     for short in (True, False):
         for n in reversed(range(len(body) - 1)):
             each = body[n]
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
-            name, opens = each.targets[0].id, opened and isinstance(each.value, ast.Lambda)
-            steady = opens or _is_steady(each.value)
-            if (name in names and not opens) or not (steady if short else key_of(each.value) not in values):
+            name = each.targets[0].id
+            if name in names or not (_is_steady(each.value) if short else key_of(each.value) not in values):
                 continue
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1 or _is_filled(each.value, used, whole):
