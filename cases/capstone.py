@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pallas_puzzles.course.claims import helper_claim
+from pallas_puzzles.course.claims import Claim, Count, helper_claim
 from pallas_puzzles.course.inputs import Budget, Case, Question, case, integers, normal, question, uniform
+from pallas_puzzles.lens.machine import listed
 
 # What may work outside of the kernels: moves, the pieces between the parts, and all that is on integers
 GELU = "mul add integer_pow tanh sub div neg exp logistic".split()
@@ -33,7 +34,34 @@ def puzzle_1(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=8_196_480, vmem_bytes=964_736, grid_steps=33, calls=5),
         forbid=GRADS,
+        claims=[
+            Claim(
+                nb.tile,
+                [(512, 512, 128), (640, 512, 128), (400, 256, 8), (17, 512, 128), (120, 100, 8), (512, 511, 128)],
+                largest,
+            )
+        ],
         tol=1e-4,
+    )
+
+
+def largest(size: int, most: int, unit: int) -> Count:
+    """The largest block that fits, and what it would be with a slip."""
+    fitting = [n for n in range(unit, most + 1, unit) if size % n == 0]
+    found = max(fitting, default=size)
+    slips = [
+        ("if it were the smallest", min(fitting, default=size)),
+        ("if most itself were too large", max([n for n in fitting if n < most], default=size)),
+        (f"if it were no multiple of {unit}", max(n for n in range(1, most + 1) if size % n == 0)),
+        ("if it did not have to divide", most // unit * unit),
+        ("if it were always the whole dimension", size),
+    ]
+    multiples = f"multiples of {unit}, up to {most}, that divide {size}"
+    return Count(
+        f"the largest of the {multiples} is" if fitting else f"there are no {multiples}, so it is",
+        float(found),
+        [f"{multiples}: {listed([*map(str, fitting)])}"] if fitting else [],
+        [(words, float(n)) for words, n in slips if n != found],
     )
 
 

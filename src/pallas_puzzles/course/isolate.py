@@ -15,6 +15,7 @@ from ..diagnose.differences import Difference, Functions, applied, differences, 
 from ..diagnose.paired import Form, paired
 from ..diagnose.straight import key_of, reads_of, straightened, values_with_names, with_helper
 from ..ir.effort import Effort, counted
+from ..lens.machine import listed
 from . import cases, curriculum
 from .curriculum import Puzzle
 from .holes import as_function, code_of
@@ -177,7 +178,13 @@ class _Trials:
         found = corrections(self.answer, chosen, _called(self.puzzle), named, **how)
         inside = {c: name for c in found for name, node in self.helpers.items() if _is_in(node, c.line)}
         inside = {c: name for c, name in inside.items() if not any(map(c.contradicts, found))}
-        return [dataclasses.replace(c, helper=inside[c]) if c in inside else c for c in found]
+        return [self._with_helper(c, inside.get(c, "")) for c in found]
+
+    def _with_helper(self, c: Correction, helper: str) -> Correction:
+        """helper: the one that the correction is about. A whole function may be wrong in a helper that it calls."""
+        called = sorted(self.helpers.keys() & reads_of(self.written[c.function])) if c.whole else []
+        more = f" (or {listed([f'`{each}`' for each in called])}, which it calls)" if called else ""
+        return dataclasses.replace(c, helper=helper, called=f"{c.called}{more}")
 
     def done(self, said: Sequence[Correction]) -> tuple[dict[str, ast.FunctionDef], list[str]]:
         """The reader's functions after they have done what they were told, and which of them the course's replace."""

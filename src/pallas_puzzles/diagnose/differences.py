@@ -849,9 +849,14 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
                 votes[name_of(match), name_of(node)] += 1
     for name in own & other:
         votes[name, name] += _SAME_NAME if kinds[name] & their_kinds[name] else 0
+    read, there = (
+        {name: key_of(v.value) for v, name in _values_of_names(f) if isinstance(v, ast.Subscript)}
+        for f in (renamed, mine)
+    )
     names: dict[str, str] = {}
     for (from_, to), count in votes.most_common():
-        if count and from_ not in names and to not in names.values():
+        two = from_ in read and to in there and read[from_] != there[to]  # what is read of two Refs
+        if count and not two and from_ not in names and to not in names.values():
             names[from_] = to
     taken = set(names.values())
     # a value that replaces another one under its name, where nothing does in the answer, is under that name still
