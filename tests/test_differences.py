@@ -111,6 +111,10 @@ def test_other_names_and_values_with_names_are_no_differences():
         ("@pl.when(x == 0)\n    def _():\n        y.start()", "pl.when(x == 0)(lambda: y.start())"),
         ("@pl.when(x == 0)\n    def _():\n        y.start()", "pl.when(x == 0)(y.start)"),
         (
+            "n = g(y)\n    @pl.when(y == 0)\n    def _():\n        x[...] = f(n) + n",
+            "@pl.when(y == 0)\n    def _():\n        n = g(y)\n        x[...] = f(n) + n",
+        ),
+        (
             "copy(x, y).start()\n    copy(y, x).start()",
             "def move(a, b):\n        copy(a, b).start()\n\n    move(x, y)\n    move(y, x)",
         ),
@@ -691,6 +695,17 @@ def test_a_name_that_both_use_is_one_name():
     answer = "def f(x_ref):\n    e = jnp.exp(x_ref[...])\n    return e / e.sum()\n"
     (told,) = corrections(mine := parsed(answer), differences(mine, parsed(right)), {}, {})
     assert told.words == "in `f`, `jnp.exp(x_ref[...])` should be `jnp.exp(x_ref[...] - x_ref[...].max(axis=1))`"
+
+
+def test_what_is_read_of_two_refs_is_not_one_thing():
+    head = "def kernel(m_ref, v_ref, o_ref):\n"
+    mine = f"{head}    v = v_ref[...]\n    m_ref[...] = f(m_ref[...])\n    o_ref[...] = g(m_ref[...]) + v + v\n"
+    theirs = f"{head}    m = m_ref[...]\n    m_ref[...] = f(m)\n    o_ref[...] = g(m) + v_ref[...] + v_ref[...]\n"
+    assert "`f(m_ref[...])` should be `f(m)`" in beside(mine, theirs)
+    wrong = f"{head}    v = m_ref[...]\n    o_ref[...] = g(v) + f(v)\n"  # it reads the other one instead
+    assert beside(wrong, wrong.replace("v = m_ref", "x = v_ref").replace("(v)", "(x)")) == [
+        "`m_ref[...]` should be `v_ref[...]`"
+    ]
 
 
 def test_two_refs_are_no_value_of_one_name():

@@ -853,9 +853,10 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
         {name: key_of(v.value) for v, name in _values_of_names(f) if isinstance(v, ast.Subscript)}
         for f in (renamed, mine)
     )
+    both = {key_of(n) for n in ast.walk(mine)} & {key_of(n) for n in ast.walk(renamed)}
     names: dict[str, str] = {}
     for (from_, to), count in votes.most_common():
-        two = from_ in read and to in there and read[from_] != there[to]  # what is read of two Refs
+        two = read.get(from_) in both and there.get(to) in both and read[from_] != there[to]  # what is in two Refs
         if count and not two and from_ not in names and to not in names.values():
             names[from_] = to
     taken = set(names.values())
