@@ -335,8 +335,6 @@ def _alike(difference: Difference, needed: Sequence[Difference]) -> Iterator[lis
 def _in_parts(x: ast.AST, y: ast.AST) -> bool:
     """Whether two expressions of one type are the same thing with other parts."""
     ops, others = ([type(op) for op in getattr(n, "ops", [getattr(n, "op", None)])] for n in (x, y))
-    if isinstance(x, ast.BinOp) and isinstance(y, ast.BinOp) and ops != others:
-        return _summed_as(x, y) is not None
     alike = _head(x) == _head(y) if isinstance(x, ast.Call) else _comparable(x, y)
     return isinstance(x, ast.expr) and not isinstance(x, ast.Attribute) and ops == others and alike
 
@@ -561,12 +559,9 @@ def _written_as(a: Any, b: Any) -> Any:
     if isinstance(a, _MADE) and isinstance(b, _MADE):
         return _made_as(a, b)
     turned: ast.expr | None = None
-    if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp):
-        if (summed := _summed_as(a, b)) is not None:
-            return summed
-        if type(a.op) is type(b.op) in _EITHER_WAY:
-            turned = ast.BinOp(b.right, b.op, b.left)
-            pairs = [(a.left, b.left, b.right), (a.right, b.right, b.left)]
+    if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and type(a.op) is type(b.op) in _EITHER_WAY:
+        turned = ast.BinOp(b.right, b.op, b.left)
+        pairs = [(a.left, b.left, b.right), (a.right, b.right, b.left)]
     elif isinstance(a, ast.Compare) and isinstance(b, ast.Compare) and len(a.ops) == len(b.ops) == 1:
         other = _TURNED.get(type(b.ops[0]))
         turned = ast.Compare(b.comparators[0], [other()], [b.left]) if other else None
@@ -575,48 +570,6 @@ def _written_as(a: Any, b: Any) -> Any:
         return b
     straight, crossed = (sum(_shared(p[0], p[n]) for p in pairs) for n in (1, 2))
     return ast.copy_location(turned, b) if crossed > straight else b
-
-
-_SUMS = ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd,), (ast.BitOr,))  # an operator, and what takes it back
-
-
-def _summed_as(a: ast.BinOp, b: ast.BinOp) -> ast.expr | None:
-    """Sum b with the order and the brackets of sum a; products, and conditions with & and |, as well.
-
-    None if that cannot be, or if the two are then the same: what is added first matters to floats.
-    """
-    same = _sums_of(a.op)
-    mine, theirs = ([*_summed(n, same)] for n in (a, b))
-    if same not in _SUMS or Counter(added for added, _ in mine) != Counter(added for added, _ in theirs):
-        return None
-    like = [(_shared(x, y), -i, -j) for i, (p, x) in enumerate(mine) for j, (q, y) in enumerate(theirs) if p == q]
-    place: dict[int, int] = {}
-    for _, i, j in sorted(like, reverse=True):
-        if -i not in place and -j not in place.values():
-            place[-i] = -j
-    left = [theirs[place[n]][1] for n in range(len(mine))]
-
-    def made(node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, same):
-            return ast.copy_location(ast.BinOp(made(node.left), node.op, made(node.right)), b)
-        return left.pop(0)
-
-    summed = made(a)
-    return summed if key_of(summed) != key_of(a) or same[0] in (ast.BitAnd, ast.BitOr) else None
-
-
-def _sums_of(operator: Any) -> tuple[type, ...]:
-    """The operators that may change places with one in a sum, a product, or a condition."""
-    return next((each for each in _SUMS if isinstance(operator, each)), (type(operator),))
-
-
-def _summed(node: ast.expr, same: Any, added: bool = True) -> Iterator[tuple[bool, ast.expr]]:
-    """The terms of a sum, each with whether it is added, or taken away."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, same):
-        yield from _summed(node.left, same, added)
-        yield from _summed(node.right, same, added == isinstance(node.op, same[:1]))
-    else:
-        yield added, node
 
 
 def read_of(target: ast.expr) -> Any:

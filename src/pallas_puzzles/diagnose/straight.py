@@ -52,7 +52,6 @@ def straightened(
     for block in reversed(blocks):  # the inner ones first: one that only returns something is a lambda outside
         block.body = [each if getattr(each, "name", "") in functions else _as_lambda(each) for each in block.body]
         _straighten(block.body, block if isinstance(block, ast.FunctionDef) else tree, names, values)
-        _sink(block.body)
     return ast.fix_missing_locations(_Spread().visit(tree))
 
 
@@ -336,21 +335,6 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], v
                 inline = Inlined(name, each.value, shared=len(used) > 2)
                 body[n + 1 :] = [inline.visit(other) for other in body[n + 1 :]]
                 del body[n]
-
-
-def _sink(body: list[ast.stmt]) -> None:
-    """Gives a value its name under the condition under which alone it is used."""
-    for n in reversed(range(len(body) - 1)):
-        each, rest = body[n], [*body[:n], *body[n + 1 :]]
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            using: list[Any] = [other for other in rest if each.targets[0].id in {*reads_of(other), *uses_of(other)[1]}]
-            if len(using) == 1 and condition_of(using[0]) is not None:
-                between, tests = body[n + 1 : body.index(using[0])], map(reads_of, using[0].decorator_list)
-                if not any(each.targets[0].id in test for test in tests) and not any(
-                    must_follow(b, each) for b in between
-                ):
-                    using[0].body.insert(0, each)
-                    del body[n]
 
 
 def _is_filled(value: ast.expr, used: Sequence[ast.Name], whole: ast.FunctionDef) -> bool:
