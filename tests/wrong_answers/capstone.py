@@ -14,6 +14,11 @@ from jax.experimental.pallas import tpu as pltpu
 # %% capstone/1: the smallest block that fits
 # tile: `max(fitting` -> `min(fitting`
 
+# %% capstone/1: counts down from most, whatever the unit
+# tile:
+# -    fitting = [n for n in range(unit, most + 1, unit) if size % n == 0]
+# +    fitting = [n for n in range(most, 0, -unit) if size % n == 0]
+
 # %% capstone/1: the longest block is left out
 # tile: `most + 1` -> `most`
 
