@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import bank
+from course import functions
 from pallas_puzzles import Budget, case, check, check_call, integers, normal, uniform
 from pallas_puzzles.course import curriculum, session
 from pallas_puzzles.course.collecting import collecting
@@ -938,3 +939,25 @@ def test_one_cause_in_two_results_is_told_once():
     (finding,) = check_call(both, [np.ones((8, 128), np.float32)], [np.ones((8, 128), np.float32)] * 2).findings
     assert (finding.kind, finding.operand) == ("never-stored", "a_ref")
     assert "the same happens with b_ref" in finding.evidence
+
+
+def test_an_earlier_hole_that_is_not_written_is_what_is_said(tmp_path):
+    first, puzzle = (curriculum.puzzle(f"flash_attention/{n}") for n in (1, 4))
+    mine = tmp_path / "flash_attention.py"
+
+    def checked(*solved):
+        text = puzzle.path.read_text("utf-8")
+        for each in solved:
+            answers = functions(each.solution)
+            for hole, skeleton in each.skeletons.items():
+                assert skeleton.strip() in text
+                text = text.replace(skeleton.strip(), answers[hole].strip())
+        mine.write_text(text, "utf-8")
+        return session.run(puzzle.id, source=mine)
+
+    verdict = checked(puzzle)
+    assert verdict.status == "unsolved"
+    assert "This uses block_scores of flash_attention/1, where it still says YOUR CODE HERE" in str(verdict)
+    assert "NoneType" not in str(verdict)
+    assert checked(puzzle, first).status == "passed"
+    assert "Write one_block_kernel" in str(checked(first))

@@ -33,6 +33,7 @@ from .holes import (
     pointed_into_holes,
     ranges_of,
     untouched,
+    unwritten_before,
     why_apart,
 )
 from .inputs import Budget, Case, Question, Subject, draw, question
@@ -78,6 +79,10 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> V
             verdict = Verdict(puzzle, "unjudged", [], "", subject=Subject(fn, put))
         else:
             verdict = answer.verdict(put)
+        if known and verdict.status in ("failed", "error") and (before := unwritten_before(known, fn)):
+            to_write = [f"{hole} of {each.id}" for hole, each in before.items()]
+            said = f"This uses {listed(to_write)}, where it still says YOUR CODE HERE: write that first."
+            verdict = Verdict(puzzle, "unsolved", [], "", next=said)
         if known and not is_brief():
             apart, notes = why_apart(known, fn, put.spec, own is not None, entry is not None, given, names)
             verdict.notes = [*apart, *verdict.notes, *notes]

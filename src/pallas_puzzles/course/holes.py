@@ -47,6 +47,12 @@ def unwritten(fn: Callable[..., Any]) -> list[str]:
     return [*dict.fromkeys(found)]  # two notebooks may have holes of one name
 
 
+def unwritten_before(known: Any, fn: Callable[..., Any]) -> dict[str, Any]:
+    """The holes of earlier puzzles that `fn` uses and that still hold the skeleton's code, each with its puzzle."""
+    missing, (*earlier, _) = unwritten(fn), curriculum.until(known)
+    return {hole: each for each in earlier for hole in each.holes if hole in missing}
+
+
 def names_used(fn: Any, names: dict[str, Any], seen: set[str]) -> set[str]:
     """The names in a function, and in the functions of its own file that it calls, also by way of a custom_vjp."""
     code = getattr(inspect.unwrap(fn) if callable(fn) else fn, "__code__", None)
