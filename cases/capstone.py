@@ -56,11 +56,11 @@ def largest(size: int, most: int, unit: int) -> Count:
         ("if it did not have to divide", most // unit * unit),
         ("if it were always the whole dimension", size),
     ]
-    multiples = f"multiples of {unit}, up to {most}, that divide {size}"
+    multiple = f"multiple of {unit} up to {most}"
     return Count(
-        f"the largest of the {multiples} is" if fitting else f"there are no {multiples}, so it is",
+        f"the largest {multiple} that divides {size} is" if fitting else f"no {multiple} divides {size}, so it is",
         float(found),
-        [f"{multiples}: {listed([*map(str, fitting)])}"] if fitting else [],
+        [f"multiples of {unit} up to {most} that divide {size}: {listed([*map(str, fitting)])}"] if fitting else [],
         [(words, float(n)) for words, n in slips if n != found],
     )
 

@@ -6,9 +6,12 @@ nb: what the notebook defines, with the reader's answers in its holes.
 import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_puzzles.course.claims import Cheapest, Claim, Count
+from pallas_puzzles.course.claims import Cheapest, Claim, Count, helper_claim
 from pallas_puzzles.course.inputs import Budget, Input, Question, case, normal, question
 from pallas_puzzles.lens import gpu
 
@@ -37,7 +40,30 @@ def puzzle_1(nb: Any) -> Question:
             case(*qk(1, 192, 512, dtype="float16"), bkv=256, about="256 keys in a block"),
         ],
         budget=Budget(gmem_bytes=983_040, ctas=12),
+        claims=[  # Puzzle 2 scales what it returns
+            helper_claim(
+                nb.block_scores,
+                lambda q, k: jnp.dot(q, k.T, preferred_element_type=jnp.float32),
+                normal((64, 128), BF16),
+                normal((128, 128), BF16),
+                call=functools.partial(one_block, nb),
+            )
+        ],
     )
+
+
+def one_block(nb: Any, q: Any, k: Any) -> Any:
+    """block_scores of one block, in a kernel around it."""
+
+    def kernel(q_gmem: Any, k_gmem: Any, s_gmem: Any, q_smem: Any, k_smem: Any, loaded: Any) -> None:
+        plgpu.copy_gmem_to_smem(q_gmem, q_smem, loaded)
+        plgpu.copy_gmem_to_smem(k_gmem, k_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        s_gmem[...] = nb.block_scores(q_smem, k_smem)
+
+    tiles = [plgpu.SMEM(x.shape, x.dtype, transforms=nb.SWIZZLED) for x in (q, k)]
+    result = jax.ShapeDtypeStruct((len(q), len(k)), jnp.float32)
+    return plgpu.kernel(kernel, out_type=result, scratch_types=[*tiles, plgpu.Barrier(num_arrivals=2)])(q, k)
 
 
 def puzzle_2(nb: Any) -> Question:

@@ -11,6 +11,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 # %% gpu_attention/1: not scaled
 # scores_kernel: ` * q_gmem.shape[2] ** -0.5` -> ``
 
+# %% gpu_attention/1: scaled in the wrong one of the two
+# block_scores: `return acc[...]` -> `return acc[...] * q_smem.shape[1] ** -0.5`
+# scores_kernel: ` * q_gmem.shape[2] ** -0.5` -> ``
+
 # %% gpu_attention/1: divided by D
 # scores_kernel: `** -0.5` -> `** -1`
 

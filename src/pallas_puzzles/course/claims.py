@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..diagnose.diagnose import diagnose
 from ..diagnose.findings import Finding
 from ..ir.capture import SourceLine, capture, source_line
 from ..ir.eager import operations
@@ -19,6 +18,7 @@ from ..lens.machine import Figures, figures, listed, run_call, trace
 from ..lens.tally import tally
 from ..lens.watchdog import time_limit
 from ..text import plural
+from . import machines
 from .arrays import quickly_expected
 from .inputs import draw, seed_of
 
@@ -273,7 +273,8 @@ class Helper:
     def finding(self) -> Finding | None:
         """What is wrong with what the call returns, or None."""
         args = draw(self.inputs, np.random.default_rng(0))
-        findings = diagnose(trace(self.call, *args), quickly_expected(self.spec, args, {})).findings
+        run = machines.trace(self.call, *args)
+        findings = machines.machine_of(run).diagnose(run, quickly_expected(self.spec, args, {}), None).findings
         if not findings:
             return None
         cause = f"Right here, but {self.fn.__name__} is used in other ways, too. {findings[0].cause}"

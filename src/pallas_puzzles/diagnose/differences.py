@@ -102,7 +102,7 @@ def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[D
     alike = Counter((definition(d.was), key_of(d.should)) for d in found)
     there = []
     for d in found:
-        defined, use = definition(d.was), getattr(d.was, "use", None) if not hasattr(d.was, "outside") else None
+        defined, use = definition(d.was), getattr(d.was, "use", None)
         inside = ast.walk(d.should) if d.should is not None else ()
         part = any(n is not d.should and hasattr(n, "use") and key_of(n) == key_of(d.was) for n in inside)
         if use is not None and (part or hasattr(d.was, "unpacked") or alike[defined, key_of(d.should)] < uses[defined]):
@@ -802,15 +802,9 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
                 votes[name_of(match), name_of(node)] += 1
     for name in own & other:
         votes[name, name] += _SAME_NAME if kinds[name] & their_kinds[name] else 0
-    read, there = (
-        {name: key_of(v.value) for v, name in _values_of_names(f) if isinstance(v, ast.Subscript)}
-        for f in (renamed, mine)
-    )
-    both = {key_of(n) for n in ast.walk(mine)} & {key_of(n) for n in ast.walk(renamed)}
     names: dict[str, str] = {}
     for (from_, to), count in votes.most_common():
-        two = read.get(from_) in both and there.get(to) in both and read[from_] != there[to]  # what is in two Refs
-        if count and not two and from_ not in names and to not in names.values():
+        if count and from_ not in names and to not in names.values():
             names[from_] = to
     taken = set(names.values())
     # a value that replaces another one under its name, where nothing does in the answer, is under that name still
