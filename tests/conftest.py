@@ -17,6 +17,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+# The tests start some hundred Pythons. Where none may leave bytecode beside the sources, each of them would compile all
+# of JAX's: a fifth of the time of the tests. It is kept in build/ there.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(Path(__file__).parents[1] / "build" / "bytecode")
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", sys.pycache_prefix)
+
 import pytest
 
 from kept import kept  # noqa: F401 - a fixture

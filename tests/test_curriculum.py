@@ -185,7 +185,7 @@ def test_only_what_the_check_needs_is_run(tmp_path):
     text = text.replace(
         'check("demo/1", add_one, add_one_spec, normal((8, 128)))',
         'assert __name__ != "__main__"\n'
-        'check("demo/0", 1 / 0)\nresult = show(1 / 0)\nhint(1 / 0)\ntpu_report(1 / 0)\n'
+        'check("demo/0", 1 / 0)\nresult = show(1 / 0)\nhint(1 / 0)\ntpu_report(1 / 0)\ncompare(1 / 0)\n'
         "if unwritten(add_one) or unwritten(nobody):\n    1 / 0\nelse:\n    1 / 0\n"
         'verdict = check("demo/1", add_one, add_one_spec, normal((8, 128)))\n'
         'raise RuntimeError("after the check")',

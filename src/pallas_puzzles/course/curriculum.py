@@ -34,6 +34,7 @@ FOR_GPU = re.compile(r"""^setup\(["']gpu["']\)""", re.MULTILINE)
 PYTHON_MAGIC = re.compile(r"^\s*%%(?:time|timeit|capture|prun)\b")
 
 SHOWS = {"check", "show", "hint", "progress"}  # what a notebook calls to display something
+REPORTS = {"tpu_report", "compare"}  # what it calls for a result, or, in a line alone, to display one
 
 
 DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom  # what ends by itself
@@ -491,7 +492,7 @@ def only_displays(node: ast.stmt) -> bool:
     """True for `show(...)` and its like, alone or assigned to a name, and for what waits until a hole is filled."""
     if isinstance(node, ast.If):
         return any(_call_name(each) == "unwritten" for each in ast.walk(node.test))
-    if isinstance(node, ast.Expr) and _call_name(node.value) == "tpu_report":
+    if isinstance(node, ast.Expr) and _call_name(node.value) in REPORTS:
         return True
     value = node.value if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign) else getattr(node, "test", None)
     if isinstance(node, ast.While) or value is None:
