@@ -39,14 +39,14 @@ MODULES = modules()
 def arrows(name: str) -> Iterator[str]:
     """The modules that a module imports, anywhere in it; imports for type checkers alone do not count."""
     path = MODULES[name]
-    tree = ast.parse(path.read_text("utf-8"))
+    nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
     for_types = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.ImportFrom) or not node.level or id(node) in for_types:
             continue
         here = name.split(".") if name else []
