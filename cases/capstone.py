@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from pallas_puzzles.course.claims import Claim, Count, helper_claim
-from pallas_puzzles.course.inputs import Budget, Case, Question, case, integers, normal, question, uniform
+from pallas_puzzles.course.inputs import GRADIENTS, Budget, Case, Question, case, integers, normal, question, uniform
 from pallas_puzzles.lens.machine import listed
 
 # What may work outside of the kernels: moves, the pieces between the parts, and all that is on integers
 GELU = "mul add integer_pow tanh sub div neg exp logistic".split()
 MOVES = "int32 bool transpose slice concatenate broadcast_in_dim gather scatter select_n dynamic_slice".split()
 ROUTING = "dot_general top_k sort exp div max reduce_max reduce_sum logistic sub scatter-add mul add neg".split()
-GRADS = "vjp jvp grad value_and_grad linearize jacobian jacfwd jacrev hessian".split()
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -33,7 +32,7 @@ def puzzle_1(nb: Any) -> Question:
             parts(20, 512, 512, most=511, budget=Budget(calls=5, vmem_bytes=868_352), about="20 rows, and most=511"),
         ],
         budget=Budget(hbm_bytes=8_196_480, vmem_bytes=964_736, grid_steps=33, calls=5),
-        forbid=GRADS,
+        forbid=GRADIENTS,
         claims=[
             Claim(
                 nb.tile,
@@ -85,7 +84,7 @@ def puzzle_2(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=148_032, vmem_bytes=98_688, calls=1),
         allow=["mul", "broadcast_in_dim"],
-        forbid=["softmax", "log_softmax", "logsumexp", "take_along_axis", *GRADS],
+        forbid=["softmax", "log_softmax", "logsumexp", "take_along_axis", *GRADIENTS],
     )
 
 

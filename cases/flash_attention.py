@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_puzzles.course.claims import Helper, helper_claim
-from pallas_puzzles.course.inputs import Budget, Question, case, draw, integers, normal, question
+from pallas_puzzles.course.inputs import GRADIENTS, Budget, Question, case, draw, integers, normal, question
 from pallas_puzzles.speed.work import Size, Sizes, size, sweep
 from pallas_puzzles.text import plural
 
@@ -277,7 +277,7 @@ def puzzle_8(nb: Any) -> Question:
             ),
         ],
         budget=Budget(hbm_bytes=1_575_936, calls=2),
-        forbid=("softmax", "grad", "vjp"),
+        forbid=("softmax", *GRADIENTS),
     )
 
 
@@ -326,7 +326,7 @@ def puzzle_9(nb: Any) -> Question:
             case(*grads_case(1, 1, 64, 128, 64), about="a single block"),
         ],
         budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
-        forbid=("softmax", "grad", "vjp"),
+        forbid=("softmax", *GRADIENTS),
         claims=[  # p is for Puzzle 10
             helper_claim(nb.p_and_ds, p_and_ds_spec, tile, tile, column, column, seen),
             helper_claim(nb.p_and_ds, p_and_ds_spec, normal((16, 128), shift=-9.0), overflow, column, column, seen),
@@ -368,7 +368,7 @@ def puzzle_10(nb: Any) -> Question:
             case(*grads_case(1, 1, 64, 128, 64), about="a single block"),
         ],
         budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4, output_stores=1),
-        forbid=("softmax", "grad", "vjp"),
+        forbid=("softmax", *GRADIENTS),
     )
 
 
@@ -405,7 +405,7 @@ def puzzle_11(nb: Any) -> Question:
             case(*grouped_case(1, 1, 1, 64, 128, 64), about="a single head and block"),
         ],
         budget=Budget(hbm_bytes=6_383_616, flops=290_000_000, calls=4, output_stores=1),
-        forbid=("softmax", "grad", "vjp"),
+        forbid=("softmax", *GRADIENTS),
     )
 
 

@@ -20,7 +20,7 @@ from pallas_puzzles.course.claims import (
     measured,
     vmem_claim,
 )
-from pallas_puzzles.course.inputs import Budget, Case, Question, case, integers, normal, question, uniform
+from pallas_puzzles.course.inputs import GRADIENTS, Budget, Case, Question, case, integers, normal, question, uniform
 from pallas_puzzles.speed.work import Sizes, size, sweep
 
 
@@ -165,17 +165,6 @@ def puzzle_5(nb: Any) -> Question:
     )
 
 
-BY_HAND = (
-    "vjp",
-    "jvp",
-    "grad",
-    "value_and_grad",
-    "linearize",
-    "jacrev",
-    "jacfwd",
-)  # a kernel's own gradient is written
-
-
 def puzzle_6(nb: Any) -> Question:
     return question(
         nb.diagonal_spec,
@@ -192,7 +181,7 @@ def puzzle_6(nb: Any) -> Question:
             case(normal((32, 1)), normal((32, 256)), normal((32, 256)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=1_967_232, vmem_bytes=197_120, flops=393_600, calls=2),
-        forbid=BY_HAND,
+        forbid=GRADIENTS,
     )
 
 
@@ -321,7 +310,7 @@ def puzzle_8(nb: Any) -> Question:
             ),
         ],
         budget=Budget(hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16),
-        forbid=BY_HAND,
+        forbid=GRADIENTS,
     )
 
 

@@ -15,7 +15,18 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from pallas_puzzles.course.claims import hbm_choice, hbm_claim, helper_claim
-from pallas_puzzles.course.inputs import Budget, Case, Question, case, groups, integers, normal, question, uniform
+from pallas_puzzles.course.inputs import (
+    GRADIENTS,
+    Budget,
+    Case,
+    Question,
+    case,
+    groups,
+    integers,
+    normal,
+    question,
+    uniform,
+)
 from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.ir.capture import source_line
 from pallas_puzzles.ir.readers import for_the_reader
@@ -425,9 +436,6 @@ def puzzle_8b(nb: Any) -> Question:
         },
         explain=explain_permuted,
     )
-
-
-GRADIENTS = ("vjp", "grad", "value_and_grad", "jacrev", "linear_transpose")
 
 
 def shuffled(num_slots: int) -> np.ndarray:

@@ -5,7 +5,7 @@ nb: what the notebook defines, with the reader's answers in its holes.
 
 from typing import Any
 
-from pallas_puzzles.course.inputs import Budget, Question, case, integers, normal, question
+from pallas_puzzles.course.inputs import GRADIENTS, Budget, Question, case, integers, normal, question
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -121,18 +121,7 @@ def puzzle_6(nb: Any) -> Question:
             case(normal((16, 128)), normal((16, 128)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=368_640, calls=2),
-        forbid=(
-            "softmax",
-            "vjp",
-            "jvp",
-            "grad",
-            "value_and_grad",
-            "linearize",
-            "jacobian",
-            "jacfwd",
-            "jacrev",
-            "hessian",
-        ),
+        forbid=("softmax", *GRADIENTS),
     )
 
 
@@ -178,7 +167,7 @@ def puzzle_8(nb: Any) -> Question:
             case(normal((16, 128)), normal((1, 128)), normal((1, 128)), normal((16, 128)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=377_088, calls=2),
-        forbid=("vjp", "jvp", "grad", "value_and_grad", "linearize", "jacobian", "jacfwd", "jacrev", "hessian"),
+        forbid=GRADIENTS,
     )
 
 

@@ -396,6 +396,12 @@ def test_helpers_come_along_and_what_the_notebook_gives_stays(tmp_path):
     assert "answer.py:15: add_one_spec is left out" in " ".join(verdict.notes)
 
 
+def test_a_value_that_is_made_of_a_hole_comes_behind_it():
+    answer = f"{ADD_TWO}\nboth = functools.partial(add_two_kernel)\nagain = [both]\n".replace("+ 2.0", "+ 1.0 + one")
+    verdict = run("demo/2a", overlay=f"import functools\none = 1.0\n{answer}")
+    assert verdict.status == "passed", words(verdict)
+
+
 def test_an_answer_to_another_puzzle_is_left_out_and_that_is_said():
     verdict = run("demo/2a", overlay=f"{ADD_ONE}\n{ADD_TWO}")
     assert verdict.status == "passed"

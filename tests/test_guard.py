@@ -12,7 +12,8 @@ import pallas_puzzles
 from pallas_puzzles import Budget, check, normal
 from pallas_puzzles.app.notebooks import repository
 from pallas_puzzles.budgets import tpu as budgets_module
-from pallas_puzzles.course import isolate, session
+from pallas_puzzles.course import cases, isolate, session
+from pallas_puzzles.course import check as check_module
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.collecting import collecting
 from pallas_puzzles.diagnose import diagnose
@@ -175,3 +176,17 @@ def test_a_bug_in_what_is_tried_costs_the_correction_alone(monkeypatch: pytest.M
     assert verdict.status == "failed"
     assert "constant +1" in verdict.findings[0].cause
     a_bug_is_told(verdict)
+
+
+@pytest.mark.parametrize("name", ["why_apart", "holes_of", "unwritten_before", "record", "around", "emit"])
+def test_what_stands_around_the_judging_may_break_too(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = cases.official("basics/1").fn
+    monkeypatch.setattr(check_module, name, broken)
+    check("basics/1", right if name != "unwritten_before" else lambda x: right(x) + 1)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "basics/1" in shown
+    assert "has a bug, which is not in your code" in shown
+    assert "our own mistake" in shown
+    assert "Traceback" not in shown

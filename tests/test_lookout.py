@@ -50,6 +50,26 @@ def wrapped_spec(v: Any) -> Any:
 
 kept["spec"] = row_softmax_spec
 
+
+def kwargs_of(v: Any) -> dict[str, Any]:
+    return {"x": v}
+
+
+class Hides:
+    def __init__(self, v: Any) -> None:
+        self.v = v
+
+    def __call__(self) -> Any:
+        return sm(self.v)
+
+    def __invert__(self) -> Any:
+        return jax.nn.softmax(self.v)
+
+    @property
+    def shares(self) -> Any:
+        return sm(self.v)
+
+
 HIDDEN = {
     "alias": lambda v: sm(v),
     "getattr": lambda v: getattr(jax.nn, "soft" + "max")(v),
@@ -61,6 +81,16 @@ HIDDEN = {
     "handed to vmap": lambda v: jax.vmap(jax.nn.softmax)(v),
     "a lambda in a dictionary": lambda v: kept["s"](v),
     "a helper under jit": lambda v: helper(v),
+    "a list of arguments": lambda v: sm(*[v]),
+    "a list of arguments of a helper": lambda v: (lambda u: sm(u))(*[v]),
+    "arguments by name": lambda v: jitted(**kwargs_of(v)),
+    "cond": lambda v: lax.cond(True, sm, jnp.exp, v),
+    "switch": lambda v: lax.switch(0, [sm, jnp.exp], v),
+    "map": lambda v: next(map(sm, [v])),
+    "an object that is called": lambda v: Hides(v)(),
+    "an operator": lambda v: ~Hides(v),
+    "an attribute": lambda v: Hides(v).shares,
+    "eval": lambda v: eval("sm(v)"),
 }
 
 
@@ -96,7 +126,9 @@ def test_a_function_of_the_readers_may_have_the_same_name() -> None:
     assert judged(lambda x: by_rows(kernel, x), forbid=("softmax", "log_softmax", "logsumexp"))
 
 
-@pytest.mark.parametrize("call", [lambda v: globals()["row_softmax_spec"](v), wrapped_spec])
+@pytest.mark.parametrize(
+    "call", [lambda v: globals()["row_softmax_spec"](v), lambda v: row_softmax_spec(*[v]), wrapped_spec]
+)
 def test_a_spec_is_known_whatever_it_is_called(call: Any) -> None:
     def kernel(x_ref: Any, o_ref: Any) -> None:
         o_ref[...] = call(x_ref[...])
@@ -112,6 +144,7 @@ def test_a_spec_is_known_whatever_it_is_called(call: Any) -> None:
         ("at", lambda x: lax.scatter_add(
             jnp.zeros_like(x), jnp.arange(24)[:, None], 2 * x, lax.ScatterDimensionNumbers((1,), (0,), (0,)))),
         ("vjp", lambda x: jax.vjp(lambda v: v * v, x)[1](jnp.ones_like(x))[0]),
+        ("vjp", lambda x: jax.vjp(*[lambda v: v * v, x])[1](jnp.ones_like(x))[0]),
         ("cumsum", lambda x: 2 * x + 0 * x.cumsum(axis=0)),
     ],
 )  # fmt: skip

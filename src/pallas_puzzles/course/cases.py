@@ -24,8 +24,13 @@ def benchmark(puzzle: Puzzle) -> Callable[[Any], Any] | None:
     return _function(puzzle, f"bench_{puzzle.number}")
 
 
+def file(puzzle: Puzzle) -> Path:
+    """Where the questions of a puzzle's notebook are, if there are any."""
+    return puzzle.path.parents[1] / "cases" / f"{puzzle.notebook}.py"
+
+
 def _function(puzzle: Puzzle, name: str) -> Callable[[Any], Any] | None:
-    path = puzzle.path.parents[1] / "cases" / f"{puzzle.notebook}.py"
+    path = file(puzzle)
     if not path.is_file():
         return None
     status = path.stat()

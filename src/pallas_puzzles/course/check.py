@@ -63,38 +63,25 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> V
         why = "options need a spec and inputs, too" if options else f"{puzzle} is not in the course's cases"
         raise TypeError(f'{why}: check("{puzzle}", fn, spec, *inputs, ...)')
     names = ChainMap(getattr(inspect.unwrap(fn), "__globals__", {}), sys._getframe(1).f_globals)
-    wanted = Wanted() if asked else _wanted(puzzle)
-    answer = _Answer(puzzle, known, fn, names, holes_of(known, names) if known else {}, wanted)
-    to_write = untouched(known, answer.holes) if known else []
-    apart: list[str] = []
-    collection = current()
-    if to_write:
-        said = f"Write {listed(to_write)}, where it says YOUR CODE HERE."
-        verdict = Verdict(puzzle, "unsolved", [], "", next=said)
-    else:
-        given = cases.given(known, names) if known and entry else {}
-        own = question(*asked, **options) if asked else None
-        put = own or entry(types.SimpleNamespace(**given))  # type: ignore[misc]
-        if collection is not None and not collection.judge:
-            verdict = Verdict(puzzle, "unjudged", [], "", subject=Subject(fn, put))
-        else:
-            verdict = answer.verdict(put)
-        if known and verdict.status in ("failed", "error") and (before := unwritten_before(known, fn)):
-            to_write = [f"{hole} of {each.id}" for hole, each in before.items()]
-            said = f"This uses {listed(to_write)}, where it still says YOUR CODE HERE: write that first."
-            verdict = Verdict(puzzle, "unsolved", [], "", next=said)
-        if known and not is_brief():
-            apart, notes = why_apart(known, fn, put.spec, own is not None, entry is not None, given, names)
-            verdict.notes = [*apart, *verdict.notes, *notes]
-        if verdict and apart:
-            verdict.status = "unrecorded"
+    answer = _Answer(puzzle, known, fn, names, {}, Wanted() if asked else _wanted(puzzle))
+    own = question(*asked, **options) if asked else None
+    guard, recorded = Guard(), False
+
+    def judged() -> Verdict:
+        nonlocal recorded
+        verdict, recorded = answer.verdict(entry, own, guard)
+        return verdict
+
+    verdict = _guarded(judged, guard)
+    verdict.puzzle = puzzle
     verdict.headline = (
         f"{answer.title}: {_WORDS.get(verdict.status, 'not yet.' if verdict.findings else 'not judged.')}"
     )
+    collection = current()
     if collection is not None:
         collection.verdicts.append(verdict)
     else:
-        _show(verdict, answer, recorded=bool(known) and not to_write and not apart)
+        _show(verdict, answer, recorded, guard)
     return verdict
 
 
@@ -112,15 +99,20 @@ _WORDS = {
 }
 
 
-def _show(verdict: Verdict, answer: "_Answer", recorded: bool) -> None:
+def _show(verdict: Verdict, answer: "_Answer", recorded: bool, guard: Guard) -> None:
     """Displays a verdict, with where it stands in the course, and records it."""
-    newly = recorded and record(verdict.puzzle, bool(verdict), totals(verdict.figures))
-    finished = finale(verdict.puzzle) if newly else None
-    if answer.known:
-        around(verdict, answer.known, answer.holes)
-    emit(verdict)
-    if finished is not None:
-        emit(finished)
+    told, finished = bool(guard.errors), None
+    with guard.explaining():
+        newly = recorded and record(verdict.puzzle, bool(verdict), totals(verdict.figures))
+        finished = finale(verdict.puzzle) if newly else None
+        if answer.known:
+            around(verdict, answer.known, answer.holes)
+    if guard.errors and not told:
+        guard.tell(verdict)
+    for each in (verdict, finished):
+        with guard.showing(each):
+            if each is not None:
+                emit(each)
 
 
 @dataclasses.dataclass
@@ -140,21 +132,48 @@ class _Answer:
     def title(self) -> str:
         return f"{self.puzzle} {self.known.title}" if self.known else self.puzzle
 
-    def verdict(self, asked: Question) -> Verdict:
+    def verdict(
+        self, entry: Callable[[Any], Question] | None, own: Question | None, guard: Guard
+    ) -> tuple[Verdict, bool]:
+        """The verdict, and whether it counts as progress.
+
+        entry: makes the course's question. own: another one, of the reader's.
+        """
+        known, collection = self.known, current()
+        self.holes = holes_of(known, self.names) if known else {}
+        if known and (to_write := untouched(known, self.holes)):
+            said = f"Write {listed(to_write)}, where it says YOUR CODE HERE."
+            return Verdict(self.puzzle, "unsolved", [], "", next=said), False
+        given = cases.given(known, self.names) if known and entry else {}
+        asked = own or entry(types.SimpleNamespace(**given))  # type: ignore[misc]
+        if collection is not None and not collection.judge:
+            verdict = Verdict(self.puzzle, "unjudged", [], "", subject=Subject(self.fn, asked))
+        else:
+            verdict = self._explained(asked, guard)
+        if not known or is_brief():
+            return verdict, False
+        before: dict[str, Any] = {}
+        apart: list[str] = []
+        notes: list[str] = []
+        with guard.explaining():
+            before = unwritten_before(known, self.fn) if verdict.status in ("failed", "error") else {}
+            apart, notes = why_apart(known, self.fn, asked.spec, own is not None, entry is not None, given, self.names)
+        if before:
+            to_write = [f"{hole} of {each.id}" for hole, each in before.items()]
+            said = f"This uses {listed(to_write)}, where it still says YOUR CODE HERE: write that first."
+            verdict = Verdict(self.puzzle, "unsolved", [], "", next=said)
+        verdict.notes = [*apart, *verdict.notes, *notes]
+        if verdict and apart:
+            verdict.status = "unrecorded"
+        return verdict, not before and not apart
+
+    def _explained(self, asked: Question, guard: Guard) -> Verdict:
         """The verdict, with what has to change, found by trying, and with findings that point at the reader's lines."""
-        guard = Guard()
-        asked = dataclasses.replace(asked, explain=None) if is_brief() else asked
-
-        def explained() -> Verdict:
-            verdict = self.judged(asked, guard)
-            if self.known and not is_brief():
-                self._explain(verdict, asked, guard)
-                with guard.explaining():
-                    verdict.gained = (self._claims_alone(asked) if verdict else "") or verdict.gained
-            return verdict
-
-        verdict = _guarded(explained, guard)
-        verdict.puzzle = self.puzzle
+        verdict = self.judged(dataclasses.replace(asked, explain=None) if is_brief() else asked, guard)
+        if self.known and not is_brief():
+            self._explain(verdict, asked, guard)
+            with guard.explaining():
+                verdict.gained = (self._claims_alone(asked) if verdict else "") or verdict.gained
         if self.known and verdict and (following := curriculum.next_puzzle(self.puzzle)):
             verdict.next = f"Next: {following.id} {following.title}"
         return verdict
@@ -283,9 +302,12 @@ class _Answer:
         own = {getattr(inspect.unwrap(spec), "__name__", ""): spec, **self.names}
         specs = {name: own[name] for name, why in barred.items() if why == SPEC_IS_BARRED and name in own}
         course = curriculum.given_names(self.known) if self.known else frozenset()
+        spec_code = getattr(inspect.unwrap(spec), "__code__", None)
+        asking = str(cases.file(self.known)) if self.known else ""
 
-        def given(function: types.FunctionType) -> bool:
-            return function is inspect.unwrap(spec) or function.__qualname__ in course
+        def given(code: types.CodeType) -> bool:
+            outermost = code.co_qualname.partition(".<locals>")[0]
+            return code is spec_code or outermost in course or code.co_filename == asking
 
         return Lookout(barred, specs, codes, given, [*self.names.values()])
 

@@ -43,6 +43,17 @@ class Guard:
         except Exception as error:
             self.keep(error)
 
+    @contextlib.contextmanager
+    def showing(self, verdict: object) -> Iterator[None]:
+        """Around what displays a verdict: where that raises, its text is printed, and that there is a bug."""
+        try:
+            yield
+        except Exception as error:
+            text = ""
+            with self.explaining():
+                text = str(verdict)
+            print("\n".join(filter(None, [text, _sentence(_last_line(error))])))
+
     def keep(self, error: Exception) -> None:
         self.errors.setdefault(_last_line(error), error)  # one for all draws
 

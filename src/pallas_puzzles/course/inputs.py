@@ -106,6 +106,10 @@ def case(*inputs: Any, budget: Budget | None = None, about: str = "", l2: bool =
     return Case(inputs, blocks, budget, about, l2)
 
 
+# What a puzzle forbids whose gradient is written by hand
+GRADIENTS = tuple("vjp jvp grad value_and_grad linearize jacobian jacfwd jacrev hessian linear_transpose".split())
+
+
 @dataclasses.dataclass(frozen=True)
 class Question:
     """All that a check asks of an answer. `question` makes one, and says what the fields are."""

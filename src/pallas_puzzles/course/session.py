@@ -239,8 +239,19 @@ class _Session:
                     f"{name}:{each.node.lineno}: {theirs} is not what {puzzle.id} asks for: write it as {ours}"
                 )
             self.replaced[hole] = [each]
-        for first in [hole for hole in puzzle.holes if hole in fills][:1]:
-            self.replaced[first] = [*helpers, fills[first]]
+        filled = [hole for hole in puzzle.holes if hole in fills]
+        late = {hole: hole for hole in filled}  # what is there behind which hole
+        early: list[_Statement] = []
+        for each in helpers:  # before all holes; what a value is made of, before that value
+            names = names_bound(each.node) if isinstance(each.node, ast.Assign | ast.AnnAssign) else set()
+            read = {n.id for n in ast.walk(each.node) if isinstance(n, ast.Name)} if names else set()
+            if after := max((late[name] for name in read & late.keys()), key=filled.index, default=""):
+                self.replaced[after].append(each)
+                late |= dict.fromkeys(names, after)
+            else:
+                early.append(each)
+        for first in filled[:1]:
+            self.replaced[first] = [*early, *self.replaced[first]]
         return bool(fills)
 
     def _sort(
