@@ -267,20 +267,19 @@ def test_a_word_for_every_colour(status: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "headline", "said"),
+    ("status", "title", "word", "said"),
     [
-        ("failed", "basics/9 Row sum: not yet.", "Not yet basics/9 Row sum"),
-        ("passed", "basics/9 Row sum: solved.", "Solved basics/9 Row sum"),
-        ("unsolved", "basics/9 Sum: of rows: not solved yet.", "Not solved yet basics/9 Sum: of rows"),
-        ("passed", "Right.", "Right "),
-        ("unrecorded", "basics/9 Row sum: right, but not recorded.", "Right, but not recorded basics/9 Row sum"),
-        ("error", "basics.py:7 stops the notebook.", "Not yet basics.py:7 stops the notebook."),
+        ("failed", "basics/9 Row sum", "not yet.", "Not yet basics/9 Row sum"),
+        ("passed", "basics/9 Row sum", "solved.", "Solved basics/9 Row sum"),
+        ("unsolved", "basics/9 Sum: of rows", "not solved yet.", "Not solved yet basics/9 Sum: of rows"),
+        ("unrecorded", "basics/9 Row sum", "right, but not recorded.", "Right, but not recorded basics/9 Row sum"),
+        ("error", "", "basics.py:7 stops the notebook.", "Not yet basics.py:7 stops the notebook."),
     ],
 )
-def test_badge_and_headline_say_a_thing_once(status: str, headline: str, said: str) -> None:
-    verdict = Verdict("p", status, [], headline)
+def test_badge_and_headline_say_a_thing_once(status: str, title: str, word: str, said: str) -> None:
+    verdict = Verdict("p", status, [], word, title=title)
     assert Tree(verdict._repr_html_()).text == said
-    assert str(verdict) == headline
+    assert str(verdict) == (f"{title}: {word}" if title else word)
 
 
 def test_where_the_reader_stands() -> None:

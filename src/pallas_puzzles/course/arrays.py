@@ -105,8 +105,8 @@ class Judging:
         return self.verdict("error", [finding.but(near=near)], traceback="".join(traceback.format_exception(error)))
 
     def verdict(self, status: str, findings: Sequence[Finding], **more: Any) -> Verdict:
-        headline = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet.", "unjudged": ""}[status]
-        return Verdict("", status, [*findings], headline, notes=[*self.notes], figures=self.figures, **more)
+        word = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet.", "unjudged": ""}[status]
+        return Verdict("", status, [*findings], word, notes=[*self.notes], figures=self.figures, **more)
 
     def rounded(self, run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> Diagnosis | None:
         """What is wrong with the rounding of a result, next to the course's of the same data."""

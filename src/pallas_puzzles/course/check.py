@@ -73,10 +73,8 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> V
         return verdict
 
     verdict = _guarded(judged, guard)
-    verdict.puzzle = puzzle
-    verdict.headline = (
-        f"{answer.title}: {_WORDS.get(verdict.status, 'not yet.' if verdict.findings else 'not judged.')}"
-    )
+    verdict.puzzle, verdict.title = puzzle, answer.title
+    verdict.word = _WORDS.get(verdict.status, "not yet." if verdict.findings else "not judged.")
     collection = current()
     if collection is not None:
         collection.verdicts.append(verdict)
@@ -288,7 +286,10 @@ class _Answer:
             return [], None
         here = functools.partial(right, only=wrong.draw)
         fails = all(f.kind != "rounding" for f in wrong.findings)  # that is looked at in some runs alone
-        everywhere = functools.partial(right, only=None)
+
+        def everywhere(fn: Callable[..., Any], asked: Question) -> bool:
+            return right(fn, asked, None) and (not late or here(fn, asked))
+
         return isolate.isolated(self.known, self.names, used, here, everywhere, fails), wrong.draw
 
     def _lookout(

@@ -104,7 +104,7 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
     with contextlib.suppress(_Enough):
         for some in [*([each] for each in whole), whole]:
             if 0 < len(some) < len(answer) and trials.tried(applied(answer, some), works_everywhere):
-                return trials.say(some)
+                return [dataclasses.replace(c, tried=True) for c in trials.say(some)]
     return []
 
 

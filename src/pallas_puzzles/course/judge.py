@@ -28,7 +28,7 @@ from .arrays import TIME_LIMIT_S, Judging, compare, keyword_only, keywords_of
 from .claims import Asked
 from .collecting import is_brief
 from .guard import is_ours
-from .inputs import Case, Input, Question, draw, seed_of
+from .inputs import Case, Input, Question, at_random, draw, seed_of
 from .machines import TPU, machine_of, reached, remembered, trace
 from .reference import mark_of
 
@@ -64,7 +64,8 @@ def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tupl
     for number, case in enumerate(cases):
         drawn = any(isinstance(x, Input) for x in case.inputs)
         for i in range(DRAWS if number == 0 and drawn else 1):
-            yield number, case, i, seed if seed is not None else 0 if i == 0 else seed_of(puzzle, i)
+            own = 0 if number == 0 or not at_random() else seed_of(f"{puzzle}, variant {number}", i)
+            yield number, case, i, seed if seed is not None else own if i == 0 else seed_of(puzzle, i)
 
 
 def size_of(drawn: tuple[int, Case, int, int]) -> int:
@@ -358,9 +359,9 @@ class Judge(Judging):
         tiles = TileMap(diagnosis.operand, diagnosis.tiles) if diagnosis and diagnosis.operand is not None else None
         return super().failed(findings, tiles=tiles, **more)
 
-    def _unjudged(self, why: str, headline: str = "Cannot judge.") -> Verdict:
+    def _unjudged(self, why: str, word: str = "Cannot judge.") -> Verdict:
         verdict = self.verdict("unjudged", [])
-        verdict.headline = headline
+        verdict.word = word
         verdict.notes = [why, *(note for note in verdict.notes if note != why)]
         return verdict
 

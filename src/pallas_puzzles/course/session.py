@@ -293,7 +293,7 @@ class _Session:
             puzzle=self.target.id,
             status="error",
             findings=[Finding("error", cause, earlier, line)],
-            headline=f"Your code {stops}.",  # its line stands below, once
+            word=f"Your code {stops}.",  # its line stands below, once
             next=f"{'Remove' if isinstance(error, SystemExit) else 'Fix'} that line, then check again.",
             notes=self.notes[:1],
             traceback="".join(traceback.format_exception(error)),

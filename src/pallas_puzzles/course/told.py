@@ -91,7 +91,8 @@ def _sentences(found: Sequence[Correction]) -> list[str]:
     if found and all(c.whole for c in found):
         called = listed([c.words for c in found])
         places = "its place" if len(found) == 1 else "their places"
-        return [f"The mistake is in {called}: with the course's in {places}, everything is right."]
+        tried = f": with the course's in {places}, everything is right" if all(c.tried for c in found) else ""
+        return [f"The mistake is in {called}{tried}."]
     words = [
         f"{c.words} is a part of the mistake: put the course's in its place, too" if c.whole else c.words for c in found
     ]

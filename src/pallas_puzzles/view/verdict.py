@@ -68,7 +68,7 @@ class Verdict(Displayed):
     status: "unsolved", "passed", "failed" (wrong, or over its budget), "error" (the reader's code raised), or
     "unrecorded" (right, but not as the course asks: a note says why), or "unjudged": nobody can say (a note says why),
     or nobody was asked (see check.collecting), with the subject that was not judged.
-    findings: the likeliest cause first. gained: what a right answer costs, in a line. next: where to look next.
+    findings: the likeliest cause first. word: how it is, in a line; title: of what, to stand before it. gained: what a right answer costs, in a line. next: where to look next.
     traceback: the full one when code raised, else "". picture: text that is shown to scale, below the first finding.
     standing: of a pass that is recorded. help: which call shows more. below: a widget to display under it, or None.
     """
@@ -76,7 +76,7 @@ class Verdict(Displayed):
     puzzle: str
     status: str
     findings: list[Finding]
-    headline: str
+    word: str
     gained: str = ""
     next: str = ""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -89,6 +89,11 @@ class Verdict(Displayed):
     standing: Standing | None = None
     help: str = ""
     below: Any = None
+    title: str = ""
+
+    @property
+    def headline(self) -> str:
+        return f"{self.title}: {self.word}" if self.title else self.word
 
     def __post_init__(self) -> None:
         self.traceback = Traceback(self.traceback)
@@ -207,14 +212,11 @@ _MUTED = "opacity:.8;font-size:92%;margin-top:6px"
 
 def _card(v: Verdict) -> str:
     badge, colour = _BADGES[v.status]
-    title, _, word = v.headline.removesuffix(".").rpartition(": ")
-    if word.lower() in ("solved", "right", "not yet", "not solved yet", "right, but not recorded"):
-        badge = word.capitalize()  # the rest of the headline goes beside it: nothing is said twice
-    else:
-        title = v.headline
+    if v.title:
+        badge = v.word.rstrip(".").capitalize()
     parts = [
         f'<span style="background:{colour};color:#fff;border-radius:9px;padding:1px 9px;font-weight:600;'
-        f'margin-right:4px">{badge}</span> <b>{html.escape(title)}</b>'
+        f'margin-right:4px">{badge}</span> <b>{html.escape(v.title or v.word)}</b>'
     ]
     parts += [_finding_html(f, first=i == 0) for i, f in enumerate(v.findings[:_SHOWN_FINDINGS])]
     rest = v.findings[_SHOWN_FINDINGS:]
