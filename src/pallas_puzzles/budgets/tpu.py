@@ -165,7 +165,7 @@ def _moved_most(run: Run, costs: list[Figures]) -> tuple[str, list[SourceLine]]:
     rows = [(r.hbm_bytes - r.once_bytes, t, r) for t, c in zip(run.traces, costs, strict=True) for r in c.operands]
     more, trace, row = max(rows, key=lambda each: each[0])
     if more <= 0:  # nothing moves twice
-        _, trace, row = max(rows, key=lambda each: (each[2].operand.role == "out", each[2].hbm_bytes))
+        _, trace, row = max(rows, key=lambda each: each[2].hbm_bytes)
         o = row.operand
         advice = (
             f"No block is copied twice, so it is the arrays that are too large, or too many: {o.name} is {o.dtype} of "

@@ -96,6 +96,10 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
     said = trials.say(chosen if rewritten else replaced or chosen, tell="like") if sure else []
     if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
+    if len(replaced) == len(chosen) and not any(c.whole for c in said):
+        with contextlib.suppress(_Enough):
+            if not trials.tried(trials.done(said)[0], works):  # it leads nobody anywhere
+                return []
     if 0 < len(said) <= _MOST_PLACES:
         return said
     # a list of places helps nobody

@@ -198,7 +198,7 @@ def _kept(
     for (name, _), units in statements.items():
         functions.setdefault(group_of(name), []).append(units)
     groups = list(functions.values())
-    if 1 < len(groups) < search.most // 4:
+    if len(kept) == len(found) and 1 < len(groups) < search.most // 4:
         alone = next((g for g in groups if search.right_with([*_numbers(g)])), None)
         kept, groups = (sorted(_numbers(alone)), [alone]) if alone else (kept, groups)
     while groups and search.left > 0:
@@ -226,7 +226,8 @@ def _in_part(search: _Search, chosen: list[int], needed: Sequence[Difference]) -
     every = search.every
     ways = _alike(every[chosen[0]], needed) if len(chosen) == 1 else (p for n in chosen for p in _less(every[n]))
     for places in itertools.islice(ways, max(0, search.left)):
-        if search.right_with(small := search.added(places)):
+        elsewhere = [n for n in chosen if every[n].function not in {each.function for each in places}]
+        if search.right_with(small := [*elsewhere, *search.added(places)]):
             for unit in dict.fromkeys(map(_side_by_side, (every[n] for n in small))):
                 fewer = [n for n in small if _side_by_side(every[n]) != unit]
                 small = fewer if fewer and search.left > 0 and search.right_with(fewer) else small
@@ -244,9 +245,14 @@ def _in_small(search: _Search, chosen: list[int], several: set[int]) -> list[int
             small = search.added(places)
             less = [*(k for k in chosen if k != n), *small]
             if search.right_with(less):
-                for k in [k for k in less if k in small or every[k].was is None]:  # a part may need less than the whole
-                    fewer = [m for m in less if m != k]
-                    less = fewer if search.left > 0 and fewer and search.right_with(fewer) else less
+                # a part may need less than the whole; of what changes in one expression, all or some
+                units: dict[Path, list[int]] = {}
+                for k in small:
+                    units.setdefault(every[k].path[:-1], []).append(k)
+                alone = [[k] for k in less if k in small or every[k].was is None]
+                for unit in [*(unit for unit in units.values() if len(unit) > 1), *alone]:
+                    fewer = [k for k in less if k not in unit]
+                    less = fewer if fewer and search.right_with(fewer) else less
                 if len(less) <= len(chosen) or len(ast.unparse(every[n].should or ast.Pass())) > SHOWN:
                     chosen = sorted(less)
                     queue += [k for k in small if k in chosen]
@@ -327,9 +333,15 @@ def _alike(difference: Difference, needed: Sequence[Difference]) -> Iterator[lis
     new = [y for key, y in there.items() if key not in mine]
     here = [(p, x) for p, x in here if key_of(x) not in there]
     pairs = [(_share(x, y), n, p, x, y) for n, (p, x) in enumerate(here) for y in new if type(x) is type(y)]
-    for much, _, path, x, y in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:_PARTS]:
+    together: dict[int, tuple[ast.AST, list[Difference]]] = {}
+    for much, n, path, x, y in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:_PARTS]:
         if much > _ALIKE_VALUES and _in_parts(x, y):
-            yield [_made(difference.function, place) for place in _between(x, y, path, difference.line, fine=True)]
+            places = [_made(difference.function, place) for place in _between(x, y, path, difference.line, fine=True)]
+            if n not in together and all(y is not used for used, _ in together.values()):
+                together[n] = y, places
+            yield places
+    if len(together) > 1:
+        yield [each for _, places in together.values() for each in places]
 
 
 def _in_parts(x: ast.AST, y: ast.AST) -> bool:

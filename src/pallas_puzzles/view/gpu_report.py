@@ -120,20 +120,20 @@ def gpu_report(
     given, shapes = _given(args)
     if compiler.missing() is None:
         compiler.warm(target)
-    program, blob = lowering.exported(lambda *a: fn(*a, **blocks), shapes, target)
+    program, exported = lowering.exported(lambda *a: fn(*a, **blocks), shapes, target)
     kernels = list(calls_in(program)) if program is not None else []
     if made_for_tpus := [eqn for eqn in kernels if eqn.primitive is pl.pallas_call_p]:
         words = "The GPU compiler takes kernels written with plgpu.kernel; this one is a pl.pallas_call, for TPUs."
         report.refusal = Refusal(words, "", line_of(made_for_tpus[0]))
         return report
-    if isinstance(blob, Refusal):
-        report.refusal = blob
+    if isinstance(exported, Refusal):
+        report.refusal = exported
         return report
     report.unavailable = compiler.missing() or ""
     if report.unavailable:
         return report
     try:
-        compiled = compiler.compile_program(blob, target)
+        compiled = compiler.compile_program(bytes(exported.serialize()), target)
     except compiler.CompilerError as error:
         report.refusal = lowering.refused(str(error), target)
         return report

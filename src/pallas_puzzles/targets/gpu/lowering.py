@@ -34,8 +34,8 @@ NO_THIN_LAYOUT = (
 )
 
 
-def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple[Any, bytes | Refusal]:
-    """(the traced program or None, what the compiler takes or why the front end refuses it)."""
+def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple[Any, Any]:
+    """(the traced program or None, what it is for the compiler, of jax.export, or the Refusal of the front end)."""
     program = None
     with jax.sharding.use_abstract_mesh(chip.mesh()), warnings.catch_warnings(action="ignore"):
         try:
@@ -46,7 +46,7 @@ def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple
         try:
             from jax import export
 
-            return program, bytes(export.export(flat, platforms=["cuda"])(*shapes).serialize())
+            return program, export.export(flat, platforms=["cuda"])(*shapes)
         except Exception as error:
             return program, _placed(_explain(error), program)
 
