@@ -265,6 +265,7 @@ def puzzle_8(nb: Any) -> Question:
                 normal((1, 1, 256, 64), "bfloat16", shift=1.0),
                 normal((1, 1, 96, 64), "bfloat16", shift=1.0),
                 bq=48,
+                bkv=64,
                 about="each query sees one key alone",
                 budget=Budget(calls=2),
             ),

@@ -259,7 +259,7 @@ def puzzle_9(nb: Any) -> Question:
                 about="groups of one head, three parts",
                 budget=Budget(copies=48),
             ),
-            case(*decoding(2, 4, 2, 512, [450, 30], scale=60.0), parts=3, about="scores of up to 300"),
+            case(*decoding(2, 4, 2, 512, [450, 30], scale=60.0), parts=3, slots=3, about="scores of up to 300"),
         ],
         budget=Budget(gmem_bytes=1_060_000, cta_bytes=136_000, copies=72),
     )

@@ -39,7 +39,7 @@ def puzzle_2(nb: Any) -> Question:
         normal((128, 64), BF16),
         normal((64, 256), BF16),
         variants=[
-            case(normal((64, 32), BF16), normal((32, 128), BF16), about="rows of 64 bytes"),
+            case(normal((64, 32), BF16), normal((32, 128), BF16), bn=64, about="rows of 64 bytes"),
             case(normal((64, 48), BF16), normal((48, 128), BF16), about="rows of 96 bytes"),
             case(normal((64, 128), BF16), normal((128, 128), BF16), about="rows of 256 bytes"),
             case(normal((64, 96), BF16), normal((96, 128), BF16), about="rows of 192 bytes"),
@@ -76,7 +76,7 @@ def puzzle_3(nb: Any) -> Question:
         normal((768, 256), BF16),
         variants=[
             case(normal((64, 640), BF16), normal((640, 128), BF16), slots=3, budget=Budget(waited=20_000, copies=20)),
-            case(normal((64, 64), BF16), normal((64, 128), BF16), slots=4, about="a single step"),
+            case(normal((64, 64), BF16), normal((64, 128), BF16), bn=64, slots=4, about="a single step"),
         ],
         budget=Budget(waited=125_000, copies=96),
     )
@@ -152,6 +152,7 @@ def puzzle_7(nb: Any) -> Question:
                 normal((128, 64), "float16", scale=0.1),
                 normal((64,)),
                 bn=64,
+                slots=3,
                 about="float16",
             ),
         ],
@@ -232,6 +233,7 @@ def puzzle_9(nb: Any) -> Question:
                 normal((256, 128), BF16),
                 normal((128, 512), BF16, scale=0.1),
                 normal((512,)),
+                bm=64,
                 along=None,
                 about="no pairs; bias and GELU",
             ),
@@ -258,6 +260,9 @@ def puzzle_10(nb: Any) -> Question:
                 normal((256, 64), BF16),
                 normal((3, 64, 512), BF16),
                 np.array([128, 8, 120], np.int32),
+                slots=2,
+                width=2,
+                ctas=3,
                 about="64 rows of a tile that are nobody's, behind a whole tile",
             ),
         ],

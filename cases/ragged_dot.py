@@ -127,7 +127,7 @@ def puzzle_3(nb: Any) -> Question:
         normal((3, 1, 384)),
         sizes(100, 28, 128),
         variants=[
-            case(normal((512, 256)), normal((5, 1, 256), shift=2.0), groups(5, 512), bm=128),
+            case(normal((512, 256)), normal((5, 1, 256), shift=2.0), groups(5, 512), bm=128, bn=256),
             case(
                 normal((320, 128)),
                 normal((6, 1, 128)),

@@ -219,7 +219,7 @@ def puzzle_10(nb: Any) -> Question:
                 bn=512,
                 about="rows whose scores all lie below -1e38",
             ),
-            case(normal((32, 768), "bfloat16"), integers((32, 1), 700, 768), bn=256),
+            case(normal((32, 768), "bfloat16"), integers((32, 1), 700, 768), bm=32, bn=256),
             case(normal((16, 200), "bfloat16"), integers((16, 1), 0, 200), about="a single block"),
         ],
         budget=Budget(hbm_bytes=64_256, vmem_bytes=16_832, output_stores=1),

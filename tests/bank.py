@@ -46,6 +46,7 @@ class WrongAnswer:
     functions: list[str] = field(default_factory=list)
     lines: set[int] = field(default_factory=set)
     elsewhere: str = ""
+    is_edit: bool = False
 
     def __str__(self) -> str:
         return f"{self.puzzle}: {self.title}"
@@ -97,6 +98,7 @@ def _fill(answer: WrongAnswer, body: list[str], preamble: str, solutions: dict[s
         else:
             rest.append(line)
     code = "\n".join(rest).strip()
+    answer.is_edit = bool(edited)
     if not edited:
         answer.code = f"{preamble}\n\n\n{code}\n".lstrip()
         mine = functions(code)

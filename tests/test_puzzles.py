@@ -2,11 +2,13 @@
 
 import ast
 import dataclasses
+import difflib
 import importlib
 import inspect
 import re
 import zlib
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +33,7 @@ WRONG_ANSWERS = bank.read_all()
 assert WRONG_ANSWERS, "no wrong answer found"
 
 MAX_THEORY_WORDS = 220
+MOST_LINES_OF_AN_EDIT = 3
 
 each_puzzle = pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puzzle.id)
 each_book = pytest.mark.parametrize("book", BOOKS, ids=lambda book: book.name)
@@ -104,6 +107,23 @@ def test_a_check_is_short_and_says_the_budget(puzzle: Puzzle) -> None:
     official = cases.official(puzzle.id)
     line = budget_line(official.question, official.fn)
     assert " ".join(comment[2:] for comment in comments).startswith(line)
+
+
+ONE_VALUE = {  # keywords that have one value in all cases, and why
+    "matmul/12 vmem_limit_bytes": "it is handed to the compiler, and changes nothing else",
+    "ladder/4 bq": "the kernel is given",
+    "ladder/4 bkv": "the kernel is given",
+}
+
+
+@each_puzzle
+def test_keywords_vary(puzzle: Puzzle) -> None:
+    """Block sizes, slots and their like: what is written into a kernel in the place of one is wrong somewhere."""
+    official = cases.official(puzzle.id)
+    parameters = inspect.signature(official.fn).parameters.values()
+    for each in [each for each in parameters if each.default not in (each.empty, None)]:
+        given = {repr(case.blocks.get(each.name, each.default)) for case in official.question.cases}
+        assert (len(given) > 1) != (f"{puzzle.id} {each.name}" in ONE_VALUE), f"{each.name} is {given} in every case"
 
 
 @each_book
@@ -238,6 +258,25 @@ def test_a_puzzle_has_at_least_three_wrong_answers(puzzle: Puzzle) -> None:
     mine = [answer for answer in WRONG_ANSWERS if answer.puzzle == puzzle.id]
     assert len({answer.code for answer in mine}) >= 3
     assert len({answer.title for answer in mine}) == len(mine), "two of them have the same title"
+
+
+@pytest.mark.parametrize("path", sorted(bank.FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_an_answer_that_is_an_edit_is_written_as_one(path: Path) -> None:
+    """Whoever reads the bank sees what is wrong, and when a solution changes, its edits go with it."""
+    solutions = functions((path.parents[2] / "solutions" / path.name).read_text("utf-8"))
+    for answer in bank.read(path):
+        mine = functions(answer.code)
+        if answer.is_edit or not mine.keys() <= solutions.keys():
+            continue
+        changes = [
+            max(i2 - i1, j2 - j1)
+            for name, text in mine.items()
+            for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(
+                None, solutions[name].split("\n"), text.split("\n"), autojunk=False
+            ).get_opcodes()
+            if tag != "equal"
+        ]
+        assert len(changes) != 1 or changes[0] > MOST_LINES_OF_AN_EDIT, f"{answer.where}: write the edit"
 
 
 def in_every_run() -> set[str]:

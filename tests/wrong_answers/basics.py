@@ -7,11 +7,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-
 # %% basics/1: the name o_ref is bound to something else
-def add_ten_kernel(x_ref, o_ref):
-    o_ref = x_ref[...] + 10
-
+# add_ten_kernel: `o_ref[...]` -> `o_ref`
 
 # %% basics/1: a Ref is used as an array
 # add_ten_kernel: `[...] = x_ref[...] + 10` -> `[...] = x_ref + 10`
@@ -24,14 +21,10 @@ def add_ten_kernel(x_ref, o_ref):
 
 
 # %% basics/1: the input is overwritten
-def add_ten_kernel(x_ref, o_ref):
-    x_ref[...] = x_ref[...] + 10
-
+# add_ten_kernel: `o_ref[` -> `x_ref[`
 
 # %% basics/1: added to what the output holds
-def add_ten_kernel(x_ref, o_ref):
-    o_ref[...] += x_ref[...] + 10
-
+# add_ten_kernel: `=` -> `+=`
 
 # %% basics/1: adds one
 # add_ten_kernel: `10` -> `1`
@@ -74,9 +67,7 @@ def add_ten_kernel(x_ref, o_ref):
 
 
 # %% basics/3: a negative index, as in Python
-def reverse_map(i, num_pages):
-    return (-1 - i,)
-
+# reverse_map: `num_pages - 1` -> `-1`
 
 # %% basics/3: true for five pages alone
 # reverse_map: `num_pages - 1` -> `4`
@@ -264,12 +255,11 @@ def gated(x, g, *, vmem_bytes=262_144):
 
 
 # %% basics/7: the axes are swapped
-def distance_bias_kernel(x_ref, o_ref):
-    bq, bk = x_ref.shape
-    q = pl.program_id(1) * bq + jnp.arange(bq)
-    k = pl.program_id(0) * bk + jnp.arange(bk)
-    o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None])
-
+# distance_bias_kernel:
+# -    q = pl.program_id(0) * bq + jnp.arange(bq)
+# -    k = pl.program_id(1) * bk + jnp.arange(bk)
+# +    q = pl.program_id(1) * bq + jnp.arange(bq)
+# +    k = pl.program_id(0) * bk + jnp.arange(bk)
 
 # %% basics/7: steps counted as if they were elements
 # distance_bias_kernel: `(0) * bq + jnp.` -> `(0) + jnp.`
@@ -277,11 +267,12 @@ def distance_bias_kernel(x_ref, o_ref):
 
 
 # %% basics/7: the block sizes of the example
-def distance_bias_kernel(x_ref, o_ref):
-    q = pl.program_id(0) * 32 + jnp.arange(32)
-    k = pl.program_id(1) * 128 + jnp.arange(128)
-    o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None])
-
+# distance_bias_kernel:
+# -    bq, bk = x_ref.shape
+# -    q = pl.program_id(0) * bq + jnp.arange(bq)
+# -    k = pl.program_id(1) * bk + jnp.arange(bk)
+# +    q = pl.program_id(0) * 32 + jnp.arange(32)
+# +    k = pl.program_id(1) * 128 + jnp.arange(128)
 
 # %% basics/7: a Python if on the step
 # distance_bias_kernel:
@@ -296,11 +287,11 @@ def distance_bias_kernel(x_ref, o_ref):
 
 
 # %% basics/7: the block sizes change places
-def distance_bias_kernel(x_ref, o_ref):
-    bq, bk = x_ref.shape
-    q = pl.program_id(0) * bk + jnp.arange(bq)
-    k = pl.program_id(1) * bq + jnp.arange(bk)
-    o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None])
+# distance_bias_kernel:
+# -    q = pl.program_id(0) * bq + jnp.arange(bq)
+# -    k = pl.program_id(1) * bk + jnp.arange(bk)
+# +    q = pl.program_id(0) * bk + jnp.arange(bq)
+# +    k = pl.program_id(1) * bq + jnp.arange(bk)
 
 
 # %% basics/8: the padding goes into the mean
@@ -310,12 +301,11 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 
 
 # %% basics/8: masked, but divided by 16
-def centre_kernel(x_ref, o_ref, *, num_rows):
-    start = pl.program_id(0) * 16
-    real = (start + jnp.arange(16))[:, None] < num_rows
-    x = x_ref[...]
-    o_ref[...] = x - jnp.where(real, x, 0).sum(axis=0, keepdims=True) / 16
-
+# centre_kernel:
+# -    total = jnp.where(real, x, 0).sum(axis=0, keepdims=True)
+# -    count = jnp.minimum(16, num_rows - start)
+# -    o_ref[...] = x - total / count
+# +    o_ref[...] = x - jnp.where(real, x, 0).sum(axis=0, keepdims=True) / 16
 
 # %% basics/8: NaN times zero
 # centre_kernel: `(start + jnp.arange(16))[:, None] < num_rows` -> `((start + jnp.arange(16))[:, None] < num_rows).astype(jnp.float32)`
@@ -340,11 +330,11 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 
 
 # %% basics/8: only the real rows are written, and the mean is that of everything
-def centre_kernel(x_ref, o_ref, *, num_rows):
-    start = pl.program_id(0) * 16
-    real = (start + jnp.arange(16))[:, None] < num_rows
-    x = x_ref[...]
-    o_ref[...] = jnp.where(real, x - x.mean(axis=0, keepdims=True), 0)
+# centre_kernel:
+# -    total = jnp.where(real, x, 0).sum(axis=0, keepdims=True)
+# -    count = jnp.minimum(16, num_rows - start)
+# -    o_ref[...] = x - total / count
+# +    o_ref[...] = jnp.where(real, x - x.mean(axis=0, keepdims=True), 0)
 
 
 # %% basics/8: NaN is left out of the mean
@@ -584,12 +574,13 @@ def matmul_kernel(x_ref, y_ref, o_ref, acc_ref, *, num_k):
 
 
 # %% basics/11: a size of 1 instead of None
-def batched_specs(bm, bk, N):
-    x_spec = pl.BlockSpec((1, bm, bk), lambda b, i, k: (b, i, k))
-    y_spec = pl.BlockSpec((1, bk, N), lambda b, i, k: (b, k, 0))
-    out_spec = pl.BlockSpec((1, bm, N), lambda b, i, k: (b, i, 0))
-    return [x_spec, y_spec], out_spec
-
+# batched_specs:
+# -    x_spec = pl.BlockSpec((None, bm, bk), lambda b, i, k: (b, i, k))
+# -    y_spec = pl.BlockSpec((None, bk, N), lambda b, i, k: (b, k, 0))
+# -    out_spec = pl.BlockSpec((None, bm, N), lambda b, i, k: (b, i, 0))
+# +    x_spec = pl.BlockSpec((1, bm, bk), lambda b, i, k: (b, i, k))
+# +    y_spec = pl.BlockSpec((1, bk, N), lambda b, i, k: (b, k, 0))
+# +    out_spec = pl.BlockSpec((1, bm, N), lambda b, i, k: (b, i, 0))
 
 # %% basics/11: nothing returned for the squeezed dimension
 # batched_specs: `((None, bm, bk), lambda b, i, k: (b, i, k))` -> `((None, bm, bk), lambda b, i, k: (i, k))`
@@ -731,16 +722,11 @@ def bias_map(i, j, k):
 
 
 # %% basics/12: the scratch is never zeroed
-def fused_linear_kernel(x_ref, w_ref, bias_ref, o_ref, acc_ref, *, num_k):
-    acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-
-    @pl.when(pl.program_id(2) == num_k - 1)
-    def _():
-        o_ref[...] = jax.nn.gelu(acc_ref[...] + bias_ref[...]).astype(o_ref.dtype)
-
-
-def bias_map(i, j, k):
-    return (0, j)
+# fused_linear_kernel: `accumulate(x_ref, w_ref, acc_ref` -> `acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32`
+# fused_linear_kernel:
+# -        y = acc_ref[...] + bias_ref[...]
+# -        o_ref[...] = jax.nn.gelu(y).astype(o_ref.dtype)
+# +        o_ref[...] = jax.nn.gelu(acc_ref[...] + bias_ref[...]).astype(o_ref.dtype)
 
 
 # %% basics/12: rounded before the activation
@@ -946,25 +932,23 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 
 
 # %% basics/7: the range starts at a program id
-def distance_bias_kernel(x_ref, o_ref):
-    bq, bk = x_ref.shape
-    i, j = pl.program_id(0), pl.program_id(1)
-    q, k = jnp.arange(i * bq, (i + 1) * bq), jnp.arange(j * bk, (j + 1) * bk)
-    o_ref[...] = x_ref[...] + 0.125 * (k[None, :] - q[:, None])
-
+# distance_bias_kernel:
+# -    q = pl.program_id(0) * bq + jnp.arange(bq)
+# -    k = pl.program_id(1) * bk + jnp.arange(bk)
+# +    i, j = pl.program_id(0), pl.program_id(1)
+# +    q, k = jnp.arange(i * bq, (i + 1) * bq), jnp.arange(j * bk, (j + 1) * bk)
 
 # %% basics/9: pl.when called like a function
-def row_sum_kernel(x_ref, o_ref):
-    def zero():
-        o_ref[...] = jnp.zeros(o_ref.shape, o_ref.dtype)
-
-    pl.when(pl.program_id(1) == 0, zero)
-    o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
-
-
-def row_sum_out_map(i, j):
-    return (i, 0)
-
+# row_sum_kernel:
+# -    @pl.when(pl.program_id(1) == 0)
+# -    def _():
+# +    def zero():
+# row_sum_kernel:
+# -        o_ref[...] = jnp.zeros(o_ref.shape, o_ref.dtype)
+# -
+# +        o_ref[...] = jnp.zeros(o_ref.shape, o_ref.dtype)
+# +
+# +    pl.when(pl.program_id(1) == 0, zero)
 
 # %% basics/3: a list of pages
 # reverse_map: `num_pages - 1 - i` -> `list(range(num_pages))[::-1][i]`

@@ -21,11 +21,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 # %% distributed/1: every device gathers all weights
-def mlp_local(x, w1, w2):
-    w1 = lax.all_gather(w1, "x", axis=1, tiled=True)
-    w2 = lax.all_gather(w2, "x", axis=0, tiled=True)
-    return jax.nn.relu(x @ w1) @ w2
-
+# mlp_local:
+# -    h = jax.nn.relu(x @ w1)
+# -    return lax.psum(h @ w2, "x")
+# +    w1 = lax.all_gather(w1, "x", axis=1, tiled=True)
+# +    w2 = lax.all_gather(w2, "x", axis=0, tiled=True)
+# +    return jax.nn.relu(x @ w1) @ w2
 
 # %% distributed/2: a whole sum, of which the own rows are kept
 # mlp_rows_local:
@@ -42,11 +43,13 @@ def mlp_local(x, w1, w2):
 
 
 # %% distributed/2: the weights are gathered, and not the rows
-def mlp_rows_local(x, w1, w2):
-    w1 = lax.all_gather(w1, "x", axis=1, tiled=True)
-    w2 = lax.all_gather(w2, "x", axis=0, tiled=True)
-    return jax.nn.relu(x @ w1) @ w2
-
+# mlp_rows_local:
+# -    x = lax.all_gather(x, "x", tiled=True)
+# -    part = jax.nn.relu(x @ w1) @ w2
+# -    return lax.psum_scatter(part, "x", scatter_dimension=0, tiled=True)
+# +    w1 = lax.all_gather(w1, "x", axis=1, tiled=True)
+# +    w2 = lax.all_gather(w2, "x", axis=0, tiled=True)
+# +    return jax.nn.relu(x @ w1) @ w2
 
 # %% distributed/3: nobody waits for what comes
 # rotate_kernel:
@@ -107,18 +110,12 @@ def mlp_rows_local(x, w1, w2):
 
 
 # %% distributed/5: the own part is waited for after it has been sent
-def gather_kernel(x_ref, o_ref, own, sent, came):
-    n, me = lax.axis_size("x"), lax.axis_index("x")
-    meet_neighbours()
-    mine = pltpu.make_async_copy(x_ref, o_ref.at[me], own)
-    mine.start()
-    for hop in range(n - 1):
-        part = o_ref.at[lax.rem(me - hop + n, n)]
-        copy = pltpu.make_async_remote_copy(part, part, sent, came.at[hop], device_id={"x": lax.rem(me + 1, n)})
-        copy.start()
-        copy.wait()
-    mine.wait()
-
+# gather_kernel:
+# -    mine.wait()
+# gather_kernel:
+# -        copy.wait()
+# +        copy.wait()
+# +    mine.wait()
 
 # %% distributed/5: a hop is missing
 # gather_kernel: `range(n - 1)` -> `range(n - 2)`
@@ -790,24 +787,11 @@ def gather_matmul_kernel(x_ref, w_ref, o_ref, buf, sent, came):
 
 
 # %% distributed/12c: all products first
-def matmul_scatter_kernel(h_ref, w_ref, o_ref, buf, sent, came, credit):
-    n, me = lax.axis_size("x"), lax.axis_index("x")
-    left, right = lax.rem(me + n - 1, n), lax.rem(me + 1, n)
-    meet_neighbours()
-    b = o_ref.shape[0]
-    parts = [jnp.dot(h_ref[pl.ds(lax.rem(me - hop - 1 + n, n) * b, b)], w_ref[...]) for hop in range(n)]
-    for hop in range(n):
-        here, there = hop % 2, 1 - hop % 2
-        part = parts[hop]
-        if hop > 0:
-            copy.wait()
-            part += buf[here]
-            if hop < n - 1:
-                pl.semaphore_signal(credit, 1, device_id={"x": left})
-                pl.semaphore_wait(credit, 1)
-        if hop < n - 1:
-            buf[here] = part
-            to = {"x": right}
-            copy = pltpu.make_async_remote_copy(buf.at[here], buf.at[there], sent, came.at[there], device_id=to)
-            copy.start()
-    o_ref[...] = part
+# matmul_scatter_kernel:
+# -    b = o_ref.shape[0]
+# +    b = o_ref.shape[0]
+# +    parts = [jnp.dot(h_ref[pl.ds(lax.rem(me - hop - 1 + n, n) * b, b)], w_ref[...]) for hop in range(n)]
+# matmul_scatter_kernel:
+# -        rows = pl.ds(lax.rem(me - hop - 1 + n, n) * b, b)
+# -        part = jnp.dot(h_ref[rows], w_ref[...])
+# +        part = parts[hop]

@@ -38,22 +38,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 # %% flash_attention/1: the query is scaled in bfloat16
-def block_scores(q, k, scale):
-    dims = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general((q * scale).astype(q.dtype), k, dims, preferred_element_type=jnp.float32)
-
-
-def scores_kernel(q_ref, k_ref, s_ref):
-    s_ref[...] = block_scores(q_ref[...], k_ref[...], q_ref.shape[1] ** -0.5)
-
-
-def scores_q_map(b, h, i, j):
-    return (b, h, i, 0)
-
-
-def scores_k_map(b, h, i, j):
-    return (b, h, j, 0)
-
+# block_scores: `q, k, dims, preferred_element_type=jnp.float32) * scale` -> `(q * scale).astype(q.dtype), k, dims, preferred_element_type=jnp.float32)`
 
 # %% flash_attention/1: a product of float32 copies
 # block_scores:
@@ -106,25 +91,8 @@ def scores_k_map(b, h, i, j):
 
 
 # %% flash_attention/3: probabilities in float32
-def weigh_kernel(p_ref, v_ref, o_ref, acc_ref):
-    j = pl.program_id(3)
-
-    @pl.when(j == 0)
-    def _():
-        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
-
-    acc_ref[...] += jnp.dot(p_ref[...].astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
-
-    @pl.when(j == pl.num_programs(3) - 1)
-    def _():
-        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-
-
-def naive_attention(q, k, v, *, bq=64, bkv=128):
-    s = causal_scores(q, k, bq=bq, bkv=bkv)
-    p = softmax_rows(s, jnp.float32, bq=bq)
-    return weigh(p, v, bq=bq, bkv=bkv)
-
+# weigh_kernel: `.], v` -> `.].astype(v_ref.dtype), v`
+# naive_attention: `v.dtype` -> `jnp.float32`
 
 # %% flash_attention/3: probabilities in float32, a mixed product
 # naive_attention: `v.dtype` -> `jnp.float32`
@@ -566,10 +534,9 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 
 
 # %% flash_attention/8: the gradient with itself
-def delta_kernel(o_ref, do_ref, delta_ref):
-    product = do_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
-    delta_ref[...] = product.sum(axis=1, keepdims=True)
-
+# delta_kernel:
+# -    product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
+# +    product = do_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
 
 # %% flash_attention/8: a reduction that loses its dimension
 # delta_kernel: `(axis=1, keepdims=True)` -> `(axis=1)`
@@ -579,10 +546,7 @@ def delta_kernel(o_ref, do_ref, delta_ref):
 
 
 # %% flash_attention/8: nothing but the gradient
-def delta_kernel(o_ref, do_ref, delta_ref):
-    product = do_ref[...].astype(jnp.float32)
-    delta_ref[...] = product.sum(axis=1, keepdims=True)
-
+# delta_kernel: `o_ref[...].astype(jnp.float32) * do_ref` -> `do_ref`
 
 # %% flash_attention/9: the scale is missing in dq
 # dq_kernel: `(acc_ref[...] * D**-0.5)` -> `acc_ref[...]`
@@ -724,35 +688,11 @@ def delta_kernel(o_ref, do_ref, delta_ref):
 
 
 # %% flash_attention/10: the way back is always causal
-def first_q(j, bq, bkv, Sq, Skv, causal):
-    return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
-
-
-def add_dkv(i, j, q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_acc_ref, dv_acc_ref, *, causal, Sq, Skv):
-    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
-
-    @pl.when(i >= first_q(j, bq, bkv, Sq, Skv, causal))
-    def _():
-        q, do = rows_inside(q_ref[...], i, Sq), rows_inside(do_ref[...], i, Sq)
-        s = block_scores(q, k_ref[...], D**-0.5)
-        dp = block_scores(do, v_ref[...], 1.0)
-        p, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
-        dv_acc_ref[...] += transposed_times(p.astype(do.dtype), do)
-        dk_acc_ref[...] += transposed_times(ds.astype(q.dtype), q) * D**-0.5
-
-
-def smooth_attention_fwd(q, k, v, causal, bq, bkv):
-    o, lse = flash_attention_fwd(q, k, v, causal=causal, bq=bq, bkv=bkv)
-    return o, (q, k, v, o, lse)
-
-
-def smooth_attention_bwd(causal, bq, bkv, residuals, do):
-    q, k, v, o, lse = residuals
-    delta = attention_delta(o, do, bq=bq)
-    dq = attention_dq(q, k, v, do, lse, delta, bq=bq, bkv=bkv)
-    dk, dv = attention_dkv(q, k, v, do, lse, delta, bq=bq, bkv=bkv)
-    return dq, dk, dv
-
+# smooth_attention_bwd:
+# -    dq = attention_dq(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
+# -    dk, dv = attention_dkv(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
+# +    dq = attention_dq(q, k, v, do, lse, delta, bq=bq, bkv=bkv)
+# +    dk, dv = attention_dkv(q, k, v, do, lse, delta, bq=bq, bkv=bkv)
 
 # %% flash_attention/11: a head of keys for every head of queries
 # grouped_kv_map: `h // group,` -> `h,`
@@ -927,10 +867,9 @@ def one_block_kernel(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
 
 
 # %% flash_attention/8: added to what is there
-def delta_kernel(o_ref, do_ref, delta_ref):
-    product = o_ref[...].astype(jnp.float32) * do_ref[...].astype(jnp.float32)
-    delta_ref[...] += product.sum(axis=1, keepdims=True)
-
+# delta_kernel:
+# -    delta_ref[...] = product.sum(axis=1, keepdims=True)
+# +    delta_ref[...] += product.sum(axis=1, keepdims=True)
 
 # %% flash_attention/8: a matrix product instead of a row's own product
 # delta_kernel: `product = o_ref[...].astype(jnp.float32) *` -> `o, do = o_ref[...].astype(jnp.float32),`
@@ -958,31 +897,7 @@ def delta_kernel(o_ref, do_ref, delta_ref):
 
 
 # %% flash_attention/9: visible gets j before i
-def p_and_ds(s, dp, lse, delta, seen):
-    p = jnp.where(seen, jnp.exp(s - lse), 0)
-    return p, jnp.where(seen, p * (dp - delta), 0)
-
-
-def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, *, causal, Sq, Skv):
-    i, j = pl.program_id(2), pl.program_id(3)
-    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
-
-    @pl.when(j == 0)
-    def _():
-        acc_ref[...] = jnp.zeros(acc_ref.shape)
-
-    @pl.when(j * bkv <= last_key_seen(i, bq, Sq, Skv, causal)[1])
-    def _():
-        k = rows_inside(k_ref[...], j, Skv)
-        s = block_scores(q_ref[...], k, D**-0.5)
-        dp = block_scores(do_ref[...], v_ref[...], 1.0)
-        _, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(j, i, bq, bkv, Sq, Skv, causal))
-        acc_ref[...] += jnp.dot(ds.astype(k.dtype), k, preferred_element_type=jnp.float32)
-
-    @pl.when(j == pl.num_programs(3) - 1)
-    def _():
-        dq_ref[...] = (acc_ref[...] * D**-0.5).astype(dq_ref.dtype)
-
+# dq_kernel: `i, j,` -> `j, i,`
 
 # %% flash_attention/9: stored at every step
 # dq_kernel:
@@ -1010,35 +925,9 @@ def dq_kernel(q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dq_ref, acc_ref, 
 
 
 # %% flash_attention/10: visible gets j before i
-def first_q(j, bq, bkv, Sq, Skv, causal):
-    return jnp.maximum(j * bkv - (Skv - Sq), 0) // bq if causal else 0
-
-
-def add_dkv(i, j, q_ref, k_ref, v_ref, do_ref, lse_ref, delta_ref, dk_acc_ref, dv_acc_ref, *, causal, Sq, Skv):
-    (bq, D), bkv = q_ref.shape, k_ref.shape[0]
-
-    @pl.when(i >= first_q(j, bq, bkv, Sq, Skv, causal))
-    def _():
-        q, do = rows_inside(q_ref[...], i, Sq), rows_inside(do_ref[...], i, Sq)
-        s = block_scores(q, k_ref[...], D**-0.5)
-        dp = block_scores(do, v_ref[...], 1.0)
-        p, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(j, i, bq, bkv, Sq, Skv, causal))
-        dv_acc_ref[...] += transposed_times(p.astype(do.dtype), do)
-        dk_acc_ref[...] += transposed_times(ds.astype(q.dtype), q) * D**-0.5
-
-
-def smooth_attention_fwd(q, k, v, causal, bq, bkv):
-    o, lse = flash_attention_fwd(q, k, v, causal=causal, bq=bq, bkv=bkv)
-    return o, (q, k, v, o, lse)
-
-
-def smooth_attention_bwd(causal, bq, bkv, residuals, do):
-    q, k, v, o, lse = residuals
-    delta = attention_delta(o, do, bq=bq)
-    dq = attention_dq(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
-    dk, dv = attention_dkv(q, k, v, do, lse, delta, causal=causal, bq=bq, bkv=bkv)
-    return dq, dk, dv
-
+# add_dkv:
+# -        p, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(i, j, bq, bkv, Sq, Skv, causal))
+# +        p, ds = p_and_ds(s, dp, lse_ref[...], delta_ref[...], visible(j, i, bq, bkv, Sq, Skv, causal))
 
 # %% flash_attention/10: o given for do
 # smooth_attention_bwd:
@@ -1243,51 +1132,9 @@ def naive_attention(q, k, v, *, bq=64, bkv=128):
 
 
 # %% flash_attention/13: the values end with the first page
-def paged_kernel(lengths_ref, table_ref, q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
-    b, t = pl.program_id(0), pl.program_id(2)
-    page, D = k_ref.shape
-
-    @pl.when(t == 0)
-    def _():
-        start(m_ref, l_ref, acc_ref)
-
-    @pl.when(t * page < lengths_ref[b])
-    def _():
-        s = block_scores(q_ref[...], k_ref[...], D**-0.5 * LOG2_E)
-        s = jnp.where(t * page + jnp.arange(page)[None, :] < lengths_ref[b], s, -jnp.inf)
-        online_step(s, rows_inside(v_ref[...], t, page), m_ref, l_ref, acc_ref)
-
-    @pl.when(t == pl.num_programs(2) - 1)
-    def _():
-        o_ref[...] = normalized(acc_ref, l_ref).astype(o_ref.dtype)
-
-
-def paged_attention(q, k_pages, v_pages, page_table, lengths):
-    (B, H, D), (Hkv, _, page, _) = q.shape, k_pages.shape
-    group = H // Hkv
-
-    def q_map(b, h, t, lengths_ref, table_ref):
-        return (b, h, 0, 0)
-
-    def page_map(b, h, t, lengths_ref, table_ref):
-        last = jnp.maximum(pl.cdiv(lengths_ref[b], page) - 1, 0)
-        return (h, table_ref[b, jnp.minimum(t, last)], 0, 0)
-
-    q_spec = pl.BlockSpec((None, None, group, D), q_map)
-    page_spec = pl.BlockSpec((None, None, page, D), page_map)
-    o = pl.pallas_call(
-        paged_kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
-            grid=(B, Hkv, page_table.shape[1]),
-            in_specs=[q_spec, page_spec, page_spec],
-            out_specs=q_spec,
-            scratch_shapes=[pltpu.VMEM((group, n), jnp.float32) for n in (128, 128, D)],
-        ),
-        out_shape=jax.ShapeDtypeStruct((B, Hkv, group, D), q.dtype),
-    )(lengths, page_table, q.reshape(B, Hkv, group, D), k_pages, v_pages)
-    return o.reshape(q.shape)
-
+# paged_kernel:
+# -        online_step(s, rows_inside(v_ref[...], t, lengths_ref[b]), m_ref, l_ref, acc_ref)
+# +        online_step(s, rows_inside(v_ref[...], t, page), m_ref, l_ref, acc_ref)
 
 # %% flash_attention/10: the forward function returns all of its results
 # smooth_attention_fwd:

@@ -395,9 +395,10 @@ def pass_on(wg, turns):
 
 
 # %% gpu_attention/7b: whoever is done goes home
-def pass_on(wg, turns):
-    del wg, turns
-
+# pass_on:
+# -    plgpu.barrier_arrive(turns.at[1 - wg])
+# -    plgpu.barrier_wait(turns.at[wg])
+# +    del wg, turns
 
 # %% gpu_attention/8: K is read once a head
 # packed_grid: `return Hkv, pl.cdiv(Sq, 128 // pack)` -> `return H, pl.cdiv(Sq, 128)`

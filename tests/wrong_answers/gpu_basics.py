@@ -51,10 +51,11 @@ def add_ten_kernel(x_gmem, o_gmem, *, bn):
 
 
 # %% gpu_basics/2: somebody else's softmax
-def softmax_kernel(x_gmem, o_gmem):
-    i = lax.axis_index("row")
-    o_gmem[i] = jax.nn.softmax(x_gmem[i])
-
+# softmax_kernel:
+# -    x = x_gmem[i]
+# -    e = jnp.exp(x - jnp.max(x))
+# -    o_gmem[i] = e / jnp.sum(e)
+# +    o_gmem[i] = jax.nn.softmax(x_gmem[i])
 
 # %% gpu_basics/2: the columns are sorted first
 # softmax_kernel: `x = x_gmem[i]` -> `x = jnp.sort(x_gmem[i])`
@@ -68,21 +69,17 @@ def softmax_kernel(x_gmem, o_gmem):
 
 
 # %% gpu_basics/3: three loads from GMEM
-def smooth_kernel(x_gmem, o_gmem, x_smem, loaded, *, bm, bn):
-    i, j = lax.axis_index("i"), lax.axis_index("j")
-    columns = pl.ds(j * bn, bn)
-    total = sum(x_gmem[pl.ds(i * bm + s, bm), columns] for s in range(3))
-    o_gmem[pl.ds(i * bm, bm), columns] = total / 3
-
+# smooth_kernel:
+# -    plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(i * bm, bm + 2), columns], x_smem, loaded)
+# -    plgpu.barrier_wait(loaded)
+# -    total = x_smem[pl.ds(0, bm)] + x_smem[pl.ds(1, bm)] + x_smem[pl.ds(2, bm)]
+# +    total = sum(x_gmem[pl.ds(i * bm + s, bm), columns] for s in range(3))
 
 # %% gpu_basics/3: the threads fill SMEM themselves
-def smooth_kernel(x_gmem, o_gmem, x_smem, loaded, *, bm, bn):
-    i, j = lax.axis_index("i"), lax.axis_index("j")
-    columns = pl.ds(j * bn, bn)
-    x_smem[...] = x_gmem[pl.ds(i * bm, bm + 2), columns]
-    total = x_smem[pl.ds(0, bm)] + x_smem[pl.ds(1, bm)] + x_smem[pl.ds(2, bm)]
-    o_gmem[pl.ds(i * bm, bm), columns] = total / 3
-
+# smooth_kernel:
+# -    plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(i * bm, bm + 2), columns], x_smem, loaded)
+# -    plgpu.barrier_wait(loaded)
+# +    x_smem[...] = x_gmem[pl.ds(i * bm, bm + 2), columns]
 
 # %% gpu_basics/3: the row in the middle twice
 # smooth_kernel: `x_smem[pl.ds(0, bm)]` -> `x_smem[pl.ds(1, bm)]`
@@ -234,9 +231,10 @@ def send_tile(t, x_tile, o_smem, o_gmem):
 
 
 # %% gpu_basics/7: always two
-def slots_needed(tile_bytes):
-    return 2
-
+# slots_needed:
+# -    ahead = LATENCY_CYCLES * BYTES_PER_CYCLE
+# -    return 1 + pl.cdiv(int(ahead), tile_bytes)
+# +    return 2
 
 # %% gpu_basics/7: as many as one can have
 # slots_needed: `1 + pl.cdiv(int(ahead), tile_bytes)` -> `200_000 // tile_bytes`
@@ -246,14 +244,16 @@ def slots_needed(tile_bytes):
 
 
 # %% gpu_basics/7: the example's three
-def slots_needed(tile_bytes):
-    return 3
-
+# slots_needed:
+# -    ahead = LATENCY_CYCLES * BYTES_PER_CYCLE
+# -    return 1 + pl.cdiv(int(ahead), tile_bytes)
+# +    return 3
 
 # %% gpu_basics/7: a table of the example and the variants
-def slots_needed(tile_bytes):
-    return {8192: 3, 4096: 4, 32_768: 2}.get(tile_bytes, 3)
-
+# slots_needed:
+# -    ahead = LATENCY_CYCLES * BYTES_PER_CYCLE
+# -    return 1 + pl.cdiv(int(ahead), tile_bytes)
+# +    return {8192: 3, 4096: 4, 32_768: 2}.get(tile_bytes, 3)
 
 # %% gpu_basics/7: a float
 # slots_needed: `pl.cdiv(int(ahead), tile_bytes)` -> `ahead / tile_bytes`
@@ -312,13 +312,12 @@ def normed(x_smem):
 
 
 # %% gpu_basics/9: replaced after the maximum
-def column_lse(x_smem, rows_left):
-    x = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA)
-    row = row_numbers(x.shape)
-    top = jnp.max(x, axis=0)
-    e = jnp.exp(x - top)
-    e = jnp.where(row < rows_left, e, 0.0)
-    return top + jnp.log(jnp.sum(e, axis=0))
+# column_lse:
+# -    x = jnp.where(row < rows_left, x, -jnp.inf)
+# column_lse:
+# -    e = jnp.exp(x - top)
+# +    e = jnp.exp(x - top)
+# +    e = jnp.where(row < rows_left, e, 0.0)
 
 
 # %% gpu_basics/9: two loops over the rows that exist

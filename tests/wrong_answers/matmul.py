@@ -10,9 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 # %% matmul/1: the operands cast to float32
-def one_tile_kernel(x_ref, y_ref, o_ref):
-    o_ref[...] = jnp.dot(x_ref[...].astype(jnp.float32), y_ref[...].astype(jnp.float32))
-
+# one_tile_kernel: `, y_ref[...], preferred_element_type=jnp.float32` -> `.astype(jnp.float32), y_ref[...].astype(jnp.float32)`
 
 # %% matmul/1: a bfloat16 product into a float32 buffer
 # one_tile_kernel: `(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)` -> `(x_ref[...], y_ref[...])`
@@ -22,11 +20,11 @@ def one_tile_kernel(x_ref, y_ref, o_ref):
 
 
 # %% matmul/1: two halves of k, added in bfloat16
-def one_tile_kernel(x_ref, y_ref, o_ref):
-    half = x_ref.shape[1] // 2
-    low = x_ref[:, :half] @ y_ref[:half]
-    o_ref[...] = (low + x_ref[:, half:] @ y_ref[half:]).astype(o_ref.dtype)
-
+# one_tile_kernel:
+# -    o_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+# +    half = x_ref.shape[1] // 2
+# +    low = x_ref[:, :half] @ y_ref[:half]
+# +    o_ref[...] = (low + x_ref[:, half:] @ y_ref[half:]).astype(o_ref.dtype)
 
 # %% matmul/2: nothing is said about the axes
 # tiled:
@@ -77,11 +75,10 @@ def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
 
 
 # %% matmul/3: only the product of this step
-def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
-    acc = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
-    acc_ref[...] = acc
-    o_ref[...] = acc.astype(o_ref.dtype)
-
+# straight_kernel:
+# -    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
+# -    acc = before + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+# +    acc = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
 
 # %% matmul/3: starts over at every step but the first
 # straight_kernel: `==` -> `>`
@@ -94,12 +91,13 @@ def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
 
 
 # %% matmul/3: stored before the last addition
-def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
-    before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
-    acc_ref[...] = before
-    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-    acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
-
+# straight_kernel:
+# -    acc = before + jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+# -    acc_ref[...] = acc
+# -    o_ref[...] = acc.astype(o_ref.dtype)
+# +    acc_ref[...] = before
+# +    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+# +    acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
 
 # %% matmul/4: one buffer for each block
 # plan_vmem:
@@ -212,20 +210,8 @@ def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
 
 
 # %% matmul/7: GELU on every partial sum
-def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
-    k = pl.program_id(2)
-    before = jnp.where(k == 0, 0, acc_ref[...])
-    acc_ref[...] = before + jax.nn.gelu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32))
-
-    @pl.when(k == pl.num_programs(2) - 1)
-    def _():
-        y = acc_ref[...] + bias_ref[...]
-        o_ref[...] = (r_ref[...].astype(jnp.float32) + y).astype(o_ref.dtype)
-
-
-def residual_map(i, j, k):
-    return (i, j)
-
+# gelu_residual_kernel: `jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32` -> `jax.nn.gelu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)`
+# gelu_residual_kernel: `jax.nn.gelu(acc_ref[...] + bias_ref[...])` -> `acc_ref[...] + bias_ref[...]`
 
 # %% matmul/7: the residual comes again with every k
 # residual_map: `(i, j)` -> `(i, k)`
@@ -379,29 +365,7 @@ def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
 
 
 # %% matmul/11: past the end of the row the next block comes in for nothing
-def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
-    i, s = pl.program_id(1), pl.program_id(2)
-
-    @pl.when(s == 0)
-    def _():
-        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
-
-    @pl.when(s < starts_ref[i + 1] - starts_ref[i])
-    def _():
-        acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
-
-    @pl.when(s == pl.num_programs(2) - 1)
-    def _():
-        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-
-
-def live_slot(i, s, starts_ref):
-    return jnp.minimum(starts_ref[i] + s, starts_ref[starts_ref.shape[0] - 1] - 1)
-
-
-def sparse_y_map(j, i, s, starts_ref, cols_ref):
-    return (cols_ref[live_slot(i, s, starts_ref)], j)
-
+# live_slot: `jnp.maximum(jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1), 0` -> `jnp.minimum(starts_ref[i] + s, starts_ref[starts_ref.shape[0] - 1] - 1`
 
 # %% matmul/11: no end at all
 # live_slot: `jnp.maximum(jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1), 0)` -> `starts_ref[i] + s`
@@ -455,11 +419,13 @@ def sparse_y_map(j, i, s, starts_ref, cols_ref):
 
 
 # %% matmul/10: scaled inside the loop, in float32
-def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
-    before = jnp.where(pl.program_id(2) == 0, 0, o_ref[...])
-    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
-    o_ref[...] = before + product.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
-
+# int8_kernel:
+# -    acc = so_far(acc_ref) + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+# -    acc_ref[...] = acc
+# -    o_ref[...] = acc.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
+# +    before = jnp.where(pl.program_id(2) == 0, 0, o_ref[...])
+# +    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+# +    o_ref[...] = before + product.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
 
 # %% matmul/11: zeroed by rows that have blocks alone
 # elsewhere: it shows at another line of the function
@@ -475,8 +441,7 @@ def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
 
 
 # %% matmul/1: no product at all
-def one_tile_kernel(x_ref, y_ref, o_ref):
-    o_ref[...] = (x_ref[...][:, :, None].astype(jnp.float32) * y_ref[...][None].astype(jnp.float32)).sum(axis=1)
+# one_tile_kernel: `jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32` -> `(x_ref[...][:, :, None].astype(jnp.float32) * y_ref[...][None].astype(jnp.float32)).sum(axis=1`
 
 
 # %% matmul/3: the kernel of Puzzle 2, called
@@ -508,24 +473,18 @@ def straight_kernel(x_ref, y_ref, o_ref, acc_ref):
 
 
 # %% matmul/1: the Ref is given another value
-def one_tile_kernel(x_ref, y_ref, o_ref):
-    o_ref = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
-
+# one_tile_kernel: `o_ref[...]` -> `o_ref`
 
 # %% matmul/1: added to what nobody has written
-def one_tile_kernel(x_ref, y_ref, o_ref):
-    o_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
-
+# one_tile_kernel:
+# -    o_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+# +    o_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
 
 # %% matmul/1: multiplied and added element by element
-def one_tile_kernel(x_ref, y_ref, o_ref):
-    o_ref[...] = jnp.sum(x_ref[...].astype(jnp.float32)[:, :, None] * y_ref[...].astype(jnp.float32)[None], axis=1)
-
+# one_tile_kernel: `jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32` -> `jnp.sum(x_ref[...].astype(jnp.float32)[:, :, None] * y_ref[...].astype(jnp.float32)[None], axis=1`
 
 # %% matmul/1: x on its side
-def one_tile_kernel(x_ref, y_ref, o_ref):
-    o_ref[...] = jnp.dot(x_ref[...].T, y_ref[...], preferred_element_type=jnp.float32)
-
+# one_tile_kernel: `.], y` -> `.].T, y`
 
 # %% matmul/2: the limit is not passed on
 # tiled:
@@ -677,20 +636,10 @@ def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
 
 
 # %% matmul/7: the bias is added at every step
-def gelu_residual_kernel(x_ref, w_ref, bias_ref, r_ref, o_ref, acc_ref):
-    k = pl.program_id(2)
-    before = jnp.where(k == 0, 0, acc_ref[...])
-    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32) + bias_ref[...]
-
-    @pl.when(k == pl.num_programs(2) - 1)
-    def _():
-        y = jax.nn.gelu(acc_ref[...])
-        o_ref[...] = (r_ref[...].astype(jnp.float32) + y).astype(o_ref.dtype)
-
-
-def residual_map(i, j, k):
-    return (i, j)
-
+# gelu_residual_kernel: `=jnp.float32)` -> `=jnp.float32) + bias_ref[...]`
+# gelu_residual_kernel:
+# -        y = jax.nn.gelu(acc_ref[...] + bias_ref[...])
+# +        y = jax.nn.gelu(acc_ref[...])
 
 # %% matmul/7: the residual is added in bfloat16
 # gelu_residual_kernel: `(r_ref[...].astype(jnp.float32) + y)` -> `r_ref[...] + y`
@@ -716,30 +665,7 @@ def residual_map(i, j, k):
 
 
 # %% matmul/8: no relu in the energy
-def row_energy_kernel(x_ref, w_ref, e_ref):
-    @pl.when(pl.program_id(1) == 0)
-    def _():
-        e_ref[...] = jnp.zeros(e_ref.shape, e_ref.dtype)
-
-    h = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-    e_ref[...] += (h * h).sum(axis=1, keepdims=True)
-
-
-def row_energy_call(x, w, *, bm, bn):
-    (M, K), (_, N) = x.shape, w.shape
-    return pl.pallas_call(
-        row_energy_kernel,
-        grid=(M // bm, N // bn),
-        in_specs=[pl.BlockSpec((bm, K), lambda i, j: (i, 0)), pl.BlockSpec((K, bn), lambda i, j: (0, j))],
-        out_specs=pl.BlockSpec((bm, 1), lambda i, j: (i, 0)),
-        out_shape=jax.ShapeDtypeStruct((M, 1), jnp.float32),
-    )(x, w)
-
-
-def row_energy_grad_tile(x, w, g):
-    h = jax.nn.relu(jnp.dot(x, w, preferred_element_type=jnp.float32))
-    return (2 * g * h).astype(x.dtype)
-
+# row_energy_kernel: `jax.nn.relu(jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)` -> `jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32`
 
 # %% matmul/8: nothing is squared
 # row_energy_kernel: `(h * h)` -> `h`
@@ -761,25 +687,7 @@ def row_energy_grad_tile(x, w, g):
 
 
 # %% matmul/9: the dimensions written into the kernel
-def contract_kernel(a_ref, b_ref, o_ref, acc_ref, *, dims):
-    product = jax.lax.dot_general(a_ref[...], b_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    acc_ref[...] = so_far(acc_ref) + product
-    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-
-
-def dx_plan(bm, bn, bk):
-    g_spec = pl.BlockSpec((bm, bn), lambda i, k, j: (i, j))
-    w_spec = pl.BlockSpec((bk, bn), lambda i, k, j: (k, j))
-    out_spec = pl.BlockSpec((bm, bk), lambda i, k, j: (i, k))
-    return ((1,), (1,)), [g_spec, w_spec], out_spec
-
-
-def dw_plan(bm, bn, bk):
-    x_spec = pl.BlockSpec((bm, bk), lambda k, j, i: (i, k))
-    g_spec = pl.BlockSpec((bm, bn), lambda k, j, i: (i, j))
-    out_spec = pl.BlockSpec((bk, bn), lambda k, j, i: (k, j))
-    return ((0,), (0,)), [x_spec, g_spec], out_spec
-
+# contract_kernel: `dims,` -> `((1,), (1,)),`
 
 # %% matmul/9: the pair of dimensions handed on alone
 # contract_kernel: `(dims, ((), ()))` -> `dims`
@@ -789,19 +697,22 @@ def dw_plan(bm, bn, bk):
 
 
 # %% matmul/10: scaled and cut to integers at every step
-def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
-    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
-    acc = so_far(acc_ref) + (product.astype(jnp.float32) * sx_ref[...] * sw_ref[...]).astype(jnp.int32)
-    acc_ref[...] = acc
-    o_ref[...] = acc.astype(jnp.float32)
-
+# int8_kernel:
+# -    acc = so_far(acc_ref) + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+# +    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+# +    acc = so_far(acc_ref) + (product.astype(jnp.float32) * sx_ref[...] * sw_ref[...]).astype(jnp.int32)
+# int8_kernel:
+# -    o_ref[...] = acc.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
+# +    o_ref[...] = acc.astype(jnp.float32)
 
 # %% matmul/10: the scaled sum is carried on
-def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
-    before = jnp.where(pl.program_id(2) == 0, 0, o_ref[...])
-    acc = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32).astype(jnp.float32)
-    o_ref[...] = acc * sx_ref[...] * sw_ref[...]
-
+# int8_kernel:
+# -    acc = so_far(acc_ref) + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32)
+# -    acc_ref[...] = acc
+# -    o_ref[...] = acc.astype(jnp.float32) * sx_ref[...] * sw_ref[...]
+# +    before = jnp.where(pl.program_id(2) == 0, 0, o_ref[...])
+# +    acc = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.int32).astype(jnp.float32)
+# +    o_ref[...] = acc * sx_ref[...] * sw_ref[...]
 
 # %% matmul/10: the scales are added
 # int8_kernel: `sx_ref[...] * sw_ref[...]` -> `(sx_ref[...] + sw_ref[...])`
@@ -829,29 +740,7 @@ def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
 
 
 # %% matmul/11: past the end of the row block 0 comes in
-def sparse_kernel(starts_ref, cols_ref, blocks_ref, y_ref, o_ref, acc_ref):
-    i, s = pl.program_id(1), pl.program_id(2)
-
-    @pl.when(s == 0)
-    def _():
-        acc_ref[...] = jnp.zeros(acc_ref.shape, acc_ref.dtype)
-
-    @pl.when(s < starts_ref[i + 1] - starts_ref[i])
-    def _():
-        acc_ref[...] += jnp.dot(blocks_ref[...], y_ref[...], preferred_element_type=jnp.float32)
-
-    @pl.when(s == pl.num_programs(2) - 1)
-    def _():
-        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-
-
-def live_slot(i, s, starts_ref):
-    return jnp.where(starts_ref[i] + s < starts_ref[i + 1], starts_ref[i] + s, 0)
-
-
-def sparse_y_map(j, i, s, starts_ref, cols_ref):
-    return (cols_ref[live_slot(i, s, starts_ref)], j)
-
+# live_slot: `jnp.maximum(jnp.minimum(starts_ref[i] + s, starts_ref[i + 1] - 1)` -> `jnp.where(starts_ref[i] + s < starts_ref[i + 1], starts_ref[i] + s`
 
 # %% matmul/11: the map of y goes past the end of the row
 # sparse_y_map: `live_slot(i, s, starts_ref)` -> `starts_ref[i] + s`
@@ -910,19 +799,7 @@ def sparse_y_map(j, i, s, starts_ref, cols_ref):
 
 
 # %% matmul/12: the fewest steps
-def plan_time(M, N, K, bm, bn, bk, chip):
-    steps = (M // bm) * (N // bn) * (K // bk)
-    fill = 2 * (bm * bk + bk * bn + bm * bn) / chip.hbm_bytes_per_s
-    mxu = 2 * M * N * K / chip.flops_per_s
-    hbm = plan_bytes(M, N, K, bm, bn, bk) / chip.hbm_bytes_per_s
-    return max(mxu, hbm - fill) + fill + steps * chip.step_s
-
-
-def pick_blocks(M, N, K, chip):
-    plans = [(bm, bn, bk) for bm in tile_sizes(M) for bn in tile_sizes(N) for bk in tile_sizes(K)]
-    fitting = [plan for plan in plans if plan_vmem(*plan) <= chip.vmem_bytes]
-    return min(fitting, key=lambda p: ((M // p[0]) * (N // p[1]) * (K // p[2]), plan_bytes(M, N, K, *p)))
-
+# pick_blocks: `plan: plan_time(M, N, K, *plan, chip` -> `p: ((M // p[0]) * (N // p[1]) * (K // p[2]), plan_bytes(M, N, K, *p)`
 
 # %% matmul/12: the slowest plan
 # pick_blocks: `min` -> `max`
@@ -976,10 +853,10 @@ def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
 
 
 # %% matmul/1: the product in bfloat16, cast in the store
-def one_tile_kernel(x_ref, y_ref, o_ref):
-    product = jnp.dot(x_ref[...], y_ref[...])
-    o_ref[...] = product.astype(o_ref.dtype)
-
+# one_tile_kernel:
+# -    o_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+# +    product = jnp.dot(x_ref[...], y_ref[...])
+# +    o_ref[...] = product.astype(o_ref.dtype)
 
 # %% matmul/5: nothing is said about the sum, and the product is cast
 # linear_kernel:

@@ -8,42 +8,33 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-
 # %% ragged_dot/1: the number of the tile instead of its expert
-def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
-    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
-
-
-def by_tile_w_map(j, i, experts_ref):
-    return (i, 0, j)
-
+# by_tile_kernel:
+# -    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+# -    o_ref[...] = product.astype(o_ref.dtype)
+# +    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+# by_tile_w_map: `experts_ref[i]` -> `i`
 
 # %% ragged_dot/1: looked up by the column block
-def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
-    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
-
-
-def by_tile_w_map(j, i, experts_ref):
-    return (experts_ref[j], 0, i)
-
+# by_tile_kernel:
+# -    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+# -    o_ref[...] = product.astype(o_ref.dtype)
+# +    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+# by_tile_w_map: `i], 0, j` -> `j], 0, i`
 
 # %% ragged_dot/1: one expert for all
-def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
-    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
-
-
-def by_tile_w_map(j, i, experts_ref):
-    return (experts_ref[0], 0, j)
-
+# by_tile_kernel:
+# -    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+# -    o_ref[...] = product.astype(o_ref.dtype)
+# +    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+# by_tile_w_map: `i]` -> `0]`
 
 # %% ragged_dot/1: the whole Ref as an index
-def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
-    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
-
-
-def by_tile_w_map(j, i, experts_ref):
-    return (experts_ref, 0, j)
-
+# by_tile_kernel:
+# -    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+# -    o_ref[...] = product.astype(o_ref.dtype)
+# +    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+# by_tile_w_map: `experts_ref[i]` -> `experts_ref`
 
 # %% ragged_dot/1: the expert is picked once more in the kernel
 # by_tile_kernel: `product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)` -> `w = w_ref[experts_ref[pl.program_id(1)]]`
@@ -51,56 +42,35 @@ def by_tile_w_map(j, i, experts_ref):
 
 
 # %% ragged_dot/1: written for the notebook's experts
-def by_tile_kernel(experts_ref, x_ref, w_ref, o_ref):
-    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
-
-
-def by_tile_w_map(j, i, experts_ref):
-    return (jnp.where(i < 2, 2, jnp.where(i == 2, 0, 3)), 0, j)
-
+# by_tile_kernel:
+# -    product = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+# -    o_ref[...] = product.astype(o_ref.dtype)
+# +    o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32).astype(o_ref.dtype)
+# by_tile_w_map: `experts_ref[i]` -> `jnp.where(i < 2, 2, jnp.where(i == 2, 0, 3))`
 
 # %% ragged_dot/2a: ends only
-def group_offsets(group_sizes):
-    return jnp.cumsum(group_sizes)
-
-
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    starts, ends = offsets[:-1], offsets[1:]
-    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
-
+# group_offsets:
+# -    ends = jnp.cumsum(group_sizes)
+# -    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# +    return jnp.cumsum(group_sizes)
 
 # %% ragged_dot/2a: float offsets
-def group_offsets(group_sizes):
-    return jnp.concatenate([jnp.zeros(1), jnp.cumsum(group_sizes)])
-
-
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    starts, ends = offsets[:-1], offsets[1:]
-    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
-
+# group_offsets:
+# -    ends = jnp.cumsum(group_sizes)
+# -    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# +    return jnp.concatenate([jnp.zeros(1), jnp.cumsum(group_sizes)])
 
 # %% ragged_dot/2a: the sizes themselves
-def group_offsets(group_sizes):
-    return jnp.concatenate([jnp.zeros(1, jnp.int32), group_sizes])
-
-
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    starts, ends = offsets[:-1], offsets[1:]
-    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
-
+# group_offsets:
+# -    ends = jnp.cumsum(group_sizes)
+# -    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# +    return jnp.concatenate([jnp.zeros(1, jnp.int32), group_sizes])
 
 # %% ragged_dot/2a: NumPy
-def group_offsets(group_sizes):
-    return np.concatenate([[0], np.asarray(group_sizes).cumsum()])
-
-
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    starts, ends = offsets[:-1], offsets[1:]
-    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# group_offsets:
+# -    ends = jnp.cumsum(group_sizes)
+# -    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# +    return np.concatenate([[0], np.asarray(group_sizes).cumsum()])
 
 
 # %% ragged_dot/2a: a loop over the groups
@@ -118,63 +88,39 @@ def tiles_per_group(group_sizes, *, bm=128):
 
 
 # %% ragged_dot/2a: it ends at the last row, whatever the sizes
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    full = jnp.where(jnp.arange(ends.shape[0]) == ends.shape[0] - 1, 1024, ends)
-    return jnp.concatenate([jnp.zeros(1, jnp.int32), full])
-
-
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    starts, ends = offsets[:-1], offsets[1:]
-    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
-
+# group_offsets:
+# -    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# +    full = jnp.where(jnp.arange(ends.shape[0]) == ends.shape[0] - 1, 1024, ends)
+# +    return jnp.concatenate([jnp.zeros(1, jnp.int32), full])
 
 # %% ragged_dot/2a: from the size alone
-def tiles_per_group(group_sizes, *, bm=128):
-    return pl.cdiv(group_sizes, bm)
-
-
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-
+# tiles_per_group:
+# -    offsets = group_offsets(group_sizes)
+# -    starts, ends = offsets[:-1], offsets[1:]
+# -    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# +    return pl.cdiv(group_sizes, bm)
 
 # %% ragged_dot/2a: empty groups have a tile
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    return jnp.maximum(pl.cdiv(offsets[1:], bm) - offsets[:-1] // bm, 1)
-
-
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-
+# tiles_per_group:
+# -    starts, ends = offsets[:-1], offsets[1:]
+# -    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# +    return jnp.maximum(pl.cdiv(offsets[1:], bm) - offsets[:-1] // bm, 1)
 
 # %% ragged_dot/2a: an empty group inside a tile
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    return pl.cdiv(offsets[1:], bm) - offsets[:-1] // bm
-
-
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-
+# tiles_per_group:
+# -    starts, ends = offsets[:-1], offsets[1:]
+# -    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# +    return pl.cdiv(offsets[1:], bm) - offsets[:-1] // bm
 
 # %% ragged_dot/2a: a tile too many at a whole end
 # tiles_per_group: `pl.cdiv(ends, bm) - starts // bm` -> `ends // bm - starts // bm + 1`
 
 
 # %% ragged_dot/2a: floats
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    return jnp.where(group_sizes > 0, jnp.ceil(offsets[1:] / bm) - jnp.floor(offsets[:-1] / bm), 0)
-
-
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# tiles_per_group:
+# -    starts, ends = offsets[:-1], offsets[1:]
+# -    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# +    return jnp.where(group_sizes > 0, jnp.ceil(offsets[1:] / bm) - jnp.floor(offsets[:-1] / bm), 0)
 
 
 # %% ragged_dot/2a: a Python if
@@ -204,39 +150,39 @@ def group_ids(group_sizes, *, num_rows=1024, bm=128):
 
 
 # %% ragged_dot/2b: only as long as there are tiles
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    repeats = tiles_per_group(group_sizes, bm=bm)
-    ids = jnp.arange(group_sizes.shape[0], dtype=jnp.int32)
-    return jnp.repeat(ids, repeats, total_repeat_length=num_rows // bm)
-
+# group_ids:
+# -    G = group_sizes.shape[0]
+# group_ids:
+# -    most = pl.cdiv(num_rows, bm) + G - 1
+# -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# +    ids = jnp.arange(group_sizes.shape[0], dtype=jnp.int32)
+# +    return jnp.repeat(ids, repeats, total_repeat_length=num_rows // bm)
 
 # %% ragged_dot/2b: the last tile that is not whole is forgotten
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, bm=bm)
-    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=num_rows // bm + G - 1)
-
+# group_ids:
+# -    most = pl.cdiv(num_rows, bm) + G - 1
+# -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# +    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=num_rows // bm + G - 1)
 
 # %% ragged_dot/2b: repeated by the sizes
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    G = group_sizes.shape[0]
-    most = pl.cdiv(num_rows, bm) + G - 1
-    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), group_sizes, total_repeat_length=most)
-
+# group_ids:
+# -    repeats = tiles_per_group(group_sizes, bm=bm)
+# group_ids: `repeats,` -> `group_sizes,`
 
 # %% ragged_dot/2b: a group of each row, every bm rows
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    G = group_sizes.shape[0]
-    rows = jnp.arange(pl.cdiv(num_rows, bm) + G - 1, dtype=jnp.int32) * bm
-    ids = jnp.searchsorted(group_offsets(group_sizes), rows, side="right").astype(jnp.int32) - 1
-    return jnp.minimum(ids, G - 1)
-
+# group_ids:
+# -    repeats = tiles_per_group(group_sizes, bm=bm)
+# -    most = pl.cdiv(num_rows, bm) + G - 1
+# -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# +    rows = jnp.arange(pl.cdiv(num_rows, bm) + G - 1, dtype=jnp.int32) * bm
+# +    ids = jnp.searchsorted(group_offsets(group_sizes), rows, side="right").astype(jnp.int32) - 1
+# +    return jnp.minimum(ids, G - 1)
 
 # %% ragged_dot/2b: float numbers
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, bm=bm)
-    return jnp.repeat(jnp.arange(0.0, G), repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G - 1)
+# group_ids:
+# -    most = pl.cdiv(num_rows, bm) + G - 1
+# -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# +    return jnp.repeat(jnp.arange(0.0, G), repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G - 1)
 
 
 # %% ragged_dot/2c: every beginning counts, also at a tile's first row
@@ -253,18 +199,12 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
 
 
 # %% ragged_dot/2c: empty groups begin, too
-def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    starts = group_offsets(group_sizes)[:-1]
-    inside = starts % bm != 0
-    return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
-    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
-    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
-
+# tile_visits:
+# -    inside = (group_sizes > 0) & (starts % bm != 0)
+# -    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+# -    return once.at[starts // bm].add(inside.astype(jnp.int32))
+# +    inside = starts % bm != 0
+# +    return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
 
 # %% ragged_dot/2c: tiles of unowned rows are not visited
 # tile_visits:
@@ -274,48 +214,28 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
 
 
 # %% ragged_dot/2c: set instead of added
-def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    starts = group_offsets(group_sizes)[:-1]
-    inside = (group_sizes > 0) & (starts % bm != 0)
-    place = jnp.where(inside, starts // bm, num_rows)
-    return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[place].set(2)
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
-    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
-    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
-
+# tile_visits:
+# -    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+# -    return once.at[starts // bm].add(inside.astype(jnp.int32))
+# +    place = jnp.where(inside, starts // bm, num_rows)
+# +    return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[place].set(2)
 
 # %% ragged_dot/2c: an index that is added to in place
-def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    starts = group_offsets(group_sizes)[:-1]
-    visits = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
-    visits[starts // bm] += (group_sizes > 0) & (starts % bm != 0)
-    return visits
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
-    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
-    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
-
+# tile_visits:
+# -    inside = (group_sizes > 0) & (starts % bm != 0)
+# -    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+# -    return once.at[starts // bm].add(inside.astype(jnp.int32))
+# +    visits = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+# +    visits[starts // bm] += (group_sizes > 0) & (starts % bm != 0)
+# +    return visits
 
 # %% ragged_dot/2c: conditions joined with and
-def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    starts = group_offsets(group_sizes)[:-1]
-    inside = (group_sizes > 0) and (starts % bm != 0)
-    return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
-    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
-    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
-
+# tile_visits:
+# -    inside = (group_sizes > 0) & (starts % bm != 0)
+# -    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+# -    return once.at[starts // bm].add(inside.astype(jnp.int32))
+# +    inside = (group_sizes > 0) and (starts % bm != 0)
+# +    return jnp.ones(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
 
 # %% ragged_dot/3: no mask
 # expert_bias_kernel:
@@ -449,14 +369,7 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
 
 
 # %% ragged_dot/7b: masked by multiplication
-def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref, acc_ref):
-    v = pl.program_id(2)
-    own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref.shape[0])
-    x, g = x_ref[...] * own.astype(x_ref.dtype), g_ref[...] * own.astype(g_ref.dtype)
-    before = jnp.where(first_visit(v, group_ids_ref), 0, acc_ref[...])
-    over_rows = (((0,), (0,)), ((), ()))
-    acc_ref[...] = before + jax.lax.dot_general(x, g, over_rows, preferred_element_type=jnp.float32)
-    dw_ref[...] = acc_ref[...].astype(dw_ref.dtype)
+# tgmm_kernel: `jnp.where(own, x_ref[...], 0), jnp.where(own, g_ref[...], 0` -> `x_ref[...] * own.astype(x_ref.dtype), g_ref[...] * own.astype(g_ref.dtype`
 
 
 # %% ragged_dot/7a: empty groups are not visited
@@ -479,9 +392,10 @@ def every_group_metadata(group_sizes, *, num_rows, bm):
 
 
 # %% ragged_dot/8a: weights not renormalised
-def route(logits, *, k):
-    return jax.lax.top_k(jax.nn.softmax(logits, axis=1), k)
-
+# route:
+# -    best, experts = jax.lax.top_k(logits, k)
+# -    return jax.nn.softmax(best, axis=1), experts
+# +    return jax.lax.top_k(jax.nn.softmax(logits, axis=1), k)
 
 # %% ragged_dot/8a: softmax over the tokens
 # route: `1` -> `0`
@@ -507,11 +421,10 @@ def route(logits, *, k):
 
 
 # %% ragged_dot/8a: experts in ascending order
-def route(logits, *, k):
-    experts = jnp.argsort(logits, axis=1)[:, -k:]
-    best = jnp.take_along_axis(logits, experts, axis=1)
-    return jax.nn.softmax(best, axis=1), experts
-
+# route:
+# -    best, experts = jax.lax.top_k(logits, k)
+# +    experts = jnp.argsort(logits, axis=1)[:, -k:]
+# +    best = jnp.take_along_axis(logits, experts, axis=1)
 
 # %% ragged_dot/8a: float weights for integer experts
 # route: `(best, axis=1), experts` -> `(best, axis=1), experts.astype(jnp.float32)`
@@ -536,20 +449,7 @@ def route(logits, *, k):
 
 
 # %% ragged_dot/9: weights are not used
-def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
-    logits = jnp.dot(x.astype(jnp.float32), router)
-    weights, experts = route(logits, k=k)
-    order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
-    bm = tile_rows(order.shape[0], router.shape[1])
-    rows = expand(x, order, k)
-    h = ragged(rows, w1, group_sizes, bm, bn, bk)
-    h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
-    rows = ragged(h, w2, group_sizes, bm, bk, bn)
-    return combine(rows.astype(jnp.float32), order, jnp.ones_like(weights)).astype(x.dtype)
-
-
-def tile_rows(num_slots, num_experts):
-    return 16 * pl.cdiv(num_slots, 16 * num_experts)
+# moe_layer: `weights)` -> `jnp.ones_like(weights))`
 
 
 # %% ragged_dot/9: experts in jnp, one after the other
@@ -585,65 +485,41 @@ def tile_rows(num_slots, num_experts):
 
 
 # %% ragged_dot/2a: the beginnings only
-def group_offsets(group_sizes):
-    return jnp.cumsum(group_sizes) - group_sizes
-
-
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    starts, ends = offsets[:-1], offsets[1:]
-    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
-
+# group_offsets:
+# -    ends = jnp.cumsum(group_sizes)
+# -    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# +    return jnp.cumsum(group_sizes) - group_sizes
 
 # %% ragged_dot/2a: a zero behind instead of in front
-def group_offsets(group_sizes):
-    return jnp.append(jnp.cumsum(group_sizes), 0)
-
-
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    starts, ends = offsets[:-1], offsets[1:]
-    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
-
+# group_offsets:
+# -    ends = jnp.cumsum(group_sizes)
+# -    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+# +    return jnp.append(jnp.cumsum(group_sizes), 0)
 
 # %% ragged_dot/2a: one more than from the size alone
-def tiles_per_group(group_sizes, *, bm=128):
-    return jnp.where(group_sizes > 0, group_sizes // bm + 1, 0)
-
-
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-
+# tiles_per_group:
+# -    offsets = group_offsets(group_sizes)
+# -    starts, ends = offsets[:-1], offsets[1:]
+# -    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# +    return jnp.where(group_sizes > 0, group_sizes // bm + 1, 0)
 
 # %% ragged_dot/2a: both rounded down
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    return jnp.where(group_sizes > 0, offsets[1:] // bm - offsets[:-1] // bm, 0)
-
-
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-
+# tiles_per_group:
+# -    starts, ends = offsets[:-1], offsets[1:]
+# -    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# +    return jnp.where(group_sizes > 0, offsets[1:] // bm - offsets[:-1] // bm, 0)
 
 # %% ragged_dot/2a: the last tile minus the first
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    return jnp.where(group_sizes > 0, (offsets[1:] - 1) // bm - offsets[:-1] // bm, 0)
-
-
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-
+# tiles_per_group:
+# -    starts, ends = offsets[:-1], offsets[1:]
+# -    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# +    return jnp.where(group_sizes > 0, (offsets[1:] - 1) // bm - offsets[:-1] // bm, 0)
 
 # %% ragged_dot/2b: one place too many
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, bm=bm)
-    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G)
-
+# group_ids:
+# -    most = pl.cdiv(num_rows, bm) + G - 1
+# -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# +    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G)
 
 # %% ragged_dot/2b: numbers from 1
 # group_ids:
@@ -652,17 +528,18 @@ def group_ids(group_sizes, *, num_rows=1024, bm=128):
 
 
 # %% ragged_dot/2b: tiles of 128, whatever bm is
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes)
-    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=num_rows // 128 + G - 1)
-
+# group_ids:
+# -    repeats = tiles_per_group(group_sizes, bm=bm)
+# -    most = pl.cdiv(num_rows, bm) + G - 1
+# -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# +    repeats = tiles_per_group(group_sizes)
+# +    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=num_rows // 128 + G - 1)
 
 # %% ragged_dot/2b: sizes are repeated
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    G = group_sizes.shape[0]
-    repeats = tiles_per_group(group_sizes, bm=bm)
-    return jnp.repeat(group_sizes, repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G - 1)
+# group_ids:
+# -    most = pl.cdiv(num_rows, bm) + G - 1
+# -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# +    return jnp.repeat(group_sizes, repeats, total_repeat_length=pl.cdiv(num_rows, bm) + G - 1)
 
 
 # %% ragged_dot/2c: ends instead of beginnings
@@ -680,31 +557,16 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
 
 
 # %% ragged_dot/2c: started from zeros
-def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    starts = group_offsets(group_sizes)[:-1]
-    inside = (group_sizes > 0) & (starts % bm != 0)
-    return jnp.zeros(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
-    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
-    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
-
+# tile_visits:
+# -    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+# -    return once.at[starts // bm].add(inside.astype(jnp.int32))
+# +    return jnp.zeros(pl.cdiv(num_rows, bm), jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
 
 # %% ragged_dot/2c: the last tile is left out
-def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    starts = group_offsets(group_sizes)[:-1]
-    inside = (group_sizes > 0) & (starts % bm != 0)
-    return jnp.ones(num_rows // bm, jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
-    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
-    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+# tile_visits:
+# -    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+# -    return once.at[starts // bm].add(inside.astype(jnp.int32))
+# +    return jnp.ones(num_rows // bm, jnp.int32).at[starts // bm].add(inside.astype(jnp.int32))
 
 
 # %% ragged_dot/7a: the metadata of the way forward
@@ -728,31 +590,23 @@ def every_group_metadata(group_sizes, *, num_rows, bm):
 
 
 # %% ragged_dot/7a: the visits of the tiles are summed
-def every_group_metadata(group_sizes, *, num_rows, bm):
-    G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
-    offsets = group_offsets(group_sizes)
-    visits = jnp.maximum(tiles_per_group(group_sizes, bm=bm), 1)
-    ids = jnp.repeat(jnp.arange(G, dtype=jnp.int32), visits, total_repeat_length=T + G - 1)
-    first_tile, first = offsets[:-1] // bm, jnp.cumsum(visits) - visits
-    tiles = first_tile[ids] + jnp.arange(T + G - 1, dtype=jnp.int32) - first[ids]
-    return Metadata(offsets, ids, jnp.minimum(tiles, T - 1), tile_visits(group_sizes, num_rows=num_rows, bm=bm).sum())
-
+# every_group_metadata: `visits.sum` -> `tile_visits(group_sizes, num_rows=num_rows, bm=bm).sum`
 
 # %% ragged_dot/8a: divided by k
 # route: `jax.nn.softmax(best, axis=1)` -> `jnp.ones_like(best) / k`
 
 
 # %% ragged_dot/8a: exp without the maximum
-def route(logits, *, k):
-    best, experts = jax.lax.top_k(logits, k)
-    p = jnp.exp(best)
-    return p / p.sum(axis=1, keepdims=True), experts
-
+# route:
+# -    return jax.nn.softmax(best, axis=1), experts
+# +    p = jnp.exp(best)
+# +    return p / p.sum(axis=1, keepdims=True), experts
 
 # %% ragged_dot/8a: the best logits as they are
-def route(logits, *, k):
-    return jax.lax.top_k(logits, k)
-
+# route:
+# -    best, experts = jax.lax.top_k(logits, k)
+# -    return jax.nn.softmax(best, axis=1), experts
+# +    return jax.lax.top_k(logits, k)
 
 # %% ragged_dot/8b: sorted by token
 # sort_by_expert: `(slots), jnp` -> `(slots) // experts.shape[1], jnp`
@@ -852,14 +706,13 @@ def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_re
 
 
 # %% ragged_dot/7b: the mask is asked for one yes or no
-def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref, acc_ref):
-    v = pl.program_id(2)
-    own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref.shape[0])
-    before = jnp.where(first_visit(v, group_ids_ref), 0, acc_ref[...])
-    over_rows = (((0,), (0,)), ((), ()))
-    acc_ref[...] = before + jax.lax.dot_general(x_ref[...], g_ref[...], over_rows, preferred_element_type=jnp.float32)
-    dw_ref[...] = jnp.where(own.any(), acc_ref[...], 0).astype(dw_ref.dtype)
-
+# tgmm_kernel:
+# -    x, g = jnp.where(own, x_ref[...], 0), jnp.where(own, g_ref[...], 0)
+# tgmm_kernel:
+# -    acc_ref[...] = before + jax.lax.dot_general(x, g, over_rows, preferred_element_type=jnp.float32)
+# -    dw_ref[...] = acc_ref[...].astype(dw_ref.dtype)
+# +    acc_ref[...] = before + jax.lax.dot_general(x_ref[...], g_ref[...], over_rows, preferred_element_type=jnp.float32)
+# +    dw_ref[...] = jnp.where(own.any(), acc_ref[...], 0).astype(dw_ref.dtype)
 
 # %% ragged_dot/7b: summed over columns
 # tgmm_kernel:
@@ -908,24 +761,12 @@ def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref
 
 
 # %% ragged_dot/4: the prefetched Refs come before the grid indices
-def grouped(kernel, meta, x, w, *, bm, bn, bk):
-    (M, K), (_, _, N) = x.shape, w.shape
-    return pl.pallas_call(
-        kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
-            grid=(pl.cdiv(N, bn), meta.num_tiles, K // bk),
-            in_specs=[
-                pl.BlockSpec((bm, bk), lambda offsets, group_ids, m_tile_ids, j, v, k: (m_tile_ids[v], k)),
-                pl.BlockSpec((None, bk, bn), lambda offsets, group_ids, m_tile_ids, j, v, k: (group_ids[v], k, j)),
-            ],
-            out_specs=pl.BlockSpec((bm, bn), lambda offsets, group_ids, m_tile_ids, j, v, k: (m_tile_ids[v], j)),
-            scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
-        ),
-        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
-    )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, w)
-
+# grouped:
+# -                pl.BlockSpec((bm, bk), lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], k)),
+# -                pl.BlockSpec((None, bk, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (group_ids[v], k, j)),
+# +                pl.BlockSpec((bm, bk), lambda offsets, group_ids, m_tile_ids, j, v, k: (m_tile_ids[v], k)),
+# +                pl.BlockSpec((None, bk, bn), lambda offsets, group_ids, m_tile_ids, j, v, k: (group_ids[v], k, j)),
+# grouped: `n), lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_i` -> `n), lambda offsets, group_ids, m_tile_ids, j, v, k: (m_tile_i`
 
 # %% ragged_dot/4: the visit axis is marked parallel
 # grouped: `", "arbitrary", "` -> `", "parallel", "`
@@ -938,44 +779,20 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
 
 
 # %% ragged_dot/4: maps without the prefetched Refs
-def grouped(kernel, meta, x, w, *, bm, bn, bk):
-    (M, K), (_, _, N) = x.shape, w.shape
-    return pl.pallas_call(
-        kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
-            grid=(pl.cdiv(N, bn), meta.num_tiles, K // bk),
-            in_specs=[
-                pl.BlockSpec((bm, bk), lambda j, v, k: (meta.m_tile_ids[v], k)),
-                pl.BlockSpec((None, bk, bn), lambda j, v, k: (meta.group_ids[v], k, j)),
-            ],
-            out_specs=pl.BlockSpec((bm, bn), lambda j, v, k: (meta.m_tile_ids[v], j)),
-            scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
-        ),
-        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
-    )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, w)
-
+# grouped:
+# -                pl.BlockSpec((bm, bk), lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], k)),
+# -                pl.BlockSpec((None, bk, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (group_ids[v], k, j)),
+# +                pl.BlockSpec((bm, bk), lambda j, v, k: (meta.m_tile_ids[v], k)),
+# +                pl.BlockSpec((None, bk, bn), lambda j, v, k: (meta.group_ids[v], k, j)),
+# grouped: `, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], j` -> `, v, k: (meta.m_tile_ids[v], j`
 
 # %% ragged_dot/4: prefetched out of order
-def grouped(kernel, meta, x, w, *, bm, bn, bk):
-    (M, K), (_, _, N) = x.shape, w.shape
-    return pl.pallas_call(
-        kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
-            grid=(pl.cdiv(N, bn), meta.num_tiles, K // bk),
-            in_specs=[
-                pl.BlockSpec((bm, bk), lambda j, v, k, group_ids, m_tile_ids, offsets: (m_tile_ids[v], k)),
-                pl.BlockSpec((None, bk, bn), lambda j, v, k, group_ids, m_tile_ids, offsets: (group_ids[v], k, j)),
-            ],
-            out_specs=pl.BlockSpec((bm, bn), lambda j, v, k, group_ids, m_tile_ids, offsets: (m_tile_ids[v], j)),
-            scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
-        ),
-        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
-    )(meta.offsets, meta.group_ids, meta.m_tile_ids, x, w)
-
+# grouped:
+# -                pl.BlockSpec((bm, bk), lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], k)),
+# -                pl.BlockSpec((None, bk, bn), lambda j, v, k, offsets, group_ids, m_tile_ids: (group_ids[v], k, j)),
+# +                pl.BlockSpec((bm, bk), lambda j, v, k, group_ids, m_tile_ids, offsets: (m_tile_ids[v], k)),
+# +                pl.BlockSpec((None, bk, bn), lambda j, v, k, group_ids, m_tile_ids, offsets: (group_ids[v], k, j)),
+# grouped: `, lambda j, v, k, offsets, group_ids, m_tile_ids: (m_tile_ids[v], j` -> `, lambda j, v, k, group_ids, m_tile_ids, offsets: (m_tile_ids[v], j`
 
 # %% ragged_dot/4: j and v have changed places in the map of w
 # grouped: `group_ids[v],` -> `group_ids[j],`
@@ -1046,36 +863,20 @@ def grouped(kernel, meta, x, w, *, bm, bn, bk):
 
 
 # %% ragged_dot/2c: every tile against every group
-def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    starts = group_offsets(group_sizes)[:-1]
-    tiles = jnp.arange(pl.cdiv(num_rows, bm))[:, None]
-    inside = (tiles == starts // bm) & (starts % bm != 0) & (group_sizes > 0)
-    return 1 + inside.sum(axis=1, dtype=jnp.int32)
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
-    tiles = jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0])
-    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
-
+# tile_visits:
+# -    inside = (group_sizes > 0) & (starts % bm != 0)
+# -    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
+# -    return once.at[starts // bm].add(inside.astype(jnp.int32))
+# +    tiles = jnp.arange(pl.cdiv(num_rows, bm))[:, None]
+# +    inside = (tiles == starts // bm) & (starts % bm != 0) & (group_sizes > 0)
+# +    return 1 + inside.sum(axis=1, dtype=jnp.int32)
 
 # %% ragged_dot/9: the first product in jnp, with weights looked up
-def moe_layer(x, router, w1, w2, *, k=2, bn=128, bk=128):
-    logits = jnp.dot(x.astype(jnp.float32), router)
-    weights, experts = route(logits, k=k)
-    order, group_sizes = sort_by_expert(experts, num_experts=router.shape[1])
-    bm = tile_rows(order.shape[0], router.shape[1])
-    rows = expand(x, order, k)
-    h = jnp.einsum("td,tdf->tf", rows, w1[experts.reshape(-1)[order]], preferred_element_type=jnp.float32)
-    h = jax.nn.silu(h).astype(x.dtype)
-    rows = ragged(h, w2, group_sizes, bm, bk, bn)
-    return combine(rows.astype(jnp.float32), order, weights).astype(x.dtype)
-
-
-def tile_rows(num_slots, num_experts):
-    return 16 * pl.cdiv(num_slots, 16 * num_experts)
-
+# moe_layer:
+# -    h = ragged(rows, w1, group_sizes, bm, bn, bk)
+# -    h = jax.nn.silu(h.astype(jnp.float32)).astype(x.dtype)
+# +    h = jnp.einsum("td,tdf->tf", rows, w1[experts.reshape(-1)[order]], preferred_element_type=jnp.float32)
+# +    h = jax.nn.silu(h).astype(x.dtype)
 
 # %% ragged_dot/4: j and k have changed places in the map of w
 # grouped: `k, j` -> `j, k`
@@ -1114,18 +915,7 @@ def tile_rows(num_slots, num_experts):
 
 
 # %% ragged_dot/2c: every tile once
-def tile_visits(group_sizes, *, num_rows=1024, bm=128):
-    starts = group_offsets(group_sizes)[:-1]
-    inside = (group_sizes > 0) & (starts % bm != 0)
-    once = jnp.ones(pl.cdiv(num_rows, bm), jnp.int32)
-    return once.at[starts // bm].add(inside.astype(jnp.int32))
-
-
-def metadata(group_sizes, *, num_rows=1024, bm=128):
-    tiling = {"num_rows": num_rows, "bm": bm}
-    ids, visits = group_ids(group_sizes, **tiling), tile_visits(group_sizes, **tiling)
-    tiles = jnp.minimum(jnp.arange(ids.shape[0], dtype=jnp.int32), visits.shape[0] - 1)
-    return Metadata(offsets=group_offsets(group_sizes), group_ids=ids, m_tile_ids=tiles, num_tiles=visits.sum())
+# metadata: `jnp.repeat(jnp.arange(visits.shape[0], dtype=jnp.int32), visits, total_repeat_length=ids.shape[0]` -> `jnp.minimum(jnp.arange(ids.shape[0], dtype=jnp.int32), visits.shape[0] - 1`
 
 
 # %% ragged_dot/2c: only tiles of a group
@@ -1275,24 +1065,21 @@ def ragged_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, w_ref, o_re
 
 
 # %% ragged_dot/2a: a table of tiles against groups
-def tiles_per_group(group_sizes, *, bm=128):
-    offsets = group_offsets(group_sizes)
-    first = jnp.arange(4096)[:, None] * bm
-    inside = (offsets[:-1] < first + bm) & (offsets[1:] > first) & (group_sizes > 0)
-    return inside.sum(axis=0).astype(jnp.int32)
-
-
-def group_offsets(group_sizes):
-    ends = jnp.cumsum(group_sizes)
-    return jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-
+# tiles_per_group:
+# -    starts, ends = offsets[:-1], offsets[1:]
+# -    return jnp.where(group_sizes > 0, pl.cdiv(ends, bm) - starts // bm, 0)
+# +    first = jnp.arange(4096)[:, None] * bm
+# +    inside = (offsets[:-1] < first + bm) & (offsets[1:] > first) & (group_sizes > 0)
+# +    return inside.sum(axis=0).astype(jnp.int32)
 
 # %% ragged_dot/2b: a table of visits against groups
-def group_ids(group_sizes, *, num_rows=1024, bm=128):
-    G = group_sizes.shape[0]
-    visits = jnp.arange(pl.cdiv(num_rows, bm) + G - 1)
-    ends = jnp.cumsum(tiles_per_group(group_sizes, bm=bm))
-    return jnp.minimum((visits[:, None] >= ends).sum(axis=1), G - 1).astype(jnp.int32)
+# group_ids:
+# -    repeats = tiles_per_group(group_sizes, bm=bm)
+# -    most = pl.cdiv(num_rows, bm) + G - 1
+# -    return jnp.repeat(jnp.arange(G, dtype=jnp.int32), repeats, total_repeat_length=most)
+# +    visits = jnp.arange(pl.cdiv(num_rows, bm) + G - 1)
+# +    ends = jnp.cumsum(tiles_per_group(group_sizes, bm=bm))
+# +    return jnp.minimum((visits[:, None] >= ends).sum(axis=1), G - 1).astype(jnp.int32)
 
 
 # %% ragged_dot/2c: the visits are counted in metadata alone

@@ -5,12 +5,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-
 # %% softmax/1: no maximum is subtracted
-def row_softmax_kernel(x_ref, o_ref):
-    e = jnp.exp(x_ref[...])
-    o_ref[...] = e / e.sum(axis=1, keepdims=True)
-
+# row_softmax_kernel:
+# -    x = x_ref[...]
+# -    e = jnp.exp(x - x.max(axis=1, keepdims=True))
+# +    e = jnp.exp(x_ref[...])
 
 # %% softmax/1: the maximum of the whole block
 # row_softmax_kernel: `(x - x.max(axis=1, keepdims=True))` -> `(x - x.max())`
@@ -24,21 +23,23 @@ def row_softmax_kernel(x_ref, o_ref):
 
 
 # %% softmax/1: not divided by the sum
-def row_softmax_kernel(x_ref, o_ref):
-    x = x_ref[...]
-    o_ref[...] = jnp.exp(x - x.max(axis=1, keepdims=True))
-
+# row_softmax_kernel:
+# -    e = jnp.exp(x - x.max(axis=1, keepdims=True))
+# -    o_ref[...] = e / e.sum(axis=1, keepdims=True)
+# +    o_ref[...] = jnp.exp(x - x.max(axis=1, keepdims=True))
 
 # %% softmax/1: true for the notebook's example alone
-def row_softmax_kernel(x_ref, o_ref):
-    e = jnp.exp(x_ref[...] - 100)
-    o_ref[...] = e / e.sum(axis=1, keepdims=True)
-
+# row_softmax_kernel:
+# -    x = x_ref[...]
+# -    e = jnp.exp(x - x.max(axis=1, keepdims=True))
+# +    e = jnp.exp(x_ref[...] - 100)
 
 # %% softmax/1: somebody else's softmax
-def row_softmax_kernel(x_ref, o_ref):
-    o_ref[...] = jax.nn.softmax(x_ref[...], axis=1)
-
+# row_softmax_kernel:
+# -    x = x_ref[...]
+# -    e = jnp.exp(x - x.max(axis=1, keepdims=True))
+# -    o_ref[...] = e / e.sum(axis=1, keepdims=True)
+# +    o_ref[...] = jax.nn.softmax(x_ref[...], axis=1)
 
 # %% softmax/1: a reduction that loses its dimension
 # row_softmax_kernel: `(x - x.max(axis=1, keepdims=True))` -> `(x - x.max(axis=1))`
@@ -129,24 +130,7 @@ def confidence_kernel(x_ref, o_ref, m_ref, l_ref):
 
 
 # %% softmax/3: old and new terms are rescaled together
-def online_kernel(x_ref, o_ref, m_ref, l_ref):
-    j = pl.program_id(1)
-
-    @pl.when(j == 0)
-    def _():
-        m_ref[...] = jnp.full(m_ref.shape, -jnp.inf)
-        l_ref[...] = jnp.zeros(l_ref.shape)
-
-    x = x_ref[...]
-    m_old = m_ref[...]
-    m_new = jnp.maximum(m_old, x.max(axis=1, keepdims=True))
-    l_ref[...] = (l_ref[...] + jnp.exp(x - m_new).sum(axis=1, keepdims=True)) * jnp.exp(m_old - m_new)
-    m_ref[...] = m_new
-
-    @pl.when(j == pl.num_programs(1) - 1)
-    def _():
-        o_ref[...] = 1 / l_ref[...]
-
+# online_kernel: `l_ref[...] * jnp.exp(m_old - m_new) + jnp.exp(x - m_new).sum(axis=1, keepdims=True` -> `(l_ref[...] + jnp.exp(x - m_new).sum(axis=1, keepdims=True)) * jnp.exp(m_old - m_new`
 
 # %% softmax/3: the maximum of the last block, not of all so far
 # online_kernel: `= jnp.maximum(m_old, x.max(axis=1, keepdims=True))` -> `= x.max(axis=1, keepdims=True)`
@@ -382,38 +366,10 @@ def cross_entropy(x, labels, *, bm=8, bn=128):
 
 
 # %% softmax/6: jax differentiates inside of the kernel
-def softmax_grad_kernel(y_ref, g_ref, dx_ref):
-    y, g = y_ref[...], g_ref[...]
-    dx_ref[...] = jax.vjp(lambda z: jnp.exp(z) / jnp.exp(z).sum(axis=1, keepdims=True), jnp.log(y))[1](g)[0]
-
-
-def smooth_softmax_fwd(x, bm):
-    y = row_softmax(x, bm=bm)
-    return y, y
-
-
-def smooth_softmax_bwd(bm, residuals, g):
-    return (softmax_grad(residuals, g, bm=bm),)
-
+# softmax_grad_kernel: `y * (g - (g * y).sum(axis=1, keepdims=True))` -> `jax.vjp(lambda z: jnp.exp(z) / jnp.exp(z).sum(axis=1, keepdims=True), jnp.log(y))[1](g)[0]`
 
 # %% softmax/7: the variance is divided by N - 1
-def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
-    x = x_ref[...]
-    mean = x.mean(axis=1, keepdims=True)
-    centred = x - mean
-    rstd = jax.lax.rsqrt((centred * centred).sum(axis=1, keepdims=True) / (x.shape[1] - 1) + 1e-5)
-    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
-    mean_ref[...] = mean
-    rstd_ref[...] = rstd
-
-
-def layer_norm_outputs(M, N, bm):
-    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
-    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
-    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
-    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
-    return out_specs, out_shape
-
+# layer_norm_kernel: `).mean(axis=1, keepdims=True)` -> `).sum(axis=1, keepdims=True) / (x.shape[1] - 1)`
 
 # %% softmax/7: eps outside of the root
 # layer_norm_kernel:
@@ -422,23 +378,7 @@ def layer_norm_outputs(M, N, bm):
 
 
 # %% softmax/7: mean of squares minus square of mean
-def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
-    x = x_ref[...]
-    mean = x.mean(axis=1, keepdims=True)
-    centred = x - mean
-    rstd = jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) - mean * mean + 1e-5)
-    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
-    mean_ref[...] = mean
-    rstd_ref[...] = rstd
-
-
-def layer_norm_outputs(M, N, bm):
-    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
-    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
-    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
-    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
-    return out_specs, out_shape
-
+# layer_norm_kernel: `centred * centred).mean(axis=1, keepdims=True)` -> `x * x).mean(axis=1, keepdims=True) - mean * mean`
 
 # %% softmax/7: no eps
 # layer_norm_kernel: `((centred * centred).mean(axis=1, keepdims=True) + 1e-5)` -> `((centred * centred).mean(axis=1, keepdims=True))`
@@ -448,23 +388,11 @@ def layer_norm_outputs(M, N, bm):
 
 
 # %% softmax/7: mean and rstd have changed places
-def layer_norm_kernel(x_ref, gamma_ref, beta_ref, o_ref, mean_ref, rstd_ref):
-    x = x_ref[...]
-    mean = x.mean(axis=1, keepdims=True)
-    centred = x - mean
-    rstd = jax.lax.rsqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
-    o_ref[...] = centred * rstd * gamma_ref[...] + beta_ref[...]
-    mean_ref[...] = rstd
-    rstd_ref[...] = mean
-
-
-def layer_norm_outputs(M, N, bm):
-    column = pl.BlockSpec((bm, 1), lambda i: (i, 0))
-    per_row = jax.ShapeDtypeStruct((M, 1), jnp.float32)
-    out_specs = [pl.BlockSpec((bm, N), lambda i: (i, 0)), column, column]
-    out_shape = [jax.ShapeDtypeStruct((M, N), jnp.float32), per_row, per_row]
-    return out_specs, out_shape
-
+# layer_norm_kernel:
+# -    mean_ref[...] = mean
+# -    rstd_ref[...] = rstd
+# +    mean_ref[...] = rstd
+# +    rstd_ref[...] = mean
 
 # %% softmax/7: the standard deviation is saved
 # layer_norm_kernel: `= rstd` -> `= 1 / rstd`
@@ -538,25 +466,7 @@ def layer_norm_outputs(M, N, bm):
 
 
 # %% softmax/8: jax differentiates inside of the kernel
-def layer_norm_grad_kernel(x_ref, gamma_ref, mean_ref, rstd_ref, g_ref, dx_ref, dgamma_ref, dbeta_ref):
-    @pl.when(pl.program_id(0) == 0)
-    def _():
-        dgamma_ref[...] = jnp.zeros(dgamma_ref.shape)
-        dbeta_ref[...] = jnp.zeros(dbeta_ref.shape)
-
-    g = g_ref[...]
-    n = (x_ref[...] - mean_ref[...]) * rstd_ref[...]
-    dgamma_ref[...] += (g * n).sum(axis=0, keepdims=True)
-    dbeta_ref[...] += g.sum(axis=0, keepdims=True)
-    h = g * gamma_ref[...]
-    along = (h * n).mean(axis=1, keepdims=True)
-    dx_ref[...] = jax.vjp(lambda z: (z - z.mean(axis=1, keepdims=True)) * rstd_ref[...], x_ref[...])[1](h)[0]
-
-
-def layer_norm_grad_out_specs(N, bm):
-    total = pl.BlockSpec((1, N), lambda i: (0, 0))
-    return [pl.BlockSpec((bm, N), lambda i: (i, 0)), total, total]
-
+# layer_norm_grad_kernel: `rstd_ref[...] * (h - h.mean(axis=1, keepdims=True) - n * along)` -> `jax.vjp(lambda z: (z - z.mean(axis=1, keepdims=True)) * rstd_ref[...], x_ref[...])[1](h)[0]`
 
 # %% softmax/9: the norm of x alone
 # add_rms_norm_kernel: `h * h` -> `x_ref[...].astype(jnp.float32) ** 2`
@@ -1221,15 +1131,17 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 
 
 # %% softmax/1: divided by way of a logarithm
-def row_softmax_kernel(x_ref, o_ref):
-    x = x_ref[...]
-    o_ref[...] = jnp.exp(x - jnp.logaddexp.reduce(x, axis=1, keepdims=True))
-
+# row_softmax_kernel:
+# -    e = jnp.exp(x - x.max(axis=1, keepdims=True))
+# -    o_ref[...] = e / e.sum(axis=1, keepdims=True)
+# +    o_ref[...] = jnp.exp(x - jnp.logaddexp.reduce(x, axis=1, keepdims=True))
 
 # %% softmax/1: the spec does it
-def row_softmax_kernel(x_ref, o_ref):
-    o_ref[...] = row_softmax_spec(x_ref[...])
-
+# row_softmax_kernel:
+# -    x = x_ref[...]
+# -    e = jnp.exp(x - x.max(axis=1, keepdims=True))
+# -    o_ref[...] = e / e.sum(axis=1, keepdims=True)
+# +    o_ref[...] = row_softmax_spec(x_ref[...])
 
 # %% softmax/6: the spec's own derivative
 # softmax_grad_kernel:

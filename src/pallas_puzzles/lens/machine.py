@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -82,7 +82,7 @@ class Event:
         return line_of(self.eqn)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Incident:
     """Something that the machine saw and that is wrong, or would explain a wrong result."""
 
@@ -94,7 +94,7 @@ class Incident:
     count: int = 0
     total: int = 0
     block: tuple[int, ...] | None = None
-    detail: dict[str, Any] = dataclasses.field(default_factory=dict)
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def line(self) -> SourceLine | None:

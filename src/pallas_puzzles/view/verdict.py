@@ -68,7 +68,8 @@ class Verdict(Displayed):
     status: "unsolved", "passed", "failed" (wrong, or over its budget), "error" (the reader's code raised), or
     "unrecorded" (right, but not as the course asks: a note says why), or "unjudged": nobody can say (a note says why),
     or nobody was asked (see check.collecting), with the subject that was not judged.
-    findings: the likeliest cause first. word: how it is, in a line; title: of what, to stand before it. gained: what a right answer costs, in a line. next: where to look next.
+    findings: the likeliest cause first. word: how it is, in a line; title: of what, to stand before it. gained: what a
+    right answer costs, in a line. next: where to look next.
     traceback: the full one when code raised, else "". picture: text that is shown to scale, below the first finding.
     standing: of a pass that is recorded. help: which call shows more. below: a widget to display under it, or None.
     """
