@@ -388,7 +388,10 @@ def _keys(events: queue.Queue[tuple[str, Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _raw(stdin: Any, events: queue.Queue[tuple[str, Any]]) -> Iterator[Callable[[], str]]:
-    """A function that waits for one key. While it is there the terminal does not wait for Enter, nor show the keys."""
+    """A function that waits for one key. While it is there the terminal does not wait for Enter, nor show the keys.
+
+    A library such as readchar sets the terminal for each key and back, and knows nothing of a shell that has stopped us.
+    """
     if not stdin.isatty():
         yield lambda: stdin.read(1)
     elif sys.platform == "win32":
