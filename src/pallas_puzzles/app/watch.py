@@ -390,7 +390,7 @@ def _keys(events: queue.Queue[tuple[str, Any]]) -> Iterator[None]:
 def _raw(stdin: Any, events: queue.Queue[tuple[str, Any]]) -> Iterator[Callable[[], str]]:
     """A function that waits for one key. While it is there the terminal does not wait for Enter, nor show the keys.
 
-    A library such as readchar sets the terminal for each key and back, and knows nothing of a shell that has stopped us.
+    A library such as readchar sets the terminal anew for each key, and knows nothing of a shell that has stopped us.
     """
     if not stdin.isatty():
         yield lambda: stdin.read(1)
