@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..diagnose.corrections import Correction, corrections, followed
+from ..diagnose.corrections import Correction, Names, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
 from ..diagnose.paired import Form, paired
 from ..diagnose.straight import key_of, reads_of, straightened, values_with_names, with_helper
@@ -124,6 +124,8 @@ class _Trials:
         self.written = _answer(puzzle, names, used)
         self.course = cases.solutions(puzzle)
         self.extra, self.own = _extra(puzzle, names), set(puzzle.holes)
+        inner = [n for node in self.written.values() for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
+        self.local = [n for n in inner if n not in self.written.values() and not n.decorator_list and n.args.args]
         self.helpers = _helpers(self.extra, [code_of(names[name]).co_filename for name in self.written])
         self.given = curriculum.notebook(puzzle.path).functions | self.course
         both = {name: self._paired(name, node) for name, node in self.written.items() if name in self.course}
@@ -176,13 +178,20 @@ class _Trials:
     ) -> list[Correction]:
         """The corrections. named: as in corrections(), if these are not the names that the reader has given."""
         named = self.values if named is None else named
-        for node in self.helpers.values():  # what is given to it has other names there
-            if named and all(_is_in(node, d.line) for d in chosen):
-                named = {name: {**known, **_given_to(node, self.written[name])} for name, known in named.items()}
+        for node in [*self.helpers.values(), *self.local]:  # what is given to it has other names there
+            if named and all(_is_in(node, getattr(d.was, "lineno", d.line)) for d in chosen):
+                named = {name: self._names_in(node, name, known) for name, known in named.items()}
         found = corrections(self.answer, chosen, _called(self.puzzle), named, **how)
         inside = {c: name for c in found for name, node in self.helpers.items() if _is_in(node, c.line)}
         inside = {c: name for c, name in inside.items() if not any(map(c.contradicts, found))}
         return [self._with_helper(c, inside.get(c, "")) for c in found]
+
+    def _names_in(self, helper: ast.FunctionDef, name: str, known: Mapping[str, str]) -> Names:
+        """The names that values have in a helper which a function of the reader's calls. known: in that function."""
+        given = _given_to(helper, self.written[name])
+        uses = [(n, getattr(n, "use", None)) for n in ast.walk(self.answer[name])]
+        parts = {ast.unparse(n): use.id for n, use in uses if isinstance(use, ast.Name) and use.id in given}
+        return Names({**parts, **known}, given)
 
     def _with_helper(self, c: Correction, helper: str) -> Correction:
         """helper: the one that the correction is about. A whole function may be wrong in a helper that it calls."""

@@ -100,7 +100,8 @@ def corrections(
             found.append(Correction(name, node.lineno, last, called, told=False, whole=True))
         else:
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
-            mine = {value: each for value, each in named.get(name, {}).items() if each != getattr(own, "id", None)}
+            names = named.get(name, {})
+            mine = Names({v: each for v, each in names.items() if each != getattr(own, "id", None)}, arguments(names))
             words, told = _words(answer, group, mine, tell)
             words = _as_written(words)
             edit = _edit(answer, group, mine)
@@ -448,7 +449,31 @@ def _sign(operator: ast.AST) -> str:
 def _with_names(node: ast.AST, named: Mapping[str, str]) -> Any:
     """A copy of a node, with names for the values inside of it, and not for the whole of it."""
     copied = copy_of(node)
-    return _Named(named).visit(copied) if isinstance(node, ast.stmt) else _Named(named).generic_visit(copied)
+    written = _Named(named).visit(copied) if isinstance(node, ast.stmt) else _Named(named).generic_visit(copied)
+    return _Given(given).visit(copy_of(written)) if (given := arguments(named)) else written
+
+
+class Names(dict[str, str]):
+    """Names of values, by their text, in a helper; arguments: what it calls what is given to it."""
+
+    def __init__(self, names: Mapping[str, str], arguments: Mapping[str, str]) -> None:
+        super().__init__(names)
+        self.arguments = arguments
+
+
+def arguments(named: Mapping[str, str]) -> Mapping[str, str]:
+    return named.arguments if isinstance(named, Names) else {}
+
+
+class _Given(ast.NodeTransformer):
+    """Puts the name that an argument has in a helper in the place of what is given to it."""
+
+    def __init__(self, arguments: Mapping[str, str]) -> None:
+        self.arguments = arguments
+
+    def visit(self, node: ast.AST) -> Any:
+        name = self.arguments.get(ast.unparse(node)) if isinstance(node, ast.expr) else None
+        return ast.Name(name, ast.Load()) if name else self.generic_visit(node)
 
 
 class _Named(ast.NodeTransformer):

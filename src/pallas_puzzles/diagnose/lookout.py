@@ -55,7 +55,10 @@ class Lookout:
         self.bodies = {
             stage.__code__: name
             for name, stage in self.names.values()
-            if isinstance(stage, FunctionType) and not hasattr(stage, "__wrapped__") and not _is_closure(stage)
+            if codes
+            and isinstance(stage, FunctionType)
+            and not hasattr(stage, "__wrapped__")
+            and not _is_closure(stage)
         }
         self.fresh = not codes
 
