@@ -532,9 +532,8 @@ def test_operands_come_in_this_order(programs, things, where):
     assert said == OPERANDS[where].split()
 
 
-# Names that 0.11 does not have yet, and those that neither version has.
+# Names that 0.11 does not have yet.
 NEW = {"store", "barrier_arrive_and_wait", "MemorySpaceCastTransform"} if too_old("0.12") else set()
-GONE = {"pcast", "mesh_cast", "expand_dims"}
 
 
 def test_every_name_of_a_primitive_that_is_compared_exists():
@@ -544,7 +543,7 @@ def test_every_name_of_a_primitive_that_is_compared_exists():
     rules = {name[4:] for name in dir(machine.Machine) if name.startswith("_do_")}
     tables = [ops.OPS, ops.TRANSCENDENTAL, ops.INLINED, ir.MOVES, program.NARROWED, rules, asked._PLAIN, folded._SPREAD]
     tables += [ir._TOGETHER, eager._VIEWS, meshes.COLLECTIVES, meshes.SAME]
-    assert {*machine._SILENT}.union(*tables) - known == GONE
+    assert {*machine._SILENT}.union(*tables) - known == set()
     of_gpus = {*gpu_reader._SILENT, *gpu_reader._SAME, *gpu_reader._BUILDERS}
     assert of_gpus - {name.removesuffix("_p") for name in known} == NEW & of_gpus
 

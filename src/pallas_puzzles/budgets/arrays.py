@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ..diagnose.findings import Finding
+from ..ir.capture import primitive_of
 from ..ir.eager import operations, products
 from ..ir.program import arrays_made, count_operations, equations, has_python_loop
 from ..text import human_bytes
@@ -33,7 +34,7 @@ def over_budget(fn: Callable[..., Any], args: Sequence[Any], jaxpr: Any, budget:
             )
             return [over("elements", text, line=line)]
     if (bits := budget.mxu_bits) is not None:
-        products_made = ((eqn, line) for eqn, line in equations(jaxpr) if eqn.primitive.name == "dot_general")
+        products_made = ((eqn, line) for eqn, line in equations(jaxpr) if primitive_of(eqn) == "dot_general")
         wide = [found.but(line=line) for eqn, line in products_made if (found := wide_operands(eqn, bits)) is not None]
         if wide:
             return wide

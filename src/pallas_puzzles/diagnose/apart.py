@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.capture import SourceLine, callers_of, is_call
+from ..ir.capture import SourceLine, callers_of, is_call, primitive_of
 from ..ir.ops import around, is_floating, observed
 from ..lens import gpu
 from ..lens.devices.world import this_device
@@ -147,9 +147,9 @@ class _Way:
         for mark, counts in self._unknown([] if is_call(eqn) else operands):
             origins |= self.from_roots.get(mark) or (frozenset({self._root(eqn)}) if counts else frozenset())
         for mark, counts in self._unknown(results):
-            if origins or counts or eqn.primitive.name == "dot_general":
+            if origins or counts or primitive_of(eqn) == "dot_general":
                 self.latest = self.from_roots[mark] = origins or frozenset({self._root(eqn)})
-        if origins and not is_call(eqn) and eqn.primitive.name not in _CHOOSES and any(map(self._is_right, results)):
+        if origins and not is_call(eqn) and primitive_of(eqn) not in _CHOOSES and any(map(self._is_right, results)):
             self.right_again |= origins
 
     def _unknown(self, values: list[Any]) -> Iterator[tuple[_Mark, bool]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.capture import SourceLine, line_of
+from ..ir.capture import SourceLine, line_of, primitive_of
 from ..ir.ops import is_floating, out_dtype
 from ..ir.program import (
     NARROWED,
@@ -101,7 +101,7 @@ def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
         )
         yield Narrow("cast", words, line_of(eqn))
     for eqn in narrow_arithmetic(kernel.program):
-        name = NARROWED[eqn.primitive.name]
+        name = NARROWED[primitive_of(eqn)]
         words = (
             f"{'An' if name[0] in 'aeiou' else 'A'} {name} is done in 16-bit {_made(eqn)}, and each of its results is "
             "rounded: cast what goes into it first (.astype(jnp.float32)), and back once at the end."

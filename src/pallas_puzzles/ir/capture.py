@@ -518,8 +518,23 @@ class ForMesh(Beyond):
     """A function reaches a shard_map over several devices, which another machine runs."""
 
 
+def primitive_of(eqn: Any) -> str:
+    """The name of an equation's primitive."""
+    return eqn.primitive.name
+
+
+def is_pallas_call(eqn: Any) -> bool:
+    """Whether it is a call of the kernel for a TPU."""
+    return eqn.primitive is pl.pallas_call_p
+
+
 def is_call(eqn: Any) -> bool:
-    return eqn.primitive is pl.pallas_call_p or eqn.primitive.name == "mpmd_map"
+    return is_pallas_call(eqn) or primitive_of(eqn) == "mpmd_map"
+
+
+def name_of_call(eqn: Any) -> str:
+    """What a kernel is called, or "a kernel"."""
+    return str(eqn.params.get("name") or "a kernel")
 
 
 def subprograms(eqn: Any) -> Iterator[Any]:

@@ -85,7 +85,7 @@ def operations(fn: Callable[..., Any], shapes: Sequence[Any], *, inside: bool = 
     return found
 
 
-_VIEWS = frozenset("reshape squeeze expand_dims broadcast_in_dim".split())  # parts of a reduction with keepdims=True
+_VIEWS = frozenset("reshape squeeze broadcast_in_dim".split())  # parts of a reduction with keepdims=True
 
 
 def _sizes(array: Array) -> list[int]:

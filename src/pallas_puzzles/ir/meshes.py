@@ -194,7 +194,7 @@ COLLECTIVES: dict[str, Callable[[Sequence[np.ndarray], Any], list[np.ndarray]]] 
     "all_to_all": _all_to_all,
     "ppermute": _permute,
 }
-SAME = frozenset(["pvary", "pcast", "mesh_cast", "reshard", "sharding_constraint"])  # what a device has stays as it is
+SAME = frozenset(["pvary", "reshard", "sharding_constraint"])  # what a device has stays as it is
 
 
 def collective(eqn: Any, given: Sequence[Sequence[Any]]) -> list[list[np.ndarray]]:

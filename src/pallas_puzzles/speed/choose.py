@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.experimental import pallas as pl
 
+from ..ir.capture import is_pallas_call
 from ..ir.program import calls_in
 from ..lens.machine import listed
 from ..targets.gpu_here import gpu_here
@@ -98,4 +98,4 @@ def _accelerator(fn: Callable[..., Any], args: tuple[Any, ...], blocks: Mapping[
     kernels = [*calls_in(program.jaxpr)]
     if not kernels:
         return "", ""
-    return "", "tpu" if any(eqn.primitive is pl.pallas_call_p for eqn in kernels) else "gpu"
+    return "", "tpu" if any(map(is_pallas_call, kernels)) else "gpu"

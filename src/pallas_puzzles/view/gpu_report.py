@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import pallas as pl
 
-from ..ir.capture import SourceLine, line_of, source_line
+from ..ir.capture import SourceLine, is_pallas_call, line_of, source_line
 from ..ir.program import calls_in
 from ..targets.gpu import compiler, lowering, sass, work
 from ..targets.gpu.chips import LAUNCH_S, REACHED, Chip, Occupancy, chip, occupancy
@@ -122,7 +121,7 @@ def gpu_report(
         compiler.warm(target)
     program, exported = lowering.exported(lambda *a: fn(*a, **blocks), shapes, target)
     kernels = list(calls_in(program)) if program is not None else []
-    if made_for_tpus := [eqn for eqn in kernels if eqn.primitive is pl.pallas_call_p]:
+    if made_for_tpus := [eqn for eqn in kernels if is_pallas_call(eqn)]:
         words = "The GPU compiler takes kernels written with plgpu.kernel; this one is a pl.pallas_call, for TPUs."
         report.refusal = Refusal(words, "", line_of(made_for_tpus[0]))
         return report

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ir.capture import Beyond, Call, capture, describe, on_chip
+from ..ir.capture import Beyond, Call, capture, describe, name_of_call, on_chip
 from ..ir.modes import axes_of as own_axes
 from ..ir.modes import on_mesh
 from ..ir.ops import in_avals, is_key, np_dtype, out_avals, to_keys
@@ -232,7 +232,7 @@ def _works(
             call.scalars = [np.zeros(aval.shape, aval.dtype) for aval in call.scalar_avals]
             works.append(_work(call, eqn, known=not call.dynamic_bounds and not call.scalars))
         except Exception:
-            missed.append(str(eqn.params.get("name") or "a kernel"))
+            missed.append(name_of_call(eqn))
     return works, listed(list(dict.fromkeys(missed)))
 
 

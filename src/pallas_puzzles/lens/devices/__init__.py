@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.capture import Call, Capture, Evaluator, Programs, capture, line_of
+from ...ir.capture import Call, Capture, Evaluator, Programs, capture, line_of, primitive_of
 from ...ir.meshes import (
     COLLECTIVES,
     SAME,
@@ -90,7 +90,7 @@ class _OnDevice(Evaluator):
         return list(trace.outputs)
 
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
-        name, mesh = eqn.primitive.name, self.world.mesh
+        name, mesh = primitive_of(eqn), self.world.mesh
         if name == "axis_index":
             return [np.int32(mesh.coordinates(self.device)[axes_of(eqn)[0]])]
         if name in SAME:
@@ -116,17 +116,17 @@ class _OnDevice(Evaluator):
         told = world.tell(self.device)[1]
         came = world.timeline.now[self.device]
         for to, nbytes in sends(eqn, group, member):
-            came = max(came, world.timeline.send(self.device, to, nbytes, line, eqn.primitive.name)[1])
+            came = max(came, world.timeline.send(self.device, to, nbytes, line, primitive_of(eqn))[1])
         meeting[member] = values, told, came
 
         def waiter() -> Waiter:
-            who, what = world.mesh.name(self.device), f"the other devices at {eqn.primitive.name}"
+            who, what = world.mesh.name(self.device), f"the other devices at {primitive_of(eqn)}"
             return Waiter(who, line, what, len(meeting), len(group))
 
         world.wait(self.device, lambda: len(meeting) == len(group), waiter)
         for _, clock, _ in meeting.values():
             world.clock[self.device].join(clock)
-        world.timeline.wait(self.device, max(at for _, _, at in meeting.values()), "wait", line, eqn.primitive.name)
+        world.timeline.wait(self.device, max(at for _, _, at in meeting.values()), "wait", line, primitive_of(eqn))
         return collective(eqn, [meeting[i][0] for i in range(len(group))])[member]
 
 
