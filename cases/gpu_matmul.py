@@ -233,7 +233,6 @@ def puzzle_9(nb: Any) -> Question:
                 normal((256, 128), BF16),
                 normal((128, 512), BF16, scale=0.1),
                 normal((512,)),
-                bm=64,
                 along=None,
                 about="no pairs; bias and GELU",
             ),

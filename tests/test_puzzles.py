@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import re
@@ -19,8 +20,9 @@ import pytest
 import bank
 from course import PUZZLES, functions
 from pallas_puzzles.course import cases, curriculum, session
-from pallas_puzzles.course.arrays import expected, keywords_of
+from pallas_puzzles.course.arrays import Wanted, expected, keywords_of
 from pallas_puzzles.course.curriculum import Notebook, Puzzle
+from pallas_puzzles.course.guard import Guard
 from pallas_puzzles.course.inputs import Question, draw
 from pallas_puzzles.diagnose.diagnose import diagnose
 from pallas_puzzles.lens.machine import Run
@@ -111,6 +113,7 @@ def test_a_check_is_short_and_says_the_budget(puzzle: Puzzle) -> None:
 
 ONE_VALUE = {  # keywords that have one value in all cases, and why
     "matmul/12 vmem_limit_bytes": "it is handed to the compiler, and changes nothing else",
+    "gpu_matmul/9 bm": "two warpgroups of 64 rows each, as wgmma wants them",
     "ladder/4 bq": "the kernel is given",
     "ladder/4 bkv": "the kernel is given",
 }
@@ -225,6 +228,31 @@ def test_the_solution_passes(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch, py
     assert judged == ([puzzle.id] if cases.official(puzzle.id).kernel else []), (
         "JAX's simulator has its say on every kernel"
     )
+
+
+BLOCKS_OF_NOBODY = "flash_attention/10"  # in a variant, no query of some blocks sees a key
+
+
+@pytest.mark.parametrize(
+    "puzzle",
+    [pytest.param(p, id=p.id, marks=() if p.id == BLOCKS_OF_NOBODY else pytest.mark.thorough) for p in PUZZLES],
+)
+def test_what_the_solution_does_too_is_no_finding(puzzle: Puzzle) -> None:
+    """Judged by a spec that is off by 7, a solution is told that its values are wrong, and nothing else."""
+    official = cases.official(puzzle.id)
+    spec = official.spec
+
+    def off(*args: Any, **keywords: Any) -> Any:
+        return jax.tree.map(lambda x: x if x.dtype == bool else x + jnp.asarray(7, x.dtype), spec(*args, **keywords))
+
+    functools.update_wrapper(off, spec)
+    for case in official.question.cases if official.kernel else ():
+        asked = dataclasses.replace(official.question, spec=off, cases=(case,), forbid=(), claims=(), explain=None)
+        answer = judge._Answer(puzzle.id, puzzle, official.fn, {}, {}, Wanted(), rounding=True)
+        guard = Guard()
+        kinds = {finding.kind for finding in answer.judged(asked, guard).findings}
+        assert kinds <= {"values"}, case.about
+        assert not guard.errors
 
 
 @pytest.mark.parametrize(

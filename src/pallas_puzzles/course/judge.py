@@ -1,6 +1,7 @@
 """Runs an answer on one case after the other: the lens, the budget, the TPU front end, and JAX's own simulator."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import types
@@ -112,7 +113,7 @@ _OTHERWISE_WRONG = frozenset(
 )
 
 
-_MAY_BE_RIGHT = frozenset("carry stale born overflow".split())
+_MAY_BE_RIGHT = frozenset("carry stale born overflow unread padding".split())
 
 
 NONE: Mapping[str, str] = types.MappingProxyType({})
@@ -164,7 +165,7 @@ class Judge(Judging):
             self.figures = costs
         diagnosis = self._diagnosis(run, want)
         if not is_brief() and {f.kind for f in diagnosis.findings} & _MAY_BE_RIGHT:
-            diagnosis = self._of_its_own(run, args, case.blocks, want)
+            diagnosis = self._of_its_own(diagnosis, run, args, case.blocks, want)
         if any(i.kind == "hardware-random" for t in run.traces for i in t.incidents):
             if diagnosis.findings and {f.kind for f in diagnosis.findings} <= SEEN_IN_VALUES:
                 return self._unjudged(_RANDOM)
@@ -202,12 +203,23 @@ class Judge(Judging):
         finding = compare(jax.tree.map(np.asarray, run.outputs), want, self.tolerance)
         return Diagnosis([finding] if finding else [])
 
-    def _of_its_own(self, run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> Diagnosis:
+    def _of_its_own(self, found: Diagnosis, run: Run, args: tuple[Any, ...], blocks: Any, want: Any) -> Diagnosis:
         """The diagnosis without what the machine sees in the course's solution, too."""
         with self.guard.explaining():
             right = self.also(args, blocks)
-            for t in run.traces:
-                t.incidents = [i for i in t.incidents if i.kind not in _MAY_BE_RIGHT or mark_of(t, i) not in right]
+            refs = {f.operand for f in found.findings if f.kind == "padding"}
+            harmful = self._harmful(refs, run, args, blocks, want)
+            for t in [*run.traces, *(t for device in getattr(run, "devices", ()) for t in device)]:
+                t.incidents = [
+                    i
+                    for i in t.incidents
+                    if i.kind not in _MAY_BE_RIGHT or i.ref in harmful or mark_of(t, i) not in right
+                ]
+            diagnosis = self._diagnosis(run, want)
+            places = {(o.name, k) for t in run.traces for k, o in enumerate(t.call.operands)}
+            too = {(name, block) for name, k in places for kind, at, block in right if (kind, at) == ("unread", k)}
+            own = [f for f in diagnosis.findings if f.kind != "unread" or (f.operand, str(f.block)) not in too]
+            return dataclasses.replace(diagnosis, findings=own)
         return self._diagnosis(run, want)
 
     def _around(self, run: Run) -> list[Finding]:
@@ -250,15 +262,22 @@ class Judge(Judging):
         self, findings: list[Finding], run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any
     ) -> list[Finding]:
         """The findings: of garbage beyond the edges of arrays, that alone without which less is wrong, if any is."""
+        harmful = self._harmful({f.operand for f in findings if f.kind == "padding"}, run, args, blocks, want)
+        return [f for f in findings if f.kind != "padding" or not harmful or f.operand in harmful]
+
+    def _harmful(
+        self, refs: Iterable[str | None], run: Run, args: tuple[Any, ...], blocks: Any, want: Any
+    ) -> list[str]:
+        """Those of these Refs whose garbage does harm: less is wrong with zeros in its place."""
 
         def wrong(run: Run) -> int:
             return sum(int(each.bad.sum()) for each in wrong_results(run.outputs, want, self.tolerance))
 
-        harmful = []
-        for ref in [f.operand for f in findings if f.kind == "padding"]:
-            with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(0.0, str(ref)):
+        harmful: list[str] = []
+        for ref in filter(None, refs):
+            with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(0.0, ref):
                 harmful += [ref] if wrong(self._run(args, blocks)) < wrong(run) else []
-        return [f for f in findings if f.kind != "padding" or not harmful or f.operand in harmful]
+        return harmful
 
     def _with_other_garbage(self, run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> list[Finding]:
         """A kernel that reads uninitialised memory runs a second time, with other bits in it."""

@@ -13,6 +13,7 @@ import numpy as np
 from ..diagnose.findings import Tolerance
 from ..diagnose.narrow import kernels_of, narrow_kinds
 from ..diagnose.rounding import Course
+from ..diagnose.wrong import never_read
 from ..ir.exact import in_float64
 from ..ir.ops import is_floating
 from ..lens.machine import Incident, Trace
@@ -49,10 +50,13 @@ def course_of(
 
 
 def seen_in_course(puzzle: str, args: Sequence[Any], blocks: dict[str, Any]) -> frozenset[Any]:
-    """What the machine sees in the course's solution, too, on the data of a case: marks of incidents."""
+    """What the machine sees in the course's solution, too, on the data of a case: marks of incidents, and of blocks
+    that nobody reads."""
     with contextlib.suppress(Exception):  # the solution does not fit this call
         run = trace(cases.official(puzzle).fn, *args, **blocks)
-        return frozenset(mark_of(t, incident) for t in run.traces for incident in t.incidents)
+        seen = {mark_of(t, incident) for t in run.traces for incident in t.incidents}
+        missing = ((k, never_read(t, k)) for t in run.traces for k in range(len(t.call.operands)))
+        return frozenset(seen | {("unread", k, str(blocks[0])) for k, blocks in missing if blocks})
     return frozenset()
 
 

@@ -118,7 +118,8 @@ def pattern_of(
     """(kind of finding, what wrong values have in common), of a part of a result. bad: which elements are wrong.
     others: what is expected in other parts, by their names."""
     with np.errstate(all="ignore"):
-        difference, ratio = (got - want)[bad], (got / want)[bad]
+        apart = got - want
+        difference, ratio = apart[bad], (got / want)[bad]
     if np.isnan(got[bad]).all() and not np.isnan(want[bad]).any():
         return "values", "NaN"
     if not np.isfinite(difference).all():
@@ -137,7 +138,7 @@ def pattern_of(
         and np.ptp(ratio) <= _LIKE * min(abs(ratio.mean() - 1), abs(ratio.mean()))
     ):
         return "values", f"{ratio.mean():.6g} times what is expected"
-    if bool(np.sqrt(np.mean(np.square(got - want))) < _NEARLY * np.sqrt(np.mean(np.square(want)))):
+    if bool(np.sqrt(np.mean(np.square(apart))) < _NEARLY * np.sqrt(np.mean(np.square(want)))):
         return "rounding", "nearly right"
     return "values", "wrong values"
 
@@ -303,18 +304,27 @@ def _overwritten(events: Sequence[Event]) -> tuple[int, Event] | None:
     return None
 
 
+def never_read(trace: Trace, k: int) -> list[Block]:
+    """The blocks of operand k, an input, that no step reads."""
+    o = trace.call.operands[k]
+    return sorted(set(np.ndindex(*o.tiles)) - set(trace.blocks[k])) if _comes_in_blocks(o) else []
+
+
+def _comes_in_blocks(o: Operand) -> bool:
+    return o.role == "in" and not o.in_hbm and not any(d.kind == "element" for d in o.dims)
+
+
 def _unread(w: Wrong) -> Iterator[Finding]:
     """Inputs, or blocks of them, that no step reads."""
     call = w.trace.call
     for k, o in enumerate(call.operands if not call.scalar_names else ()):
-        if o.role != "in" or o.in_hbm or any(d.kind == "element" for d in o.dims):
+        if not _comes_in_blocks(o):
             continue
         if not any(e.op != "store" and e.ref == o.name for e in w.trace.events):
             cause = f"the kernel never reads {o.name}: the result cannot depend on it yet."
             yield Finding("unused", cause, [], call.where, operand=o.name)
             continue
-        missing = sorted(set(np.ndindex(*o.tiles)) - set(w.trace.blocks[k]))
-        if missing:
+        if missing := never_read(w.trace, k):
             still = [d for d in still_axes(w.trace, k) if call.grid[d] in o.tiles and call.grid[d] > 1]
             axes = f" Its index map ignores grid axis {still[0]}." if still else ""
             verb = "is" if len(missing) == 1 else "are"
