@@ -312,6 +312,7 @@ def normed(x_smem):
 
 
 # %% gpu_basics/9: replaced after the maximum
+# elsewhere: the line that is too late is told where it belongs
 # column_lse:
 # -    x = jnp.where(row < rows_left, x, -jnp.inf)
 # column_lse:

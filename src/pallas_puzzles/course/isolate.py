@@ -98,8 +98,8 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
         return []
     if len(replaced) == len(chosen) and not any(c.whole for c in said):
         with contextlib.suppress(_Enough):
-            if not trials.tried(trials.done(said)[0], works):  # it leads nobody anywhere
-                return []
+            doubted = not trials.tried(trials.done(said)[0], works)  # who does it is not there yet
+            said = [dataclasses.replace(c, doubted=doubted) for c in said]
     if 0 < len(said) <= _MOST_PLACES:
         return said
     # a list of places helps nobody

@@ -24,8 +24,10 @@ def told(
     in.
     """
     seen = findings[0]
-    whole = all(c.whole for c in found)
-    if apart is not None and (whole or len(found) > 1):  # several places that nobody could try are no advice
+    whole, doubted = all(c.whole for c in found), any(c.doubted for c in found)
+    if doubted and seen.kind == "budget":  # it says itself what to look for
+        return list(findings)
+    if apart is not None and (whole or doubted or len(found) > 1):  # several places that nobody could try are no advice
         swapped = _sentences(found)[:1] if whole else []
         return [
             seen.but(cause=_APART, evidence=(*swapped, seen.cause, *seen.evidence), line=apart, near=()),

@@ -18,7 +18,8 @@ _CONTEXT = 44  # characters of what stands around a small difference
 class Correction:
     """One place that has to change: lines of the reader's file, counted from 1. called: what to call the function.
     said: what is said of the place, without a full stop. helper: the one outside of it that the place is in. told: it
-    says what should be there. tried: whoever does all that is said of an answer gets everything right.
+    says what should be there. tried: whoever does all that is said of an answer gets everything right; doubted: whoever
+    does it does not.
 
     whole: the whole function differs, and nothing is said of a place inside of it. values: the lines that give names to
     values which are used there.
@@ -35,6 +36,7 @@ class Correction:
     values: frozenset[int] = frozenset()
     helper: str = ""
     tried: bool = False
+    doubted: bool = False
 
     @property
     def words(self) -> str:
