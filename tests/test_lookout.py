@@ -180,6 +180,20 @@ def test_numpy_on_the_host_is_refused(kernel: bool) -> None:
     assert "# <- here" in verdict.findings[0].line.text
 
 
+CALLS = ["jax.nn.softmax(*[x_ref[...]], axis=1)", "jax.lax.cond(True, rows, rows, x_ref[...])"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+    "call", ["jax.nn.softmax(*[x_ref[...]], axis=1)", "jax.lax.cond(True, rows, rows, x_ref[...])"]
+)
+def test_in_a_hole_nothing_hides_it(call: str) -> None:
+    """A hole has a name that the notebook defines, too."""
+    rows = "rows = functools.partial(jax.nn.softmax, axis=1)"
+    kernel = f"def row_softmax_kernel(x_ref, o_ref):\n    o_ref[...] = {call}\n"
+    verdict = session.run("softmax/1", overlay=f"import functools\nimport jax\n{rows}\n{kernel}")
+    assert [f.kind for f in verdict.findings] == ["forbidden"]
+
+
 def test_the_course_may_call_what_the_reader_may_not() -> None:
     """softmax/6 forbids vjp, and the function that it checks asks for a gradient."""
     source = (curriculum.notebook(curriculum.puzzle("softmax/6").path)).path.parents[1] / "solutions" / "softmax.py"

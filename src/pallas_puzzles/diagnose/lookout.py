@@ -105,7 +105,9 @@ class Lookout:
             if frame.f_code.co_filename != "<string>":  # what eval runs is whose who calls it
                 called = frame
             frame = frame.f_back
-        if frame is not None and not self.given(frame.f_code) and (called is None or self._has(called, name)):
+        if frame is None or (self.given(frame.f_code) and frame.f_code not in self.codes):
+            return
+        if called is None or self._has(called, name):
             self._report(name, frame.f_code, frame.f_lineno)
 
     def _has(self, called: FrameType, name: str) -> bool:
