@@ -184,8 +184,6 @@ CALLS = ["jax.nn.softmax(*[x_ref[...]], axis=1)", "jax.lax.cond(True, rows, rows
 
 
 @pytest.mark.parametrize("call", CALLS)
-    "call", ["jax.nn.softmax(*[x_ref[...]], axis=1)", "jax.lax.cond(True, rows, rows, x_ref[...])"]
-)
 def test_in_a_hole_nothing_hides_it(call: str) -> None:
     """A hole has a name that the notebook defines, too."""
     rows = "rows = functools.partial(jax.nn.softmax, axis=1)"
