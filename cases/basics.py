@@ -92,6 +92,13 @@ def puzzle_6(nb: Any) -> Question:
                 about="40 rows need all of it",
             ),
             case(
+                normal((144, 256)),
+                normal((144, 256)),
+                vmem_bytes=170_000,
+                budget=Budget(vmem_bytes=170_000, grid_steps=6, calls=1),
+                about="33 rows would fit, 24 divide 144",
+            ),
+            case(
                 normal((96, 128)),
                 normal((96, 128)),
                 budget=Budget(vmem_bytes=262_144, grid_steps=1, calls=1),

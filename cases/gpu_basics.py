@@ -37,6 +37,7 @@ def puzzle_2(nb: Any) -> Question:
         variants=[
             case(normal((3, 2048), scale=3.0, shift=300.0), about="numbers around 300"),
             case(normal((5, 384), shift=-200.0), about="numbers around -200"),
+            case(normal((4, 256), scale=10_000.0), about="numbers that lie far apart"),
         ],
         budget=Budget(gmem_bytes=49_152, ctas=6),
         forbid=["softmax", "log_softmax"],

@@ -33,6 +33,7 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((64, 2048), "bfloat16", shift=1.0), normal((2048, 128), "bfloat16"), bm=32),
             case(normal((200, 384), "bfloat16"), normal((384, 128), "bfloat16"), about="200 rows in blocks of 64"),
             case(normal((64, 128), "bfloat16"), normal((128, 128), "bfloat16"), about="a single block"),
+            case(normal((48, 200), "bfloat16"), normal((200, 320), "bfloat16"), bm=16, about="no size divides by 128"),
         ],
         budget=Budget(hbm_bytes=770_048, vmem_bytes=622_592, mxu_bits=16),
     )
@@ -145,7 +146,13 @@ def puzzle_4(nb: Any) -> Question:
             vmem_claim(
                 nb.plan_vmem, lambda *plan: blocks(*(2 * b for b in plan), *plan), (256, 128, 512), (128, 384, 256)
             ),
-            hbm_choice(nb.frugal_blocks, blocks, functools.partial(all_plans, nb), any_sizes),
+            hbm_choice(
+                nb.frugal_blocks,
+                blocks,
+                functools.partial(all_plans, nb),
+                any_sizes,
+                [(768, 640, 512, 1_048_576), (512, 384, 1024, 1_400_000), (1152, 768, 384, 1_400_000)],
+            ),
         ],
     )
 
@@ -488,6 +495,7 @@ def puzzle_12(nb: Any) -> Question:
                 lambda *counted: round(seconds(*terms(*counted)), 12),
                 lambda seconds: f"{seconds:.4e} s",
                 lambda chip: chip.vmem_bytes,
+                [(1024, 768, 512, chip) for chip in (nb.SMALL, fast_steps, slow_steps, little_vmem)],
             ),
         ],
     )

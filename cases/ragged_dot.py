@@ -280,7 +280,13 @@ def puzzle_5(nb: Any) -> Question:
                 (2, 192, 384, 256, 64, 256, 128),
                 (2, 128, 256, 384, 128, 128, 128),
             ),
-            hbm_choice(nb.thrifty_blocks, product, functools.partial(equal_plans, nb), any_experts),
+            hbm_choice(
+                nb.thrifty_blocks,
+                product,
+                functools.partial(equal_plans, nb),
+                any_experts,
+                [(3, 256, 512, 384, 800_000), (2, 512, 512, 256, 700_000), (3, 128, 512, 256, 458_752)],
+            ),
         ],
     )
 
@@ -832,7 +838,9 @@ def summed(dw: np.ndarray, x: np.ndarray, g: np.ndarray, owner: np.ndarray, bm: 
     """Over which rows a sum of x.T @ g is, found by least squares; "" if they are not whole parts of tiles."""
     parts = [[*run] for _, run in itertools.groupby(range(len(x)), lambda r: (owner[r], r // bm))]
     sums = np.stack([(x[rows].T @ g[rows]).ravel() for rows in parts], axis=1)
-    shares = np.linalg.lstsq(sums, dw.ravel())[0].round(1) if np.isfinite(dw).all() else np.full(len(parts), np.nan)
+    if not (np.isfinite(dw).all() and np.isfinite(sums).all()):
+        return ""
+    shares = np.linalg.lstsq(sums, dw.ravel())[0].round(1)
     if not np.isin(shares, (0, 1)).all() or not close(sums @ shares, dw.ravel(), 2e-2).all():
         return ""
     return f" Yours is {over(np.repeat(shares, [len(rows) for rows in parts])) or 0}."

@@ -293,7 +293,8 @@ def losses_and_grads(
 # %%
 # Budget for logits (48, 384), labels (48, 1), weights (48, 1), g (48, 1): hbm_bytes=148_032, vmem_bytes=98_688,
 # calls=1. hbm_bytes: the scores in (73,728), their gradient out (73,728), and three columns of 192 each. calls: one, so
-# the backward pass may start no kernel. Outside of it you may multiply.
+# the backward pass may start no kernel. Outside of it you may multiply. As in softmax.py, your code may not call
+# jax.nn.softmax, jnp.take_along_axis or anything like them.
 check("capstone/2", losses_and_grads)
 
 # %% [markdown]

@@ -3,27 +3,11 @@
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-_COMPARISONS: dict[type[ast.cmpop], list[type[ast.cmpop]]] = {
-    ast.Lt: [ast.LtE, ast.Gt],
-    ast.LtE: [ast.Lt, ast.GtE],
-    ast.Gt: [ast.GtE, ast.Lt],
-    ast.GtE: [ast.Gt, ast.LtE],
-    ast.Eq: [ast.NotEq],
-    ast.NotEq: [ast.Eq],
-}
-_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mod,
-    ast.Mod: ast.FloorDiv,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-}
+from pallas_puzzles.diagnose.slips import COMPARISONS, OPERATORS, Place, places
+
 _ATTRIBUTES = {"float32": "bfloat16", "bfloat16": "float32", "maximum": "minimum", "cumsum": "sum", "exp2": "exp"}
 _REDUCTIONS = {"sum": "max", "max": "sum", "mean": "sum", "min": "max", "any": "all", "all": "any"}
 _OF_ONE_ARRAY = "abs exp exp2 log log2 sqrt rsqrt sigmoid tanh relu silu gelu logical_not cumsum".split()
@@ -48,21 +32,8 @@ class Edit:
     code: str
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a node stands: the nodes around it, outermost first, and how to put another one there."""
-
-    node: ast.AST
-    around: tuple[ast.AST, ...]
-    put: Callable[[ast.AST], None]
-
-    @property
-    def statement(self) -> ast.stmt:
-        return next(each for each in (self.node, *reversed(self.around)) if isinstance(each, ast.stmt))
-
-    @property
-    def parent(self) -> ast.AST:
-        return self.around[-1]
+def _statement(place: Place) -> ast.stmt:
+    return next(each for each in (place.node, *reversed(place.around)) if isinstance(each, ast.stmt))
 
 
 def edits(source: str, values: Values) -> Iterator[Edit]:
@@ -71,13 +42,13 @@ def edits(source: str, values: Values) -> Iterator[Edit]:
     function = tree.body[0]
     before = ast.unparse(tree)
     programs, texts = {before}, dict[str, int]()
-    for place in _places(function, ()):
+    for place in places(function):
         for new in _changes(place, values):
-            old_statement = _first_line(place.statement)
+            old_statement = _first_line(_statement(place))
             place.put(new)
             try:
                 code = ast.unparse(ast.fix_missing_locations(tree))
-                new_statement = _first_line(new if place.node is place.statement else place.statement)
+                new_statement = _first_line(new if place.node is _statement(place) else _statement(place))
             finally:
                 place.put(place.node)
             if code in programs:
@@ -86,40 +57,19 @@ def edits(source: str, values: Values) -> Iterator[Edit]:
             text = _difference(old_statement, new_statement)
             texts[text] = texts.get(text, 0) + 1
             number = f" ({texts[text]})" if texts[text] > 1 else ""
-            yield Edit(getattr(place.node, "lineno", place.statement.lineno), f"{text}{number}", code)
-
-
-def _places(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[_Place]:
-    """Every node inside of another, in the order of the text; signatures and annotations are left out."""
-    for field, value in ast.iter_fields(node):
-        if field in ("ctx", "annotation", "returns", "args") and not isinstance(node, ast.Call):
-            continue
-        for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST):
-                yield _Place(child, (*around, node), _setter(node, field, value, i))
-                yield from _places(child, (*around, node))
-
-
-def _setter(node: ast.AST, field: str, value: list[ast.AST], i: int | None) -> Callable[[ast.AST], None]:
-    def put(new: ast.AST) -> None:
-        if i is None:
-            setattr(node, field, new)
-        else:
-            value[i] = new
-
-    return put
+            yield Edit(getattr(place.node, "lineno", _statement(place).lineno), f"{text}{number}", code)
 
 
 # ---- edits of one node -----------------------------------------------------------------------------------------------
 
 
-def _changes(place: _Place, values: Values) -> Iterator[ast.AST]:
+def _changes(place: Place, values: Values) -> Iterator[ast.AST]:
     """What may take the place of a node."""
     families = (_of_statements, _of_operators, _of_constants, _of_calls, _of_positions, _of_values)
     return itertools.chain.from_iterable(family(place, values) for family in families)
 
 
-def _of_statements(place: _Place, values: Values) -> Iterator[ast.AST]:
+def _of_statements(place: Place, values: Values) -> Iterator[ast.AST]:
     match place.node:
         case ast.FunctionDef(decorator_list=[ast.Call()], body=body):  # under pl.when
             yield ast.If(ast.Constant(True), body, [])
@@ -139,10 +89,10 @@ def _of_statements(place: _Place, values: Values) -> Iterator[ast.AST]:
                 yield ast.Assign([target], _scaled(value), lineno=place.node.lineno)
 
 
-def _of_operators(place: _Place, values: Values) -> Iterator[ast.AST]:
+def _of_operators(place: Place, values: Values) -> Iterator[ast.AST]:
     match place.node:
         case ast.Compare(left=left, ops=[op], comparators=right):
-            for other in _COMPARISONS.get(type(op), []):
+            for other in COMPARISONS.get(type(op), []):
                 yield ast.Compare(left, [other()], right)
         case ast.BoolOp(op=op, values=parts):
             yield ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), parts)
@@ -151,8 +101,8 @@ def _of_operators(place: _Place, values: Values) -> Iterator[ast.AST]:
             yield body
             yield orelse
         case ast.BinOp(left=left, op=op, right=right):
-            if type(op) in _OPERATORS:
-                yield ast.BinOp(left, _OPERATORS[type(op)](), right)
+            if type(op) in OPERATORS:
+                yield ast.BinOp(left, OPERATORS[type(op)](), right)
             if isinstance(op, ast.FloorDiv) and not _in_a_grid(place):  # there it is the same, or allows for more
                 yield ast.Call(_expression("pl.cdiv"), [left, right], [])
             yield left
@@ -164,7 +114,7 @@ def _of_operators(place: _Place, values: Values) -> Iterator[ast.AST]:
             yield operand
 
 
-def _of_constants(place: _Place, values: Values) -> Iterator[ast.AST]:
+def _of_constants(place: Place, values: Values) -> Iterator[ast.AST]:
     match place.node:
         case ast.Constant(value=bool()):
             return
@@ -187,7 +137,7 @@ def _of_constants(place: _Place, values: Values) -> Iterator[ast.AST]:
             yield value
 
 
-def _of_calls(place: _Place, values: Values) -> Iterator[ast.AST]:
+def _of_calls(place: Place, values: Values) -> Iterator[ast.AST]:
     node = place.node
     if not isinstance(node, ast.Call):
         return
@@ -222,7 +172,7 @@ def _of_calls(place: _Place, values: Values) -> Iterator[ast.AST]:
             yield ast.Call(node.func, args, [each for each in node.keywords if each is not keyword])
 
 
-def _of_positions(place: _Place, values: Values) -> Iterator[ast.AST]:
+def _of_positions(place: Place, values: Values) -> Iterator[ast.AST]:
     """Index maps, grids, and the shapes of blocks and scratch."""
     node = place.node
     if not isinstance(node, ast.Tuple) or not isinstance(node.ctx, ast.Load):
@@ -240,7 +190,7 @@ def _of_positions(place: _Place, values: Values) -> Iterator[ast.AST]:
             yield ast.Tuple([*node.elts[:i], node.elts[i + 1], part, *node.elts[i + 2 :]], ast.Load())
 
 
-def _of_values(place: _Place, values: Values) -> Iterator[ast.AST]:
+def _of_values(place: Place, values: Values) -> Iterator[ast.AST]:
     """An expression gives way to the value that it has in the notebook's own example."""
     node = place.node
     if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript) or not isinstance(node.ctx, ast.Load):
@@ -260,7 +210,7 @@ def _of_values(place: _Place, values: Values) -> Iterator[ast.AST]:
 # ---- questions to a node ---------------------------------------------------------------------------------------------
 
 
-def _about_positions(place: _Place) -> str:
+def _about_positions(place: Place) -> str:
     """What a tuple says: where a block is ("map"), how many steps there are ("grid"), or how large something is."""
     inner: ast.AST = place.node
     for each in reversed(place.around):
@@ -277,13 +227,13 @@ def _about_positions(place: _Place) -> str:
     return ""
 
 
-def _in_a_grid(place: _Place) -> bool:
+def _in_a_grid(place: Place) -> bool:
     functions = (each.name for each in place.around if isinstance(each, ast.FunctionDef))
     keywords = (each.arg or "" for each in place.around if isinstance(each, ast.keyword))
     return any(name.endswith("grid") for name in (*functions, *keywords))
 
 
-def _is_an_axis(place: _Place) -> bool:
+def _is_an_axis(place: Place) -> bool:
     """The number of an axis: x.shape[1], axis=1, pl.program_id(1)."""
     match place.parent:
         case ast.Subscript(value=ast.Attribute(attr="shape")) | ast.keyword(arg="axis"):

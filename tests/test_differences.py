@@ -851,3 +851,81 @@ def test_a_mistake_in_one_function_is_found_beside_two_that_only_fit_each_other(
 
     chosen = that_matter(answer, differences(answer, right), is_right, 40, str)
     assert {d.function for d in chosen} == {"kernel"}
+
+
+def test_what_reads_memory_stays_in_front_of_what_happens_next():
+    """Moved behind `arrive`, the same call reads another block."""
+    right = "def f(j, k, v):\n    s = scores(k.at[j])\n    arrive(k.empty)\n    return weigh(s, v)\n"
+    mine = "def f(j, k, v):\n    out = weigh(scores(k.at[j]), v)\n    arrive(k.empty)\n    return out\n"
+    answer, wanted = parsed(mine), parsed(right)
+    (node,) = applied(answer, differences(answer, wanted)).values()
+    text = ast.unparse(node)
+    assert text.index("scores(") < text.index("arrive(") < text.index("weigh(")
+
+
+def test_what_comes_and_goes_among_the_arguments_of_one_call_is_one_place():
+    right = "def f(m, x):\n    y = g(m.a, m.b, m.c, x)\n    z[...] = h(x, y, 1)\n    return y * z\n"
+    answer, wanted = parsed(right.replace("m.a, m.b, m.c", "*m[:3]").replace("1", "2")), parsed(right)
+    tried = []
+
+    def is_right(functions):
+        tried.append(text_of(functions))
+        return "y, 1)" in tried[-1] and ("*m[:3], x" in tried[-1]) != ("m.a, m.b, m.c" in tried[-1])
+
+    (only,) = that_matter(answer, differences(answer, wanted), is_right, 12)
+    assert ast.unparse(only.should) == "1"
+    assert len(tried) < 10
+
+
+def test_a_map_that_needs_other_arguments_is_told_as_a_whole_and_can_be_written():
+    inner = "    def out_map(j, v, *_):\n        return v, j\n"
+    mine = f"def f(x):\n{inner}\n    return call(pl.BlockSpec((8, 128), out_map))(x)\n"
+    right = mine.replace("*_", "ids_ref").replace("return v,", "return ids_ref[v],")
+    (node,), answer, wanted = ast.parse(mine).body, parsed(mine), parsed(right)
+    (told,) = corrections(answer, differences(answer, wanted), {}, {})
+    assert (told.line, told.said) == (
+        2,
+        "`lambda j, v, *_: (v, j)` should be `lambda j, v, ids_ref: (ids_ref[v], j)`",
+    )
+    assert not differences({"f": straightened(followed(node, told.edits))}, wanted)
+
+
+def test_numbers_of_axes_are_given_one_by_one_or_together():
+    assert (
+        beside(
+            "def kernel(x):\n    return jnp.transpose(x, (0, 2, 1)).reshape(4, -1)\n",
+            "def kernel(x):\n    return jnp.reshape(x.transpose(0, 2, 1), (4, -1))\n",
+        )
+        == []
+    )
+
+
+def test_a_value_that_is_missing_is_told_with_what_uses_it():
+    mine = "def f(sizes, bm):\n    return jnp.diff(ends(sizes) // bm) + 1\n"
+    right = "def f(sizes, bm):\n    e = ends(sizes)\n    return pl.cdiv(e[1:], bm) - e[:-1] // bm\n"
+    (node,), answer, wanted = ast.parse(mine).body, parsed(mine), parsed(right)
+    (told,) = corrections(answer, differences(answer, wanted), {}, {})
+    assert told.said == (
+        "`jnp.diff(ends(sizes) // bm) + 1` should be `pl.cdiv(e[1:], bm) - e[:-1] // bm`, with `e = ends(sizes)`"
+    )
+    assert not differences({"f": straightened(followed(node, told.edits))}, wanted)
+
+
+def test_of_statements_that_could_be_moved_the_one_that_is_missing_is():
+    start = "        @pl.when(j == 0)\n        def _():\n            start(m)\n"
+    body = f"    @pl.when(live)\n    def _():\n{start}\n        step(x)\n"
+    store = "@pl.when(j == last)\n{0}def _():\n{0}    o_ref[...] = m\n"
+    mine = f"def f(x, m, o_ref, j, last, live):\n{body}\n        {store.format('        ')}"
+    right = f"def f(x, m, o_ref, j, last, live):\n{body}\n    {store.format('    ')}"
+    answer, wanted = parsed(mine), parsed(right)
+    found = differences(answer, wanted)
+    told = corrections(answer, found, {}, {}, moved=found)
+    assert [c.said for c in told] == ["`@pl.when(j == last) ...` belongs behind `@pl.when(live)`, and not under it"]
+
+
+def test_what_is_told_of_a_long_expression_is_not_what_stands_there():
+    loop = "jax.lax.fori_loop(0, pl.cdiv(n, 128), lambda t, a: a + g(x, t), jnp.zeros((8, 128), jnp.float32))"
+    right = f"def f(x, n):\n    y[...] = k(x)\n    z[...] = n * x\n    return {loop}.astype(d)\n"
+    answer = parsed("def f(x, n):\n    y[...] = k(x)\n    z[...] = n * x\n    return n.astype(d)\n")
+    (told, *_) = corrections(answer, [d for d in differences(answer, parsed(right)) if d.was and d.should], {}, {})
+    assert "which is like `jax.lax.fori_loop(" in told.said

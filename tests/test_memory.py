@@ -77,6 +77,15 @@ def test_a_new_visit_starts_from_garbage_each_time():
     assert (b.written.one, b.written.each, b.writer.one, b.left_at) == (False, None, -1, 3)
 
 
+def test_what_another_core_has_stored_is_not_there_and_can_be_told():
+    b = buffer("scratch")
+    b.store(TOP, 1, whole=False)
+    b.mark(TOP, True, 3, whole=False)
+    b.lose()
+    assert np.isnan(b.values).all()
+    assert b.writer.at(TOP).max() == 3
+
+
 def test_marks_agree_until_a_part_differs():
     marks = Marks((4, 3), np.int32, -1)
     marks.put(TOP, -1, whole=False)

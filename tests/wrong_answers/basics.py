@@ -190,6 +190,7 @@ def gated(x, g, *, vmem_bytes=262_144):
 # gated: `(M // bm,),` -> `(M // 40,),`
 
 # %% basics/6: a block that does not divide the rows
+# elsewhere: with a grid that is rounded up, it is right
 # gated:
 # -    bytes_per_row = 2 * N * (4 + 4 + 2)
 # -    fitting = [bm for bm in range(8, M + 1, 8) if M % bm == 0 and bm * bytes_per_row <= vmem_bytes]

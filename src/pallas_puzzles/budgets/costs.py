@@ -10,7 +10,7 @@ from ..diagnose.findings import Finding
 from ..diagnose.outside import place_of
 from ..diagnose.steps import still_axes
 from ..ir.capture import Call, Outside, everywhere, line_of, named
-from ..ir.ops import in_dtypes, is_floating, out_dtype
+from ..ir.ops import in_dtypes, is_floating, out_dtype, summed_over
 from ..ir.program import count_operations, has_python_loop, lines_of
 from ..lens.machine import Trace
 from ..lens.tally import tally
@@ -63,10 +63,15 @@ def wide_operands(eqn: Any, bits: int) -> Finding | None:
     wide = [d for d in in_dtypes(eqn) if d.itemsize * 8 > bits]
     if not wide:
         return None
-    text = (
-        f"its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand, where {bits} are enough. "
+    advice = (
         f"Wide operands take the MXU longer, or are rounded on the way in. Give it operands of {bits} bits, and name "
         "the type of the sum: preferred_element_type."
+    )
+    if summed_over(eqn) == 1:
+        advice = "It adds nothing up, so it is no work for the MXU: a column times a row, by *, gives the same table."
+    text = (
+        f"its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand, where {bits} are enough. "
+        f"{advice}"
     )
     return over("mxu_bits", text, line=line_of(eqn))
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..diagnose.apart import first_apart
 from ..diagnose.corrections import Correction
+from ..diagnose.diagnose import ROUGH
 from ..diagnose.lookout import Lookout
 from ..ir.capture import Programs, SourceLine, pointing_into
 from ..lens.machine import listed
@@ -207,7 +208,9 @@ class _Answer:
             with guard.explaining():
                 # without a kernel, which of several functions it is, nobody knows
                 if asked.kernel or len(self.holes) == 1:
-                    verdict.findings = pointed_into_holes(verdict.findings, self.holes, helpers)
+                    asked_of = getattr(self.fn, "__name__", "")
+                    holes = dict(sorted(self.holes.items(), key=lambda hole: hole[0] != asked_of))
+                    verdict.findings = pointed_into_holes(verdict.findings, holes, helpers)
         return verdict
 
     def _judged(self, asked: Question, judge: Judging, only: tuple[int, int] | None) -> Verdict:
@@ -256,7 +259,7 @@ class _Answer:
 
     def _isolated(self, verdict: Verdict, asked: Question) -> tuple[list[Correction], tuple[int, int] | None]:
         """What would have to change in an answer, found by trying, and on which of the draws it has been tried."""
-        rounding = "rounding" in {f.kind for f in verdict.findings}
+        rounding = bool(ROUGH & {f.kind for f in verdict.findings})
 
         def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> Verdict:
             with collecting(brief=True):
@@ -285,12 +288,13 @@ class _Answer:
         if wrong:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
             return [], None
         here = functools.partial(right, only=wrong.draw)
-        fails = all(f.kind != "rounding" for f in wrong.findings)  # that is looked at in some runs alone
+        fails = not ROUGH & {f.kind for f in wrong.findings}  # that is looked at in some runs alone
 
         def everywhere(fn: Callable[..., Any], asked: Question) -> bool:
             return right(fn, asked, None) and (not late or here(fn, asked))
 
-        return isolate.isolated(self.known, self.names, used, here, everywhere, fails), wrong.draw
+        slipped = kinds != {"budget"}  # a right answer that costs too much
+        return isolate.isolated(self.known, self.names, used, here, everywhere, fails, slipped), wrong.draw
 
     def _lookout(
         self, spec: Callable[..., Any], barred: Mapping[str, str], helpers: Sequence[types.CodeType]

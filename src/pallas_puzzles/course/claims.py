@@ -333,15 +333,17 @@ def cheapest_that_fits(
     cost: Callable[[Figures, float, Any], float],
     text: Callable[[float], str],
     room: Callable[[Any], int],
+    own: Sequence[tuple[Any, ...]] = (),
 ) -> Cheapest:
-    """pick(*sizes, limits) is the cheapest of `plans(*sizes)` whose VMEM fits, for sizes that `draw(rng)` makes up.
+    """pick(*sizes, limits) is the cheapest of `plans(*sizes)` whose VMEM fits, for the puzzle's own sizes and for
+    others that `draw(rng)` makes up.
 
     There is no list of cases to be right about. The plans are counted one by one, in `run(*sizes, *plan)`. cost: of the
     figures, the FLOPs of matrix products, and the limits. room: limits -> bytes of VMEM.
     """
 
     rng = np.random.default_rng(seed_of(pick.__name__, 0))
-    drawn = [draw(rng) for _ in range(_DRAWS)]
+    drawn = [*own, *(draw(rng) for _ in range(_DRAWS))]
     count = len(drawn[0])
 
     def counted(*sizes_and_plan: Any) -> float | str:
@@ -354,9 +356,9 @@ def cheapest_that_fits(
     return Cheapest(pick, lambda *sizes: plans(*sizes[:-1]), counted, drawn, text)
 
 
-def hbm_choice(pick: Callable[..., Any], run: Any, plans: Any, draw: Any) -> Cheapest:
+def hbm_choice(pick: Callable[..., Any], run: Any, plans: Any, draw: Any, own: Any = ()) -> Cheapest:
     """pick(*sizes, vmem_bytes) is the plan that moves the fewest bytes, of those whose VMEM fits."""
-    return cheapest_that_fits(pick, run, plans, draw, lambda costs, *_: costs.hbm_bytes, _bytes, lambda room: room)
+    return cheapest_that_fits(pick, run, plans, draw, lambda costs, *_: costs.hbm_bytes, _bytes, lambda room: room, own)
 
 
 def _counted(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Figures, float]:

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import logging
 import textwrap
 import types
@@ -13,6 +14,7 @@ from typing import Any
 from ..diagnose.corrections import Correction, Names, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
 from ..diagnose.paired import Form, paired
+from ..diagnose.slips import slips
 from ..diagnose.straight import key_of, reads_of, straightened, values_with_names, with_helper
 from ..ir.effort import Effort, counted
 from ..lens.machine import listed
@@ -25,6 +27,8 @@ MOST_RUNS = 30
 MOST_INSTRUCTIONS = 120_000  # of these runs, so many that another one begins: two seconds of a laptop
 _TO_CHECK = 2  # times as many that it begins for what has been found
 _MOST_PLACES = 3
+_MOST_SLIPS = 40  # that are tried where nothing that can be told puts all of it right
+_SLIP_S = 5.0  # far more than any of them takes; a number in the place of another may make a loop a long one
 
 
 class _Enough(Exception):
@@ -42,16 +46,18 @@ def isolated(
     works: Works,
     works_everywhere: Works,
     fails: bool = False,
+    slipped: bool = True,
 ) -> list[Correction]:
     """What would have to change in an answer for it to work; [] where that can't be told.
 
     names: the reader's. used: the names that the function uses that is checked. works: whether a function, with what is
     asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right. fails: the
-    answer is known not to work.
+    answer is known not to work. slipped: a small change of it may be enough.
     """
     entry = cases.entry(puzzle)
     if entry is None:
         return []
+    said: list[Correction] | None = None
     with counted() as effort:
         trials = _Trials(puzzle, names, used, entry, effort)
         if fails:
@@ -59,9 +65,10 @@ def isolated(
         with contextlib.suppress(_Enough):
             if trials.tried(trials.answer, works):  # a draw that shows nothing without the judge of its rounding
                 works = works_everywhere
-            if (said := _proven(trials, works, works_everywhere)) is not None:
-                return said
-        return _guessed(trials, works, works_everywhere, fails)
+            said = _proven(trials, works, works_everywhere)
+        if slipped and (said is None or not all(c.told for c in said)):
+            said = _slipped(trials, works, works_everywhere) or said
+        return _guessed(trials, works, works_everywhere, fails) if said is None else said
 
 
 def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Correction] | None:
@@ -72,6 +79,7 @@ def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Co
         if not enough:  # it is a part of what is wrong
             return [c for c in trials.say(chosen, tell="where") if not c.whole]
         chosen = trials.chosen = enough
+    trials.enough = bool(chosen)
     both_there = all(d.was and d.should for d in chosen)
     ways: list[dict[str, Any]] = [{"moved": trials.found}, {}, {"named": {}}, {"named": {}, "statements": True}]
     for how in ways:  # what is said is tried as well: a reader who follows it has to get there
@@ -87,13 +95,32 @@ def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Co
     return None
 
 
+def _slipped(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Correction]:
+    """The first small change of a reader's function that gets everything right, whatever the course's looks like."""
+    among = {name: trials.written[name] for name in dict.fromkeys(d.function for d in trials.found)}
+    read = {name for node in among.values() for name in reads_of(node)}
+    among |= {name: node for name, node in trials.helpers.items() if name in read}
+    most = trials.effort.instructions + MOST_INSTRUCTIONS // 2
+    for slip in itertools.islice(slips(among), _MOST_SLIPS):
+        if trials.effort.instructions > most:
+            break
+        helper = slip.function if slip.function in trials.helpers else ""
+        for c in corrections(among, [slip], _called(trials.puzzle), {}):
+            said = [dataclasses.replace(c, helper=helper, tried=True)]
+            mended, _ = trials.done(said)
+            if c.told and trials.runs(mended, works) and trials.runs(mended, works_everywhere):
+                return said
+    return []
+
+
 def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bool) -> list[Correction]:
     """What may be wrong, as far as trying has come."""
     answer, chosen = trials.answer, trials.chosen
     # of what comes and goes, nobody knows that it has to, unless it is all that differs
     replaced, rewritten = [d for d in chosen if d.was and d.should], any(d.whole for d in chosen)
-    sure = rewritten or len(chosen) in (len(replaced), len(trials.found))
-    said = trials.say(chosen if rewritten else replaced or chosen, tell="like") if sure else []
+    enough = trials.enough and all(c.told for c in trials.say(chosen))
+    sure = rewritten or enough or len(chosen) in (len(replaced), len(trials.found))
+    said = trials.say(chosen if rewritten or enough else replaced or chosen, tell="like") if sure else []
     if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
     if len(replaced) == len(chosen) and not any(c.whole for c in said):
@@ -116,7 +143,7 @@ class _Trials:
     """An answer beside the course's, with what trying one with parts of the other has shown.
 
     written: the reader's functions. answer, right: these and the course's, in one form. found: their differences.
-    chosen: those that have to be undone, as far as is known.
+    chosen: those that have to be undone, as far as is known. enough: whoever undoes them gets everything right.
     """
 
     def __init__(self, puzzle: Puzzle, names: Mapping[str, Any], used: set[str], entry: Entry, effort: Effort) -> None:
@@ -134,6 +161,7 @@ class _Trials:
         self.right = {name: theirs for name, (_, _, theirs) in both.items()}
         self.found = differences(self.answer, self.right)
         self.chosen: list[Difference] = []
+        self.enough = False
         self.values = {name: values_with_names(node) for name, node in self.written.items()}
         whole = self.answer.keys() == set(_holes(puzzle, used))
         self.solution = _key(applied(self.answer, self.found)) if whole else None

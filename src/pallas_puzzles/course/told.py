@@ -25,6 +25,8 @@ def told(
     """
     seen = findings[0]
     whole, doubted = all(c.whole for c in found), any(c.doubted for c in found)
+    if seen.kind == "narrow" and (len(found) > 1 or not all(c.told for c in found)):  # it says which place rounds
+        return list(findings)
     if doubted and seen.kind == "budget":  # it says itself what to look for
         return list(findings)
     if apart is not None and (whole or doubted or len(found) > 1):  # several places that nobody could try are no advice
@@ -50,7 +52,7 @@ def told(
         first = first.but(kind=seen.kind, cause=f"{seen.seen} {first.cause}")
         first = first.but(line=seen.line) if covered and found[0].whole else first
         first = first.but(evidence=(seen.advice,)) if seen.advice and not all(c.told for c in found) else first
-    elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE | {"rounding"} and not found[0].told)):
+    elif covered and (found[0].whole or (seen.kind not in SAYS_LITTLE and not found[0].told)):
         # it says more, of a line that the correction is about
         first = seen.but(evidence=(first.cause, *seen.evidence)) if found[0].said and found[0].tried else seen
     elif (
@@ -76,11 +78,13 @@ SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explai
 _TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
 _APART = (
-    "This is the first line whose value is none of those that a right answer computes. Look at what is done here, with "
-    "which parts, and when."
+    "Up to here, your values are those of the course's answer. The value of this line is not: it is wrong, or you go "
+    "another way from here on, and the mistake comes later."
 )
 _ALSO_RIGHT = frozenset({"padding"})  # a right answer reads it as well, and does not use it
-_GUESSED = frozenset({"error", "rounding"})  # they say little of where it comes from: what has been tried is no guess
+_GUESSED = frozenset(
+    {"error", "rounding", "narrow"}
+)  # they say little of where it comes from: what has been tried is no guess
 
 
 def _is_symptom(finding: Finding, places: int) -> bool:

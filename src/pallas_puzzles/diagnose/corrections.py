@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
-from .straight import VERSION, condition_of, copy_of
+from .straight import VERSION, condition_of, copy_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
 _WORTH_DOTS = 12  # characters of what two programs share: fewer are told
@@ -37,6 +37,11 @@ class Correction:
     helper: str = ""
     tried: bool = False
     doubted: bool = False
+
+    @property
+    def new_names(self) -> frozenset[str]:
+        """The names that are read in what comes."""
+        return frozenset().union(*(reads_of(ast.parse(each.new)) for each in self.edits))
 
     @property
     def words(self) -> str:
@@ -112,10 +117,36 @@ def corrections(
             found.append(Correction(name, line, last, called, words, told, False, (edit,), values))
     if tell != "what":  # nobody has tried what is said
         found = [dataclasses.replace(c, told=False) for c in found]
+    else:
+        found = _with_values(found)
     once: dict[tuple[int, str], Correction] = {}
     for c in found:
         once.setdefault((c.line, c.words), c)
     return sorted(once.values(), key=lambda c: (not c.told, c.line))
+
+
+def _with_values(found: Sequence[Correction]) -> list[Correction]:
+    """The corrections; what only gives a name to a value is told with the first one that uses the name."""
+    given = {c: name for c in found if (name := _gives(c))}
+    used = {name: next((c for c in found if c not in given and name in c.new_names), None) for name in given.values()}
+    kept = []
+    for c in found:
+        mine = [each for each, name in given.items() if used[name] is c]
+        if used.get(given.get(c, "")) is None:
+            more = "".join(f", with `{each.edits[0].new}`" for each in mine)
+            edits = (*(edit for each in mine for edit in each.edits), *c.edits)
+            kept.append(dataclasses.replace(c, said=f"{c.said}{more}", edits=edits))
+    return kept
+
+
+def _gives(c: Correction) -> str:
+    """The name of the value that a correction puts in front of what is there, "" if it does anything else."""
+    if len(c.edits) != 1 or not c.told or isinstance(c.edits[0].old, ast.expr):
+        return ""
+    match ast.parse(c.edits[0].new).body:
+        case [ast.Assign([ast.Name(name)])] if name not in _named_by(c.edits[0].old):
+            return name
+    return ""
 
 
 def _moved(
@@ -276,19 +307,27 @@ def _edit(answer: Functions, group: _Group, named: Mapping[str, str]) -> Edit:
     if first.was is None and path == first.path and isinstance(first.should, ast.stmt):
         field, n = path[-1]
         body = getattr(_at(tree, path[:-1]), field)
-        there = {"behind": getattr(body[n - 1], "after", body[n - 1])} if n else {"before": body[0]} if body else {}
-        return Edit(_program(first.should, named), **there)
+        beside = {"behind": getattr(body[n - 1], "after", body[n - 1])} if n else {"before": body[0]} if body else {}
+        return Edit(_program(first.should, named), **beside)
     if isinstance(first.was, ast.Name) and path == first.path:  # a value, where its name is used
         return Edit(_program(first.should, named), first.was)
     while not (isinstance(was := _at(tree, path), ast.stmt) or (isinstance(was, ast.expr) and _stands_alone(was))):
         path = path[:-1]
     gone = path == first.path and first.should is None
     should = None if gone else _at(applied(answer, group.differences)[first.function], path)
+    there = getattr(was, "written", None)
+    if isinstance(should, ast.Lambda) and isinstance(there, ast.FunctionDef):
+        function = copy_of(there)
+        function.args, function.body = should.args, [ast.Return(should.body)]
+        return Edit(_program(ast.fix_missing_locations(function), named), was)
     return Edit(_program(should, named), was)
 
 
 def _stands_alone(node: ast.expr) -> bool:
-    return not isinstance(node, ast.Slice | ast.Starred) and not isinstance(getattr(node, "ctx", None), ast.Store)
+    parts = [node, *getattr(node, "elts", ())]  # x[:, 0]
+    return not any(isinstance(n, ast.Slice) for n in parts) and not (
+        isinstance(node, ast.Starred) or isinstance(getattr(node, "ctx", None), ast.Store)
+    )
 
 
 def followed(function: ast.FunctionDef, edits: Iterable[Edit]) -> ast.FunctionDef | None:
@@ -353,15 +392,18 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     if was is None:
         return "something is missing here", False
     mine = f"`{old}`" if short_old else "this"
-    tells = isinstance(should, ast.expr | ast.Assign | ast.AugAssign | ast.Return) and tell != "where"
-    if tells and not _fits(outline := _outline(should, was, named), old):
-        return f"{mine} differs from a right one, which is like `{outline}`", False
+    if isinstance(should, ast.expr | ast.Assign | ast.AugAssign | ast.Return) and tell != "where":
+        outline = _outline(should, was, named)
+        if inside and len(group.differences) == 1 and first.was and first.should and _fits(outline, old):
+            return _words(answer, _Group(first.path, group.differences), named, tell)  # all that differs is in the dots
+        if not _fits(outline, old):
+            return f"{mine} differs from a right one, which is like `{outline}`", False
     return f"{mine} is what is wrong" if tell == "where" else f"{mine} differs from a right one", False
 
 
 def _fits(outline: str, text: str) -> bool:
     """Whether a text is what an outline shows, with something in the places of its dots."""
-    return re.fullmatch(".*".join(map(re.escape, outline.split("..."))), text, re.S) is not None
+    return re.fullmatch(".*".join(map(re.escape, re.split(r"\(?\.\.\.\)?", outline))), text, re.S) is not None
 
 
 def _outline(node: Any, was: Any, named: Mapping[str, str]) -> str:

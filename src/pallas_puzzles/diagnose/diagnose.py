@@ -21,11 +21,12 @@ from .wrong import Result, Wrong, diagnose_output, sample_of
 ORDER = (
     "structure shape dtype hbm-load hbm-store hang map-bounds ref-bounds copy-shape unwaited no-wait reused "
     "shared-semaphore race unvisited revisit never-stored garbage unwritten stale overwritten partly-stored carry "
-    "padding input-store overflow born moved unread unused rounding values"
+    "padding input-store overflow born moved unread unused narrow rounding values"
 ).split()
 
 # What is seen in the values of a result alone, and what may only follow from something that was seen to happen.
-SEEN_IN_VALUES = frozenset("moved unread unused rounding values".split())
+SEEN_IN_VALUES = frozenset("moved unread unused narrow rounding values".split())
+ROUGH = frozenset({"narrow", "rounding"})  # every value is nearly right
 _ROOTS = frozenset(ORDER) - SEEN_IN_VALUES - {"race"}
 
 # kind -> the kinds that explain it away

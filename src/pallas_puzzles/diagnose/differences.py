@@ -151,7 +151,10 @@ def that_matter(
     left = [unit for unit in _one_in_the_text(found) if unit[0] in kept]
     if 1 < len(left) <= search.left:
         kept = next((unit for unit in left if search.right_with(unit)), kept)
-    chosen = _in_part(search, [unit[0] for unit in left if unit[0] in kept], needed)
+    told = [
+        n for unit in left if unit[0] in kept for n in unit if n == unit[0] or None in (found[n].was, found[n].should)
+    ]
+    chosen = _in_part(search, told, needed)
     several = {n for unit in left if len(unit) > 1 for n in unit}
     return [search.every[n] for n in _in_small(search, chosen, several)]
 
@@ -274,13 +277,13 @@ def _overlap(a: Difference, b: Difference) -> bool:
 def moves(found: Sequence[Difference], among: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
     """The statements that `found` miss, while one of `among` has much the same too much: (too much, missing)."""
     missing = [(d.should, d) for d in found if d.was is None and isinstance(d.should, ast.stmt)]
-    for gone in among:
-        if gone.should is None and isinstance(gone.was, ast.stmt):
-            like = [(likeness(gone.was, there), d) for there, d in missing if d.function == gone.function]
-            much, new = max(like, key=lambda pair: pair[0], default=(0.0, gone))
-            if much > _MOVED:
-                missing = [each for each in missing if each[1] is not new]
-                yield gone, new
+    gone = [(d.was, d) for d in among if d.should is None and isinstance(d.was, ast.stmt)]
+    both = [(likeness(x, y), old, new) for x, old in gone for y, new in missing if old.function == new.function]
+    taken: set[int] = set()
+    for much, old, new in sorted(both, key=lambda pair: -pair[0]):
+        if much > _MOVED and not {id(old), id(new)} & taken:
+            taken |= {id(old), id(new)}
+            yield old, new
 
 
 def _finer(difference: Difference) -> Iterator[list[Difference]]:
@@ -337,7 +340,8 @@ def _alike(difference: Difference, needed: Sequence[Difference]) -> Iterator[lis
     for much, n, path, x, y in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:_PARTS]:
         if much > _ALIKE_VALUES and _in_parts(x, y):
             places = [_made(difference.function, place) for place in _between(x, y, path, difference.line, fine=True)]
-            if n not in together and all(y is not used for used, _ in together.values()):
+            apart = not any(_overlap(a, b) for _, others in together.values() for a in others for b in places)
+            if n not in together and apart and all(y is not used for used, _ in together.values()):
                 together[n] = y, places
             yield places
     if len(together) > 1:
@@ -408,11 +412,13 @@ def _numbers(group: Any) -> Iterator[int]:
 
 
 def _one_in_the_text(found: Sequence[Difference]) -> list[list[int]]:
-    """The differences, by number; those together that are one in the text, where a name stood for a value."""
+    """The differences, by number; those together that are one in the text, where a name stood for a value, and what
+    comes and goes among the arguments of one call."""
     same: dict[Any, list[int]] = {}
     for n, d in enumerate(found):
         text = d.was is not None and (d.line, getattr(d.was, "col_offset", 0), key_of(d.was), key_of(d.should))
-        same.setdefault((d.function, text) if text else n, []).append(n)
+        beside = None in (d.was, d.should) and d.path and d.path[-1][0] == "args" and d.path[:-1]
+        same.setdefault((d.function, beside or text) if beside or text else n, []).append(n)
     return list(same.values())
 
 
@@ -490,7 +496,14 @@ def _stays(value: ast.expr, name: str, behind: Sequence[ast.stmt]) -> bool:
     if later and any(map(may_change, ast.walk(value))):
         return False
     between = behind[: using[-1] + (not isinstance(behind[using[-1]], ast.Assign | ast.AugAssign | ast.Return))]
+    if any(isinstance(n, ast.Expr) for each in between for n in ast.walk(each)) and _may_read(value):
+        return False
     return not any(uses_of(each)[1] & reads_of(value) for each in between)
+
+
+def _may_read(value: ast.expr) -> bool:
+    """Whether a value may depend on what is in memory, as it is then."""
+    return any(may_change(n) or isinstance(getattr(n, "func", None), ast.Name) for n in ast.walk(value))
 
 
 def _stores_of(name: str, function: ast.FunctionDef) -> list[ast.Name]:
@@ -613,11 +626,19 @@ def _called_as(a: ast.Call, b: ast.Call) -> ast.Call:
         return b
     mine, theirs = (ast.unparse(n.func.value) in _MODULES for n in (a, b))  # type: ignore[attr-defined]
     if mine and not theirs:
-        b = ast.copy_location(ast.Call(copy_of(a.func), [b.func.value, *b.args], b.keywords), b)
+        several = a.func.attr in _OF_AXES and len(b.args) > 1
+        args = [ast.copy_location(ast.Tuple(b.args, ast.Load()), b)] if several else b.args
+        b = ast.copy_location(ast.Call(copy_of(a.func), [b.func.value, *args], b.keywords), b)
     elif theirs and not mine and b.args:
         method = ast.copy_location(ast.Attribute(b.args[0], a.func.attr, ast.Load()), b)
-        b = ast.copy_location(ast.Call(method, b.args[1:], b.keywords), b)
+        args = b.args[1:]
+        if a.func.attr in _OF_AXES and len(a.args) > 1 and isinstance(args[0], ast.Tuple):
+            args = args[0].elts
+        b = ast.copy_location(ast.Call(method, args, b.keywords), b)
     return b
+
+
+_OF_AXES = frozenset("transpose reshape".split())  # methods that take several numbers, or a tuple of them
 
 
 _MADE = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
@@ -653,6 +674,8 @@ def _comparable(a: ast.AST, b: ast.AST) -> bool:
     """Whether two nodes of one type may be compared part by part."""
     if isinstance(a, ast.Name | ast.Constant | ast.arguments) or is_step(a):
         return False
+    if isinstance(a, ast.Lambda) and isinstance(b, ast.Lambda):
+        return len(a.args.args) == len(b.args.args)  # the body may use what has no name in the other
     if isinstance(a, ast.Call) and isinstance(b, ast.Call):
         same = [key_of(x) == key_of(y) for x, y in zip(a.args, b.args, strict=False)]
         return _head(a) == _head(b) or (len(a.args) == len(b.args) and (not same or any(same)))
@@ -799,7 +822,7 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             votes[name, to] += 50
     for value, name in _values_of_names(renamed):
         for given, to in _values_of_names(mine):
-            same = _share(value, given) if type(value) is type(given) else 0
+            same = _share(value, given) if type(value) is type(given) and not _of_others(value, given) else 0
             votes[name, to] += 50 if same > 1 else round(_LIKE_VALUES * same) if same > _ALIKE_VALUES else 0
     a, b = [_word(n, other) for n in in_order(mine)], [_word(n, own) for n in in_order(theirs)]
     nodes, others = list(in_order(mine)), list(in_order(theirs))
@@ -816,13 +839,19 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
         votes[name, name] += _SAME_NAME if kinds[name] & their_kinds[name] else 0
     names: dict[str, str] = {}
     for (from_, to), count in votes.most_common():
-        if count and from_ not in names and to not in names.values():
+        if count and from_ not in names and to not in names.values() and to != "_":
             names[from_] = to
     taken = set(names.values())
     # a value that replaces another one under its name, where nothing does in the answer, is under that name still
     names |= {n: names.get(base := n.partition(VERSION)[0], base) for n in own - names.keys() if VERSION in n}
     names |= {n: f"{n}_" for n in own - names.keys() if n in taken}
     return _Renamed(names).visit(copy_of(theirs))
+
+
+def _of_others(a: ast.expr, b: ast.expr) -> bool:
+    """Whether two values are what two Refs hold, or parts of two arrays."""
+    read = [n.value for n in (a, b) if isinstance(n, ast.Subscript)]
+    return len(read) == 2 and all(isinstance(n, ast.Name) for n in read) and key_of(read[0]) != key_of(read[1])
 
 
 def _values_of_names(function: ast.FunctionDef, whole: bool = False) -> Iterator[tuple[ast.expr, str]]:

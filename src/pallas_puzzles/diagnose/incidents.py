@@ -214,7 +214,7 @@ _WORDS: dict[str, Callable[[Trace, Incident], str]] = {
 def races(trace: Trace) -> Iterator[Finding]:
     """Output blocks that steps along a parallel axis share."""
     call = trace.call
-    parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s and d not in call.vmapped]
+    parallel = call.parallel_axes
     for d in sorted(set(parallel) & set(call.dynamic_axes)):
         cause = (
             f"grid axis {d} is as long as a value says, and marked 'parallel': which of its steps share a block is "

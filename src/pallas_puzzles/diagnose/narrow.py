@@ -153,7 +153,8 @@ def too_rough(
         size = f"the error is {times(excess.ratio)} the course's, though each value is nearly right."
         cause = f"{size if excess.one_way else f'rounding, not logic: {excess.words}'} {place.words}"
     line = (place and place.line) or kernel.stored.get(out)
-    return Finding("rounding", f"{out}: {cause}", [], line, operand=out, near=list(lines_of(kernel.program)))
+    kind = "rounding" if place is None else "narrow"
+    return Finding(kind, f"{out}: {cause}", [], line, operand=out, near=list(lines_of(kernel.program)))
 
 
 def _narrow(dtype: Any) -> bool:

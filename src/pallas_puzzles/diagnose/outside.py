@@ -36,7 +36,13 @@ def explain_outside(outside: Sequence[Outside], allow: Sequence[str]) -> Finding
 
 
 # What JAX does at once, or with another name, on some versions (seen on jax 0.12.0.1)
-_SEVERAL = {"split": "slice", "unstack": "slice", "stack": "concatenate", "tile": "broadcast_in_dim"}
+_SEVERAL = {
+    "split": "slice",
+    "unstack": "slice",
+    "stack": "concatenate",
+    "tile": "broadcast_in_dim",
+    "dynamic_update_slice": "scatter",
+}
 
 
 def _permitted(allow: Sequence[str]) -> str:

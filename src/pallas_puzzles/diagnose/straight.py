@@ -384,6 +384,7 @@ def _as_lambda(statement: ast.stmt) -> ast.stmt:
     if not isinstance(only, ast.Return) or only.value is None:
         return statement
     value = ast.copy_location(ast.Lambda(statement.args, only.value), statement)
+    value.written = statement  # type: ignore[attr-defined]
     vars(value).update({"outer": True} if hasattr(statement, "outer") else {})
     return ast.copy_location(ast.Assign([ast.Name(statement.name, ast.Store())], value), statement)
 

@@ -249,6 +249,11 @@ class Call:
         return [o for o in self.operands if o.role == "out"]
 
     @property
+    def parallel_axes(self) -> list[int]:
+        """The dimensions of the grid whose indices may run in any order, and on several cores."""
+        return [d for d, s in enumerate(self.semantics) if "parallel" in s and d not in self.vmapped]
+
+    @property
     def scalar_avals(self) -> list[Any]:
         """Shape and dtype of each prefetched operand."""
         return [v.aval for v in self.kernel.invars[: len(self.scalar_names)]]

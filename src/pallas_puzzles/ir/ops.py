@@ -510,6 +510,12 @@ def inlined(eqn: Any) -> Any | None:
     return eqn.params[INLINED[name]] if name in INLINED else None
 
 
+def summed_over(eqn: Any) -> int:
+    """How many products a dot_general adds up for each element of its result."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+
+
 def cost(eqn: Any) -> tuple[int, int]:
     """(floating-point operations, transcendentals) of one equation; a multiply-add counts as two."""
     name = eqn.primitive.name
@@ -518,8 +524,7 @@ def cost(eqn: Any) -> tuple[int, int]:
     out = eqn.outvars[0].aval
     size = math.prod(out.shape)
     if name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * size * math.prod(eqn.invars[0].aval.shape[d] for d in contracted), 0
+        return 2 * size * summed_over(eqn), 0
     if name in REDUCING and is_floating(np_dtype(eqn.invars[0].aval)):
         return math.prod(eqn.invars[0].aval.shape), 0
     if not is_floating(np_dtype(out)):

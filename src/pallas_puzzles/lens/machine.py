@@ -966,10 +966,14 @@ class Execution:
         """Runs every step. after(step) is asked behind each body, and ends the run by True."""
         m, t = self.m, self.t
         refs = [*self.scalars, *self.local, *self.scratch]
+        parallel = t.call.parallel_axes
         for s, index in enumerate(t.steps):
             m.step, m.index = s, index
             if t.call.on_cores and s:  # each core has scratch memory of its own
                 refs = [*self.scalars, *self.local, *self._new_scratch()]
+            elif s and any(index[d] != t.steps[s - 1][d] for d in parallel):  # it may run on another core
+                for ref in self.scratch:
+                    ref.lose()
             m.flops = m.transcendentals = m.dma_bytes = 0
             m.unsure.clear()
             if any(self.changed[k][s] for k in self.outs if not t.call.operands[k].in_hbm):

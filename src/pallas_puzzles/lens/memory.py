@@ -108,11 +108,16 @@ class Buffer:
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
 
-    def arrive(self, left_at: int) -> None:
-        """A new visit of an output block: what the buffer held belongs to another block."""
+    def lose(self) -> None:
+        """Nothing of what was stored is there any more. The marks stay: what was lost can be told."""
         if self._blank is None:
             self._blank = np.broadcast_to(poison((), self.values.dtype), self.shape)
-        self.values, self._shared = self._blank, True
+        if self.space != "semaphore":
+            self.values, self._shared = self._blank, True
+
+    def arrive(self, left_at: int) -> None:
+        """A new visit of an output block: what the buffer held belongs to another block."""
+        self.lose()
         self.written = Marks(self.shape, bool, False)
         self.writer = Marks(self.shape, np.int32, -1)
         self.left_at = left_at
