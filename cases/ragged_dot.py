@@ -73,6 +73,7 @@ GROUPINGS = [  # 1024 rows, where nothing else is said
     case(sizes(512, 511, 1, 0), about="a group of one row, and an empty one after it"),
     case(sizes(0, 1024, 0), about="one group has all rows"),
     case(sizes(260, 30, 40, 50, 644), about="five groups in one tile"),
+    case(sizes(64, 128, 256, 576), about="groups of whole tiles that begin in the middle of one"),
     case(sizes(200, 28, 100), about="696 unowned rows"),
     case(sizes(0, 0, 0, 0), about="all groups are empty"),
     case(groups(40, 999), num_rows=1000, bm=64, about="40 groups, and the last tile is not whole"),

@@ -78,8 +78,8 @@ SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explai
 _TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
 _APART = (
-    "Up to here, your values are those of the course's answer. The value of this line is not: it is wrong, or you go "
-    "another way from here on, and the mistake comes later."
+    "The course's answer has no value like the one of this line: it is wrong, or you go another way from here on, and "
+    "the mistake comes later."
 )
 _ALSO_RIGHT = frozenset({"padding"})  # a right answer reads it as well, and does not use it
 _GUESSED = frozenset(

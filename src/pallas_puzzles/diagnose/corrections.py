@@ -408,12 +408,13 @@ def _fits(outline: str, text: str) -> bool:
 
 def _outline(node: Any, was: Any, named: Mapping[str, str]) -> str:
     """A program with dots in the places of parts, as few and as small as will do for it to be short: first of what the
-    other one has, too. What is called says much, and stays."""
+    other one has, too, then of plain numbers. What is called says much, and stays."""
     tree, there = _with_names(node, named), {ast.dump(n) for n in ast.walk(_with_names(was, named))}
     while len(text := ast.unparse(tree)) > SHOWN:
         called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
         parts = [n for n in ast.walk(tree) if isinstance(n, ast.expr) and n is not tree and id(n) not in called]
         shared = [n for n in parts if ast.dump(n) in there and len(ast.unparse(n)) > _WORTH_DOTS]
+        shared = shared or [n for n in parts if not reads_of(n) and len(ast.unparse(n)) > _WORTH_DOTS]
         enough = [n for n in shared or parts if len(text) - len(ast.unparse(n)) + len("...") <= SHOWN]
         hidden = min(enough, key=lambda n: len(ast.unparse(n)), default=None)
         hidden = hidden or max(shared or parts, key=lambda n: len(ast.unparse(n)), default=tree)

@@ -88,8 +88,8 @@ def _compared(place: Place, names: Names) -> Iterator[ast.AST]:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             for other in COMPARISONS.get(type(op), []):
                 yield ast.Compare(left, [other()], [right])
-            yield ast.Compare(left, [op], [ast.BinOp(right, ast.Sub(), ast.Constant(1))])
-            yield ast.Compare(left, [op], [ast.BinOp(right, ast.Add(), ast.Constant(1))])
+            for sign in () if isinstance(op, ast.Eq | ast.NotEq) else (ast.Sub(), ast.Add()):
+                yield ast.Compare(left, [op], [ast.BinOp(right, sign, ast.Constant(1))])
 
 
 def _ordered(place: Place, names: Names) -> Iterator[ast.AST]:
@@ -97,7 +97,7 @@ def _ordered(place: Place, names: Names) -> Iterator[ast.AST]:
     match node:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             yield from (type(node)(swapped, node.ctx) for swapped in _swapped(parts))
-        case ast.Call(func=ast.Call() | ast.Attribute() as func, args=args, keywords=keywords):
+        case ast.Call(func=ast.Call() as func, args=args, keywords=keywords):
             yield from (ast.Call(func, swapped, keywords) for swapped in _swapped(args))
         case ast.Lambda(args=args, body=body):
             for swapped in _swapped(args.args):
