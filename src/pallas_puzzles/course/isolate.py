@@ -66,7 +66,7 @@ def isolated(
             if trials.tried(trials.answer, works):  # a draw that shows nothing without the judge of its rounding
                 works = works_everywhere
             said = _proven(trials, works, works_everywhere)
-        if slipped and (said is None or len(said) > 1 or not said[0].told):
+        if slipped and not (said and len(said) == 1 and said[0].told):
             said = _slipped(trials, works, works_everywhere) or said
         return _guessed(trials, works, works_everywhere, fails) if said is None else said
 
