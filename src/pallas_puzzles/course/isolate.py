@@ -27,7 +27,7 @@ MOST_RUNS = 30
 MOST_INSTRUCTIONS = 120_000  # of these runs, so many that another one begins: two seconds of a laptop
 _TO_CHECK = 2  # times as many that it begins for what has been found
 _MOST_PLACES = 3
-_MOST_SLIPS = 45  # that are tried where nothing that can be told puts all of it right
+_MOST_SLIPS = 28  # that are tried where nothing that can be told puts all of it right
 _SLIP_S = 5.0  # far more than any of them takes; a number in the place of another may make a loop a long one
 
 
@@ -100,7 +100,7 @@ def _slipped(trials: "_Trials", works: Works, works_everywhere: Works) -> list[C
     among = {name: trials.written[name] for name in dict.fromkeys(d.function for d in trials.found)}
     read = {name for node in among.values() for name in reads_of(node)}
     among |= {name: node for name, node in trials.helpers.items() if name in read}
-    most = trials.effort.instructions + MOST_INSTRUCTIONS // 2
+    most = trials.effort.instructions + MOST_INSTRUCTIONS // 4
     for slip in itertools.islice(slips(among), _MOST_SLIPS):
         if trials.effort.instructions > most:
             break
