@@ -18,6 +18,7 @@ from ..diagnose.slips import slips
 from ..diagnose.straight import key_of, reads_of, straightened, values_with_names, with_helper
 from ..ir.effort import Effort, counted
 from ..lens.machine import listed
+from ..lens.watchdog import TimeLimit, time_limit
 from . import cases, curriculum
 from .curriculum import Puzzle
 from .holes import as_function, code_of
@@ -108,8 +109,11 @@ def _slipped(trials: "_Trials", works: Works, works_everywhere: Works) -> list[C
         for c in corrections(among, [slip], _called(trials.puzzle), {}):
             said = [dataclasses.replace(c, helper=helper, tried=True)]
             mended, _ = trials.done(said)
-            if c.told and trials.runs(mended, works) and trials.runs(mended, works_everywhere):
-                return said
+            if not c.told or c.line != c.last_line:
+                continue
+            with contextlib.suppress(TimeLimit), time_limit(_SLIP_S, "a trial"):
+                if trials.runs(mended, works) and trials.runs(mended, works_everywhere):
+                    return said
     return []
 
 
