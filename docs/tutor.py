@@ -52,6 +52,7 @@ FAMILIES = {
         "A number left the range of its dtype. What is the largest exponent, and which rows have nothing to add up?"
     ),
     "rounding": "Rounded too often. In which dtype does the sum grow, and how often is it rounded?",
+    "narrow": "Rounded too often. In which dtype does the sum grow, and how often is it rounded?",
     "values input-store": (
         "The result is wrong, or the kernel stores into an input. What does the kernel store, and into which Ref?"
     ),

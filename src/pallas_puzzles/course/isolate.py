@@ -107,10 +107,10 @@ def _slipped(trials: "_Trials", works: Works, works_everywhere: Works) -> list[C
             break
         helper = slip.function if slip.function in trials.helpers else ""
         for c in corrections(among, [slip], _called(trials.puzzle), {}):
-            said = [dataclasses.replace(c, helper=helper, tried=True)]
-            mended, _ = trials.done(said)
             if not c.told or c.line != c.last_line:
                 continue
+            said = [dataclasses.replace(c, helper=helper, tried=True)]
+            mended, _ = trials.done(said)
             with contextlib.suppress(TimeLimit), time_limit(_SLIP_S, "a trial"):
                 if trials.runs(mended, works) and trials.runs(mended, works_everywhere):
                     return said
