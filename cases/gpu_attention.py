@@ -298,7 +298,7 @@ def puzzle_10(nb: Any) -> Question:
         nb.dkv_spec,
         *qkv_do(1, 256, 384),
         variants=[
-            case(*qkv_do(2, 200, 304), slots=3, about="200 queries, 304 keys, three slots"),
+            case(*qkv_do(2, 200, 240), slots=3, about="200 queries, 240 keys, three slots"),
             case(
                 *qkv_do(1, 128, 128, dtype="float16", scale=4.0),
                 causal=False,
@@ -314,7 +314,7 @@ def puzzle_10b(nb: Any) -> Question:
         nb.attention_grads_spec,
         *qkv_do(1, 256, 384),
         variants=[
-            case(*qkv_do(2, 200, 304), slots=3, about="200 queries, 304 keys, three slots"),
+            case(*qkv_do(2, 200, 240), slots=3, about="200 queries, 240 keys, three slots"),
             case(*qkv_do(1, 192, 256, dtype="float16"), causal=False, about="no mask, float16"),
         ],
         allow=OF_THE_WRAPPER,
@@ -327,7 +327,7 @@ def puzzle_10c(nb: Any) -> Question:
         nb.attention_grads_spec,
         *qkv_do(1, 256, 384),
         variants=[
-            case(*qkv_do(2, 200, 304), about="200 queries, 304 keys"),
+            case(*qkv_do(2, 200, 240), about="200 queries, 240 keys: the second tile begins with block 1"),
             case(*qkv_do(1, 192, 256, dtype="float16"), causal=False, about="no mask, float16"),
         ],
         allow=OF_THE_WRAPPER,

@@ -931,7 +931,12 @@ def explain_moe(nb: Any) -> Callable[..., Explained]:
             weights, experts = nb.gate_spec(np.dot(*floats(x[t : t + 1], router)), k=k)
             goes = f"experts {experts[0].tolist()}, with weights {shown(weights[0])}"
             return f"In moe_layer, the result of token {t} is furthest off. The token should go to {goes}.", ""
-        words = [f"y is right, but {name} is not. Something in moe_layer changes a gradient." for name in wrong]
-        return next(iter(words), ""), ""
+        if not wrong:
+            return "", ""
+        lost = [name for name in wrong if not results[name][0].any()]
+        head = f"y is right, but {listed(wrong)} {'is' if len(wrong) == 1 else 'are'} not"
+        if lost:
+            return f"{head}: {listed(lost)} is 0 everywhere. Something in moe_layer keeps a gradient back.", ""
+        return f"{head}. Something in moe_layer changes a gradient.", ""
 
     return explain

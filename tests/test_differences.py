@@ -929,3 +929,76 @@ def test_what_is_told_of_a_long_expression_is_not_what_stands_there():
     answer = parsed("def f(x, n):\n    y[...] = k(x)\n    z[...] = n * x\n    return n.astype(d)\n")
     (told, *_) = corrections(answer, [d for d in differences(answer, parsed(right)) if d.was and d.should], {}, {})
     assert "which is like `jax.lax.fori_loop(" in told.said
+
+
+CLEARED = """
+def kernel(x_ref, o_ref, acc_ref, {more}):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    acc_ref[...] += x_ref[...]
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+"""
+BEGUN = """
+def kernel(x_ref, o_ref, acc_ref, {more}):
+    before = jnp.where(pl.program_id(1) == 0, 0, acc_ref[...])
+    acc_ref[...] = before + x_ref[...]
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+"""
+
+
+def between(mine: str, theirs: str) -> list[tuple[str, str]]:
+    """What one program has and the other should have, the two in one form."""
+    functions = [ast.parse(text).body[0] for text in (mine, theirs)]
+    _, answer, right = paired(*functions, {}, {})
+    found = differences({"kernel": answer}, {"kernel": right})
+    return [tuple(ast.unparse(n) if n is not None else "" for n in (d.was, d.should)) for d in found]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(CLEARED, BEGUN), (BEGUN, CLEARED)])
+def test_a_sum_begins_anew_under_a_condition_or_with_where(mine, theirs):
+    assert between(mine.format(more="y_ref"), theirs.format(more="y_ref")) == []
+    wrong = mine.replace("(1) == 0", "(0) == 0").format(more="y_ref")
+    assert between(wrong, theirs.format(more="y_ref")) == [("pl.program_id(0)", "pl.program_id(1)")]
+
+
+def test_a_ref_that_begins_with_another_value_is_no_cleared_one():
+    full = CLEARED.replace("zeros_like(acc_ref)", "full_like(acc_ref, -jnp.inf)").format(more="y_ref")
+    (difference,) = between(full, BEGUN.format(more="y_ref"))
+    assert difference == ("jnp.full_like(acc_ref, -jnp.inf)", "0")
+
+
+def test_a_value_is_stored_at_once_or_by_its_name():
+    named = BEGUN.replace("acc_ref[...] = before +", "acc = before +").replace("o_ref[...] = acc_ref[...]", "{}")
+    named = named.replace("{}", "acc_ref[...] = acc\n    o_ref[...] = acc").format(more="y_ref")
+    assert between(CLEARED.format(more="y_ref"), named) == []
+    again = named + "    acc_ref[...] = acc + 1\n"  # what it holds is not that value any more
+    assert between(CLEARED.format(more="y_ref"), again) != []
+
+
+def test_what_comes_for_the_sake_of_what_goes_again_is_not_told():
+    stores = "    o[...] = x[0] * x[1] + {0} + x[2] + {1}\n    p[...] = x[3] - x[4] - {0} - {1} * x[5]"
+    right = "def f(x, o, p, t):\n    j, h = at(x), made(x[...])\n" + stores.format("h", "j")
+    mine = "def f(x, o, p, t):\n" + stores.format("made(x[...])", "t")
+    answer, there = ({"f": straightened(ast.parse(text).body[0])} for text in (mine, right))
+    found = differences(answer, there)
+
+    def is_right(functions):
+        text = ast.unparse(functions["f"])
+        fits = ("h = " in text) >= ("+ h" in text or "- h" in text)
+        return fits and "+ j" in text and "- j" in text and "j = at(x)" in text
+
+    told = {ast.unparse(d.should) for d in that_matter(answer, found, is_right, 40)}
+    assert told == {"j = at(x)", "j"}
+
+
+def test_a_name_that_is_given_elsewhere_stands_for_nothing():
+    right = "def f(r):\n    m = r[...]\n    r[...] = new(m)\n    return g(r[...] - 1, m)"
+    mine = "def f(r):\n    r[...] = new(r[...])\n    m = r[...]\n    return g(m - 1, r[...])"
+    function = ast.parse(mine).body[0]
+    _, answer, there = paired(function, ast.parse(right).body[0], {}, {})
+    found = differences({"f": answer}, {"f": there})
+    said = corrections({"f": answer}, found, {}, {"f": values_with_names(function)}, moved=found)
+    assert any("comes too late" in c.words for c in said)
+    assert not any("should be `g(m - 1" in c.words for c in said), [c.words for c in said]

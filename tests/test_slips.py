@@ -38,6 +38,12 @@ def test_a_slip_is_undone(text: str, other: str) -> None:
     assert other in changed(text)
 
 
+def test_names_that_share_a_word_come_before_numbers() -> None:
+    made = changed("def f(first_key, last_key, n_ref, m_ref):\n    return last_key <= n_ref[0]")
+    assert made.index("return first_key <= n_ref[0]") < made.index("return last_key <= n_ref[0] - 1")
+    assert made.index("return last_key <= n_ref[1]") < made.index("return last_key <= m_ref[0]")
+
+
 def test_a_function_stays_what_it_was() -> None:
     function = ast.parse("def f(a, b):\n    return (a + b, b < 1)").body[0]
     before = ast.dump(function)

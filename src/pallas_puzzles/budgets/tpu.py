@@ -39,7 +39,10 @@ def over_budget(run: Run, costs: list[Figures], budget: Budget) -> list[Finding]
     found = [*_blocks(run, costs, budget)]
     steps = sum(c.steps for c in costs)
     if (most := budget.grid_steps) is not None and steps > most:
-        grids = "; ".join(f"{t.call.name} has the grid {tuple(map(int, t.call.grid))}" for t in run.traces)
+        grids = "; ".join(
+            f"{t.call.name} has the grid {tuple(map(int, t.call.grid))}, and makes blocks of {t.call.outs[0].block}"
+            for t in run.traces
+        )
         text = f"it takes {steps} grid steps; the budget is {most}. Do more per step, or skip steps: {grids}."
         found.append(over("grid_steps", text))
     elif (most := budget.serial_steps) is not None:  # with too many steps it is no wonder that many follow one another

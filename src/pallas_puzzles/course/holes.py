@@ -142,6 +142,8 @@ def pointed_into_holes(
 ) -> list[Finding]:
     """The findings with a line that the reader has written: not one of what was given around it."""
     ranges = ranges_of([*holes.values(), *helpers])
+    called = {name for code in holes.values() for name in code.co_names}
+    outermost = next(iter([code for name, code in holes.items() if name not in called] or holes.values()), None)
 
     def own(line: Any) -> bool:
         return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
@@ -149,7 +151,7 @@ def pointed_into_holes(
     def line_for(finding: Finding) -> Any:
         near = (line for line in (finding.line, *finding.near, *finding.maps) if own(line))
         named = (code for name, code in holes.items() if name in finding.cause)
-        code = next(named, None) or next(iter(holes.values()))
+        code = next(named, None) or outermost
         return next(near, None) or source_line(code.co_filename, code.co_firstlineno)
 
     return [f.but(line=line_for(f)) if holes else f for f in findings]

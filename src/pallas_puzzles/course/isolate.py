@@ -127,7 +127,7 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
     said = trials.say(chosen if rewritten or enough else replaced or chosen, tell="like") if sure else []
     if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
-    if len(replaced) == len(chosen) and not any(c.whole for c in said):
+    if all(d.was for d in chosen) and not any(c.whole for c in said):
         with contextlib.suppress(_Enough):
             doubted = not trials.tried(trials.done(said)[0], works)  # who does it is not there yet
             said = [dataclasses.replace(c, doubted=doubted) for c in said]

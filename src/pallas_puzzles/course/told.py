@@ -27,9 +27,10 @@ def told(
     whole, doubted = all(c.whole for c in found), any(c.doubted for c in found)
     if seen.kind == "narrow" and (len(found) > 1 or not all(c.told for c in found)):  # it says which place rounds
         return list(findings)
-    if doubted and seen.kind == "budget":  # it says itself what to look for
+    several = len(found) > 1  # places that nobody could try are no advice
+    if doubted and (seen.kind == "budget" or (several and seen.kind == "explained")):  # it says what to look for
         return list(findings)
-    if apart is not None and (whole or doubted or len(found) > 1):  # several places that nobody could try are no advice
+    if apart is not None and (whole or doubted or several):
         swapped = _sentences(found)[:1] if whole else []
         return [
             seen.but(cause=_APART, evidence=(*swapped, seen.cause, *seen.evidence), line=apart, near=()),

@@ -1,13 +1,14 @@
 """Statements that one of two programs has under a condition, while the other does them at every step.
 
-The other one gets `pl.when(True)` around them, so that the two differ in the condition alone.
+The other one gets `pl.when(True)` around them, so that the two differ in the condition alone. Where one clears a Ref
+under a condition, and the other begins anew with `jnp.where(condition, 0, ref[...])`, the right one does as the answer.
 """
 
 import ast
 from collections.abc import Iterator
 
-from .differences import likeness, with_arguments_of
-from .straight import condition_of, copy_of
+from .differences import Replaced, likeness, read_of, with_arguments_of
+from .straight import condition_of, copy_of, key_of, name_of, reads_of, uses_of
 
 _LIKE = 0.5  # of two statements, from 0 to 1: more than that, and they are the same in two places
 
@@ -16,10 +17,107 @@ def as_both(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[ast.Functio
     """Two functions, both with conditions where one of them has one. They are changed."""
     theirs = with_arguments_of(mine, theirs)
     pairs = [*_blocks(mine, theirs)]
+    for block, other in pairs:
+        _store_as(block, other)
+        _clear_as(block, other)
+        _begin_as(block, other)
     added = [(b, _guarded(b, other)) for a, c in pairs for b, other in ((a, c), (c, a))]
     for block, body in added:
         block.body = body
     return mine, theirs
+
+
+def _store_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
+    """Where mine stores a value in all of a Ref and theirs gives it a name first, theirs stores it at once, too."""
+    stores = [n for n in mine.body if isinstance(n, ast.Assign | ast.AugAssign) and not isinstance(n.value, ast.Name)]
+    at_once = {key_of(n.targets[0] if isinstance(n, ast.Assign) else n.target) for n in stores}
+    for store in list(theirs.body):
+        match store:
+            case ast.Assign([ast.Subscript(ast.Name(ref), ast.Constant(v)) as target], ast.Name(name)) if v is ...:
+                named = [n for n in theirs.body if isinstance(n, ast.Assign) and name_of(n.targets[0]) == name]
+                start, end = theirs.body.index(named[0]) if len(named) == 1 else -1, theirs.body.index(store)
+                behind = [n for n in theirs.body[start + 1 :] if n is not store]
+                before = theirs.body[start + 1 : end]
+                again = any(ref in uses_of(n)[1] for n in behind) or any(ref in reads_of(n) for n in before)
+                if -1 < start < end and key_of(target) in at_once and not again:
+                    at_the_end = ast.copy_location(ast.Assign([target], named[0].value), store)
+                    read = Replaced(ast.Name(name, ast.Load()), read_of(target))
+                    theirs.body[start:] = [at_the_end, *map(read.visit, behind)]
+
+
+def _clear_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
+    """Where mine clears a Ref under a condition and theirs begins anew with `jnp.where`, theirs clears it, too."""
+    cleared, cleared_there = _clears(mine), _clears(theirs)
+    new: dict[str, ast.FunctionDef] = {}  # by their condition
+    for ref, (statement, where) in _begins(theirs).items():
+        if ref in cleared and ref not in cleared_there:
+            (under, store), (condition, value, read) = cleared[ref], where.args
+            body, at = new.get(key_of(condition)), theirs.body.index(statement)
+            theirs.body[at] = Replaced(where, read).visit(statement)
+            store = copy_of(store)
+            store.value = store.value if _is_zero(store.value) and _is_zero(value) else value
+            if body is None:
+                new[key_of(condition)] = body = _always(store, under)
+                body.decorator_list[0].args = [condition]  # type: ignore[attr-defined]
+                theirs.body.insert(at, body)
+            else:
+                body.body.append(store)
+
+
+def _begin_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
+    """Where theirs clears a Ref under a condition and mine begins anew with `jnp.where`, theirs does so, too."""
+    begun, begun_there = _begins(mine), _begins(theirs)
+    for ref, (under, store) in _clears(theirs).items():
+        behind = theirs.body[theirs.body.index(under) + 1 :]
+        uses = [n for n in behind if any(key_of(x) == ref for x in ast.walk(n))]
+        if ref in begun and ref not in begun_there and uses and not isinstance(uses[0], ast.FunctionDef):
+            condition, read, where = condition_of(under), read_of(store.targets[0]), copy_of(begun[ref][1])
+            both = _is_zero(store.value) and _is_zero(where.args[1])
+            where.args = [condition, where.args[1] if both else store.value, read]
+            new = uses[0]
+            if isinstance(new, ast.AugAssign) and key_of(new.target) == ref:
+                new = ast.copy_location(ast.Assign([new.target], ast.BinOp(read, new.op, new.value)), new)
+            theirs.body[theirs.body.index(uses[0])] = ast.fix_missing_locations(Replaced(read, where).visit(new))
+            under.body.remove(store)
+            theirs.body = [n for n in theirs.body if n is not under or under.body]
+
+
+def _clears(block: ast.FunctionDef) -> dict[str, tuple[ast.FunctionDef, ast.Assign]]:
+    """By Ref: the store of a value into all of it that a block makes under a condition, and what it stands under."""
+    found = {}
+    for under in [n for n in block.body if isinstance(n, ast.FunctionDef) and condition_of(n) is not None]:
+        for each in under.body:
+            match each:
+                case ast.Assign([ast.Subscript(ast.Name(), ast.Constant(value)) as ref], made) if value is ...:
+                    if not any(
+                        isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant) for n in ast.walk(made)
+                    ):
+                        found[key_of(ref)] = under, each
+    return found
+
+
+def _begins(block: ast.FunctionDef) -> dict[str, tuple[ast.stmt, ast.Call]]:
+    """By Ref: the statement of a block with `jnp.where(condition, value, ref[...])`, and that call."""
+    found: dict[str, tuple[ast.stmt, ast.Call]] = {}
+    for each in [n for n in block.body if not isinstance(n, ast.FunctionDef)]:
+        for n in ast.walk(each):
+            match n:
+                case ast.Call(
+                    ast.Attribute(attr="where"), [_, _, ast.Subscript(ast.Name(), ast.Constant(value)) as ref], []
+                ) if value is ...:
+                    found.setdefault(key_of(ref), (each, n))
+    return found
+
+
+def _is_zero(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(number):
+            return number == 0
+        case ast.Call(ast.Attribute(attr="zeros" | "zeros_like")):
+            return True
+        case ast.Call(ast.Attribute(attr="full" | "full_like"), [_, number, *_]):
+            return _is_zero(number)
+    return False
 
 
 def _blocks(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> Iterator[tuple[ast.FunctionDef, ast.FunctionDef]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
-from .straight import VERSION, condition_of, copy_of, reads_of
+from .straight import VERSION, condition_of, copy_of, name_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
 _WORTH_DOTS = 12  # characters of what two programs share: fewer are told
@@ -92,6 +92,10 @@ def corrections(
     statements. tell: "what" should be there; what it is "like"; only "where" it is.
     """
     found = []
+    # a name that the reader is to give in another place, or no more, stands for nothing
+    lost = {name_of(d.was.targets[0]) for d in chosen if isinstance(d.was, ast.Assign) and d.should is None}
+    for f, names in named.items() if lost else ():
+        named = {**named, f: Names({v: n for v, n in names.items() if n not in lost}, arguments(names))}
     for gone, new in moves(chosen, moved):
         chosen = [each for each in chosen if each not in (gone, new)]
         found.append(_moved(answer[gone.function], gone, new, calls, named.get(gone.function, {})))

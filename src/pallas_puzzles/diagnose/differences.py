@@ -221,6 +221,9 @@ def _kept(
         if len(group) > 1:
             half = len(group) // 2
             groups[:0] = [part for part in (group[:half], group[half:]) if isinstance(part[0], list)]
+    for n in [n for n in kept if found[n].was is None and len(kept) > 1]:  # what needed it may be gone by now
+        rest = [k for k in kept if k != n]
+        kept = rest if rest and search.left > 0 and search.right_with(rest) else kept
     return kept
 
 

@@ -70,7 +70,10 @@ def _early(f: Seen) -> str:
     where = f" at {f.line}" if f.line and not f.other else ""
     started = f"{_head(f)}{_does(f)}{where}, but {_other(f)} has been started before, and overwrites what was there."
     if f.other:
-        return f"{started} Arrive on the barrier that it waits for when this has been read, not before."
+        return (
+            f"{started} Arrive on the barrier that it waits for when this has been read, not before; or, if this is not "
+            "the slot that you have waited for, read that one."
+        )
     return f"{started} Start that copy when this has been read."
 
 

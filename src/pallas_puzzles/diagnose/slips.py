@@ -67,8 +67,8 @@ def _setter(node: ast.AST, field: str, value: Any, i: int | None) -> Callable[[a
 
 def slips(functions: Functions) -> Iterator[Difference]:
     """One change of these functions after the other, the likeliest kinds first; none in a loop that may never end."""
-    there = [(name, [*filter(_may_change, places(f))], kinds_of_names(f)) for name, f in functions.items()]
-    for kind in (_compared, _ordered, _calculated, _counted, _named):
+    there = [(name, [*filter(_may_slip, places(f))], kinds_of_names(f)) for name, f in functions.items()]
+    for kind in (_compared, _named_alike, _bounded, _ordered, _calculated, _counted, _named):
         for name, inside, names in there:
             for place in inside:
                 line = next((n.lineno for n in (place.node, *reversed(place.around)) if hasattr(n, "lineno")), 0)
@@ -76,7 +76,7 @@ def slips(functions: Functions) -> Iterator[Difference]:
                     yield Difference(name, place.path, place.node, ast.copy_location(new, place.node), line)
 
 
-def _may_change(place: Place) -> bool:
+def _may_slip(place: Place) -> bool:
     return not any(isinstance(n, ast.While) for n in place.around)
 
 
@@ -88,7 +88,12 @@ def _compared(place: Place, names: Names) -> Iterator[ast.AST]:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             for other in COMPARISONS.get(type(op), []):
                 yield ast.Compare(left, [other()], [right])
-            for sign in () if isinstance(op, ast.Eq | ast.NotEq) else (ast.Sub(), ast.Add()):
+
+
+def _bounded(place: Place, names: Names) -> Iterator[ast.AST]:
+    match place.node:
+        case ast.Compare(left=left, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() as op], comparators=[right]):
+            for sign in (ast.Sub(), ast.Add()):
                 yield ast.Compare(left, [op], [ast.BinOp(right, sign, ast.Constant(1))])
 
 
@@ -142,7 +147,17 @@ def _counted(place: Place, names: Names) -> Iterator[ast.AST]:
             yield ast.Constant(n + 1)
 
 
-def _named(place: Place, names: Names) -> Iterator[ast.AST]:
+def _named_alike(place: Place, names: Names) -> Iterator[ast.AST]:
+    """`first_query` for `last_query`."""
+    words = _words(getattr(place.node, "id", ""))
+    yield from (name for name in _named(place, names) if words & _words(name.id))
+
+
+def _words(name: str) -> set[str]:
+    return {*name.split("_")} - {"ref", ""}
+
+
+def _named(place: Place, names: Names) -> Iterator[ast.Name]:
     match place.node:
         case ast.Name(name, ast.Load()) if name in names and getattr(place.parent, "func", None) is not place.node:
             for other, kinds in names.items():
