@@ -437,6 +437,8 @@ def test_without_a_kernel_nothing_passes() -> None:
     assert "no kernel is reached" in verdict.findings[0].cause
     verdict = judged(lambda x: (twice(x), x), lambda x: (2 * x, x), X)
     assert "does not come out of a kernel" in verdict.findings[0].cause
+    verdict = judged(lambda x: (twice(x), jnp.zeros_like(x)), lambda x: (2 * x, x), X)  # as of a gradient that is lost
+    assert "result 1 of 2, counted from 0, is wrong" in verdict.findings[0].cause
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

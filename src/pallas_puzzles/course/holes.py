@@ -143,7 +143,7 @@ def pointed_into_holes(
     """The findings with a line that the reader has written: not one of what was given around it."""
     ranges = ranges_of([*holes.values(), *helpers])
     called = {name for code in holes.values() for name in code.co_names}
-    outermost = next(iter([code for name, code in holes.items() if name not in called] or holes.values()), None)
+    outermost = [code for name, code in holes.items() if name not in called]
 
     def own(line: Any) -> bool:
         return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
@@ -151,7 +151,7 @@ def pointed_into_holes(
     def line_for(finding: Finding) -> Any:
         near = (line for line in (finding.line, *finding.near, *finding.maps) if own(line))
         named = (code for name, code in holes.items() if name in finding.cause)
-        code = next(named, None) or outermost
+        code = next(named, None) or [*outermost, *holes.values()][0]
         return next(near, None) or source_line(code.co_filename, code.co_firstlineno)
 
     return [f.but(line=line_for(f)) if holes else f for f in findings]

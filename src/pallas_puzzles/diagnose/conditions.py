@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 
 from .differences import Replaced, likeness, read_of, with_arguments_of
-from .straight import condition_of, copy_of, key_of, name_of, reads_of, uses_of
+from .straight import condition_of, copy_of, key_of, may_change, name_of, reads_of, uses_of
 
 _LIKE = 0.5  # of two statements, from 0 to 1: more than that, and they are the same in two places
 
@@ -84,14 +84,12 @@ def _begin_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
 
 def _clears(block: ast.FunctionDef) -> dict[str, tuple[ast.FunctionDef, ast.Assign]]:
     """By Ref: the store of a value into all of it that a block makes under a condition, and what it stands under."""
-    found = {}
+    found: dict[str, tuple[ast.FunctionDef, ast.Assign]] = {}
     for under in [n for n in block.body if isinstance(n, ast.FunctionDef) and condition_of(n) is not None]:
         for each in under.body:
             match each:
-                case ast.Assign([ast.Subscript(ast.Name(), ast.Constant(value)) as ref], made) if value is ...:
-                    if not any(
-                        isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant) for n in ast.walk(made)
-                    ):
+                case ast.Assign([ast.Subscript(ast.Name(), ast.Constant(v)) as ref], made) if v is ...:
+                    if not any(map(may_change, ast.walk(made))):
                         found[key_of(ref)] = under, each
     return found
 

@@ -71,8 +71,8 @@ def _early(f: Seen) -> str:
     started = f"{_head(f)}{_does(f)}{where}, but {_other(f)} has been started before, and overwrites what was there."
     if f.other:
         return (
-            f"{started} Arrive on the barrier that it waits for when this has been read, not before; or, if this is not "
-            "the slot that you have waited for, read that one."
+            f"{started} Arrive on the barrier that it waits for when this has been read, not before; or, if this is "
+            "not the slot that you have waited for, read that one."
         )
     return f"{started} Start that copy when this has been read."
 
