@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import linecache
 import logging
 import textwrap
 import types
@@ -28,7 +29,7 @@ MOST_RUNS = 30
 MOST_INSTRUCTIONS = 120_000  # of these runs, so many that another one begins: two seconds of a laptop
 _TO_CHECK = 2  # times as many that it begins for what has been found
 _MOST_PLACES = 3
-_MOST_SLIPS = 28  # that are tried where nothing that can be told puts all of it right
+_MOST_SLIPS = 20  # that are tried where nothing that can be told puts all of it right
 _SLIP_S = 5.0  # far more than any of them takes; a number in the place of another may make a loop a long one
 
 
@@ -295,11 +296,13 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
     if code is None:
         return None
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)), code.co_filename)
-    except (OSError, SyntaxError):
+        linecache.checkcache(code.co_filename)
+        lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]  # inspect looks through all modules first
+        tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))), code.co_filename)
+    except SyntaxError:
         return None
     ast.increment_lineno(tree, code.co_firstlineno - 1)
-    return as_function(tree.body[0])
+    return as_function(tree.body[0]) if tree.body else None
 
 
 def _helpers(names: Mapping[str, Any], files: Sequence[str]) -> dict[str, ast.FunctionDef]:

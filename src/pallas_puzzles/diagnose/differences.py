@@ -84,7 +84,7 @@ def differences(answer: Functions, right: Functions) -> list[Difference]:
     """
     found = []
     for name, mine in answer.items():
-        if name in right:
+        if name in right and mine is not right[name]:
             found += _at_their_uses(mine, list(_of_function(mine, right[name])))
     return found
 
