@@ -297,7 +297,7 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
         return None
     try:
         linecache.checkcache(code.co_filename)
-        lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]  # inspect looks through all modules first
+        lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]  # inspect looks through all modules
         tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))), code.co_filename)
     except SyntaxError:
         return None
