@@ -26,7 +26,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 
 import pytest
 
-from kept import kept  # noqa: F401 - a fixture
+from kept import kept, simulated_once  # noqa: F401 - fixtures
 from pallas_puzzles.platforms import tpu_attached
 from pallas_puzzles.targets.tpu.compiler import missing
 

@@ -1,27 +1,33 @@
-"""What the TPU compiler has answered once, kept in build/tpu-cache: the same question gets the same answer.
+"""What the TPU compiler and JAX's simulator have answered once, kept in build/: the same question, the same answer.
 
-A question is all that has a say in the answer: the program, the chip, the options, the compiler's version and flags,
-and the code of the process that holds it. A process that was killed, or was late, is asked again.
+A question is all that has a say in the answer: the program, the chip, the options, the versions, and the code of the
+process that holds the compiler; of the simulator, what it is given, too. A process that was killed, or was late, is
+asked again, and so is a simulator that objects.
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
 import math
 import os
+import pickle
 import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
-from pallas_puzzles.targets import warm
+from pallas_puzzles.targets import simulate, warm
 from pallas_puzzles.targets.tpu import compiler
 
 FOLDER = Path(__file__).parents[1] / "build" / "tpu-cache"
+SIMULATED = FOLDER.with_name("simulator-cache")
 CHILD = Path(warm.__file__).with_name("child.py").read_bytes()
 ITS_PACKAGES = ("libtpu", "jax", "jaxlib")
 LAST_WORDS = re.compile(r"ended (by signal|with exit code) \d+: ")  # libtpu's, before it aborts
@@ -65,10 +71,39 @@ def keeping(ask: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 def _keep(place: Path, told: dict[str, Any]) -> None:
+    _write(place, zlib.compress(json.dumps(told).encode(), 1))
+
+
+def _write(place: Path, data: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     half = place.with_name(f"{place.name}.{os.getpid()}")
-    half.write_bytes(zlib.compress(json.dumps(told).encode(), 1))
+    half.write_bytes(data)
     half.replace(place)
+
+
+def simulating(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`simulate._simulated`, which looks whether the same program has run on the same data before."""
+
+    def simulated(fn: Any, args: Any, kwargs: Any, timeout_s: float, chip: str, **params: Any) -> Any:
+        with simulate.tpu_simulation(chip, **params):
+            program = jax.make_jaxpr(functools.partial(fn, **kwargs))(*args)
+        data = jax.tree.map(np.asarray, (args, program.consts))
+        versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
+        text = re.sub(r"\b0x[0-9a-f]+", "", f"{versions} {chip} {params} {program}")  # addresses of functions
+        place = SIMULATED / hashlib.sha256(text.encode() + pickle.dumps(data)).hexdigest()
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            return pickle.loads(place.read_bytes())
+        outputs = run(fn, args, kwargs, timeout_s, chip, **params)
+        _write(place, pickle.dumps(outputs))
+        return outputs
+
+    return simulated
+
+
+@pytest.fixture
+def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that ask JAX's simulator whether what is right is right."""
+    monkeypatch.setattr(simulate, "_simulated", simulating(simulate._simulated))
 
 
 @pytest.fixture

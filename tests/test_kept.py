@@ -1,13 +1,13 @@
-"""The tests' own memory of the TPU compiler: the same question is asked once, and only an answer is kept."""
+"""The tests' own memory of the TPU compiler and the simulator: one question is asked once, and an answer is kept."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import kept
 from pallas_puzzles.targets.tpu import compiler
 from pallas_puzzles.targets.tpu.chips import CHIPS
 from tpu_kernels import needs_compiler
-
-pytestmark = needs_compiler  # its version is a part of every question
 
 
 class Process:
@@ -28,6 +28,7 @@ class Process:
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "FOLDER", tmp_path / "cache")
+    monkeypatch.setattr(kept, "SIMULATED", tmp_path / "simulated")
     return tmp_path / "cache"
 
 
@@ -35,6 +36,7 @@ def ask(process, blob=b"program", chip="v5e", axes=None, options=None):
     return kept.keeping(Process.ask)(process, blob, CHIPS[chip], axes, options, 1.0)
 
 
+@needs_compiler  # its version is a part of every question
 def test_the_same_question_is_asked_once():
     process = Process()
     assert ask(process) == ask(process) == ({"number": 1}, {"a dump": "text"})
@@ -44,6 +46,7 @@ def test_the_same_question_is_asked_once():
     assert ask(process)[0]["number"] == 6
 
 
+@needs_compiler  # its version is a part of every question
 def test_another_version_is_another_compiler(monkeypatch):
     process = Process()
     ask(process)
@@ -51,6 +54,7 @@ def test_another_version_is_another_compiler(monkeypatch):
     assert ask(process)[0]["number"] == 2
 
 
+@needs_compiler  # its version is a part of every question
 def test_a_damaged_answer_is_asked_for_again(folder):
     process = Process()
     ask(process)
@@ -68,9 +72,47 @@ def test_a_damaged_answer_is_asked_for_again(folder):
         (compiler.CompilerDied("the TPU compiler did not finish within 1 s"), 2),
     ],
 )
+@needs_compiler  # its version is a part of every question
 def test_a_refusal_is_kept_and_an_accident_is_not(error, questions):
     process = Process(error)
     for _ in range(2):
         with pytest.raises(type(error), match=str(error)):
             ask(process)
     assert process.asked == questions
+
+
+def test_a_program_is_simulated_once_for_each_data():
+    ran = []
+
+    def run(fn, args, kwargs, timeout_s, chip, **params):
+        ran.append((args, kwargs, chip, params))
+        return fn(*args, **kwargs)
+
+    def twice(x, n=2):
+        return n * x
+
+    once = kept.simulating(run)
+    x = np.arange(4, dtype=np.float32)
+    for _ in range(2):
+        assert (once(twice, (x,), {}, 1.0, "v5e") == 2 * x).all()
+    assert len(ran) == 1
+    for fn, args, kwargs, chip, params in [
+        (twice, (x + 1,), {}, "v5e", {}),
+        (twice, (x,), {"n": 3}, "v5e", {}),
+        (twice, (x,), {}, "v6e", {}),
+        (twice, (x,), {}, "v5e", {"detect_races": True}),
+        (lambda x: x + x, (x,), {}, "v5e", {}),
+        (lambda x: x + jnp.asarray(ran[0][0][0]), (x,), {}, "v5e", {}),
+    ]:
+        before = len(ran)
+        once(fn, args, kwargs, 1.0, chip, **params)
+        assert len(ran) == before + 1
+
+
+def test_what_the_simulator_objects_to_is_not_kept(folder):
+    def refuses(*_, **__):
+        raise RuntimeError("a race")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a race"):
+            kept.simulating(refuses)(jnp.sin, (np.ones(2),), {}, 1.0, "v5e")

@@ -199,6 +199,7 @@ def solved(puzzle: Puzzle) -> Verdict:
     return session.run(puzzle.id, overlay=puzzle.path.parents[1] / "solutions" / f"{puzzle.notebook}.py")
 
 
+@pytest.mark.usefixtures("simulated_once")
 @each_puzzle
 def test_the_solution_passes(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     def also_confirmed(name: str, one: Any, asked: Question, only: Any = None) -> Verdict:
@@ -255,6 +256,7 @@ def test_what_the_solution_does_too_is_no_finding(puzzle: Puzzle) -> None:
         assert not guard.errors
 
 
+@pytest.mark.usefixtures("simulated_once")
 @pytest.mark.parametrize(
     ("puzzle_id", "ours", "theirs"),
     [("distributed/11c", "back[jnp.argsort(order)]", "jnp.zeros_like(back).at[order].set(back)")],
