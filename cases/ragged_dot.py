@@ -695,6 +695,10 @@ def tile_of_a_visit(at: Groups, n: int, mine: int, right: int) -> str:
 
 def of_a_visit(what: str, visits: list[Visit], count: int, at: Groups, n: int, mine: int, right: int) -> str:
     """visits: those that are for a group, or for a tile. count: how many groups, or tiles, there are."""
+    if n >= len(visits) and right < 0:
+        return (
+            f"Place {n} comes after the last visit: any {what} from 0 to {count - 1} will do there (-1: any of them)."
+        )
     if n >= len(visits):
         return f"Place {n} comes after the last visit for a {what}: repeat {what} {right} there."
     tile, group = visits[n]

@@ -495,8 +495,8 @@ def test_what_is_said_can_be_done(right, words):
     assert not differences({"kernel": straightened(followed(node, told.edits))}, wanted)
 
 
-def test_a_name_that_is_not_bound_yet_is_no_advice():
-    """With the reader's name for the value the words are short, and wrong: who follows them has another program."""
+def test_a_value_that_has_to_change_is_not_told_by_its_own_name():
+    """With the reader's name for the value the words would be short, and wrong: it is not bound yet."""
     (node,), answer = ast.parse(WRITTEN).body, parsed(WRITTEN)
     wanted = parsed(
         WRITTEN.replace(
@@ -506,8 +506,8 @@ def test_a_name_that_is_not_bound_yet_is_no_advice():
     found = differences(answer, wanted)
     (short,) = corrections(answer, found, {}, {"kernel": {"x_ref[...].max(axis=1, keepdims=True)": "m_new"}})
     (whole,) = corrections(answer, found, {}, {}, statements=True)
-    assert differences({"kernel": straightened(followed(node, short.edits))}, wanted)
-    assert not differences({"kernel": straightened(followed(node, whole.edits))}, wanted)
+    for each in (short, whole):
+        assert not differences({"kernel": straightened(followed(node, each.edits))}, wanted)
 
 
 def test_an_expression_of_several_lines_is_replaced_by_one_that_compiles():
@@ -966,7 +966,7 @@ def test_a_sum_begins_anew_under_a_condition_or_with_where(mine, theirs):
 def test_a_ref_that_begins_with_another_value_is_no_cleared_one():
     full = CLEARED.replace("zeros_like(acc_ref)", "full_like(acc_ref, -jnp.inf)").format(more="y_ref")
     (difference,) = between(full, BEGUN.format(more="y_ref"))
-    assert difference == ("jnp.full_like(acc_ref, -jnp.inf)", "0")
+    assert difference == ("jnp.full_like(acc_ref, -jnp.inf)", "jnp.zeros_like(acc_ref)")
 
 
 def test_a_value_is_stored_at_once_or_by_its_name():
@@ -1002,3 +1002,24 @@ def test_a_name_that_is_given_elsewhere_stands_for_nothing():
     said = corrections({"f": answer}, found, {}, {"f": values_with_names(function)}, moved=found)
     assert any("comes too late" in c.words for c in said)
     assert not any("should be `g(m - 1" in c.words for c in said), [c.words for c in said]
+
+
+def test_a_step_has_no_name_of_its_own():
+    """The answer calls the step j, the right one something else: the two are not the same j."""
+    right = "def f(t_ref, o_ref):\n    i = pl.program_id(0)\n    j = t_ref[i]\n    o_ref[...] = at(j) + at(j + 1) + g(i)"
+    mine = "def f(t_ref, o_ref):\n    j = pl.program_id(0)\n    o_ref[...] = at(j) + at(j + 1) + g(j)"
+    _, answer, there = paired(*(ast.parse(text).body[0] for text in (mine, right)), {}, {})
+    told = [ast.unparse(d.should) for d in differences({"f": answer}, {"f": there})]
+    assert told == ["t_ref[pl.program_id(0)]"] * 2, "and not the last one"
+
+
+@pytest.mark.parametrize("added", ["total = before\n    total += x_ref[...]", "total = before + x_ref[...]"])
+def test_a_value_goes_on_under_its_name_or_in_its_ref(added):
+    before = "jnp.where(pl.program_id(1) == 0, 0, acc_ref[...])"
+    mine = f"""
+def kernel(x_ref, o_ref, acc_ref, y_ref):
+    {added.replace("before", before)}
+    acc_ref[...] = total
+    o_ref[...] = total.astype(o_ref.dtype)
+"""
+    assert between(mine, BEGUN.format(more="y_ref")) == []

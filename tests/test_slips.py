@@ -28,6 +28,9 @@ def changed(text: str) -> list[str]:
         ("def f(a, b):\n    return a // b", "return pl.cdiv(a, b)"),
         ("def f(a):\n    return a // 2", "return a"),
         ("def f(a, b):\n    return a & b", "return b"),
+        ("def f(a, b, c):\n    return (a + b) * c", "return a * c + b"),
+        ("def f(a, b, c):\n    return a - b * c", "return (a - b) * c"),
+        ("def f(a, b, c):\n    return a / c - b", "return (a - b) / c"),
         ("def f(x):\n    return x.sum(axis=1)", "return x.sum(axis=0)"),
         ("def f(x, k, v):\n    return call(x)(v, k)", "return call(x)(k, v)"),
         ("def f(h, g):\n    return h.sum()", "return g.sum()"),
@@ -42,6 +45,7 @@ def test_names_that_share_a_word_come_before_numbers() -> None:
     made = changed("def f(first_key, last_key, n_ref, m_ref):\n    return last_key <= n_ref[0]")
     assert made.index("return first_key <= n_ref[0]") < made.index("return last_key <= n_ref[0] - 1")
     assert made.index("return last_key <= n_ref[1]") < made.index("return last_key <= m_ref[0]")
+    assert "return last_key <= first_key[0]" not in made, "a Ref is no value"
 
 
 def test_a_function_stays_what_it_was() -> None:

@@ -248,6 +248,14 @@ def matmul_with_transposed_left_side(x, y):
         out_specs=pl.BlockSpec((16, 128), lambda i: (0, 0)), out_shape=like(x, (16, 128)))(x, y)  # fmt: skip
 
 
+@exhibit(normal(8, 128), normal(8, 128), want=lambda x, y: np.einsum("ij,ij->i", x, y)[:, None])
+def einsum_of_each_row(x, y):
+    def kernel(x_ref, y_ref, o_ref):
+        o_ref[...] = jnp.einsum("ij,ij->i", x_ref[...], y_ref[...], precision="highest")[:, None]
+
+    return pl.pallas_call(kernel, out_shape=like(x, (8, 1)))(x, y)
+
+
 @exhibit(normal(2, 8, 16), normal(2, 16, 128), want=lambda x, y: np.einsum("bij,bjk->bik", x, y))
 def einsum_over_a_batched_block(x, y):
     def kernel(x_ref, y_ref, o_ref):

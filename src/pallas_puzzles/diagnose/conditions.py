@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 
 from .differences import Replaced, likeness, read_of, with_arguments_of
-from .straight import condition_of, copy_of, key_of, may_change, name_of, reads_of, uses_of
+from .straight import condition_of, copy_of, key_of, kinds_of_names, may_change, name_of, reads_of, uses_of
 
 _LIKE = 0.5  # of two statements, from 0 to 1: more than that, and they are the same in two places
 
@@ -19,6 +19,7 @@ def as_both(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[ast.Functio
     pairs = [*_blocks(mine, theirs)]
     for block, other in pairs:
         _store_as(block, other)
+        _name_as(block, other)
         _clear_as(block, other)
         _begin_as(block, other)
     added = [(b, _guarded(b, other)) for a, c in pairs for b, other in ((a, c), (c, a))]
@@ -45,6 +46,25 @@ def _store_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
                     theirs.body[start:] = [at_the_end, *map(read.visit, behind)]
 
 
+def _name_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
+    """Where mine gives a value a name, stores that in all of a Ref and goes on with it, theirs does so, too."""
+    for each in mine.body:
+        match each:
+            case ast.Assign([ast.Subscript(ast.Name(ref), ast.Constant(v)) as target], ast.Name(name)) if v is ...:
+                stores = [
+                    n for n in theirs.body if isinstance(n, ast.Assign) and key_of(n.targets[0]) == key_of(target)
+                ]
+                if len(stores) != 1 or isinstance(stores[0].value, ast.Name) or name in kinds_of_names(theirs):
+                    continue
+                at, read = theirs.body.index(stores[0]), read_of(target)
+                behind, load = theirs.body[at + 1 :], ast.Name(name, ast.Load())
+                used = sum(getattr(n, "id", "") == name for other in mine.body for n in ast.walk(other))
+                if used > 2 and not any(ref in uses_of(n)[1] for n in behind):
+                    named = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], stores[0].value), stores[0])
+                    stores[0].value = load
+                    theirs.body[at:] = [named, stores[0], *(Replaced(read, load).visit(n) for n in behind)]
+
+
 def _clear_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
     """Where mine clears a Ref under a condition and theirs begins anew with `jnp.where`, theirs clears it, too."""
     cleared, cleared_there = _clears(mine), _clears(theirs)
@@ -52,10 +72,12 @@ def _clear_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
     for ref, (statement, where) in _begins(theirs).items():
         if ref in cleared and ref not in cleared_there:
             (under, store), (condition, value, read) = cleared[ref], where.args
+            assert isinstance(read, ast.Subscript)
             body, at = new.get(key_of(condition)), theirs.body.index(statement)
             theirs.body[at] = Replaced(where, read).visit(statement)
             store = copy_of(store)
-            store.value = store.value if _is_zero(store.value) and _is_zero(value) else value
+            if not (_is_zero(store.value) and _is_zero(value)):
+                store.value = _full_of(value, ast.unparse(read.value))
             if body is None:
                 new[key_of(condition)] = body = _always(store, under)
                 body.decorator_list[0].args = [condition]  # type: ignore[attr-defined]
@@ -105,6 +127,14 @@ def _begins(block: ast.FunctionDef) -> dict[str, tuple[ast.stmt, ast.Call]]:
                 ) if value is ...:
                     found.setdefault(key_of(ref), (each, n))
     return found
+
+
+def _full_of(value: ast.expr, ref: str) -> ast.expr:
+    """What fills a Ref with one value: a number alone has no shape."""
+    full = ast.parse(f"jnp.zeros_like({ref})" if _is_zero(value) else f"jnp.full_like({ref}, 0)", mode="eval").body
+    assert isinstance(full, ast.Call)
+    full.args[1:] = [] if _is_zero(value) else [value]
+    return full
 
 
 def _is_zero(value: ast.expr) -> bool:

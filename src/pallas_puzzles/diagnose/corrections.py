@@ -112,7 +112,9 @@ def corrections(
         else:
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
             names = named.get(name, {})
-            mine = Names({v: each for v, each in names.items() if each != getattr(own, "id", None)}, arguments(names))
+            was = ast.unparse(group.differences[0].was or ast.Pass())
+            other = {v: each for v, each in names.items() if each != getattr(own, "id", None) and v != was}
+            mine = Names(other, arguments(names))
             words, told = _words(answer, group, mine, tell)
             words = _as_written(words)
             edit = _edit(answer, group, mine)

@@ -223,8 +223,15 @@ def _kept(
             groups[:0] = [part for part in (group[:half], group[half:]) if isinstance(part[0], list)]
     for n in [n for n in kept if found[n].was is None and len(kept) > 1]:  # what needed it may be gone by now
         rest = [k for k in kept if k != n]
-        kept = rest if rest and search.left > 0 and search.right_with(rest) else kept
+        needless = _is_needless(found[n], [search.answer[found[n].function], *(found[k].should for k in rest)])
+        kept = rest if needless or (rest and search.left > 0 and search.right_with(rest)) else kept
     return kept
+
+
+def _is_needless(missing: Difference, others: Sequence[ast.AST | None]) -> bool:
+    """Whether what is missing gives a name alone, and nobody else reads it."""
+    name = name_of(missing.should.targets[0]) if isinstance(missing.should, ast.Assign) else ""
+    return name != "" and not any(name in reads_of(other) for other in others if other is not None)
 
 
 def _in_part(search: _Search, chosen: list[int], needed: Sequence[Difference]) -> list[int]:
@@ -844,7 +851,9 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
     for (from_, to), count in votes.most_common():
         if count and from_ not in names and to not in names.values() and to != "_":
             names[from_] = to
-    taken = set(names.values())
+    # a name that the answer has for a value that stands in its place is taken, too
+    uses = [getattr(n, "use", None) for n in ast.walk(mine)]
+    taken = {*names.values(), *(n.id for n in uses if isinstance(n, ast.Name))}
     # a value that replaces another one under its name, where nothing does in the answer, is under that name still
     names |= {n: names.get(base := n.partition(VERSION)[0], base) for n in own - names.keys() if VERSION in n}
     names |= {n: f"{n}_" for n in own - names.keys() if n in taken}

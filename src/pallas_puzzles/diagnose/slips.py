@@ -68,7 +68,7 @@ def _setter(node: ast.AST, field: str, value: Any, i: int | None) -> Callable[[a
 def slips(functions: Functions) -> Iterator[Difference]:
     """One change of these functions after the other, the likeliest kinds first; none in a loop that may never end."""
     there = [(name, [*filter(_may_slip, places(f))], kinds_of_names(f)) for name, f in functions.items()]
-    for kind in (_compared, _named_alike, _bounded, _ordered, _calculated, _counted, _named):
+    for kind in (_compared, _named_alike, _bounded, _ordered, _grouped, _calculated, _counted, _named):
         for name, inside, names in there:
             for place in inside:
                 line = next((n.lineno for n in (place.node, *reversed(place.around)) if hasattr(n, "lineno")), 0)
@@ -121,6 +121,18 @@ def _swapped(parts: list[Any]) -> Iterator[list[Any]]:
             yield [*parts[:i], parts[j], *parts[i + 1 : j], parts[i], *parts[j + 1 :]]
 
 
+def _grouped(place: Place, names: Names) -> Iterator[ast.AST]:
+    """`(a + b) * c` for `a * c + b`, and the like."""
+    match place.node:
+        case ast.BinOp(ast.BinOp(a, (ast.Add() | ast.Sub()) as plus, b), (ast.Mult() | ast.Div()) as times, c):
+            yield ast.BinOp(ast.BinOp(a, times, c), plus, b)
+            yield ast.BinOp(a, plus, ast.BinOp(b, times, c))
+        case ast.BinOp(
+            a, (ast.Add() | ast.Sub()) as plus, ast.BinOp(b, (ast.Mult() | ast.Div()) as times, c)
+        ) | ast.BinOp(ast.BinOp(a, (ast.Mult() | ast.Div()) as times, c), (ast.Add() | ast.Sub()) as plus, b):
+            yield ast.BinOp(ast.BinOp(a, plus, b), times, c)
+
+
 def _calculated(place: Place, names: Names) -> Iterator[ast.AST]:
     match place.node:
         case ast.BinOp(left=left, op=op, right=right):
@@ -161,5 +173,10 @@ def _named(place: Place, names: Names) -> Iterator[ast.Name]:
     match place.node:
         case ast.Name(name, ast.Load()) if name in names and getattr(place.parent, "func", None) is not place.node:
             for other, kinds in names.items():
-                if other not in (name, "_") and (ast.FunctionDef in kinds) == (ast.FunctionDef in names[name]):
+                same_kind = (ast.FunctionDef in kinds) == (ast.FunctionDef in names[name])
+                if other not in (name, "_") and same_kind and _is_ref(other) == _is_ref(name):
                     yield ast.Name(other, ast.Load())
+
+
+def _is_ref(name: str) -> bool:
+    return name.endswith("_ref")

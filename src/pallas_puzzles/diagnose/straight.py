@@ -56,7 +56,8 @@ def straightened(
 
 
 class _Plain(ast.NodeTransformer):
-    """Without what changes no value: `del x`, a text or a number by itself, the type in `x: int = v`."""
+    """Without what changes no value: `del x`, a text or a number by itself, the type in `x: int = v`. `x = x + v` for
+    `x += v`."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -69,6 +70,14 @@ class _Plain(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return node
+        read = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
+        value = ast.copy_location(ast.BinOp(read, node.op, node.value), node)
+        return ast.copy_location(ast.Assign([node.target], value), node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         if node.value is None:
@@ -325,8 +334,8 @@ def _straighten(body: list[ast.stmt], whole: ast.FunctionDef, names: set[str], v
             each = body[n]
             if not (isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name)):
                 continue
-            name = each.targets[0].id
-            if name in names or not (_is_steady(each.value) if short else key_of(each.value) not in values):
+            name, kept = each.targets[0].id, names if not is_step(each.value) else set[str]()
+            if name in kept or not (_is_steady(each.value) if short else key_of(each.value) not in values):
                 continue
             used = [u for u in _in_scope_of(name, whole) if isinstance(u, ast.Name) and u.id == name]
             if sum(isinstance(u.ctx, ast.Store) for u in used) != 1 or _is_filled(each.value, used, whole):

@@ -354,7 +354,7 @@ def _dot_general(
         x, y = _wide(x), _wide(y)
     else:  # exact in float64 up to 2^53, and far faster than NumPy's integer product
         x, y = x.astype(np.float64), y.astype(np.float64)
-    if x.ndim == y.ndim == 2 and len(xc) == 1:  # the most frequent one
+    if x.ndim == y.ndim == 2 and len(xc) == 1 and not xb:  # the most frequent one
         with _one_thread(2 * x.size * y.size // x.shape[xc[0]] if x.size else 0):
             return np.matmul(x if xc[0] else x.T, y.T if yc[0] else y)
     xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
