@@ -510,6 +510,18 @@ def test_a_value_that_has_to_change_is_not_told_by_its_own_name():
         assert not differences({"kernel": straightened(followed(node, each.edits))}, wanted)
 
 
+def test_a_name_of_the_same_assignment_is_told_by_its_value():
+    mine = "def f(m_ref, x):\n    m_old, m_new = m_ref[...], x.max()\n    return g(m_old, m_old, m_new, m_new)"
+    answer = parsed(mine)
+    wanted = parsed(
+        mine.replace("x.max()", "jnp.maximum(m_old, x.max())")
+        .replace("m_old, m_new =", "m_old = m_ref[...]; m_new =")
+        .replace("= m_ref[...], jnp", "= jnp")
+    )
+    (told,) = corrections(answer, differences(answer, wanted), {}, {"f": {"m_ref[...]": "m_old"}})
+    assert "should be `jnp.maximum(m_ref[...], x.max())`" in told.words
+
+
 def test_an_expression_of_several_lines_is_replaced_by_one_that_compiles():
     answer = parsed("def f(x):\n    return x * g(x) + jnp.where(\n        x > 0, h(x), 0\n    ).sum(axis=1)\n")
     right = parsed("def f(x):\n    return x * g(x) + h(x).sum(axis=1)\n")
@@ -1006,8 +1018,10 @@ def test_a_name_that_is_given_elsewhere_stands_for_nothing():
 
 def test_a_step_has_no_name_of_its_own():
     """The answer calls the step j, the right one something else: the two are not the same j."""
-    right = "def f(t_ref, o_ref):\n    i = pl.program_id(0)\n    j = t_ref[i]\n    o_ref[...] = at(j) + at(j + 1) + g(i)"
-    mine = "def f(t_ref, o_ref):\n    j = pl.program_id(0)\n    o_ref[...] = at(j) + at(j + 1) + g(j)"
+    right = (
+        "def f(t_ref, o_ref):\n    i = pl.program_id(0)\n    j = t_ref[i]\n    o_ref[...] = at(j) + at(j + 1) + g(i)"
+    )
+    mine = "def f(t_ref, o_ref):\n    j = pl.program_id(0)\n    o_ref[...] = f(j) + g(j) + h(j)"
     _, answer, there = paired(*(ast.parse(text).body[0] for text in (mine, right)), {}, {})
     told = [ast.unparse(d.should) for d in differences({"f": answer}, {"f": there})]
     assert told == ["t_ref[pl.program_id(0)]"] * 2, "and not the last one"

@@ -102,6 +102,7 @@ def corrections(
     for each in [d for d in chosen if hasattr(d.was, "around") or hasattr(d.should, "around")]:
         chosen = [d for d in chosen if d is not each]
         found.append(_conditional(answer[each.function], each, calls, named.get(each.function, {})))
+    chosen = [_bound_already(answer, each) for each in chosen]
     for group in _together(answer, chosen, named, statements):
         name = group.differences[0].function
         called = calls.get(name, f"`{name}`")
@@ -113,7 +114,8 @@ def corrections(
             own = getattr(group.differences[0].was, "use", None)  # a name is not used in its own definition
             names = named.get(name, {})
             was = ast.unparse(group.differences[0].was or ast.Pass())
-            other = {v: each for v, each in names.items() if each != getattr(own, "id", None) and v != was}
+            unbound = {getattr(own, "id", None), *(each for each, _ in _beside(answer[name], group.path))}
+            other = {v: each for v, each in names.items() if each not in unbound and v != was}
             mine = Names(other, arguments(names))
             words, told = _words(answer, group, mine, tell)
             words = _as_written(words)
@@ -129,6 +131,19 @@ def corrections(
     for c in found:
         once.setdefault((c.line, c.words), c)
     return sorted(once.values(), key=lambda c: (not c.told, c.line))
+
+
+def _beside(function: ast.FunctionDef, path: Path) -> list[tuple[str, ast.expr]]:
+    """The names that are given together with the one of a statement, and their values."""
+    return getattr(_at(function, _statement(function, path)), "beside", []) if path else []
+
+
+def _bound_already(answer: Functions, d: Difference) -> Difference:
+    """The difference, with values in the places of names that are given in the same assignment."""
+    should = d.should
+    for name, value in _beside(answer[d.function], d.path) if should is not None else ():
+        should = Replaced(ast.Name(name, ast.Load()), value).visit(copy_of(should))
+    return dataclasses.replace(d, should=should)
 
 
 def _with_values(found: Sequence[Correction]) -> list[Correction]:

@@ -104,7 +104,8 @@ def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
         name = NARROWED[primitive_of(eqn)]
         words = (
             f"{'An' if name[0] in 'aeiou' else 'A'} {name} is done in 16-bit {_made(eqn)}, and each of its results is "
-            "rounded: cast what goes into it first (.astype(jnp.float32)), and back once at the end."
+            "rounded: do it later, where the numbers are float32, or cast what goes into it (.astype(jnp.float32)), "
+            "and back once at the end."
         )
         yield Narrow(name, words, line_of(eqn))
     for eqn in rounded_operands(kernel.program):

@@ -300,6 +300,8 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
     if starred or placed or any(names & reads_of(v) for n, names in enumerate(given) for _, v in pairs[n + 1 :]):
         return [statement]
     split = [ast.copy_location(ast.Assign([t], v), t) for t, v in pairs]
+    for each in split:
+        each.beside = [(name_of(t), v) for t, v in pairs if t is not each.targets[0]]  # type: ignore[attr-defined]
     return [one for each in split for one in _one_by_one(each)]
 
 
