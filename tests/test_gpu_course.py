@@ -1,6 +1,5 @@
 """A notebook with kernels for a GPU: what is said of wrong answers, of claims, in the command, at the end, in Colab."""
 
-import functools
 import json
 import re
 import subprocess
@@ -31,7 +30,6 @@ from pallas_puzzles.course.claims import gmem_claim
 from pallas_puzzles.course.finale import finale
 from pallas_puzzles.course.machines import trace
 from pallas_puzzles.course.progress import record
-from pallas_puzzles.diagnose.apart import first_apart
 from pallas_puzzles.diagnose.diagnose import rounded
 from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.diagnose.narrow import kernels_of, narrow_kinds
@@ -213,27 +211,6 @@ def softmax(base_two: bool = False, axis: int = 1, dtype: Any = jnp.float32) -> 
 
     scratch = [plgpu.SMEM((64, 64), jnp.float32), plgpu.Barrier()]
     return plgpu.kernel(body, out_type=S((64, 64), jnp.float32), scratch_types=scratch)
-
-
-def running(fn: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    return functools.partial(trace, fn, *args, detail=False)
-
-
-def test_the_first_value_that_is_none_of_a_right_answer() -> None:
-    x = normal(64, 64)
-    right = running(softmax(), x)
-    assert first_apart(right, running(softmax(base_two=True), x)) == []
-    for base_two in (False, True):
-        line = first_apart(right, running(softmax(base_two, axis=0), x))[0]
-        assert "total = jnp.sum" in line.text
-
-
-def test_products_and_copies_are_values_too() -> None:
-    kernel, (a, b), _ = gpu_kernels.matmul()
-    right = running(kernel, a, b)
-    assert first_apart(right, running(gpu_kernels.matmul(in_registers=True)[0], a, b)) == []
-    for rows, line in ((1, "plgpu.copy_gmem_to_smem(b_gmem"), (64, "plgpu.wgmma(")):  # 64: each tile by itself is right
-        assert line in first_apart(right, running(kernel, a, np.roll(b, rows, axis=0)))[0].text
 
 
 def test_a_line_that_rounds_is_named() -> None:

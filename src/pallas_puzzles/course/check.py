@@ -6,16 +6,13 @@ import inspect
 import sys
 import types
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from ..diagnose.apart import first_apart
 from ..diagnose.corrections import Correction
 from ..diagnose.diagnose import ROUGH
 from ..diagnose.lookout import Lookout
-from ..ir.capture import Programs, SourceLine, pointing_into
+from ..ir.capture import Programs, pointing_into
 from ..lens.machine import listed
 from ..view.costs import totals
 from ..view.verdict import Verdict, emit
@@ -37,12 +34,11 @@ from .holes import (
     unwritten_before,
     why_apart,
 )
-from .inputs import Budget, Case, Question, Subject, draw, question
+from .inputs import Budget, Case, Question, Subject, question
 from .judge import CLAIMS, Judge, claimed, draws, judge_cases, size_of, tolerance_of
-from .machines import trace
 from .progress import record
 from .reference import course_of, seen_in_course
-from .told import SAYS_LITTLE, told
+from .told import told
 
 
 def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> Verdict:
@@ -233,32 +229,18 @@ class _Answer:
         assert self.known
         if verdict.findings and verdict.findings[0].kind != "time-limit":  # trying takes as long, again and again
             with guard.explaining():
-                found, only = self._isolated(verdict, asked)
+                found = self._isolated(verdict, asked)
                 # "the mistake is in your one function" is no news
                 if len(self.known.holes) == 1 and all(c.whole and c.function in self.known.holes for c in found):
                     found = []
                 files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
-                little = verdict.status == "failed" and verdict.findings[0].kind in SAYS_LITTLE
-                among = {c.function for c in found} or {*self.holes}
-                apart = self._apart(asked, only, among) if little and not any(c.told for c in found) else None
                 formulas = {claim.fn.__name__ for claim in asked.claims} >= set(self.known.holes)
                 seen_in = function_at(verdict.findings[0].line, self.holes)
-                verdict.findings = told(verdict.findings, found, files, apart, formulas, seen_in)
+                verdict.findings = told(verdict.findings, found, files, formulas, seen_in)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
-    def _apart(self, asked: Question, only: tuple[int, int] | None, among: Collection[str]) -> SourceLine | None:
-        """The line in one of these holes where the values of one draw part from those of the course."""
-        assert self.known
-        drawn = [each for each in draws(self.puzzle, asked.cases, asked.seed) if (each[0], each[2]) == only]
-        for _, case, _, seed in drawn:
-            args = draw(case.inputs, np.random.default_rng(seed))
-            both = [cases.official(self.known.id).fn, self.fn]
-            runs = [functools.partial(trace, fn, *args, detail=False, **case.blocks) for fn in both]
-            return next((line for line in first_apart(*runs) if function_at(line, self.holes) in among), None)
-        return None  # what is wrong shows in no draw
-
-    def _isolated(self, verdict: Verdict, asked: Question) -> tuple[list[Correction], tuple[int, int] | None]:
-        """What would have to change in an answer, found by trying, and on which of the draws it has been tried."""
+    def _isolated(self, verdict: Verdict, asked: Question) -> list[Correction]:
+        """What would have to change in an answer, found by trying."""
         rounding = bool(ROUGH & {f.kind for f in verdict.findings})
 
         def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> Verdict:
@@ -286,7 +268,7 @@ class _Answer:
             verdict if late or kinds == {"lowering"} else smallest()
         )  # what a compiler refuses, it refuses of any size
         if wrong:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
-            return [], None
+            return []
         here = functools.partial(right, only=wrong.draw)
         fails = not ROUGH & {f.kind for f in wrong.findings}  # that is looked at in some runs alone
 
@@ -294,7 +276,7 @@ class _Answer:
             return right(fn, asked, None) and (not late or here(fn, asked))
 
         slipped = kinds != {"budget"}  # a right answer that costs too much
-        return isolate.isolated(self.known, self.names, used, here, everywhere, fails, slipped), wrong.draw
+        return isolate.isolated(self.known, self.names, used, here, everywhere, fails, slipped)
 
     def _lookout(
         self, spec: Callable[..., Any], barred: Mapping[str, str], helpers: Sequence[types.CodeType]

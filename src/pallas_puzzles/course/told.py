@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ..diagnose.corrections import Correction
 from ..diagnose.findings import Finding
-from ..ir.capture import SourceLine, source_line
+from ..ir.capture import source_line
 from ..lens.machine import listed
 
 
@@ -12,30 +12,19 @@ def told(
     findings: Sequence[Finding],
     found: Sequence[Correction],
     files: Mapping[str, str],
-    apart: SourceLine | None = None,
     formulas: bool = False,
     seen_in: str = "",
 ) -> list[Finding]:
     """The findings of a verdict with corrections: the first with what was seen of it, each further one on its own.
 
-    files: the file that each of the functions is in. apart: where no correction is told, the line at which the values
-    part from those of a right answer; it is told where nothing else says more than which function. formulas: the puzzle
-    asks for nothing else, so a correction of one would be the answer. seen_in: the function that the first finding is
-    in.
+    files: the file that each of the functions is in. formulas: the puzzle asks for nothing else, so a correction of one
+    would be the answer. seen_in: the function that the first finding is in.
     """
     seen = findings[0]
-    whole, doubted = all(c.whole for c in found), any(c.doubted for c in found)
     if seen.kind == "narrow" and (len(found) > 1 or not all(c.told for c in found)):  # it says which place rounds
         return list(findings)
-    several = len(found) > 1  # places that nobody could try are no advice
-    if doubted and (seen.kind == "budget" or (several and seen.kind == "explained")):  # it says what to look for
-        return list(findings)
-    if apart is not None and (whole or doubted or several):
-        swapped = _sentences(found)[:1] if whole else []
-        return [
-            seen.but(cause=_APART, evidence=(*swapped, seen.cause, *seen.evidence), line=apart, near=()),
-            *findings[1:],
-        ]
+    if any(c.doubted for c in found) and (seen.kind == "budget" or (len(found) > 1 and seen.kind == "explained")):
+        return list(findings)  # it says itself what to look for
     if not found:
         return list(findings)
     at = seen.line
@@ -78,10 +67,6 @@ SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explai
 
 _TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
-_APART = (
-    "The course's answer has no value like the one of this line: it is wrong, or you go another way from here on, and "
-    "the mistake comes later."
-)
 _ALSO_RIGHT = frozenset({"padding"})  # a right answer reads it as well, and does not use it
 _GUESSED = frozenset(
     {"error", "rounding", "narrow"}

@@ -36,7 +36,6 @@ from .ops import (
     is_key,
     is_literal,
     nbytes_of,
-    notice,
     np_dtype,
     run_scan,
     run_while,
@@ -611,9 +610,7 @@ class Evaluator:
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
         if is_call(eqn):
-            outputs = self.keep(self._call(eqn, values))
-            notice(eqn, values, outputs)
-            return outputs
+            return self.keep(self._call(eqn, values))
         inner = inlined(eqn)
         if inner is not None:
             return self._inline(eqn, inner, values)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .capture import SourceLine, asked_line_of, callers_of
+from .capture import SourceLine, asked_line_of
 from .ops import OPS, TAKES_NO_PARAMS, Beyond, evaluate, is_floating, nbytes_of, np_dtype, scan_groups
 from .places import Place, locate
 
@@ -150,11 +150,6 @@ class Instr:
     def line(self) -> SourceLine | None:
         """The reader's line."""
         return asked_line_of(each.eqn for each in self._outwards())
-
-    @property
-    def callers(self) -> list[SourceLine]:
-        """The reader's lines on the way to it, the innermost first."""
-        return [line for each in self._outwards() for line in callers_of(each.eqn)]
 
     def _outwards(self) -> "Iterator[Instr]":
         yield self

@@ -607,20 +607,6 @@ def run_while(eqn: Any, values: Sequence[Any], run: Callable[[Any, list[Any]], l
     return state
 
 
-_observer: contextvars.ContextVar[Callable[[Any, list[Any], list[Any]], None] | None] = contextvars.ContextVar(
-    "observer", default=None
-)
-
-
-def observed(by: Callable[[Any, list[Any], list[Any]], None]) -> contextlib.AbstractContextManager[None]:
-    """While active, by(equation, operands, results) is told of each array equation that is run, and each kernel."""
-    return holding(_observer, by)
-
-
-def is_observed() -> bool:
-    return _observer.get() is not None
-
-
 # The equations that what runs is inside of, the innermost first: JAX forgets who called them.
 around: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("around", default=())
 
@@ -648,14 +634,7 @@ def evaluator(eqn: Any) -> Run:
         op = np.true_divide if name == "div" and is_floating(out_dtype(eqn)) else op
         run = _by_ufunc(eqn, op) if isinstance(op, np.ufunc) else _by_numpy(eqn, op)
 
-    def noticed(values: Sequence[Any], reuse: bool = False) -> Any:
-        observed = _observer.get() is not None
-        out = run(values, reuse and not observed)
-        if observed:
-            notice(eqn, values, out if several else [out])
-        return out
-
-    return noticed
+    return run
 
 
 def _by_numpy(eqn: Any, op: Op) -> Run:
@@ -702,13 +681,6 @@ def _free(values: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> np.
 
 _known_here = [np.empty(0)]
 _ALONE = sys.getrefcount(_known_here[0])
-
-
-def notice(eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
-    """Tells whoever observes."""
-    observer = _observer.get()
-    if observer is not None:
-        observer(eqn, list(operands), list(results))
 
 
 TAKES_NO_PARAMS = frozenset(k for k, op in ELEMENTWISE.items() if isinstance(op, np.ufunc)) | {

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Alloc, Instr, View
-from ...ir.ops import Beyond, bits_of, is_observed, notice
+from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from ..findings import Findings
 from ..regions import Region, region_of
@@ -119,17 +119,6 @@ class Core:
             if before is not None:
                 self._in_order(buffer, before, t, access, written=True)
         buffer.note_read(self.region(buffer, place), access)
-
-    def notice_read(self, buffer: Buffer, place: Place, instr: Instr) -> None:
-        """Tells whoever observes what is read, as the result of what has written it, or a part of what was given."""
-        if not (is_observed() and buffer.tracked):
-            return
-        access = buffer.writes[max([0, *buffer.writers_of(place)])]
-        value = place.read(buffer.values)
-        if access is not None and access.instr is not None:
-            notice(access.instr.eqn, [], [value])
-        else:
-            notice(instr.eqn, [buffer.values], [value])
 
     def writes(self, buffer: Buffer, place: Place, t: Thread, access: Access) -> None:
         """Notes a write, and what it collides with."""

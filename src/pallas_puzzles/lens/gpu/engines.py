@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Instr, View
-from ...ir.ops import bits_of, matmul, notice, poison
+from ...ir.ops import bits_of, matmul, poison
 from ...ir.places import Place
 from .accesses import Env
 from .banks import of_operand
@@ -159,12 +159,8 @@ class Engines(Control):
 
         def add() -> None:
             a, b = left.value(), right.value()
-            for each in operands:
-                if each.buffer is not None:
-                    self.notice_read(each.buffer, each.place, instr)
             total = (where.read(acc.values) + matmul(a, b)).astype(acc.dtype)
             where.set(acc.values, total)
-            notice(instr.eqn, [a, b], [total])
 
         def over(product: Product) -> None:
             for start, end in product.slices:
@@ -292,7 +288,6 @@ class Engines(Control):
                 a = left.place.read(its.values)
                 total = ((where.read(ref.values) if keep else 0) + matmul(a, whole)).astype(ref.dtype)
                 where.set(ref.values, total)
-                notice(instr.eqn, [a, whole], [total])
 
         flops = 2 * int(np.prod(where.shape)) * left.shape[-1]
         conflicts = self._bank_conflicts(instr, operands, 1)

@@ -187,7 +187,6 @@ class Control(Core):
         self.reads(buffer, place, t, self.own(t, instr, "reads", buffer.space))
         self._move(t, instr, buffer, place, "load")
         value = place.read(buffer.values)
-        self.notice_read(buffer, place, instr)
         return [value, *([] if len(instr.outs) == 1 else [value.max(-1)])]
 
     def do_write(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
