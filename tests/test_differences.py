@@ -727,6 +727,22 @@ def test_one_more_place_beside_one_that_is_known_is_found_in_few_trials():
     assert [ast.unparse(d.was) for d in chosen] == ["-3", "-17"]
 
 
+def test_what_is_missing_in_front_of_a_place_that_is_known_is_another_one():
+    """What is missing stands at the path of the statement behind it, and around nothing that is inside of that."""
+    right = "def f(x, a, b):\n    h(a)\n    a[...] = g(x, 1) + g(x, 2)\n    b[...] = g(x, 3)\n    k(b)"
+    mine = "def f(x, a, b):\n    a[...] = g(x, -1) + g(x, 2)\n    b[...] = g(x, -3)"
+    answer, there = ({"f": ast.parse(text).body[0]} for text in (mine, right))
+    found = differences(answer, there)
+    first = next(d for d in found if d.was is not None and ast.unparse(d.was) == "-1")
+
+    def is_right(functions):
+        text = ast.unparse(functions["f"])
+        return "-" not in text and ("h(a)" in text) == ("k(b)" in text)
+
+    chosen = that_matter(answer, found, is_right, 8, needed=[first])
+    assert [ast.unparse(d.was) for d in chosen] == ["-1", "-3"]
+
+
 def test_functions_under_other_decorators_are_other_things():
     plain, looped = (
         ast.parse(f"{decorator}def move(i):\n    o_ref[i] = x_ref[i]\n").body[0]

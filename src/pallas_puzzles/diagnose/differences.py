@@ -280,8 +280,9 @@ def _side_by_side(d: Difference) -> Any:
 
 def _overlap(a: Difference, b: Difference) -> bool:
     """Whether one of two differences is inside of the other."""
-    short, long = sorted((a.path, b.path), key=len)
-    return a.function == b.function and long[: len(short)] == short
+    short, long = sorted((a, b), key=lambda d: len(d.path))
+    inside = a.function == b.function and long.path[: len(short.path)] == short.path
+    return inside and (short.was is not None or short == long)  # what is missing stands in front of what is there
 
 
 def moves(found: Sequence[Difference], among: Sequence[Difference]) -> Iterator[tuple[Difference, Difference]]:
