@@ -312,6 +312,8 @@ class Judge(Judging):
         self.beyond = True
         told = bool(self.guard.errors)  # of a bug, by the guard
         self.machine = reached(self.programs[1])
+        if is_brief() and not self.machine.runs_all:  # no trial is worth a simulator that may wait for ever
+            raise CannotJudge(why)
         instead = "" if told else f"The lens cannot follow this: {why}. JAX's simulator judges instead."
         try:
             outputs = self.machine.simulate(_with(self.fn, blocks), args, TIME_LIMIT_S, self.chip)
