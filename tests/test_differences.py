@@ -1034,10 +1034,9 @@ def test_a_name_that_is_given_elsewhere_stands_for_nothing():
 
 def test_a_step_has_no_name_of_its_own():
     """The answer calls the step j, the right one something else: the two are not the same j."""
-    right = (
-        "def f(t_ref, o_ref):\n    i = pl.program_id(0)\n    j = t_ref[i]\n    o_ref[...] = at(j) + at(j + 1) + g(i)"
-    )
-    mine = "def f(t_ref, o_ref):\n    j = pl.program_id(0)\n    o_ref[...] = f(j) + g(j) + h(j)"
+    stores = "    o_ref[...] = at(j) + at(j + 1) + g({})"
+    right = "def f(t_ref, o_ref):\n    i = pl.program_id(0)\n    j = t_ref[i]\n" + stores.format("i")
+    mine = "def f(t_ref, o_ref):\n    j = pl.program_id(0)\n" + stores.format("j")
     _, answer, there = paired(*(ast.parse(text).body[0] for text in (mine, right)), {}, {})
     told = [ast.unparse(d.should) for d in differences({"f": answer}, {"f": there})]
     assert told == ["t_ref[pl.program_id(0)]"] * 2, "and not the last one"
