@@ -368,10 +368,8 @@ class Judge(Judging):
         return verdict
 
     def _no_kernel(self, run: Run) -> Finding | None:
-        # what is the same everywhere is no work: a gradient that is cut off, say
-        made = [np.asarray(x) for x in jax.tree.leaves(run.outputs)]
-        constant = [x.size > 1 and bool((x == x.flat[0]).all()) for x in made]
-        if run.calls and all(own or same for own, same in zip(run.from_kernel, constant, strict=True)):
+        made = jax.tree.leaves(run.outputs)
+        if run.calls and all(own or _is_constant(x) for own, x in zip(run.from_kernel, made, strict=True)):
             return None
         if not run.calls and (self.beyond or run.hangs):
             return None
@@ -388,6 +386,12 @@ class Judge(Judging):
         verdict.word = word
         verdict.notes = [why, *(note for note in verdict.notes if note != why)]
         return verdict
+
+
+def _is_constant(result: Any) -> bool:
+    """Whether a result is the same everywhere, which is nobody's work: a gradient that is cut off, say."""
+    x = np.asarray(result)
+    return x.size > 1 and bool((x == x.flat[0]).all())
 
 
 def _with(fn: Callable[..., Any], blocks: dict[str, Any]) -> Callable[..., Any]:

@@ -68,22 +68,17 @@ def _name_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
 def _clear_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:
     """Where mine clears a Ref under a condition and theirs begins anew with `jnp.where`, theirs clears it, too."""
     cleared, cleared_there = _clears(mine), _clears(theirs)
-    new: dict[str, ast.FunctionDef] = {}  # by their condition
     for ref, (statement, where) in _begins(theirs).items():
         if ref in cleared and ref not in cleared_there:
             (under, store), (condition, value, read) = cleared[ref], where.args
             assert isinstance(read, ast.Subscript)
-            body, at = new.get(key_of(condition)), theirs.body.index(statement)
+            at, store = theirs.body.index(statement), copy_of(store)
             theirs.body[at] = Replaced(where, read).visit(statement)
-            store = copy_of(store)
             if not (_is_zero(store.value) and _is_zero(value)):
                 store.value = _full_of(value, ast.unparse(read.value))
-            if body is None:
-                new[key_of(condition)] = body = _always(store, under)
-                body.decorator_list[0].args = [condition]  # type: ignore[attr-defined]
-                theirs.body.insert(at, body)
-            else:
-                body.body.append(store)
+            body = _always(store, under)
+            body.decorator_list[0].args = [condition]  # type: ignore[attr-defined]
+            theirs.body.insert(at, body)
 
 
 def _begin_as(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> None:

@@ -68,7 +68,7 @@ def _setter(node: ast.AST, field: str, value: Any, i: int | None) -> Callable[[a
 def slips(functions: Functions) -> Iterator[Difference]:
     """One change of these functions after the other, the likeliest kinds first; none in a loop that may never end."""
     there = [(name, [*filter(_may_slip, places(f))], kinds_of_names(f)) for name, f in functions.items()]
-    for kind in (_compared, _named_alike, _bounded, _ordered, _grouped, _calculated, _counted, _named):
+    for kind in (_compared, _named_alike, _bounded, _ordered, _calculated, _counted, _named):
         for name, inside, names in there:
             for place in inside:
                 line = next((n.lineno for n in (place.node, *reversed(place.around)) if hasattr(n, "lineno")), 0)
@@ -119,18 +119,6 @@ def _swapped(parts: list[Any]) -> Iterator[list[Any]]:
     for i, j in itertools.combinations(range(len(parts)), 2):
         if ast.dump(parts[i]) != ast.dump(parts[j]):
             yield [*parts[:i], parts[j], *parts[i + 1 : j], parts[i], *parts[j + 1 :]]
-
-
-def _grouped(place: Place, names: Names) -> Iterator[ast.AST]:
-    """`(a + b) * c` for `a * c + b`, and the like."""
-    match place.node:
-        case ast.BinOp(ast.BinOp(a, (ast.Add() | ast.Sub()) as plus, b), (ast.Mult() | ast.Div()) as times, c):
-            yield ast.BinOp(ast.BinOp(a, times, c), plus, b)
-            yield ast.BinOp(a, plus, ast.BinOp(b, times, c))
-        case ast.BinOp(
-            a, (ast.Add() | ast.Sub()) as plus, ast.BinOp(b, (ast.Mult() | ast.Div()) as times, c)
-        ) | ast.BinOp(ast.BinOp(a, (ast.Mult() | ast.Div()) as times, c), (ast.Add() | ast.Sub()) as plus, b):
-            yield ast.BinOp(ast.BinOp(a, plus, b), times, c)
 
 
 def _calculated(place: Place, names: Names) -> Iterator[ast.AST]:
