@@ -104,6 +104,12 @@ def puzzle_6(nb: Any) -> Question:
                 budget=Budget(vmem_bytes=262_144, grid_steps=1, calls=1),
                 about="all rows fit at once",
             ),
+            case(
+                normal((64, 384)),
+                normal((64, 384)),
+                budget=Budget(vmem_bytes=262_144, grid_steps=2, calls=1),
+                about="all rows would fit once, but not twice",
+            ),
         ],
         budget=Budget(vmem_bytes=262_144, hbm_bytes=307_200, grid_steps=5, calls=1),
     )

@@ -464,6 +464,11 @@ def puzzle_8c(nb: Any) -> Question:
             case(normal((40, 64), "bfloat16", shift=2.0), shuffled(40), k=4, about="g in bfloat16"),
             case(normal((8, 16)), shuffled(8), k=1),
             case(normal((33, 32)), shuffled(33), k=3),
+            case(
+                np.where(np.arange(24)[:, None] == 5, np.inf, np.ones((24, 8))).astype(np.float32),
+                shuffled(24),
+                about="row 5 of g has overflowed",
+            ),
             case(  # a table of slots against tokens would have 18,432 elements
                 normal((192, 4)), shuffled(192), budget=Budget(operations=60, elements=1024)
             ),

@@ -900,7 +900,7 @@ def shift_map(i, j):
         (
             {"arguments": "", "block": "(0, 0)", "first": "", "second": ""},
             {
-                "scale_map": "`(0, 0)` should be `(i, 0)`.",
+                "scale_map": "`(0, 0)` should be `(i, 0)`; the change below is needed, too.",
                 "shift_map": "`(0, 0)` should be `(0, j)`: then everything is right.",
             },
         ),

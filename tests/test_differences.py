@@ -53,6 +53,12 @@ def x_map(i, j, k):
 '''
 
 
+def as_one(mine, right, own=None, given=None):
+    """An answer and a right program in one form."""
+    form = paired(mine, right, own or {}, given or {})
+    return form.answer, form.right
+
+
 def parsed(text):
     return {node.name: straightened(node) for node in ast.parse(text).body}
 
@@ -680,7 +686,8 @@ def test_what_comes_behind_the_statements_of_a_helper_comes_behind_its_call():
     mine = "def product(acc, x):\n    start(acc, x)\n    wait(1)\n\n\ndef kernel(acc, x):\n    product(acc, x)\n"
     theirs = "def kernel(acc, x):\n    start(acc, x)\n    wait(1)\n    return acc\n"
     (product, kernel), (right,) = ast.parse(mine).body, ast.parse(theirs).body
-    written, answer, right = paired(kernel, right, {"product": product}, {})
+    form = paired(kernel, right, {"product": product}, {})
+    written, answer, right = form.mine, form.answer, form.right
     (told,) = corrections({"kernel": answer}, differences({"kernel": answer}, {"kernel": right}), {}, {})
     assert (told.line, told.said) == (7, "`return acc` is missing here")
     assert ast.unparse(followed(written, told.edits)).endswith("    product(acc, x)\n    return acc")
@@ -694,7 +701,7 @@ def test_short_names_of_modules_are_the_same_modules():
 @pytest.mark.parametrize(("mine", "theirs"), [("jax.lax", "lax"), ("lax", "jax.lax")])
 def test_a_module_has_the_name_that_the_answer_uses(mine, theirs):
     one, other = (ast.parse(f"def f(x, n):\n    return {module}.rem(x, n)\n").body[0] for module in (mine, theirs))
-    _, answer, right = paired(one, other, {}, {})
+    answer, right = as_one(one, other)
     assert differences({"f": answer}, {"f": right}) == []
 
 
@@ -794,7 +801,7 @@ def kernel(x_ref, o_ref, m_ref, l_ref):
 def beside(mine, theirs):
     """What is said of the kernel of one text beside that of the other, each with the functions around it."""
     own, given = ({n.name: n for n in ast.parse(text).body} for text in (mine, theirs))
-    _, answer, right = paired(own.pop("kernel"), given.pop("kernel"), own, given)
+    answer, right = as_one(own.pop("kernel"), given.pop("kernel"), own, given)
     found = differences({"kernel": answer}, {"kernel": right})
     return [c.said for c in corrections({"kernel": answer}, found, {}, {})]
 
@@ -823,7 +830,7 @@ def test_values_that_get_their_names_together_are_known_by_them():
     ):
         mine = f"def kernel(o_ref):\n    i, j = {way}\n    o_ref[...] = f(i, j)\n"
         (node,) = ast.parse(mine).body
-        _, answer, theirs = paired(node, ast.parse(right).body[0], {}, {})
+        answer, theirs = as_one(node, ast.parse(right).body[0])
         found = differences({"kernel": answer}, {"kernel": theirs})
         (told,) = corrections({"kernel": answer}, found, {}, {"kernel": values_with_names(node)})
         assert told.said == "`f(i, j)` should be `f(i, j + 1)`"
@@ -835,7 +842,7 @@ def test_a_given_function_is_looked_into_and_never_blamed():
     (load, kernel) = ast.parse(given + right).body
 
     def told(mine):
-        _, answer, theirs = paired(ast.parse(mine).body[0], kernel, {}, {"load": load})
+        answer, theirs = as_one(ast.parse(mine).body[0], kernel, {}, {"load": load})
         found = differences({"kernel": answer}, {"kernel": theirs})
         return [c.said for c in corrections({"kernel": answer}, found, {}, {})]
 
@@ -979,7 +986,7 @@ def kernel(x_ref, o_ref, acc_ref, {more}):
 def between(mine: str, theirs: str) -> list[tuple[str, str]]:
     """What one program has and the other should have, the two in one form."""
     functions = [ast.parse(text).body[0] for text in (mine, theirs)]
-    _, answer, right = paired(*functions, {}, {})
+    answer, right = as_one(*functions)
     found = differences({"kernel": answer}, {"kernel": right})
     return [tuple(ast.unparse(n) if n is not None else "" for n in (d.was, d.should)) for d in found]
 
@@ -1025,7 +1032,7 @@ def test_a_name_that_is_given_elsewhere_stands_for_nothing():
     right = "def f(r):\n    m = r[...]\n    r[...] = new(m)\n    return g(r[...] - 1, m)"
     mine = "def f(r):\n    r[...] = new(r[...])\n    m = r[...]\n    return g(m - 1, r[...])"
     function = ast.parse(mine).body[0]
-    _, answer, there = paired(function, ast.parse(right).body[0], {}, {})
+    answer, there = as_one(function, ast.parse(right).body[0])
     found = differences({"f": answer}, {"f": there})
     said = corrections({"f": answer}, found, {}, {"f": values_with_names(function)}, moved=found)
     assert any("comes too late" in c.words for c in said)
@@ -1037,7 +1044,7 @@ def test_a_step_has_no_name_of_its_own():
     stores = "    o_ref[...] = at(j) + at(j + 1) + g({})"
     right = "def f(t_ref, o_ref):\n    i = pl.program_id(0)\n    j = t_ref[i]\n" + stores.format("i")
     mine = "def f(t_ref, o_ref):\n    j = pl.program_id(0)\n" + stores.format("j")
-    _, answer, there = paired(*(ast.parse(text).body[0] for text in (mine, right)), {}, {})
+    answer, there = as_one(*(ast.parse(text).body[0] for text in (mine, right)))
     told = [ast.unparse(d.should) for d in differences({"f": answer}, {"f": there})]
     assert told == ["t_ref[pl.program_id(0)]"] * 2, "and not the last one"
 

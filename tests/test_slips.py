@@ -21,14 +21,12 @@ def changed(text: str) -> list[str]:
     ("text", "other"),
     [
         ("def f(r, end):\n    return r <= end", "return r < end"),
-        ("def f(i, n):\n    return i < n", "return i < n - 1"),
         ("def f(i, j):\n    return (i, j)", "return (j, i)"),
         ("def f(x):\n    a, b = x", "b, a = x"),
         ("def f(a, b):\n    return a - b", "return b - a"),
         ("def f(a, b):\n    return a // b", "return pl.cdiv(a, b)"),
         ("def f(a):\n    return a // 2", "return a"),
         ("def f(a, b):\n    return a & b", "return b"),
-        ("def f(x):\n    return x.sum(axis=1)", "return x.sum(axis=0)"),
         ("def f(x, k, v):\n    return call(x)(v, k)", "return call(x)(k, v)"),
         ("def f(h, g):\n    return h.sum()", "return g.sum()"),
         ("def f(i):\n    return BlockSpec(b, lambda i, j: (i, j))", "return BlockSpec(b, lambda j, i: (i, j))"),
@@ -38,11 +36,11 @@ def test_a_slip_is_undone(text: str, other: str) -> None:
     assert other in changed(text)
 
 
-def test_names_that_share_a_word_come_before_numbers() -> None:
-    made = changed("def f(first_key, last_key, n_ref, m_ref):\n    return last_key <= n_ref[0]")
-    assert made.index("return first_key <= n_ref[0]") < made.index("return last_key <= n_ref[0] - 1")
-    assert made.index("return last_key <= n_ref[1]") < made.index("return last_key <= m_ref[0]")
-    assert "return last_key <= first_key[0]" not in made, "a Ref is no value"
+def test_names_that_share_a_word_come_first() -> None:
+    made = changed("def f(first_key, last_key, n_ref, m_ref):\n    return last_key - n_ref[0]")
+    assert made.index("return first_key - n_ref[0]") < made.index("return n_ref[0] - last_key")
+    assert made.index("return last_key + n_ref[0]") < made.index("return last_key - m_ref[0]")
+    assert "return last_key - first_key[0]" not in made, "a Ref is no value"
 
 
 def test_a_function_stays_what_it_was() -> None:

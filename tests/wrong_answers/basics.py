@@ -125,6 +125,14 @@ from jax.experimental.pallas import tpu as pltpu
 # -    bm = max(fitting)
 # +    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and b * N * 10 <= vmem_bytes)
 
+# %% basics/6: a block of everything has one buffer, whatever its index map returns
+# gated:
+# -    bytes_per_row = 2 * N * (4 + 4 + 2)
+# -    fitting = [bm for bm in range(8, M + 1, 8) if M % bm == 0 and bm * bytes_per_row <= vmem_bytes]
+# -    bm = max(fitting)
+# +    buffers = lambda bm: 1 if bm == M else 2
+# +    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and buffers(b) * b * N * 10 <= vmem_bytes)
+
 # %% basics/6: blocks of eight rows
 # gated:
 # -    bytes_per_row = 2 * N * (4 + 4 + 2)

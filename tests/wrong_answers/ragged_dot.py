@@ -435,6 +435,13 @@ def every_group_metadata(group_sizes, *, num_rows, bm):
 # %% ragged_dot/8c: only the best expert's gradient comes back
 # expand_grad: `(jnp.float32).sum(axis=1)` -> `(jnp.float32)[:, 0]`
 
+# %% ragged_dot/8c: differences of a running sum, in which one overflow spoils all that follows
+# expand_grad:
+# -    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])
+# -    return by_slot.astype(jnp.float32).sum(axis=1)
+# +    total = jnp.cumsum(g[jnp.argsort(order)].astype(jnp.float32), axis=0)[k - 1 :: k]
+# +    return jnp.diff(total, axis=0, prepend=0)
+
 # %% ragged_dot/8c: a scatter
 # expand_grad:
 # -    by_slot = g[jnp.argsort(order)].reshape(-1, k, g.shape[1])

@@ -1,12 +1,14 @@
 """One verdict on an answer: what is asked of it, how it is judged, explained, shown and recorded."""
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import inspect
 import sys
 import types
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..diagnose.corrections import Correction
@@ -69,7 +71,8 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> V
         verdict, recorded = answer.verdict(entry, own, guard)
         return verdict
 
-    verdict = _guarded(judged, guard)
+    with _garbage_left():
+        verdict = _guarded(judged, guard)
     verdict.puzzle, verdict.title = puzzle, answer.title
     verdict.word = _WORDS.get(verdict.status, "not yet." if verdict.findings else "not judged.")
     collection = current()
@@ -78,6 +81,17 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> V
     else:
         _show(verdict, answer, recorded, guard)
     return verdict
+
+
+@contextlib.contextmanager
+def _garbage_left() -> Iterator[None]:
+    """Python seldom looks through all of JAX's objects for garbage, which takes it a third of a second each time."""
+    before = gc.get_threshold()
+    gc.set_threshold(before[0] and 100_000, 50, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @functools.lru_cache(maxsize=1)
@@ -264,10 +278,9 @@ class _Answer:
         assert self.known
         used, kinds = self._used(), {f.kind for f in verdict.findings}
         late = verdict.draw is not None and verdict.draw[1] > 0  # other values of a case are right
-        wrong = (
-            verdict if late or kinds == {"lowering"} else smallest()
-        )  # what a compiler refuses, it refuses of any size
-        if wrong:  # what is wrong shows in no result: a function that is forbidden, the simulator's word
+        # what a compiler refuses, it refuses of any size
+        wrong = verdict if late or kinds == {"lowering"} else smallest()
+        if wrong:  # what is wrong shows in no result: the simulator's word, say
             return []
         here = functools.partial(right, only=wrong.draw)
         fails = not ROUGH & {f.kind for f in wrong.findings}  # that is looked at in some runs alone

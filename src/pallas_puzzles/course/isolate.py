@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..diagnose.corrections import Correction, Names, corrections, followed
-from ..diagnose.differences import Difference, Functions, applied, differences, that_matter
+from ..diagnose.differences import Difference, Functions, applied, that_matter
 from ..diagnose.paired import Form, paired
 from ..diagnose.slips import slips
 from ..diagnose.straight import key_of, reads_of, straightened, values_with_names, with_helper
@@ -29,7 +29,7 @@ MOST_RUNS = 30
 MOST_INSTRUCTIONS = 120_000  # of these runs, so many that another one begins: two seconds of a laptop
 _TO_CHECK = 2  # times as many that it begins for what has been found
 _MOST_PLACES = 3
-_MOST_SLIPS = 20  # that are tried where nothing that can be told puts all of it right
+_MOST_SLIPS = 16  # that are tried where nothing that can be told puts all of it right
 _SLIP_S = 5.0  # far more than any of them takes; a number in the place of another may make a loop a long one
 
 
@@ -161,10 +161,10 @@ class _Trials:
         self.helpers = _helpers(self.extra, [code_of(names[name]).co_filename for name in self.written])
         self.given = curriculum.notebook(puzzle.path).functions | self.course
         both = {name: self._paired(name, node) for name, node in self.written.items() if name in self.course}
-        self.written |= {name: mine for name, (mine, _, _) in both.items()}
-        self.answer = {n: both[n][1] if n in both else straightened(node) for n, node in self.written.items()}
-        self.right = {name: theirs for name, (_, _, theirs) in both.items()}
-        self.found = differences(self.answer, self.right)
+        self.written |= {name: form.mine for name, form in both.items()}
+        self.answer = {n: both[n].answer if n in both else straightened(node) for n, node in self.written.items()}
+        self.right = {name: form.right for name, form in both.items()}
+        self.found = [d for form in both.values() for d in form.found]
         self.chosen: list[Difference] = []
         self.enough = False
         self.values = {name: values_with_names(node) for name, node in self.written.items()}
@@ -242,7 +242,7 @@ class _Trials:
         there = applied(self.answer, self.chosen)
         changed = [n for n in there if there[n] is not self.answer[n]]
         rest = all(key_of(functions.get(n)) == key_of(self.written[n]) for n in there if n not in changed)
-        forms = {n: self._paired(n, functions[n])[1] for n in changed if n in functions and n in self.right}
+        forms = {n: self._paired(n, functions[n]).answer for n in changed if n in functions and n in self.right}
         return rest and forms.keys() == {*changed} and all(key_of(forms[n]) == key_of(there[n]) for n in changed)
 
 

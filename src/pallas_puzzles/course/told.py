@@ -37,7 +37,7 @@ def told(
     )
     if seen.kind == "model" and seen.evidence and (formulas or not found[0].told):  # what it should come to is told
         return [seen.but(line=first.line, function=first.function), *findings[1:]]
-    elsewhere = seen_in not in {"", *(c.function for c in found)} and all(c.told for c in found)
+    elsewhere = seen_in not in {"", *(c.function for c in found)} and all(c.told or c.tried for c in found)
     if seen.kind == "budget":
         first = first.but(kind=seen.kind, cause=f"{seen.seen} {first.cause}")
         first = first.but(line=seen.line) if covered and found[0].whole else first
@@ -90,4 +90,6 @@ def _sentences(found: Sequence[Correction]) -> list[str]:
     ]
     if found and all(c.told for c in found):
         words[-1] += ": then everything is right"
+    if all(c.told and c.tried for c in found):
+        words[:-1] = [f"{each}; the change below is needed, too" for each in words[:-1]]
     return [f"{each[:1].upper()}{each[1:]}." for each in words]

@@ -775,7 +775,7 @@ _STORES = (ast.Assign, ast.AugAssign)
 def _ref_of(store: Any) -> str:
     """The Ref that a value is stored in, "" if it is given a name."""
     target = store.targets[0] if isinstance(store, ast.Assign) else store.target
-    return ast.unparse(target.value) if isinstance(target, ast.Subscript) else ""
+    return key_of(target.value) if isinstance(target, ast.Subscript) else ""
 
 
 def _target(store: Any) -> str:
@@ -784,23 +784,24 @@ def _target(store: Any) -> str:
 
 def likeness(a: ast.AST, b: ast.AST) -> float:
     """How much two statements have in common, from 0 to 1; 0 for those of other kinds."""
-    if key_of(a) == key_of(b):
-        return 1.0
     under = [[_head(d) for d in getattr(n, "decorator_list", [])] for n in (a, b)]
     if under[0] != under[1]:
         return 0.0
-    if type(a) is not type(b) and not (isinstance(a, _STORES) and isinstance(b, _STORES) and _target(a) == _target(b)):
+    stores = isinstance(a, _STORES) and isinstance(b, _STORES)
+    if type(a) is not type(b) and not (stores and _target(a) == _target(b)):
         return 0.0
-    if isinstance(a, _STORES) and isinstance(b, _STORES):
-        functions = [isinstance(n.value, ast.Lambda) for n in (a, b)]
+    if stores:
+        functions = [isinstance(n.value, ast.Lambda) for n in (a, b)]  # type: ignore[attr-defined]
         if _ref_of(a) != _ref_of(b) or functions[0] != functions[1]:
             return 0.0
     mine, theirs = Counter(_words(a)), Counter(_words(b))
+    if mine == theirs and key_of(a) == key_of(b):
+        return 1.0
     named = [word for word in mine & theirs if word.partition(" ")[2]]
     if isinstance(a, ast.Expr) and not named:  # two calls without a name in common
         return 0.0
     share = 2 * (mine & theirs).total() / max(1, (mine.total() + theirs.total()))
-    same_target = isinstance(a, _STORES) and isinstance(b, _STORES) and (_target(a) == _target(b) or _ref_of(a) != "")
+    same_target = stores and (_ref_of(a) != "" or _target(a) == _target(b))
     return share if same_target or isinstance(a, ast.Return) or share > 0.3 else 0.0
 
 

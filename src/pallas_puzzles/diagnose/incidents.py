@@ -9,7 +9,7 @@ from ..ir.program import lines_of
 from ..lens.machine import Incident, Trace
 from ..text import plural
 from .findings import FATAL, Finding
-from .steps import at, first_step_test
+from .steps import at, first_step_test, is_first_step
 
 
 def incidents_of(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[Finding]:
@@ -149,9 +149,12 @@ def _ref_bounds(trace: Trace, i: Incident) -> str:
 def _unwritten(trace: Trace, i: Incident) -> str:
     scratch = i.ref in {s.name for s in trace.call.scratch}
     kind = "scratch memory" if scratch else "an output block"
+    late = not is_first_step(trace, i.ref, i.step)  # whoever sets it may do that already
+    before = f"No step before has stored anything there. Store in {i.ref} what the next step goes on from, or set"
     return (
-        f"the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} starts out as garbage. Set "
-        f"{i.ref} to its starting value (0 for a sum, -inf for a maximum) {first_step_test(trace, i.ref)}."
+        f"the kernel reads {i.count} elements of {i.ref} that nobody has written: {kind} starts out as garbage. "
+        f"{f'{before} it' if late else f'Set {i.ref}'} to its starting value (0 for a sum, -inf for a maximum) "
+        f"{first_step_test(trace, i.ref)}."
     )
 
 

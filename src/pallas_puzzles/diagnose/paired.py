@@ -1,6 +1,7 @@
 """An answer and a right program in one form, with the functions outside of them that only one of the two calls."""
 
 import ast
+import dataclasses
 import math
 from typing import Any
 
@@ -9,11 +10,20 @@ from .differences import Difference, Functions, differences
 from .straight import copy_of, key_of, reads_of, side_by_side, straightened, with_helper
 
 _OWN = 1.5  # a function of the reader's own is looked into also where the two then differ by somewhat more
-Form = tuple[ast.FunctionDef, ast.FunctionDef, ast.FunctionDef]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """mine: an answer as it is written, with its helpers. answer, right: both in one form. found: their differences."""
+
+    mine: ast.FunctionDef
+    answer: ast.FunctionDef
+    right: ast.FunctionDef
+    found: list[Difference]
 
 
 def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given: Functions) -> Form:
-    """The answer as it is written, with its helpers; and both in one form.
+    """An answer and a right program in one form.
 
     own, given: functions outside of the two that each may call; the answer may call given ones, too. What only one of
     them calls is put inside of it where the two have more in common then: somebody has written out what the other one
@@ -21,7 +31,7 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
     """
     if key_of(mine) == key_of(theirs):
         same = straightened(mine)
-        return mine, same, same
+        return Form(mine, same, same, [])
     theirs = ast.fix_missing_locations(_Imported(reads_of(mine)).visit(copy_of(theirs)))
     best, size = _formed(mine, theirs)
     tried: set[str] = set()
@@ -61,7 +71,7 @@ def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, float
     """Both in one form, and in how much they differ."""
     answer, right = as_both(*side_by_side(mine, theirs))
     apart = differences({mine.name: answer}, {mine.name: right})
-    return (mine, answer, right), sum(math.inf if _is_given(answer, d) else d.size for d in apart)
+    return Form(mine, answer, right, apart), sum(math.inf if _is_given(answer, d) else d.size for d in apart)
 
 
 class _Imported(ast.NodeTransformer):

@@ -1,4 +1,4 @@
-"""Small changes of a program, each of which would undo a slip: a sign, an order, a number or a name."""
+"""Small changes of a program, each of which would undo a slip: a sign, an order or a name."""
 
 import ast
 import itertools
@@ -68,7 +68,7 @@ def _setter(node: ast.AST, field: str, value: Any, i: int | None) -> Callable[[a
 def slips(functions: Functions) -> Iterator[Difference]:
     """One change of these functions after the other, the likeliest kinds first; none in a loop that may never end."""
     there = [(name, [*filter(_may_slip, places(f))], kinds_of_names(f)) for name, f in functions.items()]
-    for kind in (_compared, _named_alike, _bounded, _ordered, _calculated, _counted, _named):
+    for kind in (_compared, _named_alike, _ordered, _calculated, _named):
         for name, inside, names in there:
             for place in inside:
                 line = next((n.lineno for n in (place.node, *reversed(place.around)) if hasattr(n, "lineno")), 0)
@@ -88,13 +88,6 @@ def _compared(place: Place, names: Names) -> Iterator[ast.AST]:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             for other in COMPARISONS.get(type(op), []):
                 yield ast.Compare(left, [other()], [right])
-
-
-def _bounded(place: Place, names: Names) -> Iterator[ast.AST]:
-    match place.node:
-        case ast.Compare(left=left, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() as op], comparators=[right]):
-            for sign in (ast.Sub(), ast.Add()):
-                yield ast.Compare(left, [op], [ast.BinOp(right, sign, ast.Constant(1))])
 
 
 def _ordered(place: Place, names: Names) -> Iterator[ast.AST]:
@@ -136,15 +129,6 @@ def _calculated(place: Place, names: Names) -> Iterator[ast.AST]:
             yield from parts
         case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert(), operand=operand):
             yield operand
-
-
-def _counted(place: Place, names: Names) -> Iterator[ast.AST]:
-    match place.node:
-        case ast.Constant(value=bool(yes)):
-            yield ast.Constant(not yes)
-        case ast.Constant(value=int(n)):
-            yield ast.Constant(n - 1 if n else 1)
-            yield ast.Constant(n + 1)
 
 
 def _named_alike(place: Place, names: Names) -> Iterator[ast.AST]:

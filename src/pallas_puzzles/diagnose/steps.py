@@ -17,13 +17,22 @@ def still_axes(trace: Trace, k: int) -> list[int]:
     return [d for d in moving if all(by_step[s] == by_step[(*s[:d], 0, *s[d + 1 :])] for s in trace.steps)]
 
 
-def first_step_test(trace: Trace, ref: str = "") -> str:
-    """When a buffer is to be set: an output by the steps that it stays for, scratch by those of all outputs."""
+def _kept_over(trace: Trace, ref: str) -> set[int]:
+    """The grid axes over which a buffer is kept: an output by the steps that it stays for, scratch by all outputs'."""
     outs = [k for k, o in enumerate(trace.call.operands) if o.role == "out" and not o.in_hbm]
     own = [k for k in outs if trace.call.operands[k].name == ref] or outs
-    shared = set.intersection(*(set(still_axes(trace, k)) for k in own)) if own else set()
+    return set.intersection(*(set(still_axes(trace, k)) for k in own)) if own else set()
+
+
+def is_first_step(trace: Trace, ref: str, step: int) -> bool:
+    """Whether a buffer is to be set at this step: no step before it belongs to the same output block."""
+    return not any(trace.steps[step][d] for d in _kept_over(trace, ref))
+
+
+def first_step_test(trace: Trace, ref: str = "") -> str:
+    """When a buffer is to be set."""
     axes = [d for d in range(len(trace.call.grid)) if d not in trace.call.vmapped]  # as program_id counts them
-    tests = [f"pl.program_id({axes.index(d)}) == 0" for d in sorted(shared)]
+    tests = [f"pl.program_id({axes.index(d)}) == 0" for d in sorted(_kept_over(trace, ref))]
     if not tests:
         return "on the first step of every output block"
     both = " & ".join(f"({test})" for test in tests) if len(tests) > 1 else tests[0]
