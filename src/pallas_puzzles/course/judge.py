@@ -172,7 +172,9 @@ class Judge(Judging):
             self._note(_RANDOM)
         if diagnosis.findings and {f.kind for f in diagnosis.findings} <= {"rounding"}:
             diagnosis = self.rounded(run, args, case.blocks, want) or diagnosis
-        findings = [*self._around(run), *diagnosis.findings]
+        around = self._around(run)
+        part = [f for f in around if f.operand == "result"]  # no news as long as the result is wrong
+        findings = [*(f for f in around if f not in part), *diagnosis.findings, *part]
         if len(findings) > 1 and not is_brief() and not {f.kind for f in findings} & {"structure", "shape", "dtype"}:
             findings = self._without_harmless(findings, run, args, case.blocks, want)
         if findings and not is_brief():

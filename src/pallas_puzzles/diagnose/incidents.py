@@ -81,8 +81,8 @@ def _unwaited(trace: Trace, i: Incident) -> str:
             "once for each copy that you start, for the last ones at the end of the kernel."
         )
     return (
-        f"a copy into {i.ref} is started but never waited for: the kernel reads what was there before. Call .wait() on "
-        "the copy before reading."
+        f"a copy into {i.ref} is started but never waited for: what it brings is not used, or was read before it had "
+        "arrived. Call .wait() on the copy before reading; where nobody needs it, do not start it."
     )
 
 
