@@ -11,6 +11,7 @@ import ast
 import contextlib
 import hashlib
 import io
+import logging
 import os
 import sys
 import types
@@ -92,7 +93,7 @@ def _outcomes(made: Sequence[Mutant], jobs: int) -> Iterator[tuple[str, str]]:
     if jobs == 1:
         yield from map(_outcome, made)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=logging.disable) as pool:
         yield from pool.map(_outcome, made, chunksize=4)
 
 
@@ -286,4 +287,5 @@ def _line(result: Judged) -> str:
 
 
 if __name__ == "__main__":
+    logging.disable()  # what JAX says of copies that a mutant does not start
     sys.exit(main())

@@ -56,39 +56,51 @@ def test_a_loop_that_may_never_end_is_left_alone() -> None:
     assert changed(text) == []
 
 
-# Another way than the course's, which makes a list of all plans and takes the smallest
-PICKED = """
-def plan_time(M, N, K, bm, bn, bk, chip):
-    seconds = lambda count: count / chip.hbm_bytes_per_s
-    fill = seconds(2 * (bm * bk + bk * bn + bm * bn))
-    hidden = max(2 * M * N * K / chip.flops_per_s, seconds(plan_bytes(M, N, K, bm, bn, bk)) - fill)
-    return hidden + fill + M // bm * (N // bn) * (K // bk) * chip.step_s
+# Other ways than the course's, which zeroes, adds at every step, and makes no values before it needs them
+STORED_FIRST = """
+def row_sum_kernel(x_ref, o_ref):
+    part = x_ref[...].sum(axis=1, keepdims=True)
+
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        o_ref[...] = part
+
+    @pl.when(pl.program_id(1) >= 1)
+    def _():
+        o_ref[...] += part
 
 
-def pick_blocks(M, N, K, chip):
-    best, least = None, float("inf")
-    for bm in tile_sizes(M):
-        for bn in tile_sizes(N):
-            for bk in tile_sizes(K):
-                time = plan_time(M, N, K, bm, bn, bk, chip)
-                if plan_vmem(bm, bn, bk) <= chip.vmem_bytes and time < least:
-                    best, least = (bm, bn, bk), time
-    return best
+def row_sum_out_map(i, j):
+    return (i, 0)
+"""
+UNPACKED = """
+def scale_rows_kernel(a_ref, b_ref, o_ref):
+    o_ref[...] = jnp.multiply(b_ref[...], a_ref[...])
+
+
+def scale_rows_grad_kernel(a_ref, b_ref, g_ref, da_ref, db_ref):
+    b, a, g = b_ref[...], a_ref[...], g_ref[...]
+
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        da_ref[...] = jnp.zeros(da_ref.shape, da_ref.dtype)
+
+    da_ref[...] += (b * g).sum(axis=1, keepdims=True)
+    db_ref[...] = a * g
 """
 
 
-def test_what_is_written_another_way_is_right() -> None:
-    assert session.run("matmul/12", overlay=PICKED)
-
-
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("time < least", "time > least"), ("<= chip.vmem_bytes and", "<= chip.vmem_bytes // 2 and")],
+    ("puzzle", "right", "slip", "told"),
+    [
+        ("basics/9", STORED_FIRST, ("(1) >= 1", "(1) > 1"), "(1) > 1)` should be `pl.when(pl.program_id(1) >= 1)`"),
+        ("matmul/6", UNPACKED, ("b, a, g = b", "a, b, g = b"), "`(a, b, g)` should be `(b, a, g)`"),
+    ],
 )
-def test_the_slip_in_it_is_told_and_not_the_whole_function(old: str, new: str) -> None:
-    verdict = session.run("matmul/12", overlay=PICKED.replace(old, new))
-    said = verdict.findings[0].cause
+def test_a_slip_in_what_is_written_another_way_is_told(
+    puzzle: str, right: str, slip: tuple[str, str], told: str
+) -> None:
+    assert session.run(puzzle, overlay=right)
+    verdict = session.run(puzzle, overlay=right.replace(*slip))
     assert not verdict
-    assert "In `pick_blocks`" in said
-    assert said.endswith("then everything is right.")
-    assert old.split(" and")[0].split("<= ")[-1] in said.partition("should be")[2]
+    assert f"{told}: then everything is right." in verdict.findings[0].cause

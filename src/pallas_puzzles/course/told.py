@@ -68,9 +68,7 @@ SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explai
 _TOO_EARLY = frozenset({"early", "no-wait", "reused"})  # what is read is right, and the time is not
 
 _ALSO_RIGHT = frozenset({"padding"})  # a right answer reads it as well, and does not use it
-_GUESSED = frozenset(
-    {"error", "rounding", "narrow"}
-)  # they say little of where it comes from: what has been tried is no guess
+_GUESSED = frozenset({"error", "rounding", "narrow"})  # of where it comes from: what has been tried is no guess
 
 
 def _is_symptom(finding: Finding, places: int) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 from ...ir.capture import SourceLine
 from ...ir.effort import AMONG, counted, spend
 from ...ir.meshes import Mesh
-from ...ir.ops import holding
 from ..findings import Findings
 from .clocks import Clock, History, Who
 from .findings import Access, Finding, Waiter
@@ -22,12 +21,6 @@ from .timeline import Timeline
 
 _LOOK_S = 0.05  # how often the caller looks up, so that time limits and Ctrl-C reach it
 Key = tuple[Any, ...]
-_device: contextvars.ContextVar[int | None] = contextvars.ContextVar("device", default=None)
-
-
-def this_device() -> int | None:
-    """The device that runs what asks, None outside of a mesh."""
-    return _device.get()
 
 
 class Stopped(BaseException):
@@ -112,7 +105,7 @@ class World:
         try:
             self._turns[device].acquire()
             if not self.dead:
-                with holding(_device, device), counted() as effort:
+                with counted() as effort:
                     body(device)
                 spend((AMONG - 1) * effort.instructions)
         except Stopped:
