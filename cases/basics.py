@@ -9,7 +9,12 @@ from pallas_puzzles.course.inputs import Budget, Question, case, normal, questio
 
 
 def puzzle_1(nb: Any) -> Question:
-    return question(nb.add_ten_spec, normal((640,)), variants=[case(normal((1000,)))], budget=Budget(calls=1))
+    return question(
+        nb.add_ten_spec,
+        normal((640,)),
+        variants=[case(normal((1000,))), case(normal((640,), "bfloat16"))],
+        budget=Budget(calls=1),
+    )
 
 
 def puzzle_2(nb: Any) -> Question:
@@ -20,7 +25,8 @@ def puzzle_2(nb: Any) -> Question:
         variants=[
             case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288)),
             case(normal((16512,)), normal((16512,)), b=128, about="129 blocks"),
-            case(normal((256,)), normal((256,)), about="a single block"),
+            case(normal((1280,), "bfloat16"), normal((1280,), "bfloat16")),
+            case(normal((1000,)), normal((1000,)), b=1000, about="a single block, of 1000 elements"),
         ],
         budget=Budget(vmem_bytes=6_144),
     )
@@ -31,7 +37,7 @@ def puzzle_3(nb: Any) -> Question:
         nb.reverse_pages_spec,
         normal((1280,)),
         variants=[
-            case(normal((2048,)), budget=Budget(vmem_bytes=4_096, hbm_bytes=16_384)),
+            case(normal((2560,)), budget=Budget(vmem_bytes=4_096, hbm_bytes=20_480)),
             case(normal((256,)), about="a single page"),
         ],
         budget=Budget(vmem_bytes=4_096, hbm_bytes=10_240),
@@ -44,7 +50,7 @@ def puzzle_4(nb: Any) -> Question:
         normal((384, 512)),
         variants=[
             case(normal((768, 640)), bm=256, bn=128, budget=Budget(vmem_bytes=524_288)),
-            case(normal((128, 256)), about="a single block"),
+            case(normal((96, 320)), bm=96, bn=320, about="a single block, of 96 rows and 320 columns"),
         ],
         budget=Budget(vmem_bytes=524_288),
     )
@@ -65,7 +71,12 @@ def puzzle_5(nb: Any) -> Question:
                 bn=128,
                 budget=Budget(hbm_bytes=507_072, vmem_bytes=33_920),
             ),
-            case(normal((8, 256)), normal((8, 1)), normal((1, 256)), about="a single block"),
+            case(
+                normal((8, 256)),
+                normal((8, 1), scale=0.0),
+                normal((1, 256)),
+                about="a single block, and all scales are 0",
+            ),
         ],
         budget=Budget(hbm_bytes=209_024, vmem_bytes=34_880),
     )
@@ -100,9 +111,9 @@ def puzzle_6(nb: Any) -> Question:
             ),
             case(
                 normal((96, 128)),
-                normal((96, 128)),
+                normal((96, 128), scale=100.0),
                 budget=Budget(vmem_bytes=262_144, grid_steps=1, calls=1),
-                about="all rows fit at once",
+                about="all rows fit at once; g goes beyond 100",
             ),
             case(
                 normal((64, 384)),
@@ -122,6 +133,7 @@ def puzzle_7(nb: Any) -> Question:
         variants=[
             case(normal((320, 768)), bq=64, bk=256, budget=Budget(hbm_bytes=1_966_080, vmem_bytes=262_144)),
             case(normal((32, 128)), about="a single block"),
+            case(normal((64, 512), "bfloat16"), about="x in bfloat16, which has no 257"),
         ],
         budget=Budget(hbm_bytes=393_216, vmem_bytes=65_536),
     )
@@ -146,7 +158,7 @@ def puzzle_9(nb: Any) -> Question:
         normal((24, 512), shift=1.0),
         variants=[
             case(normal((64, 768)), bm=16, bn=256, budget=Budget(hbm_bytes=196_864, vmem_bytes=32_896)),
-            case(normal((8, 128)), about="a single block"),
+            case(normal((8, 200)), bn=200, about="a single block, of 200 columns"),
         ],
         budget=Budget(hbm_bytes=49_248, vmem_bytes=8_256),
     )
@@ -180,12 +192,13 @@ def puzzle_11(nb: Any) -> Question:
         normal((4, 768, 384), "bfloat16"),
         variants=[
             case(
-                normal((2, 48, 384), "bfloat16"),
-                normal((2, 384, 128), "bfloat16"),
+                normal((2, 48, 512), "bfloat16"),
+                normal((2, 512, 128), "bfloat16"),
                 bm=16,
                 bk=128,
                 budget=Budget(vmem_bytes=90_112, calls=1),
             ),
+            case(normal((2, 32, 768), "bfloat16"), normal((2, 768, 128), "bfloat16"), bk=384),
             case(normal((1, 32, 256), "bfloat16"), normal((1, 256, 128), "bfloat16"), about="a single block"),
         ],
         budget=Budget(vmem_bytes=524_288, calls=1),
@@ -218,8 +231,8 @@ def puzzle_12(nb: Any) -> Question:
             case(
                 normal((32, 256), "bfloat16"),
                 normal((256, 128), "bfloat16", scale=0.05),
-                normal((1, 128)),
-                about="a single block",
+                normal((1, 128), shift=20.0),
+                about="a single block, with biases near 20",
             ),
         ],
         budget=Budget(hbm_bytes=1_526_784, vmem_bytes=197_632, calls=1, output_stores=1),

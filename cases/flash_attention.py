@@ -31,7 +31,21 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16),
+        claims=[  # later puzzles have other scales
+            helper_claim(
+                nb.block_scores,
+                lambda q, k, scale: scale * jnp.dot(q, k.T),
+                normal((8, 64)),
+                normal((16, 64)),
+                np.float32(1.5),
+            )
+        ],
     )
+
+
+def garbage_behind(column: int) -> np.ndarray:
+    """(8, 128), float32: 1, and NaN behind a column."""
+    return np.where(np.arange(128) > column, np.nan, np.ones((8, 128))).astype(np.float32)
 
 
 def puzzle_2(nb: Any) -> Question:
@@ -48,8 +62,10 @@ def puzzle_2(nb: Any) -> Question:
             case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), about="a single block"),
         ],
         budget=Budget(hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16),
-        # decoding has one number for all rows, and keys that begin anywhere
-        claims=[helper_claim(nb.hide_after, hide_after_spec, normal((8, 128)), np.int32(270), np.int32(200))],
+        claims=[  # decoding has one number for all rows, keys that begin anywhere, and garbage behind the last one
+            helper_claim(nb.hide_after, hide_after_spec, normal((8, 128)), np.int32(270), np.int32(200)),
+            helper_claim(nb.hide_after, hide_after_spec, garbage_behind(70), np.int32(270), np.int32(200)),
+        ],
     )
 
 
@@ -77,6 +93,10 @@ def puzzle_3(nb: Any) -> Question:
                 about="scores beyond 200: exp overflows at 89",
             ),
             case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), normal((1, 1, 128, 64)), about="a single block"),
+            case(
+                *[normal((1, 1, n, 64), dtype) for n, dtype in ((64, "bfloat16"), (128, "bfloat16"), (128, "float32"))],
+                about="v in float32, q and k in bfloat16",
+            ),
         ],
         budget=nb.naive_budget(1, 2, 192, 384, 128, 64),
     )
@@ -104,6 +124,10 @@ def puzzle_4(nb: Any) -> Question:
                 about="scores beyond 2000",
             ),
             case(normal((64, 64)), normal((128, 64)), normal((128, 64)), about="a single block"),
+            case(
+                *[normal((n, 128), "bfloat16", scale=scale) for n, scale in ((256, 1.0), (128, 0.3), (128, 1.0))],
+                about="a single block, in bfloat16",
+            ),
         ],
         budget=Budget(hbm_bytes=360_448, vmem_bytes=197_120, calls=1, output_stores=1, mxu_bits=16),
         forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
@@ -275,6 +299,15 @@ def puzzle_8(nb: Any) -> Question:
                 normal((1, 1, 128, 64)),
                 normal((1, 1, 64, 64)),
                 about="a single block",
+            ),
+            case(
+                1000 * coded(np.arange(96) * 41 % 256),
+                coded(np.arange(256)),
+                normal((1, 1, 256, 64), "bfloat16"),
+                normal((1, 1, 96, 64)),
+                bq=48,
+                bkv=64,
+                about="do in float32, and o in bfloat16",
             ),
         ],
         budget=Budget(hbm_bytes=1_575_936, calls=2),
@@ -490,6 +523,18 @@ def puzzle_12(nb: Any) -> Question:
             {"mask": mask, "bq": bq, "bkv": bkv},
         )
 
+    many = np.arange(160).reshape(2, 80) % 7 % 3  # kinds of blocks
+
+    def in_order() -> tuple[Any, Any]:
+        blocks, marks = nb.splash_lists(many)
+        return np.where(marks > 0, blocks, -1), marks  # behind the end, any block will do
+
+    def in_order_spec() -> tuple[Any, Any]:
+        live = [np.flatnonzero(row) for row in many]
+        width = max(map(len, live))
+        blocks = np.stack([np.pad(each, (0, width - len(each)), constant_values=-1) for each in live])
+        return blocks, np.where(blocks < 0, 0, np.take_along_axis(many, blocks, axis=1))
+
     return question(
         nb.splash_spec,
         *splash_case(1, 2, 256, 384, 64),
@@ -544,6 +589,7 @@ def puzzle_12(nb: Any) -> Question:
         forbid=("softmax",),
         explain=explain_lists,
         claims=[
+            helper_claim(nb.splash_lists, in_order_spec, call=in_order),
             idle(nb.recent_mask, 256, 384, 64, 128),
             idle(functools.partial(nb.documents_mask, q_len=32, kv_len=128, skip=3), 224, 512, 32, 128),
             idle(functools.partial(nb.window_mask, window=64, start=-40), 96, 256, 24, 32),

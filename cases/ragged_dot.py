@@ -50,9 +50,9 @@ def puzzle_1(nb: Any) -> Question:
             ),
             case(
                 np.array([1], np.int32),
-                normal((64, 128), "bfloat16"),
-                normal((2, 128, 128), "bfloat16"),
-                about="a single block",
+                normal((64, 192), "bfloat16"),
+                normal((2, 192, 128), "bfloat16"),
+                about="a single block, of 192 columns of x",
             ),
         ],
         budget=Budget(hbm_bytes=1_474_560, vmem_bytes=229_376, calls=1, mxu_bits=16),
@@ -75,6 +75,10 @@ GROUPINGS = [  # 1024 rows, where nothing else is said
     case(sizes(260, 30, 40, 50, 644), about="five groups in one tile"),
     case(sizes(64, 128, 256, 576), about="groups of whole tiles that begin in the middle of one"),
     case(sizes(200, 28, 100), about="696 unowned rows"),
+    case(sizes(128, 0, 0, 896), about="empty groups where a tile begins"),
+    case(sizes(96, 96, 768), num_rows=960, bm=96, about="tiles of 96 rows"),
+    case(sizes(336, 336, 352), bm=112, about="tiles of 112 rows"),
+    case(sizes(*[8] * 160), num_rows=1280, about="160 groups"),
     case(sizes(0, 0, 0, 0), about="all groups are empty"),
     case(groups(40, 999), num_rows=1000, bm=64, about="40 groups, and the last tile is not whole"),
 ]
@@ -145,6 +149,18 @@ def puzzle_3(nb: Any) -> Question:
             ),
             case(normal((200, 256)), normal((2, 1, 256)), sizes(90, 50), bm=40),
             case(normal((96, 128)), normal((3, 1, 128)), sizes(0, 0, 0), bm=16, about="all groups are empty"),
+            case(
+                np.where(np.arange(128)[:, None] % 90 == 20, np.inf, np.ones((128, 128))).astype(np.float32),
+                normal((2, 1, 128)),
+                sizes(64, 30),
+                about="a group begins with its tile; rows 20 and 110 of x are infinite",
+            ),
+            case(
+                np.where(np.arange(128)[:, None] == 70, np.inf, np.ones((128, 128))).astype(np.float32),
+                normal((2, 1, 128)),
+                sizes(80, 40),
+                about="row 70 of x is infinite",
+            ),
         ],
         budget=Budget(hbm_bytes=791_040, vmem_bytes=132_096, calls=1),
         allow=["int32", "bool"],
@@ -428,6 +444,7 @@ def puzzle_8b(nb: Any) -> Question:
                 uniform((24, 2)),
                 about="two experts get all tokens",
             ),
+            case(normal((8, 16)), integers((8, 2), 100, 160), uniform((8, 2)), num_experts=160, about="160 experts"),
             case(  # a table of slots against tokens would have 18,432 elements
                 normal((96, 4)), integers((96, 2), 0, 5), uniform((96, 2)), budget=Budget(elements=1024)
             ),

@@ -963,3 +963,11 @@ def kernel_form_on_a_core(x):
         pltpu.sync_copy(buffer, o_hbm)
 
     return kernel(x)
+
+
+@exhibit(112 * np.arange(8 * 128, dtype=np.int32).reshape(8, 128), want=lambda x: np.ceil(x * F32(1 / 112)))
+def a_number_in_the_program_is_rounded_before_it_is_used(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.ceil(x_ref[...] * (1 / 112))
+
+    return pl.pallas_call(kernel, out_shape=like(x, dtype=F32))(x)

@@ -102,7 +102,7 @@ def _ordered(place: Place, names: Names) -> Iterator[ast.AST]:
                 other = copy_of(args)
                 other.args = swapped
                 yield ast.Lambda(other, body)
-        case ast.BinOp(left=left, op=ast.Sub() | ast.Div() | ast.FloorDiv() | ast.Mod() as op, right=right):
+        case ast.BinOp(left=left, op=ast.Sub() | ast.Div() as op, right=right):
             yield ast.BinOp(right, op, left)
         case ast.IfExp(test=test, body=body, orelse=orelse):
             yield ast.IfExp(test, orelse, body)

@@ -114,6 +114,11 @@ def out_dtype(eqn: Any) -> np.dtype:
     return np_dtype(eqn.outvars[0].aval)
 
 
+def number_of(literal: Any) -> Any:
+    """The number that a program holds, rounded to its dtype: 0.1 in bfloat16 is 0.1001."""
+    return np.asarray(literal.val, np_dtype(literal.aval))[()]
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an operand is written into the program (its `val`), rather than computed."""
     return isinstance(atom, jec.Literal)
@@ -551,7 +556,7 @@ def interpret(jaxpr: Any, values: Sequence[Any], apply: Apply, consts: Sequence[
         env.update(zip(eqn.outvars, apply(eqn, operands), strict=True))
         for v in unused:
             del env[v]
-    return [v.val if is_literal(v) else env[v] for v in jaxpr.outvars]
+    return [number_of(v) if is_literal(v) else env[v] for v in jaxpr.outvars]
 
 
 Plan = list[tuple[Any, list[tuple[Any, bool]], list[Any], list[Any]]]
@@ -564,7 +569,7 @@ def _plan(jaxpr: Any) -> Plan:
     if found is None:
         found, needed = [], {v for v in jaxpr.outvars if not is_literal(v)}
         for eqn in reversed(jaxpr.eqns):
-            atoms = [(a.val, True) if is_literal(a) else (a, False) for a in eqn.invars]
+            atoms = [(number_of(a), True) if is_literal(a) else (a, False) for a in eqn.invars]
             done = {a for a, literal in atoms if not literal} - needed
             unused = [v for v in eqn.outvars if v not in needed]
             needed |= done
