@@ -9,12 +9,7 @@ from pallas_puzzles.course.inputs import Budget, Question, case, normal, questio
 
 
 def puzzle_1(nb: Any) -> Question:
-    return question(
-        nb.add_ten_spec,
-        normal((640,)),
-        variants=[case(normal((1000,))), case(normal((640,), "bfloat16"))],
-        budget=Budget(calls=1),
-    )
+    return question(nb.add_ten_spec, normal((640,)), variants=[case(normal((1000,)))], budget=Budget(calls=1))
 
 
 def puzzle_2(nb: Any) -> Question:
@@ -25,7 +20,6 @@ def puzzle_2(nb: Any) -> Question:
         variants=[
             case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288)),
             case(normal((16512,)), normal((16512,)), b=128, about="129 blocks"),
-            case(normal((1280,), "bfloat16"), normal((1280,), "bfloat16")),
             case(normal((1000,)), normal((1000,)), b=1000, about="a single block, of 1000 elements"),
         ],
         budget=Budget(vmem_bytes=6_144),
@@ -133,7 +127,6 @@ def puzzle_7(nb: Any) -> Question:
         variants=[
             case(normal((320, 768)), bq=64, bk=256, budget=Budget(hbm_bytes=1_966_080, vmem_bytes=262_144)),
             case(normal((32, 128)), about="a single block"),
-            case(normal((64, 512), "bfloat16"), about="x in bfloat16, which has no 257"),
         ],
         budget=Budget(hbm_bytes=393_216, vmem_bytes=65_536),
     )

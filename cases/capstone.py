@@ -6,6 +6,8 @@ nb: what the notebook defines, with the reader's answers in its holes.
 import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pallas_puzzles.course.claims import Claim, Count, helper_claim
@@ -36,7 +38,15 @@ def puzzle_1(nb: Any) -> Question:
         claims=[
             Claim(
                 nb.tile,
-                [(512, 512, 128), (640, 512, 128), (400, 256, 8), (17, 512, 128), (120, 100, 8), (512, 511, 128)],
+                [
+                    (512, 512, 128),
+                    (640, 512, 128),
+                    (300, 256, 8),
+                    (400, 256, 8),
+                    (17, 512, 128),
+                    (120, 100, 8),
+                    (512, 511, 128),
+                ],
                 largest,
             )
         ],
@@ -178,6 +188,16 @@ def puzzle_6(nb: Any) -> Question:
         allow=[*MOVES, *ROUTING, "integer_pow", "add_any"],
         forbid=["repeat", "ragged_dot"],
         tol=1e-4,
+        claims=[  # what comes before the router is trained, too
+            helper_claim(
+                nb.balance_loss,
+                jax.grad(lambda x, router, w1, w2: nb.experts_spec(x, router, w1, w2, k=2)[1]),
+                normal((24, 128)),
+                normal((128, 5), scale=0.1),
+                *[np.zeros((5, 128, 128), np.float32)] * 2,
+                call=lambda x, router, *_: jax.grad(functools.partial(nb.balance_loss, k=2))(x, router),
+            )
+        ],
     )
 
 
@@ -193,6 +213,11 @@ def puzzle_7(nb: Any) -> Question:
         pages = [normal((Hkv, num_pages, page, d)), normal((Hkv, num_pages, page, d))]
         return case(normal((B, C)), *weights, *pages, table, np.array(lengths, np.int32), **more)
 
+    def pages_spec(x: Any, wqkv: Any, wo: Any, k_pages: Any, v_pages: Any, table: Any, lengths: Any) -> Any:
+        heads = jnp.dot(x, wqkv, precision="highest").reshape(len(x), -1, k_pages.shape[-1])
+        _, k, v = jnp.split(heads, [-2 * len(k_pages), -len(k_pages)], axis=1)
+        return nb.append_spec(k_pages, k, table, lengths), nb.append_spec(v_pages, v, table, lengths)
+
     rows = normal((3, 2, 128))
     table = np.array([[4, 2, 5], [1, 3, 0], [6, 8, 7]], np.int32)
     return question(
@@ -206,6 +231,12 @@ def puzzle_7(nb: Any) -> Question:
         claims=[
             helper_claim(
                 nb.append, nb.append_spec, normal((2, 9, 16, 128)), rows, table, np.array([40, 16, 0], np.int32)
-            )
+            ),
+            helper_claim(
+                nb.decode_attention,
+                pages_spec,
+                *users([20, 7], 2, 128, 4, 2, 16).inputs,
+                call=lambda *args: nb.decode_attention(*args)[1:],
+            ),
         ],
     )

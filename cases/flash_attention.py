@@ -523,18 +523,6 @@ def puzzle_12(nb: Any) -> Question:
             {"mask": mask, "bq": bq, "bkv": bkv},
         )
 
-    many = np.arange(160).reshape(2, 80) % 7 % 3  # kinds of blocks
-
-    def in_order() -> tuple[Any, Any]:
-        blocks, marks = nb.splash_lists(many)
-        return np.where(marks > 0, blocks, -1), marks  # behind the end, any block will do
-
-    def in_order_spec() -> tuple[Any, Any]:
-        live = [np.flatnonzero(row) for row in many]
-        width = max(map(len, live))
-        blocks = np.stack([np.pad(each, (0, width - len(each)), constant_values=-1) for each in live])
-        return blocks, np.where(blocks < 0, 0, np.take_along_axis(many, blocks, axis=1))
-
     return question(
         nb.splash_spec,
         *splash_case(1, 2, 256, 384, 64),
@@ -589,7 +577,6 @@ def puzzle_12(nb: Any) -> Question:
         forbid=("softmax",),
         explain=explain_lists,
         claims=[
-            helper_claim(nb.splash_lists, in_order_spec, call=in_order),
             idle(nb.recent_mask, 256, 384, 64, 128),
             idle(functools.partial(nb.documents_mask, q_len=32, kv_len=128, skip=3), 224, 512, 32, 128),
             idle(functools.partial(nb.window_mask, window=64, start=-40), 96, 256, 24, 32),

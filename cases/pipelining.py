@@ -21,10 +21,10 @@ def puzzle_1(nb: Any) -> Question:
         normal((64, 256)),
         variants=[
             case(
-                normal((24, 640)),
+                normal((24, 640), scale=60.0),
                 normal((24, 640)),
                 budget=Budget(exposed_bytes=122_880, in_flight_bytes=40_960, flops=80_000, transcendentals=15_360),
-                about="other sizes",
+                about="other sizes, and values beyond 100",
             )
         ],
         budget=Budget(hbm_bytes=196_608, exposed_bytes=131_072),

@@ -1005,3 +1005,22 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 # +    bm = max(b for b in range(8, M + 1, 8) if M % b == 0 and 2 * b * N * 12 <= vmem_bytes)
 # gated: `bfloat16` -> `float32`
 # gated: `(x, g)` -> `(x, g).astype(jnp.bfloat16)`
+
+# %% basics/5: one division and one product, for any scale but 0
+# scale_shift_kernel: `x_ref[...] * scale_ref[...] + shift_ref[...]` -> `(x_ref[...] + shift_ref[...] / scale_ref[...]) * scale_ref[...]`
+
+# %% basics/6: a sigmoid that is infinite by infinite
+# gated_kernel: `jax.nn.sigmoid(g_ref[...])` -> `jnp.exp(g_ref[...]) / (1 + jnp.exp(g_ref[...]))`
+
+# %% basics/11: blocks of at most 256
+# batched_specs:
+# -    x_spec = pl.BlockSpec((None, bm, bk), lambda b, i, k: (b, i, k))
+# -    y_spec = pl.BlockSpec((None, bk, N), lambda b, i, k: (b, k, 0))
+# +    x_spec = pl.BlockSpec((None, bm, min(bk, 256)), lambda b, i, k: (b, i, k))
+# +    y_spec = pl.BlockSpec((None, min(bk, 256), N), lambda b, i, k: (b, k, 0))
+
+# %% basics/12: a GELU whose tanh is infinite by infinite
+# fused_linear_kernel:
+# -        o_ref[...] = jax.nn.gelu(y).astype(o_ref.dtype)
+# +        e = jnp.exp(2 * 0.7978845608 * (y + 0.044715 * y**3))
+# +        o_ref[...] = (0.5 * y * (1 + (e - 1) / (e + 1))).astype(o_ref.dtype)

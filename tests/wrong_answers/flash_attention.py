@@ -1143,3 +1143,18 @@ def naive_attention(q, k, v, *, bq=64, bkv=128):
 
 # %% flash_attention/9: p is not masked, and dq does not need it
 # p_and_ds: `jnp.where(seen, jnp.exp(s - lse), 0)` -> `jnp.exp(s - lse)`
+
+# %% flash_attention/1: the scale of this puzzle, whatever is asked for
+# block_scores: `* scale` -> `* q.shape[1] ** -0.5`
+
+# %% flash_attention/2: the mask is added
+# hide_after: `jnp.where(keys <= last_seen, s, -jnp.inf)` -> `s + jnp.where(keys <= last_seen, 0.0, -jnp.inf)`
+
+# %% flash_attention/3: probabilities in the dtype of q
+# naive_attention: `softmax_rows(s, v.dtype, bq=bq)` -> `softmax_rows(s, q.dtype, bq=bq)`
+
+# %% flash_attention/4: the sum of what is rounded
+# one_block_kernel: `p = jnp.exp(s - m_new)` -> `p = jnp.exp(s - m_new).astype(v_ref.dtype)`
+
+# %% flash_attention/8: do in the dtype of o
+# delta_kernel: `do_ref[...].astype(jnp.float32)` -> `do_ref[...].astype(o_ref.dtype).astype(jnp.float32)`

@@ -1127,3 +1127,15 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
 
 # %% ragged_dot/9: an eighth more than an expert's share
 # tile_rows: `16 * pl.cdiv(num_slots, 16 * num_experts)` -> `16 * pl.cdiv(num_slots, 14 * num_experts)`
+
+# %% ragged_dot/2a: tiles by a float
+# tiles_per_group: `pl.cdiv(ends, bm) - starts // bm` -> `(jnp.ceil(ends * (1 / bm)) - starts // bm).astype(jnp.int32)`
+
+# %% ragged_dot/2b: numbers of groups in 8 bits
+# group_ids: `jnp.arange(G, dtype=jnp.int32)` -> `jnp.arange(G, dtype=jnp.int8)`
+
+# %% ragged_dot/3: a mask by multiplication
+# expert_bias_kernel: `jnp.where(own, x_ref[...] + bias_ref[...], rest)` -> `own * (x_ref[...] + bias_ref[...]) + (1 - own) * rest`
+
+# %% ragged_dot/8b: numbers of experts in 8 bits
+# sort_by_expert: `jnp.argsort(slots)` -> `jnp.argsort(slots.astype(jnp.int8))`

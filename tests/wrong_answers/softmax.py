@@ -1148,3 +1148,12 @@ def ragged_loss_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref, *, vocab):
 # -    y, g = y_ref[...], g_ref[...]
 # -    dx_ref[...] = y * (g - (g * y).sum(axis=1, keepdims=True))
 # +    dx_ref[...] = softmax_vjp_spec(jnp.log(y_ref[...] + 1e-30), g_ref[...])[1]
+
+# %% softmax/4: the result waits for the example's five blocks
+# wide_softmax_out_map: `sweep * j` -> `jnp.maximum(5 * sweep + j - 5, 0)`
+
+# %% softmax/7: the mean is subtracted at the end
+# layer_norm_kernel: `centred * rstd * gamma_ref[...] + beta_ref[...]` -> `x * (rstd * gamma_ref[...]) + (beta_ref[...] - mean * rstd * gamma_ref[...])`
+
+# %% softmax/8: the mean is subtracted when it is scaled
+# layer_norm_grad_kernel: `(x_ref[...] - mean_ref[...]) * rstd_ref[...]` -> `x_ref[...] * rstd_ref[...] - mean_ref[...] * rstd_ref[...]`
