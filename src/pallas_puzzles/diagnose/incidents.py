@@ -207,8 +207,9 @@ _WORDS: dict[str, Callable[[Trace, Incident], str]] = {
         "Store into the output Ref."
     ),
     "overflow": lambda trace, i: (
-        f"exp of values up to {i.detail['largest']:.4g} overflows to infinity. Subtract the maximum of each row, over "
-        "all that has been read of it, before taking exp: the quotient stays the same."
+        f"exp of values up to {i.detail['largest']:.4g} overflows to infinity. In a softmax, subtract the maximum of "
+        "each row, over all that has been read of it, before taking exp: the quotient stays the same. Elsewhere, write "
+        "it with exp(-x), which is 0 where exp(x) is infinite."
     ),
     "born": lambda trace, i: f"{i.detail['what']}, in {i.count} of {i.total} elements; the operands were not NaN yet.",
 }

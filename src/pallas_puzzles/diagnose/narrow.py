@@ -96,8 +96,8 @@ def narrow_places(kernel: Kernel, number: int) -> Iterator[Narrow]:
         yield Narrow("output", words)
     for eqn in early_casts(kernel.program):
         words = (
-            f"A value is cast to 16-bit {_made(eqn)}, and the kernel goes on with the rounded number. Cast once, "
-            "at the end, in what is stored."
+            f"A value is cast to 16-bit {_made(eqn)}, and the kernel goes on with the rounded number. Cast only what "
+            "goes into a matrix product, and what is stored at the end."
         )
         yield Narrow("cast", words, line_of(eqn))
     for eqn in narrow_arithmetic(kernel.program):
