@@ -726,6 +726,8 @@ def of_a_visit(what: str, visits: list[Visit], count: int, at: Groups, n: int, m
     tile, group = visits[n]
     lost = "these rows" if group is not None and at.sizes[group] else "these zeros"
     effect = f"{lost} would be missing from the result"
+    if what == "tile" and group is not None and not at.sizes[group]:
+        effect = f"it would not be at tile {right}, where the group begins (the last tile, behind the last row)"
     if not 0 <= mine < count:
         effect = f"the index map would leave the array: there are {plural(count, what)}"
     return f"Visit {n} is {at.shown(tile, group)}. With {what} {mine}, {effect}."

@@ -1,5 +1,6 @@
 """`check(..., kernel=False)`: plain array code is run under jit, and must be right in value, shape and dtype."""
 
+import gc
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +48,22 @@ def test_the_spec_gets_the_keywords_of_a_case() -> None:
     assert verdict.findings[0].kind == "values"
     assert "variant 1" in verdict.notes[-1]
     assert "bm=4" in verdict.notes[-1]
+
+
+def test_garbage_is_looked_for_less_often_in_a_check_and_as_often_as_before_after_it() -> None:
+    before, during = gc.get_threshold(), []
+
+    def doubled(x: Any) -> Any:
+        during.append(gc.get_threshold()[0])
+        return x + x
+
+    gc.set_threshold(700, 10, 10)
+    try:
+        assert judged(doubled, lambda x: 2 * x, SIZES)
+        assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        gc.set_threshold(*before)
+    assert min(during) > 700
 
 
 def test_inputs_are_drawn_more_than_once() -> None:
