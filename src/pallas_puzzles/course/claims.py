@@ -277,7 +277,8 @@ class Helper:
         findings = machines.machine_of(run).diagnose(run, quickly_expected(self.spec, args, {}), None).findings
         if not findings:
             return None
-        cause = f"Right here, but {self.fn.__name__} is used in other ways, too. {findings[0].cause}"
+        wrong = findings[0].cause
+        cause = f"Right here, but {self.fn.__name__} is used in other ways, too. {wrong[:1].upper()}{wrong[1:]}"
         return findings[0].but(cause=cause, line=line_of(self.fn))
 
 

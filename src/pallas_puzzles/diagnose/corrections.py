@@ -396,10 +396,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
     old, new = _text(was, named), _text(should, named)
     if old == new:  # the reader's names hide what differs
         old = ast.unparse(was) if was is not None else old
-    twice = min((n for n in (reads_of(was) ^ reads_of(should) if was and should else ()) if VERSION in n), default="")
-    if twice and old != new and _as_written(old) == _as_written(new):
-        name = _as_written(twice)
-        return f"`{old}` needs another value of `{name}`: the name `{name}` is given to two values", False
+    if was is not None and _as_written(old) == _as_written(new):  # a name that is given twice: another value of it
+        tell = "where"
     if max(len(old), len(new)) > SHOWN and was is not None and should is not None:
         dotted = _dotted(was, should, named)
         old, new = dotted if max(map(len, dotted)) <= SHOWN else (old, new)
