@@ -3,11 +3,18 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import functools
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
+from pallas_puzzles.course.claims import helper_claim
 from pallas_puzzles.course.inputs import Budget, Question, case, integers, normal, question
+
+BF16 = "bfloat16"
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -33,11 +40,16 @@ def puzzle_2(nb: Any) -> Question:
         *(normal((16, 128)), normal((128, 256), scale=0.1), normal((256, 128), scale=0.1)),
         variants=[
             case(
-                *(normal((8, 24)), normal((24, 40)), normal((40, 24))),
+                *(normal((12, 24), BF16), normal((24, 40), BF16), normal((40, 24), BF16)),
                 devices=4,
-                budget=Budget(bytes_hops=4_608),
-                about="four devices",
-            )
+                budget=Budget(bytes_hops=3_456),
+                about="four devices, bfloat16, three rows a device",
+            ),
+            case(
+                *(normal((64, 32)), normal((32, 16)), normal((16, 32))),
+                budget=Budget(bytes_hops=114_688),
+                about="more rows than weights",
+            ),
         ],
         budget=Budget(bytes_hops=114_688),
         kernel=False,
@@ -48,7 +60,9 @@ def puzzle_3(nb: Any) -> Question:
     return question(
         nb.rotate_spec,
         normal((64, 128)),
-        variants=[case(normal((40, 256)), devices=5, budget=Budget(bytes_hops=40_960), about="five devices")],
+        variants=[
+            case(normal((60, 256)), devices=5, budget=Budget(bytes_hops=61_440), about="five devices, 12 rows each")
+        ],
         budget=Budget(bytes_hops=32_768),
     )
 
@@ -87,7 +101,7 @@ def puzzle_7(nb: Any) -> Question:
             case(
                 normal((25, 24, 256)),
                 devices=5,
-                budget=Budget(link_bytes=98_304, hbm_bytes=294_912),
+                budget=Budget(link_bytes=98_304, hbm_bytes=294_912, vmem_bytes=49_152),
                 about="five devices",
             )
         ],
@@ -99,7 +113,14 @@ def puzzle_8(nb: Any) -> Question:
     return question(
         nb.halves_spec,
         normal((64, 2, 8, 128)),
-        variants=[case(normal((25, 2, 16, 256)), devices=5, budget=Budget(link_bytes=65_536), about="five devices")],
+        variants=[
+            case(
+                normal((25, 2, 16, 256)),
+                devices=5,
+                budget=Budget(link_bytes=65_536, vmem_bytes=49_152),
+                about="five devices",
+            )
+        ],
         budget=Budget(link_bytes=28_672, exposed_ici_bytes=150_000, hbm_bytes=172_032),
     )
 
@@ -126,7 +147,7 @@ def puzzle_10(nb: Any) -> Question:
     return question(
         nb.recut_spec,
         normal((64, 1024)),
-        variants=[case(normal((64, 1024)), devices=4, budget=Budget(bytes_hops=262_144), about="four devices")],
+        variants=[case(normal((40, 1280)), devices=5, budget=Budget(bytes_hops=245_760), about="five devices")],
         budget=Budget(bytes_hops=524_288),
     )
 
@@ -136,7 +157,10 @@ def puzzle_11a(nb: Any) -> Question:
     return question(
         nb.plan_spec,
         integers((4, 8), 0, 5),
-        variants=[case(uneven, about="three devices, an expert without rows"), case(integers((5, 5), 0, 9))],
+        variants=[
+            case(uneven, about="three devices, an expert without rows"),
+            case(integers((5, 5), 0, 900), about="hundreds of rows"),
+        ],
         budget=Budget(operations=48),
         kernel=False,
     )
@@ -155,6 +179,20 @@ def _experts(rows: int, chosen: list[int], seed: int = 0) -> np.ndarray:
 _UNEVEN = [0, 1, 2, 3, 3, 3, 3, 6, 7]
 
 
+def _send_one(nb: Any, x: Any) -> Any:
+    """One row of the three that each of four devices has, to each device: two stay behind."""
+
+    def local(x: Any) -> Any:
+        me, four = lax.axis_index("x"), jnp.ones(4, jnp.int32)
+        return nb.send_rows(x, four, four, me * four, 4, num_rows=4)
+
+    return nb.on_mesh(local, 4, P("x", None), P("x", None))(x)
+
+
+def _sent_one(x: Any) -> Any:
+    return jnp.tile(x[1::3], (4, 1))
+
+
 def puzzle_11b(nb: Any) -> Question:
     return question(
         nb.dispatch_spec,
@@ -170,6 +208,9 @@ def puzzle_11b(nb: Any) -> Question:
         ],
         budget=Budget(bytes_hops=25_984, copies=19),
         allow=_ORDER,
+        claims=[  # so Puzzle 11c sends rows back
+            helper_claim(nb.send_rows, _sent_one, normal((12, 128)), call=functools.partial(_send_one, nb))
+        ],
     )
 
 
@@ -213,7 +254,7 @@ def puzzle_12b(nb: Any) -> Question:
     return question(
         nb.gather_matmul_spec,
         *(normal((64, 128)), normal((128, 2048), scale=0.1)),
-        variants=[case(normal((80, 256)), normal((256, 640), scale=0.1), devices=5, about="five devices")],
+        variants=[case(normal((80, 256)), normal((256, 1920), scale=0.1), devices=5, about="five devices")],
         budget=Budget(bytes_hops=229_376, exposed_ici_bytes=10_000),
     )
 

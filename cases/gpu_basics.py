@@ -35,7 +35,11 @@ def puzzle_2(nb: Any) -> Question:
         nb.softmax_spec,
         normal((6, 1024)),
         variants=[
-            case(normal((3, 2048), scale=3.0, shift=300.0), about="numbers around 300"),
+            case(
+                normal((3, 2048), scale=3.0, shift=300.0),
+                budget=Budget(gmem_bytes=49_152),
+                about="rows of 2048, numbers around 300",
+            ),
             case(normal((5, 384), shift=-200.0), about="numbers around -200"),
             case(normal((4, 256), scale=10_000.0), about="numbers that lie far apart"),
         ],
@@ -49,7 +53,7 @@ def puzzle_3(nb: Any) -> Question:
         nb.smooth_spec,
         normal((130, 256)),
         variants=[
-            case(normal((194, 128)), about="one strip"),
+            case(normal((258, 128)), bm=128, about="one strip, blocks of 128 rows"),
             case(
                 normal((66, 512)),
                 bm=32,
@@ -67,7 +71,7 @@ def puzzle_4(nb: Any) -> Question:
         nb.gelu_spec,
         normal((128, 256)),
         variants=[
-            case(normal((192, 128), scale=2.0)),
+            case(normal((256, 128), scale=20.0), bm=128, about="blocks of 128 rows, numbers of up to 70"),
             case(normal((64, 512)), bm=32, bn=256, budget=Budget(gmem_bytes=262_144, thread_bytes=0)),
         ],
         budget=Budget(gmem_bytes=262_144, thread_bytes=0),
@@ -120,13 +124,14 @@ def puzzle_7(nb: Any) -> Question:
             case(normal((8, 64, 128)), budget=Budget(copy_idle=1_600, smem_bytes=66_000), about="tiles of 32 KiB"),
         ],
         budget=Budget(copy_idle=2_000, smem_bytes=25_000),
-        claims=[Claim(nb.slots_needed, [(512 * rows,) for rows in (4, 6, 12, 24, 32, 128)], partial(busy, nb))],
+        claims=[Claim(nb.slots_needed, [(512 * rows,) for rows in (1, 4, 6, 13, 24, 128)], partial(busy, nb))],
     )
 
 
 def busy(nb: Any, tile_bytes: int) -> Count:
     """The smallest number of slots with which the copy engine is as busy as with one more, on tiles of 128 columns."""
-    x, idle = jnp.zeros((12, tile_bytes // 512, 128)), [math.inf]
+    tiles = 12 + 20_000 // tile_bytes  # more than slots
+    x, idle = jnp.zeros((tiles, tile_bytes // 512, 128)), [math.inf]
     while len(idle) < 3 or idle[-1] < idle[-2]:
         idle.append(gpu.run(partial(nb.largest_with, slots=len(idle)), x, ctas_drawn=0).counts.copy_idle)
     fewest = len(idle) - 2
@@ -180,6 +185,7 @@ def puzzle_10(nb: Any) -> Question:
         forbid=["softmax", "log_softmax"],
         claims=[
             gmem_claim(nb.softmax_bytes, run, (8, 1024, 2), (3, 512, 4), (5, 384, 4)),
+            Claim(nb.softmax_bytes, [(65_536, 4096, 4)], in_and_out),
             Claim(
                 nb.ctas_per_sm,
                 [(80, 2048), (27, 2048), (33, 0), (168, 0), (40, 60_000), (16, 7_000), (24, 57_344), (24, 76_801)],
@@ -187,6 +193,13 @@ def puzzle_10(nb: Any) -> Question:
             ),
         ],
     )
+
+
+def in_and_out(M: int, N: int, itemsize: int) -> Count:
+    """The bytes of a softmax that are too many to run."""
+    once = M * N * itemsize
+    slips = [("if the result were not stored", float(once)), ("if x were read twice", 3.0 * once)]
+    return Count("your kernel moves", 2.0 * once, [f"x and the result, {once:,} bytes each"], slips)
 
 
 def fitting(registers: int, smem_bytes: int) -> Count:

@@ -26,7 +26,7 @@ def puzzle_1(nb: Any) -> Question:
         normal((192, 128), BF16),
         normal((128, 256), BF16),
         variants=[
-            case(normal((64, 64), BF16), normal((64, 384), BF16), about="three tiles side by side"),
+            case(normal((64, 64), BF16), normal((64, 576), BF16), bn=192, about="three tiles of 64 x 192 side by side"),
             case(normal((128, 192), BF16), normal((192, 512), BF16), bn=256, about="tiles of 64 x 256"),
         ],
         budget=Budget(gmem_bytes=491_520, ctas=6),
@@ -47,7 +47,7 @@ def puzzle_2(nb: Any) -> Question:
         budget=Budget(bank_conflicts=0),
         claims=[
             Claim(nb.turns, [(n,) for n in (128, 64, 32, 16, 256, 512)], in_turns),
-            Claim(nb.swizzle_for, [(n,) for n in (128, 64, 32, 96, 192, 256, 160)], widest),
+            Claim(nb.swizzle_for, [(n,) for n in (128, 64, 32, 96, 192, 256, 160, 320, 384)], widest),
         ],
     )
 
@@ -238,7 +238,43 @@ def puzzle_9(nb: Any) -> Question:
             ),
         ],
         budget=Budget(copies=80, gmem_bytes=1_835_008),
+        claims=[Pairs(nb.partner_tile, nb.tile_order, [(8, 1, "m"), (4, 2, "m"), (2, 2, "n"), (3, 1, "n")])],
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """The two CTAs of pair t work on tiles beside each other, and `order`, tile_order, gives the pairs their order.
+
+    cases: (m_tiles, width, along). Which tile a CTA of the pair takes is its own affair.
+    """
+
+    fn: Any
+    order: Any
+    cases: list[tuple[int, int, str]]
+    last = True
+
+    def finding(self) -> Finding | None:
+        """What is wrong with the tiles of a pair, at the first where something is, or None."""
+        t = np.arange(16)
+        for m_tiles, width, along in self.cases:
+            m, n = (2, 1) if along == "m" else (1, 2)
+            tile = functools.partial(self.fn, m_tiles=m_tiles, width=width, along=along)
+            both = jax.vmap(jax.vmap(tile), axis_name="cluster", axis_size=2)
+            found = np.stack(answered(both, np.stack([t, t])), axis=-1)  # [rank, t]: row and column
+            i, j = answered(jax.vmap(self.order, (0, None, None)), t, m_tiles // m, width)
+            want = np.stack([np.stack([m * i + r * (m - 1), n * j + r * (n - 1)], axis=-1) for r in range(2)])
+            for pair in t:
+                tiles, right = sorted(found[:, pair].tolist()), want[:, pair].tolist()
+                if tiles != right:
+                    told = [" and ".join(f"({row}, {column})" for row, column in each) for each in (tiles, right)]
+                    cause = (
+                        f"Right answer, but by {self.fn.__name__}({pair}, {m_tiles}, {width}, {along!r}), the tiles of "
+                        f"pair {pair} are {told[0]}, not {told[1]}: the two of a pair lie beside each other along "
+                        f'"{along}", and pairs follow one another in the order of {self.order.__name__}.'
+                    )
+                    return Finding("choice", cause, [], line_of(self.fn))
+        return None
 
 
 def puzzle_10(nb: Any) -> Question:
@@ -274,7 +310,13 @@ def puzzle_11(nb: Any) -> Question:
     sizes = [(8192, 8192, 8192), (4096, 4096, 1024), (1024, 8192, 4096), (2048, 2048, 2048), (128, 4352, 512)]
     sizes += [(1536, 3072, 1024), (512, 512, 192), (384, 256, 640), (4224, 2816, 4096), (3584, 5120, 4096)]
     sizes += [(5120, 16384, 4096), (7680, 9216, 64)]  # another tile than with a small K, and with a large one
-    timed = [(*size, *tile) for size in sizes[:5] for tile in [*tiles, (64, 128), (128, 64)] if size[0] % tile[0] == 0]
+    whole = (1536, 2816, 640)  # whole rounds, by each tile of 128 x 256 or half of it
+    timed = [
+        (*size, *tile)
+        for size in [*sizes[:5], whole]
+        for tile in [*tiles, (64, 128), (128, 64)]
+        if size[0] % tile[0] == 0
+    ]
     return question(
         nb.best_spec,
         normal((512, 192), BF16),

@@ -26,7 +26,7 @@ def shapes_of(fn: Any, H: int, T: int, D: int) -> tuple[Any, list[Any]]:
     return fn, [jax.ShapeDtypeStruct((H, T, D), jnp.bfloat16)] * 3
 
 
-SIZES = ((8, 4096, 128), (2, 1024, 64), (3, 512, 128))
+SIZES = ((8, 4096, 128), (2, 1024, 64), (3, 40, 8), (2, 64, 64))
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -49,7 +49,11 @@ def puzzle_3(nb: Any) -> Question:
                 c=32,
                 budget=Budget(operations=30, elements=30_720),
             ),
-            case(*[normal((1, 96, 16), "bfloat16") for _ in range(3)], c=96, about="one chunk"),
+            case(
+                *[normal((1, 96, 16), "bfloat16", scale=8.0) for _ in range(3)],
+                c=96,
+                about="one chunk, scores of up to 250",
+            ),
             case(
                 *[normal((1, 512, 16), "bfloat16") for _ in range(3)],
                 c=16,
@@ -168,6 +172,12 @@ def near_zero(M: int, D: int) -> Any:
     return normal((M, D), "bfloat16", scale=1e-3)
 
 
+def between(M: int, D: int, F: int) -> list[Any]:
+    """Rows that are small beside what is added to them, and a g that bfloat16 would round down."""
+    _, _, w1, w2 = mlp_inputs(M, D, F)
+    return [normal((M, D), "bfloat16", scale=0.03), np.full((1, D), 1 + 2**-8 - 2**-16, np.float32), w1, w2]
+
+
 def cancelling(M: int, D: int, bf: int) -> list[Any]:
     """Two equal blocks of the hidden layer, and weights behind them that are far larger than their sum."""
     x, g, *_ = mlp_inputs(M, D, 2 * bf)
@@ -185,6 +195,7 @@ def puzzle_6(nb: Any) -> Question:
         variants=[
             case(*mlp_inputs(64, 256, 128, shift=3.0), about="rows far from zero"),
             case(near_zero(32, 128), *mlp_inputs(32, 128, 64)[1:], about="rows near zero"),
+            case(*between(64, 128, 64), about="numbers of g that bfloat16 does not hold"),
         ],
         budget=Budget(flops=8_388_608, hbm_bytes=3_024_384, mxu_bits=16),
         tol=3e-2,  # rounded at another place than in the spec
@@ -330,7 +341,7 @@ def puzzle_10(nb: Any) -> Question:
         normal((384, 256), "bfloat16"),
         variants=[
             case(
-                *lists((0, 3), (1, 3), (2, 0), (2, 1), (2, 2), (3, 0)),
+                *lists((0, 1), (1, 3), (2, 3), (2, 0), (2, 1), (3, 2)),
                 normal((6, 128, 128), "bfloat16", shift=0.5),
                 normal((512, 128), "bfloat16"),
                 budget=Budget(hbm_bytes=524_288, grid_steps=6, calls=1),
