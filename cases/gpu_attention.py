@@ -99,7 +99,7 @@ def puzzle_3(nb: Any) -> Question:
         normal((2, 384, 128), BF16),
         variants=[
             case(*qkv(1, 64, 512, scale=60.0), about="scores of up to 300"),
-            case(*qkv(3, 64, 192, D=64, dtype="float16"), bkv=96, about="D = 64, 96 keys in a block, float16"),
+            case(*qkv(3, 64, 384, D=64, dtype="float16"), bkv=192, about="D = 64, 192 keys in a block, float16"),
         ],
         budget=Budget(gmem_bytes=917_504, copies=28, smem_bytes=82_000),
     )
@@ -130,12 +130,11 @@ def puzzle_5(nb: Any) -> Question:
         normal((2, 640, 128), BF16),
         variants=[
             case(
-                *qkv(1, 256, 576, D=64),
-                bkv=96,
+                *qkv(1, 256, 640, D=64),
                 slots=3,
-                budget=Budget(tensor_idle=11_000),
+                budget=Budget(tensor_idle=12_000),
                 l2=True,
-                about="three slots of 96 keys",
+                about="D = 64, three slots",
             ),
             case(*qkv(1, 128, 128), about="a single block"),
             case(*qkv(2, 128, 640), slots=1, budget=Budget(tensor_idle=18_000), l2=True, about="a single slot"),

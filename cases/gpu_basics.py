@@ -124,8 +124,19 @@ def puzzle_7(nb: Any) -> Question:
             case(normal((8, 64, 128)), budget=Budget(copy_idle=1_600, smem_bytes=66_000), about="tiles of 32 KiB"),
         ],
         budget=Budget(copy_idle=2_000, smem_bytes=25_000),
-        claims=[Claim(nb.slots_needed, [(512 * rows,) for rows in (1, 4, 6, 13, 24, 128)], partial(busy, nb))],
+        claims=[
+            Claim(nb.slots_needed, [(512 * rows,) for rows in (1, 4, 6, 13, 24, 128)], partial(busy, nb)),
+            Claim(nb.slots_needed, [(9_730,), (128,)], by_the_law),
+        ],
     )
+
+
+def by_the_law(tile_bytes: int) -> Count:
+    """The same, of tiles that the kernel does not have."""
+    ahead = math.ceil(9_730 / tile_bytes)
+    slips = [("without a slot for the tile that is arriving", float(ahead)), ("with a slot more", ahead + 2.0)]
+    told = [f"9,730 bytes on their way: {plural(ahead, 'tile')}, and one that is arriving"]
+    return Count("by Little's law it is", ahead + 1.0, told, slips)
 
 
 def busy(nb: Any, tile_bytes: int) -> Count:

@@ -785,7 +785,7 @@ def shared(
 # Budget for q (2, 128, 128), k (2, 640, 128), v (2, 640, 128): gmem_bytes=786_432, copies=24. Both warpgroups read the
 # same ten blocks of a head. A case with a single slot has tensor_idle=18_000: cycles in which the tensor cores have
 # nothing to do. If K's slot is given back after the softmax, there are 19,973 of them, and after PV 28,165. One with
-# three slots has tensor_idle=11_000.
+# three slots has tensor_idle=12_000.
 check("gpu_attention/5", shared)
 
 # %% [markdown]

@@ -40,7 +40,7 @@ from .inputs import Budget, Case, Question, Subject, question
 from .judge import CLAIMS, Judge, claimed, draws, judge_cases, size_of, tolerance_of
 from .progress import record
 from .reference import course_of, seen_in_course
-from .told import told
+from .told import told, with_unused
 
 
 def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> Verdict:
@@ -251,6 +251,9 @@ class _Answer:
                 formulas = {claim.fn.__name__ for claim in asked.claims} >= set(self.known.holes)
                 seen_in = function_at(verdict.findings[0].line, self.holes)
                 verdict.findings = told(verdict.findings, found, files, formulas, seen_in)
+                if not (found and all(c.tried for c in found)):
+                    unused = isolate.ignored(self.known, self.names, self._used())
+                    verdict.findings = with_unused(verdict.findings, unused)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
     def _isolated(self, verdict: Verdict, asked: Question) -> list[Correction]:

@@ -70,7 +70,19 @@ def isolated(
             said = _proven(trials, works, works_everywhere)
         if slipped and not (said and len(said) == 1 and said[0].told):
             said = _slipped(trials, works, works_everywhere) or said
-        return _guessed(trials, works, works_everywhere, fails) if said is None else said
+        said = _guessed(trials, works, works_everywhere, fails) if said is None else said
+    return [c for c in said if c.said or c.whole]
+
+
+def ignored(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> list[tuple[str, str]]:
+    """The arguments that functions of the reader's never use, and the course's do: (function, argument)."""
+    found, course = [], cases.solutions(puzzle)
+    for name, mine in _answer(puzzle, names, used).items():
+        if name in course:
+            both = zip(mine.args.args, course[name].args.args, strict=False)
+            read, needed = reads_of(mine), reads_of(course[name])
+            found += [(name, a.arg) for a, b in both if b.arg in needed and a.arg not in read and a.arg != "_"]
+    return found
 
 
 def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Correction] | None:
@@ -91,8 +103,8 @@ def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Co
         if len(said) > 1 and not all(c.told for c in said) and not both_there:
             continue  # to say what comes or goes is of no help without what is too long to be told
         mended, swapped = trials.done(said)
-        everywhere = works if trials.is_chosen(mended) else works_everywhere  # what has been tried there runs here, too
-        if len(swapped) == len(said) or trials.tried(mended, everywhere):
+        known = trials.is_chosen(mended)  # what has been tried everywhere runs here, too
+        if len(swapped) == len(said) or trials.tried(mended, works if known else works_everywhere, anyhow=known):
             return [dataclasses.replace(c, tried=True) for c in said]
     return None
 
@@ -183,11 +195,12 @@ class _Trials:
         except Exception:  # half of one answer and half of another need not fit
             return False
 
-    def tried(self, functions: Functions, works: Works) -> bool:
+    def tried(self, functions: Functions, works: Works, anyhow: bool = False) -> bool:
+        """Whether a program works. Raises _Enough where enough has been run already, but for one that has to be."""
         key = _key(functions)
         if (key, works) not in self.known:  # the course's solution is right; that needs no run
             most = MOST_INSTRUCTIONS * (_TO_CHECK if self.chosen else 1)
-            if key != self.solution and self.effort.instructions > most:
+            if key != self.solution and self.effort.instructions > most and not anyhow:
                 raise _Enough
             self.known[key, works] = key == self.solution or self.runs(functions, works)
         return self.known[key, works]

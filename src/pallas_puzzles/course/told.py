@@ -62,6 +62,18 @@ def told(
     return [first, *others]
 
 
+def with_unused(findings: Sequence[Finding], unused: Sequence[tuple[str, str]]) -> list[Finding]:
+    """The findings, the first with the one or two arguments that a function never uses.
+
+    More of them are another way to do it; and what ends a check comes before what is missing.
+    """
+    first, *rest = findings
+    if len(unused) > 2 or first.kind in {"unused", "error"}:
+        return [*findings]
+    more = [f"`{name}` never uses its argument `{argument}`." for name, argument in unused if argument != first.operand]
+    return [first.but(evidence=(*more, *first.evidence)), *rest]
+
+
 # Kinds that see that something is wrong, and not how it came about.
 SAYS_LITTLE = frozenset("structure shape dtype moved unread unused values explained".split())
 

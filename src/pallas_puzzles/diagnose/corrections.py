@@ -419,6 +419,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
         outline = _outline(should, was, named)
         if inside and len(group.differences) == 1 and first.was and first.should and _fits(outline, old):
             return _words(answer, _Group(first.path, group.differences), named, tell)  # all that differs is in the dots
+        if not re.search(r"\w", outline):  # nothing but dots
+            return "", False
         if not _fits(outline, old):
             return f"{mine} differs from a right one, which is like `{outline}`", False
     return f"{mine} is what is wrong" if tell == "where" else f"{mine} differs from a right one", False

@@ -17,6 +17,7 @@ from .incidents import incidents_of
 from .wrong import Result, part_named, pattern_of, what_it_holds, where_in
 
 Box = tuple[slice, ...]
+_ASTRAY = frozenset({"map-bounds", "ref-bounds"})
 
 
 def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None) -> Diagnosis:
@@ -32,7 +33,9 @@ def diagnose_devices(run: Run, want: object, tolerance: Tolerance | None = None)
     wrong = structure(run.outputs, want, "function", "out_specs") or [
         _output(run, each).but(near=near) for each in wrong_results(run.outputs, want, tolerance)
     ]
-    seen += _incidents(run, bool(wrong))
+    noted = [f.but(near=[*f.near, *near]) for f in _incidents(run, bool(wrong))]
+    astray = [f for f in noted if f.kind in _ASTRAY]  # what goes beyond the end of an array, meets others there
+    seen = [*astray, *seen, *(f for f in noted if f not in astray)]
     if wrong:
         seen += findings_of(run.notes)
     if seen and wrong:  # how wrong it is, is evidence of it
@@ -218,7 +221,8 @@ def _unwaited(f: Seen) -> str:
 
 _WORDS: dict[str, Callable[[Seen], str]] = {
     "no-device": lambda f: (
-        f"{f.first.who} addresses {f.ref}, and the mesh has no such device: take the index modulo lax.axis_size(axis)."
+        f"{f.first.who} addresses {f.ref}, and the mesh has no such device. Is the index right? If it only has to go on "
+        "at 0 behind the last device, take it modulo lax.axis_size(axis)."
     ),
     "deadlock": _deadlock,
     "not-entered": lambda f: (

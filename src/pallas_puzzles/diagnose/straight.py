@@ -284,8 +284,9 @@ def _one_by_one(statement: ast.stmt) -> list[ast.stmt]:
     target, value = statement.targets[0], statement.value
     if not isinstance(target, ast.Tuple) or any(isinstance(each, ast.Starred) for each in target.elts):
         return [statement]
-    if isinstance(value, ast.Attribute) and value.attr == "shape" and isinstance(value.value, ast.Name):
-        sizes = [_size_along(value, axis) for axis in range(len(target.elts))]
+    shape = _shape_in(value)
+    if shape is not None:
+        sizes = [_size_along(shape, axis) for axis in range(len(target.elts))]
         parts = [(name, size) for name, size in zip(target.elts, sizes, strict=True) if getattr(name, "id", "") != "_"]
         return [ast.copy_location(ast.Assign([each], new), each) for each, new in parts]
     if not isinstance(value, ast.Tuple | ast.List):
@@ -309,6 +310,19 @@ def _element(value: ast.expr, number: int, name: ast.expr) -> ast.stmt:
     """`_, name = value` as `name = value[1]`."""
     part = ast.copy_location(ast.Subscript(value, ast.Constant(number), ast.Load()), value)
     return ast.fix_missing_locations(ast.copy_location(ast.Assign([name], part), name))
+
+
+def _shape_in(value: ast.expr) -> ast.Attribute | None:
+    """The `x.shape` or `x.y.shape` that a value is, or begins with: `x.shape[:2]`."""
+    match value:
+        case ast.Subscript(shape, ast.Slice(lower=None, upper=ast.Constant(), step=None)):
+            pass
+        case shape:
+            pass
+    owner = shape.value if isinstance(shape, ast.Attribute) and shape.attr == "shape" else None
+    while isinstance(owner, ast.Attribute):
+        owner = owner.value
+    return shape if isinstance(shape, ast.Attribute) and isinstance(owner, ast.Name) else None
 
 
 def _size_along(shape: ast.Attribute, axis: int) -> ast.expr:
