@@ -805,6 +805,20 @@ def test_of_garbage_beyond_the_edges_that_is_told_which_does_harm():
     assert padding == ["y_ref"], str(verdict)
 
 
+def test_an_argument_that_is_never_used_is_named():
+    answer = """
+import numpy as np
+
+
+def step_cost(H, T, D, slow, quick, chip):
+    seconds = [t - flash_floor(H, T, D, bq, bkv, V6E) for bq, bkv, t in (slow, quick)]
+    steps = [[flash_steps(H, T, bq, bkv), 1] for bq, bkv, _ in (slow, quick)]
+    return float(np.linalg.solve(np.array(steps, float), np.array(seconds))[0])
+"""
+    (finding,) = session.run("ladder/4", overlay=answer).findings
+    assert finding.evidence[0] == "`step_cost` never uses its argument `chip`."
+
+
 def test_a_mistake_in_a_function_beside_the_hole_is_told_there():
     answer = """
 import jax.numpy as jnp

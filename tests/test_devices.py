@@ -12,7 +12,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
-from device_kernels import CASES, COLLECTIVE, DMA, HARMLESS, HBM, MISTAKES, SLOW, S, mesh, normal, on
+from device_kernels import (
+    CASES,
+    COLLECTIVE,
+    DMA,
+    HARMLESS,
+    HBM,
+    MISTAKES,
+    SLOW,
+    S,
+    meet,
+    mesh,
+    normal,
+    on,
+    remote,
+    ring,
+)
 from pallas_puzzles import check_call
 from pallas_puzzles.diagnose.devices import diagnose_devices
 from pallas_puzzles.ir.meshes import Mesh
@@ -86,6 +101,29 @@ def test_a_deadlock_says_who_waits_where_and_who_has_signalled() -> None:
     assert "came holds 0 bytes, and 4,096 are needed" in text
     assert "signalled by the copy from device 3 to device 0" in text
     assert "device 2 waits, too" in text
+
+
+def test_what_goes_beyond_an_array_is_told_before_what_it_meets_there() -> None:
+    def kernel(x_ref, o_ref, sent, came):
+        n, _, left, right = ring()
+        meet(left, right)
+        behind = 3 * jnp.int32(n)  # JAX itself looks at what is known before
+        copies = [remote(x_ref, o_ref.at[pl.ds(8, 8)], sent, came, left)]
+        copies += [remote(x_ref, o_ref.at[pl.ds(behind, 8)], sent, came, right)]
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.wait()
+
+    def local(x):
+        out = jax.ShapeDtypeStruct((16, 128), x.dtype)
+        scratch = {"scratch_shapes": [DMA, DMA], "compiler_params": COLLECTIVE}
+        return pl.pallas_call(kernel, in_specs=[HBM], out_specs=HBM, out_shape=out, **scratch)(x)
+
+    x = normal(N * 8, 128)
+    verdict = check_call(on(N, local), (x,), np.zeros((N * 16, 128), np.float32))
+    kinds = [finding.kind for finding in verdict.findings]
+    assert kinds[:2] == ["ref-bounds", "race"]
 
 
 def test_what_is_brought_and_never_read_is_told() -> None:

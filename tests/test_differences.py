@@ -100,6 +100,8 @@ def test_other_names_and_values_with_names_are_no_differences():
         ("return max([a for a in x if a < y])", "return max([b for b in x if b < y])"),
         ("return jnp.sum(x * y, axis=1)", "return (y * x).sum(axis=1)"),
         ("n = x.shape[1]\n    return n + pl.cdiv(M, n)", "return x.shape[1] + pl.cdiv(M, x.shape[1])"),
+        ("m, n = x.y.shape\n    return g(m, n)", "return g(x.y.shape[0], x.y.shape[1])"),
+        ("m, n = x.shape[:2]\n    return g(m, n)", "return g(x.shape[0], x.shape[1])"),
         (
             "return pl.BlockSpec((m, n), lambda i, j: (i, 0))",
             "def the_map(i, j):\n        return (i, 0)\n    return pl.BlockSpec((m, n), the_map)",

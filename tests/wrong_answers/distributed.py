@@ -51,6 +51,9 @@ from jax.experimental.pallas import tpu as pltpu
 # +    w2 = lax.all_gather(w2, "x", axis=0, tiled=True)
 # +    return jax.nn.relu(x @ w1) @ w2
 
+# %% distributed/2: scattered in float32
+# mlp_rows_local: `jax.nn.relu(x @ w1) @ w2` -> `jnp.dot(jax.nn.relu(x @ w1), w2, preferred_element_type=jnp.float32)`
+
 # %% distributed/3: nobody waits for what comes
 # rotate_kernel:
 # -    copy.wait_recv()
@@ -463,6 +466,9 @@ def grid_gather_kernel(x_ref, o_ref, own, sent, came):
 # %% distributed/10: the example's eight devices
 # recut_kernel: `range(1, n)` -> `range(1, 8)`
 
+# %% distributed/10: both ways at once, to half of the ring
+# recut_kernel: `range(1, n)` -> `[*range(1, n // 2 + 1), *range(n - n // 2 + 1, n)]`
+
 # %% distributed/11a: where they end
 # plan: `jnp.cumsum(counts, axis=1) - counts` -> `jnp.cumsum(counts, axis=1)`
 
@@ -509,6 +515,9 @@ def plan(counts):
 
 # %% distributed/11a: the order of the numbers is not turned back
 # plan: `.reshape(E, n).T` -> `.reshape(n, E)`
+
+# %% distributed/11a: sums of products in bfloat16
+# plan: `jnp.cumsum(counts, axis=1) - counts` -> `(counts.astype(jnp.bfloat16) @ jnp.triu(jnp.ones((E, E), jnp.bfloat16), 1)).astype(jnp.int32)`
 
 # %% distributed/11b: only the neighbours meet
 # send_rows_kernel: `meet_everybody()` -> `meet_neighbours()`
@@ -569,6 +578,9 @@ def send_rows_kernel(sizes, starts, places, due, x_ref, o_ref, sent, came):
 
 # %% distributed/11b: the own rows stay where they are
 # send_rows_kernel: `range(n)` -> `range(1, n)`
+
+# %% distributed/11b: waits until all of x has left
+# send_rows_kernel: `wait_for_rows(x_ref, to_others, sent)` -> `wait_for_rows(x_ref, x_ref.shape[0] - sum(sizes[me * pieces + j] for j in range(pieces)), sent)`
 
 # %% distributed/11c: the result is not sorted back
 # moe_local: `back[jnp.argsort(order)]` -> `back`

@@ -77,6 +77,9 @@ def online(s, c, m, l):
 # %% gpu_attention/2: e^x by way of a logarithm
 # online: `jnp.exp2(s * c - lax.broadcast_in_dim(new, s.shape, (0,)))` -> `jnp.exp((s * c - lax.broadcast_in_dim(new, s.shape, (0,))) * 0.6931471805599453)`
 
+# %% gpu_attention/2: the maximum is 0 at least
+# online: `jnp.maximum(m, s.max(axis=1) * c)` -> `jnp.maximum(jnp.maximum(m, 0), s.max(axis=1) * c)`
+
 
 # %% gpu_attention/3: P by way of SMEM
 def weigh(acc, p, alpha, v_smem):
@@ -119,6 +122,9 @@ def finish(acc, l):
 
 # %% gpu_attention/3: multiplied by the sum
 # finish: `1 / l` -> `l`
+
+# %% gpu_attention/3: alpha in the shape of p
+# weigh: `lax.broadcast_in_dim(alpha, acc.shape, (0,))` -> `lax.broadcast_in_dim(alpha, p.shape, (0,))`
 
 # %% gpu_attention/4: V is waited for with K
 # slots_step:
@@ -376,6 +382,12 @@ def ahead(j, c, p, m, l, acc, q_smem, k, v):
 # %% gpu_attention/7: later keys are kept
 # hide: `s, -jnp.inf` -> `-jnp.inf, s`
 
+# %% gpu_attention/7: divides by shifting
+# clear_blocks: `lax.div(first + offset + 1, bkv)` -> `first + offset + 1 >> bkv.bit_length() - 1`
+
+# %% gpu_attention/7: hidden scores are large negative numbers
+# hide: `-jnp.inf` -> `-1e4`
+
 # %% gpu_attention/7b: no turn is given
 # pass_on:
 # -    plgpu.barrier_arrive(turns.at[1 - wg])
@@ -447,6 +459,12 @@ def pass_on(wg, turns):
 # store_packed:
 # -    plgpu.wait_smem_to_gmem(0)
 
+# %% gpu_attention/8: four heads in a tile at most
+# packed_grid:
+# -    pack = H // Hkv
+# -    return Hkv, pl.cdiv(Sq, 128 // pack)
+# +    pack = min(4, H // Hkv)
+# +    return H // pack, pl.cdiv(Sq, 128 // pack)
 
 # %% gpu_attention/9: the last block of keys is dropped
 # part_of: `pl.cdiv(length, bkv)` -> `lax.div(length, bkv)`
@@ -498,6 +516,9 @@ def pass_on(wg, turns):
 
 # %% gpu_attention/9: the example's two parts
 # merged: `range(lse_parts.shape[0])` -> `range(2)`
+
+# %% gpu_attention/9: the largest lse is 0 at least
+# merged: `functools.reduce(jnp.maximum, lse)` -> `functools.reduce(jnp.maximum, lse, 0.0)`
 
 # %% gpu_attention/9b: the page table is ignored
 # load_pages: `table_row[j * each + r]` -> `j * each + r`
@@ -569,6 +590,11 @@ def pass_on(wg, turns):
 # %% gpu_attention/10: nobody waits for the products
 # add_dkv:
 # -    plgpu.wgmma_wait(0)
+
+# %% gpu_attention/10: the power of a difference as a product of powers
+# probabilities:
+# -    return jnp.exp2(s * c - lax.broadcast_in_dim(lse, s.shape, (1,)))
+# +    return jnp.exp2(s * c) * lax.broadcast_in_dim(jnp.exp2(-lse), s.shape, (1,))
 
 # %% gpu_attention/10b: nothing is committed before the other one reads
 # share:

@@ -60,6 +60,13 @@ def add_ten_kernel(x_gmem, o_gmem, *, bn):
 # %% gpu_basics/2: the columns are sorted first
 # softmax_kernel: `x = x_gmem[i]` -> `x = jnp.sort(x_gmem[i])`
 
+# %% gpu_basics/2: long rows are loaded three times
+# softmax_kernel:
+# -    x = x_gmem[i]
+# +    x = x_gmem[i]
+# +    if x.shape[0] > 1024:
+# +        x = x_gmem[i] + 0 * x_gmem[i]
+
 # %% gpu_basics/3: nobody waits for the copy
 # smooth_kernel:
 # -    plgpu.barrier_wait(loaded)
@@ -118,6 +125,13 @@ def add_ten_kernel(x_gmem, o_gmem, *, bn):
 
 # %% gpu_basics/4: relu
 # gelu_kernel: `jax.nn.gelu` -> `jax.nn.relu`
+
+# %% gpu_basics/4: a GELU whose exponentials overflow
+# gelu_kernel:
+# -    o_smem[...] = jax.nn.gelu(x_smem[...])
+# +    x = x_smem[...]
+# +    e = jnp.exp(1.5957691 * (x + 0.044715 * x**3))
+# +    o_smem[...] = 0.5 * x * (1 + (e - 1) / (e + 1))
 
 # %% gpu_basics/4b: the next tile into the same slot
 # strip_step: `load_tile(x_gmem, x_smem, loaded, t + 1)` -> `load_tile(x_gmem, x_smem, loaded, t + 2)`
@@ -257,6 +271,12 @@ def send_tile(t, x_tile, o_smem, o_gmem):
 
 # %% gpu_basics/7: a float
 # slots_needed: `pl.cdiv(int(ahead), tile_bytes)` -> `ahead / tile_bytes`
+
+# %% gpu_basics/7: a slot more where tiles fill the law exactly
+# slots_needed: `pl.cdiv(int(ahead), tile_bytes)` -> `int(ahead) // tile_bytes + 1`
+
+# %% gpu_basics/7: never more than 16 slots
+# slots_needed: `1 + pl.cdiv(int(ahead), tile_bytes)` -> `min(16, 1 + pl.cdiv(int(ahead), tile_bytes))`
 
 # %% gpu_basics/8: the mean down the columns
 # normed: `axis=1` -> `axis=0`

@@ -341,6 +341,9 @@ def consume_tile(n, steps, slots, acc, rows, a_smem, b_smem, full, empty):
 # %% gpu_matmul/9: the rank counts columns of pairs
 # partner_tile: `return i, 2 * j + rank` -> `return i, j + rank`
 
+# %% gpu_matmul/9: the pair's other tile half of the matrix below
+# partner_tile: `2 * i + rank, j` -> `i + rank * (m_tiles // 2), j`
+
 # %% gpu_matmul/10: the neighbour's rows before the group
 # store_rows: `first = lax.max(start - row, 0)` -> `first = 0`
 
@@ -428,3 +431,6 @@ def store_rows(o_slot, o_part, row, start, end):
 
 # %% gpu_matmul/11: only the fewest cycles
 # choose: `(cycles(M, N, K, *plan[:2]), step_bytes(*plan))` -> `cycles(M, N, K, *plan[:2])`
+
+# %% gpu_matmul/11: a round more where the last one is full
+# cycles: `pl.cdiv((M // bm) * (N // bn), SMS)` -> `(M // bm) * (N // bn) // SMS + 1`

@@ -251,7 +251,7 @@ class _Answer:
                 formulas = {claim.fn.__name__ for claim in asked.claims} >= set(self.known.holes)
                 seen_in = function_at(verdict.findings[0].line, self.holes)
                 verdict.findings = told(verdict.findings, found, files, formulas, seen_in)
-                if not (found and all(c.tried for c in found)):
+                if verdict.findings[0].kind == "model" or not (found and all(c.tried for c in found)):
                     unused = isolate.ignored(self.known, self.names, self._used())
                     verdict.findings = with_unused(verdict.findings, unused)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]

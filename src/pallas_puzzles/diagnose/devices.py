@@ -172,10 +172,11 @@ def _advice(*sides: Access) -> str:
     copies = [a for a in sides if a.who.startswith("the copy")]
     if not copies:
         return "Let one of the two devices signal a semaphore that the other waits for."
-    if not reading and len({a.who.removeprefix("an earlier").removeprefix("the").split(" to ")[0] for a in sides}) > 1:
-        return "Two devices copy into one place: let it depend on the sender, so that each has its own."
     if not reading:
-        return "Let the receiver signal that the place is free again, and wait for that before you copy into it."
+        return (
+            "Is each of them meant for this place? If not, look at where they copy to. If so, let the receiver signal "
+            "that the place is free again, and let the later one wait for that."
+        )
     if writing[0] not in copies:
         return "Wait until the copy has been sent (wait_send) before you write into its source again."
     return (
@@ -198,7 +199,7 @@ def _deadlock(f: Seen) -> str:
         advice += "each device get there?"
     else:
         came = listed([f"{who}{at(line)}" for who, line in w.sources[:3]])
-        advice = f"So far it was signalled by {came}. Wait as often as it is signalled, for as much."
+        advice = f"So far it was signalled by {came}. Either one more has to come, or this waits for too much."
     return f"{w.device} waits for ever{at(w.line)}: {needs}. {advice}"
 
 
