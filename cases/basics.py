@@ -5,11 +5,21 @@ nb: what the notebook defines, with the reader's answers in its holes.
 
 from typing import Any
 
+import numpy as np
+
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
 
 
 def puzzle_1(nb: Any) -> Question:
-    return question(nb.add_ten_spec, normal((640,)), variants=[case(normal((1000,)))], budget=Budget(calls=1))
+    return question(
+        nb.add_ten_spec,
+        normal((640,)),
+        variants=[
+            case(normal((1000,))),
+            case(normal((384,), "bfloat16"), about="bfloat16"),
+        ],
+        budget=Budget(calls=1),
+    )
 
 
 def puzzle_2(nb: Any) -> Question:
@@ -21,6 +31,7 @@ def puzzle_2(nb: Any) -> Question:
             case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288)),
             case(normal((16512,)), normal((16512,)), b=128, about="129 blocks"),
             case(normal((1000,)), normal((1000,)), b=1000, about="a single block, of 1000 elements"),
+            case(normal((4608,)), normal((4608,)), b=1536, about="three blocks of 1536"),
         ],
         budget=Budget(vmem_bytes=6_144),
     )
@@ -38,6 +49,13 @@ def puzzle_3(nb: Any) -> Question:
     )
 
 
+def infinite(rows: int, columns: int) -> np.ndarray:
+    """float32, with one infinite number."""
+    x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    x[3, 5] = -np.inf
+    return x
+
+
 def puzzle_4(nb: Any) -> Question:
     return question(
         nb.transpose_spec,
@@ -45,6 +63,7 @@ def puzzle_4(nb: Any) -> Question:
         variants=[
             case(normal((768, 640)), bm=256, bn=128, budget=Budget(vmem_bytes=524_288)),
             case(normal((96, 320)), bm=96, bn=320, about="a single block, of 96 rows and 320 columns"),
+            case(infinite(192, 384), bm=96, bn=384, about="two blocks of 96 x 384, and an infinite number"),
         ],
         budget=Budget(vmem_bytes=524_288),
     )
@@ -71,6 +90,7 @@ def puzzle_5(nb: Any) -> Question:
                 normal((1, 256)),
                 about="a single block, and all scales are 0",
             ),
+            case(normal((48, 768)), normal((48, 1)), normal((1, 768)), bm=24, bn=384, about="blocks of 24 x 384"),
         ],
         budget=Budget(hbm_bytes=209_024, vmem_bytes=34_880),
     )
@@ -127,6 +147,7 @@ def puzzle_7(nb: Any) -> Question:
         variants=[
             case(normal((320, 768)), bq=64, bk=256, budget=Budget(hbm_bytes=1_966_080, vmem_bytes=262_144)),
             case(normal((32, 128)), about="a single block"),
+            case(normal((144, 768)), bq=48, bk=384, about="blocks of 48 x 384"),
         ],
         budget=Budget(hbm_bytes=393_216, vmem_bytes=65_536),
     )
@@ -140,6 +161,7 @@ def puzzle_8(nb: Any) -> Question:
             case(normal((41, 640), scale=5.0, shift=-20.0), bn=256, budget=Budget(vmem_bytes=65_536)),
             case(normal((64, 384), shift=3.0), budget=Budget(vmem_bytes=32_768)),
             case(normal((16, 128), shift=3.0), about="a single block"),
+            case(normal((24, 700), shift=3.0), bn=384, about="blocks of 384 columns"),
         ],
         budget=Budget(vmem_bytes=32_768),
     )
@@ -152,6 +174,7 @@ def puzzle_9(nb: Any) -> Question:
         variants=[
             case(normal((64, 768)), bm=16, bn=256, budget=Budget(hbm_bytes=196_864, vmem_bytes=32_896)),
             case(normal((8, 200)), bn=200, about="a single block, of 200 columns"),
+            case(normal((48, 1152), shift=1.0), bm=24, bn=384, about="blocks of 24 x 384"),
         ],
         budget=Budget(hbm_bytes=49_248, vmem_bytes=8_256),
     )
@@ -172,6 +195,14 @@ def puzzle_10(nb: Any) -> Question:
                 budget=Budget(vmem_bytes=262_144, output_stores=1),
             ),
             case(normal((32, 128), "bfloat16"), normal((128, 256), "bfloat16"), about="a single block"),
+            case(
+                normal((96, 768), "bfloat16"),
+                normal((768, 768), "bfloat16"),
+                bm=48,
+                bn=384,
+                bk=384,
+                about="blocks of 48, 384 and 384",
+            ),
         ],
         budget=Budget(vmem_bytes=212_992, output_stores=1),  # output_stores: how often each result may be stored
         tol=8e-3,  # about one unit in the last place of a bfloat16
@@ -193,6 +224,13 @@ def puzzle_11(nb: Any) -> Question:
             ),
             case(normal((2, 32, 768), "bfloat16"), normal((2, 768, 128), "bfloat16"), bk=384),
             case(normal((1, 32, 256), "bfloat16"), normal((1, 256, 128), "bfloat16"), about="a single block"),
+            case(
+                normal((3, 48, 768), "bfloat16"),
+                normal((3, 768, 200), "bfloat16"),
+                bm=24,
+                bk=384,
+                about="blocks of 24 and 384, and 200 columns",
+            ),
         ],
         budget=Budget(vmem_bytes=524_288, calls=1),
     )
@@ -226,6 +264,15 @@ def puzzle_12(nb: Any) -> Question:
                 normal((256, 128), "bfloat16", scale=0.05),
                 normal((1, 128), shift=20.0),
                 about="a single block, with biases near 20",
+            ),
+            case(
+                normal((96, 768), "bfloat16"),
+                normal((768, 384), "bfloat16", scale=0.05),
+                normal((1, 384)),
+                bm=48,
+                bn=384,
+                bk=384,
+                about="blocks of 48, 384 and 384",
             ),
         ],
         budget=Budget(hbm_bytes=1_526_784, vmem_bytes=197_632, calls=1, output_stores=1),
@@ -274,6 +321,13 @@ def puzzle_13(nb: Any) -> Question:
                 budget=Budget(hbm_bytes=589_824, vmem_bytes=131_072, calls=1),
             ),
             case(normal((64, 128), "bfloat16"), normal((128, 512), "bfloat16"), about="a single block"),
+            case(
+                normal((192, 384), "bfloat16"),
+                normal((384, 768), "bfloat16"),
+                bm=96,
+                bn=384,
+                about="blocks of 96 and 384",
+            ),
         ],
         budget=Budget(hbm_bytes=1_376_256, vmem_bytes=425_984, calls=1),
     )

@@ -91,6 +91,7 @@ def puzzle_2(nb: Any) -> Question:
             rows(32, 17, answers, bm=8, about="17 letters; half of the rows have weight 0"),
             rows(24, 256, logits=high, bm=8, about="scores near 10,000 in some rows, near -10,000 in others"),
             rows(16, 128, logits=normal((16, 128), scale=30.0, shift=-300.0), bm=8, about="scores near -300"),
+            rows(48, 200, bm=24, about="blocks of 24 rows"),
         ],
         budget=Budget(hbm_bytes=148_032, vmem_bytes=98_688, calls=1),
         allow=["mul", "broadcast_in_dim"],
@@ -115,6 +116,7 @@ def puzzle_3(nb: Any) -> Question:
         variants=[
             heads(3, 16, 256, 64, 6, 2, budget=Budget(calls=3, flops=26_700_000), about="a group of 3"),
             heads(1, 256, 128, 128, 2, 1, budget=Budget(calls=3, grid_steps=10, flops=102_100_000), about="256 tokens"),
+            heads(1, 24, 384, 96, 3, 1, about="heads of 96"),
         ],
         budget=Budget(hbm_bytes=738_048, calls=3, flops=10_900_000),
         allow=MOVES,
@@ -145,7 +147,10 @@ def puzzle_4(nb: Any) -> Question:
     return question(
         nb.block_spec,
         *stream(2, 24, 128, 384, 4, 2).inputs,
-        variants=[stream(3, 16, 256, 384, 2, 1, about="3 rows of 16 tokens")],
+        variants=[
+            stream(3, 16, 256, 384, 2, 1, about="3 rows of 16 tokens"),
+            stream(1, 40, 384, 256, 3, 1, d=96, about="40 tokens, heads of 96"),
+        ],
         budget=Budget(hbm_bytes=1_428_992, calls=7),
         allow=[*MOVES, *GELU],
         forbid=["softmax", "repeat"],
@@ -166,6 +171,7 @@ def puzzle_5(nb: Any) -> Question:
         variants=[
             state(64, 256, 1, bm=16, budget=Budget(calls=1, new_bytes=0), about="the first step"),
             state(40, 128, 200, scale=1e-6, bm=8, lr=0.1, about="gradients near 1e-6, and another lr"),
+            state(72, 384, 2, bm=24, about="blocks of 24 rows"),
         ],
         budget=Budget(hbm_bytes=2_752_512, calls=1, new_bytes=0),
         allow=["stack", "concatenate", "broadcast_in_dim"],
@@ -183,7 +189,10 @@ def puzzle_6(nb: Any) -> Question:
     return question(
         nb.moe_grad_spec,
         *stream(2, 24, 128, 256, 5, 4, 2).inputs,
-        variants=[stream(3, 16, 256, 128, 3, 2, 1, k=1, about="one expert a token")],
+        variants=[
+            stream(3, 16, 256, 128, 3, 2, 1, k=1, about="one expert a token"),
+            stream(1, 40, 384, 384, 3, 3, 1, d=96, about="40 tokens, heads of 96"),
+        ],
         budget=Budget(grid_steps=26, calls=7, outside_flops=245_760),
         allow=[*MOVES, *ROUTING, "integer_pow", "add_any"],
         forbid=["repeat", "ragged_dot"],
@@ -223,7 +232,10 @@ def puzzle_7(nb: Any) -> Question:
     return question(
         nb.decode_spec,
         *users([40, 16, 0, 31], 3, 128, 4, 2, 16).inputs,
-        variants=[users([7, 8, 15], 4, 256, 3, 1, 8, d=128, about="pages of 8 tokens, three heads")],
+        variants=[
+            users([7, 8, 15], 4, 256, 3, 1, 8, d=128, about="pages of 8 tokens, three heads"),
+            users([30, 50], 3, 384, 6, 3, 24, d=96, about="heads of 96, pages of 24"),
+        ],
         budget=Budget(hbm_bytes=548_864, grid_steps=26, calls=3),
         allow=MOVES,
         forbid=["softmax", "repeat"],

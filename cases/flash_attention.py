@@ -29,6 +29,13 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((3, 2, 80, 64)), normal((3, 2, 256, 64), scale=30.0), bq=32, bkv=256),
             case(normal((1, 4, 64, 64), "bfloat16", shift=2.0), normal((1, 4, 384, 64), "bfloat16"), bq=32, bkv=384),
             case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), about="a single block"),
+            case(
+                normal((3, 1, 48, 64)),
+                normal((3, 1, 384, 64)),
+                bq=24,
+                bkv=384,
+                about="three heads, blocks of 24 and 384",
+            ),
         ],
         budget=Budget(hbm_bytes=3_244_032, vmem_bytes=163_840, calls=1, mxu_bits=16),
         claims=[  # later puzzles have other scales
@@ -60,6 +67,13 @@ def puzzle_2(nb: Any) -> Question:
             case(normal((2, 1, 192, 64)), normal((2, 1, 400, 64)), bq=96, bkv=256),
             case(normal((1, 2, 256, 64)), normal((1, 2, 128, 64)), bq=32, about="128 queries see nothing"),
             case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), about="a single block"),
+            case(
+                normal((3, 3, 48, 64)),
+                normal((3, 3, 384, 64)),
+                bq=24,
+                bkv=384,
+                about="three heads, blocks of 24 and 384",
+            ),
         ],
         budget=Budget(hbm_bytes=1_081_344, vmem_bytes=163_840, calls=1, mxu_bits=16),
         claims=[  # decoding has one number for all rows, keys that begin anywhere, and garbage behind the last one
@@ -97,9 +111,20 @@ def puzzle_3(nb: Any) -> Question:
                 *[normal((1, 1, n, 64), dtype) for n, dtype in ((64, "bfloat16"), (128, "bfloat16"), (128, "float32"))],
                 about="v in float32, q and k in bfloat16",
             ),
+            case(
+                *[normal((3, 3, n, 64)) for n in (48, 384, 384)],
+                bq=24,
+                bkv=384,
+                about="three heads, blocks of 24 and 384",
+            ),
         ],
         budget=nb.naive_budget(1, 2, 192, 384, 128, 64),
     )
+
+
+def alone(shape: tuple[int, int], row: int, value: float) -> np.ndarray:
+    """float32: a row of this value among rows of 0."""
+    return np.where(np.arange(shape[0])[:, None] == row, value, np.zeros(shape)).astype(np.float32)
 
 
 def puzzle_4(nb: Any) -> Question:
@@ -127,6 +152,19 @@ def puzzle_4(nb: Any) -> Question:
             case(
                 *[normal((n, 128), "bfloat16", scale=scale) for n, scale in ((256, 1.0), (128, 0.3), (128, 1.0))],
                 about="a single block, in bfloat16",
+            ),
+            case(
+                integers((24, 128), 36, 45, "float32"),
+                integers((384, 128), -44, -35, "float32"),
+                normal((384, 128)),
+                bkv=192,
+                about="scores around -18,000",
+            ),
+            case(
+                alone((64, 64), 0, 10.0),
+                alone((256, 64), 200, 2.0),
+                normal((256, 64)),
+                about="one score is 160, all others are 0",
             ),
         ],
         budget=Budget(hbm_bytes=360_448, vmem_bytes=197_120, calls=1, output_stores=1, mxu_bits=16),
@@ -160,6 +198,12 @@ def puzzle_5(nb: Any) -> Question:
                 about="scores around -500",
             ),
             case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), normal((1, 1, 128, 64)), about="a single block"),
+            case(
+                *[normal((3, 3, n, 64)) for n in (48, 384, 384)],
+                bq=24,
+                bkv=192,
+                about="three heads, blocks of 24 and 192",
+            ),
         ],
         budget=nb.flash_budget(2, 3, 192, 384, 128, 64, 128),
         forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
@@ -196,6 +240,12 @@ def puzzle_6(nb: Any) -> Question:
             ),
             case(
                 normal((1, 1, 64, 64)), normal((1, 1, 64, 64)), normal((1, 1, 64, 64)), bkv=64, about="a single block"
+            ),
+            case(
+                *[normal((3, 3, n, 64)) for n in (48, 384, 384)],
+                bq=24,
+                bkv=192,
+                about="three heads, blocks of 24 and 192",
             ),
         ],
         budget=Budget(
@@ -254,6 +304,13 @@ def puzzle_7(nb: Any) -> Question:
                 about="not causal, and the last block of keys has one row too many",
             ),
             case(normal((1, 1, 64, 64)), normal((1, 1, 128, 64)), normal((1, 1, 128, 64)), about="a single block"),
+            case(
+                *[normal((3, 3, n, 64)) for n in (100, 72, 72)],
+                causal=False,
+                bq=24,
+                bkv=24,
+                about="three heads, not causal, and more queries than keys",
+            ),
         ],
         budget=Budget(hbm_bytes=1_574_464, flops=99_000_000, vmem_bytes=295_424, calls=1, output_stores=1),
         forbid=("softmax", "log_softmax", "logsumexp", "dot_product_attention"),
@@ -309,6 +366,12 @@ def puzzle_8(nb: Any) -> Question:
                 bkv=64,
                 about="do in float32, and o in bfloat16",
             ),
+            case(
+                *[normal((3, 3, n, 128)) for n in (72, 192, 192, 72)],
+                bq=24,
+                bkv=192,
+                about="blocks of 24 and 192",
+            ),
         ],
         budget=Budget(hbm_bytes=1_575_936, calls=2),
         forbid=("softmax", *GRADIENTS),
@@ -358,6 +421,13 @@ def puzzle_9(nb: Any) -> Question:
             ),
             case(*grads_case(1, 1, 64, 129, 64), causal=False, bq=32, bkv=64, about="one key in the last block"),
             case(*grads_case(1, 1, 64, 128, 64), about="a single block"),
+            case(
+                *grads_case(3, 3, 100, 192, 64),
+                causal=False,
+                bq=24,
+                bkv=192,
+                about="three heads, not causal, and no key beyond the edge",
+            ),
         ],
         budget=Budget(hbm_bytes=2_629_632, flops=93_000_000, calls=3, output_stores=1),
         forbid=("softmax", *GRADIENTS),
@@ -400,6 +470,13 @@ def puzzle_10(nb: Any) -> Question:
                 about="large blocks",
             ),
             case(*grads_case(1, 1, 64, 128, 64), about="a single block"),
+            case(
+                *grads_case(3, 3, 100, 192, 64),
+                causal=False,
+                bq=24,
+                bkv=192,
+                about="three heads, not causal, and no key beyond the edge",
+            ),
         ],
         budget=Budget(hbm_bytes=3_750_912, flops=170_000_000, calls=4, output_stores=1),
         forbid=("softmax", *GRADIENTS),
@@ -437,6 +514,14 @@ def puzzle_11(nb: Any) -> Question:
                 budget=Budget(hbm_bytes=1_943_552, flops=170_000_000, mxu_bits=16, calls=4),
             ),
             case(*grouped_case(1, 1, 1, 64, 128, 64), about="a single head and block"),
+            case(
+                *grouped_case(3, 3, 3, 48, 192, 64),
+                bq=24,
+                bkv=192,
+                budget=Budget(output_stores=1),
+                about="three heads, each a group of its own",
+            ),
+            case(*grouped_case(1, 4, 2, 64, 128, 64), budget=Budget(output_stores=1), about="one block of queries"),
         ],
         budget=Budget(hbm_bytes=6_383_616, flops=290_000_000, calls=4, output_stores=1),
         forbid=("softmax", *GRADIENTS),
@@ -482,6 +567,10 @@ def splash_case(
     """q, k and v, to be drawn."""
     q, k = (normal((B, H, n, D), dtype, scale=scale) for n in (Sq, Skv))
     return q, k, normal((B, H, Skv, D), dtype, shift=0.5)
+
+
+def two_of_three(rows: Any, columns: Any) -> Any:
+    return columns % 3 != 0
 
 
 def puzzle_12(nb: Any) -> Question:
@@ -572,6 +661,13 @@ def puzzle_12(nb: Any) -> Question:
                 mask=functools.partial(nb.window_mask, window=50, start=60),
                 about="a single block",
             ),
+            case(
+                *splash_case(3, 3, 48, 384, 64),
+                mask=two_of_three,
+                bq=24,
+                bkv=192,
+                about="three heads, and a mask of columns alone",
+            ),
         ],
         budget=Budget(hbm_bytes=1_441_792, grid_steps=24, calls=1, output_stores=1),
         forbid=("softmax",),
@@ -652,6 +748,7 @@ def puzzle_13(nb: Any) -> Question:
             ),
             case(*paged_case([50, 9], 3, H=4, Hkv=1, page=24, D=64, low=True), about="scores around -500"),
             case(*paged_case([5], 1, H=4, Hkv=1, page=16, D=64), about="a single page"),
+            case(*paged_case([200, 300], 3, H=6, Hkv=3, page=144, D=64), about="pages of 144"),
         ],
         budget=Budget(hbm_bytes=196_608, flops=740_000, grid_steps=48, calls=1, output_stores=1),
         allow=["int32", "bool"],

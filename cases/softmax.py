@@ -5,6 +5,8 @@ nb: what the notebook defines, with the reader's answers in its holes.
 
 from typing import Any
 
+import numpy as np
+
 from pallas_puzzles.course.inputs import GRADIENTS, Budget, Question, case, integers, normal, question
 
 
@@ -17,10 +19,16 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((32, 256), scale=10_000.0)),
             case(normal((32, 128), scale=2.0, shift=10_000.0)),
             case(normal((16, 200)), about="a single block, of 200 columns"),
+            case(normal((48, 384)), bm=24, about="blocks of 24 rows"),
         ],
         budget=Budget(hbm_bytes=147_456, vmem_bytes=98_304),
         forbid=("softmax", "log_softmax", "logsumexp"),
     )
+
+
+def one_high() -> np.ndarray:
+    """(24, 640), float32: 11 in the first column, 0 elsewhere. What lies far below the largest still counts."""
+    return np.where(np.arange(640) == 0, 11.0, np.zeros((24, 640))).astype(np.float32)
 
 
 def puzzle_2(nb: Any) -> Question:
@@ -32,6 +40,8 @@ def puzzle_2(nb: Any) -> Question:
             case(normal((16, 2048), scale=1e37, shift=-2e38), bn=512, about="rows whose scores all lie below -1e38"),
             case(normal((8, 65_536), scale=2.0, shift=10_000.0), bn=8192, budget=Budget(vmem_bytes=524_416)),
             case(normal((8, 128), scale=2.0), about="a single block"),
+            case(normal((48, 1152), scale=2.0), bm=24, bn=384, about="blocks of 24 x 384"),
+            case(one_high(), about="one score is 11, all others are 0"),
         ],
         budget=Budget(hbm_bytes=122_976, vmem_bytes=8_320, output_stores=1),
         forbid=("softmax", "log_softmax", "logsumexp"),
@@ -47,6 +57,8 @@ def puzzle_3(nb: Any) -> Question:
             case(normal((16, 2048), scale=1e37, shift=-2e38), bn=512, about="rows whose scores all lie below -1e38"),
             case(normal((8, 65_536), scale=2.0, shift=-10_000.0), bn=8192, budget=Budget(vmem_bytes=524_416)),
             case(normal((8, 128), scale=2.0), about="a single block"),
+            case(normal((48, 1152), scale=2.0), bm=24, bn=384, about="blocks of 24 x 384"),
+            case(one_high(), about="one score is 11, all others are 0"),
         ],
         budget=Budget(hbm_bytes=61_536, vmem_bytes=8_320, output_stores=1),
         forbid=("softmax", "log_softmax", "logsumexp"),
@@ -72,6 +84,12 @@ def puzzle_4(nb: Any) -> Question:
             ),
             case(normal((16, 1024), scale=2.0), about="eight blocks to a row"),
             case(normal((8, 128), scale=2.0), about="a single block"),
+            case(
+                normal((48, 1152), scale=2.0, shift=10_000.0),
+                bm=24,
+                bn=384,
+                about="blocks of 24 x 384, scores near 10,000",
+            ),
         ],
         budget=Budget(hbm_bytes=184_320, vmem_bytes=16_448, calls=1),
         forbid=("softmax", "log_softmax", "logsumexp"),
@@ -100,6 +118,7 @@ def puzzle_5(nb: Any) -> Question:
                 about="rows whose scores all lie below -1e38",
             ),
             case(normal((8, 128), scale=2.0), integers((8, 1), 0, 128), about="a single block"),
+            case(normal((48, 1152), scale=2.0), integers((48, 1), 0, 1152), bm=24, bn=384, about="blocks of 24 x 384"),
         ],
         budget=Budget(hbm_bytes=61_632, vmem_bytes=8_416, calls=1, output_stores=1),
         forbid=("softmax", "log_softmax", "logsumexp", "take_along_axis"),
@@ -120,6 +139,7 @@ def puzzle_6(nb: Any) -> Question:
             ),
             case(normal((32, 128), scale=30.0), normal((32, 128))),
             case(normal((16, 200)), normal((16, 200)), about="a single block, of 200 columns"),
+            case(normal((48, 384)), normal((48, 384)), bm=24, about="blocks of 24 rows"),
         ],
         budget=Budget(hbm_bytes=368_640, calls=2),
         forbid=("softmax", *GRADIENTS),
@@ -149,6 +169,7 @@ def puzzle_7(nb: Any) -> Question:
                 about="rows with a mean of 10,000",
             ),
             case(normal((16, 200), scale=10_000.0), normal((1, 200)), normal((1, 200))),
+            case(normal((48, 384)), normal((1, 384)), normal((1, 384)), bm=24, about="blocks of 24 rows"),
         ],
         budget=Budget(hbm_bytes=150_912, vmem_bytes=101_632, calls=1),
     )
@@ -178,6 +199,14 @@ def puzzle_8(nb: Any) -> Question:
                 normal((1, 256)),
                 normal((32, 256)),
                 about="rows with a mean of 1000",
+            ),
+            case(
+                normal((20, 384)),
+                normal((1, 384), scale=0.0),
+                normal((1, 384)),
+                normal((20, 384)),
+                bm=20,
+                about="a single block of 20 rows, and every gamma is 0",
             ),
         ],
         budget=Budget(hbm_bytes=377_088, calls=2),
@@ -209,6 +238,13 @@ def puzzle_9(nb: Any) -> Question:
             case(
                 normal((16, 128), "bfloat16"), normal((16, 128), "bfloat16"), normal((1, 128)), about="a single block"
             ),
+            case(
+                normal((96, 384), "bfloat16"),
+                normal((96, 384), "bfloat16"),
+                normal((1, 384)),
+                bm=48,
+                about="blocks of 48 rows",
+            ),
         ],
         budget=Budget(hbm_bytes=198_144, vmem_bytes=99_840, calls=1),
         tol=8e-3,  # about one unit in the last place of a bfloat16
@@ -235,6 +271,7 @@ def puzzle_10(nb: Any) -> Question:
             ),
             case(normal((32, 768), "bfloat16"), integers((32, 1), 700, 768), bm=32, bn=256),
             case(normal((16, 200), "bfloat16"), integers((16, 1), 0, 200), about="a single block"),
+            case(normal((96, 700), "bfloat16"), integers((96, 1), 0, 700), bm=48, bn=384, about="blocks of 48 x 384"),
         ],
         budget=Budget(hbm_bytes=64_256, vmem_bytes=16_832, output_stores=1),
         forbid=("softmax", "log_softmax", "logsumexp", "take_along_axis"),
